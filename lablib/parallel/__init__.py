@@ -79,6 +79,7 @@ Several kinds at once:
     combined_part             this rank's layers, tokens and rows of a plain GPT
     combined_optimizer        ZeRO-1 over the ranks with the same part; the norm of a gradient that lies on every axis
     combined_step             a whole step on a mesh: all of these, mixed precision and clipping
+    combined_checkpoint       saved on one mesh, loaded on another; slow to import, so not here
 """
 
 # ruff: noqa: I001  (in reading order)

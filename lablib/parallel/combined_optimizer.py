@@ -69,7 +69,8 @@ class Buffer:
     Attributes:
         owned: they.
         unit: they as a flat buffer and this rank's shard.
-        gradients: the flat buffer of their gradients; `.grad` of each is a view.
+        gradients: the flat buffer of their gradients.
+        grads: of each, its gradient: a view of that buffer.
         counts: whether this rank counts them in the norm, and saves them.
         handle: of what is under way.
     """
@@ -77,6 +78,7 @@ class Buffer:
     owned: Sequence[Owned]
     unit: FlatUnit
     gradients: Tensor
+    grads: Sequence[Tensor]
     counts: bool
     handle: Handle | None = None
 
@@ -123,10 +125,10 @@ class CombinedOptimizer:
     def _buffer(self, some: Sequence[Owned], counts: bool) -> Buffer:
         unit = FlatUnit([(one.name, one.param) for one in some], self.group, in_place=True)
         gradients = torch.zeros_like(unit.full)
-        buffer = Buffer(some, unit, gradients, counts)
-        for (one, view), grad in zip(self._views(buffer, unit.full), unit.layout.views(gradients), strict=True):
+        grads = unit.layout.views(gradients)
+        for one, view, grad in zip(some, unit.layout.views(unit.full), grads, strict=True):
             one.param.data, one.param.grad = view, grad
-        return buffer
+        return Buffer(some, unit, gradients, grads, counts)
 
     # ---- 1. begin ----
 
@@ -141,14 +143,11 @@ class CombinedOptimizer:
     def reduce(self, number: int | None, _: Any = None) -> None:
         """Start to average the gradients of a piece, or of what is tied. Communicates, and does not wait."""
         for buffer in self._of_piece.get(number, ()):
-            for one, view in self._views(buffer, buffer.gradients):
-                if (
-                    one.param.grad is not view
-                    and one.param.grad is not None
-                    and one.param.grad.data_ptr() != view.data_ptr()
-                ):
-                    view.copy_(one.param.grad)  # a sum over tied copies is a new tensor
-                one.param.grad = view
+            for one, grad in zip(buffer.owned, buffer.grads, strict=True):
+                if one.param.grad is not grad:  # a sum over tied copies is a new tensor
+                    assert one.param.grad is not None
+                    grad.copy_(one.param.grad)
+                    one.param.grad = grad
             if self.world_size == 1:
                 buffer.unit.gradient = buffer.gradients
                 continue
@@ -214,10 +213,6 @@ class CombinedOptimizer:
     def gradients(self) -> Iterator[tuple[Owned, Tensor]]:
         """The mean gradients, this rank's shard over tensor ranks alone. Communicates."""
         return self.gathered(_grad)
-
-    @staticmethod
-    def _views(buffer: Buffer, full: Tensor) -> list[tuple[Owned, Tensor]]:
-        return list(zip(buffer.owned, buffer.unit.layout.views(full), strict=True))
 
 
 def _grad(buffer: Buffer) -> Tensor:

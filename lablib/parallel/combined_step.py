@@ -180,6 +180,11 @@ class CombinedStep:
         """The parameters as one device has them, by the model's names. Communicates."""
         return self._full({owned: owned.param.detach() for b in self.sharded.buffers for owned in b.owned})
 
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor]:
+        """What the optimizer keeps for each parameter under a key ("exp_avg"), by the model's names. Communicates."""
+        state = self.sharded.optimizer.state
+        return self._full(dict(self.sharded.gathered(lambda buffer: state[buffer.unit.master][key])))
+
     def _full(self, here: dict[Owned, Tensor]) -> dict[str, Tensor]:
         own = {one.name: whole(tensor, one.owner, one.key) for one, tensor in here.items()}
         parts: list[dict[str, Tensor]] = [{} for _ in range(self.how.size(PIPELINE))]

@@ -68,7 +68,7 @@ def save_checkpoint(zero: Zero, path: str | Path, step: int) -> None:
         raise ValueError(f"a checkpoint needs a folder of its own: there is one in {path}; try {path}-{step}.")
     pieces = _pieces(zero)
     checksums: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(checksums, {key: _checksum(piece) for key, piece in pieces.items()})
+    dist.all_gather_object(checksums, {key: checksum(piece) for key, piece in pieces.items()})
     meta = _description(zero) | {
         "step": step,
         "counts": _counts(zero),
@@ -95,13 +95,13 @@ def load_checkpoint(zero: Zero, path: str | Path) -> int:
             changed, on any rank.
     """
     # ---- 1. look ----
-    saved = _agreed(lambda: _keys(path))
+    saved = agreed(lambda: sizes_of(path))
     if _META not in saved:
         raise ValueError(f"{path} holds a checkpoint that save_checkpoint did not write: it has no {_META!r}.")
-    meta: dict[str, Any] = _agreed(lambda: torch.load(io.BytesIO(_read({_META: b""}, path)[_META])))
-    _agreed(lambda: _require_same(meta, _description(zero)))
+    meta: dict[str, Any] = agreed(lambda: torch.load(io.BytesIO(read_entries({_META: b""}, path)[_META])))
+    agreed(lambda: _require_same(meta, _description(zero)))
     own = _own_state(zero, meta)
-    starts = _agreed(lambda: _starts(saved, meta, own))
+    starts = agreed(lambda: _starts(saved, meta, own))
 
     # ---- 2. read ----
     wanted = {
@@ -110,8 +110,8 @@ def load_checkpoint(zero: Zero, path: str | Path) -> int:
         for start, numel in starts[part, name]
         if start < first + piece.numel() and start + numel > first
     }
-    read = _agreed(lambda: _read(wanted, path))
-    _agreed(lambda: _require_undamaged(read, meta["checksums"], path))
+    read = agreed(lambda: read_entries(wanted, path))
+    agreed(lambda: require_undamaged(read, meta["checksums"], path))
 
     # ---- 3. take over ----
     with torch.no_grad():
@@ -215,12 +215,13 @@ def _description(zero: Zero) -> dict[str, Any]:
 # ---- reading ----
 
 
-def _keys(path: str | Path) -> dict[str, int]:
-    """The keys of a checkpoint, and how many numbers each has (0 of what is no tensor)."""
+def sizes_of(path: str | Path) -> dict[str, torch.Size]:
+    """The keys of a checkpoint, and the shape of each ([0] of what is no tensor)."""
     try:
         entries = FileSystemReader(str(path)).read_metadata().state_dict_metadata
         return {
-            key: entry.size.numel() if isinstance(entry, TensorStorageMetadata) else 0 for key, entry in entries.items()
+            key: entry.size if isinstance(entry, TensorStorageMetadata) else torch.Size([0])
+            for key, entry in entries.items()
         }
     except Exception as error:  # whatever is in that file may go wrong in any way
         raise ValueError(
@@ -229,7 +230,7 @@ def _keys(path: str | Path) -> dict[str, int]:
         ) from None
 
 
-def _read(wanted: dict[str, Any], path: str | Path) -> dict[str, Any]:
+def read_entries(wanted: dict[str, Any], path: str | Path) -> dict[str, Any]:
     """These entries, read. Communicates; where a rank cannot read its own, none can."""
     try:
         load(wanted, checkpoint_id=str(path))
@@ -239,15 +240,15 @@ def _read(wanted: dict[str, Any], path: str | Path) -> dict[str, Any]:
 
 
 def _starts(
-    saved: Mapping[str, int], meta: Mapping[str, Any], own: Mapping[tuple[str, str, int], Tensor]
+    saved: Mapping[str, torch.Size], meta: Mapping[str, Any], own: Mapping[tuple[str, str, int], Tensor]
 ) -> dict[tuple[str, str], list[tuple[int, int]]]:
     """Of every parameter that this rank has a piece of, the pieces that were saved: (start, numbers), without a gap."""
     found: dict[tuple[str, str], list[tuple[int, int]]] = {(part, name): [] for part, name, _ in own}
-    for key, numel in saved.items():
+    for key, size in saved.items():
         part, _, rest = key.partition("/")
         name, _, start = rest.rpartition("/")
         if (part, name) in found:
-            found[part, name].append((int(start), numel))
+            found[part, name].append((int(start), size.numel()))
     for (part, name), pieces in found.items():
         end = 0
         for start, numel in sorted(pieces):
@@ -282,17 +283,19 @@ def _require_same(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             )
 
 
-def _require_undamaged(read: Mapping[str, Tensor], checksums: Mapping[str, int], path: str | Path) -> None:
+def require_undamaged(read: Mapping[str, Tensor], checksums: Mapping[str, int], path: str | Path) -> None:
+    """What was read is what was saved."""
     for key, tensor in read.items():
-        if _checksum(tensor) != checksums.get(key):
+        if checksum(tensor) != checksums.get(key):
             raise ValueError(f"the checkpoint in {path} is damaged: {key} is not what was saved; use another one.")
 
 
-def _checksum(tensor: Tensor) -> int:
+def checksum(tensor: Tensor) -> int:
+    """Of a tensor's bytes."""
     return zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
 
 
-def _agreed(look: Any) -> Any:
+def agreed(look: Any) -> Any:
     """What `look` returns, or on every rank the first rank's error: no rank goes on alone. Communicates."""
     result, error = None, None
     try:
