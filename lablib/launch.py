@@ -80,7 +80,8 @@ def launch(
             virtual time, and `memory` counts the GPU's. None: all memory is the accelerator's.
         simulate: the ranks to run (on sim, with fidelity="shapes"); None: all. The others are phantoms, taken to do
             what the simulated ranks of their groups do, at the same time: so 128 replicas of a model take as long as
-            one. A collective is priced for its whole group; a message to or from a phantom is refused.
+            one. A collective is priced for its whole group. A message to or from a phantom is refused, and so is a call
+            that needs values of one (an object that it would give).
         share_gpus: let several ranks share a GPU (on nccl) where there are fewer GPUs than ranks: values are right,
             times mean nothing. Without it such a launch is refused. LABLIB_SHARE_GPUS=1 in the environment asks for it.
         like: "nccl" (on sim): refuse what NCCL lacks, with its words and a remedy: bitwise reductions, some types,

@@ -62,6 +62,11 @@ def _shards_given(sent: Sequence[float], received: Sequence[float], n: int) -> f
     return _together(sent, n)
 
 
+def _shards_of_all(sent: Sequence[float], received: Sequence[float], n: int) -> float:
+    """What all give together; with phantoms what each gets, which is the same."""
+    return float(sum(sent) if len(sent) == n else max(received))
+
+
 def _shards_wanted(sent: Sequence[float], received: Sequence[float], n: int) -> float:
     """What all get together."""
     return _together(received, n)
@@ -110,7 +115,7 @@ COLLECTIVES: Mapping[str, Collective] = MappingProxyType(
             libraries={"gloo": gloo.SEGMENTED_RING_ALL_REDUCE},
         ),
         "all_gather": Collective(
-            payload=_shards_given,
+            payload=_shards_of_all,
             # Shards of a list may differ in size (they do in NCCL); each output must fit its shard.
             calls={"all_gather": ("dtype", "output shapes"), "all_gather_into_tensor": _ALIKE},
             must_send=_once,

@@ -20,12 +20,13 @@ from lablib.engine.communication import Joined, Meeting, Message
 
 @dataclass(slots=True, eq=False)
 class AllJoined:
-    """`arrived` holds the members in group order."""
+    """`arrived` holds the simulated members in group order; `size` counts all."""
 
     meeting: Meeting
     kind: str
     root: int
     arrived: Sequence[Joined]
+    size: int
 
 
 @dataclass(slots=True, eq=False)

@@ -53,7 +53,7 @@ WHOSE_RANKS = (
     "Is `group` given to every call? `group_dst` and `group_src` take ranks of the group, `dst` and `src` those of the "
     "world."
 )
-Misfit = Callable[[Sequence[Joined]], CollectiveMismatchError | None]
+Misfit = Callable[[Mapping[int, Joined]], CollectiveMismatchError | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +82,7 @@ class Group:
         conditions: the state of the cluster.
 
     Attributes:
+        has_phantoms: whether nobody simulates some of its members.
         cargo: what whoever runs the ranks keeps with the group, for all its members.
     """
 
@@ -100,6 +101,7 @@ class Group:
         self.size = network.size
         self.global_ranks = network.ranks
         self._simulated = {place: rank for place, rank in enumerate(network.ranks) if rank in clocks}
+        self.has_phantoms = len(self._simulated) < self.size
         self._wires = wires
         self._scheduler = scheduler
         self._events = events
@@ -129,7 +131,7 @@ class Group:
             newcomer: what it brings.
             kind: the collective, as the cost model calls it.
             root: place of the root, where there is one.
-            misfit: finds what does not fit together, of what all have brought.
+            misfit: finds what does not fit together, of what all have brought, by place.
 
         Raises:
             CollectiveMismatchError: it does not fit what others brought.
@@ -146,10 +148,10 @@ class Group:
         if len(meeting.joined) == len(self._simulated):
             del self._meetings[index]
             arrived = [meeting.joined[i] for i in self._simulated]
-            if misfit and (error := misfit(arrived)):
+            if misfit and (error := misfit(dict(zip(self._simulated, arrived, strict=True)))):
                 raise error
             meeting.joined.clear()
-            self._events.emit(AllJoined(meeting, kind, root, arrived))
+            self._events.emit(AllJoined(meeting, kind, root, arrived, self.size))
             self._issue(meeting, arrived, kind, root)
         return meeting
 

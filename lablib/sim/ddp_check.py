@@ -2,7 +2,8 @@
 
 DDP asks twice: how many parameters has every rank, and are their sizes those of rank 0? torch's own answer to the first
 question makes n tensors on each of n ranks: a million tensors for 1,024 ranks of one process, most of the time of a
-small run. This one gathers the same numbers into one tensor, and sends the same bytes.
+small run. This one gathers the same numbers into one tensor, and sends the same bytes. Phantoms are taken to hold what
+the simulated ranks hold.
 """
 
 from typing import Any
@@ -25,6 +26,11 @@ def verify_params_across_processes(group: Any, params: list[Tensor], logger: Any
     if not isinstance(group, SimProcessGroup):
         verify_params(group, params, logger)
         return
+    with group.phantoms_alike():
+        _verify(group, params)
+
+
+def _verify(group: SimProcessGroup, params: list[Tensor]) -> None:
     counts = torch.empty(group.size(), dtype=torch.int64, device="cpu")
     group.all_gather_single(counts, torch.tensor([len(params)], device="cpu")).wait()
     for rank, count in enumerate(counts.tolist()):

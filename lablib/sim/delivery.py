@@ -12,7 +12,7 @@ the rules allow:
 A collective that blocks finds every member waiting, so nothing is kept and nothing is copied twice.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -41,16 +41,19 @@ def unseen_by_torch() -> Iterator[None]:
 class Tensors(NamedTuple):
     """What one member brings to a collective: what it gives, what it wants filled, and how the one becomes the other.
 
-    All members bring the same `move`.
+    All members bring the same `move`. `fills_in` says whether phantoms are taken to give what the first simulated
+    member gives; else what they give is not known, and `move` does not need it (process_group.py refuses what would).
     """
 
     sent: Sequence[Tensor]
     received: Sequence[Tensor]
     move: Move
+    fills_in: bool = False
 
 
 class Delivery:
-    """What one communication moves. Members are numbered as in its group; of a message, SENDER and RECEIVER.
+    """What one communication moves. Members are numbered as in its group, phantoms with them; of a message, SENDER and
+    RECEIVER.
 
     Attributes:
         waiting: the members that wait: their buffers may be filled at any time.
@@ -74,10 +77,8 @@ class Delivery:
             move: computes the one from the other.
             is_alike: whether every member that receives anything receives the same.
         """
-        for tensors in (*sent, *received):
-            for tensor in tensors:
-                if tensor.is_meta:
-                    return  # shapes have no values
+        if not _have_values(sent, received):
+            return
         self._loaded = sent, received, move, is_alike
         self.owed = set(range(len(received)))
 
@@ -124,14 +125,27 @@ def _load_collective(event: AllJoined) -> None:
     brought: list[Tensors] = [joined.tensors for joined in event.arrived]
     if event.meeting.cargo is None:  # a group of one
         event.meeting.cargo = Delivery()
-    event.meeting.cargo.load(
-        [each.sent for each in brought],
-        [each.received for each in brought],
-        brought[0].move,
-        is_alike=event.kind in _SAME_FOR_ALL,
-    )
+    sent, received = [each.sent for each in brought], [each.received for each in brought]
+    if len(brought) < event.size and _have_values(sent, received):
+        places = event.meeting.members
+        sent = _by_place(sent, places, event.size, sent[0] if brought[0].fills_in else ())
+        received = _by_place(received, places, event.size, ())
+    event.meeting.cargo.load(sent, received, brought[0].move, is_alike=event.kind in _SAME_FOR_ALL)
     for joined in event.arrived:
         joined.tensors = None  # what the program drops must not live on while it travels
+
+
+def _have_values(sent: PerMember, received: PerMember) -> bool:
+    """Whether there is anything to move: shapes have no values, and who receives may be a phantom."""
+    return any(received) and not any(tensor.is_meta for tensors in (*sent, *received) for tensor in tensors)
+
+
+def _by_place(of_arrived: PerMember, places: Iterable[int], size: int, of_phantom: Sequence[Tensor]) -> PerMember:
+    """What every member of a group brings, in group order, of what its simulated members do."""
+    members = [of_phantom] * size
+    for place, tensors in zip(places, of_arrived, strict=True):
+        members[place] = tensors
+    return members
 
 
 def _load_message(event: Matched) -> None:

@@ -2,7 +2,7 @@
 
 Every function gets the ranks' arguments in group order: `sent[i]` and `received[i]` are the tensors that rank i gave in
 and those to fill with what it receives: its own, or memory of the simulator's (delivery.py), which ranks may share that
-all receive the same. Real tensors move; nothing here knows of time.
+all receive the same. A phantom has none to fill. Real tensors move; nothing here knows of time.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,8 @@ def all_gather_single(sent: PerRank, received: PerRank) -> None:
     for k in range(len(sent[0])):
         everything = torch.cat([s[k].reshape(-1) for s in sent])
         for outputs in received:
-            outputs[k].copy_(everything.view(outputs[k].shape))
+            if outputs:
+                outputs[k].copy_(everything.view(outputs[k].shape))
 
 
 def gather(sent: PerRank, received: PerRank, root: int) -> None:
@@ -58,7 +59,8 @@ def gather(sent: PerRank, received: PerRank, root: int) -> None:
 
 def scatter(sent: PerRank, received: PerRank, root: int) -> None:
     """received[i][0] = sent[root][i]."""
-    _copy([r[0] for r in received], sent[root])
+    there = [place for place, outputs in enumerate(received) if outputs]
+    _copy([received[place][0] for place in there], [sent[root][place] for place in there])
 
 
 def reduce_scatter(sent: PerRank, received: PerRank, op: Op) -> None:

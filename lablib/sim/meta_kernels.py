@@ -119,19 +119,23 @@ def _made(specification: Any) -> Any:
 def _on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
     """An op on meta and real tensors: the real ones count by their shape; one that is written is returned as it is."""
     originals: dict[int, Tensor] = {}
-
-    def shape_of(value: Any) -> Any:
-        if isinstance(value, Tensor) and not value.is_meta and value.dim():
-            stand_in = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
-            originals[id(stand_in)] = value
-            return stand_in
-        if isinstance(value, (list, tuple)):
-            return type(value)(shape_of(item) for item in value)
-        return value
-
-    args = tuple(shape_of(value) for value in args)
-    out = _run(func, args, {key: shape_of(value) for key, value in kwargs.items()})
+    args = tuple(_shape_of(value, originals) for value in args)
+    out = _run(func, args, {key: _shape_of(value, originals) for key, value in kwargs.items()})
     return originals.get(id(out), out)
+
+
+def _shape_of(value: Any, originals: dict[int, Tensor]) -> Any:
+    """The same with each real tensor replaced by its shape, by whose id it is noted.
+
+    No function within a function: one that calls itself is a cycle, and would hold the tensors until it is collected.
+    """
+    if isinstance(value, Tensor) and not value.is_meta and value.dim():
+        stand_in = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
+        originals[id(stand_in)] = value
+        return stand_in
+    if isinstance(value, (list, tuple)):
+        return type(value)(_shape_of(item, originals) for item in value)
+    return value
 
 
 def _run(func: Any, args: tuple, kwargs: dict) -> Any:

@@ -4,7 +4,8 @@ torch 2.13 calls `all_gather_single` and `reduce_scatter_single` where 2.11 call
 `_reduce_scatter_base`; the class answers to both. tests/sim/test_torch_contract.py lists what torch calls.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from lablib.cost.collectives import CALLS
 from lablib.engine.communication import ANY_SOURCE, Agreement, Communication, Joined, Message
 from lablib.engine.group import Group, Misfit
 from lablib.errors import CollectiveMismatchError, DeadlockError, LaunchError, Wait
+from lablib.record.rank_text import ranks_in_words
 from lablib.sim import exchange
 from lablib.sim.delivery import RECEIVER, SENDER, Delivery, Move, PerMember, Tensors
 from lablib.sim.in_flight import Place
@@ -43,6 +45,8 @@ from lablib.units import plural
 
 _data, _num_bytes, _type = attrgetter("data"), attrgetter("nbytes"), attrgetter("dtype")
 _HIGHEST_TAG = 2**31 - 1
+_FROM_ROOT = ("broadcast", "scatter")  # what is received comes from the root; in others from every member
+_SEVERAL = ("ranks", "give", "they", "are")
 _CPU = torch.device("cpu")
 
 
@@ -78,6 +82,7 @@ class SimProcessGroup(dist.ProcessGroup):
         self.accepts: Acceptance | None = None
         self._nccl: NcclLimits | None = None
         self._note: Callable[[str], None] = _says_nothing
+        self._phantoms_are_alike = False
 
     def limit_to_nccl(self, limits: NcclLimits, is_eager: bool, note: Callable[[str], None]) -> None:
         """Refuse from now on what NCCL would refuse, here and on all other members that are limited.
@@ -297,9 +302,9 @@ class SimProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single  # pyright: ignore[reportAssignmentType]
 
     def _all_to_all(self, name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> SimWork:
-        def misfit(joined: Sequence[Joined]) -> CollectiveMismatchError | None:
-            for i, receiver in enumerate(joined):
-                for r, sender in enumerate(joined):
+        def misfit(joined: Mapping[int, Joined]) -> CollectiveMismatchError | None:
+            for i, receiver in joined.items():
+                for r, sender in joined.items():
                     given, wanted = sender.tensors.sent[i].numel(), receiver.tensors.received[r].numel()
                     if given != wanted:
                         return _misfit(
@@ -428,9 +433,11 @@ class SimProcessGroup(dist.ProcessGroup):
             source,
             handling(),
             _dtype(raw_sent or raw_received),
-            Tensors(raw_sent, raw_received, move),
+            Tensors(raw_sent, raw_received, move, self._phantoms_are_alike),
             uneven,
         )
+        if self._group.has_phantoms and not self._phantoms_are_alike:
+            self._knows_values(name, root, raw_received)
         try:
             if self._nccl and all(map(self._nccl.is_own, (*sent, *received))):
                 self._note_if(self._group.cargo.collective(rank.rank, name, str(source)))
@@ -517,6 +524,30 @@ class SimProcessGroup(dist.ProcessGroup):
                     f"simulate="
                 )
             )
+
+    def _knows_values(self, name: str, root: int, received: Sequence[Tensor]) -> None:
+        """What phantoms give has shapes and no values: it must not be asked for."""
+        if not any(tensor.numel() and not tensor.is_meta for tensor in received):
+            return
+        givers = [root] if CALLS[name][0] in _FROM_ROOT else range(self.size())
+        if unknown := sorted(self._global(place) for place in givers if self._group.is_phantom(place)):
+            who, gives, they, are = ("rank", "gives", "it", "is") if len(unknown) == 1 else _SEVERAL
+            self._turns.fail(
+                LaunchError(
+                    f"rank {self._rank_state.rank} needs the values that {who} {ranks_in_words(unknown)} {gives} in "
+                    f"{name} of group {self._group.label}, and {they} {are} not simulated ({program_line()}): of what "
+                    f"is not simulated only shapes are known; add {who} {ranks_in_words(unknown)} to simulate="
+                )
+            )
+
+    @contextmanager
+    def phantoms_alike(self) -> Iterator[None]:
+        """Within this, phantoms are taken to give the values that simulated members give, to ask if all are alike."""
+        self._phantoms_are_alike = True
+        try:
+            yield
+        finally:
+            self._phantoms_are_alike = False
 
     def _count(self, name: str, tensors: Sequence[Tensor | list[Tensor]]) -> None:
         if len(tensors) != self.size():
@@ -610,12 +641,15 @@ def _misfit(headline: str, *calls: Joined) -> CollectiveMismatchError:
 
 
 def _parts_misfit(
-    name: str, joined: Sequence[Joined], root: int, root_verb: str, verb: str
+    name: str, joined: Mapping[int, Joined], root: int, root_verb: str, verb: str
 ) -> CollectiveMismatchError | None:
     """Whether the root's part for some rank is not what that rank gives or expects."""
+    if root not in joined:  # a phantom
+        return None
     root_sends = verb == "receives"
     parts = joined[root].tensors.sent if root_sends else joined[root].tensors.received
-    for other, part in zip(joined, parts, strict=True):
+    for place, other in joined.items():
+        part = parts[place]
         given = (other.tensors.received if root_sends else other.tensors.sent)[0]
         if part.shape != given.shape or part.dtype != given.dtype:
             return _misfit(

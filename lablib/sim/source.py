@@ -20,13 +20,16 @@ from lablib.whose_code import MADE_UP, TEXT
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_DEPRECATION = os.path.join(  # stands around torch's deprecated functions
+    os.path.dirname(os.path.dirname(_TORCH)), "typing_extensions.py"
+)
 _COMMUNICATION = (
     _LABLIB + "sim",
     torch_file("distributed", "distributed_c10d.py"),
     torch_file("distributed", "c10d_logger.py"),
     torch_file("overrides.py"),  # through these a call passes under a mode: shapes.py, a default device
     torch_file("utils", "_device.py"),
-    os.path.join(os.path.dirname(os.path.dirname(_TORCH)), "typing_extensions.py"),  # around deprecated functions
+    _DEPRECATION,
 )
 _BOTTOM = _LABLIB + os.path.join("sim", "simulation.py")
 _MACHINERY = (_LABLIB + "sim", _LABLIB + "launch")  # what runs the program
@@ -74,7 +77,7 @@ def code_of(filename: str) -> Code:
             return Code.BOTTOM
         return Code.OTHER if filename.startswith(_MACHINERY) else Code.LIBRARY
     is_python = filename.startswith(_STDLIB) and not filename.startswith(_SITE_PACKAGES)
-    is_other = is_python or filename.startswith((_TORCH, *MADE_UP, TEXT))
+    is_other = is_python or filename.startswith((_TORCH, _DEPRECATION, *MADE_UP, TEXT))
     return Code.OTHER if is_other else Code.PROGRAM
 
 
