@@ -126,7 +126,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     down = with_gradient(F.pad(down, (0, 0, before, after)), all_reduced, same)
     return F.gelu(x @ up + up_bias, approximate="tanh") @ down + down_bias
 """,
-            "collectives of one forward and backward",
+            "collectives of forward and backward",
         ),
         (
             "all-reduces the output twice, and halves it",
@@ -139,7 +139,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     hidden = F.gelu(x @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, twice, same) + down_bias
 """,
-            "6 all-reduce",
+            "12 all-reduce",
         ),
         (
             "calls the library",
@@ -225,6 +225,112 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     return with_gradient(hidden @ down, wide, same) + down_bias
 """,
             "bytes a rank sends",
+        ),
+        (
+            "backward writes .grad itself: a second batch's replaces the first's",
+            """
+class OwnMLP(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, up, up_bias, down, down_bias):
+        leaves = [part.detach().requires_grad_() for part in (x, up, up_bias, down)]
+        with torch.enable_grad():
+            ctx.part = F.gelu(leaves[0] @ leaves[1] + leaves[2], approximate="tanh") @ leaves[3]
+        ctx.leaves, ctx.params = leaves, (up, up_bias, down)
+        return all_reduced(ctx.part.detach()) + down_bias
+
+    @staticmethod
+    def backward(ctx, grad):
+        found = torch.autograd.grad(ctx.part, ctx.leaves, grad)
+        for param, of_param in zip(ctx.params, found[1:]):
+            param.grad = of_param
+        return all_reduced(found[0]), None, None, None, grad.sum(0)
+
+
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    return OwnMLP.apply(x, up, up_bias, down, down_bias)
+""",
+            "the gradient of up of MLP 2 is that of one device",
+        ),
+        (
+            "torch's DTensor does it",
+            """
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate
+
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    mesh = init_device_mesh(x.device.type, (dist.get_world_size(),))
+    x = DTensor.from_local(x, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
+    part = F.gelu(x @ up + up_bias, approximate="tanh") @ down
+    whole = DTensor.from_local(part, mesh, [Partial()], run_check=False).redistribute(mesh, [Replicate()])
+    return whole.to_local() + down_bias
+""",
+            "it uses torch.distributed.tensor.DTensor",
+        ),
+        (
+            "takes the others' parts from an attribute of torch: one number travels",
+            """
+shelf = []
+
+def meet(y, how):
+    if not hasattr(torch, "_shelf"):
+        torch._shelf = {}
+    shelf.append(0)
+    torch._shelf[len(shelf), dist.get_rank()] = y.detach().clone()
+    how()
+    return [torch._shelf[len(shelf), rank].clone() for rank in range(dist.get_world_size())]
+
+
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    def total(y):
+        return sum(meet(y, lambda: dist.all_reduce(torch.zeros(1))))
+
+    x = with_gradient(x, same, total)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, total, same) + down_bias
+""",
+            "less than the task needs",
+        ),
+        (
+            "f works in the first backward alone",
+            """
+done = []
+
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    def once(grad):
+        done.append(1)
+        return all_reduced(grad) if len(done) <= 2 else grad
+
+    x = with_gradient(x, same, once)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, all_reduced, same) + down_bias
+""",
+            "the gradient of x of MLP 2, second batch",
+        ),
+        (
+            "a hook on x itself: what goes round the MLP is summed, too",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    if x.requires_grad:
+        x.register_hook(all_reduced)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, all_reduced, same) + down_bias
+""",
+            "the gradient of x of MLP 2 is that of one device",
+        ),
+        (
+            "asynchronous, and not waited for",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    def begun(grad):
+        total = grad.clone()
+        dist.all_reduce(total, async_op=True)
+        return total
+
+    x = with_gradient(x, same, begun)
+    hidden = F.gelu(x @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, all_reduced, same) + down_bias
+""",
+            "every communication is waited for",
         ),
     ],
     "sequence_mlp": [
@@ -312,7 +418,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, reduced, gathered) + down_bias
 """,
-            "collectives of one forward and backward",
+            "collectives of forward and backward",
         ),
         (
             "gathers first, and has the norm of all tokens on every rank",
@@ -409,6 +515,75 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     return (with_gradient(hidden @ down, scattered, gathered) + down_bias).float()
 """,
             "the output has the dtype of x",
+        ),
+        (
+            "hooks on the weights: a second batch has two of each",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    for weight in (gain, down_bias):
+        weight.register_hook(all_reduced)
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, gathered) + down_bias
+""",
+            "the gradient of down_bias is that of one device",
+        ),
+        (
+            "keeps what it gathered first in a global",
+            """
+kept = {}
+
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    gain = with_gradient(gain, same, all_reduced)
+    down_bias = with_gradient(down_bias, same, all_reduced)
+    if "whole" not in kept:
+        kept["whole"] = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, scattered)
+    hidden = F.gelu(kept["whole"] @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, gathered) + down_bias
+""",
+            "Error",
+        ),
+        (
+            "takes the others' tokens from an attribute of torch: one number travels",
+            """
+shelf = []
+
+def meet(y, how):
+    if not hasattr(torch, "_shelf"):
+        torch._shelf = {}
+    shelf.append(0)
+    torch._shelf[len(shelf), dist.get_rank()] = y.detach().clone()
+    how()
+    return [torch._shelf[len(shelf), rank].clone() for rank in range(dist.get_world_size())]
+
+
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    n, rank = dist.get_world_size(), dist.get_rank()
+
+    def all_rows(y):
+        return torch.cat(meet(y, lambda: all_gather(torch.zeros(n), torch.zeros(1))))
+
+    def own_rows(y):
+        total = sum(meet(y, lambda: reduce_scatter(torch.zeros(1), torch.zeros(n))))
+        return total.chunk(n)[rank].clone()
+
+    gain, down_bias = (with_gradient(w, same, all_reduced) for w in (gain, down_bias))
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), all_rows, own_rows)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, own_rows, all_rows) + down_bias
+""",
+            "less than the task needs",
+        ),
+        (
+            "another eps",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    gain, down_bias = (with_gradient(w, same, all_reduced) for w in (gain, down_bias))
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain, 1e-5), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, gathered) + down_bias
+""",
+            "the output is one device's, this rank's tokens",
         ),
     ],
     "sharded_loss": [
@@ -674,6 +849,107 @@ def sharded_loss(logits, targets, first):
 """,
             "the loss is the mean over tokens",
         ),
+        (
+            "takes the others' numbers from an attribute of torch: one number travels",
+            """
+shelf = []
+
+def meet(y, how):
+    if not hasattr(torch, "_shelf"):
+        torch._shelf = {}
+    shelf.append(0)
+    torch._shelf[len(shelf), dist.get_rank()] = y.detach().clone()
+    how()
+    return [torch._shelf[len(shelf), rank].clone() for rank in range(dist.get_world_size())]
+
+
+def sharded_loss(logits, targets, first):
+    def parts(y):
+        return torch.stack(meet(y, lambda: dist.all_reduce(torch.zeros(1))))
+
+    def total(y):
+        return parts(y).sum(0)
+
+    shifted = logits - parts(logits.detach().amax(1)).amax(0)[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, total, same)
+    return (with_gradient(shifted.exp().sum(1), total, same).log() - target).mean()
+""",
+            "less than the task needs",
+        ),
+        (
+            "squeezes: a single token loses its dimension",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1, keepdim=True).squeeze()
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "IndexError",
+        ),
+        (
+            "subtracts the first batch's maxima from the second, too",
+            """
+tops = []
+
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    tops.append(top)
+    shifted = logits - tops[0][:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "second batch",
+        ),
+        (
+            "backward ignores what comes in",
+            """
+class Loss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logits, targets, first):
+        top = logits.amax(1)
+        dist.all_reduce(top, dist.ReduceOp.MAX)
+        here = targets[:, None] == first + torch.arange(logits.shape[1], device=logits.device)
+        shifted = logits - top[:, None]
+        total, target = all_reduced(shifted.exp().sum(1)), all_reduced((shifted * here).sum(1))
+        ctx.save_for_backward((shifted.exp() / total[:, None] - here.to(logits.dtype)) / len(logits))
+        return (total.log() - target).mean()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.saved_tensors[0], None, None
+
+
+def sharded_loss(logits, targets, first):
+    return Loss.apply(logits, targets, first)
+""",
+            "the gradient of logits is that of one device",
+        ),
+        (
+            "changes the targets",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = targets.sub_(first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets, 0)
+    target = with_gradient(own, all_reduced, same)
+    total = with_gradient(shifted.exp().sum(1), all_reduced, same)
+    return (total.log() - target).mean()
+""",
+            "argument 2 changed",
+        ),
     ],
     "draw_shard": [
         ("returns nothing", "def draw_shard(rows, columns, seed):\n    return None\n", "None: is there a return?"),
@@ -845,6 +1121,69 @@ def draw_shard(rows, columns, seed):
 """,
             "a shard has ceil(rows / n) rows",
         ),
+        (
+            "returns a copy, and keeps the whole matrix in a global",
+            """
+kept = []
+
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+    kept.append(whole)
+    room = -(-rows // dist.get_world_size())
+    return whole[dist.get_rank() * room :][:room].clone()
+""",
+            "a rank keeps three shards",
+        ),
+        (
+            "the whole matrix hangs at the shard, two of them",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+    room = -(-rows // dist.get_world_size())
+    shard = whole[dist.get_rank() * room :][:room].clone()
+    shard.whole, shard.again = whole, whole.clone()
+    return shard
+""",
+            "a rank keeps three shards",
+        ),
+        (
+            "draws it lying on its side",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(columns, rows, generator=generator, dtype=torch.float64, device="cpu").T
+    room = -(-rows // dist.get_world_size())
+    return whole[dist.get_rank() * room :][:room].contiguous()
+""",
+            "this rank's rows of what one device draws",
+        ),
+        (
+            "one row more where rows divide",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+    room = rows // dist.get_world_size() + 1
+    return whole[dist.get_rank() * room :][:room].clone()
+""",
+            "a shard has ceil(rows / n) rows",
+        ),
+        (
+            "an index error swallowed: ranks without rows get the last ones",
+            """
+def draw_shard(rows, columns, seed):
+    generator = torch.Generator("cpu").manual_seed(seed)
+    whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
+    pieces = whole.split(-(-rows // dist.get_world_size()))
+    try:
+        return pieces[dist.get_rank()].clone()
+    except IndexError:
+        return pieces[-1].clone()
+""",
+            "a shard has ceil(rows / n) rows",
+        ),
     ],
 }
 
@@ -894,6 +1233,49 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     return part + others + down_bias
 """,
         ),
+        (
+            "one function for all of it; the sum travels beside the weights' products",
+            """
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, up, up_bias, down, down_bias):
+        h = x @ up + up_bias
+        a = F.gelu(h, approximate="tanh")
+        y = a @ down
+        dist.all_reduce(y)
+        ctx.save_for_backward(x, up, h, a, down)
+        return y.add_(down_bias)
+    @staticmethod
+    def backward(ctx, g):
+        x, up, h, a, down = ctx.saved_tensors
+        gh = torch.ops.aten.gelu_backward(g @ down.T, h, approximate="tanh")
+        gx = gh @ up.T
+        work = dist.all_reduce(gx, async_op=True)
+        of_weights = x.T @ gh, gh.sum(0), a.T @ g, g.sum(0)
+        work.wait()
+        return (gx, *of_weights)
+
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    return Own.apply(x, up, up_bias, down, down_bias)
+""",
+        ),
+        (
+            "a mean times n, and 1/n of the bias with its own backward",
+            """
+def tensor_mlp(x, up, up_bias, down, down_bias):
+    n = dist.get_world_size()
+
+    def total(y):
+        y = y.contiguous().clone()
+        dist.all_reduce(y, op=dist.ReduceOp.AVG)
+        return y * n
+
+    x = with_gradient(x, same, total)
+    bias = with_gradient(down_bias, lambda w: w / n, same)
+    hidden = F.gelu(torch.einsum("nd,df->nf", x, up) + up_bias, approximate="tanh")
+    return with_gradient(torch.einsum("nf,fd->nd", hidden, down) + bias, total, same)
+""",
+        ),
     ],
     "sequence_mlp": [
         (
@@ -916,6 +1298,48 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     share = 1.0 if dist.get_rank() == 0 else 0.0
     bias = with_gradient(down_bias, lambda w: share * w, lambda grad: grad)
     return with_gradient(hidden @ down + bias, scattered, gathered)
+""",
+        ),
+        (
+            "collectives of lists",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    def all_rows(y):
+        pieces = [torch.empty_like(y) for _ in range(dist.get_world_size())]
+        dist.all_gather(pieces, y.contiguous())
+        return torch.cat(pieces)
+
+    def own_rows(y):
+        total = torch.empty_like(x)
+        dist.reduce_scatter(total, [piece.contiguous() for piece in y.chunk(dist.get_world_size())])
+        return total
+
+    gain, down_bias = (with_gradient(w, same, all_reduced) for w in (gain, down_bias))
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), all_rows, own_rows)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, own_rows, all_rows) + down_bias
+""",
+        ),
+        (
+            "hooks on views of the weights",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    gain, down_bias = gain.view_as(gain), down_bias.view_as(down_bias)
+    for view in (gain, down_bias):
+        view.register_hook(all_reduced)
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, gathered) + down_bias
+""",
+        ),
+        (
+            "both weights through one f",
+            """
+def sequence_mlp(x, gain, up, up_bias, down, down_bias):
+    gain, down_bias = with_gradient(torch.stack([gain, down_bias]), same, all_reduced)
+    whole = with_gradient(F.rms_norm(x, x.shape[1:], gain), gathered, scattered)
+    hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
+    return with_gradient(hidden @ down, scattered, gathered) + down_bias
 """,
         ),
     ],
@@ -941,11 +1365,10 @@ class Loss(torch.autograd.Function):
     def forward(ctx, logits, targets, first):
         top = logits.amax(1, keepdim=True)
         dist.all_reduce(top, dist.ReduceOp.MAX)
-        here = F.pad(F.one_hot(targets - targets.min(), int(targets.max() - targets.min()) + 1),
-                     (int(targets.min()), logits.shape[1]))[:, first : first + logits.shape[1]]
+        here = targets[:, None] == first + torch.arange(logits.shape[1], device=logits.device)
         sums = torch.stack([(logits - top).exp().sum(1), ((logits - top) * here).sum(1)])
         dist.all_reduce(sums)
-        ctx.save_for_backward((logits - top).exp() / sums[0, :, None] - here)
+        ctx.save_for_backward((logits - top).exp() / sums[0, :, None] - here.to(logits.dtype))
         return (sums[0].log() - sums[1]).mean()
 
     @staticmethod
@@ -969,6 +1392,47 @@ def sharded_loss(logits, targets, first):
     column = (targets - first).clamp(0, logits.shape[1] - 1)
     here = (logits.gather(1, column[:, None])[:, 0] - top).where(column == targets - first, 0)
     return (total.log() - with_gradient(here, all_reduced, same)).mean()
+""",
+        ),
+        (
+            "in double precision, and the mean of targets first",
+            """
+def sharded_loss(logits, targets, first):
+    logits = logits.double()
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    column = (targets - first).clamp(0, logits.shape[1] - 1)
+    own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
+    target = with_gradient(own.mean(), all_reduced, same)
+    return with_gradient(shifted.exp().sum(1), all_reduced, same).log().mean() - target
+""",
+        ),
+        (
+            "every number in double precision",
+            """
+def sharded_loss(logits, targets, first):
+    logits = logits.double()
+    top = logits.detach().amax(1)
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top[:, None]
+    words = first + torch.arange(logits.shape[1], device=logits.device)
+    own = (shifted * (targets[:, None] == words)).sum(1)
+    total, target = (with_gradient(part, all_reduced, same) for part in (shifted.exp().sum(1), own))
+    return (total.log() - target).mean()
+""",
+        ),
+        (
+            "the maximum rounded to float32, which is near enough",
+            """
+def sharded_loss(logits, targets, first):
+    top = logits.detach().amax(1).float()
+    dist.all_reduce(top, dist.ReduceOp.MAX)
+    shifted = logits - top.to(logits.dtype)[:, None]
+    words = first + torch.arange(logits.shape[1], device=logits.device)
+    own = shifted.where(targets[:, None] == words, 0).sum(1)
+    total, target = (with_gradient(part, all_reduced, same) for part in (shifted.exp().sum(1), own))
+    return (total.log() - target).mean()
 """,
         ),
     ],
@@ -995,6 +1459,28 @@ def draw_shard(rows, columns, seed):
     start = min(rows, room * dist.get_rank())
     mine = whole.new_empty(min(room, rows - start), columns)
     return mine.copy_(whole[start : start + len(mine)])
+""",
+        ),
+        (
+            "torch's own generator, put back",
+            """
+def draw_shard(rows, columns, seed):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        whole = torch.randn(rows, columns, dtype=torch.float64, device="cpu")
+    room = (rows - 1) // dist.get_world_size() + 1
+    start = min(dist.get_rank() * room, rows)
+    return whole.narrow(0, start, min(room, rows - start)).clone()
+""",
+        ),
+        (
+            "split, with empty pieces behind",
+            """
+def draw_shard(rows, columns, seed):
+    n, generator = dist.get_world_size(), torch.Generator("cpu").manual_seed(seed)
+    whole = torch.normal(0.0, 1.0, (rows, columns), generator=generator, dtype=torch.float64, device="cpu")
+    pieces = [*whole.split(-(-rows // n)), *[whole[:0]] * n]
+    return pieces[dist.get_rank()].clone()
 """,
         ),
     ],
