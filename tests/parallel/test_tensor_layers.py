@@ -174,6 +174,27 @@ def test_columns_then_rows_and_gathered_columns_are_the_linear_layers_of_one_dev
         torch.testing.assert_close(gathered, naive, **EXACT)
 
 
+@given(n=ranks, width=sizes, units=sizes, multiple=st.integers(1, 3))
+@settings(max_examples=6)
+def test_a_column_layer_that_gathers_is_the_linear_layer_of_one_device(n: int, width: int, units: int, multiple: int):
+    """Outputs that stay together, and more ranks than such groups."""
+    torch.manual_seed(0)
+    whole, x = nn.Linear(width, units * multiple, dtype=torch.float64), drawn(BATCH, 3, width)
+
+    def program() -> tuple[Tensor, Tensor | None, dict[str, Tensor]]:
+        mine, layer = x.clone().requires_grad_(), ColumnLinear(whole, gathers=True, multiple_of=multiple)
+        y = layer(mine)
+        loss_of(y).backward()
+        return y.detach(), mine.grad, full_gradients(nn.ModuleList([layer]))
+
+    mine = x.clone().requires_grad_()
+    y = whole(mine)
+    loss_of(y).backward()
+    expected = {f"0.{name}": param.grad for name, param in whole.named_parameters()}
+    for found in launch(program, ranks=n).values:
+        torch.testing.assert_close(found, (y.detach(), mine.grad, expected), **EXACT)
+
+
 # ---- MLP ----
 
 
@@ -261,13 +282,14 @@ def test_attention_has_the_gradients_of_one_device_with_fewer_key_value_heads_th
     kv_heads = data.draw(st.sampled_from([g for g in (1, 2, 3, 4, 5, 2 * n) if g % n == 0 or n % g == 0]))
     heads = max(n, kv_heads) * data.draw(st.integers(1, 2))
     x, whole = drawn(BATCH, 2 * n, width, seed=20), whole_attention(width, heads, kv_heads, d_head)
+    overlaps = data.draw(st.booleans())
 
     def program() -> list[Tensor]:
         inputs = leaves(x, *whole)
         shard = shard_attention(AttentionShard(*inputs[1:]), heads, kv_heads)
         shared = shared_key_value_group(kv_heads)
         mine = own_tokens(inputs[0], 1) if region is SEQUENCE else inputs[0]
-        y = tensor_attention(mine, shard, d_head, None, region, shared)
+        y = tensor_attention(mine, shard, d_head, None, region, shared, overlaps=overlaps)
         loss_of(gather_from_ranks(y, 1, 2 * n) if region is SEQUENCE else y).backward()
         grads = [tensor.grad for tensor in inputs]
         assert all(grad is not None for grad in grads)
