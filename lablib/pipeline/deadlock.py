@@ -3,8 +3,8 @@
 A plan is played through: a rank goes on while what its next step needs is there, and waits otherwise. If in the end
 nobody can go on and not all is done, some ranks wait for each other in a circle, and the circle is the explanation:
 
-    rank 0 waits at step 2, 0SEND_F1, for rank 1 to receive (1RECV_F1, its step 4);
-    rank 1 waits at step 3, 1SEND_B0, for rank 0 to receive (0RECV_B0, its step 3).
+    rank 0 waits at step 3, 0SEND_F1, for rank 1 to receive (1RECV_F1, its step 5);
+    rank 1 waits at step 4, 1SEND_B0, for rank 0 to receive (0RECV_B0, its step 4).
 
 An action needs the action before it in its micro-batch's way through the pieces. Where messages are steps of their own
 (messages.py), what comes from another rank is waited for in its receive; a receive waits until the other end has
@@ -26,7 +26,10 @@ Event = Computed | PipelineMessage  # something is computed, or one end of a mes
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Rank `rank` stands at its step `index`, which is `step`; `reason` says what for, of rank `on_rank`."""
+    """Rank `rank` stands at its step `index`, which is `step`; `reason` says what for, of rank `on_rank`.
+
+    `index` counts from 0; in words the first step of a rank is its step 1.
+    """
 
     rank: int
     index: int
@@ -35,7 +38,7 @@ class Wait:
     on_rank: int | None
 
     def __str__(self) -> str:
-        return f"rank {self.rank} waits at step {self.index}, {self.step}, {self.reason}"
+        return f"rank {self.rank} waits at step {self.index + 1}, {self.step}, {self.reason}"
 
 
 def find_deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool = True) -> tuple[Wait, ...]:
@@ -154,16 +157,16 @@ def _play(rows: Sequence[Sequence[Step]], needs: _Needs) -> list[int]:
 
 
 def _wait(rank: int, at: int, step: Step, missing: Event, where: tuple[int, int] | None) -> Wait:
-    on_rank, index = where or (None, None)
+    on_rank, index = where or (None, -1)
     if isinstance(missing, PipelineMessage):
         verb = "send" if missing.is_send else "receive"
-        reason = f"for rank {on_rank} to {verb} ({missing}, its step {index})" if where else f"for {missing}"
+        reason = f"for rank {on_rank} to {verb} ({missing}, its step {index + 1})" if where else f"for {missing}"
     else:
         stage, kind, microbatch = missing
         whose = "its own" if on_rank == rank else f"rank {on_rank}'s"
         what = "activation" if kind is Kind.F else "gradient"
         reason = f"for the {what} of micro-batch {microbatch} from piece {stage}"
-        reason += f", {whose} step {index}" if where else ""
+        reason += f", {whose} step {index + 1}" if where else ""
     if where is None:
         reason += ", which nobody ever does"
     return Wait(rank, at, str(step), reason, on_rank)

@@ -32,7 +32,7 @@ class Finding:
     Attributes:
         rule: which.
         rank: where; None where it is about no rank.
-        index: the step of that rank at which it shows; None where something is missing.
+        index: the step of that rank at which it shows, from 0 (in words, from 1); None where something is missing.
         action: that step, or what is missing, as text: "1F0".
         text: what is wrong, in words.
     """
@@ -57,9 +57,9 @@ def once(plan: Plan) -> Iterator[Finding]:
             if not 0 <= action.microbatch < plan.num_microbatches:
                 text = f"there is no micro-batch {action.microbatch}: the plan has {plan.num_microbatches}"
             elif count[action] > 1:
-                text = f"{action} is done {count[action]} times: step {index} of rank {rank} does it again"
+                text = f"{action} is done {count[action]} times: step {index + 1} of rank {rank} does it again"
             elif action.kind is not Kind.F and _is_done_otherwise(action, count):
-                text = f"{action}, step {index} of rank {rank}, repeats a backward: it is B, or I and W, never both"
+                text = f"{action}, step {index + 1} of rank {rank}, repeats a backward: it is B, or I and W, never both"
             if text:
                 yield Finding(Rule.ONCE, rank, index, str(action), text)
     for stage, rank in enumerate(plan.rank_of):
@@ -101,10 +101,10 @@ def places(plan: Plan) -> Iterator[Finding]:
         for index, action in enumerate(actions):
             text = None
             if not 0 <= action.stage < plan.num_pieces:
-                text = f"step {index} of rank {rank}, {action}, is at no piece: the model has {plan.num_pieces}"
+                text = f"step {index + 1} of rank {rank}, {action}, is at no piece: the model has {plan.num_pieces}"
             elif plan.rank_of[action.stage] != rank:
                 holder = plan.rank_of[action.stage]
-                text = f"step {index} of rank {rank} is {action}: piece {action.stage} is on rank {holder}"
+                text = f"step {index + 1} of rank {rank} is {action}: piece {action.stage} is on rank {holder}"
             if text:
                 yield Finding(Rule.PLACE, rank, index, str(action), text)
 
@@ -118,7 +118,7 @@ def order(plan: Plan) -> Iterator[Finding]:
                 continue
             before = Action(action.stage, Kind.I if action.kind is Kind.W else Kind.F, action.microbatch)
             if at.get(before, index) > index:
-                text = f"{action}, step {index} of rank {rank}, stands before {before}, its step {at[before]}"
+                text = f"{action}, step {index + 1} of rank {rank}, stands before {before}, its step {at[before] + 1}"
                 yield Finding(Rule.ORDER, rank, index, str(action), text)
 
 
@@ -157,7 +157,7 @@ def _ends(plan: CommunicationPlan) -> Iterator[Finding]:
             text = f"has no other end: rank {rank_of[other.stage]} never does {other}"
         seen.add(message)
         if text:
-            text = f"{message}, step {index} of rank {rank}, {text}"
+            text = f"{message}, step {index + 1} of rank {rank}, {text}"
             yield Finding(Rule.MESSAGES, rank, index, str(message), text)
 
 
@@ -174,8 +174,8 @@ def _links(plan: CommunicationPlan) -> Iterator[Finding]:
         for message, (index, receive) in zip(messages_sent, received[link], strict=True):
             if receive.other_end != message:
                 text = (
-                    f"{receive}, step {index} of rank {link[1]}, receives in another order than rank {link[0]} sends: "
-                    f"{message} comes first"
+                    f"{receive}, step {index + 1} of rank {link[1]}, receives in another order than rank {link[0]} "
+                    f"sends: {message} comes first"
                 )
                 yield Finding(Rule.MESSAGES, link[1], index, str(receive), text)
                 break  # from here on everything on this link is out of order
@@ -189,7 +189,7 @@ def _places_of_messages(plan: CommunicationPlan) -> Iterator[Finding]:
             if isinstance(step, Action):
                 receive = receives(step, plan.plan)
                 if receive and receive not in there:
-                    text = f"{step}, step {index} of rank {rank}, needs {receive}, which does not stand before it"
+                    text = f"{step}, step {index + 1} of rank {rank}, needs {receive}, which does not stand before it"
                     yield Finding(Rule.MESSAGES, rank, index, str(step), text)
                 there.add(given(step))
                 continue
@@ -197,7 +197,7 @@ def _places_of_messages(plan: CommunicationPlan) -> Iterator[Finding]:
             for message in step.messages:
                 made = (message.stage, Kind.F if message.carries == "activation" else Kind.I, message.microbatch)
                 if message.is_send and made not in there:
-                    text = f"{message}, step {index} of rank {rank}, sends what is not computed before it"
+                    text = f"{message}, step {index + 1} of rank {rank}, sends what is not computed before it"
                     yield Finding(Rule.MESSAGES, rank, index, str(message), text)
 
 
@@ -213,7 +213,8 @@ def memory(plan: Plan, limits: Sequence[int]) -> Iterator[Finding]:
     for rank, (actions, limit) in enumerate(zip(plan.actions, limits, strict=True)):
         for index, held in enumerate(held_after(actions)):
             if held > limit:
-                text = f"rank {rank} holds {held} activations after step {index}, {actions[index]}: it may hold {limit}"
+                after = f"after step {index + 1}, {actions[index]}"
+                text = f"rank {rank} holds {held} activations {after}: it may hold {limit}"
                 yield Finding(Rule.MEMORY, rank, index, str(actions[index]), text)
                 break
 

@@ -127,8 +127,8 @@ def test_1f1b_with_blocking_sends_hangs_and_the_circle_is_explained():
     assert (finding.rule, finding.rank, finding.index, finding.action) == (5, 0, 3, "0SEND_F1")
     assert finding.text == (
         "nobody can go on: "
-        "rank 0 waits at step 3, 0SEND_F1, for rank 1 to receive (1RECV_F1, its step 4); "
-        "rank 1 waits at step 3, 1SEND_B0, for rank 0 to receive (0RECV_B0, its step 4)"
+        "rank 0 waits at step 4, 0SEND_F1, for rank 1 to receive (1RECV_F1, its step 5); "
+        "rank 1 waits at step 4, 1SEND_B0, for rank 0 to receive (0RECV_B0, its step 5)"
     )
     with pytest.raises(ValueError, match="1f1b: R5: nobody can go on"):
         check(plan)
@@ -157,13 +157,13 @@ def test_at_the_bottom_of_a_v_nothing_is_sent():
 def test_with_messages_too_a_rank_can_wait_for_itself():
     plan = CommunicationPlan.parse("turned", ["1F0 0F0 1B0 0B0"], rank_of=(0, 0))
     (finding,) = validate(plan).findings
-    assert finding.rule == 5 and finding.text.endswith("from piece 0, its own step 1")
+    assert finding.rule == 5 and finding.text.endswith("from piece 0, its own step 2")
 
 
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"], "R5: nobody can go on: rank 0 waits at step 1, 0B0"),
+        (["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"], "R5: nobody can go on: rank 0 waits at step 2, 0B0"),
         (["0F0 0B0 0B1", "1F0 1B0 1F1 1B1"], "R1: 0F1 is missing"),
     ],
 )

@@ -120,15 +120,15 @@ def test_a_deadlock_names_who_waits_for_whom():
     plan = Plan.parse("mine", ["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"])
     with pytest.raises(ValueError, match="'mine' cannot be carried out") as error:
         replay(plan)
-    first = "rank 0 waits at step 1, 0B0, for the gradient of micro-batch 0 from piece 1, rank 1's step 2"
-    second = "rank 1 waits at step 1, 1F1, for the activation of micro-batch 1 from piece 0, rank 0's step 2"
+    first = "rank 0 waits at step 2, 0B0, for the gradient of micro-batch 0 from piece 1, rank 1's step 3"
+    second = "rank 1 waits at step 2, 1F1, for the activation of micro-batch 1 from piece 0, rank 0's step 3"
     assert f"{first}; {second}." in str(error.value)
 
 
 def test_a_wait_for_oneself_and_for_nobody_are_told_apart():
-    with pytest.raises(ValueError, match="rank 0 waits at step 0, 0B0, .* its own step 1"):
+    with pytest.raises(ValueError, match="rank 0 waits at step 1, 0B0, .* its own step 2"):
         replay(Plan.parse("backward first", ["0B0 0F0"]))
-    with pytest.raises(ValueError, match="rank 1 waits at step 0, 1F0, .* nobody ever does"):
+    with pytest.raises(ValueError, match="rank 1 waits at step 1, 1F0, .* nobody ever does"):
         replay(Plan.parse("lost", ["0F1", "1F0"]))
 
 

@@ -129,8 +129,8 @@ def test_a_valid_plan_says_so_and_passes_the_check():
         ("0F0 0I0", "0W0 is missing"),
         ("0F0 0W0", "0I0 is missing"),
         ("0B0", "0F0 is missing"),
-        ("0F0 0B0 0B0", "0B0 is done 2 times: step 2 of rank 0 does it again"),
-        ("0F0 0B0 0I0 0W0", "0I0, step 2 of rank 0, repeats a backward: it is B, or I and W, never both"),
+        ("0F0 0B0 0B0", "0B0 is done 2 times: step 3 of rank 0 does it again"),
+        ("0F0 0B0 0I0 0W0", "0I0, step 3 of rank 0, repeats a backward: it is B, or I and W, never both"),
     ],
 )
 def test_r1_counts(row, words):
@@ -149,7 +149,7 @@ def test_r1_knows_how_many_micro_batches_there_are():
     [
         (replace(parse("0F0 0B0"), num_stages=2), "the plan is for 2 ranks and has actions for 1"),
         (parse("0F0 0B0", rank_of=(3,)), "piece 0 is on rank 3: there are 1"),
-        (parse("0F0 0B0 7F0", rank_of=(0,)), "step 2 of rank 0, 7F0, is at no piece: the model has 1"),
+        (parse("0F0 0B0 7F0", rank_of=(0,)), "step 3 of rank 0, 7F0, is at no piece: the model has 1"),
     ],
 )
 def test_r2_knows_the_ranks_and_the_pieces(plan, words):
@@ -158,7 +158,7 @@ def test_r2_knows_the_ranks_and_the_pieces(plan, words):
 
 def test_r3_says_what_stands_before_what():
     report = validate(parse("0F0 0W0 0I0"))
-    assert str(report.findings[0]) == "R3: 0W0, step 1 of rank 0, stands before 0I0, its step 2"
+    assert str(report.findings[0]) == "R3: 0W0, step 2 of rank 0, stands before 0I0, its step 3"
 
 
 def test_r5_names_the_circle_of_ranks_that_wait():
@@ -168,15 +168,15 @@ def test_r5_names_the_circle_of_ranks_that_wait():
     assert (finding.rule, finding.rank, finding.index, finding.action) == (5, 0, 1, "0B0")
     assert finding.text == (
         "nobody can go on: "
-        "rank 0 waits at step 1, 0B0, for the gradient of micro-batch 0 from piece 1, rank 1's step 2; "
-        "rank 1 waits at step 1, 1F1, for the activation of micro-batch 1 from piece 0, rank 0's step 2"
+        "rank 0 waits at step 2, 0B0, for the gradient of micro-batch 0 from piece 1, rank 1's step 3; "
+        "rank 1 waits at step 2, 1F1, for the activation of micro-batch 1 from piece 0, rank 0's step 3"
     )
 
 
 def test_r5_knows_a_rank_that_waits_for_itself():
     plan = parse("1F0 0F0 1B0 0B0", rank_of=(0, 0))
     (finding,) = validate(plan).findings
-    assert finding.text.endswith("1F0, for the activation of micro-batch 0 from piece 0, its own step 1")
+    assert finding.text.endswith("1F0, for the activation of micro-batch 0 from piece 0, its own step 2")
 
 
 def test_r5_names_the_circle_and_not_who_waits_behind_it():
@@ -190,7 +190,7 @@ def test_a_wait_for_what_nobody_does_is_the_end_of_a_chain():
     chain = find_deadlock(parse("0F0 0B0 0B1", "1F0 1B0 1F1 1B1"))
     assert [(wait.rank, wait.on_rank) for wait in chain] == [(0, 1), (1, None)]
     assert str(chain[1]) == (
-        "rank 1 waits at step 2, 1F1, for the activation of micro-batch 1 from piece 0, which nobody ever does"
+        "rank 1 waits at step 3, 1F1, for the activation of micro-batch 1 from piece 0, which nobody ever does"
     )
 
 
@@ -203,7 +203,7 @@ def test_r6_says_which_action_is_one_too_many():
     plan = schedules.gpipe(2, 4)
     report = validate(plan, max_in_flight=3)
     assert report.rules == (6,) and [each.rank for each in report.findings] == [0, 1]
-    assert str(report.findings[0]) == "R6: rank 0 holds 4 activations after step 3, 0F3: it may hold 3"
+    assert str(report.findings[0]) == "R6: rank 0 holds 4 activations after step 4, 0F3: it may hold 3"
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.name)
