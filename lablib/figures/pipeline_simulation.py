@@ -44,14 +44,14 @@ def figure_pipeline_simulation(
     Returns:
         A figure whose table has one row a rank, as `figure_pipeline`'s, and what it does at the moment.
     """
-    replayed, limit = simulation.replay, simulation.max_in_flight
+    replayed, limits = simulation.replay, simulation.max_in_flight
     until_s = replayed.makespan_s
     if simulation.circle:
         until_s = (until_s or 1.0) / (1 - WAIT_SHARE)
-    drawn = draw_pipeline(replayed, None, False if limit else None, title, until_s, limit or 0.0)
+    drawn = draw_pipeline(replayed, None, False if limits else None, title, until_s, max(limits or (0.0,)))
     figure = drawn.figure
-    if limit is not None:
-        _draw_limit(drawn, limit, simulation.ranks_over, until_s)
+    if limits is not None:
+        _draw_limits(drawn, limits, simulation.ranks_over, until_s)
     if simulation.circle:
         _draw_circle(drawn, simulation, until_s)
     elif shows_critical_path:
@@ -92,15 +92,15 @@ def _draw_path(drawn: Drawn, simulation: Simulation) -> None:
     )
 
 
-def _draw_limit(drawn: Drawn, limit: float, over: Sequence[int], until_s: float) -> None:
-    """A line at the limit in every strip, and in red what is held above it."""
+def _draw_limits(drawn: Drawn, limits: Sequence[float], over: Sequence[int], until_s: float) -> None:
+    """A line at its limit in every strip, and in red what is held above it."""
     x: list[float] = []
     y: list[float] = []
     over_x: list[float] = []
     over_y: list[float] = []
     end = drawn.seconds.of(until_s)
     for lane in drawn.lanes:
-        bottom = lane.y + lane.height / 2
+        bottom, limit = lane.y + lane.height / 2, limits[lane.rank]
         line = bottom - limit / drawn.top * lane.height
         x += [0.0, end, np.nan]
         y += [line, line, np.nan]
@@ -115,7 +115,8 @@ def _draw_limit(drawn: Drawn, limit: float, over: Sequence[int], until_s: float)
         fill = {"fill": "toself", "fillcolor": RED, "line": {"width": 0}}
         red = go.Scatter(name="over the limit", x=np.array(over_x), y=np.array(over_y), **fill, **shared)
         drawn.figure.add_trace(red)
-    name = f"limit: {plural(int(limit), 'micro-batches') if limit == int(limit) else f'{limit:g} micro-batches'}"
+    words = limits_in_words(limits)
+    name = f"limit: {words} micro-batch{'es' * (words != '1')}"
     line = {"color": RED, "width": 1.5, "dash": "dash"}
     drawn.figure.add_trace(go.Scatter(name=name, x=np.array(x), y=np.array(y), line=line, **shared))
 
@@ -169,6 +170,14 @@ def _draw_circle(drawn: Drawn, simulation: Simulation, until_s: float) -> None:
             )
 
 
+def limits_in_words(limits: Sequence[float]) -> str:
+    """ "3" where it is that of all ranks, else "3, 2, 2", of many the first and the last."""
+    words = [f"{limit:g}" for limit in limits]
+    if len(set(words)) == 1:
+        return words[0]
+    return ", ".join(words if len(words) <= MAX_STATES else [*words[:3], "...", *words[-3:]])
+
+
 def _moment(drawn: Drawn, moment_s: float, until_s: float) -> list[dict[str, Any]]:
     """A line through both plots, and a pale sheet over what comes after it."""
     x, end = drawn.seconds.of(moment_s), drawn.seconds.of(until_s)
@@ -207,7 +216,7 @@ def _summary(drawn: Drawn, simulation: Simulation, moment_s: float | None) -> st
             messages = f", and {_time(lag_s)} of it are messages" if lag_s > 0 else ""
             parts.append(f"The critical path spends {share:.0%} of its time on rank {most}{messages}.")
     if simulation.max_in_flight is not None:
-        over, limit = simulation.ranks_over, f"{simulation.max_in_flight:g}"
+        over, limit = simulation.ranks_over, limits_in_words(simulation.max_in_flight)
         who = f"rank{'s' * (len(over) > 1)} {ranks_in_words(over)} hold{'s' * (len(over) == 1)} more"
         verdict = who if over else "no rank holds more"
         parts.append(f"At most {limit} micro-batches may be held: {verdict}.")

@@ -5,7 +5,7 @@ Source: replay.py (times), validate.py (rules). Simplified: as replay.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lablib.pipeline.costs import Costs
@@ -17,14 +17,14 @@ from lablib.units import plural
 
 @checked
 def leader_board(
-    plans: Mapping[str, Plan | str], costs: Costs | None = None, max_in_flight: float | None = None
+    plans: Mapping[str, Plan | str], costs: Costs | None = None, max_in_flight: float | Sequence[float] | None = None
 ) -> Any:
     """The plans by their makespan, as a pandas table. A bad plan is a row that says what is wrong with it, no error.
 
     Arguments:
         plans: by name; a text is read by `read_plan`. The first sets how many stages and micro-batches count.
         costs: of the actions; None: as in `replay`.
-        max_in_flight: micro-batches that a stage may hold; None: any number.
+        max_in_flight: micro-batches that a stage may hold, one number for all or one for each; None: any number.
 
     Raises:
         ValueError: no plan, costs that do not fit the first plan, or a limit that is not above 0.
@@ -45,10 +45,12 @@ def _order(column: Any) -> Any:
 
 
 def _row(
-    plan: Plan | str, costs: Costs | None, limit: float | None, size: tuple[int, int]
+    plan: Plan | str, costs: Costs | None, limit: float | Sequence[float] | None, size: tuple[int, int]
 ) -> dict[str, float | str | None]:
     try:
-        found = simulate(_read(plan), costs, limit)
+        read = _read(plan)
+        # A plan for another number of stages does not count; the limits of these say nothing of its own.
+        found = simulate(read, costs, None if read.num_stages != size[0] else limit)
     except ValueError as error:
         return {"makespan (s)": None, "bubble (%)": None, "holds": None, "does not count": str(error)}
     done = found.replay
@@ -77,7 +79,7 @@ def _reason(found: Simulation, size: tuple[int, int]) -> str:
         return f"it is for {got}, not {wanted}"
     if found.circle:
         return "; ".join(map(str, found.circle))
-    if found.ranks_over:
-        most = found.max_in_flight
-        return "".join(f"rank {rank} holds more than {most:g}" for rank in found.ranks_over[:1])
+    if found.ranks_over and found.max_in_flight:
+        rank = found.ranks_over[0]
+        return f"rank {rank} holds more than {found.max_in_flight[rank]:g}"
     return ""

@@ -7,7 +7,7 @@ Source: replay.py, critical_path.py, deadlock.py, rules.py.
 Simplified: as replay.py.
 """
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from lablib.pipeline.critical_path import Critical, critical_path
 from lablib.pipeline.deadlock import Wait, find_deadlock, steps_done
 from lablib.pipeline.plan import Action, Plan
 from lablib.pipeline.replay import Replay, replay
-from lablib.signature import checked
+from lablib.signature import checked, shown
 
 MAX_MOMENTS = 200
 
@@ -32,13 +32,13 @@ class Simulation:
         plan: the whole of it.
         replay: of all that could be done.
         circle: the ranks that wait for each other; empty where the plan runs to its end.
-        max_in_flight: the micro-batches that a rank may hold at once; None for any number.
+        max_in_flight: the micro-batches that each rank may hold at once; None for any number.
     """
 
     plan: Plan
     replay: Replay
     circle: tuple[Wait, ...]
-    max_in_flight: float | None
+    max_in_flight: tuple[float, ...] | None
 
     @cached_property
     def critical_path(self) -> tuple[Critical, ...]:
@@ -48,8 +48,9 @@ class Simulation:
     @property
     def ranks_over(self) -> tuple[int, ...]:
         """The ranks that hold more than they may."""
-        limit = math.inf if self.max_in_flight is None else self.max_in_flight + 1e-9
-        return tuple(rank for rank, held in enumerate(self.replay.in_flight) if held > limit)
+        limits = self.max_in_flight or ()
+        held = zip(self.replay.in_flight, limits, strict=bool(limits))
+        return tuple(rank for rank, (most, limit) in enumerate(held) if most > limit + 1e-9)
 
     @cached_property
     def moments_s(self) -> np.ndarray:
@@ -70,33 +71,48 @@ class Simulation:
 
 
 @checked
-def simulate(plan: Plan, costs: Costs | None = None, max_in_flight: float | None = None) -> Simulation:
+def simulate(
+    plan: Plan, costs: Costs | None = None, max_in_flight: float | Sequence[float] | None = None
+) -> Simulation:
     """Try a plan out.
 
     Arguments:
         plan: any that keeps rules R1 to R3 of validate.py; a deadlock is part of the answer.
         costs: of its actions; None: as in `replay`.
-        max_in_flight: micro-batches that a rank may hold at once, where a piece of a rank with v pieces counts 1/v.
+        max_in_flight: micro-batches that a rank may hold at once, where a piece of a rank with v pieces counts 1/v; one
+            number for all ranks, or one for each.
 
     Raises:
         WrongType: an argument that is of another type.
         ValueError: a plan that lacks an action, does one twice, at another rank or before what it needs on its own
-            rank; costs that do not fit; a limit that is not above 0.
+            rank; costs that do not fit; a limit that is not above 0, or not one for each rank.
     """
-    if max_in_flight is not None and not max_in_flight > 0:
-        raise ValueError(f"max_in_flight must be above 0: got {max_in_flight}; try 4, or None for no limit.")
+    limits = None if max_in_flight is None else _limits(max_in_flight, plan.num_stages)
     broken = list(rules.places(plan)) or [*rules.once(plan), *rules.order(plan)]
     if broken:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         raise ValueError(f"{plan.name}: {broken[0]}{more}.")
     try:
-        return Simulation(plan, replay(plan, costs), (), max_in_flight)
+        return Simulation(plan, replay(plan, costs), (), limits)
     except ValueError:
         circle = find_deadlock(plan)
         if not circle:  # it is the costs that do not fit
             raise
     rows = tuple(row[:count] for row, count in zip(plan, steps_done(plan), strict=True))
-    return Simulation(plan, replay(replace(plan, actions=rows), costs), circle, max_in_flight)
+    return Simulation(plan, replay(replace(plan, actions=rows), costs), circle, limits)
+
+
+def _limits(max_in_flight: float | Sequence[float], num_ranks: int) -> tuple[float, ...]:
+    """One for each rank."""
+    limits = tuple(max_in_flight) if isinstance(max_in_flight, Sequence) else (max_in_flight,) * num_ranks
+    if len(limits) != num_ranks:
+        raise ValueError(
+            f"max_in_flight must be one number, or one for each of the {num_ranks} ranks: got {len(limits)} numbers; "
+            f"try {[4] * min(num_ranks, 8)}."
+        )
+    if not all(limit > 0 for limit in limits):
+        raise ValueError(f"max_in_flight must be above 0: got {shown(max_in_flight)}; try 4, or None for no limit.")
+    return limits
 
 
 @checked

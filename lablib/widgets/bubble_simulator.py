@@ -77,7 +77,7 @@ def bubble_simulator(
         Text("for_weights", "W, each piece (s)", "1"),
         IntChoice("send_percent", "Message (% of a second)", (0, 2, 5, 10, 20, 30, 50, 75, 100, 200), 0),
         Toggle("overlap", "Messages travel while ranks compute", True),
-        IntChoice("limit", "May hold (micro-batches, 0: any)", range(0, 33), 0),
+        Text("limit", "Each rank may hold (micro-batches; empty: any)", ""),
         Text("own", "Your own plan", own, rows=5),
         Steps("moment", "Moment", lambda scene: len(scene.simulation.moments_s)),
     ]
@@ -112,7 +112,7 @@ def simulation_of(
     for_weights: str,
     send_percent: int,
     overlap: bool,
-    limit: int,
+    limit: str,
     own: str,
 ) -> Simulation:
     """The simulation of what the controls say, all but the moment."""
@@ -124,7 +124,7 @@ def simulation_of(
         send_s=send_percent / 100,
         overlap=overlap,
     )
-    return simulate(plan, costs, limit or None)
+    return simulate(plan, costs, limits(limit, plan) if limit.strip() else None)
 
 
 def chosen_plan(schedule: str, stages: int, microbatches: int, chunks: int, own: str) -> Plan:
@@ -141,13 +141,25 @@ def numbers(name: str, text: str, plan: Plan) -> float | list[float]:
     Raises:
         ValueError: what is no number, or another count of them.
     """
-    pieces = plan.num_pieces
+    return _one_or_each(name, text, plan.num_pieces, "pieces")
+
+
+def limits(text: str, plan: Plan) -> float | list[float]:
+    """Micro-batches as they are typed: one number for all ranks, or one for each.
+
+    Raises:
+        ValueError: what is no number, or another count of them.
+    """
+    return _one_or_each("the limit", text, plan.num_stages, "ranks")
+
+
+def _one_or_each(name: str, text: str, count: int, of_what: str) -> float | list[float]:
     try:
         found = [float(word) for word in text.replace(",", " ").split()]
     except ValueError:
         found = []
-    if len(found) not in (1, pieces):
-        example = " ".join(["1"] * (pieces - 1) + ["2"]) if pieces <= 8 else "1"
+    if len(found) not in (1, count):
+        example = " ".join(["1"] * (count - 1) + ["2"]) if count <= 8 else "1"
         got = f"got {len(found)} numbers" if len(found) > 1 else f"got {text!r}"
-        raise ValueError(f"{name} takes one number, or one for each of the {pieces} pieces: {got}; try {example}.")
+        raise ValueError(f"{name} takes one number, or one for each of the {count} {of_what}: {got}; try {example}.")
     return found[0] if len(found) == 1 else found

@@ -148,6 +148,18 @@ def test_the_critical_path_is_drawn_from_action_to_action():
     assert "critical path" not in [trace.name for trace in bare.data]
 
 
+def test_each_rank_has_the_line_of_its_own_limit():
+    def lines(limit) -> np.ndarray:
+        return named(figure_pipeline_simulation(simulate(make("1f1b", 4, 8), None, limit)), "limit: ").y[::3]
+
+    one = lines(3.0) - lines(4.0)  # how far apart the lines of one micro-batch more are
+    assert lines((4, 2, 3, 1)) == pytest.approx(lines(4.0) + one * [0, 2, 1, 3])
+    figure = figure_pipeline_simulation(simulate(make("1f1b", 4, 8), None, (4, 2, 3, 1)))
+    assert named(figure, "limit: 4, 2, 3, 1 micro-batches") and "rank 1 holds more" in describe(figure)
+    many = figure_pipeline_simulation(simulate(make("1f1b", 9, 9), None, range(9, 0, -1)))
+    assert named(many, "limit: 9, 8, 7, ..., 3, 2, 1 micro-batches")
+
+
 def test_what_is_held_above_the_limit_is_red_and_no_more():
     simulation = simulate(make("1f1b", 4, 8), None, 3.0)
     figure = figure_pipeline_simulation(simulation)

@@ -57,6 +57,14 @@ def test_what_does_not_count_says_why_and_keeps_nobody_out(plan, said):
     assert re.search(said, board.loc["other", "does not count"])
 
 
+def test_each_stage_may_have_a_limit_of_its_own():
+    plans = {"1f1b": schedules.one_f_one_b(3, 4), "zb-h1": schedules.zb_h1(3, 4), "small": schedules.gpipe(2, 4)}
+    board = leader_board(plans, max_in_flight=(3, 2, 2))
+    assert board.loc["1f1b", "does not count"] == ""
+    assert board.loc["zb-h1", "does not count"] == "rank 1 holds more than 2"
+    assert board.loc["small", "does not count"].startswith("it is for 2 stages")
+
+
 def test_no_plan_and_a_first_plan_that_is_none_are_refused():
     with pytest.raises(ValueError, match="got none"):
         leader_board({})

@@ -68,6 +68,9 @@ def test_ranks_over_the_limit_are_named():
     assert simulate(make("1f1b", 4, 8), None, 2.5).ranks_over == (0, 1)
     assert simulate(make("1f1b", 4, 8), None, 4).ranks_over == ()
     assert simulate(make("zb-v", 4, 8), None, 3.5).ranks_over == (0, 1, 2, 3)
+    assert simulate(make("1f1b", 4, 8), None, (4, 3, 2, 1)).ranks_over == ()
+    assert simulate(make("1f1b", 4, 8), None, [4, 2, 3, 0.5]).ranks_over == (1, 3)
+    assert simulate(make("1f1b", 4, 8)).ranks_over == ()
 
 
 @pytest.mark.parametrize(
@@ -101,7 +104,12 @@ def test_a_plan_that_cannot_be_is_one_error(text, words):
         simulate(read_plan(text))
 
 
-@pytest.mark.parametrize("limit", [0, -1, float("nan")])
+def test_there_is_a_limit_for_each_rank():
+    with pytest.raises(ValueError, match=r"one for each of the 3 ranks: got 2 numbers; try \[4, 4, 4\]"):
+        simulate(make("1f1b", 3, 4), None, [3, 2])
+
+
+@pytest.mark.parametrize("limit", [0, -1, float("nan"), [2, 0]])
 def test_a_limit_is_above_zero(limit):
     with pytest.raises(ValueError, match="max_in_flight must be above 0"):
         simulate(make("1f1b", 2, 2), None, limit)

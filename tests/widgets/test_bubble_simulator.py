@@ -25,7 +25,7 @@ DEFAULTS = {
     "for_weights": "1",
     "send_percent": 0,
     "overlap": True,
-    "limit": 0,
+    "limit": "",
     "own": "",
     "moment": 0,
 }
@@ -96,6 +96,20 @@ def test_seconds_are_one_number_or_one_for_each_piece(text, words):
     with pytest.raises(ValueError, match="F takes one number, or one for each of the 3 pieces") as found:
         numbers("F", text, plan)
     assert words in str(found.value)
+
+
+def test_a_limit_is_one_for_all_ranks_or_one_for_each(simulator):
+    simulator.controls["limit"].value = "2"
+    assert "At most 2 micro-batches may be held: rank 0 holds more." in simulator.caption.text
+    simulator.controls["limit"].value = "3, 2 1"
+    assert "At most 3, 2, 1 micro-batches may be held: no rank holds more." in simulator.caption.text
+    simulator.controls["limit"].value = "3 2 0.5"
+    assert "rank 2 holds more" in simulator.caption.text
+    for text, words in (("3 2", "the limit takes one number, or one for each of the 3 ranks: got 2"), ("0", "above 0")):
+        simulator.controls["limit"].value = text
+        assert words in simulator.message.text
+    simulator.controls["limit"].value = " "
+    assert "At most" not in simulator.caption.text and not simulator.message.text
 
 
 def test_seconds_below_zero_are_said(simulator):
