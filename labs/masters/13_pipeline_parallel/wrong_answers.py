@@ -424,6 +424,15 @@ def loss_weights(targets):
             "your code runs without an exception",
         ),
         (
+            "goes over rows, which a text alone does not have",
+            """
+def loss_weights(targets):
+    counts = [sum(int((row != -100).sum()) for row in each if row.dim() == 1) for each in targets]
+    return [count / sum(counts) for count in counts]
+""",
+            "",
+        ),
+        (
             "looks at the first row",
             """
 def loss_weights(targets):
@@ -495,6 +504,50 @@ rank 2: F0 I0 W0 F1 I1 W1 F2 I2 W2 F3 I3 W3
             "at most 15",
         ),
         (
+            "is ZB-H1, as the simulator shows it",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
+rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+"""
+''',
+            "rank 1 holds 3, rank 2 holds 3",
+        ),
+        (
+            "is 1F1B for two micro-batches, twice",
+            '''
+my_plan = """
+rank 0: F0 F1 B0 B1 F2 F3 B2 B3
+rank 1: F0 F1 B0 B1 F2 F3 B2 B3
+rank 2: F0 B0 F1 B1 F2 B2 F3 B3
+"""
+''',
+            "at most 15",
+        ),
+        (
+            "holds a third on the last stage",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
+rank 1: F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3
+rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+"""
+''',
+            "rank 2 holds 3",
+        ),
+        (
+            "spends the memory on stage 1 and not on the last",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
+rank 1: F0 F1 F2 I0 W0 I1 W1 F3 I2 W2 I3 W3
+rank 2: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
+"""
+''',
+            "rank 1 holds 3",
+        ),
+        (
             "puts all W at the end",
             '''
 my_plan = """
@@ -503,7 +556,7 @@ rank 1: F0 F1 I0 F2 I1 F3 I2 I3 W0 W1 W2 W3
 rank 2: F0 I0 F1 I1 F2 I2 F3 I3 W0 W1 W2 W3
 """
 ''',
-            "no stage holds more than 3 micro-batches",
+            "rank 0 holds 4",
         ),
         (
             "is ZB-H2",
@@ -522,7 +575,7 @@ rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
 my_plan = """
 rank 0: F0 F1 I0 W0 F2 F3 I1 W1 I2 I3 W2 W3
 rank 1: F0 F1 F2 I0 I1 W0 W1 F3 I2 I3 W2 W3
-rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+rank 2: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
 """
 ''',
             "nobody waits for ever",
@@ -532,40 +585,40 @@ rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
             '''
 my_plan = """
 rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3
-rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
-rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+rank 1: F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3
+rank 2: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
 """
 ''',
-            "the plan keeps the rules",
+            "0W3 is missing",
         ),
         (
             "does a backward twice, whole and in halves",
             '''
 my_plan = """
 rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
-rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+rank 1: F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3
 rank 2: F0 B0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
 """
 ''',
-            "the plan keeps the rules",
+            "repeats a backward",
         ),
         (
             "puts a W before its I",
             '''
 my_plan = """
 rank 0: F0 F1 F2 W0 I0 F3 I1 W1 I2 W2 I3 W3
-rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
-rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+rank 1: F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3
+rank 2: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
 """
 ''',
-            "the plan keeps the rules",
+            "stands before",
         ),
         (
             "is for three micro-batches",
             '''
 my_plan = """
-rank 0: F0 F1 F2 I0 W0 I1 I2 W1 W2
-rank 1: F0 F1 I0 F2 I1 W0 I2 W1 W2
+rank 0: F0 F1 F2 I0 W0 I1 W1 I2 W2
+rank 1: F0 F1 I0 W0 F2 I1 W1 I2 W2
 rank 2: F0 I0 F1 I1 W0 F2 I2 W1 W2
 """
 ''',
@@ -575,7 +628,7 @@ rank 2: F0 I0 F1 I1 W0 F2 I2 W1 W2
             "is for two stages",
             '''
 my_plan = """
-rank 0: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
+rank 0: F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3
 rank 1: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
 """
 ''',
@@ -586,8 +639,8 @@ rank 1: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
             '''
 my_plan = """
 rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3 idle
-rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
-rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+rank 1: F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3
+rank 2: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
 """
 ''',
             "the plan can be read",
@@ -600,12 +653,19 @@ my_plan = schedules.zb_h1(3, 4)
             "the plan is a text",
         ),
         (
+            "is the rows of a plan of the library as a text",
+            """
+my_plan = "\\n".join(" ".join(map(str, row)) for row in schedules.v_half(3, 4))
+""",
+            "stage i stands in line i, with one piece",
+        ),
+        (
             "gives a stage's work to another",
             '''
 my_plan = """
-rank 0: 0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0I3 0W2 0W3
-rank 1: 2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
-rank 2: 1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
+rank 0: 0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
+rank 1: 2F0 2I0 2F1 2I1 2W0 2F2 2I2 2W1 2F3 2I3 2W2 2W3
+rank 2: 1F0 1F1 1I0 1W0 1F2 1I1 1W1 1F3 1I2 1W2 1I3 1W3
 """
 ''',
             "stage i stands in line i",
@@ -677,7 +737,7 @@ def actions_done(rows):
                     went_on = True
     return [sum(each[0] == stage for each in finished) for stage in range(len(rows))]
 """,
-            "with two actions exchanged",
+            "with a circle",
         ),
         (
             "takes actions off the caller's rows",
@@ -736,6 +796,52 @@ def actions_done(rows):
     return all(row and row[0][0] == "F" for row in rows)
 """,
             "a number for each row is returned",
+        ),
+        (
+            "lets one stage alone run to its end",
+            """
+def actions_done(rows):
+    done, finished, last, went_on = [0] * len(rows), set(), len(rows) - 1, len(rows) > 1
+    if not went_on:
+        return [len(rows[0])]
+    while went_on:
+        went_on = False
+        for stage, row in enumerate(rows):
+            while done[stage] < len(row):
+                action = row[done[stage]]
+                other, needed = stage - 1 if action[0] == "F" else stage + 1, action
+                if action[0] == "B" and stage == last:
+                    other, needed = stage, "F" + action[1:]
+                if other >= 0 and (other, needed) not in finished:
+                    break
+                finished.add((stage, action))
+                done[stage] += 1
+                went_on = True
+    return done
+""",
+            "of one stage, with a backward too early",
+        ),
+        (
+            "looks at two digits",
+            """
+def actions_done(rows):
+    done, finished, last, went_on = [0] * len(rows), set(), len(rows) - 1, True
+    while went_on:
+        went_on = False
+        for stage, row in enumerate(rows):
+            while done[stage] < len(row):
+                kind, number = row[done[stage]][0], row[done[stage]][1:3]
+                needed = (stage - 1, kind, number) if kind == "F" else (stage + 1, kind, number)
+                if kind == "B" and stage == last:
+                    needed = (stage, "F", number)
+                if needed[0] >= 0 and needed not in finished:
+                    break
+                finished.add((stage, kind, number))
+                done[stage] += 1
+                went_on = True
+    return done
+""",
+            "with F1 and F10 exchanged",
         ),
         (
             "looks at one digit",
@@ -925,6 +1031,30 @@ def split_layers(costs, num_stages):
             "a number for each stage",
         ),
         (
+            "moves a layer as long as that helps",
+            """
+def split_layers(costs, num_stages):
+    n = len(costs)
+    counts = [n * (i + 1) // num_stages - n * i // num_stages for i in range(num_stages)]
+
+    def badness(counts):
+        ends = [sum(counts[:i]) for i in range(num_stages + 1)]
+        parts = [sum(costs[a:b]) for a, b in zip(ends, ends[1:])]
+        return max(parts), sum(part * part for part in parts)
+
+    better = True
+    while better:
+        better = False
+        for i in range(num_stages):
+            for j in range(num_stages):
+                moved = [c - (k == i) + (k == j) for k, c in enumerate(counts)]
+                if min(moved) > 0 and badness(moved) < badness(counts):
+                    counts, better = moved, True
+    return counts
+""",
+            "the slowest stage is as fast as can be",
+        ),
+        (
             "sorts the layers first",
             """
 def split_layers(costs, num_stages):
@@ -1044,12 +1174,12 @@ def loss_weights(targets):
     ],
     "plan": [
         (
-            "in 14 seconds, with pieces in front and no names",
+            "with pieces in front and no names",
             '''
 my_plan = """
 0F0 0F1 0F2 0I0 0W0 0F3 0I1 0W1 0I2 0W2 0I3 0W3
-1F0 1F1 1I0 1F2 1I1 1W0 1F3 1I2 1W1 1I3 1W2 1W3
-2F0 2I0 2F1 2I1 2F2 2I2 2W0 2F3 2I3 2W1 2W2 2W3
+1F0 1F1 1I0 1W0 1F2 1I1 1W1 1F3 1I2 1W2 1I3 1W3
+2F0 2I0 2F1 2I1 2W0 2F2 2I2 2W1 2F3 2I3 2W2 2W3
 """
 ''',
         ),
@@ -1058,8 +1188,31 @@ my_plan = """
             '''
 my_plan = """
 rank 0: F0 F1 F2 B0 F3 B1 B2 B3
-rank 1: F0 F1 I0 F2 I1 W0 F3 I2 W1 I3 W2 W3
-rank 2: F0 I0 F1 I1 F2 I2 W0 F3 I3 W1 W2 W3
+rank 1: F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3
+rank 2: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
+"""
+''',
+        ),
+        (
+            "with other numbers, commas and empty lines",
+            '''
+my_plan = """
+a: F3, F1, F2, I3, W3, F0, I1, W1, I2, W2, I0, W0
+
+b: F3, F1, I3, W3, F2, I1, W1, F0, I2, W2, I0, W0
+
+c: F3, I3, F1, I1, W3, F2, I2, W1, F0, I0, W2, W0
+
+"""
+''',
+        ),
+        (
+            "with the weight gradients of the last stage in another order",
+            '''
+my_plan = """
+rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
+rank 1: F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3
+rank 2: F0 I0 F1 I1 W1 F2 I2 W2 F3 I3 W3 W0
 """
 ''',
         ),
