@@ -69,6 +69,7 @@ Experts: every token is seen by few of many MLPs, which are spread over ranks:
     expert_layer              a mixture in the place of an MLP, and a plain GPT with mixtures
     expert_parallel           tokens to the ranks of their experts and back; beside tensor parallelism, cut or whole
     expert_gradients          which gradients are averaged over which ranks
+    expert_depth              a block that sees only some tokens, on the same dispatch
     expert_bytes              what a mixture sends and keeps, to the byte
     expert_balance            which expert lies where, and which in several copies, so that the busiest rank has least
     expert_against_dense      a mixture beside dense models of as many FLOPs or parameters, over numbers of GPUs
@@ -321,6 +322,9 @@ from lablib.parallel.expert_parallel import to_experts as to_experts
 from lablib.parallel.expert_gradients import ExpertReduce as ExpertReduce
 from lablib.parallel.expert_gradients import average_expert_gradients as average_expert_gradients
 from lablib.parallel.expert_gradients import expert_parameters as expert_parameters
+from lablib.parallel.expert_depth import MixtureOfDepths as MixtureOfDepths
+from lablib.parallel.expert_depth import choose_tokens as choose_tokens
+from lablib.parallel.expert_depth import with_depths as with_depths
 from lablib.parallel.expert_bytes import ExpertBytes as ExpertBytes
 from lablib.parallel.expert_bytes import ExpertKept as ExpertKept
 from lablib.parallel.expert_bytes import ExpertRanks as ExpertRanks

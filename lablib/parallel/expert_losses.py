@@ -1,7 +1,8 @@
 """What keeps experts equally busy: an auxiliary loss, or a bias without a loss; and a loss that keeps logits small.
 
 A router that is left alone feeds what it likes: an expert with more tokens learns faster and is chosen more. f_e is the
-share of the choices that expert e got, P_e the mean of its scores; with an even load f_e = 1 / E.
+share of the choices that expert e got, P_e the mean of its scores, divided by their sum over experts; with an even load
+f_e = 1 / E.
 
     auxiliary loss    E sum_e f_e P_e                     1 if all is even. f has no gradient: P of busy experts falls
     loss-free bias    b_e += rate sign(mean - count_e)    no gradient; b joins in the choice, and never in the weights
@@ -21,7 +22,8 @@ Cost: one all-reduce of E + 1 numbers; sums over N E numbers.
 Shapes: N tokens of this rank, E experts, k of them for a token.
 Source: Fedus et al., "Switch Transformers", 2021, arXiv 2101.03961, equations 4 to 6; Zoph et al., "ST-MoE", 2022,
 arXiv 2202.08906, equation 5 (z-loss); Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024, arXiv 2408.15664,
-algorithm 1 (sign update); Qiu et al., "Demons in the Detail", 2025, arXiv 2501.11873 (f over all ranks).
+algorithm 1 (sign update); DeepSeek-AI, 2024, arXiv 2412.19437, equations 17 to 20 (P of sigmoids); Qiu et al., "Demons
+in the Detail", 2025, arXiv 2501.11873 (f over all ranks).
 Simplified: for k > 1, f and P are shares of k N choices and of all scores; no loss by sequence (DeepSeek-V3 has one).
 """
 
@@ -96,8 +98,10 @@ def balancing_loss(routing: Routing, load: Load | None = None) -> Float[Tensor, 
             f"the load must be of the routing's experts: got {len(load.counts_E)} and {routing.num_experts}; "
             "give group_load of the same routing."
         )
-    shares_E = load.shares_E.to(routing.scores_NE.dtype)
-    return routing.num_experts * (shares_E * routing.scores_NE).sum() * _factor(load)
+    # Sigmoids do not sum to 1, and could all fall together; a softmax is left as it is.
+    scores_NE = routing.scores_NE / routing.scores_NE.sum(1, keepdim=True).clamp(min=1e-20)
+    shares_E = load.shares_E.to(scores_NE.dtype)
+    return routing.num_experts * (shares_E * scores_NE).sum() * _factor(load)
 
 
 @checked

@@ -1,5 +1,6 @@
 """Experts spread over ranks: outputs and raw gradients of the same routing on one device, on meshes too."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lablib import LaunchError, launch
+from lablib import LaunchError, RankError, launch
 from lablib.errors import ValueNeededError
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel import (
     GPT_PLAN,
+    SCORE,
     DataParallel,
     ExpertMLPs,
     ExpertParallel,
@@ -22,6 +24,7 @@ from lablib.parallel import (
     Mesh,
     average_expert_gradients,
     balancing_loss,
+    check_experts,
     combine,
     dispatch,
     expert_parallel,
@@ -328,3 +331,114 @@ def test_under_shapes_many_ranks_run_a_balanced_step_and_others_are_refused():
     assert run.values[0] == 2 and run.timeline.makespan_s > 0
     with pytest.raises((ValueNeededError, LaunchError), match="say balanced=True"):
         launch(program, False, ranks=128, fidelity="shapes", simulate=range(8))
+
+
+def test_under_shapes_the_naive_way_runs_whatever_the_routing():
+    def program() -> tuple[int, ...]:
+        experts = ExpertMLPs(torch.zeros(2, 5, 4), torch.zeros(2, 4, 5))
+        return naive_expert_parallel(torch.zeros(12, 5), route(torch.randn(12, 6), 2), experts, 3).shape
+
+    assert launch(program, ranks=3, fidelity="shapes").values == [(12, 5)] * 3
+
+
+# ---- hostile ----
+
+
+def test_a_copy_no_grad_and_frozen_parameters_stay_what_they_are():
+    def program() -> list[bool]:
+        model: Any = gpt(num_shared=1)
+        model.blocks[0].mlp.router.requires_grad_(False)
+        model.blocks[1].mlp.experts.requires_grad_(False)
+        model = ExpertParallel().parallelize(model)
+        tokens, targets = batch(2)
+        copied = copy.deepcopy(model)
+        with torch.no_grad():
+            same_bits = torch.equal(copied(tokens), model(tokens))
+        replica = DataParallel(model, Mesh(data=1, expert=2).group("data"), reduce=ExpertReduce(model))
+        next_token_loss(replica(tokens), targets).backward()
+        missing = [name for name, param in model.named_parameters() if param.grad is None]
+        names = ["blocks.0.mlp.router.weight", "blocks.1.mlp.experts.up", "blocks.1.mlp.experts.down"]
+        return [same_bits, missing == names]
+
+    assert launch(program, ranks=2).values == [[True, True]] * 2
+
+
+def test_bfloat16_on_ranks_is_bfloat16_on_one_device_up_to_the_last_bits():
+    model = gpt().bfloat16()
+    tokens, _ = batch(4)
+    with torch.no_grad():
+        expected = model(tokens)
+
+    def program() -> Tensor:
+        parallel: Any = ExpertParallel().parallelize(gpt().bfloat16())
+        with torch.no_grad():
+            return parallel(tokens)
+
+    for found in launch(program, ranks=2).values:
+        assert found.dtype == torch.bfloat16
+        torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+
+
+def test_capacity_on_ranks_drops_by_rank_what_each_ranks_tokens_overfill():
+    """All tokens to expert 0, 2 slots on each rank: closed form, by score too."""
+
+    def program() -> tuple[int, int]:
+        model: Any = ExpertParallel().parallelize(gpt(capacity_factor=0.5, drop=SCORE, normalized=False))
+        for mixture in mixtures(model):
+            mixture.router.weight.data.zero_()
+        tokens, _ = batch(1)
+        model(tokens)
+        return tuple(mixture.num_dropped for mixture in mixtures(model))  # pyright: ignore
+
+    # 8 tokens x 2 choices over 4 experts with factor 0.5: 2 slots; experts 0 and 1 get 8 choices each.
+    assert launch(program, ranks=2).values == [(12, 12)] * 2
+
+
+def test_what_cannot_be_is_refused_before_any_rank_starts():
+    assert check_experts(8, 2, 4) == 2 and check_experts(8, 2, 2, tensor_ranks=2, cuts_experts=False) == 2
+    refused: list[tuple[Any, str]] = [
+        (lambda: check_experts(6, 2, 4), "got 6 experts on 4 ranks; try 3 ranks, or 8 experts"),
+        (lambda: check_experts(8, 9, 4), "k must be at most the number of experts: got 9 of 8"),
+        (lambda: check_experts(8, 2, 0), "ranks must be a whole number, 1 or more: got 0"),
+        (lambda: check_experts(4, 2, 8), "got 4 experts on 8 ranks; try 4 ranks, or 8 experts"),
+        (lambda: check_experts(8, 2, 4, d_ff=10, tensor_ranks=4), "got 10 on 4 ranks; try d_ff=12"),
+        (lambda: check_experts(8, 2, 4, tensor_ranks=4, cuts_experts=False), "got 8 experts on 16 ranks; try 8 ranks"),
+        (
+            lambda: check_experts(8, 1, 4, num_tokens=4, capacity_factor=1.0),
+            "room for a token at least: got factor 1 of 4",
+        ),
+    ]
+    for call, message in refused:
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_what_does_not_fit_is_refused_on_the_rank():
+    def uneven() -> None:
+        ExpertParallel().parallelize(gpt())
+
+    def plain() -> None:
+        ExpertParallel().parallelize(GPT(CONFIG))
+
+    def twice() -> None:
+        parallel = ExpertParallel(Mesh(rest=3, expert=1).group("expert"))
+        parallel.parallelize(parallel.parallelize(gpt()))
+
+    def reduce() -> None:
+        ExpertReduce(GPT(CONFIG))
+
+    def balanced() -> None:
+        tensor = Mesh(tensor=3).group("tensor")
+        model = with_experts(GPT(CONFIG), 3, 1, balanced=True)
+        ExpertParallel(None, tensor, cuts_experts=False).parallelize(model)(batch(1)[0])
+
+    refused: list[tuple[Any, str]] = [
+        (uneven, "got 4 experts on 3 ranks; try 2 ranks, or 6 experts"),
+        (plain, "for a model with mixtures: got none; call with_experts first"),
+        (twice, "spread already: call parallelize once"),
+        (reduce, "got none; DataParallel alone will do"),
+        (balanced, "got 8 tokens x 1 choices on 3 ranks for 3 experts; try a multiple of 9 tokens"),
+    ]
+    for program, message in refused:
+        with pytest.raises(RankError, match=message):
+            launch(program, ranks=3)
