@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lablib import launch
+from lablib import CLUSTERS, launch
 from lablib.parallel import (
     ExpertParallel,
     ExpertRanks,
@@ -21,7 +21,10 @@ from lablib.parallel import (
     average_expert_gradients,
     expert_kept_bytes,
     expert_sent_bytes,
+    expert_time,
+    expert_times,
     expert_weights,
+    grouped_product,
     loop_product,
     mixtures,
 )
@@ -63,7 +66,9 @@ def step(sizes: ExpertSizes, ranks: ExpertRanks, balanced: bool) -> list[int]:
     y = model(x.requires_grad_())
     y.backward(torch.ones_like(y, requires_grad=False))
     average_expert_gradients(model, mesh.group("data"), mesh.group("data", "expert"))
-    return next(mixtures(model)).routing.counts_E().tolist()
+    routing = next(mixtures(model)).routing
+    assert routing is not None
+    return routing.counts_E().tolist()
 
 
 def sent_in_rings(traffic: Traffic, rank: int) -> float:
@@ -158,6 +163,100 @@ def test_spreading_experts_sends_less_than_summing_their_gradients_up_to_some_to
         one = replace(sizes, tokens=64 * round(tokens * 64 * 1024 / 8 / 64))
         spread, copied = expert_sent_bytes(one, ExpertRanks(8)), expert_sent_bytes(one, ExpertRanks(1, data=8))
         assert (spread.rows < copied.gradients) == is_less
+
+
+# ---- seconds ----
+
+
+def timed(sizes: ExpertSizes, is_real: bool) -> list[int]:
+    """Forward and backward behind a barrier. A real routing: tokens of a rank are alike, so its experts are busy."""
+    model, _ = mixture_on(sizes, ExpertRanks(dist.get_world_size()), not is_real, grouped_product)
+    x = torch.zeros(sizes.tokens, sizes.d_model, dtype=DTYPES[sizes.element_bytes])
+    if is_real:
+        model[0].router.weight.data.mul_(20)
+        x.normal_(1.0, generator=torch.Generator().manual_seed(dist.get_rank()))
+    grad = torch.ones_like(x)
+    dist.barrier()
+    model(x.requires_grad_()).backward(grad)
+    return model[0].routing.counts_E().tolist() if is_real else []
+
+
+def simulated(sizes: ExpertSizes, cluster: str, ranks: int, is_real: bool = False) -> tuple[float, float, Any]:
+    """Seconds behind the barrier, those of communication on rank 0, and the counts."""
+    fidelity: Any = "values" if is_real else "shapes"
+    run = launch(timed, sizes, is_real, ranks=ranks, cluster=cluster, fidelity=fidelity)
+    start_s = next(one for one in run.traffic.transfers if one.name == "barrier").end_s
+    sent = [one for one in run.traffic.transfers if one.name == "all_to_all_single" and 0 in one.ranks]
+    return run.timeline.makespan_s - start_s, sum(one.end_s - one.start_s for one in sent), run.values
+
+
+OLMOE_LAYER = ExpertSizes(4096, 2048, 1024, 64, 8)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "cluster", "ranks"),
+    [
+        (OLMOE_LAYER, "dgx-h100", 8),
+        (replace(OLMOE_LAYER, k=6, num_shared=2), "dgx-a100", 16),
+        (ExpertSizes(1024, 1024, 2048, 16, 1), "pcie-a100", 4),
+        (replace(OLMOE_LAYER, tokens=256), "dgx-h100", 1),
+        pytest.param(ExpertSizes(4096, 4096, 14336, 8, 2), "dgx-h100", 8, marks=THOROUGH),
+    ],
+)
+def test_the_closed_form_is_what_the_simulator_takes(sizes: ExpertSizes, cluster: str, ranks: int):
+    expected = expert_time(sizes, CLUSTERS[cluster], ranks)
+    found_s, exposed_s, _ = simulated(sizes, cluster, ranks)
+    assert found_s == pytest.approx(expected.layer_s, rel=0.01)
+    assert exposed_s == pytest.approx(expected.exposed_s, rel=0.01)
+
+
+def test_a_real_routing_takes_what_its_busiest_rank_does():
+    """Without the counts a quarter would be missing."""
+    sizes, cluster = ExpertSizes(1024, 256, 512, 8, 2, element_bytes=4), CLUSTERS["pcie-a100"]
+    found_s, _, counts = simulated(sizes, "pcie-a100", 4, is_real=True)
+    assert found_s == pytest.approx(expert_time(sizes, cluster, 4, counts).layer_s, rel=0.03)
+    assert expert_time(sizes, cluster, 4).layer_s < 0.8 * found_s
+
+
+def test_narrow_experts_spend_more_on_moves_and_on_the_way_than_on_products():
+    """The head's bound, some 2,000 on H100s, with the FLOP/s that products reach."""
+    cluster = CLUSTERS["dgx-h100"]
+    shares = {}
+    for width in (512, 1024, 4096, 8192):
+        one = expert_time(replace(OLMOE_LAYER, tokens=32768, d_ff=width, num_experts=16, k=4), cluster, 8)
+        shares[width] = one.products_s / (one.products_s + one.moves_s + one.exposed_s)
+    assert shares[512] < shares[1024] < 0.5 < shares[4096] < shares[8192]
+
+
+def test_the_same_tokens_on_more_ranks_have_the_same_products_and_more_on_the_way():
+    times = expert_times(OLMOE_LAYER, CLUSTERS["dgx-h100"], [1, 2, 4, 8, 16])
+    assert [one.expert_ranks for one in times] == [1, 2, 4, 8, 16]
+    assert times[0].exposed_s == 0 and all(a.exposed_s < b.exposed_s for a, b in zip(times, times[1:], strict=False))
+    assert all(a.rows_of_an_expert < b.rows_of_an_expert for a, b in zip(times, times[1:], strict=False))
+    assert times[3].products_s < times[0].products_s  # more rows of each expert, fewer weights to read
+    assert times[4].exposed_s > 3 * times[3].exposed_s  # a node has 8
+
+
+def test_a_deduplicated_dispatch_sends_less_between_nodes():
+    two = (
+        expert_time(OLMOE_LAYER, CLUSTERS["dgx-h100"], 16),
+        expert_time(OLMOE_LAYER, CLUSTERS["dgx-h100"], 16, dispatcher="deduplicated"),
+    )
+    assert two[1].exposed_s < 0.5 * two[0].exposed_s and two[1].compute_s == two[0].compute_s
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 3), "the experts must be a multiple of the ranks"),
+        ((replace(OLMOE_LAYER, element_bytes=3), CLUSTERS["dgx-h100"], 8), "element_bytes must be one of"),
+        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 8, None, "alltoal"), "alltoall"),
+        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 1, [[512] * 64], "deduplicated"), "counts are for all-to-alls"),
+    ],
+)
+def test_what_has_no_price_is_refused(arguments: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        expert_time(*arguments)
 
 
 @pytest.mark.parametrize(
