@@ -59,6 +59,7 @@ from lablib.figures.expert_load import figure_expert_load as figure_expert_load
 from lablib.figures.expert_load import figure_rank_loads as figure_rank_loads
 from lablib.figures.expert_times import figure_expert_times as figure_expert_times
 from lablib.figures.tensor_times import figure_tensor_times as figure_tensor_times
+from lablib.figures.placements import figure_placements as figure_placements
 from lablib.figures.matrices import figure_matrices as figure_matrices
 from lablib.figures.equal_memory import figure_equal_memory as figure_equal_memory
 from lablib.figures.tiles import figure_tiles as figure_tiles

@@ -122,7 +122,8 @@ def stacked(traces: Sequence[dict[str, Any]], letter: str) -> list[float]:
     """How high bars that stand on each other reach."""
     sums: dict[Any, float] = {}
     for trace in traces:
-        if trace["type"] == "bar" and letter == "y":
-            for place, value in zip(list_of(trace.get("x")), list_of(trace.get("y")), strict=True):
+        along, across = ("x", "y") if trace.get("orientation") == "h" else ("y", "x")
+        if trace["type"] == "bar" and letter == along:
+            for place, value in zip(list_of(trace.get(across)), list_of(trace.get(along)), strict=True):
                 sums[place] = sums.get(place, 0.0) + (value or 0.0)
     return list(sums.values())

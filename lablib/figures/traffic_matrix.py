@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.style import INK, PAPER_PIXELS, axis, base_layout
+from lablib.figures.style import FAINT_INK, INK, PAPER_PIXELS, axis, base_layout
 from lablib.markup import plain
 from lablib.record.traffic import Traffic
 from lablib.signature import checked
@@ -30,6 +32,7 @@ def figure_traffic_matrix(
     num_ranks: int | None = None,
     devices_per_node: int | None = None,
     title: str = "Bytes between ranks",
+    mesh: Mapping[str, int] | None = None,
 ) -> go.Figure:
     """A square for each pair of ranks: the row sends to the column. Lines stand between nodes.
 
@@ -37,15 +40,20 @@ def figure_traffic_matrix(
         traffic: of one run.
         num_ranks: how many ranks the run had; None: up to the last one that took part in a communication.
         devices_per_node: ranks on each node, for the lines; None: as the simulator tells, else no lines.
+        mesh: axes and their sizes, from far apart to neighbours (`Mesh.sizes`): ranks are named by their coordinates,
+            and thin lines stand between the groups of the last axis.
 
     Returns:
         A figure whose table has one row for each pair that exchanged something. More than 128 ranks are drawn, and
-        listed, as blocks of neighbours.
+        listed, as blocks of neighbours; of a mesh, as blocks of its last axes.
 
     Raises:
-        ValueError: if a transfer names a rank beyond `num_ranks`, or for less than one rank a node.
+        ValueError: if a transfer names a rank beyond `num_ranks`, for less than one rank a node, or for a mesh of
+            another number of ranks.
     """
-    return _figure({"": traffic}, num_ranks, devices_per_node, title)
+    if mesh is not None:
+        num_ranks = _ranks_of(mesh, num_ranks)
+    return _figure({"": traffic}, num_ranks, devices_per_node, title, mesh)
 
 
 @checked
@@ -75,16 +83,30 @@ def figure_traffic_matrices(
     return _figure(traffics, num_ranks, devices_per_node, title)
 
 
-def _figure(traffics: Mapping[str, Traffic], num_ranks: int | None, per_node: int | None, title: str) -> go.Figure:
+def _ranks_of(mesh: Mapping[str, int], num_ranks: int | None) -> int:
+    if not mesh or any(isinstance(size, bool) or size < 1 for size in mesh.values()):
+        raise ValueError(f"a mesh has axes of one rank or more each: got {dict(mesh)}; try {{'data': 2, 'tensor': 4}}.")
+    if num_ranks not in (None, prod(mesh.values())):
+        raise ValueError(f"the mesh must have num_ranks ranks: got {dict(mesh)} for {num_ranks}; leave num_ranks out.")
+    return prod(mesh.values())
+
+
+def _figure(
+    traffics: Mapping[str, Traffic],
+    num_ranks: int | None,
+    per_node: int | None,
+    title: str,
+    mesh: Mapping[str, int] | None = None,
+) -> go.Figure:
     """One panel a run, left to right; colours, blocks and lines are the same in all."""
     if per_node is not None and per_node < 1:
         raise ValueError(f"devices_per_node must be at least 1: got {per_node}.")
     per_node = per_node or next((n for n in (one.devices_per_node for one in traffics.values()) if n), None)
     sent = {name: traffic.matrix(num_ranks) for name, traffic in traffics.items()}
     size = len(next(iter(sent.values())))
-    block = _block(size, per_node)
+    block = _block(size, per_node) if mesh is None else _block_of(mesh)
     cells = {name: _in_blocks(one, block) for name, one in sent.items()}
-    names = _names(size, block)
+    names = _names(size, block) if mesh is None else _coordinates(mesh, block)
     scale = _scale(np.concatenate([one.ravel() for one in cells.values()]))
     num_cells, num_panels = len(names), len(traffics)
     figure = go.Figure(layout=base_layout(title, _height(num_cells, num_panels), showlegend=False))
@@ -98,16 +120,15 @@ def _figure(traffics: Mapping[str, Traffic], num_ranks: int | None, per_node: in
         if scale and cells[name].any():
             has_bar = not figure.data  # one bar explains the colours of all
             figure.add_trace(_heat(cells[name], names, scale, num_panels, showscale=has_bar, xaxis=x, yaxis=y))
-        figure.update_layout(_axes(num_cells, size, block, panel, num_panels, [left, left + width]))
+        figure.update_layout(_axes(names, size, block, panel, num_panels, [left, left + width], mesh))
         if name:
             place = {"xref": "paper", "yref": "paper", "x": left, "y": 1, "xanchor": "left", "yanchor": "bottom"}
             figure.add_annotation(text=f"<b>{plain(name)}</b>", showarrow=False, font={"size": 13}, **place)
-        for edge in range(per_node or size, size, per_node or size or 1):
-            if block == 1:  # larger blocks are whole nodes, or cut them anywhere
-                line: dict[str, Any] = {"type": "line", "line": {"color": INK, "width": 1.2}}
-                figure.add_shape(x0=0, x1=1, xref=f"{x} domain", y0=edge - 0.5, y1=edge - 0.5, yref=y, **line)
-                figure.add_shape(y0=0, y1=1, yref=f"{y} domain", x0=edge - 0.5, x1=edge - 0.5, xref=x, **line)
-    sentences = [_summary(one, sent[name], block, per_node) for name, one in traffics.items()]
+        for edge, line in _lines(size, block, per_node, mesh):
+            figure.add_shape(x0=0, x1=1, xref=f"{x} domain", y0=edge - 0.5, y1=edge - 0.5, yref=y, **line)
+            figure.add_shape(y0=0, y1=1, yref=f"{y} domain", x0=edge - 0.5, x1=edge - 0.5, xref=x, **line)
+    of_ranks = names if mesh is not None and block == 1 else [str(rank) for rank in range(size)]
+    sentences = [_summary(one, sent[name], block, per_node, of_ranks) for name, one in traffics.items()]
     if any(traffics):
         sentences = [f"{name}: {sentence}" for name, sentence in zip(traffics, sentences, strict=True)]
     return attach(
@@ -131,6 +152,38 @@ def _block(num_ranks: int, devices_per_node: int | None) -> int:
     while num_ranks / block > MAX_RANKS:
         block = max(2 * block, devices_per_node or 1)
     return block
+
+
+def _block_of(mesh: Mapping[str, int]) -> int:
+    """How many neighbours share a row: whole groups of the last axes."""
+    left, block = prod(mesh.values()), 1
+    for size in reversed(mesh.values()):
+        if left <= MAX_RANKS:
+            break
+        left, block = left // size, block * size
+    return block
+
+
+def _coordinates(mesh: Mapping[str, int], block: int) -> list[str]:
+    """ "0 1 3" on the axes that a block does not hold whole."""
+    sizes = list(mesh.values())
+    while block > 1 and sizes:
+        block //= sizes.pop()
+    return [" ".join(map(str, at)) for at in product(*map(range, sizes))]
+
+
+def _lines(
+    num_ranks: int, block: int, per_node: int | None, mesh: Mapping[str, int] | None
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Where lines stand, each before a cell, and how they look: between groups of a mesh's last axis, between nodes."""
+    if block > 1:  # blocks are whole nodes, or cut them anywhere
+        return
+    size = [size for size in (mesh or {}).values() if size > 1][-1:]
+    nodes = set(range(per_node or num_ranks, num_ranks, per_node or num_ranks or 1))
+    for edge in sorted(set(range(size[0], num_ranks, size[0]) if size else ()) - nodes):
+        yield edge, {"type": "line", "line": {"color": FAINT_INK, "width": 0.7, "dash": "dot"}}
+    for edge in sorted(nodes):
+        yield edge, {"type": "line", "line": {"color": INK, "width": 1.2}}
 
 
 def _in_blocks(sent: np.ndarray, block: int) -> np.ndarray:
@@ -213,12 +266,23 @@ def _heat(cells: np.ndarray, names: Sequence[str], scale: _Scale, num_panels: in
 
 
 def _axes(
-    num_cells: int, num_ranks: int, block: int, panel: int, num_panels: int, domain: Sequence[float]
+    names: Sequence[str],
+    num_ranks: int,
+    block: int,
+    panel: int,
+    num_panels: int,
+    domain: Sequence[float],
+    mesh: Mapping[str, int] | None,
 ) -> dict[str, Any]:
     """Both axes of a panel name ranks; rows from top to bottom, named at the first panel alone."""
+    num_cells = len(names)
     step = max(1, -(-num_cells * num_panels // 16))
     what, unit = ("rank", "number") if block == 1 else ("ranks", f"first of {block}")
     firsts = [str(first) for first in range(0, num_ranks, block)][::step]
+    if mesh is not None:
+        step = next((s for s in (1, *_inner_sizes(mesh, block)) if num_cells <= 16 * s), num_cells)
+        firsts, unit = list(names)[::step], ", ".join(list(mesh)[: len(names[0].split())])
+        what = "rank" if block == 1 else f"{block} ranks"
     ticks = {"tickvals": list(range(0, num_cells, step)), "ticktext": firsts, "showgrid": False}
     edges = [-0.5, max(num_cells, 1) - 0.5]
     number = panel + 1 if panel else ""
@@ -229,11 +293,20 @@ def _axes(
     return {f"xaxis{number}": across, f"yaxis{number}": down}
 
 
+def _inner_sizes(mesh: Mapping[str, int], block: int) -> Iterator[int]:
+    """How many cells the groups of the last axis have, of the last two, and so on."""
+    size = 1
+    for each in reversed(mesh.values()):
+        size *= each
+        if size > block:
+            yield size // block
+
+
 def _height(num_cells: int, num_panels: int) -> int:
     return PAPER_PIXELS + min(max(180, 40 * num_cells), 460 if num_panels == 1 else 520 // num_panels + 60)
 
 
-def _summary(traffic: Traffic, sent: np.ndarray, block: int, devices_per_node: int | None) -> str:
+def _summary(traffic: Traffic, sent: np.ndarray, block: int, devices_per_node: int | None, names: Sequence[str]) -> str:
     total = float(sent.sum())
     if not total:
         return (
@@ -241,7 +314,7 @@ def _summary(traffic: Traffic, sent: np.ndarray, block: int, devices_per_node: i
         )
     a, b = (int(i) for i in np.unravel_index(np.argmax(sent), sent.shape))
     text = f"{len(sent)} ranks send {format_quantity(total, 'B')} to each other over {np.count_nonzero(sent):,} pairs; "
-    text += f"the most between two, {format_quantity(float(sent[a, b]), 'B')}, goes from rank {a} to {b}"
+    text += f"the most between two, {format_quantity(float(sent[a, b]), 'B')}, goes from rank {names[a]} to {names[b]}"
     if devices_per_node and len(sent) > devices_per_node:
         node = np.arange(len(sent)) // devices_per_node
         across = float(sent[node[:, None] != node[None, :]].sum())

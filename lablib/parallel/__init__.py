@@ -83,6 +83,8 @@ Several kinds at once:
     combined_optimizer        ZeRO-1 over the ranks with the same part; the norm of a gradient that lies on every axis
     combined_step             a whole step on a mesh: all of these, mixed precision and clipping
     combined_checkpoint       saved on one mesh, loaded on another; slow to import, so not here
+    placement                 every order of the axes priced: seconds of a step, bytes by level, and who waits
+    placement_bytes           what a step sends on each axis: inside nodes, along rails, across rails
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -268,6 +270,14 @@ from lablib.parallel.combined_part import Part as Part
 from lablib.parallel.combined_optimizer import CombinedOptimizer as CombinedOptimizer
 from lablib.parallel.combined_step import CombinedStep as CombinedStep
 from lablib.parallel.combined_step import Stepped as Stepped
+from lablib.parallel.placement import Placement as Placement
+from lablib.parallel.placement import far_bytes as far_bytes
+from lablib.parallel.placement import place as place
+from lablib.parallel.placement import placements as placements
+from lablib.parallel.placement_bytes import StepCall as StepCall
+from lablib.parallel.placement_bytes import StepTraffic as StepTraffic
+from lablib.parallel.placement_bytes import step_calls as step_calls
+from lablib.parallel.placement_bytes import step_traffic as step_traffic
 from lablib.parallel.context_bytes import ContextSizes as ContextSizes
 from lablib.parallel.context_bytes import context_kept_bytes as context_kept_bytes
 from lablib.parallel.context_bytes import context_sent_bytes as context_sent_bytes

@@ -4,6 +4,7 @@ parallel.py     how a model is split over ranks
 stack.py        the software a run is made with
 derating.py     what real machines lose and the simulator does not
 machine.py      what pieces of a step take on one rank
+order.py        which axis has neighbouring ranks; any order of them, priced
 layer/          one transformer layer: its passes, and what it keeps
 ends.py         embedding, head and loss
 eager/          all of a step operator by operator, as eager torch runs it

@@ -30,7 +30,7 @@ pipeline's stages communicate at the same time, the fullest one is the first.
 
 from typing import NamedTuple
 
-from lablib.cost.arrays import Numbers, maximum, minimum
+from lablib.cost.arrays import Numbers, maximum
 from lablib.pipeline.closed_form import StageTime
 from lablib.plan.eager import data as eager_data
 from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
@@ -207,7 +207,7 @@ def _gathered_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers,
     on = choices.machine
     width = 1 if "qwZ" in choices.zero_plus_plus else on.width
     if is_backward and "hpZ" in choices.zero_plus_plus:
-        n = minimum(n, maximum(on.cluster.devices_per_node // stride, 1))
+        n = on.in_node(n, stride)
     return on.collective_s("all_gather", numbers * width, n, stride)
 
 

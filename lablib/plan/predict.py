@@ -5,7 +5,10 @@
 Everything that is asked for is checked here, once; the formulas behind (step.py, memory.py) take it as given.
 """
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,6 +27,7 @@ from lablib.plan.gradient_compression import GradientCompression, find_compressi
 from lablib.plan.machine import Machine
 from lablib.plan.memory import CATEGORIES, stage_memory
 from lablib.plan.optimizers import Optimizer, find_optimizer
+from lablib.plan.order import PlacedMachine, checked_order, placed_machine
 from lablib.plan.parallel import Parallel
 from lablib.plan.prediction import AXES, Prediction
 from lablib.plan.recompute import recompute_policy
@@ -57,6 +61,7 @@ def predict(
     trainable: str = "all",
     derating: Derating | None = None,
     host_link: str | Link = "pcie4",
+    order: Sequence[str] | None = None,
 ) -> Prediction:
     """One training step, predicted.
 
@@ -79,10 +84,58 @@ def predict(
         trainable: "all", or "lora": the model's own weights have no gradients.
         derating: what real machines lose; `lablib.plan.derating.IDEAL` predicts what the simulator would measure.
         host_link: what lies between device and host.
+        order: the axes from the one whose ranks are far apart to the one with neighbours (order.py); None: pipeline,
+            data, context, tensor. "expert" may be among them, and is then that part of the data axis.
 
     Raises:
-        ValueError: names nobody knows, splits that do not divide, sizes below 1.
+        ValueError: names nobody knows, splits that do not divide, sizes below 1, an order that lacks an axis.
     """
+    asked = asked_for(
+        *(model, cluster, parallel, batch, micro_batch, seq_len, precision, recompute, schedule, optimizer, stack),
+        *(compression, offload, trainable, derating, host_link, order),
+    )
+    return prediction_of(asked)
+
+
+class Asked(NamedTuple):
+    """What is asked for, looked at: the choices, the numbers, the split as it was given, sequences of a step."""
+
+    choices: Choices
+    split: Split
+    parallel: Parallel
+    batch: int
+
+    @property
+    def step(self) -> Step:
+        """The step of it."""
+        return step_of(self.choices, self.split)
+
+
+def prediction_of(asked: Asked) -> Prediction:
+    """What is predicted for it."""
+    return _prediction(*asked, asked.step)
+
+
+def asked_for(
+    model: str | Transformer | GPTConfig,
+    cluster: str | Cluster,
+    parallel: Parallel | None = None,
+    batch: int = 1,
+    micro_batch: int = 1,
+    seq_len: int | None = None,
+    precision: str = "bfloat16",
+    recompute: str = "none",
+    schedule: str = "1f1b",
+    optimizer: str | Optimizer = "adamw",
+    stack: str | Stack | None = None,
+    compression: str | GradientCompression = "none",
+    offload: tuple[str, ...] = (),
+    trainable: str = "all",
+    derating: Derating | None = None,
+    host_link: str | Link = "pcie4",
+    order: Sequence[str] | None = None,
+) -> Asked:
+    """The arguments of `predict`, looked at. Raises as it does."""
     model, cluster = find_model(model), find_cluster(cluster)
     parallel = Parallel() if parallel is None else parallel
     if not isinstance(parallel, Parallel):
@@ -103,7 +156,10 @@ def predict(
     ):
         raise ValueError(reason)
     split = Split(*axes, micro_batch, batch // (parallel.data * micro_batch), seq_len)
-    return _prediction(choices, parallel, split, batch, step_of(choices, split))
+    if order is not None:
+        machine = placed_machine(choices.machine, parallel, checked_order(order, parallel))
+        choices = replace(choices, machine=machine)
+    return Asked(choices, split, parallel, batch)
 
 
 def find_model(model: str | Transformer | GPTConfig) -> Transformer:
@@ -196,7 +252,7 @@ def _machine(cluster: Cluster, stack: Stack, derating: Derating, precision: str)
     return Machine(cluster, stack, derating, precision)
 
 
-def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, step: Step) -> Prediction:
+def _prediction(choices: Choices, split: Split, parallel: Parallel, batch: int, step: Step) -> Prediction:
     model, machine = choices.model, choices.machine
     device = machine.device
     tokens = batch * split.seq_len
@@ -229,7 +285,16 @@ def _prediction(choices: Choices, parallel: Parallel, split: Split, batch: int, 
         driver_bytes=machine.derating.driver_bytes,
         power_w=device.power_w,
         software=choices.software,
+        notes=_order_note(machine),
     )
+
+
+def _order_note(machine: Machine) -> tuple[str, ...]:
+    if not isinstance(machine, PlacedMachine):
+        return ()
+    sizes = dict(machine.sizes)
+    axes = [f"{axis} {sizes[axis]}" for axis in machine.order if sizes[axis] > 1]
+    return (f"Order of the axes, the last with neighbouring ranks: {', '.join(axes)}.",) if axes else ()
 
 
 def _stages(choices: Choices, split: Split, step: Step) -> tuple[dict[str, float], ...]:

@@ -67,6 +67,10 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "throughput": figures.figure_scaling(ranks, {"ddp": [100, 190, 360, 640]}, throughput_unit="samples/s"),
         "traffic": figures.figure_traffic(examples.some_traffic(), 4),
         "traffic matrix": figures.figure_traffic_matrix(examples.some_traffic(), 4, devices_per_node=2),
+        "traffic matrix of a mesh": figures.figure_traffic_matrix(
+            examples.some_traffic(), devices_per_node=2, mesh={"data": 2, "tensor": 2}
+        ),
+        "placements": figures.figure_placements(examples.some_placements()),
         "traffic matrices": figures.figure_traffic_matrices(
             {"one": examples.some_traffic(), "the same": examples.some_traffic()}, 4
         ),

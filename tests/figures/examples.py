@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from lablib.compress.evidence import CompressedRun
-from lablib.hardware import Device
+from lablib.hardware import CLUSTERS, Device
 from lablib.kernels.accesses import Access, Launch, Operand
+from lablib.models import GPTConfig
 from lablib.optim.evidence import Result
+from lablib.parallel import Mesh, Placement, placements
 from lablib.plan import Parallel, Prediction
 from lablib.plan.validation import Report, published_rows, score
 from lablib.record.memory import Allocation, Memory
@@ -153,6 +155,13 @@ class Predicted(NamedTuple):
 def some_report() -> Report:
     """Every fifth published run, predicted to take 3 s."""
     return score(published_rows()[::5], lambda **_: Predicted())
+
+
+def some_placements() -> tuple[Placement, ...]:
+    """Both orders of two axes, over two nodes."""
+    model = GPTConfig(num_layers=2, d_model=64, num_heads=4, vocab_size=128, max_seq_len=32)
+    cluster = CLUSTERS["dgx-a100"].replace(devices_per_node=2)
+    return placements(model, Mesh(data=2, tensor=2), cluster, 4)
 
 
 def some_launch() -> Launch:

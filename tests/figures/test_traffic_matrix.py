@@ -144,3 +144,54 @@ def test_a_run_draws_its_own_traffic():
     rows = table(figure).to_dict("records")
     assert rows == [{"from": str(r), "to": str((r + 1) % 4), "bytes (B)": 1000.0} for r in range(4)]
     assert figure.layout.title.text == "A shift"
+
+
+# ---- in mesh order ----
+
+
+def test_ranks_of_a_mesh_are_named_by_their_coordinates():
+    figure = figure_traffic_matrix(Traffic((send(0, 5, 1e6), send(5, 0, 2e6))), mesh={"data": 2, "tensor": 3})
+    (heat,) = figure.data
+    assert np.array(heat.z).shape == (6, 6)
+    assert list(figure.layout.xaxis.ticktext) == ["0 0", "0 1", "0 2", "1 0", "1 1", "1 2"]
+    assert figure.layout.xaxis.title.text == "to rank (data, tensor)"
+    assert table(figure).to_dict("records") == [
+        {"from": "0 0", "to": "1 2", "bytes (B)": 1e6},
+        {"from": "1 2", "to": "0 0", "bytes (B)": 2e6},
+    ]
+    assert "goes from rank 1 2 to 0 0" in describe(figure)
+
+
+def test_thin_lines_stand_between_groups_and_others_between_nodes():
+    figure = figure_traffic_matrix(
+        Traffic((send(0, 7, 1e6),)), devices_per_node=4, mesh={"data": 2, "pipeline": 1, "context": 2, "tensor": 2}
+    )
+    upright = {shape.x0: shape.line.dash for shape in figure.layout.shapes if shape.x0 == shape.x1}
+    assert upright == {1.5: "dot", 3.5: None, 5.5: "dot"}
+
+
+@given(st.lists(st.sampled_from([1, 2, 3, 4, 8]), min_size=1, max_size=5))
+def test_large_meshes_are_drawn_in_blocks_of_whole_groups(sizes: list[int]):
+    mesh = {f"axis {i}": size for i, size in enumerate(sizes)}
+    num_ranks = int(np.prod(sizes))
+    figure = figure_traffic_matrix(Traffic((send(0, num_ranks - 1, 1e6),) if num_ranks > 1 else ()), mesh=mesh)
+    if not figure.data:
+        return
+    (heat,) = figure.data
+    assert len(heat.z) <= 128 and num_ranks % len(heat.z) == 0
+    assert len(figure.layout.xaxis.ticktext) <= 16 or len(figure.layout.xaxis.ticktext) == 1
+    assert table(figure)["bytes (B)"].sum() == 1e6
+
+
+@pytest.mark.parametrize(
+    ("mesh", "num_ranks", "message"),
+    [
+        ({}, None, "a mesh has axes"),
+        ({"data": 0}, None, "a mesh has axes"),
+        ({"data": 4}, 8, "must have num_ranks ranks"),
+        ({"data": 2}, None, "must cover every rank"),
+    ],
+)
+def test_a_mesh_of_other_ranks_is_refused(mesh, num_ranks, message: str):
+    with pytest.raises(ValueError, match=message):
+        figure_traffic_matrix(Traffic((send(0, 3, 1e6),)), num_ranks, mesh=mesh)

@@ -33,7 +33,7 @@ def mixed_makespan_s(
     """`upper_s`, the makespan with the slowest message everywhere, or less where only some leave a node."""
     on, p = choices.machine, split.pipeline
     stride = split.num_ranks // p
-    in_node = maximum(on.cluster.devices_per_node // stride, 1)
+    in_node = on.in_node(p, stride)
     leaving = ceil_div(p, in_node) - 1
     far_s, near_s = on.collective_s("send", size_bytes, p, stride), _near_s(on, size_bytes, p, stride)
     way_s = leaving * far_s + (p - 1 - leaving) * near_s
@@ -61,7 +61,7 @@ def sent_s(choices: Choices, split: Split, size_bytes: Numbers, send_s: Numbers)
     """
     p, v = split.pipeline, split.chunks
     stride = split.num_ranks // p
-    in_node = maximum(choices.machine.cluster.devices_per_node // stride, 1)
+    in_node = choices.machine.in_node(p, stride)
     is_mixed = (in_node > 1) & (p > in_node)
     far_s = choices.machine.collective_s("send", size_bytes, p, stride)
     near_s = _near_s(choices.machine, size_bytes, p, stride)

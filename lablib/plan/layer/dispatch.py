@@ -25,7 +25,7 @@ Simplified: routing is even and independent, no groups of nodes are preferred; w
 bytes each, are not counted; a step of one micro-batch hides its exchanges too.
 """
 
-from lablib.cost.arrays import Numbers, maximum, minimum
+from lablib.cost.arrays import Numbers, maximum
 from lablib.models.transformer import Experts
 from lablib.plan.machine import Machine
 
@@ -39,7 +39,7 @@ def exchange_s(
     if on.stack.is_eager or on.stack.dispatcher == "alltoall":
         return on.collective_s("all_to_all", rows * mixture.num_active * row_bytes, expert, stride)
     wires = on.groups.cluster
-    inside = maximum(minimum(expert, wires.devices_per_node // stride), 1)
+    inside = on.in_node(expert, stride)
     nodes = expert / inside
     outside_rows = rows * (nodes - 1) * visited_share(mixture, nodes)
     inside_rows = rows * expert * visited_share(mixture, expert) * (1 - 1 / inside)

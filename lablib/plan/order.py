@@ -1,0 +1,148 @@
+"""The order of the axes: which of them has neighbouring ranks, and where that puts the ranks of every group.
+
+The planner counts ranks in an order of its own, tensor ranks as neighbours, then context, data and pipeline. Another
+order is another rank for each of them, and nothing else: a rank is a number whose digits are its coordinates, and the
+digits change places. So a plan is made as ever, and each of its groups is priced where its ranks lie:
+
+    the planner's order      pipeline  data  tensor        data group of rank 0:  0  2        tensor 2, data 2
+    another                  pipeline  tensor  data                               0  1        neighbours now
+
+Ranks that differ on one axis are a constant stride apart in every order; those that differ on two (the data axis and
+the context axis have one sum of gradients) need not be, and are then priced rank by rank.
+
+Cost: a look-up as ever; of a group at no stride, the cost model goes through its ranks once.
+Source: Narayanan et al., SC21, arXiv 2104.04473, section 3 (which axis within a node).
+Simplified: all groups of an axis cost as much as that of rank 0. They never share a wire, as each rank has its own,
+into its node's interconnect and out of its NIC; what switches share is the topology's taper, there for every message.
+Two axes that talk at the same time over one wire are not slowed here; the simulator's are.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from math import prod
+
+from lablib.cost.arrays import Numbers
+from lablib.cost.collective import collective_cost
+from lablib.cost.network import GroupNetwork
+from lablib.errors import unknown_name
+from lablib.plan.machine import Machine
+from lablib.plan.parallel import Parallel
+from lablib.signature import shown
+
+ORDER = ("pipeline", "data", "context", "tensor")  # the planner's own: far apart to neighbours
+PLACED = ("data", "tensor", "pipeline", "context", "expert")  # what an order may name
+
+
+@dataclass(frozen=True)
+class PlacedMachine(Machine):
+    """A machine on which the ranks stand in another order.
+
+    Attributes:
+        sizes: of each axis, in the planner's order.
+        order: the axes from far apart to neighbours.
+        has_free_messages: whether messages between stages take no time: what is left of a bubble then is no waiting for
+            wires.
+    """
+
+    sizes: tuple[tuple[str, int], ...] = ()
+    order: tuple[str, ...] = ()
+    has_free_messages: bool = False
+
+    def collective_s(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers = 1) -> Numbers:
+        """As `Machine.collective_s`, of the ranks that are so far apart in the planner's order."""
+        if name == "send" and self.has_free_messages:
+            return 0.0 * size_bytes
+        if n == 1 or (n - 1) * stride >= prod(size for _, size in self.sizes):
+            return super().collective_s(name, size_bytes, n, stride)  # nobody to talk to, or no such ranks
+        ranks = self.ranks(int(n), int(stride))
+        apart = ranks[1] - ranks[0]
+        if all(b - a == apart for a, b in zip(ranks, ranks[1:], strict=False)):
+            return super().collective_s(name, size_bytes, n, apart)
+        net = self._network(ranks)
+        if name != "broadcast in turn":
+            return collective_cost(name, float(size_bytes), net).time_s
+        roots = range(len(ranks))
+        return sum(collective_cost("broadcast", float(size_bytes), net, root=root).time_s for root in roots) / len(
+            ranks
+        )
+
+    def in_node(self, n: Numbers, stride: Numbers) -> Numbers:
+        """As `Machine.in_node`."""
+        return sum(rank < self.cluster.devices_per_node for rank in self.ranks(int(n), int(stride)))
+
+    def ranks(self, n: int, stride: int) -> tuple[int, ...]:
+        """Where the planner's ranks 0, stride, ..., (n - 1) stride stand, in this order; ascending."""
+        return tuple(sorted(self._place(k * stride) for k in range(n)))
+
+    def _place(self, rank: int) -> int:
+        place = 0
+        for axis, size in reversed(self.sizes):
+            place, rank = place + rank % size * self._strides[axis], rank // size
+        return place
+
+    @cached_property
+    def _strides(self) -> dict[str, int]:
+        sizes = dict(self.sizes)
+        return {axis: prod(sizes[later] for later in self.order[i + 1 :]) for i, axis in enumerate(self.order)}
+
+    @cached_property
+    def _network(self):
+        return lru_cache(maxsize=256)(lambda ranks: GroupNetwork(self.groups.cluster, ranks))
+
+
+@lru_cache(maxsize=256)
+def placed_machine(
+    machine: Machine, parallel: Parallel, order: tuple[str, ...], has_free_messages: bool = False
+) -> PlacedMachine:
+    """The machine with its ranks in this order, which `checked_order` has looked at: one record for all who ask."""
+    sizes = tuple((axis, size) for axis, size in axis_sizes(parallel, "expert" in order).items())
+    order = tuple(axis for axis, _ in sizes if axis not in order) + order
+    return PlacedMachine(
+        machine.cluster, machine.stack, machine.derating, machine.precision, sizes, order, has_free_messages
+    )
+
+
+def axis_sizes(parallel: Parallel, has_expert_axis: bool = False) -> dict[str, int]:
+    """Ranks on each axis, in the planner's order; with an axis of experts, that part of the data axis is its own."""
+    sizes = {axis: getattr(parallel, axis) for axis in ORDER}
+    if not has_expert_axis:
+        return sizes
+    data, expert = sizes["data"] // parallel.expert, parallel.expert
+    return {"pipeline": sizes["pipeline"], "data": data, "expert": expert} | {
+        a: sizes[a] for a in ("context", "tensor")
+    }
+
+
+def checked_order(order: Sequence[str], parallel: Parallel) -> tuple[str, ...]:
+    """The order, if it is one of this split's axes.
+
+    Raises:
+        ValueError: no sequence of names; an unknown axis; one twice; one left out that has more than one rank; experts
+            as an axis beside a context axis, or that share ranks of the tensor axis.
+    """
+    if isinstance(order, str) or not isinstance(order, Sequence):
+        raise ValueError(f"order is the axes, from far apart to neighbours: got {shown(order)}; try {ORDER}")
+    for axis in order:
+        if not isinstance(axis, str) or axis not in PLACED:
+            raise unknown_name("axis", axis, PLACED)
+    if twice := [axis for i, axis in enumerate(order) if axis in order[:i]]:
+        raise ValueError(f"order has each axis once: got {shown(twice[0])} twice; leave one out")
+    if "expert" in order and parallel.expert > 1 and (parallel.context > 1 or parallel.data % parallel.expert):
+        raise ValueError(
+            "experts are an axis of their own where they divide the data ranks and there is no context axis: got "
+            f"expert {parallel.expert}, data {parallel.data} and context {parallel.context}; leave expert out of the "
+            "order, and they lie among the context ranks first"
+        )
+    if "expert" in order and parallel.expert_tensor_ranks != parallel.tensor:
+        raise ValueError(
+            "experts are an axis of their own where tensor ranks share each of them: got expert_tensor "
+            f"{parallel.expert_tensor_ranks} and tensor {parallel.tensor}; leave expert out of the order"
+        )
+    for axis, size in axis_sizes(parallel, "expert" in order).items():
+        if size > 1 and axis not in order:
+            raise ValueError(
+                f"order has every axis with more than one rank: got {shown(tuple(order))} with {axis} {size}; put "
+                f"{axis} in"
+            )
+    return tuple(order)
