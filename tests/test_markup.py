@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -42,6 +42,7 @@ from lablib.memory.step_memory import memory_of_step
 from lablib.memory.ways_to_fit import Way
 from lablib.optim.evidence import Result as Trial
 from lablib.optim.evidence import difference
+from lablib.parallel import Mesh
 from lablib.parallel.expert_against_dense import AgainstDense
 from lablib.pipeline import Plan, equal_memory, replay
 from lablib.pipeline.simulation import simulate
@@ -160,6 +161,12 @@ RESULTS = {
 }
 WAYS = [Way(MARK, 8e9, 1.0, 3.0), Way("b", 1e9, 2.5, 3.0)]
 AFFORDED = equal_memory(2, 4, 4.0)[0]
+PLACED = SimpleNamespace(
+    mesh=Mesh(**{MARK: 2}),
+    step_time_s=1.0,
+    exposed_s={MARK: 0.5},
+    sent_bytes={MARK: {"node": 1.0, "rail": 1.0, "across": 0}},
+)
 FIGURES: dict[str, Callable[[], Any]] = {
     "figure_timeline": lambda: figures.figure_timeline(timeline(), title=MARK),
     "figure_reconcile": lambda: figures.figure_reconcile(timeline(), timeline(2.0), labels=(MARK, f"{MARK}2")),
@@ -211,6 +218,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_tiles": lambda: figures.figure_tiles(LAUNCH, title=MARK),
     "figure_batch_splits": lambda: figures.figure_batch_splits([prediction()], title=MARK),
     "figure_tensor_times": lambda: figures.figure_tensor_times([1, 2], [2.0, 1.0], [0.0, 0.5], 1, title=MARK),
+    "figure_placements": lambda: figures.figure_placements([PLACED], title=MARK),
     "figure_matrices": lambda: figures.figure_matrices({MARK: [[1.0, 2.0]]}, {MARK: (1, 2)}, title=MARK),
     "figure_context_times": lambda: figures.figure_context_times([1024, 2048], {MARK: [0.5, 0.9]}, title=MARK),
     "figure_expert_load": lambda: figures.figure_expert_load([[1.0, 2.0]], title=MARK, summary=f"{MARK}."),

@@ -157,7 +157,7 @@ def _block(num_ranks: int, devices_per_node: int | None) -> int:
 def _block_of(mesh: Mapping[str, int]) -> int:
     """How many neighbours share a row: whole groups of the last axes."""
     left, block = prod(mesh.values()), 1
-    for size in reversed(mesh.values()):
+    for size in reversed(list(mesh.values())):
         if left <= MAX_RANKS:
             break
         left, block = left // size, block * size
@@ -296,7 +296,7 @@ def _axes(
 def _inner_sizes(mesh: Mapping[str, int], block: int) -> Iterator[int]:
     """How many cells the groups of the last axis have, of the last two, and so on."""
     size = 1
-    for each in reversed(mesh.values()):
+    for each in reversed(list(mesh.values())):
         size *= each
         if size > block:
             yield size // block
