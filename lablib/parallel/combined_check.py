@@ -1,7 +1,9 @@
 """A combination of axes as data: the model, the mesh, the batch and the schedule; refused before any rank starts.
 
     how = Combination(config, Mesh(data=2, pipeline=2, tensor=2), batch_size=8, seq_len=16, num_micro_batches=2)
-    launch(program, how, ranks=how.mesh.num_ranks)            # `CombinedStep(how, ...)` on every rank
+    launch(program, ranks=how.mesh.num_ranks)            # `CombinedStep(how, ...)` on every rank
+
+Where the number of ranks is given, `how.mesh.require(ranks)` refuses another than the axes multiply to.
 
 What each axis divides, and so what it must fit:
 
@@ -33,6 +35,7 @@ from lablib.parallel.context_ring import ring_attention
 from lablib.parallel.mesh import Mesh
 from lablib.parallel.tensor_plan import GPT_PLAN, GPT_SEQUENCE_PLAN, Vocabulary, check_plan
 from lablib.parallel.tensor_plan import Plan as TensorPlan
+from lablib.parallel.tensor_vocabulary import padded_vocabulary
 from lablib.pipeline.balance import balanced_cut
 from lablib.pipeline.communication import with_communication
 from lablib.pipeline.executor import flops_of, units_of
@@ -92,7 +95,9 @@ class Combination:
                 raise unknown_name("axis", axis, list(AXES))
         self._check_batch()
         self._check_sequence()
+        self._check_vocabulary()
         plan = self.plan.plan
+        self._check_layers(plan.num_pieces, plan.num_chunks)
         self._check_autocast(any(action.kind is Kind.W for row in plan for action in row))
         with disable_current_modes():  # within a launch, too, it takes no time and no memory
             model = GPT(self.config, device="meta")
@@ -156,6 +161,22 @@ class Combination:
                 f"every rank must have equally many tokens of a sequence: got {self.seq_len} tokens for context "
                 f"{context}" + f" and tensor {tensor} with sequence parallelism" * (cuts > 1) + "; pad to "
                 f"{-(-self.seq_len // pieces) * pieces}."
+            )
+
+    def _check_vocabulary(self) -> None:
+        size, tensor = self.config.vocab_size, self.size(TENSOR)
+        if self.uneven_vocabulary == "refuse" and size % tensor:
+            raise ValueError(
+                f"the vocabulary must be a multiple of the tensor ranks: got {size} words for {tensor}; make it "
+                f'{padded_vocabulary(size, tensor)}, or say uneven_vocabulary="pad" or "chunk".'
+            )
+
+    def _check_layers(self, num_pieces: int, num_chunks: int) -> None:
+        units = self.config.num_layers + 2
+        if num_pieces > units:
+            raise ValueError(
+                f"every piece of the pipeline needs a layer: got {num_pieces} pieces for {self.config.num_layers} "
+                f"layers, an embedding and a head; try {num_pieces - 2} layers, or pipeline={units // num_chunks}."
             )
 
     def _check_autocast(self, is_split: bool) -> None:

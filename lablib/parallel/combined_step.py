@@ -113,13 +113,11 @@ class CombinedStep:
         self.context = None
         if how.size(CONTEXT) > 1:
             self.context = ContextParallel(self._groups[CONTEXT], how.order, how.attention)
-        plan = how.plan.plan
-        own = [number for number, stage in enumerate(plan.rank_of) if stage == self.at[PIPELINE]]
-        units = [unit for number in own for unit in how.units[number]]
         model = make_model(how, seed, dtype) if model is None else model
-        self._dtype = next(model.parameters()).dtype
+        own = [number for number, stage in enumerate(how.plan.plan.rank_of) if stage == self.at[PIPELINE]]
+        units = [unit for number in own for unit in how.units[number]]
         self.part = Part(model, how, units, self.context, self._groups[TENSOR])
-        del model
+        self._dtype = next(self.part.parameters()).dtype
         self.pipeline = Pipeline(
             how.plan,
             pieces_of(self.part, how, own),
@@ -129,7 +127,8 @@ class CombinedStep:
             shapes_of=self._shapes,
         )
         tied = tied_parameter(self.part) if how.config.tied_head else None
-        self.sharded = CombinedOptimizer(self.part, self.pipeline.pieces, replicas, self._counts, tied, optimizer_fn)
+        pieces = self.pipeline.pieces
+        self.sharded = CombinedOptimizer(self.part, pieces, replicas, self._counts, tied, optimizer_fn)
 
     def __call__(self, tokens_BT: Tensor, targets_BT: Tensor) -> Stepped:
         """One step: gradients of the batch's mean loss, and the optimizer's update. Communicates.
@@ -173,7 +172,10 @@ class CombinedStep:
     # ---- the whole model, on every rank ----
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """The gradients as one device has them (times the loss scale), by the model's names. Communicates."""
+        """The gradients as one device has them, by the model's names. Communicates.
+
+        Between `backward` and `update` times the loss scale, where there is one; after it clipped.
+        """
         return self._full(dict(self.sharded.gradients()))
 
     def full_parameters(self) -> dict[str, Tensor]:

@@ -15,7 +15,7 @@ nodes. Tensor parallelism sends most and goes last; data and pipeline parallelis
 torch's DeviceMesh makes the process groups (`device_mesh`), and knows all this once ranks run. Here it can be asked
 before any starts: for a picture, for a price, or for an error in one sentence.
 
-Cost: some sums; of `group`, one new group for each set of axes.
+Cost: some sums; `group` makes one new group, on each of its ranks.
 Legend: c_i a coordinate, s_i the size of an axis.
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
 arXiv 2104.04473, section 3 (which axis within a node); torch.distributed.device_mesh (torch 2.13, documentation).
@@ -151,18 +151,15 @@ class Mesh:
         return init_device_mesh(device, tuple(self.sizes.values()), mesh_dim_names=self.axes)
 
     def group(self, *axes: str) -> dist.ProcessGroup:
-        """The process group along these axes that this rank is in: a new one. Communicates; all ranks call it.
+        """The process group along these axes that this rank is in: a new one. Communicates; all its ranks call it.
 
         Raises:
             ValueError: as `groups` and `require`.
         """
         self.require(dist.get_world_size())
-        made: Any = None
-        for ranks in self.groups(*axes):  # every rank makes all groups, in the same order
-            group = dist.new_group(list(ranks))
-            if dist.get_rank() in ranks:
-                made = group
-        return made
+        ranks = self.group_of(dist.get_rank(), *axes)
+        group: Any = dist.new_group(list(ranks), use_local_synchronization=True)  # its members alone make it
+        return group
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{axis}={size}' for axis, size in self.sizes.items())})"

@@ -270,7 +270,10 @@ def of(mesh: Mesh | None = None, batch_size: Any = 8, seq_len: Any = 16, **optio
             "vocabulary must be a mul",
         ),
         (lambda: of(Mesh(context=4, tensor=2), attention=ulysses_attention), "heads"),
-        (lambda: of(Mesh(pipeline=8)), "every piece needs a layer: got 6 layers for 8 pieces; cut into 6 or fewer"),
+        (
+            lambda: of(Mesh(pipeline=8)),
+            "got 8 pieces for 4 layers, an embedding and a head; try 6 layers, or pipeline=6",
+        ),
         (lambda: of(schedule="interleaved", num_chunks=2, num_micro_batches=1), "num_microbatches"),
         (
             lambda: of(schedule="zb-h1", num_micro_batches=1, autocast=torch.bfloat16),
