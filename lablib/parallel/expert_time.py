@@ -18,8 +18,8 @@ Cost: a price list; nothing runs.
 Legend: as in `expert_bytes.py`.
 Source: prices: lablib/cost, its `exchange_cost` for uneven rows; another dispatcher: lablib/plan/layer/dispatch.py. The
 kernels are those of `expert_parallel.py` with `grouped_product`, as the simulator runs them.
-Simplified: no tensor ranks; softmax gates; an even load is dealt in turn (`balanced=True`); groups of a rank are equally
-long; GELU, no dropout; the sum of gradients over ranks is not in it (`data_parallel_scaling.py`).
+Simplified: no tensor ranks; softmax gates; an even load is dealt in turn (`balanced=True`); groups of a rank have equal
+lengths; GELU, no dropout; the sum of gradients over ranks is not in it (`data_parallel_scaling.py`).
 """
 
 from collections.abc import Sequence
