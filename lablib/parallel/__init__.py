@@ -72,6 +72,7 @@ Experts: every token is seen by few of many MLPs, which are spread over ranks:
     expert_depth              a block that sees only some tokens, on the same dispatch
     expert_bytes              what a mixture sends and keeps, to the byte
     expert_time               seconds of a mixture: products of few rows, moves of rows, tokens on their way
+    expert_overlap            tokens in parts: one's all-to-all beside another's experts, and shared experts beside it
     expert_balance            which expert lies where, and which in several copies, so that the busiest rank has least
     expert_against_dense      a mixture beside dense models of as many FLOPs or parameters, over numbers of GPUs
     expert_published          two published comparisons beside what is predicted
@@ -346,6 +347,8 @@ from lablib.parallel.expert_bytes import expert_weights as expert_weights
 from lablib.parallel.expert_time import ExpertTime as ExpertTime
 from lablib.parallel.expert_time import expert_time as expert_time
 from lablib.parallel.expert_time import expert_times as expert_times
+from lablib.parallel.expert_overlap import overlap_experts as overlap_experts
+from lablib.parallel.expert_overlap import overlapped_time as overlapped_time
 from lablib.parallel.expert_balance import Placement as Placement
 from lablib.parallel.expert_balance import least_possible_load as least_possible_load
 from lablib.parallel.expert_balance import place_balanced as place_balanced

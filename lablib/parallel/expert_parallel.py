@@ -193,7 +193,7 @@ def exchange_rows(rows: Tensor, sent: Sequence[int], received: Sequence[int], gr
     return _ExchangeRows.apply(rows, tuple(sent), tuple(received), group)  # pyright: ignore[reportReturnType]
 
 
-def _reordered(rows: Tensor, blocks: Sequence[Sequence[int]]) -> Tensor:
+def reordered(rows: Tensor, blocks: Sequence[Sequence[int]]) -> Tensor:
     """Rows in blocks [i][j], one behind the other, in the order of j, then i."""
     if len(blocks) == 1 or len(blocks[0]) == 1:
         return rows
@@ -205,12 +205,12 @@ def _reordered(rows: Tensor, blocks: Sequence[Sequence[int]]) -> Tensor:
 def to_experts(rows_MD: Float[Tensor, "M D"], exchange: Exchange, group: Group = None) -> Float[Tensor, "R D"]:
     """Rows to the ranks of their experts, and there in order of the experts. Communicates: one all-to-all each way."""
     rows_RD = exchange_rows(rows_MD, exchange.sent, exchange.from_ranks, group)
-    return _reordered(rows_RD, exchange.received)
+    return reordered(rows_RD, exchange.received)
 
 
 def from_experts(rows_RD: Float[Tensor, "R D"], exchange: Exchange, group: Group = None) -> Float[Tensor, "M D"]:
     """The way back. Communicates: one all-to-all each way."""
-    by_rank = _reordered(rows_RD, list(zip(*exchange.received, strict=True)))
+    by_rank = reordered(rows_RD, list(zip(*exchange.received, strict=True)))
     return exchange_rows(by_rank, exchange.from_ranks, exchange.sent, group)
 
 

@@ -98,6 +98,15 @@ class ExpertPrices:
         of_weights = [self._product(a, b, each, count, (a, b)) for a, b in ((d_model, width), (width, d_model))]
         return sum(of_rows) + sum(of_weights) + self.touch(3 * activation)
 
+    def shared(self, tokens: int, backward: bool) -> float:
+        """The shared experts, one MLP of all their widths; 0 without any."""
+        count = self.sizes.num_shared
+        return self.mlps(tokens, 1, count * self.sizes.d_ff, backward) if count else 0.0
+
+    def summed(self, tokens: int) -> float:
+        """The gradients of a token's k copies, added."""
+        return self.touch(tokens * (self.sizes.k + 1) * self.sizes.row_bytes)
+
     def _product(
         self, m: int, n: int, k: int, count: int, rows: tuple[int, int] | None = None, dtype: str = ""
     ) -> float:
@@ -123,8 +132,13 @@ class ExpertPrices:
             return cast_s + self.touch(2 * rows + weights, rows + x)
         return cast_s + self.touch(2 * rows + x, rows + x + weights, rows + weights)
 
+    def sorted(self, tokens: int) -> float:
+        """Choices by expert."""
+        number = COUNT_BYTES * tokens * self.sizes.k
+        return self.touch(2 * number, 3 * number, number, number, 4 * number, 2 * number)
+
     def router(self, tokens: int, backward: bool, is_dealt: bool = True) -> float:
-        """Logits, scores, choices, weights and the sort by expert; or their gradients.
+        """Logits, scores, choices and weights; or their gradients.
 
         Arguments:
             is_dealt: choices in turn; else scores are sorted, and choices counted.
@@ -143,9 +157,8 @@ class ExpertPrices:
                 ids = COUNT_BYTES * sizes.num_experts
                 dealt_s = self.touch(2 * scores + tokens * ids, 2 * number, ids, number, 4 * number)
             chosen_s = dealt_s + self.touch(2 * scores, number + 2 * weight)
-            sorted_s = self.touch(2 * number, 3 * number, number, number, 4 * number, 2 * number)
             logits_s = self._product(tokens, sizes.num_experts, d_model, 1, dtype=self.wide)
-            return casts_s + logits_s + chosen_s + normalized_s + sorted_s
+            return casts_s + logits_s + chosen_s + normalized_s
         normalized_s = 0.0
         if normal:
             divided = 2 * weight + token
@@ -186,15 +199,12 @@ def expert_time(
     received = [sum(column) for column in zip(*rows, strict=True)]
     busiest, prices, tokens = max(received), ExpertPrices(sizes, cluster, n), sizes.tokens
     products_s = sum(prices.mlps(busiest, prices.own, sizes.d_ff, backward) for backward in (False, True))
-    shared_s = 0.0
+    shared_s = sum(prices.shared(tokens, backward) for backward in (False, True))
     if sizes.num_shared:
-        width, x = sizes.num_shared * sizes.d_ff, tokens * sizes.row_bytes
-        shared_s = sum(prices.mlps(tokens, 1, width, backward) for backward in (False, True))
-        shared_s += 2 * prices.touch(3 * x)  # added to what the others say; and the gradients of their input
-    summed_s = prices.touch(tokens * (sizes.k + 1) * sizes.row_bytes)
+        shared_s += 2 * prices.touch(3 * tokens * sizes.row_bytes)  # outputs added; and the gradients of x
     weighed_s = prices.weighed(tokens, False) + prices.weighed(tokens, True)
-    moves_s = 4 * prices.picked(tokens) + 4 * prices.ordered(busiest) + weighed_s + summed_s
-    router_s = prices.router(tokens, False, counts is None) + prices.router(tokens, True)
+    moves_s = 4 * prices.picked(tokens) + 4 * prices.ordered(busiest) + weighed_s + prices.summed(tokens)
+    router_s = prices.router(tokens, False, counts is None) + prices.sorted(tokens) + prices.router(tokens, True)
     exposed_s = 0.0
     if n > 1:
         there_s, back_s = _exchanges(sizes, cluster, rows, dispatcher)
