@@ -41,7 +41,7 @@ quick: bool = True  # few repeats
 # ## Two ways to cut a product
 #
 # A *rank* is one process with one GPU. A linear layer computes Y = X W: a row of X for each *token*, a column of W for
-# each output. Here 6 tokens of width 8, and 16 outputs. (Dark squares are large numbers.)
+# each output. Here 6 tokens of width 8, and 16 outputs. (The darker a square, the larger its number, of either sign.)
 
 # %%
 assert ranks in (2, 4, 8), f"ranks must be 2, 4 or 8: got {ranks}."
@@ -543,8 +543,9 @@ pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
 
 # %% [markdown]
 # On `dgx-h100` 16 ranks take twice the GPUs of 8, to be a fifth faster. Try it: a machine without NVLink; a wider
-# layer; more tokens. What helps against the node's end, what does not? (*2D*, in the sentence below the picture, cuts
-# both factors of each product: see *further*.)
+# layer; more tokens. What helps against the node's end, what does not? (Its 4096 tokens are two sequences of 2048,
+# which need less attention than one. *2D*, in the sentence below the picture, cuts both factors of each product: see
+# *further*.)
 
 # %%
 tensor_calculator(interactive)
@@ -847,6 +848,7 @@ recorded = recorded_comparison("12")
 print_text(f"{recorded}")
 parts_of_a_step = ["forward", "backward", "exposed", "waiting", "idle", "makespan"]
 table = comparison.beside(recorded, ["predicted_s", "measured_s"]).loc[parts_of_a_step]
+table.columns = [name.replace("_s ", " ") for name in table.columns]
 table.map(lambda seconds: format_quantity(seconds, "s"))
 
 # %% tags=["instructor"]
@@ -864,9 +866,9 @@ print(found)
 # %% [markdown]
 # The first five rows add up to the makespan. Calls and bytes are equal on both sides: 21 all-reduces of 4 layers, 2 a
 # layer and 1 for the embedding forward, 3 of the loss, 2 a layer and 1 for the head backward. Seconds are not: the
-# recorded step took twice as long as predicted, and every row is too short. Of the missing 69 ms, 28 are compute, 29
-# are waiting (for the other rank) and idle time, of which the simulator predicts none, and 12 are exposed. The
-# recording does not show why.
+# recorded step took twice as long as predicted, and no row was long enough. Of the missing 69 ms, 28 are compute, 12
+# are exposed, and 29 are waiting (for the other rank) and idle, of which the simulator predicts none. Why, the
+# recording does not show.
 
 # %% [markdown] minutes=1
 # ## Summary
