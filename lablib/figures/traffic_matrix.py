@@ -21,6 +21,7 @@ from lablib.units import Unit, format_quantity, log_ticks, unit_for
 MAX_RANKS = 128  # more are drawn in blocks of neighbours
 NUMBERS_UP_TO = 16  # ranks: the bytes are written into the cells
 LOG_FROM = 20.0  # colours are logarithmic where the largest and the smallest number differ by this factor
+MOST_GROUPS = 32  # of a mesh's last axis, between which lines stand; more would hide the squares
 MAX_PANELS, GAP = 4, 0.05  # side by side, and the share of the width between two
 # From light to dark, so that it reads in grey; the hue is that of communication.
 _COLORS = ((0.0, "#F2D9E7"), (0.35, "#D998BC"), (0.7, "#A04F7C"), (1.0, "#3D1029"))
@@ -33,6 +34,7 @@ def figure_traffic_matrix(
     devices_per_node: int | None = None,
     title: str = "Bytes between ranks",
     mesh: Mapping[str, int] | None = None,
+    note: str = "",
 ) -> go.Figure:
     """A square for each pair of ranks: the row sends to the column. Lines stand between nodes.
 
@@ -42,6 +44,7 @@ def figure_traffic_matrix(
         devices_per_node: ranks on each node, for the lines; None: as the simulator tells, else no lines.
         mesh: axes and their sizes, from far apart to neighbours (`Mesh.sizes`): ranks are named by their coordinates,
             and thin lines stand between the groups of the last axis.
+        note: a sentence before those that say what is seen.
 
     Returns:
         A figure whose table has one row for each pair that exchanged something. More than 128 ranks are drawn, and
@@ -53,7 +56,7 @@ def figure_traffic_matrix(
     """
     if mesh is not None:
         num_ranks = _ranks_of(mesh, num_ranks)
-    return _figure({"": traffic}, num_ranks, devices_per_node, title, mesh)
+    return _figure({"": traffic}, num_ranks, devices_per_node, title, mesh, note)
 
 
 @checked
@@ -97,6 +100,7 @@ def _figure(
     per_node: int | None,
     title: str,
     mesh: Mapping[str, int] | None = None,
+    note: str = "",
 ) -> go.Figure:
     """One panel a run, left to right; colours, blocks and lines are the same in all."""
     if per_node is not None and per_node < 1:
@@ -114,6 +118,7 @@ def _figure(
     figure.update_layout(margin_b=64, margin_t=figure.layout.margin.t + heading)  # pyright: ignore
     figure.update_layout(height=figure.layout.height + heading)  # pyright: ignore
     width = (1 - GAP * (num_panels - 1)) / num_panels
+    shapes: list[dict[str, Any]] = []  # given to the figure at once: one by one they take plotly long
     for panel, name in enumerate(traffics):
         x, y = (f"{letter}{panel + 1 if panel else ''}" for letter in "xy")
         left = panel * (width + GAP)
@@ -125,14 +130,19 @@ def _figure(
             place = {"xref": "paper", "yref": "paper", "x": left, "y": 1, "xanchor": "left", "yanchor": "bottom"}
             figure.add_annotation(text=f"<b>{plain(name)}</b>", showarrow=False, font={"size": 13}, **place)
         for edge, line in _lines(size, block, per_node, mesh):
-            figure.add_shape(x0=0, x1=1, xref=f"{x} domain", y0=edge - 0.5, y1=edge - 0.5, yref=y, **line)
-            figure.add_shape(y0=0, y1=1, yref=f"{y} domain", x0=edge - 0.5, x1=edge - 0.5, xref=x, **line)
+            at = edge - 0.5
+            shapes.append({"x0": 0, "x1": 1, "xref": f"{x} domain", "y0": at, "y1": at, "yref": y} | line)
+            shapes.append({"y0": 0, "y1": 1, "yref": f"{y} domain", "x0": at, "x1": at, "xref": x} | line)
+    figure.update_layout(shapes=shapes)
     of_ranks = names if mesh is not None and block == 1 else [str(rank) for rank in range(size)]
     sentences = [_summary(one, sent[name], block, per_node, of_ranks) for name, one in traffics.items()]
     if any(traffics):
         sentences = [f"{name}: {sentence}" for name, sentence in zip(traffics, sentences, strict=True)]
     return attach(
-        figure, " ".join(sentences), _columns(cells, names), [note for one in traffics.values() for note in one.notes]
+        figure,
+        " ".join([note, *sentences]).strip(),
+        _columns(cells, names),
+        [note for one in traffics.values() for note in one.notes],
     )
 
 
@@ -180,6 +190,8 @@ def _lines(
         return
     size = [size for size in (mesh or {}).values() if size > 1][-1:]
     nodes = set(range(per_node or num_ranks, num_ranks, per_node or num_ranks or 1))
+    if size and num_ranks > MOST_GROUPS * size[0]:
+        size = []
     for edge in sorted(set(range(size[0], num_ranks, size[0]) if size else ()) - nodes):
         yield edge, {"type": "line", "line": {"color": FAINT_INK, "width": 0.7, "dash": "dot"}}
     for edge in sorted(nodes):
@@ -241,7 +253,7 @@ def _heat(cells: np.ndarray, names: Sequence[str], scale: _Scale, num_panels: in
     places = list(range(len(cells)))
     words = [[format_quantity(v, "B") if v else "" for v in row] for row in cells.tolist()]
     hover = [
-        [f"<b>rank {a} to rank {b}</b><br>{word}" for b, word in zip(names, row, strict=True)]
+        [f"<b>rank {a} to rank {b}</b><br>{word}" if word else "" for b, word in zip(names, row, strict=True)]
         for a, row in zip(names, words, strict=True)
     ]
     # Within one unit its symbol stands at the bar: "1.6 MB" is wider than one of 16 squares.
@@ -253,7 +265,7 @@ def _heat(cells: np.ndarray, names: Sequence[str], scale: _Scale, num_panels: in
         z=scale.of(cells),
         x=places,
         y=places,
-        hovertext=hover,
+        hovertext=np.array(hover, dtype=object),  # a list of lists plotly copies text by text
         hoverinfo="text",
         hoverongaps=False,
         colorscale=[list(stop) for stop in _COLORS],

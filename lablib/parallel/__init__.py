@@ -271,7 +271,7 @@ from lablib.parallel.combined_part import Part as Part
 from lablib.parallel.combined_optimizer import CombinedOptimizer as CombinedOptimizer
 from lablib.parallel.combined_step import CombinedStep as CombinedStep
 from lablib.parallel.combined_step import Stepped as Stepped
-from lablib.parallel.placement import Placement as Placement
+from lablib.parallel.placement import PlacedMesh as PlacedMesh
 from lablib.parallel.placement import far_bytes as far_bytes
 from lablib.parallel.placement import place as place
 from lablib.parallel.placement import placements as placements

@@ -39,7 +39,7 @@ MAX_RANKS = 1024  # bytes between more of them are many
 
 
 @dataclass(frozen=True)
-class Placement:
+class PlacedMesh:
     """A mesh on a cluster: its step, and what travels where.
 
     Attributes:
@@ -97,7 +97,7 @@ class Placement:
         return f"{text}; ranks wait longest for the {axis} axis, which travels {words}: {share:.0%} of the step."
 
     def __repr__(self) -> str:
-        return f"Placement({self.sentence()})"
+        return f"PlacedMesh({self.sentence()})"
 
 
 def place(
@@ -110,7 +110,7 @@ def place(
     chunks: int = 1,
     sequence_parallel: bool | None = None,
     **options: Any,
-) -> Placement:
+) -> PlacedMesh:
     """One order of the axes, priced.
 
     Arguments:
@@ -152,7 +152,7 @@ def place(
     prediction = prediction_of(asked)
     exposed = {axis: prediction.communication[axis][1] for axis in AXES if axis != "pipeline"}
     exposed["pipeline"] = prediction.step_time_s - _without_messages(asked, mesh).step_time_s
-    return Placement(mesh, found, prediction, exposed, asked)
+    return PlacedMesh(mesh, found, prediction, exposed, asked)
 
 
 def _without_messages(asked: Asked, mesh: Mesh) -> Prediction:
@@ -163,7 +163,7 @@ def _without_messages(asked: Asked, mesh: Mesh) -> Prediction:
 
 def placements(
     model: str | Transformer | GPTConfig, mesh: Mesh, cluster: str | Cluster, batch: int, **options: Any
-) -> tuple[Placement, ...]:
+) -> tuple[PlacedMesh, ...]:
     """Every order of the mesh's axes, the fastest first; of equally fast ones the one that sends less across nodes.
 
     Axes of one rank are left out, as their order changes nothing. Arguments and Raises as `place`.
@@ -175,6 +175,6 @@ def placements(
     return tuple(sorted(placed, key=lambda one: (one.step_time_s, far_bytes(one))))
 
 
-def far_bytes(placement: Placement) -> float:
+def far_bytes(placement: PlacedMesh) -> float:
     """Bytes that a mean rank sends to other nodes in a step."""
     return sum(sent["rail"] + sent["across"] for sent in placement.sent_bytes.values())

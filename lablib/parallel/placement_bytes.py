@@ -28,6 +28,7 @@ topologies of this project have no rails: a rail is a name for where bytes go, a
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
@@ -258,15 +259,15 @@ def step_traffic(
 
 
 def _groups(call: StepCall, mesh: Mesh) -> Iterator[tuple[int, ...]]:
-    axes = tuple(axis for axis in call.over if axis in mesh.axes)
-    if not axes:
-        return
-    stages = mesh.sizes.get("pipeline", 1)
-    for ranks in mesh.groups(*axes):
-        if call.stage == "ends":
-            yield ranks[0], ranks[-1]
-        elif call.stage is None or mesh.coordinates(ranks[0]).get("pipeline", 0) == call.stage % stages:
-            yield ranks
+    """As `Mesh.groups`, of the stages that make the call."""
+    over = [place for place, axis in enumerate(mesh.axes) if axis in call.over]
+    box = np.arange(mesh.num_ranks).reshape(tuple(mesh.sizes.values()))
+    if isinstance(call.stage, int) and "pipeline" in mesh.axes:
+        stage = mesh.axes.index("pipeline")
+        box = box.take([call.stage], axis=stage)
+    groups = np.moveaxis(box, over, range(box.ndim - len(over), box.ndim))
+    for ranks in groups.reshape(-1, prod(mesh.sizes[mesh.axes[place]] for place in over)).tolist():
+        yield (ranks[0], ranks[-1]) if call.stage == "ends" else tuple(ranks)
 
 
 def _pairs(

@@ -12,4 +12,5 @@ from lablib.widgets.controls import Toggle as Toggle
 from lablib.widgets.explore import explore as explore
 from lablib.widgets.loader_calculator import loader_calculator as loader_calculator
 from lablib.widgets.memory_calculator import memory_calculator as memory_calculator
+from lablib.widgets.placement_calculator import placement_calculator as placement_calculator
 from lablib.widgets.tensor_calculator import tensor_calculator as tensor_calculator

@@ -12,7 +12,7 @@ from lablib.hardware import CLUSTERS, Device
 from lablib.kernels.accesses import Access, Launch, Operand
 from lablib.models import GPTConfig
 from lablib.optim.evidence import Result
-from lablib.parallel import Mesh, Placement, placements
+from lablib.parallel import Mesh, PlacedMesh, placements
 from lablib.plan import Parallel, Prediction
 from lablib.plan.validation import Report, published_rows, score
 from lablib.record.memory import Allocation, Memory
@@ -157,7 +157,7 @@ def some_report() -> Report:
     return score(published_rows()[::5], lambda **_: Predicted())
 
 
-def some_placements() -> tuple[Placement, ...]:
+def some_placements() -> tuple[PlacedMesh, ...]:
     """Both orders of two axes, over two nodes."""
     model = GPTConfig(num_layers=2, d_model=64, num_heads=4, vocab_size=128, max_seq_len=32)
     cluster = CLUSTERS["dgx-a100"].replace(devices_per_node=2)

@@ -1,0 +1,126 @@
+"""Which axis goes where? Axes, their order and the wires -> step time, who waits, and the bytes between ranks.
+
+The order is written by hand, the last axis with neighbouring ranks: order them first, then look. The picture is the
+traffic matrix in mesh order; its sentence has the seconds. The device is the same everywhere, an H100, so that wires
+alone differ: those of clusters in the catalogue, and RoCE whose messages take 15 us to begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from lablib.figures.traffic_matrix import figure_traffic_matrix
+from lablib.hardware import Cluster, Link, find_cluster
+from lablib.hardware.devices import DEVICES
+from lablib.parallel.mesh import Mesh
+from lablib.parallel.placement import PlacedMesh, place
+from lablib.plan.order import PLACED
+from lablib.signature import checked
+from lablib.units import format_quantity
+from lablib.widgets.controls import Choice, Control, IntChoice, Text
+from lablib.widgets.explore import explore
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from lablib.widgets.explorer import Explorer
+    from lablib.widgets.static import Pictures
+
+MODELS = ("gpt3-13b", "llama-3-8b", "mixtral-8x7b")
+SEQUENCES, SEQ_LEN = 16, 2048  # of a replica in a step, each a micro-batch; tokens of each
+_SLOW = Link("RoCE v2, 400 Gb/s, 15 us", 15e-6, 50e9, "line rate; the latency is assumed: order of magnitude of EFA's")
+NETWORKS: Mapping[str, str] = MappingProxyType(
+    {
+        "NVLink island of 72": "gb200-nvl72",
+        "rails: 8 NICs a node": "dgx-h100",
+        "RoCE at 15 us": "dgx-h100",
+        "dragonfly": "perlmutter",
+        "torus": "tpu-v4",
+    }
+)
+_EXAMPLES = (
+    {"order": "tensor, pipeline, data"},
+    {"network": "RoCE at 15 us", "order": "pipeline, tensor, data"},
+    {"model": "mixtral-8x7b", "data": 2, "expert": 4, "order": "data, pipeline, tensor, expert"},
+)
+
+
+@checked
+def placement_calculator(
+    interactive: bool = True,
+    network: str = "rails: 8 NICs a node",
+    model: str = "gpt3-13b",
+    data: int = 4,
+    tensor: int = 8,
+    pipeline: int = 2,
+    context: int = 1,
+    expert: int = 1,
+    order: str = "data, pipeline, tensor",
+) -> Explorer | Pictures:
+    """The calculator, to end a cell with; not interactive: its figure at a few settings. ZeRO-1, 2,048 tokens.
+
+    Arguments:
+        interactive: whether there are controls.
+        network: one of `NETWORKS`.
+        model: one of `MODELS`.
+        data, tensor, pipeline, context, expert: ranks on each axis.
+        order: axes from far apart to neighbours; those of one rank may be left out.
+
+    Raises:
+        ValueError: one that is not among the control's.
+    """
+    controls: list[Control] = [
+        Choice("network", "Wires", tuple(NETWORKS), network),
+        Choice("model", "Model", MODELS, model),
+        IntChoice("data", "Data", (1, 2, 4, 8), data, "ranks"),
+        IntChoice("tensor", "Tensor", (1, 2, 4, 8, 16), tensor, "ranks"),
+        IntChoice("pipeline", "Pipeline", (1, 2, 4), pipeline, "stages"),
+        IntChoice("context", "Context", (1, 2, 4), context, "ranks"),
+        IntChoice("expert", "Expert", (1, 2, 4, 8), expert, "ranks"),
+        Text("order", "Order, the last has neighbours", order),
+    ]
+    return explore(placed_mesh, _draw, controls, interactive, _EXAMPLES)
+
+
+def network_of(name: str) -> Cluster:
+    """The wires of that name, between H100s."""
+    cluster = find_cluster(NETWORKS[name]).replace(name=name, device=DEVICES["H100-80GB-SXM"])
+    return cluster.replace(inter=_SLOW) if name == "RoCE at 15 us" else cluster
+
+
+@checked
+def placed_mesh(
+    network: str, model: str, data: int, tensor: int, pipeline: int, context: int, expert: int, order: str
+) -> PlacedMesh:
+    """The mesh in that order on those wires. Arguments as `placement_calculator`.
+
+    Raises:
+        ValueError: an order that names an unknown axis, or lacks one of several ranks; and as `lablib.parallel.place`.
+    """
+    sizes = {"data": data, "tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
+    axes = order.replace(",", " ").split()
+    for axis in axes:
+        if axis not in PLACED or axes.count(axis) > 1:
+            raise ValueError(f"an order has each of {', '.join(PLACED)} once: got {order!r}; the last has neighbours.")
+    if missing := [axis for axis, size in sizes.items() if size > 1 and axis not in axes]:
+        raise ValueError(f"the order lacks an axis of {sizes[missing[0]]} ranks: put {missing[0]} into {order!r}.")
+    mesh = Mesh(**({axis: sizes[axis] for axis in axes if sizes[axis] > 1} or {"data": 1}))
+    batch = SEQUENCES * data * expert
+    return place(model, mesh, network_of(network), batch, zero_stage=1, seq_len=SEQ_LEN)
+
+
+def _draw(found: PlacedMesh) -> go.Figure:
+    held, limit = found.prediction.peak_memory_bytes, found.prediction.memory_limit_bytes
+    fits = "" if held <= limit else f" It does not fit: {format_quantity(held, 'B')} of {format_quantity(limit, 'B')}."
+    sentence = found.sentence()
+    title = "Bytes between ranks, in mesh order"
+    per_node, sizes = found.cluster.devices_per_node, found.mesh.sizes
+    return figure_traffic_matrix(
+        found.traffic.traffic,
+        devices_per_node=per_node,
+        title=title,
+        mesh=sizes,
+        note=f"{sentence[:1].upper()}{sentence[1:].rstrip('.')}.{fits}",
+    )
