@@ -92,7 +92,7 @@ def figure_rank_loads(loads: Mapping[str, Sequence[float]], title: str = "", sum
     """A bar for each rank and placement of experts, and a line at the mean, which is the same for all.
 
     Args:
-        loads: placement -> tokens of each rank, as `lablib.parallel.Placement.rank_loads` gives them.
+        loads: placement -> tokens of each rank, as `lablib.parallel.ExpertPlacement.rank_loads` gives them.
         title: of the figure.
         summary: one sentence; none given: the busiest rank over the mean, by placement.
 

@@ -35,7 +35,7 @@ _EXHAUSTIVE_SLOTS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class ExpertPlacement:
     """Where experts lie.
 
     Attributes:
@@ -66,13 +66,13 @@ class Placement:
         ranks = self.rank_loads(loads)
         return max(ranks) * len(ranks) / sum(ranks) if sum(ranks) else 1.0
 
-    def num_moved(self, before: "Placement") -> int:
+    def num_moved(self, before: "ExpertPlacement") -> int:
         """Experts that ranks have now and had not before: each is sent to its rank, with all its states."""
         return sum(len(set(new) - set(old)) for new, old in zip(self.ranks, before.ranks, strict=True))
 
 
 @checked
-def place_in_order(num_experts: int, num_ranks: int, slots_a_rank: int | None = None) -> Placement:
+def place_in_order(num_experts: int, num_ranks: int, slots_a_rank: int | None = None) -> ExpertPlacement:
     """Expert by expert, rank by rank, whatever their loads: the naive way. A slot more holds a rank's own again.
 
     Arguments:
@@ -89,13 +89,15 @@ def place_in_order(num_experts: int, num_ranks: int, slots_a_rank: int | None = 
         )
     share = num_experts // num_ranks
     slots = _checked_slots(num_experts, num_ranks, share if slots_a_rank is None else slots_a_rank)
-    return Placement(tuple(tuple(r * share + i % share for i in range(slots)) for r in range(num_ranks)), num_experts)
+    return ExpertPlacement(
+        tuple(tuple(r * share + i % share for i in range(slots)) for r in range(num_ranks)), num_experts
+    )
 
 
 @checked
 def place_balanced(
     loads: Sequence[float], num_ranks: int, slots_a_rank: int, num_nodes: int = 1, num_groups: int | None = None
-) -> Placement:
+) -> ExpertPlacement:
     """Copies of the heaviest experts, packed. Pure: equal loads give equal placements.
 
     Arguments:
@@ -130,7 +132,7 @@ def place_balanced(
         each = [loads[here[i]] / copies[i] for i in items]
         packed = _packed(each, ranks // nodes, slots)
         placed += [tuple(here[items[item]] for item in rank) for rank in packed]
-    found = Placement(tuple(placed), experts)
+    found = ExpertPlacement(tuple(placed), experts)
     if experts % ranks:
         return found
     naive = place_in_order(experts, ranks, slots)
@@ -151,7 +153,7 @@ def least_possible_load(loads: Sequence[float], num_ranks: int, slots_a_rank: in
 
 
 @checked
-def place_best(loads: Sequence[float], num_ranks: int, slots_a_rank: int) -> Placement:
+def place_best(loads: Sequence[float], num_ranks: int, slots_a_rank: int) -> ExpertPlacement:
     """The best placement there is, by trying all: for up to ten slots, to see how far `place_balanced` is from it.
 
     Raises:
@@ -170,7 +172,7 @@ def place_best(loads: Sequence[float], num_ranks: int, slots_a_rank: int) -> Pla
         if found:
             best, places = found
             placed = tuple(tuple(items[i] for i, r in enumerate(places) if r == rank) for rank in range(ranks))
-    return Placement(placed, experts)
+    return ExpertPlacement(placed, experts)
 
 
 def _copies(loads: Sequence[float], total: int) -> list[int]:

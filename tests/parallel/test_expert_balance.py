@@ -1,12 +1,21 @@
 """Experts copied and packed: bounds for any loads, the best by trying all, and the example of the source."""
 
+from statistics import mean
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.parallel import Placement, least_possible_load, place_balanced, place_best, place_in_order
+from lablib.parallel import (
+    ExpertPlacement,
+    least_possible_load,
+    place_balanced,
+    place_best,
+    place_in_order,
+    rebalance_over_run,
+)
 
 # github.com/deepseek-ai/EPLB, README: 12 experts of two layers, 16 slots on 8 GPUs, 4 groups, 2 nodes; and its output.
 LOADS = ([90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27])
@@ -60,7 +69,7 @@ def test_trying_all_finds_what_packing_misses():
 def test_the_example_of_the_source_is_found_again(layer: int):
     """But for which of two copies of equal load is where: the ranks' loads are the same."""
     loads, slots = LOADS[layer], SLOTS[layer]
-    theirs = Placement(tuple(tuple(slots[i : i + 2]) for i in range(0, 16, 2)), 12)
+    theirs = ExpertPlacement(tuple(tuple(slots[i : i + 2]) for i in range(0, 16, 2)), 12)
     ours = place_balanced(loads, 8, 2, num_nodes=2, num_groups=4)
     assert ours.copies == theirs.copies
     assert ours.rank_loads(loads) == pytest.approx(theirs.rank_loads(loads))
@@ -91,7 +100,7 @@ def test_more_slots_bring_skewed_loads_near_the_mean():
 
 
 def test_what_moves_is_what_a_rank_had_not():
-    before, after = place_in_order(4, 2), Placement(((0, 3), (2, 1)), 4)
+    before, after = place_in_order(4, 2), ExpertPlacement(((0, 3), (2, 1)), 4)
     assert before.num_moved(before) == 0 and after.num_moved(before) == 2
     assert place_in_order(4, 2, 3).num_moved(before) == 0  # a slot more holds a rank's own
 
@@ -123,3 +132,43 @@ def test_what_cannot_be_placed_is_refused(function: Any, arguments: Any, message
 def test_loads_of_other_experts_are_refused():
     with pytest.raises(ValueError, match="loads must have a number for each of the 4: got 3"):
         place_in_order(4, 2).rank_loads([1, 2, 3])
+
+
+# ---- over a run ----
+
+
+def drawn_run(skew: float, steps: int = 40) -> list[list[int]]:
+    """Choices of 2,048 a step among 8 experts whose chances stay; 0 is even, and what is left is the draw."""
+    rng = np.random.default_rng(0)
+    chances = np.exp(skew * np.arange(8))
+    return rng.multinomial(2048, chances / chances.sum(), steps).tolist()
+
+
+def test_a_skew_that_stays_is_balanced_from_past_loads_but_a_draw_is_not():
+    skewed = rebalance_over_run(drawn_run(-0.5), 4, 3, window=4)
+    assert skewed.gained > 1.7 and mean(skewed.planned[1:]) < mean(skewed.known) + 0.05
+    even = rebalance_over_run(drawn_run(0.0), 4, 3, window=4)
+    assert 0.95 < even.gained < 1.05 and mean(even.known) < mean(even.in_order)
+
+
+def test_a_plan_stays_for_its_steps_and_is_made_of_those_before_it():
+    counts = [[8, 1, 1, 2], [8, 1, 1, 2], [1, 1, 2, 8], [1, 1, 2, 8]]
+    found = rebalance_over_run(counts, 2, 3, every=2, window=1)
+    old = place_balanced(counts[1], 2, 3)
+    assert found.planned == (*found.in_order[:2], *(old.imbalance(one) for one in counts[2:]))
+    assert found.moved == old.num_moved(place_in_order(4, 2, 3))
+    assert found.known == tuple(place_balanced(one, 2, 3).imbalance(one) for one in counts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], 2, 2), "a run must have a step"),
+        (([[1, 2]], 2, 1, 0), "every must be a whole number"),
+        (([[1, 2]], 2, 1, 1, 0), "window must be a whole number"),
+        (([[1, 2, 3]], 2, 2), "num_ranks must divide num_experts: got 2 and 3"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(arguments: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        rebalance_over_run(*arguments)
