@@ -47,6 +47,7 @@ from torch import Tensor, nn
 from lablib.parallel.data_parallel import Handle
 from lablib.parallel.tensor_state import each_parameter
 from lablib.parallel.zero_shards import FlatUnit, all_gather_shards, reduce_scatter_average
+from lablib.phases import phase
 from lablib.precision.loss_scaling import LossScaler
 
 OptimizerFn = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -142,17 +143,21 @@ class CombinedOptimizer:
 
     def reduce(self, number: int | None, _: Any = None) -> None:
         """Start to average the gradients of a piece, or of what is tied. Communicates, and does not wait."""
-        for buffer in self._of_piece.get(number, ()):
-            for one, grad in zip(buffer.owned, buffer.grads, strict=True):
-                if one.param.grad is not grad:  # a sum over tied copies is a new tensor
-                    assert one.param.grad is not None
-                    grad.copy_(one.param.grad)
-                    one.param.grad = grad
-            if self.world_size == 1:
-                buffer.unit.gradient = buffer.gradients
-                continue
-            shard = buffer.gradients.new_empty(buffer.unit.layout.shard_numel)
-            buffer.unit.gradient, buffer.handle = shard, reduce_scatter_average(buffer.gradients, shard, self.group)
+        with phase("reduce"):
+            for buffer in self._of_piece.get(number, ()):
+                self._reduce(buffer)
+
+    def _reduce(self, buffer: Buffer) -> None:
+        for one, grad in zip(buffer.owned, buffer.grads, strict=True):
+            if one.param.grad is not grad:  # a sum over tied copies is a new tensor
+                assert one.param.grad is not None
+                grad.copy_(one.param.grad)
+                one.param.grad = grad
+        if self.world_size == 1:
+            buffer.unit.gradient = buffer.gradients
+            return
+        shard = buffer.gradients.new_empty(buffer.unit.layout.shard_numel)
+        buffer.unit.gradient, buffer.handle = shard, reduce_scatter_average(buffer.gradients, shard, self.group)
 
     # ---- 3. finish ----
 

@@ -116,7 +116,7 @@ SIZES = st.fixed_dictionaries(
 
 @SLOWER
 @given(before=SIZES, after=SIZES)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_any_mesh_loads_from_any(before, after, tmp_path_factory):
     assert_goes_on(before, after, str(tmp_path_factory.mktemp("checkpoint")))
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lablib import RankError, launch
+from lablib import RankError, Run, launch
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel import Combination, CombinedStep, Mesh, gathered_attention, ulysses_attention
 from lablib.precision.autocast import autocast
@@ -172,6 +172,39 @@ def test_the_optimizers_state_is_cut_over_data_and_context():
 
     for in_state, params in launch(program, ranks=8, trace=False).values:
         assert params / 4 <= in_state < params / 4 + 8  # padding of each buffer
+
+
+# ---- what takes time and memory ----
+
+WIDE = GPTConfig(4, 64, 4, vocab_size=64, max_seq_len=64)
+
+
+def shapes(mesh: Mesh, simulate: Any = None) -> Run:
+    options: Any = {"schedule": "interleaved", "num_chunks": 2, "sequence_parallel": True, "autocast": torch.bfloat16}
+    how = Combination(WIDE, mesh, 4 * mesh.sizes["data"], 64, num_micro_batches=2, **options)
+
+    def program() -> None:
+        tokens = torch.zeros(how.batch_size, 64, dtype=torch.int64)
+        CombinedStep(how, partial(torch.optim.AdamW, lr=0.1), max_norm=1.0)(tokens, tokens)
+
+    return launch(program, ranks=mesh.num_ranks, fidelity="shapes", simulate=simulate)
+
+
+def test_phantom_replicas_change_neither_time_nor_memory():
+    mesh = Mesh(data=3, pipeline=2, tensor=2)
+    every, one_replica = shapes(mesh), shapes(mesh, range(4))
+    assert one_replica.timeline.makespan_s == every.timeline.makespan_s
+    for rank in range(4):
+        assert one_replica.memory.peak_bytes(rank) == every.memory.peak_bytes(rank)
+
+
+def test_gradients_of_a_piece_travel_beside_the_backward_of_another():
+    """The last stage is done with piece 3 before piece 1: its gradients leave then, the tied embedding's at the end."""
+    spans = shapes(Mesh(data=2, pipeline=2, tensor=2)).timeline.select(rank=2)
+    last_backward_s = max(span.start_s for span in spans if span.phase.startswith("backward 1B"))
+    starts = [span.start_s for span in spans if span.phase == "reduce" and span.stream.startswith("comm")]
+    assert len(starts) == 3
+    assert starts[0] < last_backward_s < starts[1]
 
 
 # ---- mixed precision ----
