@@ -161,7 +161,16 @@ def sort_by_expert(routing: Routing, capacity: int | None = None, drop: Drop = L
 
 
 def dispatch(x_ND: Float[Tensor, "N D"], permutation: Permutation) -> Float[Tensor, "M D"]:
-    """The tokens as rows, expert behind expert. Backward: each token's gradient is the sum over its rows."""
+    """The tokens as rows, expert behind expert. Backward: each token's gradient is the sum over its rows.
+
+    Raises:
+        ValueError: a permutation of another number of tokens.
+    """
+    if len(x_ND) != permutation.rows_kN.shape[1]:
+        raise ValueError(
+            f"a permutation must be of the tokens it moves: got one of {permutation.rows_kN.shape[1]} for {len(x_ND)} "
+            "tokens; make it of their routing."
+        )
     return _Dispatch.apply(x_ND, permutation)  # pyright: ignore[reportReturnType]
 
 
@@ -173,7 +182,16 @@ def combine(
     Arguments:
         rows_MD: what the experts said, in the order of `dispatch`.
         weights_Nk: of the routing; used in the dtype of the rows.
+
+    Raises:
+        ValueError: rows or weights that are not as many as the permutation's.
     """
+    if len(rows_MD) != permutation.num_rows or weights_Nk.T.shape != permutation.rows_kN.shape:
+        k, tokens = permutation.rows_kN.shape
+        raise ValueError(
+            f"combine takes the rows and weights of one routing: got {len(rows_MD)} rows and weights "
+            f"{tuple(weights_Nk.shape)} for {permutation.num_rows} rows of [{tokens}, {k}] choices."
+        )
     said_kND: Tensor = _Collect.apply(rows_MD, permutation)  # pyright: ignore
     return (said_kND * weights_Nk.T.to(rows_MD.dtype)[:, :, None]).sum(0)
 

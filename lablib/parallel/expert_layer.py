@@ -27,7 +27,7 @@ Simplified: GELU and no biases in experts; `routing` keeps its graph until the n
 import math
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lablib.errors import unknown_name
 from lablib.models.gpt import GPT
 from lablib.parallel.expert_dispatch import LATEST, Drop, combine, dispatch, expert_capacity, sort_by_expert
 from lablib.parallel.expert_products import Product, loop_product
@@ -144,6 +145,8 @@ class MixtureOfExperts(nn.Module):
             whole = torch.empty(shape, dtype=torch.float64, device="cpu").normal_(0.0, std, generator=generator)
             return whole.to(device, dtype)
 
+        whole_number("d_model", d_model, example=64)
+        whole_number("d_ff", d_ff, example=256)
         self.config, self.routing, self.num_dropped = config, None, 0
         self.router = nn.Linear(d_model, config.num_experts, bias=False, device="meta")
         self.router.weight = nn.Parameter(drawn(0.02, config.num_experts, d_model))
@@ -216,8 +219,13 @@ def with_experts(
         options: others of `MixtureConfig`.
 
     Raises:
-        ValueError: what `MixtureConfig` refuses; a model that has mixtures already, or too few blocks for `every`.
+        ValueError: what `MixtureConfig` refuses, or does not know; a model that has mixtures already, or too few blocks
+            for `every`.
     """
+    known = [field.name for field in fields(MixtureConfig)][2:]
+    for name in options:
+        if name not in known:
+            raise unknown_name("option", name, known)
     config = MixtureConfig(num_experts, k, **options)
     width = model.config.hidden_size if d_ff is None else whole_number("d_ff", d_ff)
     if next(mixtures(model), None) is not None:

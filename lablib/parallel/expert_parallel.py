@@ -402,4 +402,6 @@ def _own_part(routing: Routing, tensor_group: Group) -> Routing:
         routing,
         experts_Nk=shard_of(routing.experts_Nk, 0, tensor_group),
         weights_Nk=scatter_to_ranks(routing.weights_Nk, 0, tensor_group),
+        scores_NE=shard_of(routing.scores_NE.detach(), 0, tensor_group),  # losses are of the routing of all tokens
+        logits_NE=shard_of(routing.logits_NE.detach(), 0, tensor_group),
     )

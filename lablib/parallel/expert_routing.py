@@ -131,7 +131,8 @@ def route(
 
     Raises:
         ValueError: logits that are no matrix of floating-point numbers; k above E; normalized weights of one expert,
-            which are always 1 and teach the router nothing; groups that do not divide the experts, or too few for k.
+            which are always 1 and teach the router nothing; groups that do not divide the experts, or too few for k;
+            a scale that is not positive, a bias of another number of experts.
     """
     if logits_NE.ndim != 2 or not logits_NE.is_floating_point():
         raise ValueError(
@@ -144,6 +145,12 @@ def route(
         raise ValueError(
             "with k=1 a normalized weight is always 1, and the router gets no gradient: got normalized=True; "
             "say normalized=False."
+        )
+    if not 0 < scale < float("inf"):
+        raise ValueError(f"scale must be a positive number: got {scale}; try 1.0.")
+    if bias_E is not None and bias_E.shape != (num_experts,):
+        raise ValueError(
+            f"a bias must have a number for each expert: got {tuple(bias_E.shape)} for {num_experts} experts."
         )
     scores_NE = gates(logits_NE.to(torch.promote_types(logits_NE.dtype, torch.float32)))
     if balanced:

@@ -38,13 +38,28 @@ def full_gradients(module: nn.Module) -> dict[str, Tensor]:
 
 
 def gradient_norm(module: nn.Module, group: Group = None) -> Tensor:
-    """The 2-norm of the whole model's gradient, in float64, the same on all ranks. Communicates: one all-reduce."""
+    """The 2-norm of the whole model's gradient, in float64, the same on all ranks of `group`.
+
+    Communicates: one all-reduce; with experts that are spread, one more for each group that they are cut over.
+    """
     squares: dict[bool, Any] = {True: 0.0, False: 0.0}  # of shards, of what is whole
+    of_experts: dict[tuple[Group, ...], Any] = {}  # by the groups over which they are cut, which are their own
     for _, param, owner, key in each_parameter(module):
-        if param.grad is not None:
-            squares[key in getattr(owner, "cuts", {})] += param.grad.double().square().sum()
+        if param.grad is None:
+            continue
+        square = param.grad.double().square().sum()
+        further: Any = getattr(owner, "further_cuts", None)
+        if further is not None:
+            groups: Any = (owner.group, *(group for *_, group in further[key]))
+            of_experts[groups] = of_experts.get(groups, 0.0) + square
+        else:
+            squares[key in getattr(owner, "cuts", {})] += square
     of_shards = torch.as_tensor(squares[True], dtype=torch.float64)
     dist.all_reduce(of_shards, group=group)
+    for groups, of_some in of_experts.items():
+        for one in groups:
+            dist.all_reduce(of_some, group=one)
+        squares[False] += of_some
     return (of_shards + squares[False]).sqrt()
 
 
@@ -65,7 +80,7 @@ def whole(tensor: Tensor, owner: Any, key: str) -> Tensor:
     dim, size = owner.cuts[key]
     start, end = shard_range(size, dist.get_rank(owner.group), dist.get_world_size(owner.group), owner.multiple_of)
     real = tensor.narrow(dim, 0, end - start)  # without padding
-    whole = all_gather_dim(real, dim, size, owner.group, owner.multiple_of)
+    gathered = all_gather_dim(real, dim, size, owner.group, owner.multiple_of)
     for dim, size, group in getattr(owner, "further_cuts", {}).get(key, ()):  # experts: of a rank, and cut besides
-        whole = all_gather_dim(whole, dim, size, group)
-    return whole
+        gathered = all_gather_dim(gathered, dim, size, group)
+    return gathered

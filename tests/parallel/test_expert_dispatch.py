@@ -173,6 +173,12 @@ def test_the_simulator_counts_products_by_rows_and_padding_by_the_longest_group(
 def test_what_cannot_be_is_refused():
     x, w, routing = torch.zeros(3, 4), torch.zeros(2, 4, 8), route(torch.zeros(3, 2), 1)
     refused: list[tuple[Any, str]] = [
+        (lambda: dispatch(torch.zeros(4, 4), sort_by_expert(routing)), "got one of 3 for 4 tokens"),
+        (
+            lambda: combine(x[:2], sort_by_expert(routing), torch.zeros(3, 1)),
+            "got 2 rows and weights .3, 1. for 3 rows",
+        ),
+        (lambda: combine(x, sort_by_expert(routing), torch.zeros(1, 3)), r"weights .1, 3. for 3 rows of \[3, 1\]"),
         (lambda: sort_by_expert(routing, 0), "capacity must be a whole number, 1 or more: got 0"),
         (
             lambda: expert_capacity(8, 1, 16, 1.0),

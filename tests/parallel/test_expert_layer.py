@@ -168,6 +168,11 @@ def test_what_cannot_be_is_refused():
         (lambda: with_experts(GPT(CONFIG), 4, 5), "k must be at most the number of experts: got 5 of 4"),
         (lambda: with_experts(GPT(CONFIG), 4, 2, every=3), "every must be at most the number of blocks: got 3 of 2"),
         (lambda: with_experts(GPT(CONFIG), 4, 2, d_ff=0), "d_ff must be a whole number, 1 or more: got 0"),
+        (
+            lambda: with_experts(GPT(CONFIG), 4, 2, capacity=1.0),
+            "unknown option 'capacity': did you mean 'capacity_factor'",
+        ),
+        (lambda: MixtureOfExperts(MixtureConfig(4, 2), 16, -1), "d_ff must be a whole number, 1 or more: got -1"),
         (lambda: with_experts(GPT(CONFIG), 0, 1), "num_experts must be a whole number, 1 or more: got 0"),
         (
             lambda: MixtureConfig(4, 2, capacity_factor=-1.0),

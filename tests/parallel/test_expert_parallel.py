@@ -29,6 +29,7 @@ from lablib.parallel import (
     dispatch,
     expert_parallel,
     full_gradients,
+    gradient_norm,
     group_load,
     mixtures,
     naive_expert_parallel,
@@ -134,13 +135,16 @@ def test_real_processes_give_what_the_simulator_gives_and_the_simulator_repeats_
     inputs = layer_inputs(4, [5, 2], 0.0)
 
     def both() -> list[Tensor]:
-        return on_ranks("real", inputs, 2, None) + on_ranks("naive", inputs, 2, 3)
+        load = group_load(route(inputs[0][dist.get_rank()][:, :3], 2))
+        loads = [load.counts_E, load.num_tokens]
+        return on_ranks("real", inputs, 2, None) + on_ranks("naive", inputs, 2, 3) + loads
 
     first, again = (launch(both, ranks=2).values for _ in range(2))
     assert all(torch.equal(a, b) for x, y in zip(first, again, strict=True) for a, b in zip(x, y, strict=True))
     real = launch(both, ranks=2, backend="gloo").values
     same([found[:5] for found in real], one_device(inputs, 2, None))
-    same([found[5:] for found in real], one_device(inputs, 2, 3))
+    same([found[5:10] for found in real], one_device(inputs, 2, 3))
+    assert all(torch.equal(a, b) for x, y in zip(real, first, strict=True) for a, b in zip(x[10:], y[10:], strict=True))
 
 
 def test_a_rank_sends_what_leaves_it_and_the_numbers_of_its_rows():
@@ -196,7 +200,8 @@ def whole_gpt(rows: int, **options: Any) -> tuple[float, dict[str, Tensor]]:
     model, (tokens, targets) = gpt(**options), batch(rows)
     loss = next_token_loss(model(tokens), targets) + losses_of(model, own_load)
     loss.backward()
-    return loss.item(), grads_of(model)
+    grads = grads_of(model)
+    return loss.item(), grads | {"norm": torch.cat([grad.flatten() for grad in grads.values()]).norm()}
 
 
 def data_step(mesh: Mesh, way: str, **options: Any) -> tuple[float, dict[str, Tensor]]:
@@ -211,7 +216,8 @@ def data_step(mesh: Mesh, way: str, **options: Any) -> tuple[float, dict[str, Te
     loss.backward()
     if way == "naive":
         average_expert_gradients(model, data, everyone)
-    return loss.item(), grads_of(model)
+    norm = gradient_norm(model, Mesh(rest=1, one=dist.get_world_size()).group("rest"))  # nothing else is cut
+    return loss.item(), grads_of(model) | {"norm": norm}
 
 
 @pytest.mark.parametrize("way", ["naive", "buckets"])
@@ -241,7 +247,7 @@ def tensor_step(mesh: Mesh, cuts_experts: bool, **options: Any) -> tuple[float, 
     tokens, targets = (part[number * rows : (number + 1) * rows] for part in batch(8))
     loss = next_token_loss(replica(tokens), targets) + losses_of(model, partial(group_load, group=everyone))
     loss.backward()
-    return loss.item(), grads_of(model)
+    return loss.item(), grads_of(model) | {"norm": gradient_norm(model, tensor)}
 
 
 @pytest.mark.parametrize("cuts_experts", [True, False])
