@@ -82,7 +82,8 @@ class CombinedStep:
     Communicates, to make groups; all ranks of the mesh call it.
 
     Raises:
-        ValueError: not as many ranks as the mesh has, or a norm that is not positive.
+        ValueError: not as many ranks as the mesh has, a norm that is not positive, another model, or one with frozen
+            parameters.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class CombinedStep:
             [("how", how, Combination), ("optimizer_fn", optimizer_fn, Callable), ("model", model, GPT | None)],
         )
         how.mesh.require(dist.get_world_size())
+        _require_model(model, how)
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive: got {max_norm}; try 1.0, or math.inf to measure only.")
         if scaler is None and how.autocast == torch.float16:
@@ -236,3 +238,13 @@ class CombinedStep:
         is_cut = owned.key in getattr(owned.owner, "cuts", {})
         is_second = self.how.config.tied_head and owned.name == "head.weight"  # the embedding is on another stage
         return (is_cut or self.at[TENSOR] == 0) and not is_second
+
+
+def _require_model(model: GPT | None, how: Combination) -> None:
+    if model is None:
+        return
+    if model.config != how.config:
+        raise ValueError(f"the model must be that of the combination, {how.config}: got {model.config}.")
+    frozen = [name for name, param in model.named_parameters() if not param.requires_grad]
+    if frozen:
+        raise ValueError(f"every parameter must train, as they share flat buffers: {frozen[0]} requires no gradient.")

@@ -338,6 +338,11 @@ def test_what_does_not_fit_the_combination_is_refused_on_the_rank():
         launch(program, ranks=2)
     with pytest.raises(RankError, match="max_norm must be positive: got 0"):
         launch(lambda: CombinedStep(how, partial(torch.optim.SGD, lr=0.1), max_norm=0), ranks=2)
+    other, frozen = GPT(GPTConfig(4, 8, 2, vocab_size=12, max_seq_len=16)), GPT(CONFIG)
+    frozen.blocks[1].requires_grad_(False)
+    for model, message in ((other, "the model must be that of the combination"), (frozen, "blocks.1.* no gradient")):
+        with pytest.raises(RankError, match=message):
+            launch(lambda model: CombinedStep(how, partial(torch.optim.SGD, lr=0.1), model=model), model, ranks=2)
 
 
 def test_the_model_that_is_given_is_left_as_it_is():
