@@ -55,6 +55,7 @@ def figure_expert_times(compared: Sequence[AgainstDense], title: str = "", summa
     missing = {p: [NAMES[key] for key in NAMES if not found[key][i]] for i, p in enumerate(places)}
     if any(missing.values()):
         figure.add_trace(_crosses({place: names for place, names in missing.items() if names}))
+    columns["rows of an expert"] = [one.rows for one in compared]
     columns["mixture at least (B)"] = [one.least_bytes for one in compared]
     across = axis(axis_title("GPUs", "count"), type="category", categoryorder="array", categoryarray=places)
     figure.update_layout(xaxis=across, yaxis=axis(axis_title("rate of a GPU", unit), rangemode="tozero"))

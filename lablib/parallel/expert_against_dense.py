@@ -48,6 +48,7 @@ class AgainstDense:
         num_gpus: n.
         mixture, active, total: of the mixture, of the dense model with as many FLOPs a token, with as many parameters.
         least_bytes: of a GPU, what the mixture's smallest plan needs.
+        rows: tokens that an expert gets of a micro-batch in the mixture's plan; None where it has none.
     """
 
     num_gpus: int
@@ -55,6 +56,7 @@ class AgainstDense:
     active: Prediction | None
     total: Prediction | None
     least_bytes: float
+    rows: float | None = None
 
     @property
     def speed(self) -> float | None:
@@ -117,7 +119,8 @@ def against_dense(
         fastest, active, total = (one.best if len(one.order) else None for one in found)
         possible = found[0].plans.peak_memory_bytes[found[0].plans.is_possible]
         least_bytes = float(possible.min()) if len(possible) else float("inf")
-        compared.append(AgainstDense(n, fastest, active, total, least_bytes))
+        rows = _rows_in(mixture, fastest) if fastest else None
+        compared.append(AgainstDense(n, fastest, active, total, least_bytes, rows))
     return compared
 
 
@@ -173,6 +176,13 @@ def grouped_shares(
 def fewest_rows(device: Device, dtype: str = "bfloat16", element_bytes: int = 2) -> float:
     """Rows below which an expert's weights take longer to read than to multiply: w R / (2 M)."""
     return element_bytes * device.peak(dtype) / (2 * device.memory_bandwidth_bytes_per_s)
+
+
+def _rows_in(model: Transformer, plan: Prediction) -> float:
+    """Rows of an expert in a plan: its expert ranks, and those that cut it, bring it their tokens."""
+    split = plan.parallel
+    tokens = plan.micro_batch * plan.seq_len * split.expert_tensor_ranks // split.tensor
+    return rows_of_an_expert(model, tokens, split.expert)
 
 
 def _experts_of(model: Transformer) -> Experts:
