@@ -24,12 +24,14 @@ predictions.py  what it says of them
 search_grid.py  all plans there are
 search.py       all of them predicted
 search_result.py        the best of them, and why not the others
+axis_by_axis.py from one GPU that does not hold the model to a plan, each axis with its reason
 
 optimizers.py, gradient_compression.py     what they keep, move and compute
 papers/         formulas as their papers print them
 validation/     published runs, and how far off predictions of them are
 """
 
+from lablib.plan.axis_by_axis import AxisStep, axis_by_axis
 from lablib.plan.derating import IDEAL, Derating
 from lablib.plan.parallel import Parallel
 from lablib.plan.predict import predict
@@ -43,12 +45,14 @@ from lablib.plan.stack import STACKS, Stack
 __all__ = [
     "IDEAL",
     "STACKS",
+    "AxisStep",
     "Derating",
     "Parallel",
     "Prediction",
     "Predictions",
     "SearchResult",
     "Stack",
+    "axis_by_axis",
     "predict",
     "predict_many",
     "search",
