@@ -70,6 +70,7 @@ Experts: every token is seen by few of many MLPs, which are spread over ranks:
     expert_parallel           tokens to the ranks of their experts and back; beside tensor parallelism, cut or whole
     expert_gradients          which gradients are averaged over which ranks
     expert_depth              a block that sees only some tokens, on the same dispatch
+    expert_runs               how busy each expert was over recorded training runs; reads text, so not here
     expert_bytes              what a mixture sends and keeps, to the byte
     expert_time               seconds of a mixture: products of few rows, moves of rows, tokens on their way
     expert_overlap            tokens in parts: one's all-to-all beside another's experts, and shared experts beside it
