@@ -22,6 +22,8 @@ from lablib.parallel import (
     NormOnShards,
     Region,
     RowLinear,
+    VocabularyEmbedding,
+    VocabularyHead,
     check_heads,
     copy_to_ranks,
     full_gradients,
@@ -46,6 +48,7 @@ from lablib.parallel import (
     vocabulary_parallel_loss,
 )
 from lablib.parallel.tensor_mlp import mlp_sent_bytes
+from lablib.parallel.tensor_vocabulary import gather_logits
 
 few = settings(max_examples=12)
 ranks = st.integers(1, 5)
@@ -193,6 +196,21 @@ def test_a_column_layer_that_gathers_is_the_linear_layer_of_one_device(n: int, w
     expected = {f"0.{name}": param.grad for name, param in whole.named_parameters()}
     for found in launch(program, ranks=n).values:
         torch.testing.assert_close(found, (y.detach(), mine.grad, expected), **EXACT)
+
+
+def test_cut_layers_say_how_much_of_them_is_here():
+    def program() -> list[str]:
+        up, down = nn.Linear(4, 6), nn.Linear(6, 4)
+        layers = ColumnLinear(up), RowLinear(down), VocabularyEmbedding(nn.Embedding(6, 4)), VocabularyHead(up)
+        return [layer.extra_repr() for layer in (*layers, NormOnShards(nn.LayerNorm(4)))]
+
+    assert launch(program, ranks=2).values[1] == [
+        "in_features=4, out_features=6, of which 3 here",
+        "in_features=6, of which 3 here, out_features=4",
+        "6, 4, of which 3 rows here",
+        "in_features=4, out_features=6, of which 3 here",
+        "(4,), on this rank's tokens",
+    ]
 
 
 # ---- MLP ----
@@ -397,6 +415,19 @@ def test_embedding_and_loss_by_words_have_the_gradients_of_one_device(
     for loss_by in (vocabulary_parallel_loss, gathered_loss):
         if region is TENSOR or loss_by is vocabulary_parallel_loss:
             same(launch(program, loss_by, ranks=n), expected)
+
+
+def test_words_are_cut_anywhere_unless_told_otherwise():
+    logits, targets = drawn(1, 2, 5), torch.tensor([[4, 0]])
+
+    def program() -> tuple[Tensor, Tensor, Tensor]:
+        mine = shard_of(logits, -1)  # 3 words and 2
+        losses = vocabulary_parallel_loss(mine, targets, 5), gathered_loss(mine, targets, 5)
+        return gather_logits(mine, 5), *losses
+
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    for found in launch(program, ranks=2).values:
+        torch.testing.assert_close(found, (logits, loss, loss), **EXACT)
 
 
 def test_logits_of_any_size_overflow_nothing():
