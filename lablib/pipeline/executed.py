@@ -33,7 +33,7 @@ def executed(timeline: Timeline, plan: Plan, step: int = -1) -> Timeline:
         ValueError: the run has no such step of this plan.
     """
     spans = [span for rank in range(plan.num_stages) for span in _actions(timeline, plan, rank, step)]
-    first_s = min(span.start_s for span in spans)
+    first_s = min((span.start_s for span in spans), default=0.0)
     moved = [replace(span, start_s=span.start_s - first_s, end_s=span.end_s - first_s) for span in spans]
     return Timeline(tuple(moved), plan.num_stages)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from lablib import pipeline
+from lablib import Timeline, pipeline
 from lablib.pipeline import Costs, replay, schedules, validate
 from lablib.plan import Derating, Parallel, Stack, predict, predict_many, search
 from lablib.plan.gradient_compression import GradientCompression, find_compression
@@ -23,6 +24,15 @@ from tests.fuzz.held import outcome
 from tests.fuzz.samples import SAMPLES
 
 EXAMPLES = 15
+
+
+def as_run(plan: pipeline.Plan) -> Timeline:
+    """The timeline of a run of the executor with this plan: each action under its name there."""
+    spans = replay(plan).timeline.spans
+    named = (dataclasses.replace(each, phase=f"{each.phase} {each.name}") for each in spans)
+    return Timeline(tuple(named), plan.num_stages)
+
+
 # Small enough that an answer takes no time.
 PLAN = {"model": "gpt2", "cluster": "dgx-a100"}
 SEARCH = PLAN | {"batch": 8, "nodes": 1, "tensor": 1, "recompute": "none", "schedule": "1f1b", "context": 1}
@@ -48,6 +58,11 @@ BASES: dict[Callable[..., Any], dict[str, Any]] = {
     pipeline.peak_in_flight: {"plan": schedules.one_f_one_b(2, 4)},
     pipeline.naive_communication: {"plan": schedules.one_f_one_b(2, 4)},
     pipeline.with_communication: {"plan": schedules.one_f_one_b(2, 4)},
+    pipeline.executed: {"timeline": as_run(schedules.one_f_one_b(2, 4)), "plan": schedules.one_f_one_b(2, 4)},
+    pipeline.measured_costs: {"timeline": as_run(schedules.zb_h1(2, 4)), "plan": schedules.zb_h1(2, 4), "send_s": 0.5},
+    pipeline.critical_path: {"replay": replay(schedules.one_f_one_b(2, 4))},
+    pipeline.simulate: {"plan": schedules.one_f_one_b(2, 4), "costs": Costs(), "max_in_flight": [2.0, 1.0]},
+    pipeline.read_plan: {"text": "rank 0: F0 B0"},
     pipeline.leader_board: {"plans": {"mine": "rank 0: F0 B0"}, "costs": pipeline.Costs(), "max_in_flight": 2.0},
     pipeline.equal_memory: {"num_stages": 2, "num_microbatches": 4, "memory": 2.0},
     pipeline.pairs_bubble_s: {"num_stages": 2, "forward_s": 1.0, "input_s": 1.0, "weight_s": 1.0, "pair_s": 3.0},

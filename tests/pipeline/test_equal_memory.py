@@ -50,6 +50,14 @@ def test_what_is_afforded_fits_and_a_shorter_way_does_not(p, rounds, memory, nam
             assert each.bubble_fraction == pytest.approx(each.closed_form, abs=1e-12)
 
 
+def test_pieces_are_tried_up_to_the_most():
+    """p = 8, m = 32: with v pieces 7 (1 + 1 / v) + 1 are held, and 21 / v of 96 + 21 / v seconds are idle."""
+    for most, memory, v in ((4, 10, 4), (3, 10.5, 3), (4, 9.7, 1), (6, 10, 6), (2, 11.5, 2), (1, 32, 1)):
+        found = by_name(8, 32, memory, ["interleaved"], max_chunks=most)["interleaved"]
+        assert (found.num_chunks, found.num_flushes) == (v, 1)
+        assert found.bubble_fraction == pytest.approx(21 / v / (96 + 21 / v))
+
+
 def test_more_memory_is_never_worse():
     bubbles = [by_name(4, 16, memory) for memory in (2, 4, 8, 16)]
     for less, more in zip(bubbles, bubbles[1:], strict=False):

@@ -112,6 +112,12 @@ def test_the_timeline_of_another_plan_or_step_is_refused():
         measured_costs(run.timeline, schedules.zb_h1(2, 2))
 
 
+def test_of_a_plan_without_actions_nothing_was_done():
+    timeline, empty = run_of(schedules.gpipe(2, 1)).timeline, Plan("empty", 2, 0, ((), ()), (0, 1))
+    assert executed(timeline, empty).spans == () and executed(timeline, empty).num_ranks == 2
+    assert measured_costs(timeline, empty, send_s=0.5) == Costs([0.0] * 2, [0.0] * 2, [0.0] * 2, [0.0] * 2, 0.5)
+
+
 # ---- memory
 
 WIDTH, ROWS = 64, 512

@@ -292,6 +292,23 @@ def test_what_is_received_in_step_without_values_runs_on_shapes_alone():
     assert all(launch(program, ranks=2, fidelity="shapes").values)
 
 
+def test_a_batch_of_messages_may_be_one_work_as_on_nccl(monkeypatch: pytest.MonkeyPatch):
+    class All:
+        def __init__(self, works: Sequence[Any]):
+            self.works = works
+
+        def wait(self) -> None:
+            for work in self.works:
+                work.wait()
+
+        def is_completed(self) -> bool:
+            return all(work.is_completed() for work in self.works)
+
+    each = dist.batch_isend_irecv
+    monkeypatch.setattr(dist, "batch_isend_irecv", lambda ops: [All(each(ops))])
+    assert_gpt(launch(gpt_step, schedules.one_f_one_b(3, 4), ranks=3), 4)
+
+
 # ---- what is refused, before anything is sent
 
 
