@@ -71,13 +71,13 @@ def bubble_simulator(
         IntChoice(
             "microbatches", "Micro-batches", (*range(1, 33), 48, 64, 96, 128, 192, 256, 384, 512), microbatches, ""
         ),
-        IntChoice("chunks", "Chunks (interleaved, breadth-first)", range(1, 9), 1),
+        IntChoice("chunks", "Chunks (some schedules)", range(1, 9), 1),
         Text("forward", "F, each piece (s)", "1"),
         Text("for_input", "I, each piece (s)", "1"),
         Text("for_weights", "W, each piece (s)", "1"),
         IntChoice("send_percent", "Message (% of a second)", (0, 2, 5, 10, 20, 30, 50, 75, 100, 200), 0),
         Toggle("overlap", "Messages travel while ranks compute", True),
-        Text("limit", "Each rank may hold (micro-batches; empty: any)", ""),
+        Text("limit", "Limit (empty: none)", ""),
         Text("own", "Your own plan", own, rows=5),
         Steps("moment", "Moment", lambda scene: len(scene.simulation.moments_s)),
     ]

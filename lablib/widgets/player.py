@@ -26,7 +26,8 @@ class Player(ipywidgets.HBox):
         # Two labels, read aloud: what stands beside the buttons belongs to the slider.
         self.slider = ipywidgets.IntSlider(0, 0, 0, description=label, layout={"width": "auto", "flex": "1 1 auto"})
         self.play = ipywidgets.Play(0, min=0, max=0, interval=MS_PER_STEP, show_repeat=False)
-        self.play.layout.flex = "0 0 auto"
+        # As wide as its two buttons: the slider needs the room.
+        self.play.layout.flex, self.play.layout.width, self.play.layout.height = "0 0 auto", "6.5em", "2em"
         super().__init__([self.slider, self.play])
         traitlets.link((self.slider, "value"), (self, "value"))
         ipywidgets.jslink((self.play, "value"), (self.slider, "value"))

@@ -373,8 +373,7 @@ bubble_simulator(interactive, stages=ranks, microbatches=microbatches)
 # Three stages, four micro-batches, F = I = W = 1. 1F1B takes 18 seconds, and its stages hold 3, 2 and 1 micro-batches.
 # ZB-H1 takes 14, and each holds 3. Only the last stage can spare memory for one more: the limits are 3, 2 and 2. Write
 # a plan that takes at most 15 seconds. It is a text, with a line for each stage, such as `rank 0: F0 F1 I0 W0 I1 W1`. A
-# micro-batch is held from F to W. Try it in the simulator above: "your own plan", and "3 2 2" for what each rank may
-# hold.
+# micro-batch is held from F to W. Try it in the simulator above: "your own plan", with the limit "3 2 2".
 
 
 # %% tags=["exercise"]
