@@ -72,9 +72,12 @@ Experts: every token is seen by few of many MLPs, which are spread over ranks:
     expert_depth              a block that sees only some tokens, on the same dispatch
     expert_runs               how busy each expert was over recorded training runs; reads text, so not here
     expert_bytes              what a mixture sends and keeps, to the byte
+    expert_prices             what the kernels of a mixture take on one rank
     expert_time               seconds of a mixture: products of few rows, moves of rows, tokens on their way
     expert_overlap            tokens in parts: one's all-to-all beside another's experts, and shared experts beside it
+    expert_overlap_time       its seconds, and what nothing hides
     expert_balance            which expert lies where, and which in several copies, so that the busiest rank has least
+    expert_best               the best there is, by trying all
     expert_rebalance          placed anew during a run, from the loads seen so far
     expert_against_dense      a mixture beside dense models of as many FLOPs or parameters, over numbers of GPUs
     expert_published          two published comparisons beside what is predicted
@@ -350,12 +353,12 @@ from lablib.parallel.expert_time import ExpertTime as ExpertTime
 from lablib.parallel.expert_time import expert_time as expert_time
 from lablib.parallel.expert_time import expert_times as expert_times
 from lablib.parallel.expert_overlap import overlap_experts as overlap_experts
-from lablib.parallel.expert_overlap import overlapped_time as overlapped_time
+from lablib.parallel.expert_overlap_time import overlapped_time as overlapped_time
 from lablib.parallel.expert_balance import ExpertPlacement as ExpertPlacement
 from lablib.parallel.expert_balance import least_possible_load as least_possible_load
 from lablib.parallel.expert_balance import place_balanced as place_balanced
-from lablib.parallel.expert_balance import place_best as place_best
 from lablib.parallel.expert_balance import place_in_order as place_in_order
+from lablib.parallel.expert_best import place_best as place_best
 from lablib.parallel.expert_rebalance import Rebalanced as Rebalanced
 from lablib.parallel.expert_rebalance import rebalance_over_run as rebalance_over_run
 from lablib.parallel.expert_against_dense import AgainstDense as AgainstDense

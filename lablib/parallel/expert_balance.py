@@ -12,7 +12,7 @@ more than its share of experts; heavy experts are copied into them, their tokens
     nodes      before both, groups of experts are packed onto nodes likewise; then each node does 1 and 2 for itself
 
 No placement is better than the mean of the ranks, nor than its heaviest copy (`least_possible_load`). Both steps are
-heuristics, and miss the best as above (`place_best` tries all); two copies may even share a rank, as in the source.
+heuristics, and miss the best as above (`expert_best.py` tries all); two copies may even share a rank, as in the source.
 Where that is no better than leaving each expert in its place, they are left there.
 
 Cost: n s log n comparisons, on loads alone; nothing runs on ranks. What a copy costs: the bytes of an expert's weights
@@ -27,11 +27,9 @@ Simplified: loads are known beforehand (there: a moving average); copies share e
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import inf, isfinite
+from math import isfinite
 
 from lablib.signature import checked, shown, whole_number
-
-_EXHAUSTIVE_SLOTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +54,7 @@ class ExpertPlacement:
 
     def rank_loads(self, loads: Sequence[float]) -> list[float]:
         """Tokens of each rank, where these are the experts'."""
-        each = [
-            load / copies for load, copies in zip(_checked_loads(loads, self.num_experts), self.copies, strict=True)
-        ]
+        each = [load / copies for load, copies in zip(check_loads(loads, self.num_experts), self.copies, strict=True)]
         return [sum(each[expert] for expert in slots) for slots in self.ranks]
 
     def imbalance(self, loads: Sequence[float]) -> float:
@@ -88,7 +84,7 @@ def place_in_order(num_experts: int, num_ranks: int, slots_a_rank: int | None = 
             f"try {max(d for d in range(1, num_ranks + 1) if num_experts % d == 0)}."
         )
     share = num_experts // num_ranks
-    slots = _checked_slots(num_experts, num_ranks, share if slots_a_rank is None else slots_a_rank)
+    slots = check_slots(num_experts, num_ranks, share if slots_a_rank is None else slots_a_rank)
     return ExpertPlacement(
         tuple(tuple(r * share + i % share for i in range(slots)) for r in range(num_ranks)), num_experts
     )
@@ -111,9 +107,9 @@ def place_balanced(
             groups that do not divide experts.
     """
     experts = len(loads)
-    loads = _checked_loads(loads, experts)
+    loads = check_loads(loads, experts)
     nodes, ranks = whole_number("num_nodes", num_nodes), whole_number("num_ranks", num_ranks)
-    slots = _checked_slots(experts, ranks, slots_a_rank)
+    slots = check_slots(experts, ranks, slots_a_rank)
     groups = whole_number("num_groups", nodes if num_groups is None else num_groups)
     for name, divisor, of, number in (
         ("num_nodes", nodes, "num_ranks", ranks),
@@ -146,33 +142,10 @@ def least_possible_load(loads: Sequence[float], num_ranks: int, slots_a_rank: in
     Raises:
         ValueError: as `place_balanced`.
     """
-    loads = _checked_loads(loads, len(loads))
+    loads = check_loads(loads, len(loads))
     ranks = whole_number("num_ranks", num_ranks)
-    copies = _copies(loads, ranks * _checked_slots(len(loads), ranks, slots_a_rank))
+    copies = _copies(loads, ranks * check_slots(len(loads), ranks, slots_a_rank))
     return max(sum(loads) / ranks, max(load / count for load, count in zip(loads, copies, strict=True)))
-
-
-@checked
-def place_best(loads: Sequence[float], num_ranks: int, slots_a_rank: int) -> ExpertPlacement:
-    """The best placement there is, by trying all: for up to ten slots, to see how far `place_balanced` is from it.
-
-    Raises:
-        ValueError: more slots; and as `place_balanced`.
-    """
-    experts = len(loads)
-    loads, ranks = _checked_loads(loads, experts), whole_number("num_ranks", num_ranks)
-    slots = _checked_slots(experts, ranks, slots_a_rank)
-    if ranks * slots > _EXHAUSTIVE_SLOTS:
-        raise ValueError(f"all placements are too many: got {ranks * slots} slots; try at most {_EXHAUSTIVE_SLOTS}.")
-    best, placed = inf, ()
-    for copies in _compositions(ranks * slots, experts):
-        each = [load / count for load, count in zip(loads, copies, strict=True)]
-        items = sorted((e for e in range(experts) for _ in range(copies[e])), key=lambda e: (-each[e], e))
-        found = _search([each[e] for e in items], ranks, slots, best)
-        if found:
-            best, places = found
-            placed = tuple(tuple(items[i] for i, r in enumerate(places) if r == rank) for rank in range(ranks))
-    return ExpertPlacement(placed, experts)
 
 
 def _copies(loads: Sequence[float], total: int) -> list[int]:
@@ -199,39 +172,8 @@ def _packed(weights: Sequence[float], num_bins: int, each: int) -> list[list[int
     return bins
 
 
-def _compositions(total: int, parts: int) -> list[tuple[int, ...]]:
-    """Every way to give each of `parts` experts one slot or more, all slots in use."""
-    if parts == 1:
-        return [(total,)]
-    rest = range(1, total - parts + 2)
-    return [(first, *others) for first in rest for others in _compositions(total - first, parts - 1)]
-
-
-def _search(weights: Sequence[float], num_bins: int, each: int, below: float) -> tuple[float, list[int]] | None:
-    """The least heaviest bin below `below`, and the bin of each item; items one by one, worse branches left out."""
-    best: tuple[float, list[int]] | None = None
-    loads, counts, places = [0.0] * num_bins, [0] * num_bins, [0] * len(weights)
-
-    def place(item: int) -> None:
-        nonlocal best, below
-        if item == len(weights):
-            best, below = (max(loads), list(places)), max(loads)
-            return
-        tried = set()
-        for b in range(num_bins):  # two bins that are alike are one
-            if counts[b] == each or (loads[b], counts[b]) in tried or loads[b] + weights[item] >= below:
-                continue
-            tried.add((loads[b], counts[b]))
-            before = loads[b]
-            loads[b], counts[b], places[item] = before + weights[item], counts[b] + 1, b
-            place(item + 1)
-            loads[b], counts[b] = before, counts[b] - 1
-
-    place(0)
-    return best
-
-
-def _checked_loads(loads: Sequence[float], num_experts: int) -> list[float]:
+def check_loads(loads: Sequence[float], num_experts: int) -> list[float]:
+    """The loads as numbers; refuses others."""
     if not num_experts or len(loads) != num_experts:
         raise ValueError(f"loads must have a number for each of the {num_experts or 'experts'}: got {len(loads)}.")
     for load in loads:
@@ -240,7 +182,8 @@ def _checked_loads(loads: Sequence[float], num_experts: int) -> list[float]:
     return [float(load) for load in loads]
 
 
-def _checked_slots(num_experts: int, num_ranks: int, slots_a_rank: int) -> int:
+def check_slots(num_experts: int, num_ranks: int, slots_a_rank: int) -> int:
+    """Slots of a rank, if all experts find one."""
     slots = whole_number("slots_a_rank", slots_a_rank)
     if num_ranks * slots < num_experts:
         raise ValueError(

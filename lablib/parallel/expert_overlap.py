@@ -14,7 +14,7 @@ Backward is the mirror, and autograd makes it so: an exchange is two nodes of th
 in backward, the other waits forward and starts the way back in backward; nodes run backward in the opposite order, so
 that between the two stands the other part's work.
 
-Cost for parts of x seconds an all-to-all, e the experts of a part, forward; no shared ones (`overlapped_time`):
+Cost for parts of x seconds an all-to-all, e the experts of a part, forward; no shared ones (`expert_overlap_time.py`):
     exposed    x + max(0, x - e) + ... + x: the first part's way there and the last one's way back hide behind sorting
                and combining at best; backward the same with experts twice as long
     compute    products of R / 2 rows take longer than half of one of R; each part's weights' gradients are added
@@ -38,13 +38,10 @@ import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lablib.hardware import Cluster
-from lablib.parallel.expert_bytes import ExpertRanks, ExpertSizes, exchanged_rows
 from lablib.parallel.expert_dispatch import Permutation, combine, dispatch, sort_by_expert
 from lablib.parallel.expert_layer import mixtures
 from lablib.parallel.expert_parallel import Exchange, ParallelMixture, exchange_counts, reordered
 from lablib.parallel.expert_routing import Routing
-from lablib.parallel.expert_time import ExpertPrices, ExpertTime, counts_time_s, exchange_time_s
 from lablib.parallel.tensor_regions import Group
 from lablib.signature import checked, whole_number
 
@@ -212,82 +209,3 @@ def overlap_experts(model: nn.Module, parts: int = 2) -> Any:
             owner, _, last = name.rpartition(".")
             setattr(model.get_submodule(owner), last, OverlappedMixture(module, parts).train(module.training))
     return model
-
-
-# ---- seconds ----
-
-
-@checked
-def overlapped_time(sizes: ExpertSizes, cluster: Cluster, expert_ranks: int, parts: int = 2) -> ExpertTime:
-    """As `expert_time` of an even load, for tokens in parts: what is exposed is what the schedule leaves.
-
-    Arguments:
-        cluster: where the first `expert_ranks` ranks are; two or more of them.
-        parts: of the tokens of a rank.
-
-    Raises:
-        ValueError: parts that do not divide the tokens, one rank; and what `expert_time` refuses.
-    """
-    n, each = whole_number("expert_ranks", expert_ranks, 2, example=8), check_parts(sizes.tokens, parts)
-    part = replace(sizes, tokens=each)
-    rows = exchanged_rows(part, ExpertRanks(n))
-    prices, tokens, received = ExpertPrices(sizes, cluster, n), sizes.tokens, sum(row[0] for row in rows)
-    way_s = exchange_time_s(part, cluster, rows)
-    picked_s, ordered_s = prices.picked(each), prices.ordered(received)
-    weighed_s = [prices.weighed(each, backward) for backward in (False, True)]
-    products_s = [prices.mlps(received, prices.own, sizes.d_ff, backward) for backward in (False, True)]
-    shared_s = [prices.shared(tokens, backward) for backward in (False, True)]
-    # Weights' gradients of the parts are added; two matrices.
-    added_s = (parts - 1) * 2 * prices.touch(3 * prices.own * sizes.d_model * sizes.d_ff * sizes.element_bytes)
-    x, weights = tokens * sizes.row_bytes, tokens * sizes.k * sizes.router_bytes
-    cuts_s = [prices.touch(2 * x), prices.touch(2 * x, 2 * weights)] if parts > 1 else [0.0, 0.0]
-
-    experts_s = [one + 2 * ordered_s for one in products_s]
-    experts_s[1] += added_s / parts
-    summed_s = picked_s + prices.summed(each)
-    exposed_s = parts * counts_time_s(sizes, cluster, n)
-    exposed_s += _waits_s(way_s, parts, picked_s, experts_s[0], picked_s + weighed_s[0], there_s=shared_s[0])
-    exposed_s += _waits_s(way_s, parts, weighed_s[1] + picked_s, experts_s[1], summed_s, back_s=shared_s[1])
-
-    moves_s = parts * (3 * picked_s + 4 * ordered_s + sum(weighed_s) + summed_s) + sum(cuts_s)
-    router_s = prices.router(tokens, False) + parts * prices.sorted(each) + prices.router(tokens, True)
-    shared = sum(shared_s) + (2 * prices.touch(3 * x) if sizes.num_shared else 0.0)
-    products = parts * sum(products_s) + added_s
-    return ExpertTime(n, received / prices.own, products, shared, moves_s, router_s, exposed_s)
-
-
-def _waits_s(
-    way_s: float,
-    parts: int,
-    before_s: float,
-    experts_s: float,
-    behind_s: float,
-    there_s: float = 0.0,
-    back_s: float = 0.0,
-) -> float:
-    """Seconds of one pass in which nothing is computed.
-
-    All parts are prepared and sent, each is waited for, computed and sent back, and each is waited for again; shared
-    experts are computed while the first are on their way there, or in backward the last ones back. Messages go one
-    after another.
-
-    >>> _waits_s(2.0, 1, 0.0, 3.0, 0.0), _waits_s(2.0, 2, 0.0, 3.0, 0.0), _waits_s(2.0, 2, 0.0, 3.0, 0.0, there_s=2.0)
-    (4.0, 4.0, 2.0)
-    """
-    now_s = free_s = waits_s = 0.0  # of the rank; the link is free from then on
-    arrivals: list[float] = []
-    for _ in range(parts):
-        now_s += before_s
-        free_s = max(free_s, now_s) + way_s
-        arrivals.append(free_s)
-    now_s += there_s
-    for part in range(parts):
-        waits_s += max(0.0, arrivals[part] - now_s)
-        now_s = max(now_s, arrivals[part]) + experts_s
-        free_s = max(free_s, now_s) + way_s
-        arrivals[part] = free_s
-    now_s += back_s
-    for arrival_s in arrivals:
-        waits_s += max(0.0, arrival_s - now_s)
-        now_s = max(now_s, arrival_s) + behind_s
-    return waits_s

@@ -10,6 +10,16 @@ is made of the mean of some steps before it, and stays for some steps, as every 
     planned    with the plan at hand            what one gets
     known      with a plan of the step's own loads, which nobody has: no plan would be better by much
 
+On the recorded runs (`expert_runs.py`: 8 experts, 2,048 choices a step, loads of every tenth step, each plan made of
+the one before; means of two layers and three seeds), on 4 ranks of 3 slots:
+
+    run                in order   planned   known
+    nothing            1.94       1.26      1.12        busy experts stay busy: the past tells them
+    auxiliary loss     1.42       1.36      1.06        what a loss leaves changes from step to step: it does not
+    bias               1.29       1.27      1.04
+
+Copies and losses do the same work, then: where a loss has made the mean load even, copies have nothing left to learn.
+
 Cost: a plan every so many steps; nothing runs on ranks. `moved` experts are sent: each 2 D F weights, and twice as many
 numbers of Adam's state.
 Legend: S steps, E experts.

@@ -1,0 +1,125 @@
+"""What the kernels of a mixture take on one rank: products of experts, moves of rows, and the router's many small ones.
+
+    a part        forward                                            backward
+    experts       2 grouped products, GELU                           4 of them, and GELU's
+    picked        dispatch and combine: rows by their numbers        the same
+    ordered       by expert, and back by rank; with one of either nothing is to be done
+    weighed       rows times weights, k of a token summed            of rows and of weights: 2 products and a sum
+    router        input and matrix to 32 bits, 1 product, softmax;   2 products, the softmax's, and as many small ones
+                  some 10 kernels on k numbers of a token
+
+The small ones move little, and each costs its launch: with few tokens a rank they are most of the layer.
+
+Cost: a price list; nothing runs.
+Legend: as in `expert_bytes.py`.
+Source: `expert_routing.py`, `expert_dispatch.py`, `expert_layer.py` and `expert_parallel.py` with `grouped_product`,
+operator by operator; prices: lablib/cost.
+Simplified: the groups of a rank have equal lengths; size alone decides what is in the cache (lablib/cost/memory.py).
+"""
+
+from lablib.cost import matmul_time_s, memory_bound_time_s
+from lablib.hardware import Cluster
+from lablib.parallel.expert_bytes import COUNT_BYTES, ExpertSizes
+
+DTYPES = {2: "bfloat16", 4: "float32", 8: "float64"}
+
+
+class ExpertPrices:
+    """Seconds of a mixture's kernels on one rank."""
+
+    def __init__(self, sizes: ExpertSizes, cluster: Cluster, expert_ranks: int):
+        if sizes.element_bytes not in DTYPES:
+            raise ValueError(f"element_bytes must be one of {sorted(DTYPES)}: got {sizes.element_bytes}; try 2.")
+        self.sizes, self.device, self.n = sizes, cluster.device, expert_ranks
+        self.own = sizes.num_experts // expert_ranks
+        self.dtype, self.wide = DTYPES[sizes.element_bytes], DTYPES[sizes.router_bytes]
+
+    def touch(self, *size_bytes: float) -> float:
+        """Kernels that each move so many bytes, reads and writes together."""
+        device = self.device
+        return sum(float(memory_bound_time_s(size, device)) + device.kernel_overhead_s for size in size_bytes)
+
+    def mlps(self, rows: int, count: int, width: int, backward: bool) -> float:
+        """Up, GELU and down of so many MLPs in a kernel each, all their rows together; or the gradients of all that."""
+        sizes, d_model = self.sizes, self.sizes.d_model
+        activation = rows * width * sizes.element_bytes
+        each = -(-rows // count)
+        if not backward:
+            up_s, down_s = self._product(each, width, d_model, count), self._product(each, d_model, width, count)
+            return up_s + down_s + self.touch(2 * activation)
+        of_rows = self._product(each, width, d_model, count), self._product(each, d_model, width, count)
+        of_weights = [self._product(a, b, each, count, (a, b)) for a, b in ((d_model, width), (width, d_model))]
+        return sum(of_rows) + sum(of_weights) + self.touch(3 * activation)
+
+    def shared(self, tokens: int, backward: bool) -> float:
+        """The shared experts, one MLP of all their widths; 0 without any."""
+        count = self.sizes.num_shared
+        return self.mlps(tokens, 1, count * self.sizes.d_ff, backward) if count else 0.0
+
+    def summed(self, tokens: int) -> float:
+        """The gradients of a token's k copies, added."""
+        return self.touch(tokens * (self.sizes.k + 1) * self.sizes.row_bytes)
+
+    def _product(
+        self, m: int, n: int, k: int, count: int, rows: tuple[int, int] | None = None, dtype: str = ""
+    ) -> float:
+        time_s = matmul_time_s(m, n, k, dtype or self.dtype, self.device, batch=count, rows=rows)
+        return float(time_s) + self.device.kernel_overhead_s
+
+    def picked(self, tokens: int) -> float:
+        """Rows by their numbers."""
+        rows = tokens * self.sizes.k
+        return self.touch(rows * (2 * self.sizes.row_bytes + COUNT_BYTES))
+
+    def ordered(self, rows: int) -> float:
+        """Rows of several ranks and experts in the order of the other; nothing where one of them is alone."""
+        return self.touch(2 * rows * self.sizes.row_bytes) if self.n > 1 and self.own > 1 else 0.0
+
+    def weighed(self, tokens: int, backward: bool) -> float:
+        """k rows of a token times their weights, and summed; or the gradients of rows and weights."""
+        sizes, weights = self.sizes, tokens * self.sizes.k * self.sizes.element_bytes
+        x, rows = tokens * sizes.row_bytes, tokens * sizes.k * sizes.row_bytes
+        cast = tokens * sizes.k * (sizes.element_bytes + sizes.router_bytes)
+        cast_s = self.touch(cast) if sizes.element_bytes < sizes.router_bytes else 0.0
+        if not backward:
+            return cast_s + self.touch(2 * rows + weights, rows + x)
+        return cast_s + self.touch(2 * rows + x, rows + x + weights, rows + weights)
+
+    def sorted(self, tokens: int) -> float:
+        """Choices by expert."""
+        number = COUNT_BYTES * tokens * self.sizes.k
+        return self.touch(2 * number, 3 * number, number, number, 4 * number, 2 * number)
+
+    def router(self, tokens: int, backward: bool, is_dealt: bool = True) -> float:
+        """Logits, scores, choices and weights; or their gradients.
+
+        Arguments:
+            is_dealt: choices in turn; else scores are sorted, and choices counted.
+        """
+        sizes, v = self.sizes, self.sizes.router_bytes
+        choices, scores, d_model = tokens * sizes.k, tokens * sizes.num_experts * v, sizes.d_model
+        casts_s = 0.0
+        if sizes.element_bytes < v:
+            casts_s = self.touch(*((v + sizes.element_bytes) * d_model * many for many in (tokens, sizes.num_experts)))
+        number, weight, token = COUNT_BYTES * choices, v * choices, v * tokens
+        normal = sizes.k > 1
+        if not backward:
+            normalized_s = self.touch(weight + token, 2 * token, 2 * weight + token) if normal else 0.0
+            dealt_s = self.touch(number, 2 * number)
+            if not is_dealt:
+                ids = COUNT_BYTES * sizes.num_experts
+                dealt_s = self.touch(2 * scores + tokens * ids, 2 * number, ids, number, 4 * number)
+            chosen_s = dealt_s + self.touch(2 * scores, number + 2 * weight)
+            logits_s = self._product(tokens, sizes.num_experts, d_model, 1, dtype=self.wide)
+            return casts_s + logits_s + chosen_s + normalized_s
+        normalized_s = 0.0
+        if normal:
+            divided = 2 * weight + token
+            normalized_s = self.touch(
+                *(divided, divided, 2 * weight, 3 * weight, divided, weight + token),
+                *(0, token + tokens, 2 * token + tokens, divided),
+            )
+        spread_s = self.touch(scores, 2 * scores + number + weight, 3 * scores)
+        products_s = self._product(sizes.num_experts, d_model, tokens, 1, (sizes.num_experts, d_model), self.wide)
+        products_s += self._product(tokens, d_model, sizes.num_experts, 1, dtype=self.wide)
+        return casts_s + normalized_s + spread_s + products_s + self.touch(3 * tokens * sizes.row_bytes)
