@@ -91,6 +91,7 @@ Several kinds at once:
     combined_checkpoint       saved on one mesh, loaded on another; slow to import, so not here
     placement                 every order of the axes priced: seconds of a step, bytes by level, and who waits
     placement_bytes           what a step sends on each axis: inside nodes, along rails, across rails
+    strategies                a table that goes round, computed anew: efficiency, memory saved, bytes
 """
 
 # ruff: noqa: I001  (in reading order)
@@ -284,6 +285,11 @@ from lablib.parallel.placement_bytes import StepCall as StepCall
 from lablib.parallel.placement_bytes import StepTraffic as StepTraffic
 from lablib.parallel.placement_bytes import step_calls as step_calls
 from lablib.parallel.placement_bytes import step_traffic as step_traffic
+from lablib.parallel.strategies import StrategyClaim as StrategyClaim
+from lablib.parallel.strategies import StrategyRow as StrategyRow
+from lablib.parallel.strategies import StrategyVerdict as StrategyVerdict
+from lablib.parallel.strategies import strategies as strategies
+from lablib.parallel.strategies import strategy_verdicts as strategy_verdicts
 from lablib.parallel.context_bytes import ContextSizes as ContextSizes
 from lablib.parallel.context_bytes import context_kept_bytes as context_kept_bytes
 from lablib.parallel.context_bytes import context_sent_bytes as context_sent_bytes
