@@ -62,18 +62,26 @@ def control(page: Any, label: str) -> Any:
 
 def test_the_arrow_keys_step_from_moment_to_moment(notebook):
     page = notebook.page
-    wait_for_line(page, None)
     moment = control(page, "Moment").locator(".noUi-handle")
-    page.wait_for_timeout(2000)  # the picture has found its size, as a reader sees before the first key
     assert moment.evaluate("handle => handle.closest('.noUi-target').offsetWidth") > 25, "a track to pull the handle on"
     moment.focus()
     for text in ("At 0 s: rank 0 0F0, rank 1 idle", "At 1 s: rank 0 0F1, rank 1 1F0", "At 2 s: rank 0 0F2"):
         page.keyboard.press("ArrowRight")
         wait_for_name(page, text)
-    wait_for_line(page, 2)
     page.keyboard.press("ArrowLeft")
     wait_for_name(page, "At 1 s: rank 0 0F1")
     notebook.screenshot("moment")
+
+
+@pytest.mark.thorough
+def test_a_line_stands_at_the_moment(notebook):
+    page = notebook.page
+    wait_for_line(page, None)
+    page.wait_for_timeout(2000)  # the picture has found its size, as a reader sees before the first key
+    control(page, "Moment").locator(".noUi-handle").focus()
+    for second in (0, 1, 2):
+        page.keyboard.press("ArrowRight")
+        wait_for_line(page, second)
 
 
 @pytest.mark.thorough

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.pipeline.costs import Costs
-from lablib.pipeline.plan import Plan
+from lablib.pipeline.plan import Action, Kind, Plan
 from lablib.pipeline.replay import replay
 
 ONE_EACH = Plan.parse("one each", ["0F0 0B0", "1F0 1B0"])
@@ -130,6 +130,14 @@ def test_a_wait_for_oneself_and_for_nobody_are_told_apart():
         replay(Plan.parse("backward first", ["0B0 0F0"]))
     with pytest.raises(ValueError, match="rank 1 waits at step 1, 1F0, .* nobody ever does"):
         replay(Plan.parse("lost", ["0F1", "1F0"]))
+
+
+def test_a_piece_or_a_micro_batch_that_the_plan_has_not_is_refused():
+    plan = Plan("mine", 1, 2, ((Action(0, Kind.F, 2), Action(0, Kind.F, 5)),), (0,))
+    with pytest.raises(ValueError, match="a micro-batch of the plan is between 0 and 1: got 2 to 5"):
+        replay(plan)
+    with pytest.raises(ValueError, match="a piece of the plan is between 0 and 0: got 3 to 3"):
+        replay(Plan("mine", 1, 1, ((Action(3, Kind.F, 0),),), (0,)))
 
 
 def test_a_plan_without_actions_takes_no_time():
