@@ -4,13 +4,15 @@
 
 Data 8, tensor 8 with sequence parallelism, ZeRO-1, 1F1B: the plan that `axis_by_axis` passes on its way, with fewer
 micro-batches. `simulate=` runs one rank of each stage; the others are phantoms. The planner is asked for eager torch
-and nothing that real machines lose, as this program is eager and the simulator loses nothing.
+without masters and nothing that real machines lose, as this program is eager and the simulator loses nothing.
 """
 
 import argparse
 import time
+from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -18,7 +20,7 @@ from lablib import launch, phase
 from lablib.models import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.parallel import Combination, CombinedStep, Mesh
-from lablib.plan import IDEAL, Parallel, predict
+from lablib.plan import IDEAL, STACKS, Parallel, predict
 
 
 def program(how: Combination) -> None:
@@ -48,10 +50,18 @@ def main() -> None:
     print(f"simulated in {time.perf_counter() - began_s:.0f} s: {summary.sentence()}")
     sizes = Transformer("gpt3", layers, 12288, 96, 51200, 2048, tied_head=False)
     axes = Parallel(data=8, tensor=8, pipeline=pipeline, zero_stage=1)
-    for stack in ("torch", "torch-megatron", "megatron-core"):
+    ends_s = max(span.end_s for span in run.timeline.spans if span.phase.split("/")[0] == "setup")
+    for name in ("torch", "torch-megatron"):
+        stack = replace(STACKS[name], has_master=False)
         plan = predict(sizes, "dgx-a100", axes, 8 * m, stack=stack, derating=IDEAL, order=mesh.axes)
         apart = plan.step_time_s / summary.step_time_s - 1
-        print(f"planned, {stack}: {plan.step_time_s:.3f} s, {apart:+.1%} of {summary.step_time_s:.3f} s")
+        print(f"planned, {name}: {plan.step_time_s:.3f} s, {apart:+.1%} of {summary.step_time_s:.3f} s")
+        print("   memory of each stage (GB):", ", ".join(f"{size / 1e9:.1f}" for size in plan.stage_bytes))
+    held = []
+    for rank in ranks:
+        times_s, curves = run.memory.curve(rank)
+        held.append(np.sum([size[times_s >= ends_s] for size in curves.values()], axis=0).max())
+    print("simulated, after setup (GB):", ", ".join(f"{size / 1e9:.1f}" for size in held))
 
 
 if __name__ == "__main__":

@@ -38,8 +38,9 @@ def test_every_strategy_has_a_row_for_each_number_of_ranks_that_divides(rows):
 
 def test_efficiency_is_throughput_over_n_times_that_of_one(rows):
     base = predict("gpt3-1.3b", "dgx-a100", batch=8, seq_len=2048)
-    for name, axes in (("data", {"data": 8}), ("model", {"tensor": 8}), ("pipeline", {"pipeline": 8})):
-        many = predict("gpt3-1.3b", "dgx-a100", Parallel(**axes), batch=64, seq_len=2048)
+    splits = {"data": Parallel(data=8), "model": Parallel(tensor=8), "pipeline": Parallel(pipeline=8)}
+    for name, split in splits.items():
+        many = predict("gpt3-1.3b", "dgx-a100", split, batch=64, seq_len=2048)
         row = one(rows, name, 8)
         assert row.efficiency == pytest.approx(many.tokens_per_s / (8 * base.tokens_per_s))
         assert row.saved == pytest.approx(1 - many.peak_memory_bytes / base.peak_memory_bytes)
