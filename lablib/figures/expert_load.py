@@ -121,7 +121,7 @@ def figure_rank_loads(loads: Mapping[str, Sequence[float]], title: str = "", sum
     figure.add_hline(y=mean, line=line, annotation_text="mean", annotation_position="top right")  # pyright: ignore
     named = ranks[:: -(-len(ranks) // MAX_NAMES)]
     labels = {"tickvals": named, "ticktext": [str(rank) for rank in named], "showgrid": False}
-    across = axis(axis_title("rank", "number"), range=[-0.5, len(ranks) - 0.5], **labels)
+    across = axis(axis_title("rank", "number"), range=[-0.5, 1.08 * len(ranks) - 0.5], **labels)  # room for "mean"
     figure.update_layout(barmode="overlay", xaxis=across)
     figure.update_yaxes(axis(axis_title("load", unit), rangemode="tozero"))
     busiest = [f"{name} {_over(float(row.max()), means[0]):.2f}" for name, row in zip(loads, load, strict=True)]

@@ -67,7 +67,7 @@ def test_on_few_gpus_a_mixture_does_not_fit_and_then_is_slower_than_as_many_flop
     assert eight.speed_over_total and 1 < eight.speed_over_total < by_flops
     assert sum(two.extra_s.values()) == pytest.approx(two.mixture.step_time_s - two.active.step_time_s)  # pyright: ignore
     # 4 sequences of 4,096 tokens at once, all experts on each GPU; on two GPUs they share 2 sequences.
-    assert one.rows is None and eight.rows == 4 * 4096 * 8 / 64 and two.rows == eight.rows / 4
+    assert (one.rows, two.rows, eight.rows) == (None, 4096 * 8 / 64, 4 * 4096 * 8 / 64)
     assert not eight.pays(1.0) and not two.pays(1.25) and eight.pays(1.25) and two.pays(3.0)
 
 
