@@ -1,6 +1,6 @@
 """One step of GPT-3 175B by `CombinedStep` on many simulated H100s: host seconds, the step, and the planner's.
 
-    python benchmarks/combined_step.py [--data 4] [--whole] [--layers 96] [--micro-batches 16]
+    python benchmarks/combined_step.py [--data 4] [--layers 96] [--micro-batches 16] [--whole] [--cast]
 
 Tensor 8 with sequence parallelism, pipeline 16 with 1F1B, ZeRO-1 over data, BF16 by autocast over FP32 parameters,
 clipping, AdamW. `simulate=` runs one replica's 128 ranks; those of other replicas are taken to do the same at the same
@@ -29,6 +29,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=96)
     parser.add_argument("--micro-batches", type=int, default=16)
     parser.add_argument("--whole", action="store_true", help="run every rank: nobody is a phantom")
+    parser.add_argument("--cast", action="store_true", help="parameters in BF16 and no autocast, as the planner has it")
     options = parser.parse_args()
     config = model_config("gpt3-175b", num_layers=options.layers)
     mesh = Mesh(data=options.data, pipeline=PIPELINE, tensor=TENSOR)
@@ -41,12 +42,13 @@ def main() -> None:
         num_micro_batches=options.micro_batches,
         sequence_parallel=True,
         uneven_vocabulary="pad",
-        autocast=torch.bfloat16,
+        autocast=None if options.cast else torch.bfloat16,
     )
 
     def program() -> None:
         with phase("setup"):
-            step = CombinedStep(how, partial(torch.optim.AdamW, lr=1e-4, foreach=True), max_norm=1.0)
+            dtype = torch.bfloat16 if options.cast else torch.float32
+            step = CombinedStep(how, partial(torch.optim.AdamW, lr=1e-4, foreach=True), max_norm=1.0, dtype=dtype)
             dist.barrier()
         tokens = torch.zeros(batch, config.max_seq_len, dtype=torch.int64)
         step(tokens, tokens)
