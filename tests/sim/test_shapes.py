@@ -1,5 +1,8 @@
 """`fidelity="shapes"`: a program on tensors without values takes the same virtual time and moves the same bytes."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -375,3 +378,18 @@ def test_autocast_casts_the_same_with_and_without_values(data):
     values, shapes = (launch(program, ranks=1, fidelity=fidelity) for fidelity in ("values", "shapes"))
     assert shapes.values == values.values
     assert list(shapes.timeline) == list(values.timeline)
+
+
+def test_a_real_tensor_that_met_a_shape_is_let_go_without_the_collector():
+    def program() -> bool:
+        gc.disable()
+        try:
+            real = torch.from_numpy(np.zeros(3))
+            seen = weakref.ref(real)
+            torch.add(real, torch.zeros(3))
+            del real
+            return seen() is None
+        finally:
+            gc.enable()
+
+    assert launch(program, ranks=1, fidelity="shapes").values == [True]
