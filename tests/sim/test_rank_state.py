@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import inspect
 import os
 import random
 import sys
@@ -118,8 +119,9 @@ def test_each_rank_prints_to_its_own_output():
 
 
 @pytest.fixture
-def nothing_set_aside():
+def nothing_set_aside(monkeypatch: pytest.MonkeyPatch):
     """As in a notebook: the tests' own process has frozen what was there when they began (tests/conftest.py)."""
+    monkeypatch.setattr(gc, "get_freeze_count", inspect.unwrap(gc.get_freeze_count))  # which counts anew
     was_frozen = gc.get_freeze_count() > 0
     gc.unfreeze()
     yield
