@@ -1,0 +1,499 @@
+"""Checks of lab 14: combining them. Meshes, orders and routings are drawn anew; sums and gradients are one device's."""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from itertools import permutations
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib import Run
+from lablib.course import Expect, exercise
+from lablib.course.comparison import is_array
+from lablib.course.draw import Draw
+from lablib.course.expect import RuleBroken
+from lablib.course.formatting import short_repr
+from lablib.course.rules import changes_nothing, not_from_lablib, observe
+from lablib.units import plural
+
+HALF = 0.5  # of a byte: budgets of bytes that are exact
+AXES = ("data", "context", "pipeline", "tensor", "expert")
+EXACT = 1e-9
+
+
+def _sizes(draw: Draw, sizes: Sequence[int]) -> dict[str, int]:
+    """Axes in any order, by any names."""
+    return dict(zip(draw.shuffled(AXES)[: len(sizes)], draw.shuffled(sizes), strict=True))
+
+
+def _told(sizes: Mapping[str, int]) -> str:
+    return " x ".join(f"{axis} {size}" for axis, size in sizes.items())
+
+
+def _stride(sizes: Mapping[str, int], axis: str) -> int:
+    axes = list(sizes)
+    return prod(sizes[name] for name in axes[axes.index(axis) + 1 :])
+
+
+def _whole_numbers(rule: str, value: Any, example: str) -> list[int]:
+    value = value.tolist() if is_array(value) else value
+    try:
+        return [operator.index(each) for each in value]
+    except TypeError:
+        said = "None: is there a return?" if value is None else short_repr(value)
+        raise RuleBroken(rule, said, example) from None
+
+
+# ---- exercise 1 ----
+
+
+@exercise(
+    "The groups of a mesh",
+    hints=[
+        "In a number such as 352, how far apart are two numbers that differ by one in the hundreds? What is the "
+        "hundred of a mesh?",
+        "Neighbours along an axis are as far apart as the sizes of all later axes multiply to. A group begins at a "
+        "rank whose coordinate on the axis is 0.",
+        "stride = product of the sizes behind the axis; rank r begins a group if r // stride % size == 0; its group is "
+        "r, r + stride, r + 2 stride, ...",
+    ],
+)
+def groups(expect: Expect, groups: Callable[[dict[str, int], str], list[list[int]]]) -> None:
+    not_from_lablib(groups)
+    draw = expect.draw
+    meshes = [[draw.integer(2, 5)], [2, 3], [2, 3, 4], [1, 3, 2], [2, 2, 2, 3], [3, 1, 2, 2, 5]]
+    for sizes in (_sizes(draw, each) for each in meshes):
+        expect.measured.clear()  # what holds is shown for the last mesh
+        for axis in draw.shuffled(list(sizes)):
+            call = observe(groups, dict(sizes), axis)
+            changes_nothing(expect, [call])
+            _expect_groups(expect, call.value, sizes, axis)
+
+
+def _expect_groups(expect: Expect, value: Any, sizes: dict[str, int], axis: str) -> None:
+    what = f"{_told(sizes)}, along {axis}"
+    expect.equal("groups are returned", value is ..., False)
+    value = value.tolist() if is_array(value) else value
+    if not isinstance(value, list | tuple):
+        said = "None: is there a return?" if value is None else short_repr(value)
+        raise RuleBroken(f"a list of lists of ranks is returned ({what})", said, "[[0, 1], [2, 3]]")
+    found = [_whole_numbers(f"a group is a list of ranks ({what})", each, "[0, 1]") for each in value]
+    expect.that(
+        f"a group has as many ranks as its axis is long ({what})",
+        all(len(group) == sizes[axis] for group in found),
+        saw=found,
+        expected=f"{plural(sizes[axis], 'ranks')} in each",
+    )
+    members = sorted(rank for group in found for rank in group)
+    num_ranks = prod(sizes.values())
+    rule = f"every rank is in one group ({what})"
+    expect.that(rule, members == list(range(num_ranks)), found, f"each of 0 to {num_ranks - 1} once")
+    stride = _stride(sizes, axis)
+    for group in found:
+        first = min(group)
+        wanted = [first + stride * i for i in range(sizes[axis])]
+        rule = f"the ranks of a group differ in their {axis} coordinate alone ({what})"
+        is_one = first // stride % sizes[axis] == 0 and sorted(group) == wanted
+        expect.that(rule, is_one, group, f"ranks {stride} apart, from one whose {axis} coordinate is 0")
+        expect.that(f"the ranks of a group ascend ({what})", group == sorted(group), group, sorted(group))
+
+
+# ---- exercise 2 ----
+
+
+@exercise(
+    "The order of the axes",
+    hints=[
+        "There are few orders: try them all. What does one cost?",
+        "For one order: for each axis and each of its groups, look at each rank and the next one. Are they on one "
+        "node? Rank r is on node r // per_node.",
+        "Mesh(**{axis: sizes[axis] for axis in order}).groups(axis) has the groups; the one behind the last is the "
+        "first. Add sent[axis] for each pair on two nodes, and take min(permutations(sizes), key=...).",
+    ],
+)
+def best_order(expect: Expect, best_order: Callable[[dict[str, int], dict[str, float], int], tuple[str, ...]]) -> None:
+    not_from_lablib(best_order, allowed=("Mesh",))
+    cases, orders = _orders(expect.draw), []
+    for _, sizes, sent, per_node in cases:
+        call = observe(best_order, dict(sizes), dict(sent), per_node)
+        changes_nothing(expect, [call])
+        orders.append(_order(expect, call.value, sizes))
+    for order, (name, sizes, sent, per_node) in zip(orders, cases, strict=True):
+        costs = {each: _crossing(each, sizes, sent, per_node) for each in permutations(sizes)}
+        what, least = f"{_told(sizes)}, nodes of {per_node}, {name}", min(costs.values())
+        if costs[order] > least * (1 + EXACT) and (mistake := _mistake(orders, cases)):
+            saw = f"{', '.join(order)} with {costs[order]:.4g} B; all your orders are those of a rule: {mistake}"
+            raise RuleBroken(f"the fewest bytes cross between nodes ({what})", saw, f"{least:.4g} B")
+        expect.budget(f"bytes that cross between nodes ({what})", costs[order], least, "B")
+
+
+def _mistake(orders: Sequence[tuple[str, ...]], cases: Sequence[tuple[Any, ...]]) -> str:
+    """What would give all of these orders, if something known does."""
+    for name, gives in MISTAKES.items():
+        if all(gives(order, *case[1:]) for order, case in zip(orders, cases, strict=True)):
+            return name
+    return ""
+
+
+def _least(cost: Callable[..., float]) -> Callable[..., bool]:
+    """Whether `cost(order, sizes, sent, per_node)` is the least of all orders."""
+
+    def is_least(order: Sequence[str], sizes: Mapping[str, int], *rest: Any) -> bool:
+        costs = {each: cost(each, sizes, *rest) for each in permutations(sizes)}
+        return costs[tuple(order)] <= min(costs.values()) + EXACT * max(map(abs, costs.values()))
+
+    return is_least
+
+
+def _sorted(key: Callable[[str, Any, Any], float]) -> Callable[..., bool]:
+    return lambda order, sizes, sent, _: list(order) == sorted(sizes, key=lambda axis: key(axis, sizes, sent))
+
+
+def _pairs(order: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[str, int, int, bool]]:
+    """(axis, rank, the next rank of its group, whether that is the first again) for each rank and axis."""
+    mesh, found = {axis: sizes[axis] for axis in order}, []
+    for rank in range(prod(sizes.values())):
+        for axis, size in mesh.items():
+            stride = _stride(mesh, axis)
+            at = rank // stride % size
+            found.append((axis, rank, rank + ((at + 1) % size - at) * stride, at == size - 1))
+    return found
+
+
+def _crossing(order: Sequence[str], sizes: Mapping[str, int], sent: Mapping[str, float], per_node: int) -> float:
+    """Bytes of all ranks that go to another node, each rank sending to the next of its group."""
+    return sum(sent[axis] for axis, a, b, _ in _pairs(order, sizes) if a // per_node != b // per_node)
+
+
+def _as_open_chains(order: Sequence[str], sizes: Mapping[str, int], sent: Mapping[str, float], per_node: int) -> float:
+    return sum(sent[axis] for axis, a, b, last in _pairs(order, sizes) if not last and a // per_node != b // per_node)
+
+
+def _whole_groups(order: Sequence[str], sizes: Mapping[str, int], sent: Mapping[str, float], per_node: int) -> float:
+    mesh, total = {axis: sizes[axis] for axis in order}, 0.0
+    for axis, size in mesh.items():
+        for first in (rank for rank in range(prod(sizes.values())) if rank // _stride(mesh, axis) % size == 0):
+            nodes = {(first + i * _stride(mesh, axis)) // per_node for i in range(size)}
+            total += sent[axis] * size * (len(nodes) > 1)
+    return total
+
+
+def _of_rank_0(order: Sequence[str], sizes: Mapping[str, int], sent: Mapping[str, float], per_node: int) -> float:
+    mesh = {axis: sizes[axis] for axis in order}
+    own = {axis: {i * _stride(mesh, axis) for i in range(size)} for axis, size in mesh.items()}
+    return sum(sent[x] for x, a, b, _ in _pairs(order, sizes) if a in own[x] and a // per_node != b // per_node)
+
+
+# What goes wrong, by the orders that it gives in all cases.
+MISTAKES: dict[str, Callable[..., bool]] = {
+    "the axis that sends most goes last": _sorted(lambda axis, sizes, sent: sent[axis]),
+    "the axis that sends most goes first": _sorted(lambda axis, sizes, sent: -sent[axis]),
+    "the longest axis goes last": _sorted(lambda axis, sizes, sent: sizes[axis]),
+    "the axes stay as they are": lambda order, sizes, *_: list(order) == list(sizes),
+    "a group that leaves its node counts whole": _least(_whole_groups),
+    "the last rank of a group sends nothing": _least(_as_open_chains),
+    "only the groups of rank 0 are counted": _least(_of_rank_0),
+    "the most bytes, not the fewest": _least(lambda *case: -_crossing(*case)),
+    "nodes have eight ranks": _least(lambda order, sizes, sent, _: _crossing(order, sizes, sent, 8)),
+}
+
+
+def _orders(draw: Draw) -> list[tuple[str, dict[str, int], dict[str, float], int]]:
+    """Meshes on which simple rules fail: most bytes last, largest axis last, none that fits."""
+    names = draw.shuffled(AXES)
+    a, b, c, d = names[:4]
+    unit = draw.number(1.0, 5.0)
+
+    def shuffled(sizes: dict[str, int]) -> dict[str, int]:
+        return {axis: sizes[axis] for axis in draw.shuffled(list(sizes))}
+
+    return [
+        ("one axis sends most", shuffled({a: 2, b: 4, c: 2}), {a: 1.0 * unit, b: 50.0 * unit, c: 3.0 * unit}, 4),
+        (
+            "a long axis sends most, two short ones nearly as much",
+            shuffled({a: 8, b: 2, c: 2}),
+            {a: 10.0 * unit, b: 9.0 * unit, c: 8.0 * unit},
+            8,
+        ),
+        (
+            "an axis longer than a node",
+            shuffled({a: 16, b: 2, c: 4}),
+            {a: 12.0 * unit, b: 7.0 * unit, c: 6.0 * unit},
+            8,
+        ),
+        (
+            "an axis of one rank sends most",
+            shuffled({a: 1, b: 4, c: 3}),
+            {a: 99.0 * unit, b: 2.0 * unit, c: 3.0 * unit},
+            4,
+        ),
+        ("one node", shuffled({a: 2, b: 2}), {a: unit, b: 2.0 * unit}, 8),
+        (
+            "four axes",
+            shuffled({a: 2, b: 3, c: 2, d: 4}),
+            {axis: draw.number(1.0, 20.0) for axis in (a, b, c, d)},
+            draw.choice([4, 6, 8]),
+        ),
+        *(
+            (
+                "drawn",
+                {axis: draw.choice([2, 3, 4, 6]) for axis in names[:3]},
+                {axis: draw.number(1.0, 20.0) for axis in names[:3]},
+                draw.choice([4, 6, 8]),
+            )
+            for _ in range(4)
+        ),
+    ]
+
+
+def _order(expect: Expect, value: Any, sizes: dict[str, int]) -> tuple[str, ...]:
+    expect.equal("an order is returned", value is ..., False)
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        said = "None: is there a return?" if value is None else short_repr(value)
+        raise RuleBroken("a tuple of names is returned, the axis that lies farthest apart first", said, str((*sizes,)))
+    order = tuple(str.__str__(each) for each in value)
+    expect.that(f"each axis is named once ({_told(sizes)})", sorted(order) == sorted(sizes), order, sorted(sizes))
+    return order
+
+
+# ---- exercise 3 ----
+
+
+@exercise(
+    "Merge two attentions",
+    hints=[
+        "exp(l) is the sum of the weights of a part. What share of the whole sum is part 2's?",
+        "w = exp(l2) / (exp(l1) + exp(l2)), and o = o1 + w (o2 - o1). With scores such as 1000, exp has no number: "
+        "which function of l2 - l1 is w?",
+        "w = torch.sigmoid(l2 - l1)[..., None]; l = torch.logaddexp(l1, l2).",
+    ],
+)
+def merge(expect: Expect, merge: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
+    not_from_lablib(merge)
+    draw = expect.draw
+    cases = [
+        ("two parts", 1.0, [draw.integer(2, 6), draw.integer(7, 11)], torch.float64),
+        ("one key against many", 1.0, [1, draw.integer(20, 30)], torch.float64),
+        ("large scores", 300.0, [draw.integer(2, 5), draw.integer(2, 5)], torch.float64),
+        ("scores far below zero", -300.0, [draw.integer(2, 5), draw.integer(2, 5)], torch.float64),
+        ("four parts, one after another", 2.0, draw.integers(4, 1, 9), torch.float64),
+        ("float32", 1.0, [draw.integer(2, 6), draw.integer(2, 6)], torch.float32),
+    ]
+    for name, size, parts, dtype in cases:
+        expect.measured.clear()
+        _expect_merged(expect, merge, name, size, parts, dtype)
+    _expect_unseen(expect, merge)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
+    scores = q @ k.mT + shift
+    return torch.softmax(scores, -1) @ v, scores.logsumexp(-1)
+
+
+def _pair(rule: str, value: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(value, list | tuple) or len(value) != 2 or not all(isinstance(each, Tensor) for each in value):
+        said = "None: is there a return?" if value is None else short_repr(value)
+        raise RuleBroken(rule, said, "two tensors, o and l")
+    return value[0], value[1]
+
+
+def _expect_merged(
+    expect: Expect, answer: Callable[..., Any], name: str, size: float, parts: list[int], dtype: torch.dtype
+) -> None:
+    draw, rtol = expect.draw, EXACT if dtype == torch.float64 else 1e-5
+    batch, heads, queries, width = (draw.integer(1, 3), draw.integer(2, 3), draw.integer(3, 5), draw.integer(2, 6))
+    q = draw.tensor((batch, heads, queries, width), dtype)
+    k, v = (draw.tensor((batch, heads, sum(parts), width), dtype) for _ in range(2))
+    # Each query's scores on a level of their own: exp(1200) is no number, and exp(-1200) is 0.
+    shift = torch.zeros(1, 1) if abs(size) < 10 else torch.linspace(-0.3, 1.0, queries)[:, None] * 4 * size
+    shift = shift.to(dtype)
+    k = k * (abs(size) / 30 if abs(size) >= 10 else size)
+    wanted = _attention(q, k, v, shift)
+    pieces = [_attention(q, *each, shift) for each in zip(k.split(parts, 2), v.split(parts, 2), strict=True)]
+    o, lse = pieces[0]
+    for piece in pieces[1:]:
+        call = observe(answer, o.clone(), lse.clone(), piece[0].clone(), piece[1].clone())
+        expect.equal("a pair is returned", call.value is ..., False)
+        changes_nothing(expect, [call])
+        o, lse = _pair(f"o and l are returned ({name})", call.value)
+        _expect_alike(expect, name, o, lse, *wanted)
+    note = f"({name}, {'+'.join(map(str, parts))} keys)"
+    expect.close(f"l is the log of the sum over all keys {note}", lse, wanted[1], rtol=rtol, atol=rtol)
+    expect.close(f"o is attention over all keys {note}", o, wanted[0], rtol=rtol, atol=rtol)
+
+
+def _expect_alike(expect: Expect, name: str, o: Tensor, lse: Tensor, wanted_o: Tensor, wanted_lse: Tensor) -> None:
+    for what, saw, wanted in (("o", o, wanted_o), ("l", lse, wanted_lse)):
+        expect.equal(f"{what} has the shape that it had ({name})", tuple(saw.shape), tuple(wanted.shape))
+        expect.equal(f"{what} has the type that it had ({name})", str(saw.dtype), str(wanted.dtype))
+
+
+def _expect_unseen(expect: Expect, answer: Callable[..., Any]) -> None:
+    """A query that has seen no key yet, as under a causal mask: l is -inf, and o counts for nothing."""
+    draw, (rows, width) = expect.draw, (expect.draw.integer(3, 6), expect.draw.integer(2, 5))
+    o = [draw.tensor((rows, width), torch.float64) for _ in range(2)]
+    lse = [draw.tensor((rows,), torch.float64) for _ in range(2)]
+    for seen, unseen in ((0, 1), (1, 0)):
+        lost = lse[unseen].clone()
+        lost[0] = float("-inf")
+        args = [(o[0], lse[0]), (o[1], lse[1])]
+        args[unseen] = (o[unseen], lost)
+        value = _pair("o and l are returned (a part with no key)", answer(*[x.clone() for each in args for x in each]))
+        rule = f"where part {unseen + 1} has seen no key (l = -inf), the other one is the result"
+        expect.close(f"{rule}: o", value[0][0], o[seen][0], rtol=EXACT)
+        expect.close(f"{rule}: l", value[1][0], lse[seen][0], rtol=EXACT)
+
+
+# ---- exercise 4 ----
+
+
+@exercise(
+    "An order of equal work",
+    hints=[
+        "A late token sees many keys, an early one few. What goes with the first piece, so that the sum is the mean?",
+        "Cut the sequence into 2n pieces of equal length. Rank r has the r-th from the front and the r-th from behind.",
+        "Pieces r and 2n - 1 - r: list(range(r * c, (r + 1) * c)) and likewise, with c = seq_len // (2 * n).",
+    ],
+)
+def even_order(expect: Expect, even_order: Callable[[int, int, int], list[int]]) -> None:
+    not_from_lablib(even_order)
+    draw = expect.draw
+    for n in (draw.integer(2, 4), draw.integer(5, 8), 1):
+        seq_len = 2 * n * draw.integer(2, 5)
+        what = f"{seq_len} tokens on {plural(n, 'ranks')}"
+        tokens: list[list[int]] = [[]] * n
+        for rank in draw.shuffled(range(n)):
+            value = observe(even_order, seq_len, n, rank).value
+            expect.equal("positions are returned", value is ..., False)
+            tokens[rank] = _whole_numbers(f"a list of positions is returned ({what})", value, "[0, 1, 6, 7]")
+        everybody = sorted(token for each in tokens for token in each)
+        rule = f"every token is on one rank ({what})"
+        expect.that(rule, everybody == list(range(seq_len)), tokens, f"each of 0 to {seq_len - 1} once")
+        ascending = [each == sorted(each) for each in tokens]
+        expect.that(f"the positions of a rank ascend ({what})", all(ascending), tokens, "each list in order")
+        counts = [len(each) for each in tokens]
+        expect.that(f"every rank has equally many tokens ({what})", len(set(counts)) == 1, counts, seq_len // n)
+        pairs = [sum(token + 1 for token in each) for each in tokens]
+        rule = f"every rank has equally many pairs of a query and a key that it sees ({what})"
+        expect.that(rule, len(set(pairs)) == 1, pairs, f"{sum(pairs) // n} on each")
+        runs = [1 + sum(b != a + 1 for a, b in zip(each, each[1:], strict=False)) for each in tokens]
+        rule = f"the tokens of a rank are at most two runs, as kernels want ({what})"
+        expect.that(rule, max(runs) <= 2, f"{max(runs)} runs: {tokens[runs.index(max(runs))]}", "2 runs")
+
+
+# ---- exercise 5 ----
+
+
+@exercise(
+    "Tokens to their experts, and back",
+    hints=[
+        "Each expert has `capacity` places for this rank's tokens. Which place does a token get? How many came to the "
+        "same expert before it?",
+        "place = expert * capacity + number of earlier tokens for it; a token whose number is capacity or more is "
+        "left out. Put tokens into a tensor [num_experts * capacity, D] of zeros, exchange it, run, exchange back.",
+        "earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]; kept = earlier < "
+        "capacity; box[place[kept]] = x[kept]; at the end out[kept] = weight[kept, None] * back[place[kept]].",
+    ],
+)
+def mixture(expect: Expect, mixture: Callable[..., Tensor]) -> None:
+    not_from_lablib(mixture)
+    draw = expect.draw
+    for kind, ranks in (("any", draw.integer(2, 4)), ("all to one expert", 3), ("room for all", 2), ("any", 1)):
+        expect.measured.clear()
+        _expect_mixture(expect, mixture, kind, ranks)
+
+
+def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks: int) -> None:
+    draw, local, width = expect.draw, expect.draw.integer(1, 3), expect.draw.integer(3, 6)
+    experts = ranks * local
+    counts = [draw.integer(5, 12) for _ in range(ranks)]  # tokens of each rank
+    capacity = max(counts) if kind == "room for all" else draw.integer(1, 3)
+    xs = [draw.tensor((count, width), torch.float64) for count in counts]
+    weights = [0.5 + draw.tensor((count,), torch.float64).abs() for count in counts]
+    one = draw.integer(0, experts - 1)
+    drawn = [[one if kind == "all to one expert" else draw.integer(0, experts - 1) for _ in range(n)] for n in counts]
+    choices = [torch.tensor(each) for each in drawn]
+    matrices = draw.tensor((experts, width, width), torch.float64)
+    biases = draw.tensor((experts, width), torch.float64)  # an empty place, too, comes back with numbers
+    grads = [draw.tensor((count, width), torch.float64) for count in counts]
+
+    def program(answer: Callable[..., Any]) -> Any:
+        rank = dist.get_rank()
+        own = slice(rank * local, (rank + 1) * local)
+        here = torch.get_default_device()
+        matrix, bias = (each[own].clone().to(here).requires_grad_() for each in (matrices, biases))
+        x, weight = (each[rank].clone().to(here).requires_grad_() for each in (xs, weights))
+
+        def run_experts(boxes: Tensor) -> Tensor:
+            if tuple(boxes.shape) != (ranks, local, capacity, width):
+                raise RuleBroken(
+                    "run_experts gets [ranks, experts of this rank, capacity, D]",
+                    str(tuple(boxes.shape)),
+                    str((ranks, local, capacity, width)),
+                )
+            return torch.tanh(torch.einsum("necd,edf->necf", boxes, matrix) + bias[None, :, None])
+
+        call = observe(answer, x, choices[rank].clone().to(here), weight, run_experts, experts, capacity)
+        if isinstance(call.value, Tensor) and call.value.shape == x.shape and call.value.requires_grad:
+            (call.value * grads[rank].to(here)).sum().backward()
+        return call, [each.grad for each in (x, weight, matrix, bias)]
+
+    run = expect.launch(program, answer, ranks=ranks)
+    leaves = [each.clone().requires_grad_() for each in (*xs, *weights)]
+    matrix, bias = matrices.clone().requires_grad_(), biases.clone().requires_grad_()
+    outputs, total = [], torch.zeros((), dtype=torch.float64)
+    for rank in range(ranks):
+        x, weight = leaves[rank], leaves[ranks + rank]
+        kept = [drawn[rank][:i].count(expert) < capacity for i, expert in enumerate(drawn[rank])]
+        of_each = [
+            weight[i] * torch.tanh(x[i] @ matrix[expert] + bias[expert]) if kept[i] else 0 * x[i]
+            for i, expert in enumerate(drawn[rank])
+        ]
+        outputs.append(torch.stack(of_each))
+        total = total + (outputs[-1] * grads[rank]).sum()
+    total.backward()
+    on = f"({kind}: {plural(ranks, 'ranks')}, {plural(experts, 'experts')}, {plural(capacity, 'places')} each)"
+    wanted_grads: list[Any] = [each.grad for each in (*leaves, matrix, bias)]
+    with expect.as_one(f"outputs and gradients are those of one device {on}", "right"):
+        for rank, (call, found) in enumerate(run.values):
+            where = f"{on}, rank {rank}"
+            _expect_output(expect, call.value, outputs[rank].detach(), xs[rank], where)
+            own = slice(rank * local, (rank + 1) * local)
+            wanted = [wanted_grads[rank], wanted_grads[ranks + rank], wanted_grads[-2][own], wanted_grads[-1][own]]
+            names = ("x", "weight", "the experts' matrices", "the experts' biases")
+            for name, saw, want in zip(names, found, wanted, strict=True):
+                rule = f"the gradient of {name} is that of one device {where}"
+                if saw is None:
+                    raise RuleBroken(rule, "None: autograd found no way back to it", "a gradient")
+                expect.close(rule, saw, want, rtol=EXACT, atol=EXACT)
+            changes_nothing(expect, [call])
+    _expect_sent(expect, run, 8 * experts * capacity * width, on)
+
+
+def _expect_output(expect: Expect, saw: Any, wanted: Tensor, x: Tensor, where: str) -> None:
+    if not isinstance(saw, Tensor):
+        said = "None: is there a return?" if saw is None else short_repr(saw)
+        expect.equal(f"a tensor is returned {where}", saw is ..., False)
+        raise RuleBroken(f"a tensor is returned {where}", said, "[t, D]")
+    expect.equal(f"the output has the shape of x {where}", tuple(saw.shape), tuple(x.shape))
+    lost, found = wanted.abs().sum(1) == 0, saw.detach().cpu()
+    if bool(lost.any()) and not bool((found[lost] == 0).all()):
+        said = "other numbers"
+        if torch.equal(found[lost], x[lost]):
+            said = "the token, unchanged"
+        elif bool((found[~lost] == 0).all(1).any()):
+            said = f"numbers, and zeros for an earlier one: token {int((found == 0).all(1).nonzero()[0])} has a place"
+        raise RuleBroken(f"a token without a place gets zeros {where}", said, "0 in all of its row")
+    expect.close(f"the output is that of one device {where}", saw.detach(), wanted, rtol=EXACT, atol=EXACT)
+
+
+def _expect_sent(expect: Expect, run: Run, box_bytes: int, on: str) -> None:
+    """The boxes there and back, and their gradients: four exchanges."""
+    other = sorted({t.name for t in run.traffic.transfers if not t.name.startswith(("all_to_all", "alltoall"))})
+    expect.that(f"the only calls are all-to-alls {on}", not other, " and ".join(other) or "none", "all_to_all")
+    n = run.ranks
+    sent = max(run.traffic.sent_bytes(rank) for rank in range(n))
+    expect.budget(f"bytes a rank sends, forward and backward {on}", sent, 4 * box_bytes * (n - 1) / n + HALF, "B")

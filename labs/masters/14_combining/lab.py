@@ -1,0 +1,308 @@
+# %% [markdown]
+# # Lab 14: Combining them
+#
+# **Question.** Which axis goes where?
+#
+# Labs 09 to 13 each shared one thing among GPUs: the batch, the optimizer's state, matrices, layers. A model of a
+# hundred billion parameters needs several of these at once. Then every GPU stands in several groups, and some of them
+# must talk over slow wires. Which ones? You place them; then two kinds more join: long sequences and experts.
+#
+# The lab takes an hour. Folded sections, called *further*, go beyond it.
+
+# %%
+import itertools
+import math
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+from lablib import find_cluster, launch, parallel, phase
+from lablib.course import checks_for, print_text, show_source, try_out
+from lablib.figures import figure_context_times, format_quantity, show
+from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.parallel import Mesh
+
+check = checks_for("14")
+check
+
+# %% tags=["parameters"]
+backend: str = "sim"  # sim | gloo | nccl
+ranks: int = 4  # that share a sequence, or experts: 2, 4 or 8
+cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100
+interactive: bool = True  # widgets, or static figures
+quick: bool = True  # few repeats
+
+# %% [markdown] minutes=10
+# ## Ranks in a box
+#
+# GPT-3 has 175 billion parameters. In mixed precision with Adam each takes 16 bytes (lab 10): 2.8 TB. A GPU has 80 GB.
+# What can be shared, and what ends it?
+#
+# | axis | shares | ends at | sends (labs) |
+# |---|---|---|---|
+# | data | the batch | the batch, in sequences | gradients, once a step (09, 10) |
+# | pipeline | layers | layers; the bubble | activations between stages (13) |
+# | tensor | each matrix | a node's fast links | activations, in every layer (12) |
+# | context | each sequence | tokens | keys and values, in every layer |
+# | expert | the experts | experts | tokens, in every layer |
+
+# %% [markdown]
+# With 4 x 8 x 16 GPUs, say, that would be three *axes* of a box, a *mesh*. Each rank has a *coordinate* on each axis. A
+# rank's number is written like a decimal number: the last axis holds the units. Here 2 x 2 x 2 ranks:
+
+# %%
+assert ranks in (2, 4, 8), f"ranks must be 2, 4 or 8: got {ranks}."
+mesh = Mesh(data=2, pipeline=2, tensor=2)
+pd.DataFrame({f"rank {rank}": mesh.coordinates(rank) for rank in range(8)})
+
+# %% [markdown]
+# A *group* along an axis has the ranks that differ in that coordinate alone. Ranks 0 and 1 are a tensor group: they
+# share the matrices of the same layers, for the same part of the batch. Ranks 0 and 4 have equal weights, and different
+# data: a data group. Which ranks does rank 5 talk to?
+#
+# ### Exercise 1: the groups of a mesh
+#
+# Find all groups along one axis. Stuck? Run `check.groups.hint()` in a new cell.
+
+
+# %% tags=["exercise"]
+def groups(sizes, axis):
+    """All groups along `axis`, each a list of ranks that ascend; in any order.
+
+    sizes: axis -> size, such as {"data": 2, "pipeline": 2, "tensor": 2}; the last axis
+        has the units.
+    """
+    ### BEGIN SOLUTION
+    axes, num_ranks = list(sizes), math.prod(sizes.values())
+    stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1 :])
+    firsts = [r for r in range(num_ranks) if r // stride % sizes[axis] == 0]
+    return [[first + i * stride for i in range(sizes[axis])] for first in firsts]
+    ### END SOLUTION
+
+
+# %%
+# Expected: [0, 2, 4], [1, 3, 5]
+try_out(groups, {"data": 3, "tensor": 2}, "data")
+
+# %% tags=["check"] points=2
+check.groups(groups)
+
+# %%
+for axis in mesh.axes:
+    print(f"{axis:9} {mesh.groups(axis)}")
+
+# %% [markdown]
+# A mesh becomes process groups with `mesh.group("tensor")`, or `torch.distributed.device_mesh`.
+
+# %% [markdown] minutes=14
+# ## Long sequences
+#
+# In attention each token, a *query*, looks at the *keys* of all tokens before it, and takes a mean of their *values*
+# with weights exp(score) (lab 06). All else in a GPT works on each token alone. So cut the sequence: each rank has some
+# tokens, and all weights. Only keys and values must come to it.
+#
+# All at once they might not fit. *Ring attention* lets them pass by: in each round a rank works with the keys that it
+# has, while they travel on to the next rank. After n rounds it has seen all keys, part by part. How do parts become one
+# softmax?
+
+# %% [markdown]
+# Of each part a rank keeps, for each query, two things: the mean o of its values, and one number, the *log-sum-exp* l =
+# log(sum of exp(score)) over its keys. exp(l) is the weight that the part has as a whole.
+#
+# ### Exercise 3: merge two attentions
+#
+# From (o1, l1) of some keys and (o2, l2) of others, make (o, l) of all of them. Scores may be 1000: exp of that is no
+# number. A query that has seen no key has l = -inf.
+
+
+# %% tags=["exercise"]
+def merge(o1, l1, o2, l2):
+    """Attention over the keys of both parts: a pair (o, l), new tensors.
+
+    o1, o2: [..., t, K]. l1, l2: [..., t].
+    """
+    ### BEGIN SOLUTION
+    weight = torch.sigmoid(l2 - l1)[..., None]
+    return o1 + weight * (o2 - o1), torch.logaddexp(l1, l2)
+    ### END SOLUTION
+
+
+# %%
+# One query. Part 1: a key of score 0 and value 10. Part 2: two keys of score 0, values 1 and 3.
+# The mean of all three is 4.667; l is log 3 = 1.099.
+one = torch.tensor([[10.0]]), torch.tensor([0.0])
+two = torch.tensor([[2.0]]), torch.tensor([2.0]).log()
+try_out(merge, *one, *two)
+
+# %% tags=["check"] points=2
+check.merge(merge)
+
+# %%
+show_source(parallel.merge_attention, after=check.merge)
+
+# %% [markdown]
+# A causal mask makes queries unequal: the last token sees all keys, the first one its own. Say 4 ranks have a quarter
+# of the sequence each, in order. How much longer does the step take than if all ranks had equally much to do?
+
+# %%
+my_guess_times = None  # 4 ranks, contiguous pieces: times as long, such as 1.5
+print("guess:", my_guess_times)
+
+# %% [markdown]
+# ### Exercise 4: an order of equal work
+#
+# Give each rank tokens such that all have equally many pairs of a query and a key that it sees: a query at position p
+# sees p + 1 keys. Kernels want few, long runs of tokens: two at most for each rank. `seq_len` is a multiple of 2n.
+
+
+# %% tags=["exercise"]
+def even_order(seq_len, n, rank):
+    """Positions of the tokens of this rank of n, ascending."""
+    ### BEGIN SOLUTION
+    c, late = seq_len // (2 * n), 2 * n - 1 - rank
+    return [*range(rank * c, (rank + 1) * c), *range(late * c, (late + 1) * c)]
+    ### END SOLUTION
+
+
+# %%
+for rank in range(2):
+    try_out(even_order, 8, 2, rank)
+
+# %% tags=["check"] points=2
+check.even_order(even_order)
+
+# %% [markdown] minutes=12
+# ## Experts
+#
+# A *mixture of experts* has E MLPs, the experts, in the place of one. A small matrix, the *router*, gives each token a
+# score for each expert; only the best one (or k) works on it. The model has E times the MLP's parameters, and computes
+# no more for a token. The experts are shared among ranks. So tokens must travel to them, and back.
+#
+# An *all-to-all* sends to each rank another piece, and gets one from each. Messages must be equally large, or their
+# sizes be told first. The older way (Switch, GShard) is a fixed number of places for each expert, its *capacity*: a
+# token that comes too late is left out, and only the layer's residual carries it on.
+
+
+# %%
+class Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        arrived = torch.empty_like(x, memory_format=torch.contiguous_format)
+        dist.all_to_all_single(arrived, x.contiguous())
+        return arrived
+
+    @staticmethod
+    def backward(ctx, grad):
+        return Exchange.forward(ctx, grad)
+
+
+def exchanged(x):
+    """Row block r of n goes to rank r; block r of the result has come from rank r."""
+    return Exchange.apply(x)
+
+
+def sent_by_all():
+    own = torch.tensor([10.0 * dist.get_rank() + i for i in range(2)])
+    return own.tolist(), exchanged(own).tolist()
+
+
+try_out(sent_by_all, ranks=2)
+
+# %% [markdown]
+# ### Exercise 5: tokens to their experts, and back
+#
+# Expert e has `capacity` places for each rank's tokens, and the first tokens get them. Rank 0 has experts 0, 1, ... and
+# so on. Two exchanges are the budget. A token without a place gets zeros.
+
+
+# %% tags=["exercise"]
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    """weight times what its expert makes of each token: [t, D].
+
+    x: [t, D], own tokens. choice: [t], the expert of each, 0 to num_experts - 1.
+    weight: [t]. run_experts: this rank's experts; takes the tokens that came to them,
+    [ranks, experts of this rank, capacity, D], and returns as many.
+    """
+    ### BEGIN SOLUTION
+    n = dist.get_world_size()
+    earlier = F.one_hot(choice, num_experts).cumsum(0) - 1
+    number = earlier.gather(1, choice[:, None])[:, 0]
+    kept = number < capacity
+    place = (choice * capacity + number)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    out = weight[kept, None] * back[place]
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], out)
+    ### END SOLUTION
+
+
+# %%
+# 2 ranks, one expert each: expert 0 adds 100, expert 1 adds 200. One place each.
+# Rank 0's tokens 1 and 2 both want expert 1: only the first has a place.
+def small_mixture():
+    rank = dist.get_rank()
+    x = torch.tensor([[1.0], [2.0]]) if rank == 0 else torch.tensor([[3.0], [4.0]])
+    choice = torch.tensor([1, 1]) if rank == 0 else torch.tensor([0, 1])
+    weight = torch.tensor([1.0, 1.0])
+    return mixture(x, choice, weight, lambda boxes: boxes + 100 * (rank + 1), 2, 1).tolist()
+
+
+try_out(small_mixture, ranks=2)
+
+# %% tags=["check"] points=3
+check.mixture(mixture)
+
+# %% [markdown] minutes=12
+# ## The order of the axes
+#
+# Inside a node links are fast, between nodes they are slow. Rank r is on node r // per_node. So the order of axes
+# decides who sits beside whom. In most collectives a rank sends to the next one of its group, and the last to the first
+# (a ring, lab 08).
+#
+# ### Exercise 2: the order of the axes
+#
+# Given what a rank sends along each axis in a step, find the order in which the fewest bytes cross between nodes.
+
+
+# %% tags=["exercise"]
+def best_order(sizes, sent, per_node):
+    """Names of the axes, the farthest apart first, the units last.
+
+    sizes: axis -> ranks. sent: axis -> bytes that each rank sends to the next of its group.
+    per_node: ranks on a node. `Mesh(**sizes).groups(axis)` may be used.
+    """
+    ### BEGIN SOLUTION
+    def crossing(order):
+        box, total = Mesh(**{axis: sizes[axis] for axis in order}), 0.0
+        for axis in order:
+            for group in box.groups(axis):
+                for a, b in zip(group, group[1:] + group[:1], strict=True):
+                    total += sent[axis] * (a // per_node != b // per_node)
+        return total
+
+    return min(itertools.permutations(sizes), key=crossing)
+    ### END SOLUTION
+
+
+# %%
+# Two nodes of 2: with b last, b's messages stay inside a node, and only a's 1 byte crosses.
+try_out(best_order, {"b": 2, "a": 2}, {"a": 1.0, "b": 5.0}, 2)
+
+# %% tags=["check"] points=3
+check.best_order(best_order)
+
+# %% [markdown] minutes=1
+# ## Summary
+#
+# - A mesh gives each rank a coordinate on each axis.
+
+# %% [markdown]
+# ### Sources
+#
+# - To come.
+
+# %%
+check

@@ -1,0 +1,818 @@
+"""Wrong answers to lab 14: combining them, and right ones in an unusual style."""
+
+WRONG_ANSWERS = {
+    "groups": [
+        (
+            "takes the first axis for the units",
+            """
+def groups(sizes, axis):
+    axes, n = list(sizes), math.prod(sizes.values())
+    stride = math.prod(sizes[each] for each in axes[: axes.index(axis)])
+    first = [rank for rank in range(n) if rank // stride % sizes[axis] == 0]
+    return [[rank + i * stride for i in range(sizes[axis])] for rank in first]
+""",
+            "differ in their",
+        ),
+        (
+            "neighbours always",
+            """
+def groups(sizes, axis):
+    n, size = math.prod(sizes.values()), sizes[axis]
+    return [list(range(first, first + size)) for first in range(0, n, size)]
+""",
+            "differ in their",
+        ),
+        (
+            "counts the axis itself into the stride",
+            """
+def groups(sizes, axis):
+    axes, n = list(sizes), math.prod(sizes.values())
+    stride = math.prod(sizes[each] for each in axes[axes.index(axis):])
+    first = [rank for rank in range(n) if rank // stride % sizes[axis] == 0]
+    return [[rank + i * stride for i in range(sizes[axis])] for rank in first]
+""",
+            "every rank is in one group",
+        ),
+        (
+            "the groups of all other axes together",
+            """
+def groups(sizes, axis):
+    axes, n = list(sizes), math.prod(sizes.values())
+    stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1:])
+    return [[rank for rank in range(n) if rank // stride % sizes[axis] == i] for i in range(sizes[axis])]
+""",
+            "as many ranks as its axis is long",
+        ),
+        (
+            "a group for each rank",
+            """
+def groups(sizes, axis):
+    axes, n = list(sizes), math.prod(sizes.values())
+    stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1:])
+    return [[rank - rank // stride % sizes[axis] * stride + i * stride for i in range(sizes[axis])] for rank in range(n)]
+""",
+            "every rank is in one group",
+        ),
+        (
+            "the group of rank 0 only",
+            """
+def groups(sizes, axis):
+    axes = list(sizes)
+    stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1:])
+    return [[i * stride for i in range(sizes[axis])]]
+""",
+            "every rank is in one group",
+        ),
+        (
+            "right for two axes only",
+            """
+def groups(sizes, axis):
+    axes, n = list(sizes), math.prod(sizes.values())
+    last = sizes[axes[-1]]
+    if axis == axes[-1]:
+        return [list(range(first, first + last)) for first in range(0, n, last)]
+    return [list(range(first, n, last)) for first in range(last)]
+""",
+            "as many ranks as its axis is long",
+        ),
+        (
+            "each group from behind",
+            """
+def groups(sizes, axis):
+    axes, n = list(sizes), math.prod(sizes.values())
+    stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1:])
+    first = [rank for rank in range(n) if rank // stride % sizes[axis] == 0]
+    return [[rank + i * stride for i in range(sizes[axis])][::-1] for rank in first]
+""",
+            "ascend",
+        ),
+        (
+            "the library's mesh",
+            """
+def groups(sizes, axis):
+    return [list(group) for group in Mesh(**sizes).groups(axis)]
+""",
+            "your own code",
+        ),
+        (
+            "sorts the axes by name",
+            """
+def groups(sizes, axis):
+    axes, n = sorted(sizes), math.prod(sizes.values())
+    stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1:])
+    first = [rank for rank in range(n) if rank // stride % sizes[axis] == 0]
+    return [[rank + i * stride for i in range(sizes[axis])] for rank in first]
+""",
+            "differ in their",
+        ),
+        (
+            "empties the mesh that it was given",
+            """
+def groups(sizes, axis):
+    n, stride = math.prod(sizes.values()), 1
+    while True:
+        last, size = sizes.popitem()
+        if last == axis:
+            break
+        stride *= size
+    first = [rank for rank in range(n) if rank // stride % size == 0]
+    return [[rank + i * stride for i in range(size)] for rank in first]
+""",
+            "stays as it was",
+        ),
+    ],
+    "best_order": [
+        (
+            "who sends most, last",
+            """
+def best_order(sizes, sent, per_node):
+    return tuple(sorted(sizes, key=lambda axis: sent[axis]))
+""",
+            "the axis that sends most goes last",
+        ),
+        (
+            "who sends most, first",
+            """
+def best_order(sizes, sent, per_node):
+    return tuple(sorted(sizes, key=lambda axis: -sent[axis]))
+""",
+            "the axis that sends most goes first",
+        ),
+        (
+            "the longest axis last",
+            """
+def best_order(sizes, sent, per_node):
+    return tuple(sorted(sizes, key=lambda axis: sizes[axis]))
+""",
+            "the longest axis goes last",
+        ),
+        (
+            "the order as it is",
+            """
+def best_order(sizes, sent, per_node):
+    return tuple(sizes)
+""",
+            "the axes stay as they are",
+        ),
+        (
+            "counts a group that leaves its node as leaving it whole",
+            """
+def best_order(sizes, sent, per_node):
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis] * len(group)
+            for axis in order for group in mesh.groups(axis)
+            if len({rank // per_node for rank in group}) > 1
+        )
+    return min(itertools.permutations(sizes), key=cost)
+""",
+            "counts whole",
+        ),
+        (
+            "forgets that the last sends to the first",
+            """
+def best_order(sizes, sent, per_node):
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for group in mesh.groups(axis) for a, b in zip(group, group[1:])
+            if a // per_node != b // per_node
+        )
+    return min(itertools.permutations(sizes), key=cost)
+""",
+            "the last rank of a group sends nothing",
+        ),
+        (
+            "the worst order",
+            """
+def best_order(sizes, sent, per_node):
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for group in mesh.groups(axis) for a, b in zip(group, group[1:] + group[:1])
+            if a // per_node != b // per_node
+        )
+    return max(itertools.permutations(sizes), key=cost)
+""",
+            "the most bytes, not the fewest",
+        ),
+        (
+            "looks at rank 0's groups alone",
+            """
+def best_order(sizes, sent, per_node):
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for group in [mesh.groups(axis)[0]] for a, b in zip(group, group[1:] + group[:1])
+            if a // per_node != b // per_node
+        )
+    return min(itertools.permutations(sizes), key=cost)
+""",
+            "only the groups of rank 0",
+        ),
+        (
+            "nodes of eight, always",
+            """
+def best_order(sizes, sent, per_node):
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for group in mesh.groups(axis) for a, b in zip(group, group[1:] + group[:1])
+            if a // 8 != b // 8
+        )
+    return min(itertools.permutations(sizes), key=cost)
+""",
+            "nodes have eight ranks",
+        ),
+        (
+            "leaves out axes of one rank",
+            """
+def best_order(sizes, sent, per_node):
+    sizes = {axis: size for axis, size in sizes.items() if size > 1}
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for group in mesh.groups(axis) for a, b in zip(group, group[1:] + group[:1])
+            if a // per_node != b // per_node
+        )
+    return min(itertools.permutations(sizes), key=cost)
+""",
+            "each axis is named once",
+        ),
+        (
+            "the cost instead of the order",
+            """
+def best_order(sizes, sent, per_node):
+    return min(sent.values())
+""",
+            "a tuple of names is returned",
+        ),
+    ],
+    "merge": [
+        (
+            "the mean of the two",
+            """
+def merge(o1, l1, o2, l2):
+    return (o1 + o2) / 2, torch.logaddexp(l1, l2)
+""",
+            "o is attention over all keys",
+        ),
+        (
+            "the sum of the two",
+            """
+def merge(o1, l1, o2, l2):
+    return o1 + o2, torch.logaddexp(l1, l2)
+""",
+            "o is attention over all keys",
+        ),
+        (
+            "the wrong part's weight",
+            """
+def merge(o1, l1, o2, l2):
+    w = torch.sigmoid(l1 - l2)[..., None]
+    return o1 + w * (o2 - o1), torch.logaddexp(l1, l2)
+""",
+            "o is attention over all keys",
+        ),
+        (
+            "exponentials of large numbers",
+            """
+def merge(o1, l1, o2, l2):
+    a, b = l1.exp()[..., None], l2.exp()[..., None]
+    return (a * o1 + b * o2) / (a + b), (a + b).log()[..., 0]
+""",
+            "large scores",
+        ),
+        (
+            "l is the larger of the two",
+            """
+def merge(o1, l1, o2, l2):
+    w = torch.sigmoid(l2 - l1)[..., None]
+    return o1 + w * (o2 - o1), torch.maximum(l1, l2)
+""",
+            "l is the log of the sum over all keys",
+        ),
+        (
+            "l is the sum of the two",
+            """
+def merge(o1, l1, o2, l2):
+    w = torch.sigmoid(l2 - l1)[..., None]
+    return o1 + w * (o2 - o1), l1 + l2
+""",
+            "l is the log of the sum over all keys",
+        ),
+        (
+            "weights that are l itself",
+            """
+def merge(o1, l1, o2, l2):
+    w = (l2 / (l1 + l2))[..., None]
+    return o1 + w * (o2 - o1), torch.logaddexp(l1, l2)
+""",
+            "o is attention over all keys",
+        ),
+        (
+            "writes into the first part",
+            """
+def merge(o1, l1, o2, l2):
+    w = torch.sigmoid(l2 - l1)[..., None]
+    o1 += w * (o2 - o1)
+    return o1, torch.logaddexp(l1, l2)
+""",
+            "the input stays as it was",
+        ),
+        (
+            "keeps a dimension of l",
+            """
+def merge(o1, l1, o2, l2):
+    w = torch.sigmoid(l2 - l1)[..., None]
+    return o1 + w * (o2 - o1), torch.logaddexp(l1, l2)[..., None]
+""",
+            "l has the shape that it had",
+        ),
+        (
+            "in float32",
+            """
+def merge(o1, l1, o2, l2):
+    w = torch.sigmoid(l2.float() - l1.float())[..., None]
+    return o1 + w.to(o1.dtype) * (o2 - o1), torch.logaddexp(l1.float(), l2.float()).to(l1.dtype)
+""",
+            "is",
+        ),
+        (
+            "one maximum for all queries",
+            """
+def merge(o1, l1, o2, l2):
+    top = torch.maximum(l1.max(), l2.max())
+    a, b = (l1 - top).exp()[..., None], (l2 - top).exp()[..., None]
+    return (a * o1 + b * o2) / (a + b), (a + b).log()[..., 0] + top
+""",
+            "is",
+        ),
+        (
+            "softmax over the parts, first and second exchanged in l only",
+            """
+def merge(o1, l1, o2, l2):
+    w = torch.softmax(torch.stack([l1, l2]), 0)
+    return w[0][..., None] * o1 + w[1][..., None] * o2, torch.logsumexp(torch.stack([l1, l2]), 0) - math.log(2)
+""",
+            "l is the log of the sum over all keys",
+        ),
+    ],
+    "even_order": [
+        (
+            "contiguous",
+            """
+def even_order(seq_len, n, rank):
+    t = seq_len // n
+    return list(range(rank * t, (rank + 1) * t))
+""",
+            "equally many pairs",
+        ),
+        (
+            "striped",
+            """
+def even_order(seq_len, n, rank):
+    return list(range(rank, seq_len, n))
+""",
+            "equally many pairs",
+        ),
+        (
+            "pieces r and n + r",
+            """
+def even_order(seq_len, n, rank):
+    c = seq_len // (2 * n)
+    return [*range(rank * c, (rank + 1) * c), *range((n + rank) * c, (n + rank + 1) * c)]
+""",
+            "equally many pairs",
+        ),
+        (
+            "pieces r and 2n - r",
+            """
+def even_order(seq_len, n, rank):
+    c, late = seq_len // (2 * n), 2 * n - rank
+    return [*range(rank * c, (rank + 1) * c), *range(late * c, (late + 1) * c)]
+""",
+            "every token is on one rank",
+        ),
+        (
+            "the late piece first",
+            """
+def even_order(seq_len, n, rank):
+    c, late = seq_len // (2 * n), 2 * n - 1 - rank
+    return [*range(late * c, (late + 1) * c), *range(rank * c, (rank + 1) * c)]
+""",
+            "ascend",
+        ),
+        (
+            "zigzag by tokens: equal work, but many runs",
+            """
+def even_order(seq_len, n, rank):
+    c = 2 * n
+    return [t for first in range(0, seq_len, c) for t in (first + rank, first + c - 1 - rank)]
+""",
+            "at most two runs",
+        ),
+        (
+            "right for two ranks only",
+            """
+def even_order(seq_len, n, rank):
+    c = seq_len // 4
+    if rank == 0:
+        return [*range(c), *range(3 * c, seq_len)]
+    return list(range(c, 3 * c))
+""",
+            "every token is on one rank",
+        ),
+        (
+            "the whole sequence",
+            """
+def even_order(seq_len, n, rank):
+    return list(range(seq_len))
+""",
+            "every token is on one rank",
+        ),
+        (
+            "equal work, unequal numbers of tokens",
+            """
+def even_order(seq_len, n, rank):
+    total, cuts, seen = seq_len * (seq_len + 1) / 2, [0], 0
+    for token in range(seq_len):
+        seen += token + 1
+        if seen >= total * len(cuts) / n and len(cuts) < n:
+            cuts.append(token + 1)
+    cuts.append(seq_len)
+    return list(range(cuts[rank], cuts[rank + 1])) if rank + 1 < len(cuts) else []
+""",
+            "equally many tokens",
+        ),
+    ],
+    "mixture": [
+        (
+            "no capacity: the last token of a place wins",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    place = choice * capacity + earlier.clamp(max=capacity - 1)
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_put((place,), x)
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    return weight[:, None] * back[place]
+""",
+            "zeros",
+        ),
+        (
+            "a token without a place passes unchanged",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    out = x.clone()
+    out[kept] = weight[kept, None] * back[place]
+    return out
+""",
+            "the token, unchanged",
+        ),
+        (
+            "keeps the last tokens of an expert, not the first",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    later = F.one_hot(choice, num_experts).flip(0).cumsum(0).flip(0) - 1
+    later = later.gather(1, choice[:, None])[:, 0]
+    kept = later < capacity
+    place = (choice * capacity + later)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+            "zeros for an earlier one",
+        ),
+        (
+            "forgets the weight",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], back[place])
+""",
+            "the output is that of one device",
+        ),
+        (
+            "the weight before the expert, which is not linear",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, weight[kept, None] * x[kept])
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], back[place])
+""",
+            "the output is that of one device",
+        ),
+        (
+            "no gradient for the weight",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    w = weight.detach()[kept, None]
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], w * back[place])
+""",
+            "the gradient of weight",
+        ),
+        (
+            "never exchanges: each rank runs its own experts",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    back = run_experts(box.view(n, -1, capacity, x.shape[1])).flatten(0, 2)
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+            "the output is that of one device",
+        ),
+        (
+            "forgets the way back",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    back = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1])).flatten(0, 2)
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+            "the output is that of one device",
+        ),
+        (
+            "an exchange that autograd does not see",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    def plain(x):
+        arrived = torch.empty_like(x)
+        dist.all_to_all_single(arrived, x.contiguous())
+        return arrived
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    done = run_experts(plain(box).view(n, -1, capacity, x.shape[1]))
+    back = plain(done.flatten(0, 2))
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+            "the gradient of",
+        ),
+        (
+            "one place too many",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n, room = dist.get_world_size(), capacity + 1
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < room
+    place = (choice * room + earlier)[kept]
+    box = x.new_zeros(num_experts * room, x.shape[1]).index_copy(0, place, x[kept])
+    done = run_experts(exchanged(box).view(n, -1, room, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+            "run_experts gets",
+        ),
+        (
+            "counts tokens over all experts",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = torch.arange(len(choice), device=choice.device)
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+            "is that of one device",
+        ),
+        (
+            "sends the boxes twice",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    box = exchanged(exchanged(exchanged(box)))
+    done = run_experts(box.view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+            "bytes a rank sends",
+        ),
+    ],
+}
+
+RIGHT_ANSWERS = {
+    "groups": [
+        (
+            "by an array",
+            """
+def groups(sizes, axis):
+    box = torch.arange(math.prod(sizes.values()), device="cpu").view(*sizes.values())
+    return box.movedim(list(sizes).index(axis), -1).reshape(-1, sizes[axis]).tolist()
+""",
+        ),
+        (
+            "by what is left of a rank without its coordinate, as tuples",
+            """
+def groups(sizes, axis):
+    found, stride = {}, 1
+    for each in reversed(list(sizes)):
+        if each == axis:
+            break
+        stride *= sizes[each]
+    for rank in range(math.prod(sizes.values())):
+        found.setdefault(rank - rank // stride % sizes[axis] * stride, []).append(rank)
+    return tuple(tuple(group) for group in found.values())
+""",
+        ),
+        (
+            "ranges, the last group first",
+            """
+def groups(sizes, axis):
+    axes, n = list(sizes), math.prod(sizes.values())
+    stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1:])
+    span = stride * sizes[axis]
+    return [range(first + i, first + span, stride) for first in range(0, n, span) for i in range(stride)][::-1]
+""",
+        ),
+    ],
+    "best_order": [
+        (
+            "by strides, in closed form",
+            """
+def best_order(sizes, sent, per_node):
+    n = math.prod(sizes.values())
+    def cost(order):
+        total, stride = 0.0, 1
+        for axis in reversed(order):
+            span = stride * sizes[axis]
+            for rank in range(n):
+                after = rank + stride if rank % span + stride < span else rank + stride - span
+                total += sent[axis] * (rank // per_node != after // per_node)
+            stride = span
+        return total
+    return list(min(itertools.permutations(sizes), key=cost))
+""",
+        ),
+        (
+            "by recursion over what is still to be placed",
+            """
+def best_order(sizes, sent, per_node):
+    def best(left, stride):
+        if not left:
+            return 0.0, ()
+        found = []
+        for axis in left:
+            span = stride * sizes[axis]
+            n = math.prod(sizes.values())
+            own = 0.0
+            for rank in range(n):
+                at = rank // stride % sizes[axis]
+                after = rank + ((at + 1) % sizes[axis] - at) * stride
+                own += sent[axis] * (rank // per_node != after // per_node)
+            rest, order = best([each for each in left if each != axis], span)
+            found.append((own + rest, order + (axis,)))
+        return min(found)
+    return best(list(sizes), 1)[1]
+""",
+        ),
+    ],
+    "merge": [
+        (
+            "by the maximum of the two",
+            """
+def merge(o1, l1, o2, l2):
+    top = torch.maximum(l1, l2)
+    a, b = (l1 - top).exp(), (l2 - top).exp()
+    return (a[..., None] * o1 + b[..., None] * o2) / (a + b)[..., None], top + (a + b).log()
+""",
+        ),
+        (
+            "by softmax",
+            """
+def merge(o1, l1, o2, l2):
+    both = torch.stack([l1, l2], -1)
+    w = torch.softmax(both, -1)
+    return w[..., :1] * o1 + w[..., 1:] * o2, torch.logsumexp(both, -1)
+""",
+        ),
+        (
+            "as a list, by log sigmoid",
+            """
+def merge(o1, l1, o2, l2):
+    w = F.logsigmoid(l1 - l2).exp().unsqueeze(-1)
+    return [torch.lerp(o2, o1, w), torch.logaddexp(l2, l1)]
+""",
+        ),
+    ],
+    "even_order": [
+        (
+            "the outermost pieces to the last rank",
+            """
+def even_order(seq_len, n, rank):
+    c, early = seq_len // (2 * n), n - 1 - rank
+    late = 2 * n - 1 - early
+    return torch.cat([torch.arange(early * c, (early + 1) * c), torch.arange(late * c, (late + 1) * c)])
+""",
+        ),
+        (
+            "by a walk there and back",
+            """
+def even_order(seq_len, n, rank):
+    owner = [*range(n), *reversed(range(n))]
+    return [token for token in range(seq_len) if owner[token * 2 * n // seq_len] == rank]
+""",
+        ),
+    ],
+    "mixture": [
+        (
+            "a loop over tokens",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n, taken, rows, where = dist.get_world_size(), [0] * num_experts, {}, {}
+    for i, expert in enumerate(choice.tolist()):
+        if taken[expert] < capacity:
+            where[i] = expert * capacity + taken[expert]
+            rows[where[i]] = x[i]
+            taken[expert] += 1
+    empty = torch.zeros_like(x[0])
+    box = torch.stack([rows.get(place, empty) for place in range(num_experts * capacity)])
+    done = run_experts(exchanged(box).reshape(n, num_experts // n, capacity, -1))
+    back = exchanged(done.reshape(num_experts * capacity, -1))
+    return torch.stack([weight[i] * back[where[i]] if i in where else 0 * x[i] for i in range(len(x))])
+""",
+        ),
+        (
+            "by products with a mask of tokens, experts and places, as GShard's",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n, one_hot = dist.get_world_size(), F.one_hot(choice, num_experts)
+    earlier = (one_hot.cumsum(0) - 1) * one_hot
+    mask = F.one_hot(earlier.clamp(max=capacity), capacity + 1)[..., :capacity] * one_hot[..., None]
+    mask = mask.to(x.dtype)
+    box = torch.einsum("tec,td->ecd", mask, x)
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done).view(num_experts, capacity, -1)
+    return torch.einsum("tec,t,ecd->td", mask, weight, back)
+""",
+        ),
+        (
+            "by a stable sort",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    order = torch.sort(choice, stable=True).indices
+    starts = torch.bincount(choice, minlength=num_experts).cumsum(0).roll(1)
+    starts[0] = 0
+    number = torch.arange(len(x), device=x.device) - starts[choice[order]]
+    kept = order[number < capacity]
+    place = choice[kept] * capacity + number[number < capacity]
+    box = torch.zeros(num_experts * capacity, x.shape[1], dtype=x.dtype, device=x.device)
+    box = box.index_add(0, place, x[kept])
+    back = exchanged(run_experts(exchanged(box).view(n, -1, capacity, x.shape[1])).flatten(0, 2))
+    return torch.zeros_like(x).index_add(0, kept, weight[kept].unsqueeze(1) * back[place])
+""",
+        ),
+    ],
+}
