@@ -65,39 +65,68 @@ def groups(expect: Expect, groups: Callable[[dict[str, int], str], list[list[int
     not_from_lablib(groups)
     draw = expect.draw
     meshes = [[draw.integer(2, 5)], [2, 3], [2, 3, 4], [1, 3, 2], [2, 2, 2, 3], [3, 1, 2, 2, 5]]
-    for sizes in (_sizes(draw, each) for each in meshes):
+    asked = [(sizes, axis) for sizes in (_sizes(draw, each) for each in meshes) for axis in draw.shuffled(list(sizes))]
+    found = []
+    for sizes, axis in asked:
+        call = observe(groups, dict(sizes), axis)
+        changes_nothing(expect, [call])
+        found.append(_groups(expect, call.value, sizes, axis))
+    mistakes = [
+        name for name, gives in ORDERS.items() if all(_alike(*each, gives) for each in zip(found, asked, strict=True))
+    ]
+    for each, (sizes, axis) in zip(found, asked, strict=True):
         expect.measured.clear()  # what holds is shown for the last mesh
-        for axis in draw.shuffled(list(sizes)):
-            call = observe(groups, dict(sizes), axis)
-            changes_nothing(expect, [call])
-            _expect_groups(expect, call.value, sizes, axis)
+        _expect_groups(expect, each, sizes, axis, f"; all your groups are those of {mistakes[0]}" if mistakes else "")
 
 
-def _expect_groups(expect: Expect, value: Any, sizes: dict[str, int], axis: str) -> None:
+# What goes wrong: another order of the axes. The units belong to the one that is asked for, to the first, ...
+ORDERS: dict[str, Callable[[dict[str, int], str], list[str]]] = {
+    "a mesh whose first axis has the units": lambda sizes, axis: list(sizes)[::-1],
+    "neighbours, whatever the axis": lambda sizes, axis: [each for each in sizes if each != axis] + [axis],
+    "a mesh whose axes are sorted by name": lambda sizes, axis: sorted(sizes),
+    "a mesh whose axes are sorted by size": lambda sizes, axis: sorted(sizes, key=lambda each: sizes[each]),
+}
+
+
+def _alike(found: list[list[int]], asked: tuple[dict[str, int], str], gives: Callable[..., list[str]]) -> bool:
+    sizes, axis = asked
+    other = {each: sizes[each] for each in gives(sizes, axis)}
+    return sorted(map(sorted, found)) == _right_groups(other, axis)
+
+
+def _right_groups(sizes: dict[str, int], axis: str) -> list[list[int]]:
+    stride, size = _stride(sizes, axis), sizes[axis]
+    firsts = [rank for rank in range(prod(sizes.values())) if rank // stride % size == 0]
+    return sorted([[first + stride * i for i in range(size)] for first in firsts])
+
+
+def _groups(expect: Expect, value: Any, sizes: dict[str, int], axis: str) -> list[list[int]]:
+    """What was returned, as lists of whole numbers."""
     what = f"{_told(sizes)}, along {axis}"
     expect.equal("groups are returned", value is ..., False)
     value = value.tolist() if is_array(value) else value
     if not isinstance(value, list | tuple):
         said = "None: is there a return?" if value is None else short_repr(value)
         raise RuleBroken(f"a list of lists of ranks is returned ({what})", said, "[[0, 1], [2, 3]]")
-    found = [_whole_numbers(f"a group is a list of ranks ({what})", each, "[0, 1]") for each in value]
+    return [_whole_numbers(f"a group is a list of ranks ({what})", each, "[0, 1]") for each in value]
+
+
+def _expect_groups(expect: Expect, found: list[list[int]], sizes: dict[str, int], axis: str, mistake: str) -> None:
+    what = f"{_told(sizes)}, along {axis}"
     expect.that(
         f"a group has as many ranks as its axis is long ({what})",
         all(len(group) == sizes[axis] for group in found),
         saw=found,
         expected=f"{plural(sizes[axis], 'ranks')} in each",
     )
-    members = sorted(rank for group in found for rank in group)
-    num_ranks = prod(sizes.values())
+    members, num_ranks = sorted(rank for group in found for rank in group), prod(sizes.values())
     rule = f"every rank is in one group ({what})"
     expect.that(rule, members == list(range(num_ranks)), found, f"each of 0 to {num_ranks - 1} once")
-    stride = _stride(sizes, axis)
+    right = _right_groups(sizes, axis)
     for group in found:
-        first = min(group)
-        wanted = [first + stride * i for i in range(sizes[axis])]
         rule = f"the ranks of a group differ in their {axis} coordinate alone ({what})"
-        is_one = first // stride % sizes[axis] == 0 and sorted(group) == wanted
-        expect.that(rule, is_one, group, f"ranks {stride} apart, from one whose {axis} coordinate is 0")
+        wanted = f"ranks {_stride(sizes, axis)} apart, from one whose {axis} coordinate is 0"
+        expect.that(rule, sorted(group) in right, f"{short_repr(group)}{mistake}", wanted)
         expect.that(f"the ranks of a group ascend ({what})", group == sorted(group), group, sorted(group))
 
 

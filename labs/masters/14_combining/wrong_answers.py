@@ -11,7 +11,7 @@ def groups(sizes, axis):
     first = [rank for rank in range(n) if rank // stride % sizes[axis] == 0]
     return [[rank + i * stride for i in range(sizes[axis])] for rank in first]
 """,
-            "differ in their",
+            "first axis has the units",
         ),
         (
             "neighbours always",
@@ -20,7 +20,7 @@ def groups(sizes, axis):
     n, size = math.prod(sizes.values()), sizes[axis]
     return [list(range(first, first + size)) for first in range(0, n, size)]
 """,
-            "differ in their",
+            "neighbours, whatever the axis",
         ),
         (
             "counts the axis itself into the stride",
@@ -103,7 +103,7 @@ def groups(sizes, axis):
     first = [rank for rank in range(n) if rank // stride % sizes[axis] == 0]
     return [[rank + i * stride for i in range(sizes[axis])] for rank in first]
 """,
-            "differ in their",
+            "sorted by name",
         ),
         (
             "empties the mesh that it was given",
