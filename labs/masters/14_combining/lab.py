@@ -12,13 +12,15 @@
 # %%
 import itertools
 import math
+from functools import partial
 
 import pandas as pd
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from lablib import find_cluster, launch, parallel, phase
+from lablib import find_cluster, launch, parallel, phase, reconcile
+from lablib.calibration import this_machine
 from lablib.course import checks_for, print_text, show_source, try_out
 from lablib.figures import figure_context_times, format_quantity, show
 from lablib.models import GPT, GPTConfig, next_token_loss
@@ -30,6 +32,7 @@ check
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
 ranks: int = 4  # that share a sequence, or experts: 2, 4 or 8
+real_ranks: int = 4  # ranks that run as real processes on this machine, an even number
 cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
@@ -94,7 +97,99 @@ for axis in mesh.axes:
     print(f"{axis:9} {mesh.groups(axis)}")
 
 # %% [markdown]
-# A mesh becomes process groups with `mesh.group("tensor")`, or `torch.distributed.device_mesh`.
+# A mesh becomes process groups with `mesh.group("tensor")`, or with `torch.distributed.device_mesh`.
+
+# %% [markdown] minutes=9
+# ## One step on all axes
+#
+# Everything of labs 09 to 13 in one step: the batch cut in two, layers in two stages that run 1F1B (lab 13), matrices
+# cut in two (12), the optimizer's state shared by the data ranks (ZeRO-1, lab 10), the gradient clipped: all ranks need
+# the norm of the *whole* gradient, each number of it counted once.
+#
+# `Combination` checks that all of it fits, before any rank starts. `CombinedStep` is this rank's part. Is it right?
+# Loss, norm and every parameter after three steps, in float64, beside one device:
+
+# %%
+SMALL = GPTConfig(4, 16, 4, vocab_size=32, max_seq_len=16)
+text = torch.randint(0, 32, (3, 8, 17), generator=torch.Generator().manual_seed(0))
+
+
+def three_steps(how):
+    sgd = partial(torch.optim.SGD, lr=0.5)
+    step = parallel.CombinedStep(how, sgd, max_norm=1.0, dtype=torch.float64)
+    batches = text.to(torch.get_default_device())
+    reports = [step(batch[:, :-1], batch[:, 1:]) for batch in batches]
+    return [(r.loss.item(), r.norm.item()) for r in reports], step.full_parameters()
+
+
+def combined(mesh):
+    return parallel.Combination(SMALL, mesh, batch_size=8, seq_len=16, num_micro_batches=2)
+
+
+# %%
+alone, whole = launch(three_steps, combined(Mesh(data=1)), ranks=1).values[0]
+together, found = launch(three_steps, combined(mesh), ranks=8).values[5]
+off = max(float((found[name].cpu() - whole[name].cpu()).abs().max()) for name in whole)
+for number, (one, all_) in enumerate(zip(alone, together, strict=True)):
+    print(f"step {number}: loss {one[0]:.12f} on one device, {all_[0]:.12f} on eight")
+    print(f"        norm {one[1]:.12f},               {all_[1]:.12f}")
+print(f"parameters of rank 5's whole model off by {off:.0e} at most")
+
+# %% [markdown]
+# So the axes do not disturb each other. Now a model as people train: 16 layers of width 4096, sequences of 2048 tokens,
+# 16 of them in a batch; 2 data x 2 pipeline x 4 tensor ranks. On which axis does a rank send most in a step? And how
+# many times what the least one sends?
+
+# %%
+my_guess_axis = None  # "data", "pipeline" or "tensor"
+my_guess_factor = None  # most over least, such as 5
+print("guesses:", my_guess_axis, my_guess_factor)
+
+# %%
+LARGE = GPTConfig(16, 4096, 32, vocab_size=32_000, max_seq_len=2048)
+SHAPES = {"cluster": cluster, "fidelity": "shapes"}
+
+
+def one_step(how):
+    with phase("setup"):
+        adam = partial(torch.optim.AdamW, lr=1e-4)
+        step = parallel.CombinedStep(how, adam, dtype=torch.bfloat16)
+        tokens = torch.zeros(how.batch_size, how.seq_len, dtype=torch.long)
+        dist.barrier()
+    step(tokens, tokens)
+
+
+def run_on(mesh):
+    """A step on the simulator. Of ranks that do alike, one runs."""
+    how = parallel.Combination(LARGE, mesh, batch_size=16, seq_len=2048, num_micro_batches=4)
+    others = {axis: 0 for axis in mesh.axes if axis != "pipeline"}
+    stages = [mesh.rank(pipeline=stage, **others) for stage in range(mesh.sizes["pipeline"])]
+    return launch(one_step, how, ranks=mesh.num_ranks, simulate=stages, **SHAPES)
+
+
+def sent_on(run, mesh):
+    """axis -> calls, bytes and the largest message of rank 0 in a step."""
+    begins = max(span.end_s for span in run.timeline.select(0, phase="setup"))
+    rows = {axis: {"calls": 0, "sent": 0.0, "largest": 0.0} for axis in mesh.axes}
+    for transfer in run.traffic.transfers:
+        for axis in mesh.axes:
+            is_its = set(transfer.ranks) <= set(mesh.group_of(0, axis))
+            if is_its and 0 in transfer.ranks and transfer.start_s >= begins:
+                sent = transfer.sent_bytes[transfer.ranks.index(0)]
+                rows[axis]["calls"] += 1
+                rows[axis]["sent"] += sent
+                rows[axis]["largest"] = max(rows[axis]["largest"], sent)
+    return rows
+
+
+# %%
+mesh = Mesh(data=2, pipeline=2, tensor=4)
+run = run_on(mesh)
+sent = sent_on(run, mesh)
+print("guesses:", my_guess_axis, my_guess_factor)
+table = pd.DataFrame(sent).T
+table[["sent", "largest"]] = table[["sent", "largest"]].map(lambda x: format_quantity(x, "B"))
+table
 
 # %% [markdown] minutes=12
 # ## The order of the axes
@@ -238,7 +333,6 @@ def attend(order_name):
     out.backward(torch.zeros_like(out))
 
 
-SHAPES = {"cluster": cluster, "fidelity": "shapes"}
 run = launch(attend, "contiguous", ranks=4, **SHAPES)
 share_s = parallel.fair_share_s(LONG, find_cluster(cluster), 4)
 print(
@@ -390,6 +484,40 @@ try_out(small_mixture, ranks=2)
 
 # %% tags=["check"] points=3
 check.mixture(mixture)
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: predicted and measured
+#
+# Now a combined step on real processes of this computer, connected by *gloo* (on GPUs by NCCL). `reconcile` predicts
+# the program, runs it several times, and compares; for that it measures once, in half a minute, how fast this computer
+# computes and sends.
+
+# %%
+assert real_ranks % 2 == 0, f"real_ranks must be even: got {real_ranks}."
+REAL = parallel.Combination(
+    GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=128),
+    Mesh(pipeline=2, tensor=real_ranks // 2),
+    batch_size=8,
+    seq_len=128,
+    num_micro_batches=4,
+)
+
+
+def small_step():
+    with phase("setup"):
+        step = parallel.CombinedStep(REAL, partial(torch.optim.SGD, lr=0.1))
+        tokens = torch.zeros(8, 128, dtype=torch.long, device=torch.get_default_device())
+        step(tokens, tokens)
+        dist.barrier()
+    step(tokens, tokens)
+
+
+real = "nccl" if backend == "nccl" else "gloo"
+here = this_machine(ranks=real_ranks, backend=real)
+there = {"ranks": real_ranks, "backend": real, "cluster": here}
+comparison = reconcile(small_step, **there, repeats=3 if quick else 7, without="setup")
+show(comparison.figure())
+print_text(comparison.reading())
 
 # %% [markdown] minutes=1
 # ## Summary
