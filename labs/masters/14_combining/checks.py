@@ -493,8 +493,9 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
     wanted_grads: list[Any] = [each.grad for each in (*leaves, matrix, bias)]
     with expect.as_one(f"outputs and gradients are those of one device {on}", "right"):
         for rank, (call, found) in enumerate(run.values):
+            _expect_output(expect, call.value, outputs[rank].detach(), xs[rank], f"{on}, rank {rank}")
+        for rank, (call, found) in enumerate(run.values):
             where = f"{on}, rank {rank}"
-            _expect_output(expect, call.value, outputs[rank].detach(), xs[rank], where)
             own = slice(rank * local, (rank + 1) * local)
             wanted = [wanted_grads[rank], wanted_grads[ranks + rank], wanted_grads[-2][own], wanted_grads[-1][own]]
             names = ("x", "weight", "the experts' matrices", "the experts' biases")
