@@ -533,3 +533,76 @@ def _expect_sent(expect: Expect, run: Run, box_bytes: int, on: str) -> None:
     n = run.ranks
     sent = max(run.traffic.sent_bytes(rank) for rank in range(n))
     expect.budget(f"bytes a rank sends, forward and backward {on}", sent, 4 * box_bytes * (n - 1) / n + HALF, "B")
+
+
+# ---- exercise 6 ----
+
+
+@exercise(
+    "A block for some tokens",
+    hints=[
+        "Which tokens: sort by score, take the first ones, and then put those in the order of the sequence.",
+        "Only these go through the block, once, all together. What it says, times their scores, is added to x.",
+        "chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity].sort().values; x.index_add(0, "
+        "chosen, scores[chosen, None] * block(x[chosen])).",
+    ],
+)
+def some_tokens(expect: Expect, some_tokens: Callable[..., Tensor]) -> None:
+    not_from_lablib(some_tokens)
+    draw = expect.draw
+    for kind in ("all tokens", "scores below zero", "equal scores", "any"):
+        expect.measured.clear()
+        length, width = draw.integer(6, 11), draw.integer(2, 5)
+        capacity = length if kind == "all tokens" else draw.integer(2, length - 2)
+        x, grad = (draw.tensor((length, width), torch.float64) for _ in range(2))
+        scores = draw.tensor((length,), torch.float64)
+        if kind == "equal scores":
+            scores = torch.tensor([float(draw.integer(1, 3)) for _ in range(length)], dtype=torch.float64)
+        if kind == "scores below zero":
+            scores = -scores.abs() - 0.1
+        _expect_some_tokens(expect, some_tokens, kind, x, scores, capacity, grad)
+
+
+def _expect_some_tokens(
+    expect: Expect, answer: Callable[..., Any], kind: str, x: Tensor, scores: Tensor, capacity: int, grad: Tensor
+) -> None:
+    what = f"({kind}: {capacity} of {len(x)} tokens)"
+    seen: list[int] = []
+    matrix = expect.draw.tensor((x.shape[1], x.shape[1]), torch.float64)
+
+    def block(x_CD: Tensor) -> Tensor:
+        """Each token's output depends on those before it."""
+        seen.append(len(x_CD))
+        return torch.tanh(x_CD.cumsum(0) @ matrix)
+
+    leaves = [x.clone().requires_grad_(), scores.clone().requires_grad_()]
+    call = observe(answer, *leaves, block, capacity)
+    saw = call.value
+    if not isinstance(saw, Tensor):
+        expect.equal(f"a tensor is returned {what}", saw is ..., False)
+        raise RuleBroken(
+            f"a tensor is returned {what}", "None: is there a return?" if saw is None else short_repr(saw), "[T, D]"
+        )
+    expect.equal(f"the block is called once, with as many tokens as there is room for {what}", seen, [capacity])
+    changes_nothing(expect, [call])
+    mine = [x.clone().requires_grad_(), scores.clone().requires_grad_()]
+    order = sorted(range(len(x)), key=lambda i: (-float(scores[i]), i))[:capacity]
+    chosen = sorted(order)
+    said = block(torch.stack([mine[0][i] for i in chosen]))
+    wanted = torch.stack(
+        [mine[0][i] + (mine[1][i] * said[chosen.index(i)] if i in chosen else 0.0) for i in range(len(x))]
+    )
+    (wanted * grad).sum().backward()
+    expect.equal(f"the output has the shape of x {what}", tuple(saw.shape), tuple(x.shape))
+    passed = [i for i in range(len(x)) if i not in chosen]
+    rule = f"a token that is not chosen passes unchanged {what}"
+    wrong = [i for i in passed if not torch.equal(saw[i].detach(), x[i])]
+    expect.that(rule, not wrong, f"token {wrong[0]} did not" if wrong else "all do", "x itself")
+    expect.close(f"the output is x + score * block(x) {what}", saw.detach(), wanted.detach(), rtol=EXACT, atol=EXACT)
+    if saw.requires_grad:
+        (saw * grad).sum().backward()
+    for name, own, one in zip(("x", "scores"), leaves, mine, strict=True):
+        rule = f"the gradient of {name} is right {what}"
+        if own.grad is None:
+            raise RuleBroken(rule, "None: autograd found no way back to it", "a gradient")
+        expect.close(rule, own.grad, one.grad, rtol=EXACT, atol=EXACT)

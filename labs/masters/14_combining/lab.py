@@ -485,6 +485,111 @@ try_out(small_mixture, ranks=2)
 # %% tags=["check"] points=3
 check.mixture(mixture)
 
+# %% [markdown]
+# Production code has no fixed places: it tells the counts first, then sends as many rows as there are (*dropless*).
+#
+# Experts shared by ranks are one more axis of the mesh. It lies inside the batch: ranks along *data* and *expert* have
+# tokens of their own. Say `Mesh(data=2, expert=2)`, and the loss is the mean of the 4 ranks' losses. Attention's
+# gradients are summed over 4 ranks and divided by 4. And those of an expert? Over how many ranks must they be summed
+# after backward, and divided by what?
+
+# %%
+my_guess_summed = None  # ranks
+my_guess_divided = None
+print("guesses:", my_guess_summed, "and", my_guess_divided)
+
+
+# %%
+def mixture_gradients(is_alone):
+    """The gradients of one expert matrix of a small GPT with 4 experts, 2 for a token."""
+    box = Mesh(data=2, expert=2)
+    model = parallel.with_experts(GPT(SMALL, dtype=torch.float64), num_experts=4, k=2)
+    tokens = text[0].to(torch.get_default_device())
+    if not is_alone:
+        model = parallel.ExpertParallel(box.group("expert")).parallelize(model)
+        tokens = tokens.chunk(4)[dist.get_rank()]
+    next_token_loss(model(tokens[:, :-1]), tokens[:, 1:]).backward()
+    summed = model.blocks[0].mlp.experts.up.grad.clone()
+    if not is_alone:
+        dist.all_reduce(summed, group=box.group("data"))
+    return summed
+
+
+whole = launch(mixture_gradients, True, ranks=1).values[0].cpu()
+found = launch(mixture_gradients, False, ranks=4).values
+for rank, own in enumerate(found):
+    experts = 2 * (rank % 2) + torch.arange(2)
+    ratio = own.cpu() / whole[experts]
+    print(f"rank {rank}, experts {experts.tolist()}: the sum over data is {ratio.mean():.6f} x")
+print("guesses:", my_guess_summed, "and", my_guess_divided)
+
+# %% [markdown]
+# Two ranks hold a copy of an expert: the sum is over *data*, 2 ranks. But each copy has seen the tokens of all ranks of
+# its expert group, through the exchange: what is summed came from 4 losses, so it is divided by 4. To divide by 2 is a
+# mistake that trains, with experts that learn twice as fast.
+
+# %% [markdown]
+# What does an expert axis cost? Per rank 8192 tokens of width 4096, each to 2 of 16 experts of hidden width 14,336.
+# Where must its ranks lie, like those of tensor, or like those of data? A price list says what one layer takes, both
+# passes, on more and more ranks:
+
+# %%
+MOE = parallel.ExpertSizes(tokens=8192, d_model=4096, d_ff=14_336, num_experts=16, k=2)
+machine, table = find_cluster(cluster), {}
+for time in parallel.expert_times(MOE, machine, [1, 2, 4, 8, 16]):
+    row = {
+        "products": time.products_s,
+        "moves, router": time.moves_s + time.router_s,
+        "exposed": time.exposed_s,
+    }
+    table[f"{time.expert_ranks} ranks"] = {
+        key: format_quantity(value, "s") for key, value in row.items()
+    }
+print(f"{cluster}: {machine.devices_per_node} ranks on a node")
+pd.DataFrame(table).T
+
+# %% [markdown]
+# Two exchanges forward and two backward in every layer, and nothing is computed beside them: like tensor, expert wants
+# the node. Across nodes many hide it: while one half of the batch travels, the other is computed (*further*).
+
+# %% [markdown] tags=["further"] minutes=8
+# ## Further: a block for some tokens
+#
+# If tokens can choose among MLPs, they can also choose none. In a *mixture of depths* (Raposo et al., 2024) a block
+# sees only the C tokens of a sequence that its router scores highest; the others pass by it on the residual stream.
+# Then the block costs C / T of what it did, and its shapes are known beforehand.
+#
+# ### Exercise 6: a block for some tokens
+#
+# The router learns only if its score is a factor of what the block adds.
+
+
+# %% tags=["exercise"]
+def some_tokens(x, scores, block, capacity):
+    """x + score * block(x) for the `capacity` tokens of highest score, x for all others.
+
+    x: [T, D]. scores: [T]. block: [capacity, D] to [capacity, D]; it wants its tokens in
+    the order of the sequence. Of equal scores the first wins.
+    """
+    ### BEGIN SOLUTION
+    best = torch.sort(scores, descending=True, stable=True).indices[:capacity]
+    chosen = best.sort().values
+    return x.index_add(0, chosen, scores[chosen, None] * block(x[chosen]))
+    ### END SOLUTION
+
+
+# %%
+# Tokens 1 and 3 are chosen: 2 + 2 * 20 = 42, and 4 + 1 * 40 = 44.
+four = torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+try_out(some_tokens, four, torch.tensor([0.0, 2.0, -1.0, 1.0]), lambda x: 10 * x, 2)
+
+# %% tags=["check"] points=2
+check.some_tokens(some_tokens)
+
+# %% [markdown]
+# One difficulty stays: whether a token is among the best of its sequence depends on tokens that come after it, which a
+# model that writes text does not have yet. The paper trains a small predictor for that.
+
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: predicted and measured
 #

@@ -49,7 +49,8 @@ def groups(sizes, axis):
 def groups(sizes, axis):
     axes, n = list(sizes), math.prod(sizes.values())
     stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1:])
-    return [[rank - rank // stride % sizes[axis] * stride + i * stride for i in range(sizes[axis])] for rank in range(n)]
+    firsts = [rank - rank // stride % sizes[axis] * stride for rank in range(n)]
+    return [[first + i * stride for i in range(sizes[axis])] for first in firsts]
 """,
             "every rank is in one group",
         ),
@@ -640,6 +641,112 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
             "bytes a rank sends",
         ),
     ],
+    "some_tokens": [
+        (
+            "forgets the score: the router learns nothing",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity].sort().values
+    return x.index_add(0, chosen, block(x[chosen]))
+""",
+            "the output is x + score",
+        ),
+        (
+            "tokens in the order of their scores",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity]
+    return x.index_add(0, chosen, scores[chosen, None] * block(x[chosen]))
+""",
+            "the output is x + score",
+        ),
+        (
+            "all tokens through the block, and a mask",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity]
+    mask = torch.zeros_like(scores).index_fill(0, chosen, 1.0)
+    return x + (mask * scores)[:, None] * block(x)
+""",
+            "called once",
+        ),
+        (
+            "one token at a time",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity].sort().values
+    said = torch.cat([block(x[i : i + 1]) for i in chosen.tolist()])
+    return x.index_add(0, chosen, scores[chosen, None] * said)
+""",
+            "called once",
+        ),
+        (
+            "the lowest scores",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = torch.sort(scores, stable=True).indices[:capacity].sort().values
+    return x.index_add(0, chosen, scores[chosen, None] * block(x[chosen]))
+""",
+            "passes unchanged",
+        ),
+        (
+            "the others become zero",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity].sort().values
+    out = torch.zeros_like(x)
+    return out.index_add(0, chosen, x[chosen] + scores[chosen, None] * block(x[chosen]))
+""",
+            "passes unchanged",
+        ),
+        (
+            "without the residual",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity].sort().values
+    return x.index_copy(0, chosen, scores[chosen, None] * block(x[chosen]))
+""",
+            "the output is x + score",
+        ),
+        (
+            "no gradient for the scores",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity].sort().values
+    return x.index_add(0, chosen, scores.detach()[chosen, None] * block(x[chosen]))
+""",
+            "the gradient of scores",
+        ),
+        (
+            "writes into x",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity].sort().values
+    with torch.no_grad():
+        x[chosen] += scores[chosen, None] * block(x[chosen])
+    return x
+""",
+            "the input stays as it was",
+        ),
+        (
+            "scores above zero only",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity].sort().values
+    return x.index_add(0, chosen, scores[chosen, None].clamp(min=0) * block(x[chosen]))
+""",
+            "the output is x + score",
+        ),
+        (
+            "of equal scores the last",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = torch.sort(scores, stable=True).indices[-capacity:].sort().values
+    return x.index_add(0, chosen, scores[chosen, None] * block(x[chosen]))
+""",
+            "passes unchanged",
+        ),
+    ],
 }
 
 RIGHT_ANSWERS = {
@@ -812,6 +919,30 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
     box = box.index_add(0, place, x[kept])
     back = exchanged(run_experts(exchanged(box).view(n, -1, capacity, x.shape[1])).flatten(0, 2))
     return torch.zeros_like(x).index_add(0, kept, weight[kept].unsqueeze(1) * back[place])
+""",
+        ),
+    ],
+    "some_tokens": [
+        (
+            "by a loop and a stack",
+            """
+def some_tokens(x, scores, block, capacity):
+    order = sorted(range(len(x)), key=lambda i: (-scores[i].item(), i))[:capacity]
+    chosen = sorted(order)
+    said = block(torch.stack([x[i] for i in chosen]))
+    where = {i: k for k, i in enumerate(chosen)}
+    return torch.stack([x[i] + scores[i] * said[where[i]] if i in where else x[i] for i in range(len(x))])
+""",
+        ),
+        (
+            "by a one-hot matrix",
+            """
+def some_tokens(x, scores, block, capacity):
+    rank_of = (scores[None] > scores[:, None]).sum(1)
+    earlier = torch.tril((scores[None] == scores[:, None]).int(), -1).sum(1)
+    mask = rank_of + earlier < capacity
+    pick = torch.eye(len(x), dtype=x.dtype, device=x.device)[mask]
+    return x + pick.mT @ ((pick @ scores)[:, None] * block(pick @ x))
 """,
         ),
     ],
