@@ -557,7 +557,9 @@ def some_tokens(expect: Expect, some_tokens: Callable[..., Tensor]) -> None:
         x, grad = (draw.tensor((length, width), torch.float64) for _ in range(2))
         scores = draw.tensor((length,), torch.float64)
         if kind == "equal scores":
-            scores = torch.tensor([float(draw.integer(1, 3)) for _ in range(length)], dtype=torch.float64)
+            scores = torch.full((length,), 2.0, dtype=torch.float64)  # one above, one below; the rest are equal
+            high, low = draw.integers(2, 0, length - 1)
+            scores[high], scores[low] = 3.0, 1.0
         if kind == "scores below zero":
             scores = -scores.abs() - 0.1
         _expect_some_tokens(expect, some_tokens, kind, x, scores, capacity, grad)
@@ -597,7 +599,10 @@ def _expect_some_tokens(
     passed = [i for i in range(len(x)) if i not in chosen]
     rule = f"a token that is not chosen passes unchanged {what}"
     wrong = [i for i in passed if not torch.equal(saw[i].detach(), x[i])]
-    expect.that(rule, not wrong, f"token {wrong[0]} did not" if wrong else "all do", "x itself")
+    told = "all do"
+    if wrong:
+        told = f"token {wrong[0]} {'became zeros' if not bool(saw[wrong[0]].any()) else 'has other numbers'}"
+    expect.that(rule, not wrong, told, "x itself")
     expect.close(f"the output is x + score * block(x) {what}", saw.detach(), wanted.detach(), rtol=EXACT, atol=EXACT)
     if saw.requires_grad:
         (saw * grad).sum().backward()
