@@ -22,9 +22,15 @@ import torch.nn.functional as F
 from lablib import find_cluster, launch, parallel, phase, reconcile
 from lablib.calibration import this_machine
 from lablib.course import checks_for, print_text, show_source, try_out
-from lablib.figures import figure_context_times, format_quantity, show
+from lablib.figures import (
+    figure_context_times,
+    figure_placements,
+    format_quantity,
+    show,
+)
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel import Mesh
+from lablib.widgets import placement_calculator
 
 check = checks_for("14")
 check
@@ -146,7 +152,7 @@ my_guess_factor = None  # most over least, such as 5
 print("guesses:", my_guess_axis, my_guess_factor)
 
 # %%
-LARGE = GPTConfig(16, 4096, 32, vocab_size=32_000, max_seq_len=2048)
+LARGE = GPTConfig(16, 4096, 32, vocab_size=32_000, max_seq_len=2048, tied_head=False)
 SHAPES = {"cluster": cluster, "fidelity": "shapes"}
 
 
@@ -191,16 +197,22 @@ table = pd.DataFrame(sent).T
 table[["sent", "largest"]] = table[["sent", "largest"]].map(lambda x: format_quantity(x, "B"))
 table
 
+# %% [markdown]
+# Tensor sends most by far: it sums activations in every layer, for every micro-batch. Data sends each gradient once, in
+# two large messages. Pipeline sends only what stands at the stage's end. (The bytes say nothing yet about seconds: data
+# and pipeline can compute meanwhile, tensor mostly waits.)
+
 # %% [markdown] minutes=12
 # ## The order of the axes
 #
-# Inside a node links are fast, between nodes they are slow. Rank r is on node r // per_node. So the order of axes
-# decides who sits beside whom. In most collectives a rank sends to the next one of its group, and the last to the first
-# (a ring, lab 08).
+# Inside a node links are fast, between nodes they are slow. Rank r is on node r // 8, if a node has 8 ranks. So the
+# order of the axes decides who shares a node: the last axis has neighbours, the first has ranks that are far apart. In
+# most collectives a rank sends to the next one of its group, and the last to the first (a ring, lab 08).
 #
 # ### Exercise 2: the order of the axes
 #
-# Given what a rank sends along each axis in a step, find the order in which the fewest bytes cross between nodes.
+# Given what a rank sends along each axis in a step, find the order in which the fewest bytes cross between nodes. (A
+# pipeline's last stage sends nothing to the first; take it for a ring all the same.)
 
 
 # %% tags=["exercise"]
@@ -230,6 +242,43 @@ try_out(best_order, {"b": 2, "a": 2}, {"a": 1.0, "b": 5.0}, 2)
 
 # %% tags=["check"] points=3
 check.best_order(best_order)
+
+# %% [markdown]
+# Fewest bytes is not yet fastest: a message may hide behind compute, and its latency counts, too. Order the axes of the
+# model above by hand: 16 ranks, two nodes of 8. First the axis that may lie across the nodes, last the one with
+# neighbours.
+
+# %%
+my_guess_order = None  # such as ("data", "pipeline", "tensor")
+print("guess:", my_guess_order)
+
+# %%
+step_as = {"batch": 16, "seq_len": 2048, "micro_batch": 2, "zero_stage": 1}
+placed = parallel.placements(LARGE, mesh, cluster, sequence_parallel=False, **step_as)
+show(figure_placements(placed, title=f"16 ranks on {cluster}"))
+print("guess:", my_guess_order)
+for number, one in enumerate(placed, 1):
+    print(number, one.sentence())
+
+# %% [markdown]
+# These are the *planner*'s: closed forms, a prediction in a millisecond, for software that adds up gradients in 32
+# bits. The simulator runs the program itself, here with 16 bits. Do they agree on the best and on the worst?
+
+# %%
+table = {}
+for one in (placed[0], placed[-1]):
+    simulated = run_on(one.mesh).timeline.without("setup").makespan_s
+    row = {"planner": one.step_time_s, "simulator": simulated}
+    table[", ".join(one.mesh.axes)] = {k: format_quantity(v, "s") for k, v in row.items()}
+pd.DataFrame(table).T
+
+# %% [markdown]
+# The order alone costs a quarter. **Who sends most, and cannot hide it, gets the neighbours; who sends little, or can
+# wait, goes across.** On other wires the same order costs more, or nothing. Order the axes by hand in the field below,
+# then change wires and sizes. Which order is right on an island of 72, and when does tensor 16 pay?
+
+# %%
+placement_calculator(interactive)
 
 # %% [markdown] minutes=14
 # ## Long sequences
