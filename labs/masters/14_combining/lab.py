@@ -24,6 +24,7 @@ from lablib.calibration import this_machine
 from lablib.course import checks_for, print_text, show_source, try_out
 from lablib.figures import (
     figure_context_times,
+    figure_expert_times,
     figure_placements,
     format_quantity,
     show,
@@ -601,6 +602,53 @@ pd.DataFrame(table).T
 # Two exchanges forward and two backward in every layer, and nothing is computed beside them: like tensor, expert wants
 # the node. Across nodes many hide it: while one half of the batch travels, the other is computed (*further*).
 
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: exchange beside compute
+#
+# The four exchanges of a layer wait for each other. Cut the tokens in two halves: while one half travels, the other
+# half's experts are computed (DeepSeek-V3 does so with two micro-batches). The price: products of half as many rows.
+
+# %%
+table = {}
+for n in (4, 8, 16):
+    for way, price in {
+        "plain": parallel.expert_time,
+        "halves": parallel.overlapped_time,
+    }.items():
+        time = price(MOE, machine, n)
+        row = {"exposed": time.exposed_s, "layer": time.layer_s}
+        table[f"{n} ranks, {way}"] = {k: format_quantity(v, "s") for k, v in row.items()}
+pd.DataFrame(table).T
+
+# %% [markdown]
+# Inside a node halves gain nothing: less is exposed, and the smaller products lose as much. Across nodes they pay.
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: a small mixture on few GPUs
+#
+# A mixture of 64 experts, 8 for a token (OLMoE: 1.3 of 6.9 billion parameters compute for a token). The dense model
+# that computes as much for a token has 1.3 billion. Equal FLOPs: is the mixture as fast? It learns more from each token
+# (its authors needed a third of the tokens), but a step has a price. Write down its speed over the dense model's.
+
+# %%
+my_guess_speed = None  # such as 0.9
+compared = parallel.against_dense(parallel.OLMOE, cluster, [1, 2, 4, 8, 16, 32])
+show(figure_expert_times(compared, title=f"OLMoE beside dense models on {cluster}"))
+print("guess:", my_guess_speed)
+table = {}
+for one in compared:
+    table[f"{one.num_gpus} GPUs"] = {
+        "speed, over equal FLOPs": one.speed,
+        "over equal parameters": one.speed_over_total,
+    }
+pd.DataFrame(table).T.map(lambda x: "does not fit" if pd.isna(x) else f"{x:.2f}")
+
+# %% [markdown]
+# Three reasons, and few GPUs make each worse: all parameters have states (16 bytes each), visited or not, so it does
+# not fit on one; each expert has few rows, for which its weights must be read all the same; tokens are copied, sorted
+# and sent. Measured on 128 H100 it was 0.63 of the dense model's speed (Muennighoff et al., 2024). Its steps are
+# slower; it pays since it needs fewer.
+
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: a block for some tokens
 #
@@ -640,6 +688,49 @@ check.some_tokens(some_tokens)
 # model that writes text does not have yet. The paper trains a small predictor for that.
 
 # %% [markdown] tags=["further"] minutes=3
+# ## Further: a checkpoint for another mesh
+#
+# A run ends on 8 ranks and goes on on 4. Each rank has saved pieces of the whole model's tensors, and where they lie;
+# whoever loads takes what overlaps its own. One step on `mesh_before`, a checkpoint, and one more on `mesh_after`:
+
+# %%
+import tempfile
+
+from lablib.parallel.combined_checkpoint import load_checkpoint, save_checkpoint
+
+MESHES = Mesh(data=2, pipeline=2, tensor=2), Mesh(tensor=4), Mesh(data=4)
+
+
+def train(mesh, number, folder, loads, saves):
+    adam = partial(torch.optim.AdamW, lr=1e-2)
+    step = parallel.CombinedStep(combined(mesh), adam, dtype=torch.float64)
+    if loads:
+        load_checkpoint(step, folder)
+    batch = text[number].to(torch.get_default_device())
+    report = step(batch[:, :-1], batch[:, 1:])
+    if saves:
+        save_checkpoint(step, folder, num_steps=number + 1)
+    return report.loss.item()
+
+
+with tempfile.TemporaryDirectory() as folder:
+    for number, each in enumerate(MESHES):
+        last = number == len(MESHES) - 1
+        run = launch(train, each, number, folder, number > 0, not last, ranks=each.num_ranks)
+        print(f"{str(each):36} step {number}: loss {run.values[0]:.12f}")
+
+
+def all_alone():
+    adam = partial(torch.optim.AdamW, lr=1e-2)
+    step = parallel.CombinedStep(combined(Mesh(data=1)), adam, dtype=torch.float64)
+    batches = text.to(torch.get_default_device())
+    return [step(batch[:, :-1], batch[:, 1:]).loss.item() for batch in batches]
+
+
+told = ", ".join(f"{loss:.12f}" for loss in launch(all_alone, ranks=1).values[0])
+print("one device, without a pause:", told)
+
+# %% [markdown] tags=["further"] minutes=3
 # ## Further: predicted and measured
 #
 # Now a combined step on real processes of this computer, connected by *gloo* (on GPUs by NCCL). `reconcile` predicts
@@ -676,12 +767,32 @@ print_text(comparison.reading())
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - A mesh gives each rank a coordinate on each axis.
+# - A mesh gives each rank a coordinate on each axis. A group has the ranks that differ in one; its stride is the
+#   product of the sizes behind its axis.
+# - Axes do not disturb each other: loss, gradients and norm are one device's. What must be agreed on is who sums what,
+#   and divides by what.
+# - The order of axes is a placement. Last, inside the node: who sends most and cannot hide it, tensor and expert.
+#   First, across: who sends little or can wait, pipeline and data.
+# - Parts of an attention merge by their log-sum-exp, so that keys may pass by in a ring. Zigzag makes the work even.
+# - Experts: tokens go to them and back. A copy of an expert has seen the tokens of all its group.
 
 # %% [markdown]
 # ### Sources
 #
-# - To come.
+# - D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
+#   arXiv 2104.04473: data, pipeline and tensor together, which inside a node (section 3).
+# - Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783: four axes and their order, keys gathered, zigzag
+#   (section 3.3.2).
+# - H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023, arXiv
+#   2310.01889. W. Brandon et al., "Striped Attention", 2023, arXiv 2311.09431. S. Jacobs et al., "DeepSpeed Ulysses",
+#   2023, arXiv 2309.14509. The benchmark: zhuzilin/ring-flash-attention, README.md, 2024.
+# - M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867: merging.
+# - N. Shazeer et al., "Outrageously Large Neural Networks", 2017, arXiv 1701.06538. D. Lepikhin et al., "GShard", 2020,
+#   arXiv 2006.16668. W. Fedus, B. Zoph, N. Shazeer, "Switch Transformers", 2021, arXiv 2101.03961: experts, capacity.
+# - S. Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596: whose gradients are averaged over whom.
+# - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437; N. Muennighoff et al., "OLMoE", 2024, arXiv
+#   2409.02060; D. Raposo et al., "Mixture-of-Depths", 2024, arXiv 2404.02258 (further).
+# - The code: `mesh.py`, `combined_step.py`, `placement.py`, `context_*.py` and `expert_*.py` in `lablib/parallel`.
 
 # %%
 check
