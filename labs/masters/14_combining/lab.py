@@ -691,7 +691,8 @@ check.some_tokens(some_tokens)
 # ## Further: a checkpoint for another mesh
 #
 # A run ends on 8 ranks and goes on on 4. Each rank has saved pieces of the whole model's tensors, and where they lie;
-# whoever loads takes what overlaps its own. One step on `mesh_before`, a checkpoint, and one more on `mesh_after`:
+# whoever loads takes what overlaps its own. One step on each of three meshes, a
+# checkpoint after each:
 
 # %%
 import tempfile
@@ -705,11 +706,11 @@ def train(mesh, number, folder, loads, saves):
     adam = partial(torch.optim.AdamW, lr=1e-2)
     step = parallel.CombinedStep(combined(mesh), adam, dtype=torch.float64)
     if loads:
-        load_checkpoint(step, folder)
+        load_checkpoint(step, f"{folder}/{number - 1}")
     batch = text[number].to(torch.get_default_device())
     report = step(batch[:, :-1], batch[:, 1:])
     if saves:
-        save_checkpoint(step, folder, num_steps=number + 1)
+        save_checkpoint(step, f"{folder}/{number}", num_steps=number + 1)
     return report.loss.item()
 
 
