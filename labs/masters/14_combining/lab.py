@@ -24,13 +24,17 @@ from lablib.calibration import this_machine
 from lablib.course import checks_for, print_text, show_source, try_out
 from lablib.figures import (
     figure_context_times,
+    figure_expert_load,
     figure_expert_times,
     figure_placements,
+    figure_rank_loads,
     format_quantity,
     show,
 )
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel import Mesh
+from lablib.parallel.expert_runs import recorded_expert_runs
+from lablib.plan import Parallel, axis_by_axis
 from lablib.widgets import placement_calculator
 
 check = checks_for("14")
@@ -44,7 +48,7 @@ cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=10
+# %% [markdown] minutes=9
 # ## Ranks in a box
 #
 # GPT-3 has 175 billion parameters. In mixed precision with Adam each takes 16 bytes (lab 10): 2.8 TB. A GPU has 80 GB.
@@ -106,7 +110,7 @@ for axis in mesh.axes:
 # %% [markdown]
 # A mesh becomes process groups with `mesh.group("tensor")`, or with `torch.distributed.device_mesh`.
 
-# %% [markdown] minutes=9
+# %% [markdown] minutes=8
 # ## One step on all axes
 #
 # Everything of labs 09 to 13 in one step: the batch cut in two, layers in two stages that run 1F1B (lab 13), matrices
@@ -203,7 +207,7 @@ table
 # two large messages. Pipeline sends only what stands at the stage's end. (The bytes say nothing yet about seconds: data
 # and pipeline can compute meanwhile, tensor mostly waits.)
 
-# %% [markdown] minutes=12
+# %% [markdown] minutes=11
 # ## The order of the axes
 #
 # Inside a node links are fast, between nodes they are slow. Rank r is on node r // 8, if a node has 8 ranks. So the
@@ -258,11 +262,21 @@ step_as = {"batch": 16, "seq_len": 2048, "micro_batch": 2, "zero_stage": 1}
 placed = parallel.placements(LARGE, mesh, cluster, sequence_parallel=False, **step_as)
 show(figure_placements(placed, title=f"16 ranks on {cluster}"))
 print("guess:", my_guess_order)
-for number, one in enumerate(placed, 1):
-    print(number, one.sentence())
+table = {}
+for one in placed:
+    waits = max(one.exposed_s, key=one.exposed_s.get)
+    exposed = f"{one.exposed_s[waits] / one.step_time_s:.0%} of the step"
+    row = {
+        "step": format_quantity(one.step_time_s, "s"),
+        "waits most for": waits,
+        "that is": exposed,
+    }
+    table[", ".join(one.mesh.axes)] = row
+pd.DataFrame(table).T
 
 # %% [markdown]
-# These are the *planner*'s: closed forms, a prediction in a millisecond, for software that adds up gradients in 32
+# (Each GPU has a network card of its own; the cards of equal number on all nodes are joined, by a *rail*.) These are
+# the *planner*'s: closed forms, a prediction in a millisecond, for software that adds up gradients in 32
 # bits. The simulator runs the program itself, here with 16 bits. Do they agree on the best and on the worst?
 
 # %%
@@ -281,7 +295,7 @@ pd.DataFrame(table).T
 # %%
 placement_calculator(interactive)
 
-# %% [markdown] minutes=14
+# %% [markdown] minutes=13
 # ## Long sequences
 #
 # In attention each token, a *query*, looks at the *keys* of all tokens before it, and takes a mean of their *values*
@@ -440,20 +454,13 @@ pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
 
 # %% [markdown]
 # Equal pairs are not all: each round writes out a partial result, reads it again to merge it, and starts kernels anew.
-# The longer the pieces, the less that matters. *Predicted* knows this; for striped it is too hopeful, as it does not
-# know that a causal kernel was slower a pair than a full one. Against the length of the sequence, with two more ways:
+# The longer the pieces, the less that matters. *Predicted* knows this; for striped it is too hopeful: our reading is
+# that a causal kernel was slower for each pair than a full one, which the price list does not know.
+#
+# So where does the context axis go? It sends keys and values in every layer, but a ring sends them while it computes.
+# Llama 3 placed it behind tensor and before pipeline: tensor, context, pipeline, data, from near to far.
 
-# %%
-lengths = [8192, 16_384, 32_768, 65_536, 131_072, 262_144]
-found = parallel.context_efficiencies(LONG, find_cluster(cluster), 8, lengths)
-show(figure_context_times(lengths, found, title=f"Attention on 8 ranks of {cluster}"))
-
-# %% [markdown]
-# *Gather*: every rank first gets all keys (Llama 3 does so: few key-value heads make it cheap). *Ulysses* (Jacobs et
-# al., 2023) changes the cut by an all-to-all: from some tokens of all heads to all tokens of some heads. It sends
-# least, but needs a head for each rank. A ring has no such limit, and hides what it sends; it wants long pieces.
-
-# %% [markdown] minutes=12
+# %% [markdown] minutes=13
 # ## Experts
 #
 # A *mixture of experts* has E MLPs, the experts, in the place of one. A small matrix, the *router*, gives each token a
@@ -579,6 +586,37 @@ print("guesses:", my_guess_summed, "and", my_guess_divided)
 # mistake that trains, with experts that learn twice as fast.
 
 # %% [markdown]
+# Who is chosen is learned, and nothing makes the choices even. Recorded: a small GPT with 8 experts, 2 for a token, in
+# 400 steps on real text. How many times the mean does the busiest expert get in the end, if nothing balances them?
+
+# %%
+my_guess_busiest = None  # times the mean, 1 to 4
+print("guess:", my_guess_busiest)
+
+# %%
+runs = recorded_expert_runs()
+first = runs["nothing"][0]
+counts = [of_step[1] for of_step in first.counts]
+show(figure_expert_load(counts, list(first.steps), title="Second layer, nothing balances it"))
+print("guess:", my_guess_busiest)
+table = {}
+for name in ("nothing", "auxiliary loss", "bias"):
+    of_name = {"dropless": runs[name], "capacity": runs[f"{name}, capacity"]}
+    busiest = [sum(run.imbalance[-5:]) / 5 for run in of_name["dropless"]]
+    dropped = [sum(run.dropped[-5:]) / 5 for run in of_name["capacity"]]
+    table[name] = {
+        "busiest over mean": f"{sum(busiest) / len(busiest):.2f}",
+        "dropped, capacity 1.25": f"{sum(dropped) / len(dropped):.0%}",
+    }
+print("the last 50 steps, mean of three seeds and two layers:")
+pd.DataFrame(table).T
+
+# %% [markdown]
+# All ranks wait for the busiest one, and with a capacity nearly half of the choices are lost. An *auxiliary loss*
+# (Switch) punishes uneven choices; DeepSeek-V3 adds a *bias* to each expert's score instead, raised where too few
+# tokens come, for the choice alone.
+
+# %% [markdown]
 # What does an expert axis cost? Per rank 8192 tokens of width 4096, each to 2 of 16 experts of hidden width 14,336.
 # Where must its ranks lie, like those of tensor, or like those of data? A price list says what one layer takes, both
 # passes, on more and more ranks:
@@ -601,6 +639,59 @@ pd.DataFrame(table).T
 # %% [markdown]
 # Two exchanges forward and two backward in every layer, and nothing is computed beside them: like tensor, expert wants
 # the node. Across nodes many hide it: while one half of the batch travels, the other is computed (*further*).
+
+# %% [markdown] minutes=5
+# ## A plan for 175 billion
+#
+# GPT-3 with 16 bytes for each parameter, on 512 A100 of 80 GB; 1,536 sequences in a step. Add an axis only where a
+# number asks for it. Which axis first, and to what size? How many stages? And how many replicas, of how many GPUs each?
+
+# %%
+my_guess_tensor = None  # ranks
+my_guess_pipeline = None
+my_guess_data = None
+print("guesses:", my_guess_tensor, my_guess_pipeline, my_guess_data)
+
+# %%
+steps = axis_by_axis("gpt3-175b", "dgx-a100", batch=1536, gpus=512)
+table = {}
+for number, one in enumerate(steps, 1):
+    table[f"{number}. {one.axis}"] = {
+        "GPUs": one.gpus,
+        "memory of one": format_quantity(one.memory_bytes, "B"),
+        "fits": "yes" if one.fits else "no",
+        "step": format_quantity(one.step_time_s, "s"),
+        "FLOPs used": f"{one.prediction.mfu:.0%}",
+    }
+print("guesses:", my_guess_tensor, my_guess_pipeline, my_guess_data)
+pd.DataFrame(table).T
+
+# %%
+for number, one in enumerate(steps, 1):
+    print_text(f"{number}. {one.axis}: {one.reason}")
+
+# %% [markdown]
+# Tensor first, up to the node. Then stages until it fits; then replicas; ZeRO-1 frees memory for hardly any time; and
+# that memory buys fewer stages. Is the planner right? The fifth row's step, with 32 micro-batches, ran as a program on
+# the simulator, `CombinedStep` on 512 ranks of which 8 were computed: 7.44 s; the planner says 7.71 s for the same
+# (`benchmarks/gpt3_combined_step.py`, in four minutes).
+
+# %% tags=["instructor"]
+# The numbers of this text.
+from dataclasses import replace
+
+from lablib.models.transformer import Transformer
+from lablib.plan import IDEAL, STACKS, predict
+
+fifth, mesh_512 = steps[4], Mesh(data=8, pipeline=8, tensor=8)
+assert (fifth.axis, fifth.parallel.zero_stage) == ("ZeRO-1", 1)
+sizes = Transformer("gpt3", 96, 12288, 96, 51200, 2048, tied_head=False)
+axes = Parallel(data=8, pipeline=8, tensor=8, zero_stage=1)
+eager = replace(STACKS["torch"], has_master=False)
+like = {"stack": eager, "derating": IDEAL, "order": mesh_512.axes}
+seconds = predict(sizes, "dgx-a100", axes, 8 * 32, **like).step_time_s
+assert f"{seconds:.1f}" == "7.7", seconds
+print(f"{seconds:.3f} s")
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: exchange beside compute
@@ -632,6 +723,9 @@ pd.DataFrame(table).T
 
 # %%
 my_guess_speed = None  # such as 0.9
+print("guess:", my_guess_speed)
+
+# %%
 compared = parallel.against_dense(parallel.OLMOE, cluster, [1, 2, 4, 8, 16, 32])
 show(figure_expert_times(compared, title=f"OLMoE beside dense models on {cluster}"))
 print("guess:", my_guess_speed)
@@ -648,6 +742,57 @@ pd.DataFrame(table).T.map(lambda x: "does not fit" if pd.isna(x) else f"{x:.2f}"
 # not fit on one; each expert has few rows, for which its weights must be read all the same; tokens are copied, sorted
 # and sent. Measured on 128 H100 it was 0.63 of the dense model's speed (Muennighoff et al., 2024). Its steps are
 # slower; it pays since it needs fewer.
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: copies of busy experts
+#
+# Where some experts stay busy, as when a trained model serves, give them copies on other ranks (DeepSeek's EPLB): 8
+# experts on 4 ranks, with room for 3 on each, packed so that the busiest rank has least.
+
+# %%
+loads = first.counts[-1][1]
+placed_experts = {
+    "in order": parallel.place_in_order(8, 4, 3),
+    "with copies": parallel.place_balanced(loads, 4, 3),
+}
+for name, one in placed_experts.items():
+    print(f"{name:12} {one.ranks}: busiest rank {one.imbalance(loads):.2f} times the mean")
+each = {name: one.rank_loads(loads) for name, one in placed_experts.items()}
+show(figure_rank_loads(each, title="Tokens of each rank"))
+
+# %% [markdown] tags=["further"] minutes=3
+# ## Further: other ways to share a sequence
+#
+# *Gather*: every rank first gets all keys (Llama 3 does so: few key-value heads make it cheap). *Ulysses* (Jacobs et
+# al., 2023) changes the cut by an all-to-all: from some tokens of all heads to all tokens of some heads. Which is
+# nearest to a fair share, at which length?
+
+# %%
+lengths = [8192, 16_384, 32_768, 65_536, 131_072, 262_144]
+found = parallel.context_efficiencies(LONG, machine, 8, lengths)
+show(figure_context_times(lengths, found, title=f"Attention on 8 ranks of {cluster}"))
+
+# %% [markdown]
+# Ulysses sends least, but needs a head for each rank. A ring has no such limit, and hides what it sends; it wants long
+# pieces. So both are combined: Ulysses inside the node, a ring across.
+
+# %% [markdown] tags=["further"] minutes=4
+# ## Further: a table that goes round
+#
+# You may have seen a table like this: data parallel scales with 85 to 95% and saves no memory, model parallel with 75
+# to 85% and saves 60 to 80%, pipeline with 80 to 90% and 40 to 60%, ZeRO-2 with 80 to 90% and 50 to 75%, ZeRO-3 with 70
+# to 80% and 75 to 90%, FSDP with 85 to 95% and 60 to 80%. It says neither which model nor how many ranks. Which rows
+# hold for a model of 13 billion on 2 to 64 ranks? (FSDP's full sharding *is* ZeRO-3.)
+
+# %%
+rows = parallel.strategies("gpt3-13b", cluster)
+for verdict in parallel.strategy_verdicts(rows):
+    print_text(verdict.sentence())
+
+# %% [markdown]
+# *Efficiency* is the throughput of n ranks over n times that of one, with as many sequences for each; *saved* is the
+# share of the fullest rank's memory. Memory saved depends on n: 1 - 1/n of what is shared. Communication depends on
+# what hides it. A range without a model, a batch and wires says nothing. Try others: "llama-3-8b", "pcie-a100".
 
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: a block for some tokens
