@@ -8,7 +8,13 @@ import pytest
 pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(480)]
 
 LABS = Path(__file__).parents[2] / "labs"
-LONG = ["10_zero.ipynb", "11_compression.ipynb", "12_tensor_parallel.ipynb", "13_pipeline_parallel.ipynb"]
+LONG = [
+    "10_zero.ipynb",
+    "11_compression.ipynb",
+    "12_tensor_parallel.ipynb",
+    "13_pipeline_parallel.ipynb",
+    "14_combining.ipynb",
+]
 NOTEBOOKS = ["09_data_parallel.ipynb", *(pytest.param(name, marks=pytest.mark.thorough) for name in LONG)]
 
 

@@ -612,7 +612,7 @@ print("the last 50 steps, mean of three seeds and two layers:")
 pd.DataFrame(table).T
 
 # %% [markdown]
-# All ranks wait for the busiest one, and with a capacity nearly half of the choices are lost. An *auxiliary loss*
+# All ranks wait for the busiest one, and with a capacity four in ten choices are lost. An *auxiliary loss*
 # (Switch) punishes uneven choices; DeepSeek-V3 adds a *bias* to each expert's score instead, raised where too few
 # tokens come, for the choice alone.
 
