@@ -38,6 +38,7 @@ before the next step begins.
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import torch
@@ -114,7 +115,7 @@ class CombinedOptimizer:
         self._of_piece: dict[int | None, list[Buffer]] = {}
         piece_of = {param: number for number, piece in pieces.items() for param in piece.parameters()}
         classes: dict[tuple[int | None, bool], list[Owned]] = {}
-        for owned in map(Owned._make, each_parameter(part)):
+        for owned in starmap(Owned, each_parameter(part)):
             number = None if owned.param is tied else piece_of[owned.param]
             classes.setdefault((number, counts(owned)), []).append(owned)
         for (number, does_count), some in sorted(classes.items(), key=lambda each: (each[0][0] is None, each[0])):
