@@ -3,9 +3,11 @@
 import ast
 import symtable
 from collections.abc import Iterator
+from functools import lru_cache
 
 
-def names(source: str) -> tuple[set[str], set[str]]:
+@lru_cache(maxsize=512)  # a proof asks the same of the same cells for each of its answers
+def names(source: str) -> tuple[frozenset[str], frozenset[str]]:
     """The global names a cell binds, and those it uses (inside its functions too).
 
     >>> names("import math\\ndef area(r):\\n    return math.pi * scale(r)") == ({"math", "area"}, {"math", "scale"})
@@ -25,10 +27,11 @@ def names(source: str) -> tuple[set[str], set[str]]:
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     }
-    return bound, set(used(table)) | in_place
+    return frozenset(bound), frozenset(used(table)) | in_place
 
 
-def bound_at_once(source: str) -> set[str]:
+@lru_cache(maxsize=512)
+def bound_at_once(source: str) -> frozenset[str]:
     """The names that every run of a cell binds before it uses them: it needs no earlier cell for these.
 
     >>> sorted(bound_at_once("for x in y:\\n    y = z = 1\\nif x:\\n    a = x\\nb = b + 1"))
@@ -37,7 +40,7 @@ def bound_at_once(source: str) -> set[str]:
     reader = _FirstUse()
     for statement in ast.parse(source).body:
         reader.visit(statement)
-    return reader.bound
+    return frozenset(reader.bound)
 
 
 class _FirstUse(ast.NodeVisitor):

@@ -9,7 +9,8 @@ import ctypes
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FunctionType, GeneratorType
+from functools import lru_cache
+from types import CodeType, FunctionType, GeneratorType
 from typing import Any
 
 from torch import Tensor, nn
@@ -101,12 +102,16 @@ def _rebinds(function: Any) -> bool:
     function = inspect.unwrap(getattr(function, "func", function))
     if not isinstance(function, FunctionType):
         return False
-    name = function.__code__.co_varnames[:1]
-    for operation, stored in instructions(function.__code__):
-        if operation in ("STORE_FAST", "STORE_DEREF") and (stored,) == name:
-            return True
+    if _assigns_to_its_first_name(function.__code__):
+        return True
     inside = [cell.cell_contents for cell in function.__closure__ or ()]
     return any(_rebinds(held) for held in inside if isinstance(held, FunctionType) and held is not function)
+
+
+@lru_cache(maxsize=256)  # a check observes one answer on each of its ranks, many times over
+def _assigns_to_its_first_name(code: CodeType) -> bool:
+    stores = (stored for operation, stored in instructions(code) if operation in ("STORE_FAST", "STORE_DEREF"))
+    return any((stored,) == code.co_varnames[:1] for stored in stores)
 
 
 def _bytes(tensor: Tensor) -> bytes:
