@@ -12,6 +12,7 @@ from torch.distributed.tensor.experimental._context_parallel import _attention a
 from torch.nn.parallel import DistributedDataParallel
 
 from lablib import launch
+from lablib.hardware import find_cluster
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
 from tests.plan.agreement import agrees, thorough
 from tests.plan.context_step import ContextJob, Model, places, predicted, train
@@ -50,7 +51,8 @@ def test_a_ring_and_what_merges_its_rounds(sizes, context, micro_batches):
 
 
 def test_a_ring_between_nodes():
-    context_parallel(config=GPTConfig(2, 512, 8, 1000, 16384), context=16)
+    nodes = find_cluster("dgx-a100").replace(devices_per_node=4)  # two of them: 8 ranks, which take 8 rounds each
+    context_parallel(config=GPTConfig(2, 512, 8, 1000, 8192), context=8, cluster=nodes)
 
 
 _CONFIG = GPTConfig(2, 32, 4, 64, 48)

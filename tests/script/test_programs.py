@@ -149,17 +149,23 @@ def final_losses(text: str) -> list[float]:
     return list(map(float, re.findall(r"\d\.\d{6}", line)))
 
 
+@pytest.fixture(scope="module")
+def nanogpt_alone(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What one process prints that trains in float32: every run on ranks is held against it."""
+    out = tmp_path_factory.mktemp("alone")
+    return plain_process(str(PROGRAMS / "nano" / "train.py"), "--device=cpu", "--dtype=float32", f"--out_dir={out}")
+
+
 # The script reads its configurator as its model does, with exec(open(...).read()), and leaves closing to Python.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_a_nanogpt_like_script_trains_as_one_process_does(tmp_path, dtype):
+def test_a_nanogpt_like_script_trains_as_one_process_does(tmp_path, nanogpt_alone, dtype):
     script, out = str(PROGRAMS / "nano" / "train.py"), f"--out_dir={tmp_path}"
-    alone = plain_process(script, "--device=cpu", "--dtype=float32", f"--out_dir={tmp_path / 'alone'}")
     run = simulate_script(script, [f"--dtype={dtype}", out], ranks=4)
     # Half precision moves a loss of 4 by less than a thousandth in these few steps.
     tolerance = 1e-5 if dtype == "float32" else 2e-3
     for text in run.stdout:
-        assert final_losses(text) == pytest.approx(final_losses(alone), rel=tolerance)
+        assert final_losses(text) == pytest.approx(final_losses(nanogpt_alone), rel=tolerance)
     assert "step 4: train loss" in run.stdout[0] and "step" not in run.stdout[2]
     assert any("torch.compile ran the model eagerly" in note for note in run.notes)
     assert run.traffic.count("all_reduce") == 7  # once an iteration: accumulation does not synchronize
