@@ -79,7 +79,8 @@ def _places(pieces: Sequence[range], document: range) -> list[tuple[int, range]]
     start = 0
     for piece in pieces:
         if here := within(piece, document):
-            if found and found[-1][1].stop == here.start and here.step == 1:  # it goes on where the last one ended
+            last = found[-1][1] if found else here
+            if last[-1] + 1 == here[0] and {last.step, here.step} == {1}:  # it goes on where the last one ended
                 found[-1] = (found[-1][0], range(found[-1][1].start, here.stop))
             else:
                 found.append((start + piece.index(here[0]), here))

@@ -88,7 +88,7 @@ def _scores(q: Tensor, k: Tensor, is_causal: bool) -> Tensor:
 def _fused_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor, Tensor]:
     if q.device.type not in ("cpu", "meta"):
         return _products_forward(q, k, v, is_causal)
-    return flash_attention_for_cpu(q, k, v, 0.0, is_causal)
+    return flash_attention_for_cpu(*_by_rows(q, k, v), 0.0, is_causal)
 
 
 def _fused_backward(
@@ -96,7 +96,12 @@ def _fused_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if q.device.type not in ("cpu", "meta"):
         return _products_backward(do, q, k, v, o, lse, is_causal)
-    return flash_attention_for_cpu_backward(do, q, k, v, o, lse, 0.0, is_causal)
+    return flash_attention_for_cpu_backward(*_by_rows(do, q, k, v, o), lse, 0.0, is_causal)
+
+
+def _by_rows(*tensors: Tensor) -> list[Tensor]:
+    """The kernel takes the K numbers of a row to lie side by side, and reads other memory where they do not."""
+    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
 PRODUCTS = Passes(_products_forward, _products_backward)

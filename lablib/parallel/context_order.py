@@ -43,7 +43,7 @@ class Order:
         pieces: for each rank, the positions of its tokens as it has them one behind another, ascending.
 
     Raises:
-        ValueError: pieces that are not each position 0 to T - 1 once, ascending on every rank.
+        ValueError: pieces that are not each position 0 to T - 1 once, ascending on every rank; of more than one step.
     """
 
     name: str
@@ -59,6 +59,12 @@ class Order:
             for piece in of_rank:
                 if piece and piece[0] >= 0 and piece[-1] < len(marks):
                     marks[piece.start : piece.stop : piece.step] = b"1" * len(piece)
+        steps = {piece.step for of_rank in self.pieces for piece in of_rank if len(piece) > 1}
+        if len(steps) > 1:
+            raise ValueError(
+                f"the pieces of an order must have one step: got {shown(sorted(steps))}; cut all of them from the "
+                "sequence (step 1), or none."
+            )
         if marks.count(b"1") < len(marks):  # as many as tokens: if all are there, none is twice
             raise ValueError(
                 f"an order must have each position once: got {shown(self.pieces)}; try zigzag_order(16, 2)."
@@ -84,7 +90,9 @@ class Order:
         return all(a.stop == b.start and a.step == b.step == 1 for a, b in pairwise(pieces))
 
     def tokens(self, rank: int) -> list[int]:
-        """Positions of a rank's tokens."""
+        """Positions of a rank's tokens. Raises ValueError for no such rank."""
+        if whole_number("rank", rank, minimum=0, example=0) >= self.num_ranks:
+            raise ValueError(f"rank must be 0 to {self.num_ranks - 1}, one of the order's: got {rank}.")
         return [token for piece in self.pieces[rank] for token in piece]
 
     def permutation(self) -> list[int]:
@@ -190,6 +198,7 @@ def visible_pairs(order: Order, documents: Sequence[range] | None = None, is_cau
     return tuple(found)
 
 
+@checked
 def attention_flops(pairs: float, heads: int, d_head: int, *, backward: bool = False) -> float:
     """FLOPs of so many pairs: two products forward, five backward, as flash attention makes the scores again."""
     return (10 if backward else 4) * pairs * heads * d_head

@@ -66,18 +66,22 @@ def check_context(
         heads_ranks: ranks that share heads inside a ring, for `UlyssesRing`; `order` is then the ring's.
 
     Raises:
-        ValueError: a sequence too short for its order; heads that ranks cannot share; heads_ranks that do not divide
-            the ranks.
+        ValueError: a sequence too short for its order, or an order of other tokens or ranks; heads that ranks cannot
+            share; heads_ranks that do not divide the ranks.
     """
     whole_number("num_ranks", num_ranks)
     if num_ranks % whole_number("heads_ranks", heads_ranks):
         raise ValueError(f"heads_ranks must divide the ranks: got {heads_ranks} of {num_ranks}; try 1.")
     check_heads(num_heads, num_kv_heads, num_ranks if attention is ulysses_attention else heads_ranks)
-    return (
-        nested_order(order(seq_len, num_ranks // heads_ranks), heads_ranks)
-        if heads_ranks > 1
-        else order(seq_len, num_ranks)
-    )
+    ring = num_ranks // heads_ranks
+    made = order(seq_len, ring)
+    check_type("order: what it returns", made, Order)
+    if (made.seq_len, made.num_ranks) != (seq_len, ring):
+        raise ValueError(
+            f"order must be of the tokens and ranks it is asked for: got one of {made.seq_len} tokens on "
+            f"{made.num_ranks} ranks for {seq_len} on {ring}; try zigzag_order."
+        )
+    return nested_order(made, heads_ranks) if heads_ranks > 1 else made
 
 
 class ContextParallel:
