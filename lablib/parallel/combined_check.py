@@ -41,7 +41,7 @@ from lablib.pipeline.communication import with_communication
 from lablib.pipeline.executor import flops_of, units_of
 from lablib.pipeline.messages import CommunicationPlan
 from lablib.pipeline.plan import Kind
-from lablib.pipeline.schedules import make
+from lablib.pipeline.schedules import SCHEDULES, make
 from lablib.signature import check_fields, whole_number
 from lablib.torch_compat import disable_current_modes
 
@@ -96,8 +96,9 @@ class Combination:
         self._check_batch()
         self._check_sequence()
         self._check_vocabulary()
+        if kind := SCHEDULES.get(self.schedule):  # before a plan is made, which may be long
+            self._check_layers(self.num_chunks if kind.takes_chunks else kind.num_chunks)
         plan = self.plan.plan
-        self._check_layers(plan.num_pieces, plan.num_chunks)
         self._check_autocast(any(action.kind is Kind.W for row in plan for action in row))
         with disable_current_modes():  # within a launch, too, it takes no time and no memory
             model = GPT(self.config, device="meta")
@@ -171,8 +172,8 @@ class Combination:
                 f'{padded_vocabulary(size, tensor)}, or say uneven_vocabulary="pad" or "chunk".'
             )
 
-    def _check_layers(self, num_pieces: int, num_chunks: int) -> None:
-        units = self.config.num_layers + 2
+    def _check_layers(self, num_chunks: int) -> None:
+        units, num_pieces = self.config.num_layers + 2, self.size(PIPELINE) * num_chunks
         if num_pieces > units:
             raise ValueError(
                 f"every piece of the pipeline needs a layer: got {num_pieces} pieces for {self.config.num_layers} "

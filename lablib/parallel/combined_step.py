@@ -52,7 +52,8 @@ from lablib.phases import phase
 from lablib.pipeline.executor import Pipeline
 from lablib.pipeline.executor.boundaries import Shape
 from lablib.precision.loss_scaling import LossScaler
-from lablib.signature import check_types
+from lablib.signature import check_type, check_types
+from lablib.torch_compat import disable_current_modes
 
 
 class Stepped(NamedTuple):
@@ -99,7 +100,11 @@ class CombinedStep:
     ):
         check_types(
             "CombinedStep",
-            [("how", how, Combination), ("optimizer_fn", optimizer_fn, Callable), ("model", model, GPT | None)],
+            [
+                *[("how", how, Combination), ("optimizer_fn", optimizer_fn, Callable), ("max_norm", max_norm, float)],
+                *[("scaler", scaler, LossScaler | None), ("model", model, GPT | None), ("seed", seed, int)],
+                ("dtype", dtype, torch.dtype),
+            ],
         )
         how.mesh.require(dist.get_world_size())
         _require_model(model, how)
@@ -139,7 +144,7 @@ class CombinedStep:
             tokens_BT, targets_BT: the whole batch, the same on all ranks.
 
         Raises:
-            ValueError: a batch of another shape than the combination has.
+            ValueError: a batch of another shape than the combination has, or of numbers that are no words of it.
         """
         loss = self.backward(tokens_BT, targets_BT)
         return Stepped(loss, *self.update())
@@ -151,7 +156,7 @@ class CombinedStep:
             The mean loss of the batch, on all ranks. The gradients are there as shards; see `full_gradients`.
 
         Raises:
-            ValueError: a batch of another shape than the combination has.
+            ValueError: a batch of another shape than the combination has, or of numbers that are no words of it.
         """
         # ---- 1. share ----
         inputs, targets = self._micro_batches(tokens_BT, targets_BT)
@@ -201,13 +206,8 @@ class CombinedStep:
     # ---- what the parts ask ----
 
     def _micro_batches(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-        wanted = (self.how.batch_size, self.how.seq_len)
         for name, given in (("tokens", tokens_BT), ("targets", targets_BT)):
-            if tuple(given.shape) != wanted:
-                raise ValueError(
-                    f"a batch must be batch_size x seq_len = {list(wanted)} of the combination, whole on every rank: "
-                    f"got {name} {list(given.shape)}."
-                )
+            _require_batch(name, given, self.how)
         own = [x.chunk(self.how.size(DATA))[self.at[DATA]] for x in (tokens_BT, targets_BT)]
         if self.context is not None:
             own = list(self.context.shard(*own))
@@ -238,6 +238,26 @@ class CombinedStep:
         is_cut = owned.key in getattr(owned.owner, "cuts", {})
         is_second = self.how.config.tied_head and owned.name == "head.weight"  # the embedding is on another stage
         return (is_cut or self.at[TENSOR] == 0) and not is_second
+
+
+def _require_batch(name: str, given: Tensor, how: Combination) -> None:
+    """Refuse what is no batch of the combination. Numbers are looked at on the host alone: no device is waited for."""
+    check_type(f"CombinedStep: {name}", given, Tensor)
+    wanted, size = [how.batch_size, how.seq_len], how.config.vocab_size
+    if list(given.shape) != wanted:
+        raise ValueError(
+            f"a batch must be batch_size x seq_len = {wanted} of the combination, whole on every rank: "
+            f"got {name} {list(given.shape)}."
+        )
+    if given.dtype != torch.int64:
+        raise ValueError(f"{name} must be words' numbers in torch.int64: got {given.dtype}; try {name}.long().")
+    with disable_current_modes():  # no part of the step that is timed
+        odd = [] if given.device.type != "cpu" else [x for x in map(int, given.aminmax()) if not 0 <= x < size]
+    if odd:
+        raise ValueError(
+            f"{name} must be 0 to {size - 1}, words of the vocabulary, and all of them count: got {odd[0]}; a target "
+            "that is not to count needs ContextParallel.loss."
+        )
 
 
 def _require_model(model: GPT | None, how: Combination) -> None:
