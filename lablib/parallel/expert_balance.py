@@ -29,7 +29,9 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import isfinite
 
-from lablib.signature import checked, shown, whole_number
+from lablib.signature import check_fields, check_type, checked, shown, whole_number
+
+MAX_SLOTS = 2**20  # a placement is looked at slot by slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,24 @@ class ExpertPlacement:
     Attributes:
         ranks: for each rank the expert in each of its slots; every rank has as many slots.
         num_experts: E; each of them is somewhere.
+
+    Raises:
+        ValueError: no rank, unequal numbers of slots, an expert that is not 0 to E - 1, or one that has no slot.
     """
 
     ranks: tuple[tuple[int, ...], ...]
     num_experts: int
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        whole_number("num_experts", self.num_experts)
+        if len({len(slots) for slots in self.ranks}) != 1:
+            raise ValueError(f"every rank must have as many slots: got {shown(self.ranks)}; try place_in_order(4, 2).")
+        if {expert for slots in self.ranks for expert in slots} != set(range(self.num_experts)):
+            raise ValueError(
+                f"each expert 0 to {self.num_experts - 1} must have a slot, and no other: got {shown(self.ranks)}; "
+                "try place_in_order(4, 2)."
+            )
 
     @property
     def copies(self) -> tuple[int, ...]:
@@ -63,7 +79,18 @@ class ExpertPlacement:
         return max(ranks) * len(ranks) / sum(ranks) if sum(ranks) else 1.0
 
     def num_moved(self, before: "ExpertPlacement") -> int:
-        """Experts that ranks have now and had not before: each is sent to its rank, with all its states."""
+        """Experts that ranks have now and had not before: each is sent to its rank, with all its states.
+
+        Raises:
+            ValueError: a placement of other experts, or on another number of ranks.
+        """
+        check_type("num_moved: before", before, ExpertPlacement)
+        if (len(before.ranks), before.num_experts) != (len(self.ranks), self.num_experts):
+            raise ValueError(
+                "before must be of the same experts and ranks: got "
+                f"{before.num_experts} experts on {len(before.ranks)} ranks, and {self.num_experts} on "
+                f"{len(self.ranks)}; place the same ones."
+            )
         return sum(len(set(new) - set(old)) for new, old in zip(self.ranks, before.ranks, strict=True))
 
 
@@ -174,17 +201,25 @@ def _packed(weights: Sequence[float], num_bins: int, each: int) -> list[list[int
 
 def check_loads(loads: Sequence[float], num_experts: int) -> list[float]:
     """The loads as numbers; refuses others."""
+    check_type("loads", loads, Sequence[float])
     if not num_experts or len(loads) != num_experts:
         raise ValueError(f"loads must have a number for each of the {num_experts or 'experts'}: got {len(loads)}.")
     for load in loads:
         if not (isfinite(load) and load >= 0):
             raise ValueError(f"a load must be 0 or more tokens, and finite: got {shown(load)}; count them again.")
+    if not isfinite(sum(loads)):
+        raise ValueError(f"loads must have a finite sum: got {shown(loads)}; divide all by the same number.")
     return [float(load) for load in loads]
 
 
 def check_slots(num_experts: int, num_ranks: int, slots_a_rank: int) -> int:
     """Slots of a rank, if all experts find one."""
     slots = whole_number("slots_a_rank", slots_a_rank)
+    if num_ranks * slots > MAX_SLOTS:
+        raise ValueError(
+            f"there must be at most {MAX_SLOTS:,} slots: got {num_ranks} ranks x {slots}; try a slot or two more than "
+            "a rank's share of experts."
+        )
     if num_ranks * slots < num_experts:
         raise ValueError(
             f"every expert must have a slot: got {num_ranks} ranks x {slots} for {num_experts}; "

@@ -29,12 +29,15 @@ from lablib.parallel.expert_routing import Routing
 from lablib.signature import checked, whole_number
 
 
+@checked
 def choose_tokens(weights_BT: Float[Tensor, "B T"], capacity: int) -> Permutation:
     """The `capacity` tokens of highest weight of each sequence, in their order; of equal ones the first.
 
     Raises:
-        ValueError: a capacity below 1 or above T.
+        ValueError: weights that are no matrix; a capacity below 1 or above T.
     """
+    if weights_BT.ndim != 2:
+        raise ValueError(f"weights must be [B, T]: got {tuple(weights_BT.shape)}; give those of each sequence.")
     batch, length = weights_BT.shape
     if whole_number("capacity", capacity) > length:
         raise ValueError(

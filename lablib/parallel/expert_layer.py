@@ -39,7 +39,7 @@ from lablib.errors import unknown_name
 from lablib.models.gpt import GPT
 from lablib.parallel.expert_dispatch import LATEST, Drop, combine, dispatch, expert_capacity, sort_by_expert
 from lablib.parallel.expert_products import Product, loop_product
-from lablib.parallel.expert_routing import Gates, Routing, check_choices, route, softmax_gates
+from lablib.parallel.expert_routing import Gates, Routing, check_choices, check_weights, route, softmax_gates
 from lablib.signature import check_fields, checked, whole_number
 
 
@@ -74,6 +74,7 @@ class MixtureConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_choices(self.num_experts, self.k, self.groups, self.groups_of_token)
+        check_weights(self.k, self.normalized, self.scale)
         whole_number("num_shared", self.num_shared, minimum=0, example=1)
         if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
             raise ValueError(
@@ -122,6 +123,7 @@ class MixtureOfExperts(nn.Module):
 
     routing: Routing | None
     bias_E: Tensor | None
+    needs_all_tokens = True  # of its tensor ranks: sequence parallelism is refused (`tensor_plan.py`)
 
     def __init__(
         self,

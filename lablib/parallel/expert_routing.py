@@ -141,13 +141,7 @@ def route(
         )
     num_experts = logits_NE.shape[1]
     check_choices(num_experts, k, groups, groups_of_token)
-    if normalized and k == 1:
-        raise ValueError(
-            "with k=1 a normalized weight is always 1, and the router gets no gradient: got normalized=True; "
-            "say normalized=False."
-        )
-    if not 0 < scale < float("inf"):
-        raise ValueError(f"scale must be a positive number: got {scale}; try 1.0.")
+    check_weights(k, normalized, scale)
     if bias_E is not None and bias_E.shape != (num_experts,):
         raise ValueError(
             f"a bias must have a number for each expert: got {tuple(bias_E.shape)} for {num_experts} experts."
@@ -196,3 +190,19 @@ def check_choices(num_experts: int, k: int, groups: int = 1, groups_of_token: in
             f"groups_of_token must be at most groups, and have k experts: got {groups_of_token} of {groups} groups, "
             f"{most} experts for k={k}; try groups_of_token={groups}."
         )
+
+
+@checked
+def check_weights(k: int, normalized: bool | None = None, scale: float = 1.0) -> None:
+    """Refuse weights that `route` could not give, before there are logits.
+
+    Raises:
+        ValueError: normalized weights of one expert, which are always 1; a scale that is not positive.
+    """
+    if normalized and k == 1:
+        raise ValueError(
+            "with k=1 a normalized weight is always 1, and the router gets no gradient: got normalized=True; "
+            "say normalized=False."
+        )
+    if not 0 < scale < float("inf"):
+        raise ValueError(f"scale must be a positive number: got {scale}; try 1.0.")

@@ -158,7 +158,7 @@ def check_plan(model: nn.Module, plan: Plan, ranks: int) -> list[Match]:
     Raises:
         ValueError: a pattern that names no module; a module named twice; a style that does not fit its module; ranks
             that do not divide what may not be cut; a parameter that two layers share and only one cuts; with sequence
-            parallelism, a layer with parameters that the plan leaves out.
+            parallelism, a mixture of experts, or a layer with parameters that the plan leaves out.
     """
     whole_number("ranks", ranks, example=2)
     names: dict[nn.Module, list[str]] = {}
@@ -289,6 +289,11 @@ def _check_regions(names: Names, styles: Mapping[nn.Module, Style]) -> None:
             raise ValueError("OnTokens is for sequence parallelism: no region of the plan cuts the sequence.")
         return
     for module, its in names.items():
+        if getattr(module, "needs_all_tokens", False):
+            raise ValueError(
+                f"a mixture of experts sees all tokens of its tensor ranks, and sequence parallelism cuts them: got "
+                f"{its[0]!r} in a plan that does; try GPT_PLAN."
+            )
         if module not in styles and any(True for _ in module.parameters(recurse=False)):
             raise ValueError(
                 f"with sequence parallelism every layer with parameters must be in the plan, or its gradient would be "
