@@ -32,7 +32,7 @@ from lablib.parallel.placement_bytes import AXES, LEVELS, StepTraffic, step_call
 from lablib.plan import Parallel, Prediction
 from lablib.plan.order import PLACED, placed_machine
 from lablib.plan.predict import Asked, asked_for, prediction_of
-from lablib.signature import check_type, shown
+from lablib.signature import check_type, checked, shown
 from lablib.units import format_quantity
 
 MAX_RANKS = 1024  # bytes between more of them are many
@@ -175,6 +175,7 @@ def placements(
     return tuple(sorted(placed, key=lambda one: (one.step_time_s, far_bytes(one))))
 
 
+@checked
 def far_bytes(placement: PlacedMesh) -> float:
     """Bytes that a mean rank sends to other nodes in a step."""
     return sum(sent["rail"] + sent["across"] for sent in placement.sent_bytes.values())

@@ -34,6 +34,7 @@ import numpy as np
 
 from lablib.cost import GroupNetwork, collective_cost
 from lablib.cost.routes import routes
+from lablib.errors import unknown_name
 from lablib.hardware import Cluster
 from lablib.parallel.context_bytes import ContextSizes, context_sent_bytes
 from lablib.parallel.mesh import Mesh
@@ -42,6 +43,7 @@ from lablib.plan.predict import Asked
 from lablib.plan.setup import Choices, Split, has_both_ends
 from lablib.plan.step import Step, sizes_of
 from lablib.record.traffic import Traffic, Transfer
+from lablib.signature import checked
 
 LEVELS = ("node", "rail", "across")
 AXES = ("tensor", "context", "expert", "pipeline", "data")
@@ -71,6 +73,7 @@ class StepCall:
     stage: int | str | None = None
 
 
+@checked
 def step_calls(asked: Asked) -> tuple[StepCall, ...]:
     """What each group of a split sends in a step; asked as `lablib.plan.predict`'s arguments are.
 
@@ -206,7 +209,13 @@ class StepTraffic:
     traffic: Traffic
 
     def sent_bytes(self, axis: str) -> dict[str, float]:
-        """Bytes of a mean rank on this axis, by level; 0 for an axis on which nothing is sent."""
+        """Bytes of a mean rank on this axis, by level; 0 for an axis on which nothing is sent.
+
+        Raises:
+            ValueError: an axis of another name.
+        """
+        if axis not in AXES:
+            raise unknown_name("axis", axis, AXES)
         if axis not in self.matrices:
             return dict.fromkeys(LEVELS, 0.0)
         sent = self.matrices[axis]
@@ -228,6 +237,7 @@ class _Repeated:
         return {(a, b): sent for a, b, sent in self.pairs}
 
 
+@checked
 def step_traffic(
     calls: tuple[StepCall, ...], mesh: Mesh, cluster: Cluster, chunks: int = 1, schedule: str = "1f1b"
 ) -> StepTraffic:

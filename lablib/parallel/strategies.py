@@ -25,7 +25,7 @@ Source: the table is in circulation; no origin found. The numbers: lablib.plan.p
 Simplified: one strategy at a time, ranks in the order that suits it; what plans combine is axis_by_axis.py.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -177,7 +177,8 @@ def strategies(
     return tuple(rows)
 
 
-def strategy_verdicts(rows: Iterable[StrategyRow]) -> tuple[StrategyVerdict, ...]:
+@checked
+def strategy_verdicts(rows: Sequence[StrategyRow]) -> tuple[StrategyVerdict, ...]:
     """What became of each row of the table. A table: `pd.DataFrame(strategy_verdicts(rows))`."""
     by_strategy: dict[str, list[StrategyRow]] = {}
     for row in rows:
@@ -195,7 +196,8 @@ def strategy_verdicts(rows: Iterable[StrategyRow]) -> tuple[StrategyVerdict, ...
     )
 
 
-def communication_holds_on(rows: Iterable[StrategyRow]) -> tuple[int, ...]:
+@checked
+def communication_holds_on(rows: Sequence[StrategyRow]) -> tuple[int, ...]:
     """The ranks on which data sends more than model, and model more than pipeline: "high, medium, low"."""
     sent: dict[int, dict[str, float]] = {}
     for row in rows:
@@ -206,7 +208,8 @@ def communication_holds_on(rows: Iterable[StrategyRow]) -> tuple[int, ...]:
     )
 
 
-def efficiencies(rows: Iterable[StrategyRow], ranks: Sequence[int]) -> dict[str, list[float]]:
+@checked
+def efficiencies(rows: Sequence[StrategyRow], ranks: Sequence[int]) -> dict[str, list[float]]:
     """Strategy -> its efficiency on each of these ranks, of those that have them all: for `figure_scaling`."""
     found = {(row.strategy, row.ranks): row.efficiency for row in rows}
     return {name: [found[name, n] for n in ranks] for name in CLAIMS if all((name, n) in found for n in ranks)}
