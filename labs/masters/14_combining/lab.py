@@ -178,29 +178,24 @@ def run_on(mesh):
     return launch(one_step, how, ranks=mesh.num_ranks, simulate=stages, **SHAPES)
 
 
-def sent_on(run, mesh):
-    """axis -> calls, bytes and the largest message of rank 0 in a step."""
-    begins = max(span.end_s for span in run.timeline.select(0, phase="setup"))
-    rows = {axis: {"calls": 0, "sent": 0.0, "largest": 0.0} for axis in mesh.axes}
-    for transfer in run.traffic.transfers:
-        for axis in mesh.axes:
-            is_its = set(transfer.ranks) <= set(mesh.group_of(0, axis))
-            if is_its and 0 in transfer.ranks and transfer.start_s >= begins:
-                sent = transfer.sent_bytes[transfer.ranks.index(0)]
-                rows[axis]["calls"] += 1
-                rows[axis]["sent"] += sent
-                rows[axis]["largest"] = max(rows[axis]["largest"], sent)
-    return rows
-
-
-# %%
 mesh = Mesh(data=2, pipeline=2, tensor=4)
 run = run_on(mesh)
-sent = sent_on(run, mesh)
-print("guesses:", my_guess_axis, my_guess_factor)
-table = pd.DataFrame(sent).T
-table[["sent", "largest"]] = table[["sent", "largest"]].map(lambda x: format_quantity(x, "B"))
-table
+step = run.timeline.without("setup")
+print(f"a step of 16 ranks takes {format_quantity(step.makespan_s, 's')}")
+
+# %%
+begins = max(span.end_s for span in run.timeline.select(0, phase="setup"))
+rows = []
+for transfer in run.traffic.transfers:
+    for axis in mesh.axes:  # along which axis is it, if along one?
+        is_along = 0 in transfer.ranks and set(transfer.ranks) <= set(mesh.group_of(0, axis))
+        if is_along and transfer.start_s >= begins:
+            sent = transfer.sent_bytes[transfer.ranks.index(0)]
+            rows.append({"axis": axis, "call": transfer.name, "sent": sent})
+by_axis = pd.DataFrame(rows).groupby("axis")["sent"].agg(["count", "sum", "max"])
+print("what rank 0 takes part in, and sends; guesses:", my_guess_axis, my_guess_factor)
+by_axis[["sum", "max"]] = by_axis[["sum", "max"]].map(lambda x: format_quantity(x, "B"))
+by_axis.rename(columns={"count": "calls", "sum": "sent in all", "max": "largest message"})
 
 # %% [markdown]
 # Tensor sends most by far: it sums activations in every layer, for every micro-batch. Data sends each gradient once, in
@@ -346,32 +341,29 @@ show_source(parallel.merge_attention, after=check.merge)
 # them. Does it work? The library's ring on ranks, its output and the gradient of the queries beside one device's:
 
 # %%
-HEADS, KV_HEADS, TINY = 4, 2, 64
+draw = torch.Generator().manual_seed(0)
+HEADS = (4, 2, 2)  # of queries, keys, values
+Q, K, V = (torch.randn(1, heads, 64, 8, generator=draw, dtype=torch.float64) for heads in HEADS)
+Q.requires_grad_()
+whole = F.scaled_dot_product_attention(Q, K, V, is_causal=True, enable_gqa=True)
+(whole_grad,) = torch.autograd.grad(whole.square().sum(), Q)
+print("one device: output", list(whole.shape), "gradient", list(whole_grad.shape))
+
+# %%
+order = parallel.contiguous_order(64, ranks)
 
 
-def ring_beside_one_device():
-    here = torch.get_default_device()
-    draw = torch.Generator("cpu").manual_seed(0)
-    q, k, v = (
-        torch.randn(1, heads, TINY, 8, generator=draw, dtype=torch.float64, device="cpu")
-        .to(here)
-        .requires_grad_()
-        for heads in (HEADS, KV_HEADS, KV_HEADS)
-    )
-    whole = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    whole_grad = torch.autograd.grad(whole.square().sum(), q)[0]
-    order = parallel.zigzag_order(TINY, ranks)
-    own = order.tokens(dist.get_rank())
-    q, k, v = (x.detach()[:, :, own].requires_grad_() for x in (q, k, v))
+def ring():
+    here, own = torch.get_default_device(), order.tokens(dist.get_rank())
+    q, k, v = (x.detach()[:, :, own].to(here).requires_grad_() for x in (Q, K, V))
     out = parallel.ring_attention(q, k, v, order)
     out.square().sum().backward()
-    errors = (out - whole[:, :, own]).abs().max(), (q.grad - whole_grad[:, :, own]).abs().max()
-    return [float(each.detach()) for each in errors]
+    return out.detach().cpu(), q.grad.cpu()
 
 
-errors = launch(ring_beside_one_device, ranks=ranks).values
-print("largest error of the output and of the queries' gradient:")
-pd.DataFrame(errors, columns=["output", "gradient"]).rename_axis("rank").T
+outputs, gradients = zip(*launch(ring, ranks=ranks).values, strict=True)
+print(f"output off by {(torch.cat(outputs, 2) - whole).abs().max().item():.0e}")
+print(f"gradient off by {(torch.cat(gradients, 2) - whole_grad).abs().max().item():.0e}")
 
 # %% [markdown]
 # Now time. A causal mask makes queries unequal: the last token sees all keys, the first one only its own. Say 4 ranks
@@ -569,15 +561,19 @@ def mixture_gradients(is_alone):
     summed = model.blocks[0].mlp.experts.up.grad.clone()
     if not is_alone:
         dist.all_reduce(summed, group=box.group("data"))
-    return summed
+    return summed.cpu()
 
 
-whole = launch(mixture_gradients, True, ranks=1).values[0].cpu()
+whole = launch(mixture_gradients, True, ranks=1).values[0]
 found = launch(mixture_gradients, False, ranks=4).values
+print(f"one device: {len(whole)} experts; a rank of four: {len(found[0])}")
+
+# %%
 for rank, own in enumerate(found):
     experts = 2 * (rank % 2) + torch.arange(2)
-    ratio = own.cpu() / whole[experts]
-    print(f"rank {rank}, experts {experts.tolist()}: the sum over data is {ratio.mean():.6f} x")
+    times = (own / whole[experts]).mean()
+    what = f"rank {rank}, experts {experts.tolist()}: summed over data"
+    print(f"{what}, {times:.6f} times one device's gradient")
 print("guesses:", my_guess_summed, "and", my_guess_divided)
 
 # %% [markdown]
