@@ -79,7 +79,7 @@ def placement_calculator(
         IntChoice("pipeline", "Pipeline", (1, 2, 4), pipeline, "stages"),
         IntChoice("context", "Context", (1, 2, 4), context, "ranks"),
         IntChoice("expert", "Expert", (1, 2, 4, 8), expert, "ranks"),
-        Text("order", "Order, the last has neighbours", order),
+        Text("order", "Order, far to near", order),
     ]
     return explore(placed_mesh, _draw, controls, interactive, _EXAMPLES)
 
