@@ -43,7 +43,7 @@ NETWORKS: Mapping[str, str] = MappingProxyType(
 _EXAMPLES = (
     {"order": "tensor, pipeline, data"},
     {"network": "RoCE at 15 us", "order": "pipeline, tensor, data"},
-    {"model": "mixtral-8x7b", "data": 2, "expert": 4, "order": "data, pipeline, tensor, expert"},
+    {"model": "mixtral-8x7b", "data": 2, "expert": 4, "order": "expert, data, pipeline, tensor"},
 )
 
 

@@ -42,7 +42,7 @@ check
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
-ranks: int = 4  # that share a sequence, or experts: 2, 4 or 8
+ranks: int = 4  # that share the sequence of the ring: 2, 4 or 8
 real_ranks: int = 4  # ranks that run as real processes on this machine, an even number
 cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100
 interactive: bool = True  # widgets, or static figures
@@ -52,22 +52,22 @@ quick: bool = True  # few repeats
 # ## Ranks in a box
 #
 # GPT-3 has 175 billion parameters. In mixed precision with Adam each takes 16 bytes (lab 10): 2.8 TB. A GPU has 80 GB.
-# What can be shared, and what ends it?
+# What can be shared?
 #
-# | axis | shares | ends at | sends (labs) |
+# | axis | shares | sends | lab |
 # |---|---|---|---|
-# | data | the batch | the batch, in sequences | gradients, once a step (09, 10) |
-# | pipeline | layers | layers; the bubble | activations between stages (13) |
-# | tensor | each matrix | a node's fast links | activations, in every layer (12) |
-# | context | each sequence | tokens | keys and values, in every layer |
-# | expert | the experts | experts | tokens, in every layer |
+# | data | the batch | gradients | 09, 10 |
+# | pipeline | the layers | activations between stages | 13 |
+# | tensor | each matrix | activations inside layers | 12 |
+# | context | each sequence | keys and values (below) | here |
+# | expert | experts, which are MLPs (below) | tokens | here |
 
 # %% [markdown]
-# With 4 x 8 x 16 GPUs, say, that would be three *axes* of a box, a *mesh*. Each rank has a *coordinate* on each axis. A
-# rank's number is written like a decimal number: the last axis holds the units. Here 2 x 2 x 2 ranks:
+# Share in three ways, and the ranks fill a box with three *axes*, a *mesh*. Each rank has a *coordinate* on each axis.
+# A rank's number is made of them as a decimal number is made of digits: the last axis has the units. Here 2 x 2 x 2
+# ranks:
 
 # %%
-assert ranks in (2, 4, 8), f"ranks must be 2, 4 or 8: got {ranks}."
 mesh = Mesh(data=2, pipeline=2, tensor=2)
 pd.DataFrame({f"rank {rank}": mesh.coordinates(rank) for rank in range(8)})
 
@@ -105,20 +105,21 @@ check.groups(groups)
 
 # %%
 for axis in mesh.axes:
-    print(f"{axis:9} {mesh.groups(axis)}")
+    print(f"{axis:9} {mesh.groups(axis)}, {mesh.stride(axis)} apart")
 
 # %% [markdown]
-# A mesh becomes process groups with `mesh.group("tensor")`, or with `torch.distributed.device_mesh`.
+# On ranks that run, `mesh.group("tensor")` makes the process group; `torch.distributed.device_mesh` is torch's own.
 
 # %% [markdown] minutes=8
 # ## One step on all axes
 #
 # Everything of labs 09 to 13 in one step: the batch cut in two, layers in two stages that run 1F1B (lab 13), matrices
-# cut in two (12), the optimizer's state shared by the data ranks (ZeRO-1, lab 10), the gradient clipped: all ranks need
-# the norm of the *whole* gradient, each number of it counted once.
+# cut in two (12), the optimizer's state shared by the data ranks (ZeRO-1, lab 10). And the gradient is clipped: all
+# ranks need the norm of the *whole* gradient. The weight of a layer norm is whole on all tensor ranks; its gradient
+# must count once, so only one of them adds it.
 #
-# `Combination` checks that all of it fits, before any rank starts. `CombinedStep` is this rank's part. Is it right?
-# Loss, norm and every parameter after three steps, in float64, beside one device:
+# `Combination` checks that all of it fits, before any rank starts. `CombinedStep` is this rank's part: it joins the
+# parts of those labs. Is the whole right? Three steps in float64, each returning loss and norm:
 
 # %%
 SMALL = GPTConfig(4, 16, 4, vocab_size=32, max_seq_len=16)
@@ -138,8 +139,14 @@ def combined(mesh):
 
 
 # %%
+try:
+    parallel.Combination(SMALL, Mesh(data=2, tensor=3), batch_size=8, seq_len=16)
+except ValueError as error:
+    print_text(f"refused: {error}")
+
+# %%
 alone, whole = launch(three_steps, combined(Mesh(data=1)), ranks=1).values[0]
-together, found = launch(three_steps, combined(mesh), ranks=8).values[5]
+together, found = launch(three_steps, combined(mesh), ranks=8).values[5]  # of rank 5
 off = max(float((found[name].cpu() - whole[name].cpu()).abs().max()) for name in whole)
 for number, (one, all_) in enumerate(zip(alone, together, strict=True)):
     print(f"step {number}: loss {one[0]:.12f} on one device, {all_[0]:.12f} on eight")
@@ -148,8 +155,8 @@ print(f"parameters of rank 5's whole model off by {off:.0e} at most")
 
 # %% [markdown]
 # So the axes do not disturb each other. Now a model as people train: 16 layers of width 4096, sequences of 2048 tokens,
-# 16 of them in a batch; 2 data x 2 pipeline x 4 tensor ranks. On which axis does a rank send most in a step? And how
-# many times what the least one sends?
+# 16 of them in a batch; 2 data x 2 pipeline x 4 tensor ranks. On which axis does a rank send most bytes in a step? And
+# how many times as many as on the axis with the fewest?
 
 # %%
 my_guess_axis = None  # "data", "pipeline" or "tensor"
@@ -178,8 +185,8 @@ def run_on(mesh):
     return launch(one_step, how, ranks=mesh.num_ranks, simulate=stages, **SHAPES)
 
 
-mesh = Mesh(data=2, pipeline=2, tensor=4)
-run = run_on(mesh)
+large_mesh = Mesh(data=2, pipeline=2, tensor=4)
+run = run_on(large_mesh)
 step = run.timeline.without("setup")
 print(f"a step of 16 ranks takes {format_quantity(step.makespan_s, 's')}")
 
@@ -187,8 +194,9 @@ print(f"a step of 16 ranks takes {format_quantity(step.makespan_s, 's')}")
 begins = max(span.end_s for span in run.timeline.select(0, phase="setup"))
 rows = []
 for transfer in run.traffic.transfers:
-    for axis in mesh.axes:  # along which axis is it, if along one?
-        is_along = 0 in transfer.ranks and set(transfer.ranks) <= set(mesh.group_of(0, axis))
+    for axis in large_mesh.axes:  # along which axis is it, if along one?
+        members = set(large_mesh.group_of(0, axis))
+        is_along = 0 in transfer.ranks and set(transfer.ranks) <= members
         if is_along and transfer.start_s >= begins:
             sent = transfer.sent_bytes[transfer.ranks.index(0)]
             rows.append({"axis": axis, "call": transfer.name, "sent": sent})
@@ -198,11 +206,12 @@ by_axis[["sum", "max"]] = by_axis[["sum", "max"]].map(lambda x: format_quantity(
 by_axis.rename(columns={"count": "calls", "sum": "sent in all", "max": "largest message"})
 
 # %% [markdown]
-# Tensor sends most by far: it sums activations in every layer, for every micro-batch. Data sends each gradient once, in
-# two large messages. Pipeline sends only what stands at the stage's end. (The bytes say nothing yet about seconds: data
-# and pipeline can compute meanwhile, tensor mostly waits.)
+# Tensor sends most, 50 times what pipeline does: it sums activations in every layer, for every micro-batch. Data sends
+# two large messages: gradients to the rank that has their optimizer state, and the new parameters back (ZeRO-1).
+# Pipeline sends only what stands at a stage's end. The bytes say nothing yet about seconds: some can travel while a
+# rank computes, some cannot.
 
-# %% [markdown] minutes=11
+# %% [markdown] minutes=14
 # ## The order of the axes
 #
 # Inside a node links are fast, between nodes they are slow. Rank r is on node r // 8, if a node has 8 ranks. So the
@@ -212,7 +221,8 @@ by_axis.rename(columns={"count": "calls", "sum": "sent in all", "max": "largest 
 # ### Exercise 2: the order of the axes
 #
 # Given what a rank sends along each axis in a step, find the order in which the fewest bytes cross between nodes. (A
-# pipeline's last stage sends nothing to the first; take it for a ring all the same.)
+# pipeline's last stage sends nothing to the first; take it for a ring all the same. And a library may add up inside
+# each node first, so that less crosses; here every ring goes as it is.)
 
 
 # %% tags=["exercise"]
@@ -244,60 +254,86 @@ try_out(best_order, {"b": 2, "a": 2}, {"a": 1.0, "b": 5.0}, 2)
 check.best_order(best_order)
 
 # %% [markdown]
-# Fewest bytes is not yet fastest: a message may hide behind compute, and its latency counts, too. Order the axes of the
-# model above by hand: 16 ranks, two nodes of 8. First the axis that may lie across the nodes, last the one with
-# neighbours.
+# Fewest bytes need not be fastest: a message may hide behind compute, and its latency counts, too. Order the axes of
+# the model above by hand: 16 ranks, two nodes of 8. First the axis that may lie across the nodes, last the one with
+# neighbours. (In the picture: each GPU has a network card of its own; the cards of equal number on all nodes are
+# joined, by a *rail*.)
 
 # %%
-my_guess_order = None  # such as ("data", "pipeline", "tensor")
+my_guess_order = None  # such as ("tensor", "data", "pipeline")
 print("guess:", my_guess_order)
 
 # %%
 step_as = {"batch": 16, "seq_len": 2048, "micro_batch": 2, "zero_stage": 1}
-placed = parallel.placements(LARGE, mesh, cluster, sequence_parallel=False, **step_as)
+placed = parallel.placements(LARGE, large_mesh, cluster, sequence_parallel=False, **step_as)
 show(figure_placements(placed, title=f"16 ranks on {cluster}"))
 print("guess:", my_guess_order)
 table = {}
 for one in placed:
     waits = max(one.exposed_s, key=one.exposed_s.get)
-    exposed = f"{one.exposed_s[waits] / one.step_time_s:.0%} of the step"
-    row = {
-        "step": format_quantity(one.step_time_s, "s"),
-        "waits most for": waits,
-        "that is": exposed,
-    }
+    share = f"{waits}, {one.exposed_s[waits] / one.step_time_s:.0%} of the step"
+    row = {"to other nodes": format_quantity(parallel.far_bytes(one), "B")}
+    row |= {"step": format_quantity(one.step_time_s, "s"), "waits most for": share}
     table[", ".join(one.mesh.axes)] = row
 pd.DataFrame(table).T
 
 # %% [markdown]
-# (Each GPU has a network card of its own; the cards of equal number on all nodes are joined, by a *rail*.) These are
-# the *planner*'s: closed forms, a prediction in a millisecond, for software that adds up gradients in 32
-# bits. The simulator runs the program itself, here with 16 bits. Do they agree on the best and on the worst?
+# Here the fewest bytes are the fastest, too. Rows come in pairs: with two nodes only the *first* axis lies across.
+#
+# The seconds are the *planner*'s: formulas in place of a run, for the software of large runs on machines that lose
+# something. The simulator runs our program on a machine that loses nothing. Do they agree on the order of orders?
 
 # %%
 table = {}
-for one in (placed[0], placed[-1]):
+for one in placed[::2]:
     simulated = run_on(one.mesh).timeline.without("setup").makespan_s
     row = {"planner": one.step_time_s, "simulator": simulated}
     table[", ".join(one.mesh.axes)] = {k: format_quantity(v, "s") for k, v in row.items()}
 pd.DataFrame(table).T
 
 # %% [markdown]
-# The order alone costs a quarter. **Who sends most, and cannot hide it, gets the neighbours; who sends little, or can
-# wait, goes across.** On other wires the same order costs more, or nothing. Order the axes by hand in the field below,
-# then change wires and sizes. Which order is right on an island of 72, and when does tensor 16 pay?
+# They do, not in every second: the planner's software hides some of tensor's messages, cuts pipeline's among the tensor
+# ranks, and adds up gradients in 32 bits. The order alone costs a quarter to a third. **Who sends most, and cannot hide
+# it, gets the neighbours; who sends little, or can hide it, goes across.**
+#
+# (Pipeline or data across? That depends on what each can hide. Llama 3, whose gradients travel beside backward, has
+# data farthest.) In the field below, order the axes by hand, from far to near. Then change the wires. What does the
+# worst order cost on rails, and what on an *island*, 72 GPUs all joined by NVLink? Solid lines stand between nodes,
+# dotted ones between groups of the last axis.
 
 # %%
 placement_calculator(interactive)
 
-# %% [markdown] minutes=13
+# %% [markdown]
+# <details><summary>What it costs</summary>
+#
+# On rails a step takes 688 ms with tensor last and 1,610 ms with tensor first: 62% of it is waiting for tensor. On the
+# island all orders take 603 ms: where all wires are equally fast, nobody is far.
+#
+# </details>
+
+# %% tags=["instructor"]
+# The numbers of this answer.
+from lablib.widgets.placement_calculator import placed_mesh
+
+for wires, order, milliseconds in [
+    ("rails: 8 NICs a node", "data, pipeline, tensor", 688),
+    ("rails: 8 NICs a node", "tensor, pipeline, data", 1610),
+    ("NVLink island of 72", "data, pipeline, tensor", 603),
+    ("NVLink island of 72", "tensor, pipeline, data", 603),
+]:
+    one = placed_mesh(wires, "gpt3-13b", 4, 8, 2, 1, 1, order)
+    assert abs(one.step_time_s * 1e3 / milliseconds - 1) < 0.005, (wires, order)
+    print(one.sentence())
+
+# %% [markdown] minutes=10
 # ## Long sequences
 #
 # In attention each token, a *query*, looks at the *keys* of all tokens before it, and takes a mean of their *values*
 # with weights exp(score) (lab 06). All else in a GPT works on each token alone. So cut the sequence: each rank has some
 # tokens, and all weights. Only keys and values must come to it.
 #
-# All at once they might not fit. *Ring attention* lets them pass by: in each round a rank works with the keys that it
+# Nobody needs them all at once. *Ring attention* lets them pass by: in each round a rank works with the keys that it
 # has, while they travel on to the next rank. After n rounds it has seen all keys, part by part. How do parts become one
 # softmax?
 
@@ -307,8 +343,8 @@ placement_calculator(interactive)
 #
 # ### Exercise 3: merge two attentions
 #
-# From (o1, l1) of some keys and (o2, l2) of others, make (o, l) of all of them. Scores may be 1000: exp of that is no
-# number. A query that has seen no key has l = -inf.
+# From (o1, l1) of some keys and (o2, l2) of others, make (o, l) of all of them. Scores may be 1000: exp of that
+# overflows. A query that has seen no key of one part has `l = -inf` there, and any o; never in both.
 
 
 # %% tags=["exercise"]
@@ -350,6 +386,7 @@ whole = F.scaled_dot_product_attention(Q, K, V, is_causal=True, enable_gqa=True)
 print("one device: output", list(whole.shape), "gradient", list(whole_grad.shape))
 
 # %%
+assert ranks in (2, 4, 8), f"ranks must be 2, 4 or 8: got {ranks}."
 order = parallel.contiguous_order(64, ranks)
 
 
@@ -366,102 +403,41 @@ print(f"output off by {(torch.cat(outputs, 2) - whole).abs().max().item():.0e}")
 print(f"gradient off by {(torch.cat(gradients, 2) - whole_grad).abs().max().item():.0e}")
 
 # %% [markdown]
-# Now time. A causal mask makes queries unequal: the last token sees all keys, the first one only its own. Say 4 ranks
-# have a quarter of the sequence each, in order (*contiguous*). How many times as long does attention take as if all
-# ranks had equally much to do?
-
-# %%
-my_guess_times = None  # 4 ranks, contiguous pieces: times as long, such as 1.5
-print("guess:", my_guess_times)
-
-# %%
-LONG = parallel.ContextSizes(batch=1, seq_len=65_536, heads=32, kv_heads=8, d_head=128)
-
-
-def attend(order_name):
-    order = parallel.order_of(order_name, LONG.seq_len, dist.get_world_size())
-    own = order.lengths[dist.get_rank()]
-    q, k, v = (
-        torch.zeros(1, heads, own, LONG.d_head, dtype=torch.bfloat16, requires_grad=True)
-        for heads in (LONG.heads, LONG.kv_heads, LONG.kv_heads)
-    )
-    out = parallel.ring_attention(q, k, v, order)
-    out.backward(torch.zeros_like(out))
-
-
-run = launch(attend, "contiguous", ranks=4, **SHAPES)
-share_s = parallel.fair_share_s(LONG, find_cluster(cluster), 4)
-print(
-    f"guess: {my_guess_times}; simulated: {run.timeline.makespan_s / share_s:.2f} times as long"
-)
-show(run.timeline.figure(title=f"Contiguous pieces, {LONG.seq_len} tokens on 4 ranks"))
-
-# %% [markdown]
-# Rank 0 sits idle: none of the keys that pass by are ones that its queries may see. Counted in pairs of a query and a
-# key, the last of n ranks has (2n - 1)/n of the mean: 1.75 for 4, and nearly 2 for many.
-
-# %% [markdown]
-# ### Exercise 4: an order of equal work
-#
-# Give each rank tokens such that all have equally many pairs of a query and a key that it sees: a query at position p
-# sees p + 1 keys. Kernels want few, long runs of tokens: two at most for each rank. `seq_len` is a multiple of 2n.
-
-
-# %% tags=["exercise"]
-def even_order(seq_len, n, rank):
-    """Positions of the tokens of this rank of n, ascending."""
-    ### BEGIN SOLUTION
-    c, late = seq_len // (2 * n), 2 * n - 1 - rank
-    return [*range(rank * c, (rank + 1) * c), *range(late * c, (late + 1) * c)]
-    ### END SOLUTION
-
-
-# %%
-for rank in range(2):
-    try_out(even_order, 8, 2, rank)
-
-# %% tags=["check"] points=2
-check.even_order(even_order)
-
-# %% [markdown]
-# This is *zigzag*. *Striped*, every n-th token, is nearly as even. A public benchmark of 2024 ran three rings on 8
-# H800, with 8,192 tokens on each, and gives for each what share of the best it reached: 1/8 of the time of one GPU that
-# has it all. Counting pairs says 53%, 100%, 100%. What do you expect to have been measured?
-
-# %%
-my_guess_zigzag = None  # a share, such as 0.95
-my_guess_striped = None
-print("guesses: zigzag", my_guess_zigzag, "striped", my_guess_striped)
-
-# %%
-print("guesses: zigzag", my_guess_zigzag, "striped", my_guess_striped)
-counted, table = parallel.counted_efficiencies(), {}
-for row in parallel.PUBLISHED_RINGS[:2]:
-    kind = "forward" if row.forward_only else "both passes"
-    predicted = parallel.predicted_efficiencies(row)
-    for order in counted:
-        shares = [counted[order], predicted[order], row.efficiencies[order]]
-        table[f"{kind}, {order}"] = [f"{share:.0%}" for share in shares]
-pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
-
-# %% [markdown]
-# Equal pairs are not all: each round writes out a partial result, reads it again to merge it, and starts kernels anew.
-# The longer the pieces, the less that matters. *Predicted* knows this; for striped it is too hopeful: our reading is
-# that a causal kernel was slower for each pair than a full one, which the price list does not know.
-#
 # So where does the context axis go? It sends keys and values in every layer, but a ring sends them while it computes.
-# Llama 3 placed it behind tensor and before pipeline: tensor, context, pipeline, data, from near to far.
+# Say 8 tensor, 4 context and 2 data ranks, sequences of 65,536 tokens. Which order is best, which is worst?
+
+# %%
+my_guess_context = None  # such as ("data", "context", "tensor")
+print("guess:", my_guess_context)
+
+# %%
+long_step = {"batch": 2, "seq_len": 65_536, "zero_stage": 1}
+box = Mesh(data=2, context=4, tensor=8)
+placed = parallel.placements("llama-3-8b", box, cluster, **long_step)
+table = {}
+for one in placed:
+    times = {"step": one.step_time_s}
+    times |= {f"waits for {axis}": one.exposed_s[axis] for axis in one.mesh.axes}
+    table[", ".join(one.mesh.axes)] = {k: format_quantity(v, "s") for k, v in times.items()}
+print("guess:", my_guess_context)
+pd.DataFrame(table).T
+
+# %% [markdown]
+# Tensor near, again; the ring goes across and hides. Llama 3 has the same order with a fourth axis, in our notation
+# `Mesh(data, pipeline, context, tensor)`, though it gathers keys instead of passing them round (section 3.3.2).
 
 # %% [markdown] minutes=13
 # ## Experts
 #
 # A *mixture of experts* has E MLPs, the experts, in the place of one. A small matrix, the *router*, gives each token a
-# score for each expert; only the best one (or k) works on it. The model has E times the MLP's parameters, and computes
-# no more for a token. The experts are shared among ranks. So tokens must travel to them, and back.
+# score for each expert; only the best one (or k) works on it. The model has E times the MLP's parameters, and with one
+# expert for each token it computes no more. The experts are shared among ranks. So tokens must travel to them, and
+# back.
 #
 # An *all-to-all* sends to each rank another piece, and gets one from each. Messages must be equally large, or their
-# sizes be told first. The older way (Switch, GShard) is a fixed number of places for each expert, its *capacity*: a
-# token that comes too late is left out, and only the layer's residual carries it on.
+# sizes be told first. The older way (of the models Switch and GShard) is a fixed number of places for each expert, its
+# *capacity*: a token that comes too late is left out, and only the layer's residual sum carries it on. The gradient of
+# an exchange goes back the way it came: by another exchange.
 
 
 # %%
@@ -490,10 +466,11 @@ def sent_by_all():
 try_out(sent_by_all, ranks=2)
 
 # %% [markdown]
-# ### Exercise 5: tokens to their experts, and back
+# ### Exercise 4: tokens to their experts, and back
 #
-# Expert e has `capacity` places for each rank's tokens, and the first tokens get them. Rank 0 has experts 0, 1, ... and
-# so on. Two exchanges are the budget. A token without a place gets zeros.
+# Expert e has `capacity` places for each rank's tokens, and the first tokens get them. Rank r of n has the E / n
+# experts from r E / n on. Two calls of `exchanged`, through which gradients flow, are the budget. A token without a
+# place gets zeros.
 
 
 # %% tags=["exercise"]
@@ -535,12 +512,12 @@ try_out(small_mixture, ranks=2)
 check.mixture(mixture)
 
 # %% [markdown]
-# Production code has no fixed places: it tells the counts first, then sends as many rows as there are (*dropless*).
+# (Much of today's code has no fixed places: it tells the counts first, then sends as many rows as there are.)
 #
-# Experts shared by ranks are one more axis of the mesh. It lies inside the batch: ranks along *data* and *expert* have
-# tokens of their own. Say `Mesh(data=2, expert=2)`, and the loss is the mean of the 4 ranks' losses. Attention's
-# gradients are summed over 4 ranks and divided by 4. And those of an expert? Over how many ranks must they be summed
-# after backward, and divided by what?
+# Experts shared by ranks are one more axis of the mesh. It cuts the batch, as data does: ranks along *data* and
+# *expert* have tokens of their own. Say `Mesh(data=2, expert=2)`, and the loss is the mean of the 4 ranks' losses.
+# Attention's gradients are summed over 4 ranks and divided by 4. And those of an expert? Over how many ranks must they
+# be summed after backward, and divided by what?
 
 # %%
 my_guess_summed = None  # ranks
@@ -579,11 +556,208 @@ print("guesses:", my_guess_summed, "and", my_guess_divided)
 # %% [markdown]
 # Two ranks hold a copy of an expert: the sum is over *data*, 2 ranks. But each copy has seen the tokens of all ranks of
 # its expert group, through the exchange: what is summed came from 4 losses, so it is divided by 4. To divide by 2 is a
-# mistake that trains, with experts that learn twice as fast.
+# mistake that trains: with SGD the experts learn twice as fast; Adam hides it, and clipping takes a wrong norm.
 
 # %% [markdown]
+# What does an expert axis cost? Each rank has 8192 tokens of width 4096, each goes to 2 of 16 experts of hidden width
+# 14,336. Where must its ranks lie, like those of tensor, or like those of data? By formula, one layer in both passes on
+# more and more ranks (*exposed*: not hidden behind compute):
+
+# %%
+MOE = parallel.ExpertSizes(tokens=8192, d_model=4096, d_ff=14_336, num_experts=16, k=2)
+machine, table = find_cluster(cluster), {}
+for time in parallel.expert_times(MOE, machine, [1, 2, 4, 8, 16]):
+    row = {
+        "products": time.products_s,
+        "moves, router": time.moves_s + time.router_s,
+        "exposed": time.exposed_s,
+    }
+    table[f"{time.expert_ranks} ranks"] = {
+        key: format_quantity(value, "s") for key, value in row.items()
+    }
+print(f"{cluster}: {machine.devices_per_node} ranks on a node")
+pd.DataFrame(table).T
+
+# %% [markdown]
+# Two exchanges forward and two backward in every layer, and nothing is computed beside them: like tensor, expert wants
+# the node. Where both do not fit, tensor goes first, and expert must hide what it sends: while one half of the batch
+# travels, the other is computed (*further*). DeepSeek-V3 has 64 expert ranks on 8 nodes, and no tensor axis at all.
+
+# %% [markdown] minutes=5
+# ## A plan for 175 billion
+#
+# GPT-3 with 18 bytes for each parameter (gradients are added up in 32 bits here), on 512 A100 of 80 GB; 1,536 sequences
+# in a step. Add an axis only where a number asks for it. Which axis first, and to what size? How many stages until it
+# fits? And how many replicas?
+
+# %%
+my_guess_tensor = None  # ranks
+my_guess_pipeline = None  # stages
+my_guess_data = None
+print("guesses:", my_guess_tensor, my_guess_pipeline, my_guess_data)
+
+# %%
+steps = axis_by_axis("gpt3-175b", "dgx-a100", batch=1536, gpus=512)
+table = {}
+for number, one in enumerate(steps, 1):
+    table[f"{number}. {one.axis}"] = {
+        "tensor": one.parallel.tensor,
+        "pipeline": one.parallel.pipeline,
+        "data": one.parallel.data,
+        "memory of one": format_quantity(one.memory_bytes, "B"),
+        "fits": "yes" if one.fits else "no",
+        "step": format_quantity(one.step_time_s, "s"),
+        "FLOPs used": f"{one.prediction.mfu:.0%}",
+    }
+print("guesses:", my_guess_tensor, my_guess_pipeline, my_guess_data)
+pd.DataFrame(table).T
+
+# %%
+for number, one in enumerate(steps, 1):
+    print_text(f"{number}. {one.axis}: {one.reason}")
+
+# %% [markdown]
+# Tensor first, up to the node. Then stages until it fits; then replicas; ZeRO-1 frees memory for hardly any time; that
+# memory buys fewer stages, and smaller pieces of them (*chunks*, interleaved 1F1B of lab 13).
+#
+# Is the planner right? The fifth row's plan ran as a program, `CombinedStep`, on 512 simulated ranks, with a sixth of
+# the batch and a machine that loses nothing: 7.44 s. For the same the planner says 7.71 s. (It takes some minutes:
+# `benchmarks/gpt3_combined_step.py`.)
+
+# %% tags=["instructor"]
+# The numbers of this text.
+from dataclasses import replace
+
+from lablib.models.transformer import Transformer
+from lablib.plan import IDEAL, STACKS, predict
+
+fifth, mesh_512 = steps[4], Mesh(data=8, pipeline=8, tensor=8)
+assert (fifth.axis, fifth.parallel.zero_stage) == ("ZeRO-1", 1)
+sizes = Transformer("gpt3", 96, 12288, 96, 51200, 2048, tied_head=False)
+axes = Parallel(data=8, pipeline=8, tensor=8, zero_stage=1)
+eager = replace(STACKS["torch"], has_master=False)
+like = {"stack": eager, "derating": IDEAL, "order": mesh_512.axes}
+seconds = predict(sizes, "dgx-a100", axes, 8 * 32, **like).step_time_s
+assert f"{seconds:.1f}" == "7.7", seconds
+print(f"{seconds:.3f} s")
+
+# %% [markdown] tags=["further"] minutes=12
+# ## Further: equal work in a ring
+#
+# A causal mask makes queries unequal: the last token sees all keys, the first one only its own. Say 4 ranks have a
+# quarter of the sequence each, in order (*contiguous*). How many times as long does attention take as if all ranks had
+# equally much to do?
+
+# %%
+my_guess_times = None  # 4 ranks, contiguous pieces: times as long, such as 1.5
+print("guess:", my_guess_times)
+
+# %%
+LONG = parallel.ContextSizes(batch=1, seq_len=65_536, heads=32, kv_heads=8, d_head=128)
+
+
+def attend(order_name):
+    order = parallel.order_of(order_name, LONG.seq_len, dist.get_world_size())
+    own = order.lengths[dist.get_rank()]
+    q, k, v = (
+        torch.zeros(1, heads, own, LONG.d_head, dtype=torch.bfloat16, requires_grad=True)
+        for heads in (LONG.heads, LONG.kv_heads, LONG.kv_heads)
+    )
+    out = parallel.ring_attention(q, k, v, order)
+    out.backward(torch.zeros_like(out))
+
+
+run = launch(attend, "contiguous", ranks=4, **SHAPES)
+share_s = parallel.fair_share_s(LONG, find_cluster(cluster), 4)
+print(
+    f"guess: {my_guess_times}; simulated: {run.timeline.makespan_s / share_s:.2f} times as long"
+)
+show(run.timeline.figure(title=f"Contiguous pieces, {LONG.seq_len} tokens on 4 ranks"))
+
+# %% [markdown]
+# Rank 0 waits: none of the keys that pass by are ones that its queries may see. Counted in pairs of a query and a key,
+# the last of n ranks has (2n - 1)/n of the mean: 1.75 for 4, and nearly 2 for many. The rest is merging, and kernels
+# that start anew in each round.
+
+# %% [markdown]
+# ### Exercise 5: an order of equal work
+#
+# Give each rank tokens such that all have equally many pairs of a query and a key that it sees: a query at position p
+# sees p + 1 keys. Kernels want few, long runs of tokens: two at most for each rank. `seq_len` is a multiple of 2n.
+
+
+# %% tags=["exercise"]
+def even_order(seq_len, n, rank):
+    """Positions of the tokens of this rank of n, ascending."""
+    ### BEGIN SOLUTION
+    c, late = seq_len // (2 * n), 2 * n - 1 - rank
+    return [*range(rank * c, (rank + 1) * c), *range(late * c, (late + 1) * c)]
+    ### END SOLUTION
+
+
+# %%
+for rank in range(2):
+    try_out(even_order, 8, 2, rank)
+
+# %% tags=["check"] points=2
+check.even_order(even_order)
+
+# %% [markdown]
+# Yours may be *zigzag*, pieces r and 2n - 1 - r of 2n. *Striped*, every n-th token, is nearly as even. Does it help?
+
+# %%
+for name in ("contiguous", "zigzag", "striped"):
+    run = launch(attend, name, ranks=4, **SHAPES)
+    print(f"{name:10} {run.timeline.makespan_s / share_s:.2f} times as long")
+
+# %% [markdown]
+# What is left are the rounds: partial results are written, read again, merged, and kernels start anew. A public
+# benchmark of 2024 ran three rings on 8 H800, with 8,192 tokens on each, and gives what share of the best each reached.
+# The best is 8 times as long as one GPU takes for its own 8,192 tokens, as there are 8 times as many pairs for each
+# GPU. Counting pairs says 53% for contiguous, 100%, 100%. What do you expect to have been measured?
+
+# %%
+my_guess_zigzag = None  # both passes together: a share, such as 0.95
+my_guess_striped = None
+print("guesses: zigzag", my_guess_zigzag, "striped", my_guess_striped)
+
+# %%
+print("guesses: zigzag", my_guess_zigzag, "striped", my_guess_striped)
+counted, table = parallel.counted_efficiencies(), {}
+for row in parallel.PUBLISHED_RINGS[:2]:
+    kind = "forward" if row.forward_only else "both passes"
+    predicted = parallel.predicted_efficiencies(row)
+    for order in counted:
+        shares = [counted[order], predicted[order], row.efficiencies[order]]
+        table[f"{kind}, {order}"] = [f"{share:.0%}" for share in shares]
+pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
+
+# %% [markdown]
+# Equal pairs are not all; the longer the pieces, the less the rest matters. *Predicted* knows this, and how fast that
+# kernel was. For striped it is too hopeful. Our reading: striped needs a causal kernel in every round, zigzag in one,
+# and such a kernel was slower for each pair than a full one.
+
+# %% [markdown]
+# Two other ways to share a sequence. *Gather*: every rank first gets all keys (Llama 3 does so: few key-value heads
+# make it cheap). *Ulysses* (Jacobs et al., 2023) changes the cut by an all-to-all: from some tokens of all heads to all
+# tokens of some heads. Which is nearest to a fair share?
+
+# %%
+lengths = [8192, 16_384, 32_768, 65_536, 131_072, 262_144]
+found = parallel.context_efficiencies(LONG, machine, 8, lengths)
+show(figure_context_times(lengths, found, title=f"Attention on 8 ranks of {cluster}"))
+
+# %% [markdown]
+# Ulysses, at every length; but it needs a head for each rank. A ring has no such limit, and hides what it sends; it
+# wants long pieces. So with more ranks than heads both are combined: Ulysses inside the node, a ring across (Fang and
+# Zhao, 2024).
+
+# %% [markdown] tags=["further"] minutes=6
+# ## Further: busy experts
+#
 # Who is chosen is learned, and nothing makes the choices even. Recorded: a small GPT with 8 experts, 2 for a token, in
-# 400 steps on real text. How many times the mean does the busiest expert get in the end, if nothing balances them?
+# 400 steps on real text. How many times the mean does the busiest expert of the second layer get in the end, if nothing
+# balances them? (With 2 of 8 for each token, 4 times is the most.)
 
 # %%
 my_guess_busiest = None  # times the mean, 1 to 4
@@ -604,96 +778,41 @@ for name in ("nothing", "auxiliary loss", "bias"):
         "busiest over mean": f"{sum(busiest) / len(busiest):.2f}",
         "dropped, capacity 1.25": f"{sum(dropped) / len(dropped):.0%}",
     }
-print("the last 50 steps, mean of three seeds and two layers:")
+    for kind, each in of_name.items():
+        losses = [run.final_loss for run in each]
+        table[name][f"loss, {kind}"] = f"{sum(losses) / len(losses):.2f}"
+print("the last 50 steps, mean of three seeds and two layers; held-out loss, nats a byte:")
 pd.DataFrame(table).T
 
 # %% [markdown]
-# All ranks wait for the busiest one, and with a capacity four in ten choices are lost. An *auxiliary loss*
-# (Switch) punishes uneven choices; DeepSeek-V3 adds a *bias* to each expert's score instead, raised where too few
-# tokens come, for the choice alone.
+# All ranks wait for the busiest one; and with a capacity (1.25 times the mean) four in ten choices are lost. An
+# *auxiliary loss* (Switch) punishes uneven choices; DeepSeek-V3 in the main adds a *bias* to each expert's score
+# instead, raised where too few tokens come, for the choice alone. Balance is for speed: the loss gains from it only
+# where tokens would be dropped. (A dense model of as many FLOPs reaches 2.24 here: so short a run shows no gain of
+# experts at all.)
 
 # %% [markdown]
-# What does an expert axis cost? Per rank 8192 tokens of width 4096, each to 2 of 16 experts of hidden width 14,336.
-# Where must its ranks lie, like those of tensor, or like those of data? A price list says what one layer takes, both
-# passes, on more and more ranks:
+# Where some experts stay busy, as when a trained model serves, give them copies on other ranks (DeepSeek's EPLB): 8
+# experts on 4 ranks, with room for 3 on each, packed so that the busiest rank has little. (A simple rule, not the best
+# there is: a rank may get two copies of one expert.)
 
 # %%
-MOE = parallel.ExpertSizes(tokens=8192, d_model=4096, d_ff=14_336, num_experts=16, k=2)
-machine, table = find_cluster(cluster), {}
-for time in parallel.expert_times(MOE, machine, [1, 2, 4, 8, 16]):
-    row = {
-        "products": time.products_s,
-        "moves, router": time.moves_s + time.router_s,
-        "exposed": time.exposed_s,
-    }
-    table[f"{time.expert_ranks} ranks"] = {
-        key: format_quantity(value, "s") for key, value in row.items()
-    }
-print(f"{cluster}: {machine.devices_per_node} ranks on a node")
-pd.DataFrame(table).T
-
-# %% [markdown]
-# Two exchanges forward and two backward in every layer, and nothing is computed beside them: like tensor, expert wants
-# the node. Across nodes many hide it: while one half of the batch travels, the other is computed (*further*).
-
-# %% [markdown] minutes=5
-# ## A plan for 175 billion
-#
-# GPT-3 with 16 bytes for each parameter, on 512 A100 of 80 GB; 1,536 sequences in a step. Add an axis only where a
-# number asks for it. Which axis first, and to what size? How many stages? And how many replicas, of how many GPUs each?
-
-# %%
-my_guess_tensor = None  # ranks
-my_guess_pipeline = None
-my_guess_data = None
-print("guesses:", my_guess_tensor, my_guess_pipeline, my_guess_data)
-
-# %%
-steps = axis_by_axis("gpt3-175b", "dgx-a100", batch=1536, gpus=512)
-table = {}
-for number, one in enumerate(steps, 1):
-    table[f"{number}. {one.axis}"] = {
-        "GPUs": one.gpus,
-        "memory of one": format_quantity(one.memory_bytes, "B"),
-        "fits": "yes" if one.fits else "no",
-        "step": format_quantity(one.step_time_s, "s"),
-        "FLOPs used": f"{one.prediction.mfu:.0%}",
-    }
-print("guesses:", my_guess_tensor, my_guess_pipeline, my_guess_data)
-pd.DataFrame(table).T
-
-# %%
-for number, one in enumerate(steps, 1):
-    print_text(f"{number}. {one.axis}: {one.reason}")
-
-# %% [markdown]
-# Tensor first, up to the node. Then stages until it fits; then replicas; ZeRO-1 frees memory for hardly any time; and
-# that memory buys fewer stages. Is the planner right? The fifth row's step, with 32 micro-batches, ran as a program on
-# the simulator, `CombinedStep` on 512 ranks of which 8 were computed: 7.44 s; the planner says 7.71 s for the same
-# (`benchmarks/gpt3_combined_step.py`, in four minutes).
-
-# %% tags=["instructor"]
-# The numbers of this text.
-from dataclasses import replace
-
-from lablib.models.transformer import Transformer
-from lablib.plan import IDEAL, STACKS, predict
-
-fifth, mesh_512 = steps[4], Mesh(data=8, pipeline=8, tensor=8)
-assert (fifth.axis, fifth.parallel.zero_stage) == ("ZeRO-1", 1)
-sizes = Transformer("gpt3", 96, 12288, 96, 51200, 2048, tied_head=False)
-axes = Parallel(data=8, pipeline=8, tensor=8, zero_stage=1)
-eager = replace(STACKS["torch"], has_master=False)
-like = {"stack": eager, "derating": IDEAL, "order": mesh_512.axes}
-seconds = predict(sizes, "dgx-a100", axes, 8 * 32, **like).step_time_s
-assert f"{seconds:.1f}" == "7.7", seconds
-print(f"{seconds:.3f} s")
+loads = first.counts[-1][1]
+placed_experts = {
+    "in order": parallel.place_in_order(8, 4, 3),
+    "with copies": parallel.place_balanced(loads, 4, 3),
+}
+for name, one in placed_experts.items():
+    print(f"{name:12} {one.ranks}: busiest rank {one.imbalance(loads):.2f} times the mean")
+each = {name: one.rank_loads(loads) for name, one in placed_experts.items()}
+show(figure_rank_loads(each, title="Tokens of each rank"))
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: exchange beside compute
 #
 # The four exchanges of a layer wait for each other. Cut the tokens in two halves: while one half travels, the other
-# half's experts are computed (DeepSeek-V3 does so with two micro-batches). The price: products of half as many rows.
+# half's experts are computed. (DeepSeek-V3 does so with two micro-batches when it serves; in training it pairs one's
+# forward with the other's backward.) The price: products of half as many rows.
 
 # %%
 table = {}
@@ -708,14 +827,16 @@ for n in (4, 8, 16):
 pd.DataFrame(table).T
 
 # %% [markdown]
-# Inside a node halves gain nothing: less is exposed, and the smaller products lose as much. Across nodes they pay.
+# On `dgx-h100` halves gain nothing inside a node: less is exposed, and the smaller products lose as much. Across nodes
+# they pay.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: a small mixture on few GPUs
 #
 # A mixture of 64 experts, 8 for a token (OLMoE: 1.3 of 6.9 billion parameters compute for a token). The dense model
 # that computes as much for a token has 1.3 billion. Equal FLOPs: is the mixture as fast? It learns more from each token
-# (its authors needed a third of the tokens), but a step has a price. Write down its speed over the dense model's.
+# (its authors needed a third of the tokens), but a step has a price. On 8 GPUs, what is its speed over the dense
+# model's?
 
 # %%
 my_guess_speed = None  # such as 0.9
@@ -734,43 +855,10 @@ for one in compared:
 pd.DataFrame(table).T.map(lambda x: "does not fit" if pd.isna(x) else f"{x:.2f}")
 
 # %% [markdown]
-# Three reasons, and few GPUs make each worse: all parameters have states (16 bytes each), visited or not, so it does
-# not fit on one; each expert has few rows, for which its weights must be read all the same; tokens are copied, sorted
-# and sent. Measured on 128 H100 it was 0.63 of the dense model's speed (Muennighoff et al., 2024). Its steps are
-# slower; it pays since it needs fewer.
-
-# %% [markdown] tags=["further"] minutes=3
-# ## Further: copies of busy experts
-#
-# Where some experts stay busy, as when a trained model serves, give them copies on other ranks (DeepSeek's EPLB): 8
-# experts on 4 ranks, with room for 3 on each, packed so that the busiest rank has least.
-
-# %%
-loads = first.counts[-1][1]
-placed_experts = {
-    "in order": parallel.place_in_order(8, 4, 3),
-    "with copies": parallel.place_balanced(loads, 4, 3),
-}
-for name, one in placed_experts.items():
-    print(f"{name:12} {one.ranks}: busiest rank {one.imbalance(loads):.2f} times the mean")
-each = {name: one.rank_loads(loads) for name, one in placed_experts.items()}
-show(figure_rank_loads(each, title="Tokens of each rank"))
-
-# %% [markdown] tags=["further"] minutes=3
-# ## Further: other ways to share a sequence
-#
-# *Gather*: every rank first gets all keys (Llama 3 does so: few key-value heads make it cheap). *Ulysses* (Jacobs et
-# al., 2023) changes the cut by an all-to-all: from some tokens of all heads to all tokens of some heads. Which is
-# nearest to a fair share, at which length?
-
-# %%
-lengths = [8192, 16_384, 32_768, 65_536, 131_072, 262_144]
-found = parallel.context_efficiencies(LONG, machine, 8, lengths)
-show(figure_context_times(lengths, found, title=f"Attention on 8 ranks of {cluster}"))
-
-# %% [markdown]
-# Ulysses sends least, but needs a head for each rank. A ring has no such limit, and hides what it sends; it wants long
-# pieces. So both are combined: Ulysses inside the node, a ring across.
+# Three reasons: all parameters have states (16 to 18 bytes each), visited or not, so it does not fit on one GPU, and on
+# two only with small micro-batches; each expert has few rows, for which its weights must be read all the same; tokens
+# are copied, sorted and sent. Its authors measured 0.63 on 128 H100: their plan had no expert axis, so all 6.9 billion
+# were gathered for each micro-batch (Muennighoff et al., 2024). Its steps are slower; it pays since it needs fewer.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: a table that goes round
@@ -786,16 +874,17 @@ for verdict in parallel.strategy_verdicts(rows):
     print_text(verdict.sentence())
 
 # %% [markdown]
-# *Efficiency* is the throughput of n ranks over n times that of one, with as many sequences for each; *saved* is the
-# share of the fullest rank's memory. Memory saved depends on n: 1 - 1/n of what is shared. Communication depends on
-# what hides it. A range without a model, a batch and wires says nothing. Try others: "llama-3-8b", "pcie-a100".
+# *Efficiency* is the throughput of n ranks over n times that of one, as if one had memory enough, with as many
+# sequences for each; above 100% since ZeRO shares the optimizer's work. *Saved* is the share of the fullest rank's
+# memory: 1 - 1/n of what is shared, so it depends on n. A range without a model, a batch and wires says nothing. Try
+# others: "llama-3-8b", "pcie-a100".
 
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: a block for some tokens
 #
 # If tokens can choose among MLPs, they can also choose none. In a *mixture of depths* (Raposo et al., 2024) a block
 # sees only the C tokens of a sequence that its router scores highest; the others pass by it on the residual stream.
-# Then the block costs C / T of what it did, and its shapes are known beforehand.
+# Then the block costs C / T of what it did, its attention even less, and its shapes are known beforehand.
 #
 # ### Exercise 6: a block for some tokens
 #
@@ -826,14 +915,13 @@ check.some_tokens(some_tokens)
 
 # %% [markdown]
 # One difficulty stays: whether a token is among the best of its sequence depends on tokens that come after it, which a
-# model that writes text does not have yet. The paper trains a small predictor for that.
+# model that writes text does not have yet. The paper tries two ways; one is a small predictor of the choice.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a checkpoint for another mesh
 #
 # A run ends on 8 ranks and goes on on 4. Each rank has saved pieces of the whole model's tensors, and where they lie;
-# whoever loads takes what overlaps its own. One step on each of three meshes, a
-# checkpoint after each:
+# whoever loads takes what overlaps its own. One step on each of three meshes, a checkpoint after each:
 
 # %%
 import tempfile
@@ -909,31 +997,37 @@ print_text(comparison.reading())
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - A mesh gives each rank a coordinate on each axis. A group has the ranks that differ in one; its stride is the
-#   product of the sizes behind its axis.
+# - A mesh gives each rank a coordinate on each axis. A group has the ranks that differ in one; its ranks are as far
+#   apart as the sizes behind its axis multiply to.
 # - Axes do not disturb each other: loss, gradients and norm are one device's. What must be agreed on is who sums what,
 #   and divides by what.
-# - The order of axes is a placement. Last, inside the node: who sends most and cannot hide it, tensor and expert.
-#   First, across: who sends little or can wait, pipeline and data.
+# - The order of axes is a placement. Last, inside the node: who sends most and cannot hide it, tensor, and expert where
+#   room is left. First, across: who sends little or can hide it, pipeline, data, a ring of keys.
 # - Parts of an attention merge by their log-sum-exp, so that keys may pass by in a ring. Zigzag makes the work even.
 # - Experts: tokens go to them and back. A copy of an expert has seen the tokens of all its group.
 
 # %% [markdown]
 # ### Sources
 #
+# - T. Brown et al., "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165: GPT-3's sizes.
 # - D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
 #   arXiv 2104.04473: data, pipeline and tensor together, which inside a node (section 3).
 # - Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783: four axes and their order, keys gathered, zigzag
 #   (section 3.3.2).
 # - H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023, arXiv
-#   2310.01889. W. Brandon et al., "Striped Attention", 2023, arXiv 2311.09431. S. Jacobs et al., "DeepSpeed Ulysses",
-#   2023, arXiv 2309.14509. The benchmark: zhuzilin/ring-flash-attention, README.md, 2024.
+#   2310.01889. W. Brandon et al., "Striped Attention", 2023, arXiv 2311.09431. S. Jacobs et al., "DeepSpeed Ulysses:
+#   System Optimizations for Enabling Training of Extreme Long Sequence Transformer Models", 2023, arXiv 2309.14509. J.
+#   Fang, S. Zhao, "USP: A Unified Sequence Parallelism Approach for Long Context Generative AI", 2024, arXiv 2405.07719
+#   (further). The benchmark: zhuzilin/ring-flash-attention, README.md, 2024.
 # - M. Milakov, N. Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867: merging.
 # - N. Shazeer et al., "Outrageously Large Neural Networks", 2017, arXiv 1701.06538. D. Lepikhin et al., "GShard", 2020,
-#   arXiv 2006.16668. W. Fedus, B. Zoph, N. Shazeer, "Switch Transformers", 2021, arXiv 2101.03961: experts, capacity.
+#   arXiv 2006.16668. W. Fedus, B. Zoph, N. Shazeer, "Switch Transformers: Scaling to Trillion Parameter Models with
+#   Simple and Efficient Sparsity", 2021, arXiv 2101.03961: experts, capacity.
 # - S. Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596: whose gradients are averaged over whom.
-# - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437; N. Muennighoff et al., "OLMoE", 2024, arXiv
-#   2409.02060; D. Raposo et al., "Mixture-of-Depths", 2024, arXiv 2404.02258 (further).
+# - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437 (the bias; sections 3.2.1 and 3.4.1: exchange
+#   beside compute); deepseek-ai/EPLB, README.md, 2025 (further). N. Muennighoff et al., "OLMoE: Open Mixture-of-Experts
+#   Language Models", 2024, arXiv 2409.02060 (further). D. Raposo et al., "Mixture-of-Depths: Dynamically Allocating
+#   Compute in Transformer-Based Language Models", 2024, arXiv 2404.02258 (further).
 # - The code: `mesh.py`, `combined_step.py`, `placement.py`, `context_*.py` and `expert_*.py` in `lablib/parallel`.
 
 # %%
