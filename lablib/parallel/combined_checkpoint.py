@@ -29,6 +29,7 @@ Simplified: one group of settings; no random generators, as the model draws none
 """
 
 import io
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from math import prod
@@ -86,9 +87,7 @@ def save_checkpoint(step: CombinedStep, path: str | Path, num_steps: int) -> Non
         "scaler": None if step.scaler is None else step.scaler.state_dict(),
         "checksums": {key: value for each in checksums for key, value in each.items()},
     }
-    file = io.BytesIO()  # as bytes, or it would be taken apart
-    torch.save(meta, file)
-    save({META: file.getvalue(), **own}, checkpoint_id=str(path))
+    save({META: _sealed(meta), **own}, checkpoint_id=str(path))
 
 
 @checked
@@ -253,9 +252,21 @@ def _description(step: CombinedStep) -> dict[str, Any]:
 # ---- reading ----
 
 
+def _sealed(meta: dict[str, Any]) -> bytes:
+    """The description as bytes, or it would be taken apart; its checksum first: a bit of a setting is soon turned."""
+    file = io.BytesIO()
+    torch.save(meta, file)
+    return zlib.crc32(file.getvalue()).to_bytes(4, "big") + file.getvalue()
+
+
 def _meta(path: str | Path) -> dict[str, Any]:
     try:
-        meta = torch.load(io.BytesIO(read_entries({META: b""}, path)[META]))
+        sealed: Any = read_entries({META: b""}, path)[META]
+        if zlib.crc32(sealed[4:]).to_bytes(4, "big") != sealed[:4]:
+            raise ValueError(
+                f"the checkpoint in {path} is damaged: its description is not what was saved; use another."
+            )
+        meta = torch.load(io.BytesIO(sealed[4:]))
     except ValueError:
         raise
     except Exception as error:  # whatever is in that file may go wrong in any way

@@ -66,6 +66,7 @@ from lablib.parallel.tensor_regions import (
     reduce_from_ranks,
     scatter_to_ranks,
     shard_of,
+    shard_range,
 )
 from lablib.signature import check_type, checked, whole_number
 
@@ -94,7 +95,7 @@ def check_experts(
 
     Raises:
         ValueError: k above E, ranks that do not divide the experts, tensor ranks that divide neither hidden units (cut)
-            nor experts (whole), or tokens (whole); a capacity below one token.
+            nor experts (whole); a capacity below one token of a rank's part of the tokens.
     """
     check_choices(num_experts, k)
     spread = whole_number("ranks", ranks, example=2)
@@ -113,9 +114,12 @@ def check_experts(
             f"{tensor_ranks} ranks; try d_ff={-(-d_ff // tensor_ranks) * tensor_ranks}."
         )
     if num_tokens is not None:
-        own = whole_number("num_tokens", num_tokens) if cuts_experts else -(-num_tokens // tensor_ranks)
+        whole_number("num_tokens", num_tokens)
+        parts = 1 if cuts_experts else tensor_ranks
         if capacity_factor is not None:
-            expert_capacity(own, k, num_experts, capacity_factor)
+            last = (num_tokens - 1) // -(-num_tokens // parts)  # that has tokens: it may have fewest
+            start, end = shard_range(num_tokens, last, parts)
+            expert_capacity(end - start, k, num_experts, capacity_factor)
     return num_experts // spread
 
 

@@ -3,6 +3,7 @@
 from collections import Counter
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ from lablib.parallel import (
     with_experts,
     zigzag_order,
 )
+from lablib.parallel.combined_checkpoint import load_checkpoint, save_checkpoint
 from lablib.plan.axis_by_axis import axis_by_axis
 from tests.fuzz.held import outcome
 from tests.fuzz.test_functions import arguments
@@ -283,6 +285,62 @@ def test_a_placement_has_every_expert_or_is_refused(ranks: list[list[int]], num_
 def test_what_would_be_nan_nothing_or_never_is_one_error(call: Any):
     with pytest.raises(ValueError, match="must|unknown"):
         call()
+
+
+@given(
+    num_tokens=st.integers(1, 9), ranks=st.integers(1, 4), k=st.integers(1, 4), factor=st.sampled_from([0.5, 1.0, 2.0])
+)
+def test_a_capacity_is_refused_if_any_tensor_ranks_part_of_the_tokens_has_none(
+    num_tokens: int, ranks: int, k: int, factor: float
+):
+    parts = [len(part) for part in torch.zeros(num_tokens).split(-(-num_tokens // ranks))]
+    is_possible = min(parts) * k * factor / (4 * ranks) >= 1
+    options: Any = {"num_tokens": num_tokens, "capacity_factor": factor, "tensor_ranks": ranks, "cuts_experts": False}
+    if is_possible:
+        assert check_experts(4 * ranks, k, 1, **options) == 4
+        return
+    with pytest.raises(ValueError, match="room for a token"):
+        check_experts(4 * ranks, k, 1, **options)
+
+
+# ---- a checkpoint ----
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("saved") / "one"
+    launch(lambda: save_checkpoint(stepped(), path, 7), ranks=1)
+    return path
+
+
+def stepped() -> CombinedStep:
+    tokens = torch.arange(32).view(4, 8) % 12
+    step = CombinedStep(Combination(CONFIG, Mesh(data=1), 4, 8), partial(torch.optim.AdamW, lr=0.1))
+    step(tokens, tokens)
+    return step
+
+
+@given(place=st.integers(-40, 500), bit=st.integers(0, 7))
+@settings(max_examples=15)
+def test_a_bit_that_is_turned_in_a_checkpoints_description_is_noticed_or_changes_nothing(
+    saved: Path, place: int, bit: int
+):
+    """It says how many steps were taken, and the learning rate: nothing else would show that they are wrong."""
+    file = next(each for each in saved.glob("*.distcp") if b"num_steps" in each.read_bytes())
+    whole = file.read_bytes()
+    at = whole.index(b"num_steps") + place
+
+    def program() -> tuple[int, float]:
+        step = stepped()
+        return load_checkpoint(step, saved), step.sharded.optimizer.param_groups[0]["lr"]
+
+    file.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+    try:
+        assert launch(program, ranks=1).values == [(7, 0.1)]
+    except RankError as error:
+        assert "damaged" in str(error)
+    finally:
+        file.write_bytes(whole)
 
 
 # ---- any value of any type ----
