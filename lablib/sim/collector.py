@@ -23,3 +23,15 @@ def older_objects_set_aside() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """Until the end: for code that makes many objects and no cycle: each collection would look at all of them."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

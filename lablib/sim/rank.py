@@ -189,9 +189,7 @@ class Rank(RankClock):
 
     def named_spans(self) -> list[Span]:
         """What it did so far, with the phase of what the program did not name."""
-        texts: dict[Any, str] = {}  # a line is put into words once
-        for *_, source, _, _, _ in self.spans:
-            texts.setdefault(source, str(source))
+        texts = {source: str(source) for source in {span[9] for span in self.spans}}  # a line is put into words once
         passes = Passes((start_s, phase) for _, stream, _, phase, start_s, *_ in self.spans if stream == COMPUTE)
         phases = passes.phases([span[3] for span in self.spans], [span[4] for span in self.spans])
         return [

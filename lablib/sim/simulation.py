@@ -54,7 +54,7 @@ from lablib.record.rank_text import short_ranks
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.by_thread import own_environments, own_streams
 from lablib.sim.clock import Clock, call
-from lablib.sim.collector import older_objects_set_aside
+from lablib.sim.collector import no_collections, older_objects_set_aside
 from lablib.sim.compiled import Compiled
 from lablib.sim.copies import Copies
 from lablib.sim.ddp_check import verify_params_across_processes
@@ -279,6 +279,7 @@ class _Simulation:
             )
         return error
 
+    @no_collections()
     def _result(self, notes: list[str], open_spans: Sequence[Span] = (), unfinished: Sequence[Transfer] = ()) -> Run:
         """What happened; of a run that a fault ended, also what never did."""
         spans = with_phases([*(span for rank in self._ranks for span in rank.named_spans()), *open_spans])
@@ -451,6 +452,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         # A rank seeds no device of this process; torch would note each seed, with the stack, for when there is one.
         (torch.cuda, "manual_seed_all", _seed_no_device),
         (torch.xpu, "manual_seed_all", _seed_no_device),
+        (torch.mtia, "manual_seed_all", _seed_no_device),
     )
     try:
         threads = followed_threads(lambda rank: ranks[rank].world.pg_names)
