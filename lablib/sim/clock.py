@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from lablib.operators.op import tensors_in
+from lablib.operators.op import has_arithmetic, tensors_in
 from lablib.operators.pricer import Pricer
 from lablib.sim.in_flight import InFlight
 from lablib.sim.lines import Lines
 from lablib.sim.memory_tracker import MemoryTracker, MemoryTrackers
+from lablib.sim.meta_kernels import Answer
 from lablib.sim.op_traits import OpTraits, traits_of
 from lablib.sim.program_position import ProgramPosition
 from lablib.sim.rank import Rank
@@ -31,12 +32,12 @@ from lablib.torch_compat import (
     num_function_modes,
 )
 
-Run = Callable[[OpTraits, tuple, dict], Any]
+Run = Callable[[OpTraits, tuple, dict], tuple[Any, Answer | None]]
 
 
-def call(traits: OpTraits, args: tuple, kwargs: dict) -> Any:
+def call(traits: OpTraits, args: tuple, kwargs: dict) -> tuple[Any, None]:
     """Carry an op out with values."""
-    return traits.op(*args, **kwargs)
+    return traits.op(*args, **kwargs), None
 
 
 @lru_cache(maxsize=256)  # classes of the program are among them
@@ -58,7 +59,7 @@ class Clock(TorchDispatchMode):
     Args:
         rank: whose clock moves.
         pricer: the prices of the device it runs on.
-        run: carries an op out, given `(traits, args, kwargs)`.
+        run: carries an op out, given `(traits, args, kwargs)`; returns what it gives, and that as an `Answer` if known.
         trackers: shared by the ranks of a run; None: nobody counts memory.
     """
 
@@ -100,44 +101,48 @@ class Clock(TorchDispatchMode):
         traits = self._facts.get(id(func))
         if traits is None:
             traits = self._facts[id(func)] = traits_of(func)
-        if (graph_task_id() != -1) is not self._is_backward:
+        position = self._position
+        position.found, position.graph_task = None, graph_task_id()  # position.moves(), without the call
+        if (position.graph_task != -1) is not self._is_backward:
             self._turn()
         if traits.is_block:
             self._enter_or_leave(func, args)
-        self._position.found = None  # another operator runs now
-        if traits.is_view and not num_function_modes() and not self._rank.unwaited:  # more than half of all
-            out = func(*args, **kwargs)
-            if self.memory_tracker is not None:
-                self.memory_tracker.saw(traits, args, kwargs, out)
-            return out
-        # Nothing is in flight but what was issued and not waited for.
-        before = self._in_flight.before(traits, args, kwargs) if self._rank.unwaited else None
-        out = self._run(traits, args, kwargs)
-        if before:
-            self._in_flight.after(before)
-        if num_function_modes():
+        if types or num_function_modes():
             # A mode of the program's surroundings (shapes.py) must not answer for the tensors that are looked at here.
             with DisableTorchFunction():
-                self._account(traits, args, kwargs, out)
-        else:
-            self._account(traits, args, kwargs, out)
-        return out
+                return self._operator(traits, args, kwargs)
+        return self._operator(traits, args, kwargs)
 
-    def _account(self, traits: OpTraits, args: tuple, kwargs: dict, out: Any) -> None:
-        """Note what an operator allocated and how long it took."""
-        rank = self._rank
+    def _operator(self, traits: OpTraits, args: tuple, kwargs: dict) -> Any:
+        """Carry an operator out; note what it allocated and how long it took."""
+        rank, tracker = self._rank, self.memory_tracker
+        if traits.is_view and not rank.unwaited:  # more than half of all
+            out = traits.run(*args, **kwargs)
+            if tracker is not None:
+                tracker.saw(traits, args, kwargs, out)
+            return out
+        # Nothing is in flight but what was issued and not waited for.
+        before = self._in_flight.before(traits, args, kwargs) if rank.unwaited else None
+        out, answer = self._run(traits, args, kwargs)
+        if before:
+            self._in_flight.after(before)
         if traits.waits and rank.pending:
             self._join_pending(args, kwargs)
-        if self.memory_tracker is not None:  # before the price: memory is taken when an operator starts
-            self.memory_tracker.saw(traits, args, kwargs, out)
+        if tracker is not None:  # before the price: memory is taken when an operator starts
+            tracker.saw(traits, args, kwargs, out)
         if traits.is_free or self._is_free_of_time or not rank.is_priced:
-            return
-        cost = self._pricer.cost(traits.op, args, kwargs, out)
+            return out
+        cost = answer.cost if answer is not None else None
+        if cost is None:
+            cost = self._pricer.cost(traits.op, args, kwargs, out)
+            if answer is not None and not has_arithmetic(traits.op):  # that of a product hangs on torch's settings too
+                answer.cost = cost
         phase, line = self._position.now()
         again = self._is_backward and self._position.is_recompute()
         rank.compute(
             traits.name, cost.time_s, cost.flops, cost.size_bytes, phase, cost.dtype, line, again, cost.launch_s
         )
+        return out
 
     def _turn(self) -> None:
         """A backward begins or ends."""

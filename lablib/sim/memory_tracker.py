@@ -115,10 +115,14 @@ class MemoryTracker:
     def saw(self, traits: OpTraits, args: tuple, kwargs: dict, out: Any) -> None:
         """An operator ran: look at its arguments, and note what it allocated."""
         live, categories, requires_grad = self._live, self.categories, False
-        tells = traits.is_collective or traits.resizes or (traits.gives_gradient and graph_task_id() != -1)
+        perhaps_gradient = traits.gives_gradient and self._position.graph_task != -1
+        tells = perhaps_gradient or traits.resizes or traits.is_collective
         given: Iterable[Any] = args if not (kwargs or traits.takes_lists) else tensors_in((*args, *kwargs.values()))
+        if traits.is_view:
+            given = args[:1]
         for tensor in given:
-            if not isinstance(tensor, Tensor):
+            kind = type(tensor)
+            if kind is not Tensor and not isinstance(tensor, Tensor):
                 continue
             try:
                 tracked = live.get(storage_id(_storage_of(tensor)))
@@ -127,7 +131,7 @@ class MemoryTracker:
                 continue
             if tracked is None and (tracked := self._meet(tensor, traits.first_name)) is None:
                 continue
-            is_plain = type(tensor) is Tensor and not categories.is_stepping
+            is_plain = kind is Tensor and not categories.is_stepping
             if tensor.requires_grad:
                 requires_grad = True
                 if not is_plain or categories.of[tracked.allocation] == OTHER:
@@ -141,7 +145,8 @@ class MemoryTracker:
 
     def communicates(self, tensors: Iterable[Tensor]) -> None:
         """A communication sends or fills these."""
-        self._position.found, of = None, self.categories.of
+        of = self.categories.of
+        self._position.moves()
         for tensor in tensors:
             tracked = self._live.get(storage_id(_storage_of(tensor))) or self._meet(tensor, "")
             if tracked is not None and of[tracked.allocation] == OTHER:
@@ -149,6 +154,7 @@ class MemoryTracker:
 
     def uses(self, tensors: Iterable[Tensor]) -> None:
         """An operator on tensors of several parts (DTensor) is about to run on these: they may be parameters."""
+        self._position.graph_task = graph_task_id()
         for tensor in tensors:
             if type(tensor) is not Tensor:
                 self._meet_parts(tensor, "")
@@ -164,7 +170,7 @@ class MemoryTracker:
             return
         self.log.end(allocation)
         if size:
-            self._position.found = None
+            self._position.moves()
             tracked.allocation = self.log.begin(size, self.log.category[allocation], self._label("resize_"))
 
     def leave(self) -> None:
@@ -195,7 +201,7 @@ class MemoryTracker:
             self.categories.of[tracked.allocation] = COMMUNICATION
         if traits.resizes:
             self.resized(_storage_of(tensor))
-        if traits.gives_gradient and graph_task_id() != -1:
+        if traits.gives_gradient and self._position.graph_task != -1:
             self.categories.perhaps_gradient(tensor, tracked)
 
     def _note(self, traits: OpTraits, out: Any, requires_grad: bool) -> None:
@@ -222,7 +228,7 @@ class MemoryTracker:
             makers[key] = self
             if self.categories.is_stepping and not is_recorded:
                 self.categories.made(tracked)
-            if traits.gives_gradient and graph_task_id() != -1:
+            if traits.gives_gradient and self._position.graph_task != -1:
                 self.categories.perhaps_gradient(tensor, tracked)
 
     # ---- how allocations begin and end ----

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from lablib.errors import ValueNeededError
-from lablib.operators.op import tensors_in
+from lablib.operators.op import OpCost, tensors_in
 from lablib.sim.op_traits import OpTraits
 from lablib.sim.source import program_line
-from lablib.torch_compat import DisableTorchFunction, DispatchKey, read_number, run_kernel_of, schema, storage_id
+from lablib.torch_compat import DispatchKey, read_number, run_kernel_of, schema, storage_id
 
 META = torch.device("meta")
 
@@ -32,28 +32,30 @@ class MetaKernels:
     def __init__(self, known: "dict[tuple, Answer]"):
         self._known = known
 
-    def run(self, traits: OpTraits, args: tuple, kwargs: dict) -> Any:
-        """What the op gives for these arguments."""
+    def run(self, traits: OpTraits, args: tuple, kwargs: dict) -> "tuple[Any, Answer | None]":
+        """What the op gives for these arguments, and that as an answer, if it follows from their shapes."""
         func = traits.op
-        with DisableTorchFunction():  # in backward a mode (shapes.py) would answer for every look at a tensor
-            if traits.is_view:
-                return func(*args, **kwargs)
-            signature: list[Any] = [id(func)]  # to hash an operator runs Python code
-            kinds = _describe(args, signature) | (_describe(kwargs.items(), signature) if kwargs else 0)
-            key = tuple(signature) if kinds == _SOME_META and traits.is_told_by_shapes else None
-            answer = self._known.get(key) if key else None
-            if answer is not None and not answer.is_view:
-                return answer.give(args)
+        if traits.is_view:
+            return traits.run(*args, **kwargs), None
+        signature: list[Any] = [id(func)]  # to hash an operator runs Python code
+        kinds = _describe(args, signature)
+        if kwargs:
+            signature += kwargs
+            kinds |= _describe(kwargs.values(), signature)
+        key = tuple(signature) if kinds == _SOME_META and traits.is_told_by_shapes else None
+        answer = self._known.get(key) if key else None
+        if answer is not None and not answer.is_view:
+            return answer.give(args), answer
         if not kinds & _SOME_META:
-            return func(*args, **kwargs)
+            return func(*args, **kwargs), None
         if func is read_number:
             raise needs_value("a value")
         if kinds & _SOME_REAL:
-            return _on_meta(func, args, kwargs)
+            return _on_meta(func, args, kwargs), None
         out = _run(func, args, kwargs)
         if key and answer is None:
-            self._known[key] = Answer.of(traits, args, out)
-        return out
+            answer = self._known[key] = Answer.of(traits, args, out)
+        return out, answer
 
 
 _SOME_META, _SOME_REAL = 1, 2
@@ -63,14 +65,15 @@ def _describe(values: Iterable[Any], signature: list[Any]) -> int:
     """Append what the op's answer depends on; returns which kinds of tensors there are."""
     kinds = 0
     for value in values:
-        if isinstance(value, Tensor):
-            signature.append((value.shape, value.stride(), value.dtype))
+        kind = type(value)
+        if kind is Tensor or kind is not int and isinstance(value, Tensor):
+            signature += (value.shape, value.stride(), value.dtype)
             kinds |= _SOME_META if value.is_meta else _SOME_REAL
-        elif isinstance(value, (list, tuple)):
+        elif kind is list or kind is tuple:
             signature.append(len(value))
             kinds |= _describe(value, signature)
         else:
-            signature.append(value if not isinstance(value, (bool, float)) else (type(value), value))
+            signature.append(value if kind is not bool and kind is not float else (kind, value))
     return kinds
 
 
@@ -80,9 +83,13 @@ class Answer:
     Attributes:
         is_view: whether it gives memory of its arguments, which only the op itself can: `_unsafe_view`, whose schema
             does not say so, does.
+        cost: what the op costs, once somebody has asked, where that follows from the signature too.
     """
 
+    __slots__ = ("_is_first_argument", "_outputs", "cost", "is_view")
+
     def __init__(self, outputs: Any, is_first_argument: bool, is_view: bool):
+        self.cost: OpCost | None = None
         self._outputs = outputs
         self._is_first_argument = is_first_argument
         self.is_view = is_view
@@ -101,13 +108,17 @@ class Answer:
 
 def _specification(out: Any) -> Any:
     if isinstance(out, Tensor):
-        return out.shape, out.stride(), out.dtype
+        like = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=META)
+        # To clone it takes half as long as to make another, but closes gaps.
+        return like.clone if like.clone().stride() == out.stride() else (out.shape, out.stride(), out.dtype)
     if isinstance(out, (list, tuple)):
         return [_specification(item) for item in out]
     return out
 
 
 def _made(specification: Any) -> Any:
+    if callable(specification):
+        return specification()
     if isinstance(specification, tuple):
         shape, stride, dtype = specification
         return torch.empty_strided(shape, stride, dtype=dtype, device=META)

@@ -22,13 +22,19 @@ class ProgramPosition:
 
     Attributes:
         found: what `now` has found; None: nobody has asked since another operator runs.
+        graph_task: the backward in which the operator runs; -1: none.
     """
 
     def __init__(self, rank: Rank, lines: Lines):
         self._rank = rank
         self._lines = lines
         self.found: tuple[str, str] | None = None
-        self._graph_task = (-1, False)  # the last one that recorded, and whether it was asked to
+        self.graph_task = -1
+        self._recorded = (-1, False)  # the last backward that recorded, and whether it was asked to
+
+    def moves(self) -> None:
+        """Another operator or communication runs now."""
+        self.found, self.graph_task = None, graph_task_id()
 
     def now(self) -> tuple[str, str]:
         """Phase and line: "forward", "train.py:12: loss = model(x)"."""
@@ -41,17 +47,16 @@ class ProgramPosition:
 
     def is_recompute(self) -> bool:
         """Whether this is forward code run again inside backward."""
-        return graph_task_id() != -1 and torch.is_grad_enabled() and not self._is_creating_graph()
+        return self.graph_task != -1 and torch.is_grad_enabled() and not self._is_creating_graph()
 
     def is_forward(self) -> bool:
         """Whether autograd records what runs now, for a backward that is still to come."""
-        return torch.is_grad_enabled() and (graph_task_id() == -1 or not self._is_creating_graph())
+        return torch.is_grad_enabled() and (self.graph_task == -1 or not self._is_creating_graph())
 
     def _is_creating_graph(self) -> bool:
-        task = graph_task_id()
-        if self._graph_task[0] != task:
-            self._graph_task = task, _asked_for_graph()
-        return self._graph_task[1]
+        if self._recorded[0] != self.graph_task:
+            self._recorded = self.graph_task, _asked_for_graph()
+        return self._recorded[1]
 
 
 def _asked_for_graph() -> bool:
