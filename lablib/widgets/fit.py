@@ -13,8 +13,11 @@ import anywidget
 import traitlets
 
 from lablib.figures.theme import THEME_CSS
+from lablib.widgets.late_start import LISTEN, LateStart
 
-_ESM = """
+_ESM = (
+    LISTEN
+    + """
 function render({ model, el }) {
   el.style.cssText = "height:0;width:100%";
   let width = 0;
@@ -41,11 +44,12 @@ function render({ model, el }) {
   requestAnimationFrame(hide);
   return () => watch.disconnect();
 }
-export default { render };
+export default { initialize: ({ model }) => listen(model), render };
 """
+)
 
 
-class FitWidth(anywidget.AnyWidget):
+class FitWidth(LateStart, anywidget.AnyWidget):
     """Nothing to see; stands in the same box as the figure, whose config must be `responsive`.
 
     Attributes:
@@ -53,5 +57,6 @@ class FitWidth(anywidget.AnyWidget):
     """
 
     _esm = _ESM
+    changing = ("name",)
     _css = THEME_CSS
     name = traitlets.Unicode("figure").tag(sync=True)

@@ -9,7 +9,11 @@ from __future__ import annotations
 import anywidget
 import traitlets
 
-_ESM = """
+from lablib.widgets.late_start import LISTEN, LateStart
+
+_ESM = (
+    LISTEN
+    + """
 function render({ model, el }) {
   const line = document.createElement("p");
   const isUrgent = model.get("is_urgent");
@@ -35,11 +39,12 @@ function render({ model, el }) {
   model.on("change:table_html", write);
   write();
 }
-export default { render };
+export default { initialize: ({ model }) => listen(model), render };
 """
+)
 
 
-class LiveText(anywidget.AnyWidget):
+class LiveText(LateStart, anywidget.AnyWidget):
     """One sentence, and under it a table that opens on demand and stays open.
 
     Attributes:
@@ -49,6 +54,7 @@ class LiveText(anywidget.AnyWidget):
     """
 
     _esm = _ESM
+    changing = ("text", "table_html")
     text = traitlets.Unicode("").tag(sync=True)
     table_html = traitlets.Unicode("").tag(sync=True)
     is_urgent = traitlets.Bool(False).tag(sync=True)

@@ -202,12 +202,17 @@ class NotebookPage:
 
 
 @pytest.fixture
-def notebook_page(browser: Any) -> Iterator[Callable[[Server, str], NotebookPage]]:
-    """Call it with a server and the name of a notebook: the notebook, open. How it looked at the end is kept."""
+def notebook_page(browser: Any) -> Iterator[Callable[..., NotebookPage]]:
+    """Call it with a server and the name of a notebook: the notebook, open. How it looked at the end is kept.
+
+    A third argument is JavaScript that the page runs before its own.
+    """
     notebooks: list[NotebookPage] = []
 
-    def open_notebook(server: Server, name: str) -> NotebookPage:
-        notebooks.append(NotebookPage(browser.new_page(viewport={"width": 1280, "height": 1100}), server, name))
+    def open_notebook(server: Server, name: str, script: str = "") -> NotebookPage:
+        page = browser.new_page(viewport={"width": 1280, "height": 1100})
+        page.add_init_script(script)
+        notebooks.append(NotebookPage(page, server, name))
         return notebooks[-1]
 
     yield open_notebook

@@ -77,7 +77,6 @@ def test_the_arrow_keys_step_from_moment_to_moment(notebook):
 def test_a_line_stands_at_the_moment(notebook):
     page = notebook.page
     wait_for_line(page, None)
-    page.wait_for_timeout(2000)  # the picture has found its size, as a reader sees before the first key
     control(page, "Moment").locator(".noUi-handle").focus()
     for second in (0, 1, 2):
         page.keyboard.press("ArrowRight")

@@ -88,6 +88,33 @@ def test_a_browser_gets_the_first_traces_with_the_widget(monkeypatch):
     assert "xaxis" in state["_widget_layout"] and state["_config"]["responsive"]
 
 
+def test_a_browser_that_starts_a_widget_late_is_sent_all_that_may_have_changed(monkeypatch):
+    """It says so by `_started`; the messages before may be lost."""
+    explorer = explorer_of(Counted())
+    explorer.controls["ranks"].value = 8
+    explorer.controls["algorithm"].value = "tree"
+    for widget in (explorer.figure, explorer.caption, explorer._place):
+        sent: list[dict[str, Any]] = []
+        monkeypatch.setattr(type(widget), "_send", lambda self, message, buffers=None, sent=sent: sent.append(message))
+        widget.set_state({"_started": 0.5})
+        states = [message["state"] for message in sent if message["method"] == "update"]
+        (state,) = [state for state in states if set(widget.changing) <= set(state)]
+        if widget is explorer.figure:
+            assert [trace["name"] for trace in state["_widget_data"]] == ["a", "b", "c"]
+            assert list(state["_widget_data"][0]["y"]) == [8, 1]
+            assert state["_widget_layout"]["xaxis"] == explorer.figure.layout.to_plotly_json()["xaxis"]
+        else:
+            assert all(state[name] == getattr(widget, name) for name in widget.changing)
+
+
+def test_a_page_that_is_loaded_again_gets_the_figure_of_today():
+    explorer = explorer_of(Counted())
+    explorer.controls["ranks"].value = 2
+    state = explorer.figure.get_state()
+    assert list(state["_widget_data"][0]["y"]) == [2, 1] and "newPlot" in state["_plotly_source"]
+    assert explorer.figure.get_state("_config") == {"_config": explorer.figure._config}
+
+
 @pytest.mark.parametrize(("name", "value"), [("ranks", 8), ("bandwidth", 2e9), ("buckets", 5), ("overlap", False)])
 def test_one_change_computes_once_with_all_present_settings(name, value):
     compute = Counted()
