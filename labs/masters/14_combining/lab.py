@@ -247,7 +247,7 @@ def best_order(sizes, sent, per_node):
 
 
 # %%
-# Two nodes of 2: with b last, b's messages stay inside a node, and only a's 1 byte crosses.
+# Two nodes of 2: with b last, b's messages stay inside a node, and only those of a cross.
 try_out(best_order, {"b": 2, "a": 2}, {"a": 1.0, "b": 5.0}, 2)
 
 # %% tags=["check"] points=3
