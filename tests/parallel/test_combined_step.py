@@ -95,7 +95,9 @@ def run(how: Combination, **options: Any) -> list[Any]:
         pytest.param({"pipeline": 2, "context": 2, "tensor": 2}, {"attention": gathered_attention}, marks=SLOWER),
         ({"context": 2, "tensor": 2}, {"attention": ulysses_attention, "sequence_parallel": True}),
     ],
-    ids=str,
+    ids=lambda chosen: (
+        ", ".join(f"{key}={getattr(value, '__name__', value)}" for key, value in chosen.items()) or "plain"
+    ),
 )
 def test_loss_gradients_norm_and_parameters_are_those_of_one_device(sizes: Any, options: Any):
     how = Combination(CONFIG, Mesh(**sizes), 8, 16, num_micro_batches=2, **options)
