@@ -920,7 +920,7 @@ check.some_tokens(some_tokens)
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a checkpoint for another mesh
 #
-# A run ends on 8 ranks and goes on on 4. Each rank has saved pieces of the whole model's tensors, and where they lie;
+# A run ends on 4 ranks and goes on on 2. Each rank has saved pieces of the whole model's tensors, and where they lie;
 # whoever loads takes what overlaps its own. One step on each of three meshes, a checkpoint after each:
 
 # %%
@@ -928,7 +928,7 @@ import tempfile
 
 from lablib.parallel.combined_checkpoint import load_checkpoint, save_checkpoint
 
-MESHES = Mesh(data=2, pipeline=2, tensor=2), Mesh(tensor=4), Mesh(data=4)
+MESHES = Mesh(pipeline=2, tensor=2), Mesh(tensor=2), Mesh(data=2)
 
 
 def train(mesh, number, folder, loads, saves):
