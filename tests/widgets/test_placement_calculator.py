@@ -4,9 +4,11 @@
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from lablib.figures import describe, table
+from lablib.figures import describe, figure_traffic_matrix, table
 from lablib.parallel import Mesh, place
 from lablib.widgets import placement_calculator
 from lablib.widgets.explorer import Explorer
@@ -89,3 +91,12 @@ def test_without_widgets_it_is_pictures_with_words():
 def test_a_start_that_is_none_of_the_choices_is_one_clear_error(wrong):
     with pytest.raises(ValueError, match="must be one of its values"):
         placement_calculator(**wrong)
+
+
+def test_the_picture_has_no_number_that_json_has_not():
+    """NaN in a list is refused by Jupyter's messages, and a warning of four lines stood above the picture."""
+    found = placed_mesh("rails: 8 NICs a node", "gpt3-13b", 2, 8, 2, 1, 1, "data, pipeline, tensor")
+    figure = figure_traffic_matrix(found.traffic.traffic, mesh=found.mesh.sizes)
+    cells = [value for row in figure.data[0].z for value in row]  # pyright: ignore
+    assert None in cells
+    assert all(value is None or math.isfinite(value) for value in cells)
