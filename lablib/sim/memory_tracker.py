@@ -145,8 +145,8 @@ class MemoryTracker:
 
     def communicates(self, tensors: Iterable[Tensor]) -> None:
         """A communication sends or fills these."""
-        of = self.categories.of
-        self._position.moves()
+        of, position = self.categories.of, self._position
+        position.found, position.graph_task = None, graph_task_id()  # position.moves(), without the call
         for tensor in tensors:
             tracked = self._live.get(storage_id(_storage_of(tensor))) or self._meet(tensor, "")
             if tracked is not None and of[tracked.allocation] == OTHER:
