@@ -261,9 +261,10 @@ def _heat(cells: np.ndarray, names: Sequence[str], scale: _Scale, num_panels: in
     fits = len(cells) * num_panels <= NUMBERS_UP_TO
     in_cells = {"text": numbers, "texttemplate": "%{text}", "textfont": {"size": 11}} if fits else {}
     gap = 1 if len(cells) <= 32 else 0
-    values = scale.of(cells)
+    values = scale.of(cells).astype(object)
+    values[cells <= 0] = None  # Jupyter's messages are JSON, which has no NaN
     return go.Heatmap(
-        z=np.where(np.isnan(values), None, values),  # Jupyter's messages are JSON, which has no NaN
+        z=values,
         x=places,
         y=places,
         hovertext=np.array(hover, dtype=object),  # a list of lists plotly copies text by text
