@@ -122,7 +122,7 @@ class WholeFigure(LateStart, go.FigureWidget):
         asked = self.keys if key is None else [key] if isinstance(key, str) else list(key)
         state = super().get_state(asked, drop_defaults)
         if self._is_whole:
-            for name, now in (("_widget_data", self._data), ("_widget_layout", self._layout_obj._props)):
+            for name, now in (("_widget_data", self._data), ("_widget_layout", self.layout.to_plotly_json())):
                 if name in asked:
                     state[name] = self.trait_metadata(name, "to_json")(now, self)
         return state
