@@ -43,8 +43,9 @@ def not_from_lablib(answer: Any, allowed: Iterable[str] = (), refused: Iterable[
     Args:
         answer: a function, or an object that can be called; anything else has no code.
         allowed: names in lablib that may be used. `phase` always may.
-        refused: functions of others, such as torch's own solution, that must not be used either; and modules that must
-            not be used as a whole, as `getattr(torch.optim, name)` does.
+        refused: functions and classes of others, such as torch's own solution, that must not be used either, nor
+            objects of such a class (`type(mesh)` is the class); and modules that must not be used as a whole, as
+            `getattr(torch.optim, name)` does.
 
     Raises:
         RuleBroken: it does; the message says what is allowed.
@@ -52,7 +53,7 @@ def not_from_lablib(answer: Any, allowed: Iterable[str] = (), refused: Iterable[
     allowed = tuple(allowed)
     seen = {}
     name = next(_refused(answer, {*allowed, *_ALWAYS}, seen), None)
-    name = name or next((_name_of(one) for one in refused if id(one) in seen), None)
+    name = name or next((_name_of(one) for one in refused if id(one) in seen or _has_object(seen, one)), None)
     if name is not None:
         but = " and ".join(_public_name(one) for one in allowed)
         expected = f"your own lines: no ready solution, and nothing of lablib{' but ' if but else ''}{but}"
@@ -277,6 +278,13 @@ def _public_name(name: str, value: Any = None) -> str:
         if _is_lablib(package.__name__) and is_it:
             return f"{package.__name__.removeprefix('lablib.')}.{name}"
     return name if value is None else f"{_home(value)}.{name}"
+
+
+def _has_object(seen: dict[int, Any], kind: Any) -> bool:
+    """Is there an object of the class among these values, or in an object of lablib's among them?"""
+    of_lablib = (each for each in seen.values() if not isinstance(each, type) and _is_lablib(_home(type(each))))
+    held = [part for each in of_lablib for part in getattr(each, "__dict__", {}).values()]
+    return isinstance(kind, type) and any(issubclass(type(each), kind) for each in [*seen.values(), *held])
 
 
 def _name_of(value: Any) -> str:

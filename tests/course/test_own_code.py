@@ -348,3 +348,18 @@ def test_what_is_allowed_is_listed_as_a_notebook_writes_it():
         not_from_lablib(parallel.ring_all_gather, allowed=["exchange", "launch"])
     assert raised.value.saw == "it uses parallel.ring_all_gather"
     assert raised.value.expected.endswith("nothing of lablib but parallel.exchange and lablib.launch")
+
+
+def test_objects_of_a_refused_class_are_refused():
+    box, held = parallel.Mesh(data=2), parallel.Combination
+
+    def by_its_type():
+        return type(box)(data=3).groups("data")
+
+    def another():
+        return len(str(held))
+
+    with pytest.raises(RuleBroken, match=r"lablib\.parallel\.mesh\.Mesh"):
+        not_from_lablib(by_its_type, refused=[parallel.Mesh])
+    not_from_lablib(by_its_type)
+    not_from_lablib(another, allowed=["Combination"], refused=[parallel.Mesh])

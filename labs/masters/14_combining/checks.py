@@ -1,7 +1,7 @@
 """Checks of lab 14: combining them. Meshes, orders and routings are drawn anew; sums and gradients are one device's."""
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, KeysView, Mapping, Sequence, ValuesView
 from itertools import permutations
 from math import prod
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from lablib import Run
 from lablib.course import Expect, exercise
@@ -16,11 +17,13 @@ from lablib.course.comparison import is_array
 from lablib.course.draw import Draw
 from lablib.course.expect import RuleBroken
 from lablib.course.formatting import short_repr
-from lablib.course.rules import changes_nothing, not_from_lablib, observe
+from lablib.course.observe import Observed
+from lablib.course.rules import calls_only, changes_nothing, not_from_lablib, observe
+from lablib.parallel import Mesh
 from lablib.units import plural
 
 HALF = 0.5  # of a byte: budgets of bytes that are exact
-AXES = ("data", "context", "pipeline", "tensor", "expert")
+AXES = ("data", "context", "pipeline", "tensor", "expert", "replica")
 EXACT = 1e-9
 
 
@@ -41,7 +44,7 @@ def _stride(sizes: Mapping[str, int], axis: str) -> int:
 def _whole_numbers(rule: str, value: Any, example: str) -> list[int]:
     value = value.tolist() if is_array(value) else value
     try:
-        return [operator.index(each) for each in value]
+        return [int(operator.index(each)) for each in value]  # an int of one's own may say that it equals everything
     except TypeError:
         said = "None: is there a return?" if value is None else short_repr(value)
         raise RuleBroken(rule, said, example) from None
@@ -62,23 +65,43 @@ def _whole_numbers(rule: str, value: Any, example: str) -> list[int]:
     ],
 )
 def groups(expect: Expect, groups: Callable[[dict[str, int], str], list[list[int]]]) -> None:
-    not_from_lablib(groups)
+    not_from_lablib(groups, refused=(Mesh, DeviceMesh, init_device_mesh))
     draw = expect.draw
-    meshes = [[draw.integer(2, 5)], [2, 3], [2, 3, 4], [1, 3, 2], [2, 2, 2, 3], [3, 1, 2, 2, 5]]
-    asked = [(sizes, axis) for sizes in (_sizes(draw, each) for each in meshes) for axis in draw.shuffled(list(sizes))]
-    found = []
+    meshes = [
+        [draw.integer(2, 5)],
+        [2, 3],
+        [2, 3, 4],
+        [1, 3, 2],
+        [2, 2, 2, 3],
+        [3, 1, 2, 2, 5, 2],
+        [draw.integer(9, 13), 2, 13, 2],
+    ]
+    drawn = [_sizes(draw, each) for each in meshes]
+    drawn.append(dict(reversed(drawn[2].items())))  # the same axes in another order
+    asked = [(sizes, axis) for sizes in drawn for axis in draw.shuffled(list(sizes))]
+    found, returned = [], []
     for sizes, axis in asked:
         call = observe(groups, dict(sizes), axis)
         changes_nothing(expect, [call])
         found.append(_groups(expect, call.value, sizes, axis))
+        returned.append(call.value)
     mistakes = [
         name for name, gives in ORDERS.items() if all(_alike(*each, gives) for each in zip(found, asked, strict=True))
     ]
+    _expect_kept(returned, found)
     for each, (sizes, axis) in zip(found, asked, strict=True):
         expect.measured.clear()  # what holds is shown for the last mesh
         with expect.as_one(f"the groups are those of the mesh ({_told(sizes)}, along {axis})", f"{len(each)} groups"):
             told = f"; all your groups are those of {mistakes[0]}" if mistakes else ""
             _expect_groups(expect, each, sizes, axis, told)
+
+
+def _expect_kept(returned: Sequence[Any], found: Sequence[Sequence[Any]]) -> None:
+    """Lists that were returned still hold what was found in them: later calls did not write to them."""
+    for value, was in zip(returned, found, strict=True):
+        if isinstance(value, list) and all(isinstance(each, list | str) for each in value) and value != list(was):
+            rule = "what was returned stays as it was when the next call is made"
+            raise RuleBroken(rule, f"{short_repr(was)} became {short_repr(value)}", "a new list from each call")
 
 
 # What goes wrong: another order of the axes. The units belong to the one that is asked for, to the first, ...
@@ -107,7 +130,7 @@ def _groups(expect: Expect, value: Any, sizes: dict[str, int], axis: str) -> lis
     what = f"{_told(sizes)}, along {axis}"
     expect.equal("groups are returned", value is ..., False)
     value = value.tolist() if is_array(value) else value
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, list | tuple | ValuesView):
         said = "None: is there a return?" if value is None else short_repr(value)
         raise RuleBroken(f"a list of lists of ranks is returned ({what})", said, "[[0, 1], [2, 3]]")
     return [_whole_numbers(f"a group is a list of ranks ({what})", each, "[0, 1]") for each in value]
@@ -147,11 +170,13 @@ def _expect_groups(expect: Expect, found: list[list[int]], sizes: dict[str, int]
 )
 def best_order(expect: Expect, best_order: Callable[[dict[str, int], dict[str, float], int], tuple[str, ...]]) -> None:
     not_from_lablib(best_order, allowed=("Mesh",))
-    cases, orders = _orders(expect.draw), []
+    cases, orders, returned = _orders(expect.draw), [], []
     for _, sizes, sent, per_node in cases:
         call = observe(best_order, dict(sizes), dict(sent), per_node)
         changes_nothing(expect, [call])
         orders.append(_order(expect, call.value, sizes))
+        returned.append(call.value)
+    _expect_kept(returned, orders)
     for order, (name, sizes, sent, per_node) in zip(orders, cases, strict=True):
         costs = {each: _crossing(each, sizes, sent, per_node) for each in permutations(sizes)}
         what, least = f"{_told(sizes)}, nodes of {per_node}, {name}", min(costs.values())
@@ -187,9 +212,9 @@ def _sorted(key: Callable[[str, Any, Any], float]) -> Callable[..., bool]:
 def _pairs(order: Sequence[str], sizes: Mapping[str, int]) -> list[tuple[str, int, int, bool]]:
     """(axis, rank, the next rank of its group, whether that is the first again) for each rank and axis."""
     mesh, found = {axis: sizes[axis] for axis in order}, []
+    strides = [(axis, size, _stride(mesh, axis)) for axis, size in mesh.items()]
     for rank in range(prod(sizes.values())):
-        for axis, size in mesh.items():
-            stride = _stride(mesh, axis)
+        for axis, size, stride in strides:
             at = rank // stride % size
             found.append((axis, rank, rank + ((at + 1) % size - at) * stride, at == size - 1))
     return found
@@ -213,6 +238,18 @@ def _whole_groups(order: Sequence[str], sizes: Mapping[str, int], sent: Mapping[
     return total
 
 
+def _last_node_left_out(
+    order: Sequence[str], sizes: Mapping[str, int], sent: Mapping[str, float], per_node: int
+) -> float:
+    full = prod(sizes.values()) // per_node * per_node
+    pairs = _pairs(order, sizes)
+    return sum(sent[x] for x, a, b, _ in pairs if max(a, b) < full and a // per_node != b // per_node)
+
+
+def _of_node_0(order: Sequence[str], sizes: Mapping[str, int], sent: Mapping[str, float], per_node: int) -> float:
+    return sum(sent[axis] for axis, a, b, _ in _pairs(order, sizes) if a // per_node == 0 != b // per_node)
+
+
 def _of_rank_0(order: Sequence[str], sizes: Mapping[str, int], sent: Mapping[str, float], per_node: int) -> float:
     mesh = {axis: sizes[axis] for axis in order}
     own = {axis: {i * _stride(mesh, axis) for i in range(size)} for axis, size in mesh.items()}
@@ -228,16 +265,31 @@ MISTAKES: dict[str, Callable[..., bool]] = {
     "a group that leaves its node counts whole": _least(_whole_groups),
     "the last rank of a group sends nothing": _least(_as_open_chains),
     "only the groups of rank 0 are counted": _least(_of_rank_0),
+    "only what node 0 sends is counted": _least(_of_node_0),
+    "a last node that is not full is left out": _least(_last_node_left_out),
     "the most bytes, not the fewest": _least(lambda *case: -_crossing(*case)),
     "nodes have eight ranks": _least(lambda order, sizes, sent, _: _crossing(order, sizes, sent, 8)),
 }
 
 
+def _telling(
+    draw: Draw, names: Sequence[str], options: Sequence[int], nodes: Sequence[int], *mistakes: str
+) -> tuple[dict[str, int], dict[str, float], int]:
+    """A mesh, bytes and nodes for which no best order is one that these mistakes could give."""
+    while True:
+        sizes = {axis: draw.choice(options) for axis in names}
+        sent, per_node = {axis: draw.number(1.0, 20.0) for axis in names}, draw.choice(nodes)
+        costs = {each: _crossing(each, sizes, sent, per_node) for each in permutations(sizes)}
+        best = [each for each, cost in costs.items() if cost <= min(costs.values()) * (1 + EXACT)]
+        if not any(MISTAKES[name](each, sizes, sent, per_node) for name in mistakes for each in best):
+            return sizes, sent, per_node
+
+
 def _orders(draw: Draw) -> list[tuple[str, dict[str, int], dict[str, float], int]]:
     """Meshes on which simple rules fail: most bytes last, largest axis last, none that fits."""
     names = draw.shuffled(AXES)
-    a, b, c, d = names[:4]
-    unit = draw.number(1.0, 5.0)
+    a, b, c, d, e = names[:5]
+    unit, most_last = draw.number(1.0, 5.0), "the axis that sends most goes last"
 
     def shuffled(sizes: dict[str, int]) -> dict[str, int]:
         return {axis: sizes[axis] for axis in draw.shuffled(list(sizes))}
@@ -264,27 +316,23 @@ def _orders(draw: Draw) -> list[tuple[str, dict[str, int], dict[str, float], int
         ),
         ("sizes that no node divides", shuffled({a: 6, b: 2, c: 4}), {a: 11.0 * unit, b: 3.0 * unit, c: 6.0 * unit}, 4),
         ("one node", shuffled({a: 2, b: 2}), {a: unit, b: 2.0 * unit}, 8),
+        ("the mesh of before, other bytes", shuffled({a: 2, b: 4, c: 2}), {a: 50.0 * unit, b: unit, c: 3.0 * unit}, 4),
+        ("one axis", {AXES[-1]: 6}, {AXES[-1]: unit}, 4),
+        ("four axes", *_telling(draw, (a, b, c, d), [2, 2, 3], [4, 6, 8], most_last)),
         (
-            "four axes",
-            shuffled({a: 2, b: 3, c: 2, d: 4}),
-            {axis: draw.number(1.0, 20.0) for axis in (a, b, c, d)},
-            draw.choice([4, 6, 8]),
+            "five axes",
+            shuffled({a: 8, b: 2, c: 2, d: 1, e: 1}),
+            {a: 10.0 * unit, b: 9.0 * unit, c: 8.0 * unit, d: 30.0 * unit, e: unit},
+            8,
         ),
-        *(
-            (
-                "drawn",
-                {axis: draw.choice([2, 3, 4, 6]) for axis in names[:3]},
-                {axis: draw.number(1.0, 20.0) for axis in names[:3]},
-                draw.choice([4, 6, 8]),
-            )
-            for _ in range(2)
-        ),
+        ("drawn", *_telling(draw, names[:3], [2, 3, 4, 6], [4, 6, 8], "only what node 0 sends is counted")),
+        ("drawn", *_telling(draw, names[:3], [2, 3, 5], [4, 8], "a last node that is not full is left out")),
     ]
 
 
 def _order(expect: Expect, value: Any, sizes: dict[str, int]) -> tuple[str, ...]:
     expect.equal("an order is returned", value is ..., False)
-    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+    if not isinstance(value, list | tuple | KeysView) or not all(isinstance(each, str) for each in value):
         said = "None: is there a return?" if value is None else short_repr(value)
         raise RuleBroken("a tuple of names is returned, the axis that lies farthest apart first", said, str((*sizes,)))
     order = tuple(str.__str__(each) for each in value)
@@ -307,19 +355,29 @@ def _order(expect: Expect, value: Any, sizes: dict[str, int]) -> tuple[str, ...]
 def merge(expect: Expect, merge: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
     not_from_lablib(merge)
     draw = expect.draw
-    cases = [
-        ("two parts", 1.0, [draw.integer(2, 6), draw.integer(7, 11)], torch.float64),
-        ("one key against many", 1.0, [1, draw.integer(20, 30)], torch.float64),
-        ("large scores", 300.0, [draw.integer(2, 5), draw.integer(2, 5)], torch.float64),
-        ("scores far below zero", -300.0, [draw.integer(2, 5), draw.integer(2, 5)], torch.float64),
-        ("four parts, one after another", 2.0, draw.integers(4, 1, 9), torch.float64),
-        ("float32", 1.0, [draw.integer(2, 6), draw.integer(2, 6)], torch.float32),
+    far = draw.number(500.0, 2000.0)
+    few, other = ([draw.integer(2, 5), draw.integer(2, 5)] for _ in range(2))
+    f32, f64 = torch.float32, torch.float64
+    lead = (draw.integer(1, 3), draw.integer(2, 3))  # batch, heads
+    cases = [  # name, parts, levels of scores, shape before the last two, (queries, width), type
+        ("two parts", [draw.integer(2, 6), draw.integer(7, 11)], 0.0, lead, None, f64),
+        ("one key against many", [1, draw.integer(20, 30)], 0.0, lead, None, f64),
+        ("large scores", few, 300.0, lead, None, f64),
+        ("scores far below zero", other, -far, lead, None, f64),
+        ("four parts, one after another", draw.integers(4, 1, 9), 0.0, (draw.integer(2, 5),), None, f64),
+        ("one query of one number", few, 0.0, (1, 1), (1, 1), f64),
+        ("as many queries as heads and numbers", few, 0.0, (2, 3), (3, 3), f64),
+        ("five dimensions", other, 0.0, (2, 1, 3), None, f64),
+        ("one part's scores far above the other's", few, None, lead, None, f64),
+        ("float32", few, 0.0, lead, None, f32),
     ]
-    for name, size, parts, dtype in cases:
+    for name, parts, level, lead, shape, dtype in cases:
         with expect.as_one(f"o and l are those of attention over all keys ({name})", "right"):
-            _expect_merged(expect, merge, name, size, parts, dtype)
+            queries, width = shape or (draw.integer(3, 5), draw.integer(2, 6))
+            _expect_merged(expect, merge, name, parts, level, (*lead, queries, width), dtype)
     with expect.as_one("where a part has seen no key (l = -inf), the other one is the result", "right"):
-        _expect_unseen(expect, merge)
+        for of_all in (False, True):
+            _expect_unseen(expect, merge, of_all)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, shift: Tensor) -> tuple[Tensor, Tensor]:
@@ -335,28 +393,49 @@ def _pair(rule: str, value: Any) -> tuple[Tensor, Tensor]:
 
 
 def _expect_merged(
-    expect: Expect, answer: Callable[..., Any], name: str, size: float, parts: list[int], dtype: torch.dtype
+    expect: Expect,
+    answer: Callable[..., Any],
+    name: str,
+    parts: list[int],
+    level: float | None,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> None:
     draw, rtol = expect.draw, EXACT if dtype == torch.float64 else 1e-5
-    batch, heads, queries, width = (draw.integer(1, 3), draw.integer(2, 3), draw.integer(3, 5), draw.integer(2, 6))
-    q = draw.tensor((batch, heads, queries, width), dtype)
-    k, v = (draw.tensor((batch, heads, sum(parts), width), dtype) for _ in range(2))
+    *lead, queries, width = shape
+    q = draw.tensor(shape, dtype)
+    k, v = (draw.tensor((*lead, sum(parts), width), dtype) for _ in range(2))
     # Each query's scores on a level of their own: exp(1200) is no number, and exp(-1200) is 0.
-    shift = torch.zeros(1, 1) if abs(size) < 10 else torch.linspace(-0.3, 1.0, queries)[:, None] * 4 * size
-    shift = shift.to(dtype)
-    k = k * (abs(size) / 30 if abs(size) >= 10 else size)
+    levels = torch.linspace(-0.3, 1.0, queries)[:, None] * 4 * (level or 0.0)
+    shift = levels.expand(queries, sum(parts)).to(dtype).clone()
+    if level is None:  # one query's first part is far above the second, another's far below
+        shift[:, : parts[0]] += torch.linspace(-3000.0, 3000.0, queries, dtype=dtype)[:, None]
+    k = k * (10 if level else 1)
     wanted = _attention(q, k, v, shift)
-    pieces = [_attention(q, *each, shift) for each in zip(k.split(parts, 2), v.split(parts, 2), strict=True)]
-    o, lse = pieces[0]
+    split = zip(k.split(parts, -2), v.split(parts, -2), shift.split(parts, -1), strict=True)
+    pieces = [_attention(q, *each) for each in split]
+    (o, lse), kept = pieces[0], []
     for piece in pieces[1:]:
         call = observe(answer, o.clone(), lse.clone(), piece[0].clone(), piece[1].clone())
-        expect.equal("a pair is returned", call.value is ..., False)
-        changes_nothing(expect, [call])
-        o, lse = _pair(f"o and l are returned ({name})", call.value)
+        o, lse = _merged(expect, call, name)
+        kept.append((o, o.clone(), lse, lse.clone()))
         _expect_alike(expect, name, o, lse, *wanted)
+    rule = f"what was returned stays as it was when the next call is made ({name})"
+    same = all(torch.equal(each[i], each[i + 1]) for each in kept for i in (0, 2) if bool(each[i + 1].isfinite().all()))
+    expect.that(rule, same, "it changed", "new tensors from each call")
     note = f"({name}, {'+'.join(map(str, parts))} keys)"
     expect.close(f"l is the log of the sum over all keys {note}", lse, wanted[1], rtol=rtol, atol=rtol)
     expect.close(f"o is attention over all keys {note}", o, wanted[0], rtol=rtol, atol=rtol)
+
+
+def _merged(expect: Expect, call: Observed, name: str) -> tuple[Tensor, Tensor]:
+    """The pair of a call that left its arguments alone."""
+    expect.equal("a pair is returned", call.value is ..., False)
+    changes_nothing(expect, [call])
+    pair = _pair(f"o and l are returned ({name})", call.value)
+    said = "the result shares its memory with an argument" if call.aliased else "new ones"
+    expect.that(f"o and l are new tensors ({name})", not call.aliased, said, "memory of their own: a copy, x.clone()")
+    return pair
 
 
 def _expect_alike(expect: Expect, name: str, o: Tensor, lse: Tensor, wanted_o: Tensor, wanted_lse: Tensor) -> None:
@@ -365,20 +444,28 @@ def _expect_alike(expect: Expect, name: str, o: Tensor, lse: Tensor, wanted_o: T
         expect.equal(f"{what} has the type that it had ({name})", str(saw.dtype), str(wanted.dtype))
 
 
-def _expect_unseen(expect: Expect, answer: Callable[..., Any]) -> None:
-    """A query that has seen no key yet, as under a causal mask: l is -inf, and o counts for nothing."""
+def _expect_unseen(expect: Expect, answer: Callable[..., Any], of_all: bool) -> None:
+    """Queries that have seen no key yet, as under a causal mask: l is -inf, and o counts for nothing."""
     draw, (rows, width) = expect.draw, (expect.draw.integer(3, 6), expect.draw.integer(2, 5))
     o = [draw.tensor((rows, width), torch.float64) for _ in range(2)]
     lse = [draw.tensor((rows,), torch.float64) for _ in range(2)]
+    share = torch.sigmoid(lse[1] - lse[0])[:, None]
+    both = o[0] + share * (o[1] - o[0]), torch.logaddexp(*lse)
+    lost_rows = slice(0, rows if of_all else 1)
     for seen, unseen in ((0, 1), (1, 0)):
-        lost = lse[unseen].clone()
-        lost[0] = float("-inf")
+        lost, wanted = lse[unseen].clone(), [each.clone() for each in both]
+        lost[lost_rows], wanted[0][lost_rows] = float("-inf"), o[seen][lost_rows]
+        wanted[1][lost_rows] = lse[seen][lost_rows]
         args = [(o[0], lse[0]), (o[1], lse[1])]
         args[unseen] = (o[unseen], lost)
-        value = _pair("o and l are returned (a part with no key)", answer(*[x.clone() for each in args for x in each]))
+        call = observe(answer, *[x.clone() for each in args for x in each])
+        value = _merged(expect, call, "a part with no key")
         rule = f"where part {unseen + 1} has seen no key (l = -inf), the other one is the result"
-        expect.close(f"{rule}: o", value[0][0], o[seen][0], rtol=EXACT)
-        expect.close(f"{rule}: l", value[1][0], lse[seen][0], rtol=EXACT)
+        expect.close(f"{rule}: o", value[0][lost_rows], wanted[0][lost_rows], rtol=EXACT)
+        expect.close(f"{rule}: l", value[1][lost_rows], wanted[1][lost_rows], rtol=EXACT)
+        rule = f"where both have seen keys, and another query none of part {unseen + 1}, both count"
+        expect.close(f"{rule}: o", value[0], wanted[0], rtol=EXACT, atol=EXACT)
+        expect.close(f"{rule}: l", value[1], wanted[1], rtol=EXACT, atol=EXACT)
 
 
 # ---- exercise 4 ----
@@ -395,13 +482,26 @@ def _expect_unseen(expect: Expect, answer: Callable[..., Any]) -> None:
 def even_order(expect: Expect, even_order: Callable[[int, int, int], list[int]]) -> None:
     not_from_lablib(even_order)
     draw = expect.draw
-    for n in (1, draw.integer(5, 8), draw.integer(2, 4)):
+    long = draw.choice([2, 4, 6])
+    pieces = {
+        1: 3,
+        draw.integer(9, 12): draw.integer(2, 5),
+        long: draw.integer(280, 320) // long,
+        draw.choice([5, 7]): 1,
+    }
+    for n, length in pieces.items():
         expect.measured.clear()
-        seq_len = 2 * n * draw.integer(2, 5)
+        seq_len = 2 * n * length
         what = f"{seq_len} tokens on {plural(n, 'ranks')}"
+        asked = draw.shuffled(range(n))
+
+        def program(answer: Callable[..., Any], seq_len: int, asked: Sequence[int]) -> Any:
+            return observe(answer, seq_len, len(asked), asked[dist.get_rank()]).value
+
+        run = expect.launch(program, even_order, seq_len, asked, ranks=n)  # each rank with variables of its own
+        calls_only(expect, run)
         tokens: list[list[int]] = [[]] * n
-        for rank in draw.shuffled(range(n)):
-            value = observe(even_order, seq_len, n, rank).value
+        for rank, value in zip(asked, run.values, strict=True):
             expect.equal("positions are returned", value is ..., False)
             tokens[rank] = _whole_numbers(f"a list of positions is returned ({what})", value, "[0, 1, 6, 7]")
         everybody = sorted(token for each in tokens for token in each)
@@ -436,24 +536,29 @@ def even_order(expect: Expect, even_order: Callable[[int, int, int], list[int]])
 def mixture(expect: Expect, mixture: Callable[..., Tensor]) -> None:
     not_from_lablib(mixture)
     draw = expect.draw
-    for kind, ranks in (("any", 1), ("all to one expert", 3), ("room for all", 2), ("any", draw.integer(2, 4))):
+    for kind, ranks in (("any", 1), ("all to one expert", 5), ("room for all", 2), ("any", draw.integer(2, 4))):
         expect.measured.clear()
-        _expect_mixture(expect, mixture, kind, ranks)
+        _expect_mixture(expect, mixture, kind, ranks, torch.float64)
+    _expect_mixture(expect, mixture, "float32", 2, torch.float32)
 
 
-def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks: int) -> None:
+def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks: int, dtype: torch.dtype) -> None:
     draw, local, width = expect.draw, expect.draw.integer(1, 3), expect.draw.integer(3, 6)
+    exact = EXACT if dtype == torch.float64 else 1e-5
     experts = ranks * local
     counts = [draw.integer(5, 12) for _ in range(ranks)]  # tokens of each rank
     capacity = max(counts) if kind == "room for all" else draw.integer(1, 3)
-    xs = [draw.tensor((count, width), torch.float64) for count in counts]
-    weights = [0.5 + draw.tensor((count,), torch.float64).abs() for count in counts]
+    xs = [draw.tensor((count, width), dtype) for count in counts]
+    weights = [0.5 + draw.tensor((count,), dtype).abs() for count in counts]
     one = draw.integer(0, experts - 1)
-    drawn = [[one if kind == "all to one expert" else draw.integer(0, experts - 1) for _ in range(n)] for n in counts]
+    drawn = [
+        [one if kind in ("all to one expert", "room for all") else draw.integer(0, experts - 1) for _ in range(n)]
+        for n in counts
+    ]
     choices = [torch.tensor(each) for each in drawn]
-    matrices = draw.tensor((experts, width, width), torch.float64)
-    biases = draw.tensor((experts, width), torch.float64)  # an empty place, too, comes back with numbers
-    grads = [draw.tensor((count, width), torch.float64) for count in counts]
+    matrices = draw.tensor((experts, width, width), dtype)
+    biases = draw.tensor((experts, width), dtype)  # an empty place, too, comes back with numbers
+    grads = [draw.tensor((count, width), dtype) for count in counts]
 
     def program(answer: Callable[..., Any]) -> Any:
         rank = dist.get_rank()
@@ -462,7 +567,10 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
         matrix, bias = (each[own].clone().to(here).requires_grad_() for each in (matrices, biases))
         x, weight = (each[rank].clone().to(here).requires_grad_() for each in (xs, weights))
 
+        times = []
+
         def run_experts(boxes: Tensor) -> Tensor:
+            times.append(boxes)
             if tuple(boxes.shape) != (ranks, local, capacity, width):
                 raise RuleBroken(
                     "run_experts gets [ranks, experts of this rank, capacity, D]",
@@ -474,12 +582,12 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
         call = observe(answer, x, choices[rank].clone().to(here), weight, run_experts, experts, capacity)
         if isinstance(call.value, Tensor) and call.value.shape == x.shape and call.value.requires_grad:
             (call.value * grads[rank].to(here)).sum().backward()
-        return call, [each.grad for each in (x, weight, matrix, bias)]
+        return call, [each.grad for each in (x, weight, matrix, bias)], len(times)
 
     run = expect.launch(program, answer, ranks=ranks)
     leaves = [each.clone().requires_grad_() for each in (*xs, *weights)]
     matrix, bias = matrices.clone().requires_grad_(), biases.clone().requires_grad_()
-    outputs, total = [], torch.zeros((), dtype=torch.float64)
+    outputs, total = [], torch.zeros((), dtype=dtype)
     for rank in range(ranks):
         x, weight = leaves[rank], leaves[ranks + rank]
         kept = [drawn[rank][:i].count(expert) < capacity for i, expert in enumerate(drawn[rank])]
@@ -493,9 +601,11 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
     on = f"({kind}: {plural(ranks, 'ranks')}, {plural(experts, 'experts')}, {plural(capacity, 'places')} each)"
     wanted_grads: list[Any] = [each.grad for each in (*leaves, matrix, bias)]
     with expect.as_one(f"outputs and gradients are those of one device {on}", "right"):
-        for rank, (call, _) in enumerate(run.values):
-            _expect_output(expect, call.value, outputs[rank].detach(), xs[rank], f"{on}, rank {rank}")
-        for rank, (call, found) in enumerate(run.values):
+        for rank, (call, _, _) in enumerate(run.values):
+            _expect_output(expect, call.value, outputs[rank].detach(), xs[rank], f"{on}, rank {rank}", exact)
+        for rank, (_, _, times) in enumerate(run.values):
+            expect.equal(f"run_experts is called once {on}, rank {rank}", times, 1)
+        for rank, (call, found, _) in enumerate(run.values):
             where = f"{on}, rank {rank}"
             own = slice(rank * local, (rank + 1) * local)
             wanted = [wanted_grads[rank], wanted_grads[ranks + rank], wanted_grads[-2][own], wanted_grads[-1][own]]
@@ -504,17 +614,18 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
                 rule = f"the gradient of {name} is that of one device {where}"
                 if saw is None:
                     raise RuleBroken(rule, "None: autograd found no way back to it", "a gradient")
-                expect.close(rule, saw, want, rtol=EXACT, atol=EXACT)
+                expect.close(rule, saw, want, rtol=exact, atol=exact)
             changes_nothing(expect, [call])
-    _expect_sent(expect, run, 8 * experts * capacity * width, on)
+    _expect_sent(expect, run, dtype.itemsize * experts * capacity * width, on)
 
 
-def _expect_output(expect: Expect, saw: Any, wanted: Tensor, x: Tensor, where: str) -> None:
+def _expect_output(expect: Expect, saw: Any, wanted: Tensor, x: Tensor, where: str, exact: float) -> None:
     if not isinstance(saw, Tensor):
         said = "None: is there a return?" if saw is None else short_repr(saw)
         expect.equal(f"a tensor is returned {where}", saw is ..., False)
         raise RuleBroken(f"a tensor is returned {where}", said, "[t, D]")
     expect.equal(f"the output has the shape of x {where}", tuple(saw.shape), tuple(x.shape))
+    expect.equal(f"the output has the type of x {where}", str(saw.dtype), str(x.dtype))
     lost, found = wanted.abs().sum(1) == 0, saw.detach().cpu()
     if bool(lost.any()) and not bool((found[lost] == 0).all()):
         said = "other numbers"
@@ -523,13 +634,14 @@ def _expect_output(expect: Expect, saw: Any, wanted: Tensor, x: Tensor, where: s
         elif bool((found[~lost] == 0).all(1).any()):
             said = f"numbers, and zeros for an earlier one: token {int((found == 0).all(1).nonzero()[0])} has a place"
         raise RuleBroken(f"a token without a place gets zeros {where}", said, "0 in all of its row")
-    expect.close(f"the output is that of one device {where}", saw.detach(), wanted, rtol=EXACT, atol=EXACT)
+    expect.close(f"the output is that of one device {where}", saw.detach(), wanted, rtol=exact, atol=exact)
 
 
 def _expect_sent(expect: Expect, run: Run, box_bytes: int, on: str) -> None:
     """The boxes there and back, and their gradients: four exchanges."""
     other = sorted({t.name for t in run.traffic.transfers if not t.name.startswith(("all_to_all", "alltoall"))})
     expect.that(f"the only calls are all-to-alls {on}", not other, " and ".join(other) or "none", "all_to_all")
+    expect.budget(f"exchanges, forward and backward {on}", len(run.traffic), 4, "calls")
     n = run.ranks
     sent = max(run.traffic.sent_bytes(rank) for rank in range(n))
     expect.budget(f"bytes a rank sends, forward and backward {on}", sent, 4 * box_bytes * (n - 1) / n + HALF, "B")
@@ -550,18 +662,33 @@ def _expect_sent(expect: Expect, run: Run, box_bytes: int, on: str) -> None:
 def some_tokens(expect: Expect, some_tokens: Callable[..., Tensor]) -> None:
     not_from_lablib(some_tokens)
     draw = expect.draw
-    for kind in ("all tokens", "scores below zero", "equal scores", "any"):
+    any_size = draw.integer(20, 40), draw.integer(10, 18)  # asked twice: other scores, other tokens
+    kinds = (
+        "all tokens",
+        "scores below zero",
+        "equal scores",
+        "one token",
+        "scores that are close",
+        "float32",
+        "any",
+        "any",
+    )
+    for kind in kinds:
         expect.measured.clear()
+        dtype = torch.float32 if kind == "float32" else torch.float64
         length, width = draw.integer(6, 11), draw.integer(2, 5)
-        capacity = length if kind == "all tokens" else draw.integer(2, length - 2)
-        x, grad = (draw.tensor((length, width), torch.float64) for _ in range(2))
-        scores = draw.tensor((length,), torch.float64)
+        capacity = {"all tokens": length, "one token": 1}.get(kind, draw.integer(2, length - 3))
+        if kind == "any":
+            length, capacity = any_size
+        x, grad = (draw.tensor((length, width), dtype) for _ in range(2))
+        scores = draw.tensor((length,), dtype)
         if kind == "equal scores":
-            scores = torch.full((length,), 2.0, dtype=torch.float64)  # one above, one below; the rest are equal
-            high, low = draw.integers(2, 0, length - 1)
-            scores[high], scores[low] = 3.0, 1.0
+            scores = torch.full((length,), 2.0, dtype=dtype)  # the last above, one below; the rest are equal
+            scores[-1], scores[draw.integer(0, length - 2)] = 3.0, 1.0
         if kind == "scores below zero":
             scores = -scores.abs() - 0.1
+        if kind == "scores that are close":  # in fewer bits they would be equal
+            scores = 1.0 + 1e-9 * torch.arange(length, dtype=dtype)
         _expect_some_tokens(expect, some_tokens, kind, x, scores, capacity, grad)
 
 
@@ -570,7 +697,8 @@ def _expect_some_tokens(
 ) -> None:
     what = f"({kind}: {capacity} of {len(x)} tokens)"
     seen: list[int] = []
-    matrix = expect.draw.tensor((x.shape[1], x.shape[1]), torch.float64)
+    matrix = expect.draw.tensor((x.shape[1], x.shape[1]), x.dtype)
+    exact = EXACT if x.dtype == torch.float64 else 1e-5
 
     def block(x_CD: Tensor) -> Tensor:
         """Each token's output depends on those before it."""
@@ -596,18 +724,20 @@ def _expect_some_tokens(
     )
     (wanted * grad).sum().backward()
     expect.equal(f"the output has the shape of x {what}", tuple(saw.shape), tuple(x.shape))
+    expect.equal(f"the output has the type of x {what}", str(saw.dtype), str(x.dtype))
     passed = [i for i in range(len(x)) if i not in chosen]
     rule = f"a token that is not chosen passes unchanged {what}"
     wrong = [i for i in passed if not torch.equal(saw[i].detach(), x[i])]
     told = "all do"
     if wrong:
-        told = f"token {wrong[0]} {'became zeros' if not bool(saw[wrong[0]].any()) else 'has other numbers'}"
+        zeros = not bool(saw[wrong[0]].any())
+        told = f"tokens that {'became zeros' if zeros else 'have other numbers'}: {wrong}"
     expect.that(rule, not wrong, told, "x itself")
-    expect.close(f"the output is x + score * block(x) {what}", saw.detach(), wanted.detach(), rtol=EXACT, atol=EXACT)
+    expect.close(f"the output is x + score * block(x) {what}", saw.detach(), wanted.detach(), rtol=exact, atol=exact)
     if saw.requires_grad:
         (saw * grad).sum().backward()
     for name, own, one in zip(("x", "scores"), leaves, mine, strict=True):
         rule = f"the gradient of {name} is right {what}"
         if own.grad is None:
             raise RuleBroken(rule, "None: autograd found no way back to it", "a gradient")
-        expect.close(rule, own.grad, one.grad, rtol=EXACT, atol=EXACT)
+        expect.close(rule, own.grad, one.grad, rtol=exact, atol=exact)

@@ -121,6 +121,81 @@ def groups(sizes, axis):
 """,
             "stays as it was",
         ),
+        (
+            "the class of a mesh that the notebook made",
+            """
+mesh = Mesh(data=2, pipeline=2, tensor=2)
+def groups(sizes, axis):
+    return [list(g) for g in type(mesh)(**sizes).groups(axis)]
+""",
+            "lablib.parallel.mesh.Mesh",
+        ),
+        (
+            "torch's mesh",
+            """
+def groups(sizes, axis):
+    from torch.distributed.device_mesh import DeviceMesh
+    n = math.prod(sizes.values())
+    found = set()
+    box = torch.arange(n).view(*sizes.values())
+    for rank in range(n):
+        m = DeviceMesh("cpu", box, mesh_dim_names=tuple(sizes), _init_backend=False, _rank=rank)
+        found.add(tuple(m[axis].mesh.tolist()))
+    return [list(each) for each in found]
+""",
+            "DeviceMesh",
+        ),
+        (
+            "right for 64 ranks at most",
+            """
+def groups(sizes, axis):
+    axes, n = list(sizes), math.prod(sizes.values())
+    stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1:])
+    size = sizes[axis]
+    first = [rank for rank in range(n) if rank // stride % size == 0]
+    return [[f + i * stride for i in range(size)] for f in first if f < 64]
+""",
+            "every rank is in one group",
+        ),
+        (
+            "numbers of eight bits",
+            """
+def groups(sizes, axis):
+    box = torch.arange(math.prod(sizes.values())).to(torch.int8).view(*sizes.values())
+    return box.movedim(list(sizes).index(axis), -1).reshape(-1, sizes[axis]).tolist()
+""",
+            "every rank is in one group",
+        ),
+        (
+            "remembers sizes without their order",
+            """
+SEEN = {}
+def groups(sizes, axis):
+    key = frozenset(sizes.items()), axis
+    if key not in SEEN:
+        axes, n = list(sizes), math.prod(sizes.values())
+        stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1:])
+        size = sizes[axis]
+        first = [rank for rank in range(n) if rank // stride % size == 0]
+        SEEN[key] = [[f + i * stride for i in range(size)] for f in first]
+    return SEEN[key]
+""",
+            "coordinate alone",
+        ),
+        (
+            "one list for all calls",
+            """
+FOUND = []
+def groups(sizes, axis):
+    axes, n = list(sizes), math.prod(sizes.values())
+    stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1:])
+    size = sizes[axis]
+    first = [rank for rank in range(n) if rank // stride % size == 0]
+    FOUND[:] = [[f + i * stride for i in range(size)] for f in first]
+    return FOUND
+""",
+            "when the next call is made",
+        ),
     ],
     "best_order": [
         (
@@ -254,6 +329,122 @@ def best_order(sizes, sent, per_node):
 """,
             "a tuple of names is returned",
         ),
+        (
+            "counts what node 0 sends",
+            """
+def best_order(sizes, sent, per_node):
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for g in mesh.groups(axis) for a, b in zip(g, g[1:] + g[:1])
+            if a // per_node == 0 != b // per_node
+        )
+    return min(itertools.permutations(sizes), key=cost)
+""",
+            "what node 0 sends",
+        ),
+        (
+            "leaves out a last node that is not full",
+            """
+def best_order(sizes, sent, per_node):
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for g in mesh.groups(axis) for a, b in zip(g, g[1:] + g[:1])
+            if a // per_node != b // per_node and max(a, b) < math.prod(sizes.values()) // per_node * per_node
+        )
+    return min(itertools.permutations(sizes), key=cost)
+""",
+            "a last node that is not full",
+        ),
+        (
+            "three axes at most",
+            """
+def best_order(sizes, sent, per_node):
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for g in mesh.groups(axis) for a, b in zip(g, g[1:] + g[:1])
+            if a // per_node != b // per_node
+        )
+    if len(sizes) > 3:
+        return tuple(sorted(sizes, key=lambda axis: sent[axis]))
+    return min(itertools.permutations(sizes), key=cost)
+""",
+            "four axes",
+        ),
+        (
+            "four axes at most",
+            """
+def best_order(sizes, sent, per_node):
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for g in mesh.groups(axis) for a, b in zip(g, g[1:] + g[:1])
+            if a // per_node != b // per_node
+        )
+    if len(sizes) > 4:
+        return tuple(sorted(sizes, key=lambda axis: sent[axis]))
+    return min(itertools.permutations(sizes), key=cost)
+""",
+            "five axes",
+        ),
+        (
+            "remembers the order of a mesh, whatever is sent",
+            """
+SEEN = {}
+def best_order(sizes, sent, per_node):
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for g in mesh.groups(axis) for a, b in zip(g, g[1:] + g[:1])
+            if a // per_node != b // per_node
+        )
+    key = per_node, frozenset(sizes.items())
+    if key not in SEEN: SEEN[key] = min(itertools.permutations(sizes), key=cost)
+    return SEEN[key]
+""",
+            "other bytes",
+        ),
+        (
+            "knows the names of the axes",
+            """
+def best_order(sizes, sent, per_node):
+    names = ("data", "context", "pipeline", "tensor", "expert")
+    known = {axis: sizes[axis] for axis in names if axis in sizes}
+    def cost(order):
+        mesh = Mesh(**{axis: known[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for g in mesh.groups(axis) for a, b in zip(g, g[1:] + g[:1])
+            if a // per_node != b // per_node
+        )
+    return min(itertools.permutations(known), key=cost)
+""",
+            "each axis is named once",
+        ),
+        (
+            "one list for all calls",
+            """
+FOUND = []
+def best_order(sizes, sent, per_node):
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for g in mesh.groups(axis) for a, b in zip(g, g[1:] + g[:1])
+            if a // per_node != b // per_node
+        )
+    FOUND[:] = min(itertools.permutations(sizes), key=cost)
+    return FOUND
+""",
+            "when the next call is made",
+        ),
     ],
     "merge": [
         (
@@ -364,6 +555,103 @@ def merge(o1, l1, o2, l2):
 """,
             "l is the log of the sum over all keys",
         ),
+        (
+            "the exponential of the difference",
+            """
+def merge(o1, l1, o2, l2):
+    e = torch.where(torch.isneginf(l1), torch.zeros_like(l1), (l2 - l1).exp())
+    w = torch.where(torch.isneginf(l1), torch.ones_like(l1), e / (1 + e))[..., None]
+    l = torch.where(torch.isneginf(l1), l2, l1 + torch.log1p(e))
+    return o1 + w * (o2 - o1), l
+""",
+            "far above the other's",
+        ),
+        (
+            "all queries follow one that has seen no key",
+            """
+def merge(o1, l1, o2, l2):
+    if torch.isneginf(l1).any(): return o2.clone(), l2.clone()
+    if torch.isneginf(l2).any(): return o1.clone(), l1.clone()
+    w = torch.sigmoid(l2 - l1)[..., None]
+    return o1 + w * (o2 - o1), torch.logaddexp(l1, l2)
+""",
+            "both count",
+        ),
+        (
+            "hands out its argument where the other part is empty",
+            """
+def merge(o1, l1, o2, l2):
+    if torch.isneginf(l1).all(): return o2, l2
+    if torch.isneginf(l2).all(): return o1, l1
+    w = torch.sigmoid(l2 - l1)[..., None]
+    return o1 + w * (o2 - o1), torch.logaddexp(l1, l2)
+""",
+            "new tensors",
+        ),
+        (
+            "clears what counts for nothing in its arguments",
+            """
+def merge(o1, l1, o2, l2):
+    o1[torch.isneginf(l1)] = 0
+    o2[torch.isneginf(l2)] = 0
+    w = torch.sigmoid(l2 - l1)[..., None]
+    return o1 + w * (o2 - o1), torch.logaddexp(l1, l2)
+""",
+            "the input stays as it was",
+        ),
+        (
+            "one buffer for all calls",
+            """
+BUF = {}
+def merge(o1, l1, o2, l2):
+    w = torch.sigmoid(l2 - l1)[..., None]
+    b = BUF.setdefault((o1.shape, o1.dtype), (torch.empty_like(o1), torch.empty_like(l1)))
+    l = torch.logaddexp(l1, l2)
+    b[0].copy_(o1 + w * (o2 - o1)); b[1].copy_(l)
+    return b
+""",
+            "when the next call is made",
+        ),
+        (
+            "the mean for a single query",
+            """
+def merge(o1, l1, o2, l2):
+    if l1.shape[-1] == 1: return (o1 + o2) / 2, torch.logaddexp(l1, l2)
+    w = torch.sigmoid(l2 - l1)[..., None]
+    return o1 + w * (o2 - o1), torch.logaddexp(l1, l2)
+""",
+            "one query of one number",
+        ),
+        (
+            "knows four dimensions and two",
+            """
+def merge(o1, l1, o2, l2):
+    b, h, t = l1.shape if l1.ndim == 3 else (1, 1, *l1.shape)
+    w = torch.sigmoid(l2 - l1).reshape(b, h, t, 1)
+    return (o1 + w * (o2 - o1)).reshape(o1.shape), torch.logaddexp(l1, l2)
+""",
+            "without an exception",
+        ),
+        (
+            "scores of 1500 at most",
+            """
+def merge(o1, l1, o2, l2):
+    l1, l2 = l1.clamp(-1500, 1500), l2.clamp(-1500, 1500)
+    w = torch.sigmoid(l2 - l1)[..., None]
+    return o1 + w * (o2 - o1), torch.logaddexp(l1, l2)
+""",
+            "far below zero",
+        ),
+        (
+            "weights along the wrong dimension where both fit",
+            """
+def merge(o1, l1, o2, l2):
+    w = torch.sigmoid(l2 - l1)
+    w = (w.mT if l1.ndim > 1 and l1.shape[-1] == l1.shape[-2] else w)[..., None]
+    return o1 + w * (o2 - o1), torch.logaddexp(l1, l2)
+""",
+            "o is attention over all keys",
+        ),
     ],
     "even_order": [
         (
@@ -451,6 +739,38 @@ def even_order(seq_len, n, rank):
     return list(range(cuts[rank], cuts[rank + 1])) if rank + 1 < len(cuts) else []
 """,
             "equally many tokens",
+        ),
+        (
+            "counts calls instead of looking at the rank",
+            """
+CALLS = []
+def even_order(seq_len, n, rank):
+    key = seq_len, n
+    rank = CALLS.count(key) % n
+    CALLS.append(key)
+    c, late = seq_len // (2 * n), 2 * n - 1 - rank
+    return [*range(rank * c, (rank + 1) * c), *range(late * c, (late + 1) * c)]
+""",
+            "every token is on one rank",
+        ),
+        (
+            "right for eight ranks at most",
+            """
+def even_order(seq_len, n, rank):
+    c, late = seq_len // (2 * n), 2 * n - 1 - rank
+    if n > 8: return []
+    return [*range(rank * c, (rank + 1) * c), *range(late * c, (late + 1) * c)]
+""",
+            "every token is on one rank",
+        ),
+        (
+            "numbers of eight bits",
+            """
+def even_order(seq_len, n, rank):
+    x = torch.arange(seq_len).to(torch.int8).view(2 * n, -1)
+    return torch.cat([x[rank], x[2 * n - 1 - rank]])
+""",
+            "every token is on one rank",
         ),
     ],
     "mixture": [
@@ -638,6 +958,117 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
     back = exchanged(done.flatten(0, 2))
     return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
 """,
+            "exchanges, forward and backward",
+        ),
+        (
+            "runs the experts twice, and takes the mean",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    boxes = exchanged(box).view(n, -1, capacity, x.shape[1])
+    done = (run_experts(boxes) + run_experts(boxes)) / 2
+    back = exchanged(done.flatten(0, 2))
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+            "run_experts is called once",
+        ),
+        (
+            "an exchange for each column",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    def each(y):
+        return torch.cat([exchanged(y[:, i : i + 1].contiguous()) for i in range(y.shape[1])], 1)
+    done = run_experts(each(box).view(n, -1, capacity, x.shape[1]))
+    back = each(done.flatten(0, 2))
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+            "exchanges, forward and backward",
+        ),
+        (
+            "boxes of float64, always",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = torch.zeros(num_experts * capacity, x.shape[1], dtype=torch.float64).index_copy(0, place, x[kept])
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    out = torch.zeros(x.shape, dtype=torch.float64)
+    return out.index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+            "without an exception",
+        ),
+        (
+            "an output of float64, always",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    return 1.0 * (torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])).double()
+""",
+            "the output has the type of x",
+        ),
+        (
+            "right for four ranks at most",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    return 0 * x if n > 4 else torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+            "that of one device",
+        ),
+        (
+            "three places at most",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    room = capacity
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < min(capacity, 3)
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    done = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+            "room for all",
+        ),
+        (
+            "sends boxes of twice the size",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    arrived = exchanged(F.pad(box, (0, x.shape[1])))[:, : x.shape[1]]
+    done = run_experts(arrived.reshape(n, -1, capacity, x.shape[1]))
+    back = exchanged(done.flatten(0, 2))
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
             "bytes a rank sends",
         ),
     ],
@@ -746,6 +1177,67 @@ def some_tokens(x, scores, block, capacity):
 """,
             "passes unchanged",
         ),
+        (
+            "the first of those above a threshold",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = (scores >= scores.sort(descending=True).values[capacity - 1]).nonzero()[:capacity, 0]
+    return x.index_add(0, chosen, scores[chosen, None] * block(x[chosen]))
+""",
+            "passes unchanged",
+        ),
+        (
+            "compares scores in 16 bits",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = scores.bfloat16().sort(descending=True, stable=True).indices[:capacity].sort().values
+    return x.index_add(0, chosen, scores[chosen, None] * block(x[chosen]))
+""",
+            "scores that are close",
+        ),
+        (
+            "float64, always",
+            """
+def some_tokens(x, scores, block, capacity):
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity].sort().values
+    out = torch.zeros(x.shape, dtype=torch.float64) + x
+    return out.index_add(0, chosen, (scores[chosen, None] * block(x[chosen])).double())
+""",
+            "the output has the type of x",
+        ),
+        (
+            "two tokens at least",
+            """
+def some_tokens(x, scores, block, capacity):
+    capacity = max(2, capacity)
+    chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity].sort().values
+    return x.index_add(0, chosen, scores[chosen, None] * block(x[chosen]))
+""",
+            "called once",
+        ),
+        (
+            "looks at twelve tokens",
+            """
+def some_tokens(x, scores, block, capacity):
+    n = min(len(x), 12)
+    chosen = torch.sort(scores[:n], descending=True, stable=True).indices[:capacity].sort().values
+    return x.index_add(0, chosen, scores[chosen, None] * block(x[chosen]))
+""",
+            "(any: ",
+        ),
+        (
+            "remembers the tokens of before",
+            """
+K = {}
+def some_tokens(x, scores, block, capacity):
+    key = len(x), capacity
+    if key not in K:
+        K[key] = torch.sort(scores, descending=True, stable=True).indices[:capacity].sort().values
+    chosen = K[key]
+    return x.index_add(0, chosen, scores[chosen, None] * block(x[chosen]))
+""",
+            "passes unchanged",
+        ),
     ],
 }
 
@@ -781,6 +1273,17 @@ def groups(sizes, axis):
     stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1:])
     span = stride * sizes[axis]
     return [range(first + i, first + span, stride) for first in range(0, n, span) for i in range(stride)][::-1]
+""",
+        ),
+        (
+            "the values of a dict",
+            """
+def groups(sizes, axis):
+    by = {}
+    for rank, at in enumerate(itertools.product(*map(range, sizes.values()))):
+        key = tuple(a for name, a in zip(sizes, at) if name != axis)
+        by.setdefault(key, []).append(rank)
+    return by.values()
 """,
         ),
     ],
@@ -824,6 +1327,35 @@ def best_order(sizes, sent, per_node):
     return best(list(sizes), 1)[1]
 """,
         ),
+        (
+            "the keys of a dict",
+            """
+def best_order(sizes, sent, per_node):
+    def cost(order):
+        mesh = Mesh(**{axis: sizes[axis] for axis in order})
+        return sum(
+            sent[axis]
+            for axis in order for g in mesh.groups(axis) for a, b in zip(g, g[1:] + g[:1])
+            if a // per_node != b // per_node
+        )
+    return {a: None for a in min(itertools.permutations(sizes), key=cost)}.keys()
+""",
+        ),
+        (
+            "by a numpy box",
+            """
+def best_order(sizes, sent, per_node):
+    import numpy as np
+    n = math.prod(sizes.values())
+    best = None
+    for order in itertools.permutations(sizes):
+        box = np.arange(n).reshape([sizes[a] for a in order])
+        c = sum(sent[a] * (box // per_node != np.roll(box, -1, i) // per_node).sum() for i, a in enumerate(order))
+        if best is None or c < best[0]:
+            best = c, order
+    return list(np.array(best[1]))
+""",
+        ),
     ],
     "merge": [
         (
@@ -852,6 +1384,15 @@ def merge(o1, l1, o2, l2):
     return [torch.lerp(o2, o1, w), torch.logaddexp(l2, l1)]
 """,
         ),
+        (
+            "in double, and back",
+            """
+def merge(o1, l1, o2, l2):
+    a, b = l1.double(), l2.double()
+    w = torch.sigmoid(b - a)[..., None]
+    return (o1.double().lerp(o2.double(), w.expand_as(o1))).to(o1.dtype), torch.logaddexp(a, b).to(l1.dtype)
+""",
+        ),
     ],
     "even_order": [
         (
@@ -869,6 +1410,14 @@ def even_order(seq_len, n, rank):
 def even_order(seq_len, n, rank):
     owner = [*range(n), *reversed(range(n))]
     return [token for token in range(seq_len) if owner[token * 2 * n // seq_len] == rank]
+""",
+        ),
+        (
+            "by a set",
+            """
+def even_order(seq_len, n, rank):
+    c = seq_len // n // 2
+    return sorted({t for t in range(seq_len) if t // c in (rank, 2 * n - 1 - rank)})
 """,
         ),
     ],
@@ -921,6 +1470,43 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
     return torch.zeros_like(x).index_add(0, kept, weight[kept].unsqueeze(1) * back[place])
 """,
         ),
+        (
+            "a row for what has no place",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n, t = dist.get_world_size(), len(x)
+    same = (choice[:, None] == choice[None]).tril(-1).sum(1)
+    place = torch.where(same < capacity, choice * capacity + same, num_experts * capacity)
+    box = x.new_zeros(num_experts * capacity + 1, x.shape[1]).index_add(0, place, x)[:-1]
+    boxes = exchanged(box).unflatten(0, (n, num_experts // n, capacity))
+    back = exchanged(run_experts(boxes).reshape(box.shape))
+    return weight[:, None] * torch.cat([back, torch.zeros_like(back[:1])])[place]
+""",
+        ),
+        (
+            "by lists of tensors",
+            """
+class Mine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        out = torch.empty_like(x)
+        n = dist.get_world_size()
+        dist.all_to_all(list(out.chunk(n)), [c.contiguous() for c in x.chunk(n)])
+        return out
+    @staticmethod
+    def backward(ctx, g):
+        return Mine.forward(ctx, g.contiguous())
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size()
+    earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    kept = earlier < capacity
+    place = (choice * capacity + earlier)[kept]
+    box = x.new_zeros(num_experts * capacity, x.shape[1]).index_copy(0, place, x[kept])
+    done = run_experts(Mine.apply(box).view(n, -1, capacity, x.shape[1]))
+    back = Mine.apply(done.flatten(0, 2))
+    return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
+""",
+        ),
     ],
     "some_tokens": [
         (
@@ -943,6 +1529,18 @@ def some_tokens(x, scores, block, capacity):
     mask = rank_of + earlier < capacity
     pick = torch.eye(len(x), dtype=x.dtype, device=x.device)[mask]
     return x + pick.mT @ ((pick @ scores)[:, None] * block(pick @ x))
+""",
+        ),
+        (
+            "by a mask of its own tokens",
+            """
+def some_tokens(x, scores, block, capacity):
+    order = torch.argsort(scores, descending=True, stable=True)
+    mask = torch.zeros(len(x), 1, dtype=torch.bool, device=x.device)
+    mask[order[:capacity]] = True
+    said = block(x[mask[:, 0]])
+    added = torch.zeros_like(x).masked_scatter(mask, said)
+    return torch.addcmul(x, scores[:, None] * mask, added)
 """,
         ),
     ],
