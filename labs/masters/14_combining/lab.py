@@ -3,9 +3,9 @@
 #
 # **Question.** Which axis goes where?
 #
-# Labs 09 to 13 each shared one thing among GPUs: the batch, the optimizer's state, matrices, layers. A model of a
-# hundred billion parameters needs several of these at once. Then every GPU stands in several groups, and some of them
-# must talk over slow wires. Which ones? You place them; then two kinds more join: long sequences and experts.
+# Labs 09, 10, 12 and 13 each shared one thing among GPUs: the batch, the optimizer's state, matrices, layers. A model
+# of a hundred billion parameters needs several of these at once. Then every GPU stands in several groups, and some of
+# them must talk over slow wires. Which ones? You place them; then two kinds more join: long sequences and experts.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -108,15 +108,16 @@ for axis in mesh.axes:
     print(f"{axis:9} {mesh.groups(axis)}, {mesh.stride(axis)} apart")
 
 # %% [markdown]
-# On ranks that run, `mesh.group("tensor")` makes the process group; `torch.distributed.device_mesh` is torch's own.
+# So rank 5 talks to 1 (data), 7 (pipeline) and 4 (tensor). In a program on ranks, `mesh.group("tensor")` makes the
+# process group; `torch.distributed.device_mesh` is torch's own.
 
 # %% [markdown] minutes=8
 # ## One step on all axes
 #
-# Everything of labs 09 to 13 in one step: the batch cut in two, layers in two stages that run 1F1B (lab 13), matrices
-# cut in two (12), the optimizer's state shared by the data ranks (ZeRO-1, lab 10). And the gradient is clipped: all
-# ranks need the norm of the *whole* gradient. The weight of a layer norm is whole on all tensor ranks; its gradient
-# must count once, so only one of them adds it.
+# Four labs in one step: the batch cut in two (09), layers in two stages that run 1F1B (13), matrices cut in two (12),
+# the optimizer's state shared by the data ranks (ZeRO-1, 10). And the gradient is clipped: all ranks need the norm of
+# the *whole* gradient. The weight of a layer norm is whole on all tensor ranks; its gradient must count once, so only
+# one of them adds it to the norm.
 #
 # `Combination` checks that all of it fits, before any rank starts. `CombinedStep` is this rank's part: it joins the
 # parts of those labs. Is the whole right? Three steps in float64, each returning loss and norm:
@@ -155,8 +156,8 @@ print(f"parameters of rank 5's whole model off by {off:.0e} at most")
 
 # %% [markdown]
 # So the axes do not disturb each other. Now a model as people train: 16 layers of width 4096, sequences of 2048 tokens,
-# 16 of them in a batch; 2 data x 2 pipeline x 4 tensor ranks. On which axis does a rank send most bytes in a step? And
-# how many times as many as on the axis with the fewest?
+# 16 of them in a batch, in bfloat16 with ZeRO-1; 2 data x 2 pipeline x 4 tensor ranks, 4 micro-batches. On which axis
+# does a rank send most bytes in a step? And how many times as many as on the axis with the fewest?
 
 # %%
 my_guess_axis = None  # "data", "pipeline" or "tensor"
@@ -272,16 +273,19 @@ table = {}
 for one in placed:
     waits = max(one.exposed_s, key=one.exposed_s.get)
     share = f"{waits}, {one.exposed_s[waits] / one.step_time_s:.0%} of the step"
-    row = {"to other nodes": format_quantity(parallel.far_bytes(one), "B")}
+    row = {"sends to other nodes": format_quantity(parallel.far_bytes(one), "B")}
     row |= {"step": format_quantity(one.step_time_s, "s"), "waits most for": share}
     table[", ".join(one.mesh.axes)] = row
 pd.DataFrame(table).T
 
 # %% [markdown]
-# Here the fewest bytes are the fastest, too. Rows come in pairs: with two nodes only the *first* axis lies across.
+# Here the fewest bytes are the fastest, too. Rows come in pairs: with two nodes only the *first* axis lies across. (The
+# bytes are fewer than exercise 2 counts, and not those of the run above: this software adds up inside each node first,
+# cuts pipeline's messages among the tensor ranks, and adds up gradients in 32 bits.)
 #
-# The seconds are the *planner*'s: formulas in place of a run, for the software of large runs on machines that lose
-# something. The simulator runs our program on a machine that loses nothing. Do they agree on the order of orders?
+# The seconds are the *planner*'s. It runs nothing; it has formulas for the software of large runs, on real machines,
+# whose kernels and wires stay below their best. The simulator runs our own program, on a machine that always reaches
+# its best. Do they agree on which order is faster?
 
 # %%
 table = {}
@@ -292,9 +296,9 @@ for one in placed[::2]:
 pd.DataFrame(table).T
 
 # %% [markdown]
-# They do, not in every second: the planner's software hides some of tensor's messages, cuts pipeline's among the tensor
-# ranks, and adds up gradients in 32 bits. The order alone costs a quarter to a third. **Who sends most, and cannot hide
-# it, gets the neighbours; who sends little, or can hide it, goes across.**
+# They agree on the order, not on every second: the planner's software also hides some of tensor's messages. The order
+# alone costs a quarter to a third. **Who sends most, and cannot hide it, gets the neighbours; who sends little, or can
+# hide it, goes across.**
 #
 # (Pipeline or data across? That depends on what each can hide. Llama 3, whose gradients travel beside backward, has
 # data farthest.) In the field below, order the axes by hand, from far to near. Then change the wires. What does the
@@ -307,8 +311,8 @@ placement_calculator(interactive)
 # %% [markdown]
 # <details><summary>What it costs</summary>
 #
-# On rails a step takes 688 ms with tensor last and 1,610 ms with tensor first: 62% of it is waiting for tensor. On the
-# island all orders take 603 ms: where all wires are equally fast, nobody is far.
+# On rails a step takes 688 ms with tensor last and 1,610 ms with tensor first, 2.3 times as long: here tensor has 8
+# ranks, each on another node. On the island all orders take 603 ms: where all wires are equally fast, nobody is far.
 #
 # </details>
 
@@ -329,9 +333,9 @@ for wires, order, milliseconds in [
 # %% [markdown] minutes=10
 # ## Long sequences
 #
-# In attention each token, a *query*, looks at the *keys* of all tokens before it, and takes a mean of their *values*
+# In attention each token, a *query*, looks at the *keys* of all tokens up to itself, and takes a mean of their *values*
 # with weights exp(score) (lab 06). All else in a GPT works on each token alone. So cut the sequence: each rank has some
-# tokens, and all weights. Only keys and values must come to it.
+# tokens, and the whole model. Only keys and values must come to it.
 #
 # Nobody needs them all at once. *Ring attention* lets them pass by: in each round a rank works with the keys that it
 # has, while they travel on to the next rank. After n rounds it has seen all keys, part by part. How do parts become one
@@ -404,11 +408,13 @@ print(f"gradient off by {(torch.cat(gradients, 2) - whole_grad).abs().max().item
 
 # %% [markdown]
 # So where does the context axis go? It sends keys and values in every layer, but a ring sends them while it computes.
-# Say 8 tensor, 4 context and 2 data ranks, sequences of 65,536 tokens. Which order is best, which is worst?
+# Say Llama 3 8B on 8 tensor, 4 context and 2 data ranks, sequences of 65,536 tokens. Which order is best, which is
+# worst?
 
 # %%
-my_guess_context = None  # such as ("data", "context", "tensor")
-print("guess:", my_guess_context)
+my_guess_best = None  # from far to near, such as ("context", "tensor", "data")
+my_guess_worst = None
+print("guesses: best", my_guess_best, "worst", my_guess_worst)
 
 # %%
 long_step = {"batch": 2, "seq_len": 65_536, "zero_stage": 1}
@@ -419,18 +425,20 @@ for one in placed:
     times = {"step": one.step_time_s}
     times |= {f"waits for {axis}": one.exposed_s[axis] for axis in one.mesh.axes}
     table[", ".join(one.mesh.axes)] = {k: format_quantity(v, "s") for k, v in times.items()}
-print("guess:", my_guess_context)
+print("guesses: best", my_guess_best, "worst", my_guess_worst)
 pd.DataFrame(table).T
 
 # %% [markdown]
-# Tensor near, again; the ring goes across and hides. Llama 3 has the same order with a fourth axis, in our notation
-# `Mesh(data, pipeline, context, tensor)`, though it gathers keys instead of passing them round (section 3.3.2).
+# Tensor near, again; far away it doubles the step. The ring hides wherever it is, so it may go across. Llama 3 has
+# `Mesh(data, pipeline, context, tensor)` in our notation, though it gathers keys instead of passing them round (section
+# 3.3.2).
 
 # %% [markdown] minutes=13
 # ## Experts
 #
 # A *mixture of experts* has E MLPs, the experts, in the place of one. A small matrix, the *router*, gives each token a
-# score for each expert; only the best one (or k) works on it. The model has E times the MLP's parameters, and with one
+# score for each expert; only the best one (or k) works on it, and what it makes of the token is multiplied by a
+# *weight* made from that score, so that the router can learn. The model has E times the MLP's parameters, and with one
 # expert for each token it computes no more. The experts are shared among ranks. So tokens must travel to them, and
 # back.
 #
@@ -470,7 +478,9 @@ try_out(sent_by_all, ranks=2)
 #
 # Expert e has `capacity` places for each rank's tokens, and the first tokens get them. Rank r of n has the E / n
 # experts from r E / n on. Two calls of `exchanged`, through which gradients flow, are the budget. A token without a
-# place gets zeros.
+# place gets zeros. One way: number the tokens of each expert in order, `F.one_hot(choice, num_experts).cumsum(0) - 1`;
+# number i of expert e, if i < capacity, goes to row e * capacity + i of a box [num_experts * capacity, D]. The box goes
+# out by one exchange and comes back by the other.
 
 
 # %% tags=["exercise"]
@@ -497,7 +507,8 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
 
 # %%
 # 2 ranks, one expert each: expert 0 adds 100, expert 1 adds 200. One place each.
-# Rank 0's tokens 1 and 2 both want expert 1: only the first has a place.
+# Rank 0's tokens (values 1 and 2) both want expert 1: only the first has a place.
+# Expected: rank 0 [[201.0], [0.0]], rank 1 [[103.0], [204.0]].
 def small_mixture():
     rank = dist.get_rank()
     x = torch.tensor([[1.0], [2.0]]) if rank == 0 else torch.tensor([[3.0], [4.0]])
@@ -588,7 +599,7 @@ pd.DataFrame(table).T
 #
 # GPT-3 with 18 bytes for each parameter (gradients are added up in 32 bits here), on 512 A100 of 80 GB; 1,536 sequences
 # in a step. Add an axis only where a number asks for it. Which axis first, and to what size? How many stages until it
-# fits? And how many replicas?
+# fits? And how many replicas then? (Rows 5 to 7 refine.)
 
 # %%
 my_guess_tensor = None  # ranks
@@ -617,7 +628,7 @@ for number, one in enumerate(steps, 1):
     print_text(f"{number}. {one.axis}: {one.reason}")
 
 # %% [markdown]
-# Tensor first, up to the node. Then stages until it fits; then replicas; ZeRO-1 frees memory for hardly any time; that
+# Tensor first, up to the node. Then stages until it fits; then replicas; ZeRO-1 frees memory and takes no time; that
 # memory buys fewer stages, and smaller pieces of them (*chunks*, interleaved 1F1B of lab 13).
 #
 # Is the planner right? The fifth row's plan ran as a program, `CombinedStep`, on 512 simulated ranks, with a sixth of
@@ -733,9 +744,9 @@ for row in parallel.PUBLISHED_RINGS[:2]:
 pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
 
 # %% [markdown]
-# Equal pairs are not all; the longer the pieces, the less the rest matters. *Predicted* knows this, and how fast that
-# kernel was. For striped it is too hopeful. Our reading: striped needs a causal kernel in every round, zigzag in one,
-# and such a kernel was slower for each pair than a full one.
+# Equal pairs are not all; the longer the pieces, the less the rest matters. *Predicted* knows this, and how fast the
+# benchmark's kernel was. For striped it is too hopeful. Our reading: striped needs a causal kernel in every round,
+# zigzag in one, and such a kernel was slower for each pair than a full one.
 
 # %% [markdown]
 # Two other ways to share a sequence. *Gather*: every rank first gets all keys (Llama 3 does so: few key-value heads
@@ -785,11 +796,12 @@ print("the last 50 steps, mean of three seeds and two layers; held-out loss, nat
 pd.DataFrame(table).T
 
 # %% [markdown]
-# All ranks wait for the busiest one; and with a capacity (1.25 times the mean) four in ten choices are lost. An
+# Nearly 4 times: almost every token chooses it. (That is one layer of one seed; the table has the mean.) All ranks wait
+# for the busiest one; and with a capacity of 1.25 times the mean and no balancing, four in ten choices are lost. An
 # *auxiliary loss* (Switch) punishes uneven choices; DeepSeek-V3 in the main adds a *bias* to each expert's score
-# instead, raised where too few tokens come, for the choice alone. Balance is for speed: the loss gains from it only
-# where tokens would be dropped. (A dense model of as many FLOPs reaches 2.24 here: so short a run shows no gain of
-# experts at all.)
+# instead, raised where too few tokens come, for the choice alone. Balance is for speed: without dropping it costs some
+# loss here, and the loss gains from it only where tokens would be dropped. (A dense model of as many FLOPs reaches 2.24
+# here: so short a run shows no gain of experts at all.)
 
 # %% [markdown]
 # Where some experts stay busy, as when a trained model serves, give them copies on other ranks (DeepSeek's EPLB): 8
@@ -827,8 +839,8 @@ for n in (4, 8, 16):
 pd.DataFrame(table).T
 
 # %% [markdown]
-# On `dgx-h100` halves gain nothing inside a node: less is exposed, and the smaller products lose as much. Across nodes
-# they pay.
+# On `dgx-h100` halves gain nothing inside a node: less is exposed, but the smaller products lose as much (8 ranks) or
+# more (4). Across nodes they pay.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: a small mixture on few GPUs
@@ -874,10 +886,11 @@ for verdict in parallel.strategy_verdicts(rows):
     print_text(verdict.sentence())
 
 # %% [markdown]
-# *Efficiency* is the throughput of n ranks over n times that of one, as if one had memory enough, with as many
-# sequences for each; above 100% since ZeRO shares the optimizer's work. *Saved* is the share of the fullest rank's
-# memory: 1 - 1/n of what is shared, so it depends on n. A range without a model, a batch and wires says nothing. Try
-# others: "llama-3-8b", "pcie-a100".
+# Only that data parallel saves nothing holds on all numbers of ranks; every other range on some or none. (*Gathered
+# once*: weights stay whole from forward to backward.) *Efficiency* is the throughput of n ranks over n times that of
+# one, as if one had memory enough, with as many sequences for each; above 100% since ZeRO shares the optimizer's work.
+# *Saved* is the share of the fullest rank's memory: 1 - 1/n of what is shared, so it depends on n. A range without a
+# model, a batch and wires says nothing. Try others: "llama-3-8b", "pcie-a100".
 
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: a block for some tokens
@@ -1003,7 +1016,7 @@ print_text(comparison.reading())
 #   and divides by what.
 # - The order of axes is a placement. Last, inside the node: who sends most and cannot hide it, tensor, and expert where
 #   room is left. First, across: who sends little or can hide it, pipeline, data, a ring of keys.
-# - Parts of an attention merge by their log-sum-exp, so that keys may pass by in a ring. Zigzag makes the work even.
+# - Parts of an attention merge by their log-sum-exp, so that keys may pass by in a ring, beside compute.
 # - Experts: tokens go to them and back. A copy of an expert has seen the tokens of all its group.
 
 # %% [markdown]
