@@ -5,7 +5,7 @@
 #
 # In data parallel training (lab 09) every GPU computes whole layers, of its own part of the batch. Now several GPUs
 # share each layer: every one has a piece of each large matrix, and does its part of each product. In what pieces, and
-# what must travel? You build it for an MLP, for what stands between the MLPs, and for the loss. Then: how many GPUs may
+# what must travel? You build it for an MLP, for the norm in front of it, and for the loss. Then: how many GPUs may
 # share a layer?
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
@@ -37,7 +37,7 @@ cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
-# %% [markdown] minutes=7
+# %% [markdown] minutes=6
 # ## Two ways to cut a product
 #
 # A *rank* is one process with one GPU. A linear layer computes Y = X W: a row of X for each *token*, a column of W for
@@ -95,7 +95,7 @@ my_guess_backward = None  # a whole number
 print(f"{ranks} ranks, guesses: {my_guess_forward} forward, {my_guess_backward} backward")
 
 # %% [markdown] minutes=13
-# ## Columns, then rows
+# ## An MLP on n ranks
 #
 # What a product by columns gives, some columns on each rank, is just what a product by rows takes. And GELU, which sees
 # each number alone, may stand between them: gelu(X W_r) is a rank's columns of gelu(X W). Had `up` been cut by rows,
@@ -260,20 +260,20 @@ pd.DataFrame(held).T
 #
 # </details>
 
-# %% [markdown] minutes=13
+# %% [markdown] minutes=16
 # ## Sequence parallel
 #
 # Between g and the next f stand dropout, which sets some numbers to 0 at random, the sum with the layer's input, and a
-# *norm*: each token is divided by the root mean square of its numbers, and multiplied by a weight, `gain`. There every
-# rank does the same, with the same numbers. The work is small, but backward needs what went in: these *activations* are
-# kept n times. Each works on a token alone. So cut the tokens!
+# *norm*, which scales each token's numbers and multiplies them by a weight, `gain`. (Yours will divide by their root
+# mean square; the GPT's LayerNorm first takes off the mean.) There every rank does the same, with the same numbers. The
+# work is small, but backward needs what went in: these *activations* are kept n times. But dropout, sum and norm work
+# on each token alone. So cut the tokens!
 #
 #     tensor     g: all-reduce            norm on N tokens      f: nothing
 #     sequence   g': reduce-scatter       norm on N/n tokens    f': all-gather
 #
-# A *reduce-scatter* gives each rank its own piece of the sum. An all-reduce is that and an all-gather, one after the
-# other (lab 10). Here only the norm has moved between them. Does it cost more bytes? And what are f' and g' in
-# backward?
+# A *reduce-scatter* gives each rank its own piece of the sum. Does this cost more bytes than the all-reduce? (Of which
+# two calls is that made? Lab 10.) And what are f' and g' in backward?
 
 # %%
 # torch 2.13 gave both a new name.
@@ -349,9 +349,10 @@ check.sequence_mlp(sequence_mlp)
 # In backward the two change places: f' gathers tokens, so its backward is a reduce-scatter of their gradients; g' adds
 # and scatters, so its backward is an all-gather.
 #
-# How much memory is it? Which of the rows below will shrink, which are divided by n already? The formula of a layer's
-# activations, row by row; under it, the sum beside what the simulator's *memory tracker* books for one layer of a GPT
-# (two layers, less one).
+# How much memory is it? For backward a layer keeps: inputs of norms; inputs of *regions* (what lies between f and g);
+# queries, keys and values; attention's output; hidden columns before and after GELU; and a few small numbers of norms
+# and attention. Which of these will shrink? Which are divided by n already? The table gives the bytes by formula, and
+# their sum; its last row is what the simulator's *memory tracker* books for one layer of a GPT (two layers, less one).
 
 # %%
 layer = parallel.LayerSizes(batch=1, seq_len=TOKENS, width=WIDTH, heads=32)
@@ -473,12 +474,12 @@ pd.DataFrame(table).T
 # gradients. Cut, it holds its own words' alone, and of each token three numbers travel: the maximum, the sum and the
 # target's logit.
 
-# %% [markdown] minutes=7
+# %% [markdown] minutes=6
 # ## Why it stays inside a node
 #
-# A layer of a large model: width 8192, 4096 tokens. Each rank computes 1/n of its products; but what it sends hardly
-# changes with n, as you saw, and waits for it: it is *exposed*, with nothing computed beside it. A node has 8 GPUs,
-# joined by fast links; the network between nodes is several times slower.
+# A layer of a large model: width 8192, 4096 tokens. Each rank computes 1/n of its products. It sends 2 (n-1)/n N D
+# numbers four times, which with more ranks is not less, and it waits for them: that time is *exposed*, with nothing
+# computed beside it. A node has 8 GPUs, joined by fast links; the network between nodes is several times slower.
 #
 # How many times faster than on one rank will the layer be on 8 ranks, and on 16?
 
@@ -542,10 +543,10 @@ for time in times[3:5]:
 pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
 
 # %% [markdown]
-# On `dgx-h100` 16 ranks take twice the GPUs of 8, to be a fifth faster. Try it: a machine without NVLink; a wider
-# layer; more tokens. What helps against the node's end, what does not? (Its 4096 tokens are two sequences of 2048,
-# which need less attention than one. *2D*, in the sentence below the picture, cuts both factors of each product: see
-# *further*.)
+# The simulator agrees within half a percent. On `dgx-h100` 16 ranks take twice the GPUs of 8, to be a fifth faster. Now
+# try other settings on 8 ranks: a machine without NVLink; a wider layer; more tokens. Which makes the exposed share
+# smaller, which larger? (The calculator's 4096 tokens are two sequences of 2048, which need less attention than one as
+# long. *2D*, in the sentence below the picture, cuts both factors of each product: see *further*.)
 
 # %%
 tensor_calculator(interactive)
@@ -575,7 +576,7 @@ for name, width, tokens, percent in [
     assert round(100 * one.exposed_s / one.layer_s) == percent, (name, width, tokens)
     print(f"{name}, width {width}, {tokens} tokens: {percent}% exposed")
 
-# %% [markdown] minutes=4
+# %% [markdown] minutes=3
 # ## A whole GPT by a plan
 #
 # To cut a model nobody needs to rewrite it. A *plan* is data: names of layers (`*` stands for any one part of a name),
@@ -586,8 +587,9 @@ for pattern, style in parallel.GPT_PLAN.items():
     print(f"{pattern:28} {style}")
 
 # %% [markdown]
-# `Vocabulary` is a cut by words, of the embedding, too. `units`: what may not be cut apart, here a head. `SharedInput`:
-# queries, keys and values read one tensor, which goes through f once for all three. TENSOR: with f and g.
+# `Vocabulary` cuts by words: the head, and the embedding, too. `units`: what may not be cut apart, here a head.
+# `SharedInput`: queries, keys and values read one tensor, which goes through f once for all three. TENSOR: with f and
+# g.
 #
 # `parallelize` puts a cut layer in the place of each that the plan names. Then everything of this lab at once, held
 # against one device, in float64: the loss, and every gradient made whole again.
@@ -646,10 +648,11 @@ title = "A weight, drawn on all ranks with one seed"
 show(figure_matrices(pictures, CUTS, title, "Left: all ranks have the same columns."))
 
 # %% [markdown]
-# Left, every rank's columns are copies of rank 0's. Equal columns get equal gradients, so they *stay* equal: the model
-# has 1/n of its hidden columns, n times over, and its loss falls nicely, only less far. Hugging Face restarted the
-# training of SmolLM3 after a trillion tokens for this: each tensor-parallel rank had the same seed ("The Smol Training
-# Playbook", 2025). The repair was seed + rank. But then the model depends on the number of ranks.
+# Left, every rank's columns are copies of rank 0's. If the rows of `down` are drawn the same way, they are copies, too.
+# Then equal columns get equal gradients, so they *stay* equal: the model has 1/n of its hidden columns, n times over,
+# and its loss falls nicely, only less far. Hugging Face restarted the training of SmolLM3 after a trillion tokens for
+# this: each tensor-parallel rank had the same seed ("The Smol Training Playbook", 2025). The repair was seed + rank.
+# But then the model depends on the number of ranks.
 
 # %% [markdown]
 # ### Exercise 4: the shard that one device would draw
@@ -718,8 +721,8 @@ for name, fastest in {"dgx-h100": "gathered again", "pcie-a100": "in chunks"}.it
     print(name, {way: format_quantity(one.layer_s, "s") for way, one in of.items()})
 
 # %% [markdown]
-# Now run on the simulator, on 4 ranks: one gather, and one product by columns. The formula for n chunks: exposed
-# is (n-1) times what a message takes longer than a product.
+# Now run on the simulator, on 4 ranks: one gather, and one product by columns. The formula for n chunks: exposed is
+# (n-1) times what a message takes longer than a product.
 
 # %%
 from lablib.cost import GroupNetwork, matmul_time_s
@@ -754,6 +757,10 @@ for name in ("dgx-h100", "pcie-a100"):
         table[f"{name}, {way}"] = told
 show(run.timeline.figure(ranks=[0], title="Gather and multiply, in chunks, on pcie-a100"))
 pd.DataFrame(table).T.fillna("")
+
+# %% [markdown]
+# Here chunks gain on `dgx-h100`, too: on 4 ranks each has twice the tokens and twice the columns that it has on 8, so
+# the smaller products lose little.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: two dimensions
