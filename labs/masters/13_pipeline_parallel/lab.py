@@ -318,15 +318,16 @@ pd.DataFrame(rows).T
 
 # %% [markdown]
 # In *ZB-H1* (Qi et al., 2023) the last stage begins after (p - 1) F, as before, and never waits. Its last I goes back
-# to stage 0 in (p - 1) I, not (p - 1)(I + W). And it comes earlier: the last stage has put off p - 1 of its W's, and
-# does them while the gradient goes back. So each stage idles (p - 1)(F + I - W), if W is not longer than F or I: p - 1
-# seconds in place of 3 (p - 1). Stage 0 holds no more than before; the later stages do.
+# to stage 0 in (p - 1) I, not (p - 1)(I + W). And it comes earlier: behind its last I the last stage still has p W's to
+# do, where stage 0 has one. These p - 1 W's pass while the gradient goes back. So each stage idles (p - 1)(F + I - W),
+# if W is not longer than F or I: p - 1 seconds in place of 3 (p - 1). Stage 0 holds no more than before; the later
+# stages do.
 #
-# *ZB-H2* fills the way there and back, 2 (p - 1) seconds, with as many more forwards, 2p - 1 on stage 0: between a
-# stage's first and last action nothing is idle. It holds nearly twice as much: zero bubble is bought with memory. Yet
-# the step above is no shorter, because the stages begin and end one after another. It pays where each stage begins its
-# next step without waiting for the others; the paper does so, and undoes a step whose gradients turn out to be infinite
-# or must be clipped.
+# *ZB-H2* fills the start as well. Between stage 0's first F and its first I lie p - 1 F's and p - 1 I's of other
+# stages. Stage 0 does 2 (p - 1) more forwards meanwhile, 2p - 1 in all: between a stage's first and last action nothing
+# is idle. It holds nearly twice as much: zero bubble is bought with memory. Yet the step above is no shorter, because
+# the stages begin and end one after another. It pays where each stage begins its next step without waiting for the
+# others; the paper does so, and undoes a step whose gradients turn out to be infinite or must be clipped.
 
 # %% [markdown]
 # A fair comparison gives every schedule the same memory. One that would hold too much runs the batch in several parts,
@@ -353,16 +354,16 @@ print("you guessed", my_guess_leaders)
 # leads at 5, ZB-V from 8 on. (*V-Min* needs still less: it leads at 4.)
 #
 # Is that fair to 1F1B and ZB-H1, which run in parts at 5? Could they not begin with fewer forwards? A micro-batch is on
-# stage 0 from its F until its I has come back and its W is done: 8 (F + I) + W = 17 seconds or more. At most 5 are
-# there at once, 3 seconds of work each: at least 2 seconds of 17 are idle, 11.8%, whatever the order of one piece a
-# stage. V-Half idles 9.9%.
+# stage 0 from its F until its I has come back and its W is done: 8 (F + I) + W = 17 seconds or more. If at most 5 may
+# be there at once, at most 5 pass in 17 seconds. That is 15 seconds of work: at least 2 of 17 are idle, 11.8%, in
+# whatever order, with one piece a stage. V-Half idles 9.9%.
 
 # %% [markdown] minutes=9
 # ## The bubble simulator
 #
 # Now try it. Give the last stage more work ("1 1 1 2" in the field of F), slow the messages, set a limit of memory (one
 # number, or one for each rank), or choose "your own plan" and type rows. Where stages wait for one another in a circle,
-# a *deadlock*, the picture shows the circle. The last control steps through the plan.
+# a *deadlock*, the picture shows the circle. *Moment* steps through the plan.
 
 # %%
 bubble_simulator(interactive, stages=ranks, microbatches=microbatches)
@@ -401,13 +402,14 @@ try_out(seconds_and_held, my_plan)
 check.plan(my_plan)
 
 # %% [markdown]
-# No plan within these limits takes less. The last stage begins after 2 seconds. Before it has done four F and four I it
-# must do two W: it may hold two, and F3 comes when three others have been there. So its last I ends after 2 + 10
-# seconds, and that of stage 0 two later; then comes a W: 15. With 1 micro-batch on the last stage it would be three W
-# and 16 seconds, with 3 one W and 14: each micro-batch more puts one W off.
+# No plan within these limits takes less. The last stage begins after 2 seconds. It may hold two: when F3 begins, two of
+# the three micro-batches before must be gone, their W done. So before its last I it does four F, three I and two W, and
+# with that I 10 seconds of work. It ends after 2 + 10 seconds, and that of stage 0 two later; then comes a W: 15. With
+# 1 micro-batch on the last stage it would be three W and 16 seconds, with 3 one W and 14: each micro-batch more puts
+# one W off.
 #
-# A leader board: each plan replayed on this machine. Add plans of your own, typed as rows; what breaks a rule or a
-# limit is told why.
+# A leader board: each plan replayed on this machine. Add plans of your own, typed as rows; for a plan that breaks a
+# rule or a limit the board says why.
 
 # %%
 board = {name: schedules.make(name, 3, 4) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")}
@@ -418,28 +420,27 @@ leader_board(board, max_in_flight=(3, 2, 2))
 # %% [markdown] minutes=2
 # ## Summary
 #
-# - A stage waits until the first micro-batch comes (fill) and until the last gradient has gone back (drain). Of GPipe
-#   and 1F1B that is (p - 1)/(m + p - 1) of the step; unequal stages wait for the slowest.
-# - GPipe holds m micro-batches, 1F1B p - i: the order of work decides the memory, not the bubble.
+# - A stage waits until the first micro-batch comes (fill) and until the last gradient has gone back (drain). With equal
+#   stages that is (p - 1)/(m + p - 1) of the step, for GPipe and for 1F1B; unequal stages wait for the slowest.
+# - GPipe holds m micro-batches, stage i of 1F1B at most p - i: another order, the same bubble, less memory.
 # - The loss of a step is the mean over its tokens: each micro-batch's mean counts for its share of them.
 # - Nobody waits for weight gradients, so they fill the bubble. What they cannot fill costs memory: compare schedules at
 #   equal memory.
-# - The plan and the seconds of its actions tell the length of the step and what each stage holds. The executor's
-#   timeline is the replay's.
+# - The plan and the seconds of its actions tell the length of the step, here to 1%, and what each stage holds.
 
 # %% [markdown] tags=["further"] minutes=8
-# ## Further: find the deadlock
+# ## Further: does it run to its end?
 #
 # Three stages, two micro-batches. Do these rows run to their end? If not, which stages wait for one another in a
 # circle? Follow the rows before you look at the picture.
 
 # %%
-stuck = """
+three_rows = """
 rank 0: F0 F1 B0 B1
 rank 1: F0 B0 F1 B1
 rank 2: F0 F1 B0 B1
 """
-show(picture(read_plan(stuck), title="Who waits for whom?"))
+show(picture(read_plan(three_rows), title="Three rows"))
 
 # %% [markdown]
 # Stage 2 wants both forwards before its first backward; stage 1 wants the first backward before its second forward.
@@ -581,8 +582,9 @@ pd.DataFrame(rows).T
 #
 # With F = I = W = 1 a stage works 3m seconds and idles 3 (p - 1) with GPipe and 1F1B, 3 (p - 1)/v with v pieces
 # (interleaved, breadth-first), p - 1 with ZB-H1 and ZB-H2, (p - 1)/2 with ZB-V and DualPipe-V (next section), 3 (p -
-# 1)/2 with V-Half and an even p. In n parts m is that of a part. Below, each has memory for 10 micro-batches, so that
-# interleaved has room for its four pieces.
+# 1)/2 with V-Half and an even p. In n parts m is that of a part; too few micro-batches cannot fill ZB-H2's bubble, and
+# the last column counts that, too. Below, each has memory for 10 micro-batches, so that interleaved has room for its
+# four pieces.
 
 # %%
 rows = {}
@@ -594,26 +596,32 @@ for best in equal_memory(8, 32, 10):
 pd.DataFrame(rows).T
 
 # %% [markdown] tags=["further"] minutes=4
-# ## Further: DualPipe-V, the `p + 1` and the `- 3W`
+# ## Further: DualPipe-V, the `PP + 1` and the `- 3W`
 #
 # DeepSeek-V3's DualPipe runs a forward and a backward of different micro-batches as a *pair*, in which each hides the
 # other's *all-to-all*, the exchange of tokens between the ranks of a mixture of experts. Its authors give a bubble of
 # (PP/2 - 1)(FB + B - 3W), with FB the seconds of a pair, and PP + 1 activations, for PP = 2p ranks with two copies of
 # the weights. DualPipe-V folds it onto p ranks with one copy.
 #
-# Where the terms come from: F + I - W for each stage on the way, as in ZB-H1, and FB - F - W more, since a forward's
-# output waits for the rest of its pair, of which a W fills a part. With B = I + W the sum is FB + B - 3W: of the three
-# W one only says that I is B - W, one fills the way back, and one the wait in a pair. And a rank has run 2p forwards of
-# half its layers when its first gradient comes; a pair takes one more before it gives one back. Below, a pair takes as
-# long as its parts: nothing is hidden, and only the order gains.
+# Where the terms come from, for pieces of F, I and W seconds, with W no longer than F and F no longer than I: F + I - W
+# for each stage on the way, as in ZB-H1. Then FB - F more, since a forward's output waits for the rest of its pair; a W
+# fills part of that wait. The sum is FB + I - 2W, and with I = B - W that is FB + B - 3W.
+#
+# And the activations: a rank has run 2p forwards, each of half its layers, when its first gradient comes. A pair takes
+# one more before it gives one back: 2p + 1 pieces, the paper's PP + 1. Below, pieces take whole seconds. In the first
+# three rows a pair takes as long as its parts: nothing is hidden. In the last, one second is.
 
 # %%
-for forward_s, input_s, weight_s in ((1, 1, 1), (1, 1.5, 1), (2, 3, 2)):
-    pair_s = forward_s + input_s + weight_s
+for forward_s, input_s, weight_s, pair_s in (
+    (1, 1, 1, 3),
+    (1, 2, 0.5, 3.5),
+    (2, 2, 1, 5),
+    (2, 2, 1, 4),
+):
     times = {"forward_s": forward_s, "input_s": input_s, "weight_s": weight_s}
     done_s = replay_pairs(schedules.dualpipe_v(4, 16), Costs(**times), pair_s)
     formula_s = pairs_bubble_s(4, **times, pair_s=pair_s)
-    print(f"F {forward_s}, I {input_s}, W {weight_s}:", end=" ")
+    print(f"F {forward_s}, I {input_s}, W {weight_s}, pair {pair_s}:", end=" ")
     print(f"idle {formula_s:.1f} s by the formula, {max(done_s):.1f} s by replay")
 held = replay(schedules.dualpipe_v(4, 16), Costs(0.5)).in_flight
 print("micro-batches held:", held, "in pieces:", [2 * each for each in held])
@@ -621,10 +629,11 @@ print("micro-batches held:", held, "in pieces:", [2 * each for each in held])
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: recomputation, dropout, tied weights
 #
-# What a stage holds can be cut another way: keep the input alone, and run forward again in backward (lab 03). Then it
-# needs the random numbers of *dropout* a second time: the executor draws them from a seed for each step, piece and
-# micro-batch. And a *tied* head shares its matrix with the embedding, which is on another stage: their gradients are
-# summed at the end.
+# What a stage holds can be cut another way: keep the input alone, and run forward again in backward (lab 03). A model
+# with *dropout* then needs the same random numbers a second time: the executor draws them from a seed for each step,
+# piece and micro-batch. (This one has none.) A *tied* head shares its matrix with the embedding, which is on another
+# stage: their gradients are summed at the end. Compare "kept" with "recomputed": the same gradient, less memory. Tied
+# and not tied are two models, with two gradients.
 
 # %%
 norms = {}
@@ -656,7 +665,7 @@ pd.DataFrame(norms).T
 #
 # Now two stages on real processes of this computer, connected by *gloo* (lab 09). To *calibrate* is to measure how fast
 # they compute and send; it takes half a minute once. `reconcile` predicts the program, runs it several times, and
-# compares; a step in phase "setup" warms up.
+# compares; a forward and a backward in phase "setup" warm up, and are left out.
 
 # %%
 small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -669,7 +678,8 @@ def small_step():
         plan = schedules.one_f_one_b(dist.get_world_size(), 4)
         whole = GPT(small, seed=0).to(device)
         pipeline = Pipeline(plan, cut(whole, plan.num_pieces), next_token_loss)
-        pipeline.step(tokens, tokens)
+        next_token_loss(whole(tokens[0]), tokens[0]).backward()
+        whole.zero_grad()
         dist.barrier()
     pipeline.step(tokens, tokens)
 
@@ -687,8 +697,8 @@ recorded = recorded_comparison("13")
 print_text(f"{recorded}")
 
 # %% [markdown]
-# Of the 10 messages of the first table row "send", 4 bring activations forward and 4 gradients back. The other 2 sum
-# the gradient of the embedding over both stages: its matrix is also the head's.
+# Open "Numbers of this figure" and find the row "send". Of its 10 messages, 4 bring activations forward and 4 gradients
+# back. The other 2 sum the gradient of the embedding over both stages: its matrix is also the head's.
 
 # %% [markdown]
 # ### Sources
