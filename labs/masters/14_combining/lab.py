@@ -478,9 +478,9 @@ try_out(sent_by_all, ranks=2)
 #
 # Expert e has `capacity` places for each rank's tokens, and the first tokens get them. Rank r of n has the E / n
 # experts from r E / n on. Two calls of `exchanged`, through which gradients flow, are the budget. A token without a
-# place gets zeros. One way: number the tokens of each expert in order, `F.one_hot(choice, num_experts).cumsum(0) - 1`;
-# number i of expert e, if i < capacity, goes to row e * capacity + i of a box [num_experts * capacity, D]. The box goes
-# out by one exchange and comes back by the other.
+# place gets zeros, and places without a token hold zeros. One way: number the tokens of each expert in order,
+# `F.one_hot(choice, num_experts).cumsum(0) - 1`; number i of expert e, if i < capacity, goes to row e * capacity + i of
+# a box [num_experts * capacity, D]. The box goes out by one exchange and comes back by the other.
 
 
 # %% tags=["exercise"]
@@ -488,8 +488,8 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
     """weight times what its expert makes of each token: [t, D].
 
     x: [t, D], own tokens. choice: [t], the expert of each, 0 to num_experts - 1.
-    weight: [t]. run_experts: this rank's experts; takes the tokens that came to them,
-    [ranks, experts of this rank, capacity, D], and returns as many.
+    weight: [t]. run_experts: this rank's experts, to be called once; takes the tokens
+    that came to them, [ranks, experts of this rank, capacity, D], and returns as many.
     """
     ### BEGIN SOLUTION
     n = dist.get_world_size()
