@@ -55,7 +55,7 @@ VALUES: tuple[Any, ...] = (
     *(Parallel(data=2), Derating(step_s=1.0), LINKS["pcie3"], {"float32": 1e12, "float16": 2e12, "bfloat16": 9e12}),
     *(64, 256, 2048, 1024 * 1024, 5 * 10**9, 10**12, (64, 64), {"bfloat16": 0.1}, Experts(4, 2, 1024)),
     *(Latent(64, 64, 32, 64, 64), STACKS["torch-compile"], OPTIMIZERS["sgd"], COMPRESSIONS["int4"]),
-    *(V100.device, Torus((4, 4)), Dragonfly(2, 2)),
+    *(V100.device, Torus((4, 4)), Dragonfly(2, 2), ("tensor", "pipeline", "context", "expert", "data")),
 )
 
 
