@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from lablib import find_cluster, launch, parallel, phase, reconcile
 from lablib.calibration import this_machine
-from lablib.course import checks_for, print_text, show_source, try_out
+from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import (
     figure_context_times,
     figure_expert_load,
@@ -1007,6 +1007,14 @@ there = {"ranks": real_ranks, "backend": real, "cluster": here}
 comparison = reconcile(small_step, **there, repeats=3 if quick else 7, without="setup")
 show(comparison.figure())
 print_text(comparison.reading())
+
+# %%
+recorded = recorded_comparison("14")
+print_text(f"{recorded}")
+
+# %% [markdown]
+# The recorded prediction is too short by more than the noise. Four processes shared two cores there. Calls and bytes
+# are the same on both sides.
 
 # %% [markdown] minutes=1
 # ## Summary
