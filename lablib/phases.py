@@ -23,7 +23,8 @@ HOST_WORK = "lablib::host_work"  # and the bandwidth: the label of such a block
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Label everything in the block. Blocks may be nested: the innermost name counts.
+    """Label everything in the block. Blocks may be nested: the innermost name is a span's phase, those around it its
+    `outer_phases`; `timeline.without(name)` leaves out what ran inside the block, however deep.
 
     Raises:
         ValueError: an empty name, or one with ".", "::" or "#": these mark the labels that libraries set themselves.

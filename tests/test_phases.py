@@ -22,7 +22,8 @@ def names_by_phase(run):
 
 @pytest.mark.parametrize("backend", ["sim", "gloo"])
 def test_the_innermost_phase_names_a_span_on_every_backend(backend):
-    found = names_by_phase(launch(labelled, ranks=1, backend=backend))
+    run = launch(labelled, ranks=1, backend=backend)
+    found = names_by_phase(run)
     assert found == [
         ("aten.add", "forward pass"),
         ("aten.mm" if backend == "sim" else found[1][0], "inner"),
@@ -30,6 +31,9 @@ def test_the_innermost_phase_names_a_span_on_every_backend(backend):
         ("aten.sub", "compute"),
     ]
     assert "mm" in found[1][0] or "matmul" in found[1][0]
+    compute = run.timeline.without("forward pass").select(0, "compute")
+    assert [span.phase for span in compute if span.phase != "compute"] == []  # what is inside goes with it
+    assert {span.outer_phases for span in run.timeline.select(0, phase="inner")} == {("forward pass",)}
 
 
 @pytest.mark.parametrize("name", [None, 5, b"forward", ["forward"]])

@@ -2,7 +2,7 @@
 
 A block that the program opens on its main thread names also the work of other threads meanwhile: on GPUs, autograd runs
 backward on a thread of its own (one for each device) while the main thread waits in `loss.backward()`. A block that a
-hook opens there names the work of that thread, and counts before the main thread's.
+hook opens there names the work of that thread, inside those that the main thread has open.
 """
 
 from bisect import bisect_right
@@ -11,12 +11,14 @@ from collections.abc import Iterable
 
 from lablib.real.events import Event
 from lablib.record.passes import UNNAMED
+from lablib.record.phase_path import joined, within
 
 _OPTIMIZER = "Optimizer."
+_STEP = "optimizer"  # the phase of what no other block of the program names inside one
 _LIBRARY_MARKS = (".", "::", "#")  # in labels that torch opens by itself: "Optimizer.step#SGD.step", "FSDP::all_gather"
 _TRANSPORT = ("gloo:", "nccl:")  # blocks that the communication library opens
 
-State = tuple[str, bool]  # the innermost label of the program, and whether an optimizer steps
+State = tuple[str, bool]  # the path of the program's labels, and whether an optimizer steps
 _NOTHING: State = ("", False)
 
 
@@ -37,10 +39,13 @@ class Phases:
         self._threads = {thread: _Thread(blocks) for thread, blocks in labels.items()}
 
     def at(self, time_ns: int, thread: int, in_backward: bool) -> str:
-        """The phase of what this thread started at this time."""
-        own, main = (self._state(each, time_ns) for each in (thread, self._main_thread))
-        in_step = own[1] or main[1]
-        return own[0] or main[0] or ("backward" if in_backward else "optimizer" if in_step else UNNAMED)
+        """The phase of what this thread started at this time, as a path (lablib/record/phase_path.py)."""
+        path, in_step = self._state(self._main_thread, time_ns)
+        if thread != self._main_thread:
+            own, own_step = self._state(thread, time_ns)
+            path = joined(path or _STEP * in_step, own) if own else path
+            in_step = in_step or own_step
+        return path or ("backward" if in_backward else _STEP if in_step else UNNAMED)
 
     def _state(self, thread: int, time_ns: int) -> State:
         return self._threads[thread].at(time_ns) if thread in self._threads else _NOTHING
@@ -57,7 +62,7 @@ class _Thread:
             self._close(open_labels, event.start_ns)
             label, in_step = open_labels[-1][1] if open_labels else _NOTHING
             if not any(mark in event.name for mark in _LIBRARY_MARKS):
-                label = event.name
+                label = within(label or _STEP * in_step, event.name)
             state = (label, in_step or event.name.startswith(_OPTIMIZER))
             self._enter(event.start_ns, state)
             open_labels.append((event.end_ns, state))

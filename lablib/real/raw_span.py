@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from lablib.real.events import Operation
+from lablib.record.phase_path import split
 from lablib.run import COMPUTE, Span
 
 
 @dataclass(frozen=True, slots=True)
 class RawSpan:
-    """A span of one rank whose times are still those of the host's clock, `time.time_ns()`."""
+    """A span of one rank whose times are still those of the host's clock, `time.time_ns()`, and its phase a path."""
 
     stream: str
     name: str
@@ -21,7 +22,9 @@ class RawSpan:
     def at(self, rank: int, zero_ns: int) -> Span:
         """The span of a run that began at `zero_ns`."""
         times = (self.start_ns - zero_ns) / 1e9, (self.end_ns - zero_ns) / 1e9
-        return Span(rank, self.stream, self.name, self.phase, *times, self.flops, self.size_bytes)
+        phase, outer_phases = split(self.phase)
+        what = (self.flops, self.size_bytes)
+        return Span(rank, self.stream, self.name, phase, *times, *what, outer_phases=outer_phases)
 
 
 def compute_span(op: Operation, phase: str, start_ns: int, end_ns: int, flops: float | None = None) -> RawSpan:

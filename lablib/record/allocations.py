@@ -101,6 +101,14 @@ class Allocations(Sequence[Allocation]):
         columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in Allocations.COLUMNS}
         return Allocations(columns, parts[0].labels)
 
+    def with_labels_once(self) -> Allocations:
+        """The same with each label once among `labels`."""
+        places: dict[tuple[str, str, str], int] = {}
+        of = np.array([places.setdefault(label, len(places)) for label in self.labels], dtype=np.int32)
+        if len(places) == len(of):
+            return self
+        return Allocations(self.columns | {"label": of[self.columns["label"]]}, list(places))
+
     def where(self, chosen: Any) -> Allocations:
         """The allocations that a mask or a list of indices chooses."""
         return Allocations({name: column[chosen] for name, column in self.columns.items()}, self.labels)

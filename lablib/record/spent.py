@@ -4,8 +4,9 @@ Every second of a rank is one of four, as in lablib/record/summary.py:
 
     compute + exposed communication + waiting + idle = makespan
 
-compute is split by phase. Each communication has a row besides, by name, group and size, with all of its time, hidden
-behind compute or not. Seconds are those of a mean rank.
+compute is split by phase, the innermost. Each communication has a row besides, by name, group and size, with all of its
+time, hidden behind compute or not. Seconds are those of a mean rank. What ran inside a phase that is left out counts
+nowhere: a call made there is no waiting either.
 
 Two rules make runs of different machines comparable:
 
@@ -63,7 +64,7 @@ MAKESPAN = Part("makespan", "makespan")
 
 
 def counted(run: Run, without: str = "") -> Timeline:
-    """What counts of a run: all phases but one ("": all), timed from the first span of any rank."""
+    """What counts of a run: all but what ran inside one phase ("": all), timed from the first span of any rank."""
     return run.timeline.without(without or _NO_PHASE)
 
 
@@ -152,14 +153,21 @@ def _talking(meetings: Iterable[list[Span]], num_ranks: int) -> list[list[Interv
     return [union(each) for each in times]
 
 
+def _made(timeline: Timeline) -> set[tuple[int, int | None]]:
+    """Which rank made which calls: their numbers."""
+    return {(span.rank, span.transfer_id) for span in timeline if span.transfer_id is not None}
+
+
 def _pending(run: Run, timeline: Timeline, meetings: Iterable[list[Span]]) -> list[list[Interval]]:
     """When each rank had called and the last had not: by the calls themselves where the run knows them."""
     pending: list[list[Interval]] = [[] for _ in range(max(timeline.num_ranks, 1))]
     if any(transfer.issued_s for transfer in run.traffic.transfers):
+        left_out = _made(run.timeline) - _made(timeline)
         for transfer in run.traffic.transfers:
             issued = [max(0.0, issued_s - timeline.origin_s) for issued_s in transfer.issued_s]
             for rank, issued_s in zip(transfer.ranks, issued, strict=False):
-                pending[rank].append((issued_s, max(issued)))
+                if (rank, transfer.id) not in left_out:
+                    pending[rank].append((issued_s, max(issued)))
     else:
         for spans in meetings:
             start_s = _start_s(spans)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lablib.draw import draw
+from lablib.record.phase_path import is_inside
 from lablib.record.rank_text import ranks_in_words
 from lablib.signature import checked
 from lablib.units import plural
@@ -62,6 +63,7 @@ class Span:
         is_recompute: computed a second time, for backward (activation checkpointing).
         transfer_id: of a communication: the `id` of its `Transfer`, the same on every rank; None: not known.
         place: of a communication: that of this rank among the `ranks` of its `Transfer`; 0 sends a message, 1 gets it.
+        outer_phases: the names of the program's blocks around that of its phase, outermost first.
     """
 
     rank: int
@@ -77,6 +79,7 @@ class Span:
     is_recompute: bool = False
     transfer_id: int | None = None
     place: int = 0
+    outer_phases: tuple[str, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -179,18 +182,24 @@ class Timeline:
 
     @checked
     def select(self, rank: int | None = None, stream: str | None = None, phase: str | None = None) -> list[Span]:
-        """The spans of one rank, stream or phase (None: any). `stream="comm"` means every communication stream."""
+        """The spans of one rank, stream or phase (None: any). `stream="comm"` means every communication stream.
+
+        A phase is all that ran inside its block, also in blocks with names of their own.
+        """
         return [
             s
             for s in (self.spans if rank is None else self._spans_of(rank))
             if (stream is None or s.stream == stream or (stream == "comm" and s.is_communication))
-            and (phase is None or s.phase == phase)
+            and (phase is None or is_inside(phase, s.phase, s.outer_phases))
         ]
 
     @checked
     def without(self, phase: str) -> Timeline:
-        """The spans of all other phases, timed from the start of the first: a step without what set it up."""
-        kept = [s for s in self.spans if s.phase != phase]
+        """What did not run inside blocks with this name, timed from its first span: a step without what set it up.
+
+        What ran in blocks inside such a block ran inside it, however deep, and is left out, too.
+        """
+        kept = [s for s in self.spans if not is_inside(phase, s.phase, s.outer_phases)]
         first_s = min((s.start_s for s in kept), default=0.0)
         moved = [replace(s, start_s=s.start_s - first_s, end_s=s.end_s - first_s) for s in kept]
         deaths = tuple((rank, at_s - first_s) for rank, at_s in self.deaths)

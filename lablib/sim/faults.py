@@ -30,6 +30,7 @@ from lablib.engine.group import Group
 from lablib.errors import DeadlockError, LaunchError, LinkDownError, RankKilledError, Wait
 from lablib.faults import CorruptGradient, DelayStart, DropLink, Fault, KillRank, SlowLink, SlowRank
 from lablib.hardware.cluster import Cluster
+from lablib.record.phase_path import split
 from lablib.record.timeline import WAIT
 from lablib.run import Span, Transfer
 from lablib.sim.corruption import GradientWatch
@@ -208,10 +209,15 @@ class Faults(Conditions):
         is_under_way = self._is_under_way(stopped)
         last_s = max(issue_s for _, issue_s, _ in stopped.joined)
         spans = []
-        for rank, issue_s, phase in stopped.joined:
+        for rank, issue_s, path in stopped.joined:
+            phase, outer_phases = split(path)
             end_s = self._dies_at_s[rank] if rank in self._dead else until_s
             waits_until_s = min(last_s, end_s) if is_under_way else end_s
-            tie: dict[str, Any] = {"transfer_id": number, "place": stopped.ranks.index(rank)}
+            tie: dict[str, Any] = {
+                "transfer_id": number,
+                "place": stopped.ranks.index(rank),
+                "outer_phases": outer_phases,
+            }
             spans.append(Span(rank, f"{WAIT}{stopped.group}", name, phase, issue_s, waits_until_s, **tie))
             if is_under_way:
                 start_s = max(issue_s, stopped.start_s)

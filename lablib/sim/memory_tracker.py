@@ -26,6 +26,7 @@ from lablib.operators.op import tensors_in
 from lablib.record.allocations import Allocations
 from lablib.record.memory import Memory
 from lablib.record.passes import Passes, allocations_with_phases
+from lablib.record.phase_path import split
 from lablib.sim.allocation_log import AllocationLog
 from lablib.sim.categories import ACTIVATION, COMMUNICATION, OTHER, Categories
 from lablib.sim.lines import Lines
@@ -45,7 +46,7 @@ class MemoryTrackers:
 
     Attributes:
         lines: the lines of the program.
-        labels: (op, phase, line) -> its number.
+        labels: (op, path of phases, line) -> its number.
         makers: address of a storage -> the tracker of the rank that allocated it, while it lives.
     """
 
@@ -69,9 +70,10 @@ class MemoryTrackers:
         simulated: tuple[int, ...] | None = None,
     ) -> Memory:
         """What these ranks held, now or until they ended; `passes` tells the phase of what the program did not name."""
-        labels = list(self.labels)
+        labels = [(name, split(path)[0], line) for name, path, line in self.labels]
         parts = [rank.memory_tracker.log.allocations(labels) for rank in ranks if rank.memory_tracker is not None]
-        return Memory(allocations_with_phases(Allocations.joined(parts), passes), num_ranks, simulated)
+        blocks = Allocations.joined(parts).with_labels_once()
+        return Memory(allocations_with_phases(blocks, passes), num_ranks, simulated)
 
 
 class MemoryTracker:

@@ -8,6 +8,7 @@ import sys
 
 import torch
 
+from lablib.record.phase_path import recomputed
 from lablib.sim.lines import Lines
 from lablib.sim.rank import Rank
 from lablib.torch_compat import graph_task_id, is_call_of
@@ -37,11 +38,11 @@ class ProgramPosition:
         self.found, self.graph_task = None, graph_task_id()
 
     def now(self) -> tuple[str, str]:
-        """Phase and line: "forward", "train.py:12: loss = model(x)"."""
+        """Path of phases and line: "forward", "train.py:12: loss = model(x)"."""
         if self.found is None:
             phase = self._rank.phase()
-            if phase == "backward" and self.is_recompute():
-                phase = "recompute"
+            if self.graph_task != -1 and phase.endswith("backward") and self.is_recompute():
+                phase = recomputed(phase)
             self.found = phase, self._lines.here()
         return self.found
 

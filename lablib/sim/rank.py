@@ -22,6 +22,7 @@ from lablib.owners.torch_modules import World
 from lablib.phases import HOST_WORK
 from lablib.rank_state import compute_with_one_thread, seed_rank
 from lablib.record.passes import UNNAMED, Passes
+from lablib.record.phase_path import split, within
 from lablib.record.timeline import WAIT
 from lablib.run import COMPUTE, Span
 from lablib.sim.pending import Pending
@@ -50,8 +51,8 @@ class Rank(RankClock):
         callbacks_s: how far the stream of such callbacks has come.
         is_on_side_stream: whether that is one of the program's own CUDA streams (lablib/script/streams.py).
         is_priced: whether the operator that just ran was the device's work; the host's takes no virtual time.
-        spans: what it did, as tuples in the order of `Span`'s fields.
-        phases: names of the `record_function` blocks it is in, outermost first.
+        spans: what it did, as tuples in the order of `Span`'s fields; the path of phases stands for the phase.
+        phases: of each `record_function` block it is in, the path to it (lablib/record/phase_path.py), outermost first.
         host_bandwidths: for each of these the bytes a second at which the host's own work is priced; None: it is free.
         belongings: what is swapped with the rank's turn, each with `put()` and `take()`.
         begins_with: settings (lablib/owners) that the rank does not take over from the process: the state, by name.
@@ -122,8 +123,8 @@ class Rank(RankClock):
             belonging.take()
 
     def phase(self) -> str:
-        """What the program is doing: the innermost block it named itself, else backward; what else it is, the end tells
-        (lablib/record/passes.py)."""
+        """What the program is doing: the path of the blocks it named itself, else backward; what else it is, the end
+        tells (lablib/record/passes.py)."""
         if self.phases and self.phases[-1]:
             return self.phases[-1]
         return "backward" if graph_task_id() != -1 else UNNAMED
@@ -138,7 +139,7 @@ class Rank(RankClock):
         if label.startswith("Optimizer."):
             self.phases.append(outer or "optimizer")
         else:
-            self.phases.append(outer if any(mark in label for mark in (".", "::", "#")) else label)
+            self.phases.append(outer if any(mark in label for mark in (".", "::", "#")) else within(outer, label))
 
     def leave_block(self) -> None:
         if self.phases:
@@ -190,11 +191,15 @@ class Rank(RankClock):
     def named_spans(self) -> list[Span]:
         """What it did so far, with the phase of what the program did not name."""
         texts = {source: str(source) for source in {span[9] for span in self.spans}}  # a line is put into words once
-        passes = Passes((start_s, phase) for _, stream, _, phase, start_s, *_ in self.spans if stream == COMPUTE)
-        phases = passes.phases([span[3] for span in self.spans], [span[4] for span in self.spans])
+        parts = {path: split(path) for path in {span[3] for span in self.spans}}
+        passes = Passes((span[4], parts[span[3]][0]) for span in self.spans if span[1] == COMPUTE)
+        phases = passes.phases([parts[span[3]][0] for span in self.spans], [span[4] for span in self.spans])
         return [
-            Span(rank, stream, name, phase, start_s, end_s, flops, size_bytes, dtype, texts[source], *others)
-            for phase, (rank, stream, name, _, start_s, end_s, flops, size_bytes, dtype, source, *others) in zip(
+            Span(
+                *(rank, stream, name, phase, start_s, end_s, flops, size_bytes, dtype, texts[source], *others),
+                outer_phases=parts[path][1],
+            )
+            for phase, (rank, stream, name, path, start_s, end_s, flops, size_bytes, dtype, source, *others) in zip(
                 phases, self.spans, strict=True
             )
         ]

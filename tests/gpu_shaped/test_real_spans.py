@@ -163,9 +163,10 @@ def test_a_label_of_a_hook_counts_on_backwards_own_thread_and_elsewhere_the_main
         with recording.operation("aten::add"):
             recording.launch("add", 1_000)
     one = call("allreduce_", "all_reduce", thread=BACKWARD)
-    phases = {s.name: s.phase for s in spans(recording, [one])}
+    recorded = [s.at(0, 0) for s in spans(recording, [one])]
     expected = {"aten.mm": "step", "aten.sign": "compress", "all_reduce": "step", "aten.add": "backward"}
-    assert phases == expected
+    assert {s.name: s.phase for s in recorded} == expected
+    assert {s.name: s.outer_phases for s in recorded if s.outer_phases} == {"aten.sign": ("step",)}
 
 
 def test_annotations_of_the_gpu_are_neither_kernels_nor_labels_of_a_thread():
