@@ -13,7 +13,7 @@ Root is trusted, as everywhere. Linux alone: elsewhere there is no such table, a
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,27 +45,34 @@ def check_new_groups() -> None:
     make = current("new_process_group")
 
     def make_and_check(group_size: int, *args: Any, **kwargs: Any) -> Any:
-        before = listening()
+        before = own_sockets()
         group, store = made = make(group_size, *args, **kwargs)
-        if addresses := listening() - before:
-            assert group is not None
-            check_callers(addresses)
-            _wait_for_all(store, group_size)
+        if new := own_sockets() - before:  # the kernel counts sockets: a new one has a new number
+            lines = connection_lines()
+            if addresses := {c.local for c in connections(lines, [f" {_LISTEN} "]) if c.inode in new}:
+                assert group is not None
+                check_callers(addresses, lines)
+                _wait_for_all(store, group_size)
         return made
 
     setattr(*place("new_process_group"), make_and_check)
 
 
-def check_callers(addresses: set[str]) -> None:
+def check_callers(addresses: set[str], lines: Sequence[str] = ()) -> None:
     """Look who has connected to these addresses, at which this process listens.
+
+    Args:
+        addresses: as the table of connections writes them.
+        lines: of the table, read since the group was made (that takes milliseconds); none: read now.
 
     Raises:
         PermissionError: another user of this machine.
     """
     for _ in range(_LOOKS):
-        strange = strangers(list(connections()), addresses)
+        strange = strangers(connections(lines or connection_lines(), addresses), addresses)
         if not strange:
             return
+        lines = ()
         time.sleep(_BETWEEN_S)
     raise PermissionError(
         f"a connection to this rank must come from a process of its own user (id {os.geteuid()}): {strange[0]}; "
@@ -87,21 +94,26 @@ def strangers(table: Sequence[Connection], addresses: set[str]) -> list[str]:
     return found
 
 
-def listening() -> set[str]:
-    """The addresses at which this process listens. Empty where the kernel has no table."""
+def own_sockets() -> set[str]:
+    """The inodes of this process's sockets. Empty where the kernel does not say."""
     if not _OPEN_FILES.is_dir():
         return set()
-    own = {f"{link[8:-1]}" for link in _links() if link.startswith("socket:[")}
-    return {c.local for c in connections() if c.state == _LISTEN and c.inode in own}
+    return {link[8:-1] for link in _links() if link.startswith("socket:[")}
 
 
-def connections() -> Iterator[Connection]:
-    """The TCP sockets of this machine."""
-    for table in _TABLES:
-        if table.exists():
-            for line in table.read_text().splitlines()[1:]:
-                _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
-                yield Connection(_plain(local), _plain(remote), state, int(uid), inode)
+def connection_lines() -> list[str]:
+    """The TCP sockets of this machine, a line each."""
+    return [line for table in _TABLES if table.exists() for line in table.read_text().splitlines()[1:]]
+
+
+def connections(lines: Sequence[str], having: Collection[str]) -> list[Connection]:
+    """The lines that hold one of these texts, such as an address, in fields. A table has hundreds, and few matter."""
+    found = []
+    for line in lines:
+        if any(text in line for text in having):
+            _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
+            found.append(Connection(_plain(local), _plain(remote), state, int(uid), inode))
+    return found
 
 
 def _plain(address: str) -> str:
@@ -112,7 +124,7 @@ def _plain(address: str) -> str:
 def _links() -> Iterator[str]:
     for entry in os.listdir(_OPEN_FILES):
         try:
-            yield os.readlink(_OPEN_FILES / entry)
+            yield os.readlink(f"{_OPEN_FILES}/{entry}")
         except OSError:  # the listing's own descriptor
             continue
 
