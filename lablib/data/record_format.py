@@ -238,16 +238,18 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         OSError: there is none: nothing was written, or writing did not come to its end.
-        ValueError: another kind of file.
+        ValueError: another kind of file, or one that was changed: a shard with fewer records would lose the others.
     """
     path = folder / MANIFEST
     try:
         found = parse_json(read_text(path))
+        if found.pop("crc32") != manifest_crc(found):
+            raise ValueError("its checksum differs: it was changed since it was written")
         shards = [_listed(folder, *entry) for entry in found["shards"]]
         if len({shard.path for shard in shards}) < len(shards):
             raise ValueError("a shard is there twice")
         return Manifest(str(found["format"]), str(found["compression"]), tuple(shards))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"{path} is not a manifest of shards ({error!r}); write the shards again.") from None
 
 
@@ -329,4 +331,10 @@ def _write_whole(path: Path, content: bytes, disk: Callable[[BinaryIO], BinaryIO
 
 def _manifest_json(manifest: Manifest) -> bytes:
     shards = [[shard.path.name, shard.num_records, shard.size_bytes] for shard in manifest.shards]
-    return json.dumps({"format": manifest.format, "compression": manifest.compression, "shards": shards}).encode()
+    fields = {"format": manifest.format, "compression": manifest.compression, "shards": shards}
+    return json.dumps(fields | {"crc32": manifest_crc(fields)}).encode()
+
+
+def manifest_crc(fields: dict[str, Any]) -> int:
+    """CRC-32 of a manifest's other fields."""
+    return zlib.crc32(json.dumps(fields).encode())

@@ -29,6 +29,7 @@ ZeRO, stage by stage:
     sharded_muon              Muon by owners, by gathering, and by exchanging whole matrices
     sharded_muon_cost         bytes and FLOPs of the three
     zero_offload              optimizer state, or everything, in the host's memory
+    checkpoint_files          entries, a description and checksums of both: what all checkpoints here have in common
     zero_checkpoint           saved at one stage on some ranks, loaded at another on others; slow to import, so not here
 
 Tensor parallel: every rank computes all tokens with a shard of each matrix:

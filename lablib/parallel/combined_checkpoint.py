@@ -28,8 +28,6 @@ Source: torch.distributed.checkpoint (torch 2.13), which writes, finds and reads
 Simplified: one group of settings; no random generators, as the model draws none; the data's place is the caller's.
 """
 
-import io
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from math import prod
@@ -41,10 +39,19 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from lablib.parallel.checkpoint_files import (
+    agreed,
+    checksum,
+    description_in,
+    read_entries,
+    require_listed,
+    require_undamaged,
+    sealed,
+    sizes_of,
+)
 from lablib.parallel.combined_optimizer import Buffer, Owned
 from lablib.parallel.combined_step import CombinedStep
 from lablib.parallel.tensor_regions import shard_range
-from lablib.parallel.zero_checkpoint import agreed, checksum, read_entries, require_undamaged, sizes_of
 from lablib.signature import checked, shown, whole_number
 
 PARAMETER, META = "parameter", "combined"
@@ -87,7 +94,7 @@ def save_checkpoint(step: CombinedStep, path: str | Path, num_steps: int) -> Non
         "scaler": None if step.scaler is None else step.scaler.state_dict(),
         "checksums": {key: value for each in checksums for key, value in each.items()},
     }
-    save({META: _sealed(meta), **own}, checkpoint_id=str(path))
+    save({META: sealed(meta), **own}, checkpoint_id=str(path))
 
 
 @checked
@@ -110,6 +117,7 @@ def load_checkpoint(step: CombinedStep, path: str | Path) -> int:
     if META not in saved:
         raise ValueError(f"{path} holds a checkpoint that save_checkpoint did not write: it has no {META!r}.")
     meta: dict[str, Any] = agreed(lambda: _meta(path))
+    agreed(lambda: require_listed(saved.keys() - {META}, meta["checksums"], path))
     agreed(lambda: _require_same(meta, _description(step)))
     boxes = agreed(lambda: _saved_boxes(saved, meta, step))
 
@@ -252,26 +260,9 @@ def _description(step: CombinedStep) -> dict[str, Any]:
 # ---- reading ----
 
 
-def _sealed(meta: dict[str, Any]) -> bytes:
-    """The description as bytes, or it would be taken apart; its checksum first: a bit of a setting is soon turned."""
-    file = io.BytesIO()
-    torch.save(meta, file)
-    return zlib.crc32(file.getvalue()).to_bytes(4, "big") + file.getvalue()
-
-
 def _meta(path: str | Path) -> dict[str, Any]:
-    try:
-        sealed: Any = read_entries({META: b""}, path)[META]
-        if zlib.crc32(sealed[4:]).to_bytes(4, "big") != sealed[:4]:
-            raise ValueError(
-                f"the checkpoint in {path} is damaged: its description is not what was saved; use another."
-            )
-        meta = torch.load(io.BytesIO(sealed[4:]))
-    except ValueError:
-        raise
-    except Exception as error:  # whatever is in that file may go wrong in any way
-        raise ValueError(f"the checkpoint in {path} is damaged: its description cannot be read.") from error
-    if not isinstance(meta, dict) or "num_steps" not in meta:
+    meta = description_in(path, META)
+    if "num_steps" not in meta:
         raise ValueError(f"{path} holds a checkpoint of another kind: load it with what saved it.")
     return meta
 

@@ -27,8 +27,6 @@ Simplified: one group of settings; states of another length than the shard (8-bi
 and the data's place are the caller's.
 """
 
-import io
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,12 +34,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from lablib.parallel.checkpoint_files import (
+    agreed,
+    checksum,
+    description_in,
+    read_entries,
+    require_listed,
+    require_undamaged,
+    sealed,
+    sizes_of,
+)
 from lablib.parallel.zero import Zero, first_names
 from lablib.parallel.zero_shards import FlatUnit
 from lablib.signature import checked, shown, whole_number
@@ -74,9 +78,7 @@ def save_checkpoint(zero: Zero, path: str | Path, step: int) -> None:
         "counts": _counts(zero),
         "checksums": {key: value for each in checksums for key, value in each.items()},
     }
-    file = io.BytesIO()  # as bytes, or it would be taken apart
-    torch.save(meta, file)
-    save({_META: file.getvalue(), **pieces}, checkpoint_id=str(path))
+    save({_META: sealed(meta), **pieces}, checkpoint_id=str(path))
 
 
 @checked
@@ -98,7 +100,8 @@ def load_checkpoint(zero: Zero, path: str | Path) -> int:
     saved = agreed(lambda: sizes_of(path))
     if _META not in saved:
         raise ValueError(f"{path} holds a checkpoint that save_checkpoint did not write: it has no {_META!r}.")
-    meta: dict[str, Any] = agreed(lambda: torch.load(io.BytesIO(read_entries({_META: b""}, path)[_META])))
+    meta: dict[str, Any] = agreed(lambda: description_in(path, _META))
+    agreed(lambda: require_listed(saved.keys() - {_META}, meta["checksums"], path))
     agreed(lambda: _require_same(meta, _description(zero)))
     own = _own_state(zero, meta)
     starts = agreed(lambda: _starts(saved, meta, own))
@@ -215,30 +218,6 @@ def _description(zero: Zero) -> dict[str, Any]:
 # ---- reading ----
 
 
-def sizes_of(path: str | Path) -> dict[str, torch.Size]:
-    """The keys of a checkpoint, and the shape of each ([0] of what is no tensor)."""
-    try:
-        entries = FileSystemReader(str(path)).read_metadata().state_dict_metadata
-        return {
-            key: entry.size if isinstance(entry, TensorStorageMetadata) else torch.Size([0])
-            for key, entry in entries.items()
-        }
-    except Exception as error:  # whatever is in that file may go wrong in any way
-        raise ValueError(
-            f"there is no checkpoint that can be read in {path}: {type(error).__name__}; give the folder of one that "
-            "save_checkpoint ended."
-        ) from None
-
-
-def read_entries(wanted: dict[str, Any], path: str | Path) -> dict[str, Any]:
-    """These entries, read. Communicates; where a rank cannot read its own, none can."""
-    try:
-        load(wanted, checkpoint_id=str(path))
-    except (Exception, CheckpointException) as error:  # of torch's, no Exception: what went wrong on some rank
-        raise ValueError(f"the checkpoint in {path} is damaged: its files cannot be read; use another one.") from error
-    return wanted
-
-
 def _starts(
     saved: Mapping[str, torch.Size], meta: Mapping[str, Any], own: Mapping[tuple[str, str, int], Tensor]
 ) -> dict[tuple[str, str], list[tuple[int, int]]]:
@@ -281,32 +260,6 @@ def _require_same(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
             raise ValueError(
                 f"the checkpoint must be that of the same kind of optimizer: {shown(was)}, not {shown(now)}."
             )
-
-
-def require_undamaged(read: Mapping[str, Tensor], checksums: Mapping[str, int], path: str | Path) -> None:
-    """What was read is what was saved."""
-    for key, tensor in read.items():
-        if checksum(tensor) != checksums.get(key):
-            raise ValueError(f"the checkpoint in {path} is damaged: {key} is not what was saved; use another one.")
-
-
-def checksum(tensor: Tensor) -> int:
-    """Of a tensor's bytes."""
-    return zlib.crc32(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-
-
-def agreed(look: Any) -> Any:
-    """What `look` returns, or on every rank the first rank's error: no rank goes on alone. Communicates."""
-    result, error = None, None
-    try:
-        result = look()
-    except ValueError as raised:
-        error = str(raised)
-    errors: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(errors, error)
-    if first := next(filter(None, errors), None):
-        raise ValueError(first)
-    return result
 
 
 # ---- taking over ----

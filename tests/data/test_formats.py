@@ -11,7 +11,7 @@ from tfrecord.reader import tfrecord_loader
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from lablib.data.formats import FORMATS
-from lablib.data.record_format import DamagedDataError, Record, Shard, read_manifest
+from lablib.data.record_format import DamagedDataError, Record, Shard, manifest_crc, read_manifest
 
 RECORDS = st.lists(st.builds(Record, id=st.text(max_size=8), data=st.binary(max_size=70)), max_size=9)
 WAYS = [(name, compression) for name, one in FORMATS.items() for compression in one.compressions]
@@ -117,7 +117,8 @@ NUMBERS = st.integers(-2, 3) | st.floats() | st.text(max_size=1) | st.none() | s
 @given(shards=st.lists(st.tuples(NAMES, NUMBERS, NUMBERS) | st.lists(NUMBERS, max_size=4), max_size=3) | NUMBERS)
 def test_a_manifest_that_was_changed_lists_files_beside_it_or_is_refused(tmp_path_factory, shards):
     folder = tmp_path_factory.mktemp("changed")
-    (folder / "manifest.json").write_text(json.dumps({"format": "memory-map", "compression": "none", "shards": shards}))
+    fields = {"format": "memory-map", "compression": "none", "shards": shards}
+    (folder / "manifest.json").write_text(json.dumps(fields | {"crc32": manifest_crc(fields)}))
     try:
         manifest = read_manifest(folder)
     except ValueError as error:
@@ -125,6 +126,27 @@ def test_a_manifest_that_was_changed_lists_files_beside_it_or_is_refused(tmp_pat
         return
     assert all(shard.path.parent == folder and shard.num_records >= 0 for shard in manifest.shards)
     assert len({shard.path for shard in manifest.shards}) == len(manifest.shards)
+
+
+@given(share=st.floats(0, 1, exclude_max=True), flipped=st.integers(1, 255))
+def test_one_changed_byte_of_a_manifest_changes_nothing_or_is_refused(tmp_path_factory, share, flipped):
+    folder = tmp_path_factory.mktemp("byte")
+    written = FORMATS["memory-map"].write(SOME, folder, 3)
+    content = bytearray((folder / "manifest.json").read_bytes())
+    content[int(share * len(content))] ^= flipped
+    (folder / "manifest.json").write_bytes(content)
+    try:
+        assert read_manifest(folder) == written
+    except ValueError as error:
+        assert "is not a manifest of shards" in str(error) and "write the shards again" in str(error)
+
+
+def test_a_manifest_with_fewer_records_is_refused(tmp_path):
+    FORMATS["memory-map"].write(SOME, tmp_path, 3)
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text(manifest.read_text().replace(", 3, ", ", 2, "))
+    with pytest.raises(ValueError, match="its checksum differs"):
+        read_manifest(tmp_path)
 
 
 def test_what_cannot_be_read_is_one_clear_error(tmp_path):

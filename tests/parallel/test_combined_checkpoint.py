@@ -214,8 +214,13 @@ def test_what_cannot_be_loaded_is_refused_on_all_ranks_and_changes_nothing(tmp_p
         assert "must be that of the same optimizer: it was 'AdamW', and is 'SGD' here" in found[3]
 
 
-def test_a_damaged_checkpoint_is_refused_on_all_ranks(tmp_path):
+@pytest.mark.parametrize("what", ["tensors", "description"])
+def test_a_damaged_checkpoint_is_refused_on_all_ranks(tmp_path, what):
     launch(save, how(tensor=2), str(tmp_path), ranks=2, trace=False)
-    damage(tmp_path)
+    if what == "tensors":
+        damage(tmp_path)
+    else:
+        [file] = [one for one in tmp_path.glob("*.distcp") if b"weight_decay" in one.read_bytes()]
+        file.write_bytes(file.read_bytes().replace(b"weight_decay", b"weight_Decay"))
     with pytest.raises(RankError, match="damaged"):
         launch(go_on, how(pipeline=2), str(tmp_path), ranks=2, trace=False)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lablib import RankError, launch
 from lablib.optim.adam8bit import Adam8bit
 from lablib.optim.adamw import AdamW
+from lablib.parallel.checkpoint_files import read_entries
 from lablib.parallel.zero import Zero
 from lablib.parallel.zero_checkpoint import load_checkpoint, save_checkpoint
 
@@ -211,6 +212,40 @@ def test_a_damaged_checkpoint_is_refused_on_every_rank(tmp_path, how):
     damage(tmp_path, how)
     texts = launch(refused, str(tmp_path), 3, "adamw", ranks=3).values
     assert len(set(texts)) == 1 and ("damaged" in texts[0] or "no checkpoint that can be read" in texts[0])
+
+
+@settings(max_examples=12, deadline=None)
+@given(share=st.floats(0, 1, exclude_max=True), flipped=st.integers(1, 255))
+def test_one_changed_byte_of_the_description_is_refused_on_every_rank(saved_once, share, flipped):
+    """A setting, a count of steps or a dtype with a turned bit is as plausible as what was saved."""
+    file, start, length = saved_once
+    whole = file.read_bytes()
+    at = start + int(share * length)
+    file.write_bytes(whole[:at] + bytes([whole[at] ^ flipped]) + whole[at + 1 :])
+    try:
+        texts = launch(refused, str(file.parent), 3, "adamw", ranks=2).values
+    finally:
+        file.write_bytes(whole)
+    assert len(set(texts)) == 1 and "is damaged: its " in texts[0]
+
+
+@pytest.fixture(scope="module")
+def saved_once(tmp_path_factory) -> tuple[Path, int, int]:
+    """A checkpoint: the file with its description, where that begins there, and its length."""
+    path = tmp_path_factory.mktemp("checkpoint")
+    launch(save, str(path), 2, "adamw", ranks=2)
+    [found] = launch(lambda: read_entries({"meta": b""}, path)["meta"], ranks=1).values
+    found = found.decode("latin-1").encode()  # as torch writes bytes
+    [file] = [each for each in path.glob("*.distcp") if found in each.read_bytes()]
+    return file, file.read_bytes().index(found), len(found)
+
+
+def test_a_list_of_entries_with_another_name_is_refused(tmp_path):
+    launch(save, str(tmp_path), 2, "adamw", ranks=2)
+    listed = tmp_path / ".metadata"
+    listed.write_bytes(listed.read_bytes().replace(b"exp_avg/layers.2.bias/0", b"exp_avg/layers.2.bias/8"))
+    [text, _] = launch(refused, str(tmp_path), 3, "adamw", ranks=2).values
+    assert "is damaged: 'exp_avg/layers.2.bias/0' was saved and is not listed" in text
 
 
 def test_bad_places_and_optimizers_get_one_clear_error(tmp_path):
