@@ -68,7 +68,9 @@ Experts: every token is seen by few of many MLPs, which are spread over ranks:
     expert_dispatch           tokens to the rows of their experts and back: by masks, then sorted; capacity, dropless
     expert_products           rows of each expert times its matrix: a loop, padded, one grouped kernel
     expert_layer              a mixture in the place of an MLP, and a plain GPT with mixtures
-    expert_parallel           tokens to the ranks of their experts and back; beside tensor parallelism, cut or whole
+    expert_exchange           tokens to the ranks of their experts and back: counts, then rows
+    expert_parallel           experts spread over ranks: slots for all, then as many rows as there are
+    expert_parallelize        the experts of a plain model spread; beside tensor parallelism, cut or whole
     expert_gradients          which gradients are averaged over which ranks
     expert_depth              a block that sees only some tokens, on the same dispatch
     expert_runs               how busy each expert was over recorded training runs; reads text, so not here
@@ -333,16 +335,16 @@ from lablib.parallel.expert_layer import MixtureConfig as MixtureConfig
 from lablib.parallel.expert_layer import MixtureOfExperts as MixtureOfExperts
 from lablib.parallel.expert_layer import mixtures as mixtures
 from lablib.parallel.expert_layer import with_experts as with_experts
-from lablib.parallel.expert_parallel import Exchange as Exchange
-from lablib.parallel.expert_parallel import ExpertParallel as ExpertParallel
-from lablib.parallel.expert_parallel import ExpertShards as ExpertShards
-from lablib.parallel.expert_parallel import check_experts as check_experts
-from lablib.parallel.expert_parallel import exchange_counts as exchange_counts
-from lablib.parallel.expert_parallel import exchange_rows as exchange_rows
+from lablib.parallel.expert_exchange import Exchange as Exchange
+from lablib.parallel.expert_exchange import check_experts as check_experts
+from lablib.parallel.expert_exchange import exchange_counts as exchange_counts
+from lablib.parallel.expert_exchange import exchange_rows as exchange_rows
+from lablib.parallel.expert_exchange import from_experts as from_experts
+from lablib.parallel.expert_exchange import to_experts as to_experts
 from lablib.parallel.expert_parallel import expert_parallel as expert_parallel
-from lablib.parallel.expert_parallel import from_experts as from_experts
 from lablib.parallel.expert_parallel import naive_expert_parallel as naive_expert_parallel
-from lablib.parallel.expert_parallel import to_experts as to_experts
+from lablib.parallel.expert_parallelize import ExpertParallel as ExpertParallel
+from lablib.parallel.expert_parallelize import ExpertShards as ExpertShards
 from lablib.parallel.expert_gradients import ExpertReduce as ExpertReduce
 from lablib.parallel.expert_gradients import average_expert_gradients as average_expert_gradients
 from lablib.parallel.expert_gradients import expert_parameters as expert_parameters

@@ -28,7 +28,7 @@ Cost: some sums; nothing runs on ranks.
 Legend: N tokens of a rank, D width, E experts, k that a token visits, S shared ones, F hidden width, w bytes a number,
 v those of the router (4 at least); e expert, d data, t tensor ranks.
 Source: Lepikhin et al., "GShard", 2020, arXiv 2006.16668, section 3; Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv
-2201.05596, section 5.2; Singh et al., 2023, arXiv 2303.06318, section 4. The layer: `expert_parallel.py`.
+2201.05596, section 5.2; Singh et al., 2023, arXiv 2303.06318, section 4. The layer: `expert_parallelize.py`.
 Simplified: dropless, softmax gates; sums over ranks in rings; sizes that ranks divide. Numbers of rows (16 k N bytes),
 which dispatch and combine hold beside what autograd saves, are not counted.
 """
@@ -36,7 +36,7 @@ which dispatch and combine hold beside what autograd saves, are not counted.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lablib.parallel.expert_parallel import check_experts
+from lablib.parallel.expert_exchange import check_experts
 from lablib.signature import check_fields, checked, whole_number
 
 COUNT_BYTES = 8  # of a number of rows, int64

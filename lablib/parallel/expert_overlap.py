@@ -39,8 +39,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lablib.parallel.expert_dispatch import Permutation, combine, dispatch, sort_by_expert
+from lablib.parallel.expert_exchange import Exchange, exchange_counts, reordered
 from lablib.parallel.expert_layer import mixtures
-from lablib.parallel.expert_parallel import Exchange, ParallelMixture, exchange_counts, reordered
+from lablib.parallel.expert_parallelize import ParallelMixture
 from lablib.parallel.expert_routing import Routing
 from lablib.parallel.tensor_regions import Group
 from lablib.signature import checked, whole_number

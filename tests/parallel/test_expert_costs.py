@@ -148,7 +148,7 @@ def test_what_is_kept_for_backward_is_what_autograd_saves(ranks: ExpertRanks, k:
 
 
 def test_whole_experts_on_tensor_ranks_send_less_than_cut_ones():
-    """Of the two ways beside tensor parallelism, as the head of expert_parallel.py says; and keep less."""
+    """Of the two ways beside tensor parallelism, as the head of expert_parallelize.py says; and keep less."""
     sizes, cut = ExpertSizes(4096, 2048, 1024, 64, 8), ExpertRanks(4, tensor=2)
     whole = replace(cut, cuts_experts=False)
     assert expert_sent_bytes(sizes, whole).total < expert_sent_bytes(sizes, cut).total
