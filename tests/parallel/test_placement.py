@@ -80,6 +80,25 @@ def test_bytes_between_ranks_are_those_of_the_simulated_program():
         assert counted[axis][pair] == pytest.approx(measured[pair], rel=0.02), pair
 
 
+@pytest.mark.parametrize(
+    ("model", "mesh", "options"),
+    [
+        (GPT, Mesh(data=2, pipeline=4, tensor=2), {"zero_stage": 1}),
+        (GPT, Mesh(data=2, context=2, tensor=4), {"chunks": 1}),
+        ("mixtral-8x7b", Mesh(data=2, expert=4), {"seq_len": 512}),
+    ],
+)
+def test_the_record_of_communications_sends_what_the_matrices_send(model, mesh: Mesh, options):
+    """To the byte, on every rank: the picture and the table are of the same traffic."""
+    traffic = place(model, mesh, A100, 16, **options).traffic
+    whole = sum(traffic.matrices.values())
+    of_ranks = np.zeros(mesh.num_ranks)
+    for transfer in traffic.traffic.transfers:
+        of_ranks[list(transfer.ranks)] += transfer.sent_bytes
+    assert of_ranks == pytest.approx(whole.sum(axis=1), rel=0, abs=0.01)
+    assert traffic.traffic.matrix(mesh.num_ranks) == pytest.approx(whole, rel=0, abs=0.01)
+
+
 # ---- bytes by the closed forms ----
 
 

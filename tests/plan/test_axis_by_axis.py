@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from lablib.hardware import find_cluster
 from lablib.plan import AxisStep, axis_by_axis, predict, search
 
 CASES = {
@@ -61,6 +63,21 @@ def test_reasons_are_sentences_with_the_numbers_of_their_steps(walk):
             assert f"{share:.1%} of the step exposed" in step.reason
         if step.axis == "pipeline":
             assert f"bubble of {step.prediction.bubble_fraction:.1%}" in step.reason
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "gpus", "seq_len", "before", "after"),
+    [("gpt3-175b", 1024, 1024, 1024, "full", "none"), ("gpt3-13b", 16, 64, 32768, "full", "full")],
+)
+def test_fewer_stages_say_what_becomes_of_recomputation(model, batch, gpus, seq_len, before, after):
+    """Of a GPU with 16 GB: where activations are not computed again any more, most of the time gained is that."""
+    a100 = find_cluster("dgx-a100")
+    cluster = a100.replace(device=replace(a100.device, memory_bytes=16e9))
+    steps = axis_by_axis(model, cluster, batch, gpus, seq_len=seq_len)
+    (first, fewer), *_ = [pair for pair in pairwise(steps) if pair[1].axis == "fewer stages"]
+    assert (first.prediction.recompute, fewer.prediction.recompute) == (before, after)
+    assert (f"; recomputation: {after};" in fewer.reason) == (before != after)
+    assert ("recomputation" in fewer.reason) == (before != after)
 
 
 def test_gpt3_takes_tensor_ranks_in_a_node_then_stages_then_replicas():
