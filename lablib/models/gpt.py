@@ -22,11 +22,14 @@ layers are dense here.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
 
 from lablib.signature import check_fields, checked
 
@@ -122,6 +125,16 @@ class Block(nn.Module):
         return x_BTD + self.mlp(self.mlp_norm(x_BTD))
 
 
+class _Undrawn(TorchFunctionMode):
+    """Layers made under it keep the empty parameters they begin with: what torch would draw would be thrown away."""
+
+    _FILLS = frozenset({init.kaiming_uniform_, init.uniform_, init.normal_, Tensor.fill_, Tensor.zero_})
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        return (args[0] if args else kwargs["tensor"]) if func in self._FILLS else func(*args, **kwargs)
+
+
 class GPT(nn.Module):
     """The whole model: `GPT(config)(tokens_BT)` is `logits_BTV`.
 
@@ -144,14 +157,12 @@ class GPT(nn.Module):
         super().__init__()
         device = torch.get_default_device() if device is None else torch.device(device)
         self.config = config
-        # Layers are made on "meta" and filled below: torch's own initialization would be drawn and thrown away.
-        meta = torch.device("meta")
-        self.token_embedding = nn.Embedding(config.vocab_size, config.d_model, device=meta, dtype=dtype)
-        self.position_embedding = nn.Embedding(config.max_seq_len, config.d_model, device=meta, dtype=dtype)
-        self.blocks = nn.ModuleList(Block(config, meta, dtype) for _ in range(config.num_layers))
-        self.final_norm = nn.LayerNorm(config.d_model, device=meta, dtype=dtype)
-        self.head = nn.Linear(config.d_model, config.vocab_size, bias=False, device=meta, dtype=dtype)
-        self.to_empty(device=device)
+        with _Undrawn():  # `_initialize` draws
+            self.token_embedding = nn.Embedding(config.vocab_size, config.d_model, device=device, dtype=dtype)
+            self.position_embedding = nn.Embedding(config.max_seq_len, config.d_model, device=device, dtype=dtype)
+            self.blocks = nn.ModuleList(Block(config, device, dtype) for _ in range(config.num_layers))
+            self.final_norm = nn.LayerNorm(config.d_model, device=device, dtype=dtype)
+            self.head = nn.Linear(config.d_model, config.vocab_size, bias=False, device=device, dtype=dtype)
         if config.tied_head:
             self.head.weight = self.token_embedding.weight
         if device.type != "meta":
