@@ -2,13 +2,30 @@
 
 `program_line` (source.py) finds it by walking frames and looking at file names: right for an error, too slow for ten
 thousand operators. Here the text of a line is put together once. In backward the walk ends at the line that called
-`backward()`.
+`backward()`; it is found once for each backward, as what lies below the engine's call stays where it is until the end.
 """
 
 import sys
 from types import CodeType, FrameType
 
 from lablib.sim.source import Code, Source, code_of
+from lablib.torch_compat import run_backward_in_graph
+
+_ENGINE = run_backward_in_graph.__code__
+
+
+class Backward:
+    """A backward that a rank is in.
+
+    Attributes:
+        graph_task: torch's number of it; -1: none.
+        line: of the program, that called it; "": not known yet.
+    """
+
+    __slots__ = ("graph_task", "line")
+
+    def __init__(self, graph_task: int):
+        self.graph_task, self.line = graph_task, ""
 
 
 class Lines:
@@ -17,21 +34,38 @@ class Lines:
     def __init__(self) -> None:
         # By code object and instruction. The objects are kept, so that no other gets their identity.
         self._texts: dict[tuple[int, int], tuple[str, CodeType]] = {}
+        self._files: dict[str, Code] = {}
 
-    def here(self) -> str:
-        """ "train.py:12: loss = model(x)", the innermost line of the program; lablib's only where it has none."""
+    def here(self, backward: Backward) -> str:
+        """ "train.py:12: loss = model(x)", the innermost line of the program; lablib's only where it has none.
+
+        Args:
+            backward: the one that is under way, to be completed.
+        """
         frame: FrameType | None = sys._getframe(1)
-        inside_library, other = None, Code.OTHER
+        inside_library, is_below, files, other, call = None, False, self._files, Code.OTHER, _ENGINE
         while frame is not None:
-            code = code_of(frame.f_code.co_filename)
-            if code is not other:
-                if code is Code.PROGRAM:
-                    return self._text(frame)
-                if code is Code.BOTTOM:
+            code = frame.f_code
+            kind = files.get(code.co_filename) or self._file(code.co_filename)
+            if kind is not other:
+                if kind is Code.PROGRAM:
+                    line = self._text(frame)
+                    if is_below:
+                        backward.line = line
+                    return line
+                if kind is Code.BOTTOM:
                     break
                 inside_library = inside_library or frame
+            elif code is call and backward.graph_task != -1:  # the first such frame is that of the innermost backward
+                if backward.line:
+                    return backward.line
+                is_below = True
             frame = frame.f_back
         return self._text(inside_library) if inside_library is not None else ""
+
+    def _file(self, filename: str) -> Code:
+        kind = self._files[filename] = code_of(filename)
+        return kind
 
     def _text(self, frame: FrameType) -> str:
         # The instruction is known at once; Python finds its line by reading a table from the start.

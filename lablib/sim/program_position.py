@@ -9,7 +9,7 @@ import sys
 import torch
 
 from lablib.record.phase_path import recomputed
-from lablib.sim.lines import Lines
+from lablib.sim.lines import Backward, Lines
 from lablib.sim.rank import Rank
 from lablib.torch_compat import graph_task_id, is_call_of
 
@@ -31,6 +31,7 @@ class ProgramPosition:
         self._lines = lines
         self.found: tuple[str, str] | None = None
         self.graph_task = -1
+        self._backward = Backward(-1)
         self._recorded = (-1, False)  # the last backward that recorded, and whether it was asked to
 
     def moves(self) -> None:
@@ -43,7 +44,9 @@ class ProgramPosition:
             phase = self._rank.phase()
             if self.graph_task != -1 and phase.endswith("backward") and self.is_recompute():
                 phase = recomputed(phase)
-            self.found = phase, self._lines.here()
+            if self._backward.graph_task != self.graph_task:
+                self._backward = Backward(self.graph_task)
+            self.found = phase, self._lines.here(self._backward)
         return self.found
 
     def is_recompute(self) -> bool:

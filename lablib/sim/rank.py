@@ -188,13 +188,13 @@ class Rank(RankClock):
             what = (0.0, size_bytes, "", source, False, transfer_id, place)
             self.spans.append((self.rank, stream, name, phase, start_s, end_s, *what))
 
-    def named_spans(self) -> list[Span]:
-        """What it did so far, with the phase of what the program did not name."""
+    def named_spans(self) -> tuple[list[Span], Passes]:
+        """What it did so far, with the phase of what the program did not name, and the passes that tell it."""
         texts = {source: str(source) for source in {span[9] for span in self.spans}}  # a line is put into words once
         parts = {path: split(path) for path in {span[3] for span in self.spans}}
         passes = Passes((span[4], parts[span[3]][0]) for span in self.spans if span[1] == COMPUTE)
         phases = passes.phases([parts[span[3]][0] for span in self.spans], [span[4] for span in self.spans])
-        return [
+        spans = [
             Span(
                 *(rank, stream, name, phase, start_s, end_s, flops, size_bytes, dtype, texts[source], *others),
                 outer_phases=parts[path][1],
@@ -203,3 +203,4 @@ class Rank(RankClock):
                 phases, self.spans, strict=True
             )
         ]
+        return spans, passes

@@ -49,7 +49,7 @@ from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE
 from lablib.launch_checks import check_value
 from lablib.operators.pricer import Pricer
-from lablib.record.passes import passes_of, with_phases
+from lablib.record.passes import with_phases
 from lablib.record.rank_text import short_ranks
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
 from lablib.sim.by_thread import own_environments, own_streams
@@ -271,8 +271,9 @@ class _Simulation:
             return DeadlockError(headline, waits)
         error = self._faults.blame(headline, waits)
         if isinstance(error, FaultError):
-            spans = [span for rank in self._ranks for span in rank.named_spans()]
-            end_s = max([rank.clock_s for rank in self._ranks] + [span.end_s for span in spans])
+            end_s = max(
+                [rank.clock_s for rank in self._ranks] + [span[5] for rank in self._ranks for span in rank.spans]
+            )
             error.run = self._result(
                 self._faults.notes(),
                 *self._faults.unfinished(self._groups.values(), end_s, len(self._recorder.transfers)),
@@ -282,9 +283,15 @@ class _Simulation:
     @no_collections()
     def _result(self, notes: list[str], open_spans: Sequence[Span] = (), unfinished: Sequence[Transfer] = ()) -> Run:
         """What happened; of a run that a fault ended, also what never did."""
-        spans = with_phases([*(span for rank in self._ranks for span in rank.named_spans()), *open_spans])
+        spans: list[Span] = []
+        passes = {}
+        for rank in self._ranks:
+            of_rank, passes[rank.rank] = rank.named_spans()
+            spans += of_rank
+        if open_spans:
+            spans = with_phases([*spans, *open_spans])
         transfers = [*self._recorder.transfers, *unfinished]
-        memory = self._trackers.memory(self._ranks, passes_of(spans), self._num_ranks, self._simulated)
+        memory = self._trackers.memory(self._ranks, passes, self._num_ranks, self._simulated)
         every_rank = range(self._num_ranks)
         if self._simulated is not None:
             notes = [_phantoms(len(self._simulated), self._num_ranks), *notes]

@@ -6,9 +6,11 @@ whose thread it was; that is noted when the thread starts. The thread also gets 
 which torch keeps for each thread in a run, so that a communication that names its group is refused like any other.
 """
 
+import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial, partialmethod
 from typing import Any
 
@@ -28,6 +30,17 @@ def set_owner(thread: threading.Thread, rank: int) -> None:
 def owner(thread: threading.Thread) -> int | None:
     """The rank that started a thread, itself or through other threads; None for those of the host process."""
     return getattr(thread, "sim_rank", None)
+
+
+def wait_to_be_run() -> None:
+    """Have this thread run only once nobody who is running must be interrupted for it; what it starts is as usual.
+
+    A rank that passes its turn wakes the next one, which cannot go on before the first lets go of Python's interpreter,
+    a moment later. By default Linux may run it at once, only to put it to sleep again: half of what a turn costs.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):  # a container may forbid it
+            os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
 
 
 @contextmanager

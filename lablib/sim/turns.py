@@ -25,7 +25,7 @@ from lablib.errors import DeadlockError, LaunchError, RankError, Wait
 from lablib.sim.rank import Rank
 from lablib.sim.source import handling, is_program, program_line
 from lablib.sim.threads import owner as owner_of
-from lablib.sim.threads import set_owner
+from lablib.sim.threads import set_owner, wait_to_be_run
 from lablib.sim.watchdog import Watchdog, end_wait
 from lablib.thread_frames import thread_frames
 
@@ -282,6 +282,7 @@ class Turns:
 
     def _thread(self, seat: _Seat, body: Callable[[int], None], on_error) -> None:
         seat.ident = threading.get_ident()
+        wait_to_be_run()
         try:
             seat.wake.acquire()
             self._guard(seat, on_error, self._live, seat, body)
