@@ -93,8 +93,8 @@ def data_parallel(
 ) -> None:
     job = Job(config, kind, ranks, batch, micro_batches, optimizer, dtype, cluster, **how)
     # Alone, rank 0 does to the bit what it does among its like (tests/sim/test_phantoms.py), in a quarter of the time.
-    # The shards of `_ODD` are uneven, and the script below runs all ranks.
-    simulate = [0] if kind == "fsdp" and config is not _ODD else None
+    # The shards of `_ODD` are uneven, the tensors of "zero1" have owners, and the script below runs all ranks.
+    simulate = [0] if kind in ("ddp", "fsdp") and config is not _ODD else None
     run = launch(partial(train, job), ranks=ranks, cluster=cluster, fidelity="shapes", simulate=simulate)
     # How evenly ZeroRedundancyOptimizer packs whole tensors is not predicted; the sum still has to be.
     prediction = predicted(job)
