@@ -5,8 +5,11 @@
     profile    date, machine, versions, ranks, how well each part fits
 
 Everything is measured as a program will run: with the threads that a worker has, with every rank busy at the same time,
-and, for the overhead of an operation, under the profiler that records a launch's timeline (the overhead without it
-stands in the profile). Four ranks on two cores are half as fast as two, so a profile says for how many ranks it holds.
+and, for the overhead of an operation and of a call, under the profiler that records a launch's timeline (the overhead
+of an operation without it stands in the profile). But no more ranks compute at once than have a core, so that the
+figures are those of a rank that has one. What more ranks than cores do to each other hangs on who computes when: the
+simulator has them take turns (`Cluster.shared_cores`, lablib/engine/cores.py). Communication is timed among all ranks,
+so a profile says for how many it holds.
 On GPUs kernels and messages have the times of their spans, and a launch is time of the host (kernel_times.py).
 
 Cost: under three minutes for 4 ranks on 2 cores; `quick` under half a minute, with fewer sizes.
@@ -21,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from lablib.errors import unknown_name
 from lablib.hardware import Cluster, Device, Link
+from lablib.hardware.device import FREE
 from lablib.launch import launch
 from lablib.run import Run
 from lablib.signature import checked
@@ -111,10 +115,17 @@ class _Calibration:
         device = fit_device(measured, self._base_device(), of_kernels=self.on_gpu)
         network = fit_network(times, self._base_cluster(device.device), f"{self.backend}, measured", self._source())
         self.progress(self.total, self.total, "done")
-        profile = self._profile(program_overhead_s(timings), [*device.residuals, *network.residuals])
+        bare_s = program_overhead_s(timings, FREE if self.on_gpu else device.device)
+        profile = self._profile(bare_s, [*device.residuals, *network.residuals])
         return network.cluster.replace(profile=profile)
 
     # ---- measuring ----
+
+    def _busy_ranks(self) -> int:
+        """How many compute at once: all, but no more than have a core."""
+        from lablib.calibration.machine import num_cores
+
+        return self.ranks if self.on_gpu else min(self.ranks, num_cores())
 
     def _launch(self, fn: Callable[..., Any], *args: Any, trace: bool = False) -> list[Any]:
         return self._run(fn, *args, trace=trace).values
@@ -130,7 +141,7 @@ class _Calibration:
         # The profiler keeps every event: no more of them than a program would have.
         block_s = _TRACED_BLOCK_S if trace else self.block_s
         for batch in self._batches(cases, "programs under the profiler" if trace else None):
-            by_rank = self._launch(time_cases, batch, block_s, self.blocks, trace=trace)
+            by_rank = self._launch(time_cases, batch, block_s, self.blocks, self._busy_ranks(), trace=trace)
             for case, *seconds in zip(batch, *by_rank, strict=True):
                 timings.append(Timing(case, median(one for rank in seconds for one in rank)))
         return timings
@@ -141,7 +152,7 @@ class _Calibration:
 
         timings = []
         for batch in self._batches(cases, "communication"):
-            by_rank = self._launch(time_messages, batch, 4 * self.block_s, 60)
+            by_rank = self._launch(time_messages, batch, 8 * self.block_s, 60, trace=True)
             for case, *stamps in zip(batch, *by_rank, strict=True):
                 calls = [_call_s(call) for call in zip(*stamps, strict=True)]
                 timings.append(MessageTiming(case.name, case.size_bytes, self.ranks, median(calls)))
@@ -208,11 +219,15 @@ class _Calibration:
     def _base_cluster(self, device: Device) -> Cluster:
         import torch
 
+        from lablib.calibration.machine import num_cores
+
         link = Link("not measured", 0.0, 1.0)
         # Processes of one CPU are all on one node, however many they are.
         devices = torch.cuda.device_count() if self.on_gpu else 64
         library = "" if self.on_gpu else self.backend
-        return Cluster(NAME, device, max(devices, self.ranks), link, link, source=self._source(), library=library)
+        cores = 0 if self.on_gpu else num_cores()
+        devices = max(devices, self.ranks)
+        return Cluster(NAME, device, devices, link, link, source=self._source(), library=library, shared_cores=cores)
 
     def _profile(self, bare_overhead_s: float, residuals: Sequence[Any]) -> dict[str, str]:
         from lablib.calibration.machine import machine_text, versions

@@ -8,8 +8,11 @@ figures are chosen so that predictions meet measurements. In this order, each pa
                explain the times best, and no cache where one rate does as well
     matmul     for each tile and half depth, the peak of each dtype is the median of those that its products imply;
                tile and half depth are those with the least error. A product that memory limits implies no peak.
-    program    the median over small programs of time / number of launches: `kernel_overhead_s`. It is more than
-               dispatch by what a program does besides: views, autograd, Python, the profiler that watches.
+    elementwise   for each function, the median of the seconds an element that are more than its bytes explain:
+               `element_s`; nothing where the bytes explain them. Attention's are those that its products leave.
+    program    the median over small programs of (time - what the operations themselves take) / number of launches:
+               `kernel_overhead_s`. It is more than dispatch by what a program does besides: views, autograd, Python,
+               the profiler that watches.
 
 On a GPU all but programs are times of kernels (kernel_times.py): then dispatch is what the smallest kernel runs, and
 what a program's launches take beyond that is the host's, `launch_s`. A program of small operations takes as long as the
@@ -23,14 +26,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite, sqrt
+from statistics import median
 
 from lablib.calibration.cases import BenchmarkCase, PricedOp, predicted_s, priced_ops
 from lablib.calibration.robust import Residual, log_error, log_median, residual
 from lablib.hardware.device import FREE, Device
+from lablib.operators.op import function_name, has_arithmetic
 
 TILES = ((1, 1), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128, 128), (128, 256))
 _HALF_DEPTHS = (0.0, *(2.0**k for k in range(11)))
 _BETTER = 0.97  # a model with one figure more must have at most this share of the error of the one without
+_FASTER = 1.25  # what is less than this much faster than memory is no cache
 _VISIBLE = 0.2  # share of the time beyond the overhead from which a measurement says anything of a rate
 _FIRST_PEAK, _MAX_TURNS, _SETTLED = 1e9, 20, 1e-4
 _FEWEST = {"dispatch": 1, "program": 1, "memory": 4, "matmul": 4}
@@ -94,7 +100,9 @@ def fit_device(timings: Iterable[Timing], base: Device, of_kernels: bool = False
     device = replace(device, kernel_overhead_s=_overhead_s(parts["dispatch"]))
     device = _with_memory(device, parts["memory"])
     device = _with_matmul(device, parts["matmul"])
-    whole = replace(device, kernel_overhead_s=_overhead_s(parts["program"]))
+    device = _with_functions(device, parts["elementwise"])
+    # A GPU runs kernels while the host launches the next: there nothing is to be taken off.
+    whole = replace(device, kernel_overhead_s=_overhead_s(parts["program"], FREE if of_kernels else device))
     if of_kernels:
         kernel_s = device.kernel_overhead_s
         whole = replace(whole, kernel_overhead_s=max(kernel_s, whole.kernel_overhead_s))
@@ -119,14 +127,16 @@ def _parts(timings: Iterable[Timing]) -> dict[str, list[_Measured]]:
     return parts
 
 
-def program_overhead_s(timings: Iterable[Timing]) -> float:
-    """`kernel_overhead_s` from programs alone: what they say when nothing watches them."""
+def program_overhead_s(timings: Iterable[Timing], device: Device = FREE) -> float:
+    """`kernel_overhead_s` from programs alone: what they say when nothing watches them. `device`: as fitted."""
     programs = [timing for timing in timings if timing.case.part == "program"]
-    return _overhead_s([_Measured(timing.case, priced_ops(timing.case), timing.time_s) for timing in programs])
+    return _overhead_s([_Measured(one.case, priced_ops(one.case), one.time_s) for one in programs], device)
 
 
-def _overhead_s(measured: Sequence[_Measured]) -> float:
-    return log_median([m.time_s / m.launches for m in measured])
+def _overhead_s(measured: Sequence[_Measured], device: Device = FREE) -> float:
+    """The median of what is left for each launch, where operations run on `device`; at least a tenth of their time."""
+    bare = replace(device, kernel_overhead_s=0.0, launch_s=0.0)
+    return log_median([max(m.time_s - m.predicted_s(bare), 0.1 * m.time_s) / m.launches for m in measured])
 
 
 def _with_memory(device: Device, measured: Sequence[_Measured]) -> Device:
@@ -140,7 +150,7 @@ def _with_memory(device: Device, measured: Sequence[_Measured]) -> Device:
     for small, large in zip(sizes[1:], sizes[2:], strict=False):
         cache_bytes = sqrt(small * large)
         inside, outside = _rates_around(sized, cache_bytes, device)
-        if inside > outside:
+        if inside > _FASTER * outside:
             trial = replace(
                 device,
                 memory_bandwidth_bytes_per_s=outside,
@@ -215,6 +225,21 @@ def _with_peaks(device: Device, measured: Sequence[_Measured]) -> Device:
         if all(abs(scale - 1) < _SETTLED for scale in scales.values()):
             break
     return replace(device, peak_flops_per_s=peaks)
+
+
+def _with_functions(device: Device, measured: Sequence[_Measured]) -> Device:
+    """The device with the seconds an element of the functions that take longer than their bytes."""
+    found: dict[str, list[float]] = {}
+    for m in measured:
+        op, args, kwargs, out = m.ops[-1]
+        name = function_name(op, args, kwargs)
+        in_turn = m.predicted_s(replace(FREE, element_s={name: 1.0}))  # as many elements as the model counts
+        rest_s = m.beyond_s(device)
+        if has_arithmetic(op):
+            rest_s -= m.predicted_s(device) - m.launches * device.kernel_overhead_s
+        is_explained = m.predicted_s(device) > (1 - _VISIBLE) * m.time_s
+        found.setdefault(name, []).append(0.0 if is_explained else max(0.0, rest_s) / in_turn)
+    return replace(device, element_s={name: median(each) for name, each in found.items() if median(each)})
 
 
 def _error(measured: Sequence[_Measured], device: Device) -> float:

@@ -11,15 +11,22 @@ from lablib.calibration.cases import BenchmarkCase
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 
+FUNCTIONS = (
+    *("exp", "tanh", "gelu", "gelu backward", "gelu tanh", "gelu tanh backward", "softmax", "log_softmax"),
+    *("layer_norm", "layer_norm backward", "sum"),
+)  # what a CPU computes more slowly than it reads; `element_s` of a device has those of which that is so
+
 
 def device_cases(dtypes: tuple[str, ...], on_gpu: bool, quick: bool) -> list[BenchmarkCase]:
     """Everything to time on one device, in the order of the fit. `dtypes` are those that it can multiply."""
-    return [*program_cases(), *memory_cases(on_gpu, quick), *matmul_cases(dtypes, on_gpu, quick)]
+    return [*program_cases(on_gpu), *memory_cases(on_gpu, quick), *matmul_cases(dtypes, on_gpu, quick)]
 
 
-def program_cases() -> list[BenchmarkCase]:
-    """Operations of a few elements: one alone, and programs of them."""
-    programs = {"chain": (8,), "backward": (4, 4), "layer": (4, 4)}
+def program_cases(on_gpu: bool = False) -> list[BenchmarkCase]:
+    """Operations of a few elements: one alone, and programs of them. On a CPU these share caches with the host."""
+    programs: dict[str, tuple[int, ...]] = {"cold layer": (4, 4), "cold model": (4, 4, 4)}
+    if on_gpu:
+        programs = {"chain": (8,), "backward": (4, 4), "layer": (4, 4)}
     return [
         BenchmarkCase("dispatch", "add", (8,)),
         *(BenchmarkCase("program", kind, shape) for kind, shape in programs.items()),
@@ -31,9 +38,14 @@ def memory_cases(on_gpu: bool, quick: bool) -> list[BenchmarkCase]:
     largest = 28 if on_gpu else 23  # elements, as powers of two: 1 GB, 32 MB a tensor
     exponents = range(13, largest + 1, 3 if quick else 2)
     cases = [BenchmarkCase("memory", kind, (2**k,)) for k in exponents for kind in ("copy", "add in place", "add")]
-    rows = 2**12 if on_gpu else 2**8
-    kinds = ("exp", "softmax") if quick else ("exp", "gelu", "softmax", "layer_norm", "sum")
-    return cases + [BenchmarkCase("elementwise", kind, (rows, columns)) for kind in kinds for columns in (128, 2048)]
+    if on_gpu:
+        kinds, sizes = ("exp", "softmax") if quick else ("exp", "gelu", "softmax", "layer_norm", "sum"), (128, 2048)
+        return cases + [BenchmarkCase("elementwise", kind, (2**12, columns)) for kind in kinds for columns in sizes]
+    sizes = (512,) if quick else (128, 512, 2048)
+    cases += [BenchmarkCase("elementwise", kind, (2**8, columns)) for kind in FUNCTIONS for columns in sizes]
+    lengths = (64,) if quick else (32, 64, 128)
+    attention = ("attention", "attention backward")
+    return cases + [BenchmarkCase("elementwise", kind, (4, 4, length, 64)) for kind in attention for length in lengths]
 
 
 def matmul_cases(dtypes: tuple[str, ...], on_gpu: bool, quick: bool) -> list[BenchmarkCase]:

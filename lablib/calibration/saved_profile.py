@@ -1,7 +1,8 @@
 """The profile of this machine for a number of ranks: the one that was saved, or a quick one measured now and saved.
 
-A profile fits if it is of this machine, this backend and this number of ranks: the more ranks share the cores, the
-slower each is. Two places are looked at: that of `lab calibrate`, and one beside it for each backend and each count:
+A profile fits if it is of this machine, this backend and this number of ranks: the more ranks talk, the longer a
+message takes. One that an older version measured on a CPU, without `Cluster.shared_cores`, does not fit. Two places are
+looked at: that of `lab calibrate`, and one beside it for each backend and each count:
 
     this-machine.toml    this-machine-gloo-2.toml
 
@@ -63,7 +64,9 @@ def _fitting(path: Path, ranks: int, backend: str) -> Cluster | None:
         wanted = {"ranks": str(ranks), "backend": backend, "machine": machine_text(backend == "nccl")}
     except ValueError:
         return None
-    return cluster if wanted.items() <= cluster.profile.items() else None
+    # Before cores were shared by the simulator the figures of a CPU were those of ranks that shared them, now and then.
+    is_current = backend != "gloo" or cluster.shared_cores > 0
+    return cluster if is_current and wanted.items() <= cluster.profile.items() else None
 
 
 def _save(cluster: Cluster, path: Path) -> bool:

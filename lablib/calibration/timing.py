@@ -1,13 +1,17 @@
 """What each rank runs to measure: blocks of calls that all ranks make at the same time.
 
 Compute. A case is called n times in a row, with n chosen so that a block takes about `block_s`; all ranks begin a block
-together, and so share cores, caches and memory as they do in a program. One block's figure is its time over n: where
-four ranks share two cores, an operation takes twice what it takes alone, and the mean over a block says so while the
-single call (in or out of its share of the core) does not.
+together, and so share caches and memory as they do in a program. One block's figure is its time over n. More ranks than
+cores would share these as well, now and then: a block of some milliseconds is about as long as a turn on the core, so
+some blocks would be shared and some not. So only as many compute as have a core, and the others wait, asleep.
 
-Communication. Each call is timed by itself, after a barrier, by the clock that all processes of a machine share:
+Communication. Each call is timed by itself, after a barrier and some work, by the clock that all processes of a
+machine share:
 
     seconds = last rank's end - last rank's start        the model's own definition of a collective's time
+
+The work is a product or two, `WORK_S` long, as between two calls of a program: it leaves the library's threads asleep
+and their data out of the caches. Right after another call one is done in a third of the time.
 
 That is for CPUs. On GPUs a clock of the host counts launch and synchronization too; there kernel_times.py measures.
 """
@@ -22,24 +26,33 @@ import torch.distributed as dist
 
 from lablib.calibration.cases import BenchmarkCase, precision_of, program_of
 
+WORK_S = 1e-3  # between two communications
 Stamps = list[tuple[int, int]]  # (start, end) of each call in nanoseconds of the machine's clock
 
 
-def time_cases(cases: Sequence[BenchmarkCase], block_s: float, blocks: int) -> list[list[float]]:
-    """Seconds a call, block by block, for each case. Every rank of the default group calls this."""
-    return [_time_case(case, block_s, blocks) for case in cases]
+def time_cases(
+    cases: Sequence[BenchmarkCase], block_s: float, blocks: int, busy_ranks: int | None = None
+) -> list[list[float]]:
+    """Seconds a call, block by block, for each case. Every rank of the default group calls this.
+
+    Of them the first `busy_ranks` (None: all) compute; the others have no seconds.
+    """
+    busy_ranks = dist.get_world_size() if busy_ranks is None else busy_ranks
+    return [_time_case(case, block_s, blocks, busy_ranks) for case in cases]
 
 
-def _time_case(case: BenchmarkCase, block_s: float, blocks: int) -> list[float]:
+def _time_case(case: BenchmarkCase, block_s: float, blocks: int, busy_ranks: int) -> list[float]:
+    is_busy = dist.get_rank() < busy_ranks
     device = torch.get_default_device()
     program = program_of(case, device)
     with precision_of(case):
-        once_s = agree(block_seconds(program, 1, device, warm_up=1), device)
+        once_s = agree(block_seconds(program, 1, device, warm_up=1) if is_busy else 0.0, device, busy_ranks)
         calls = num_calls(once_s, block_s)
         found = []
         for _ in range(blocks if once_s < 2 * block_s else 1):  # what is slow anyway need not be repeated
             dist.barrier()
-            found.append(block_seconds(program, calls, device) / calls)
+            if is_busy:
+                found.append(block_seconds(program, calls, device) / calls)
     return found
 
 
@@ -60,11 +73,14 @@ def block_seconds(program: Callable[[], Any], calls: int, device: torch.device, 
     return time.perf_counter() - start_s
 
 
-def agree(seconds: float, device: torch.device) -> float:
-    """The mean over ranks: all must make the same number of calls, or some would run alone at the end."""
+def agree(seconds: float, device: torch.device, ranks: int | None = None) -> float:
+    """The mean over ranks: all must make the same number of calls, or some would run alone at the end.
+
+    `ranks`: over how many, where the others give 0; None: all.
+    """
     total = torch.tensor([seconds], device=device)
     dist.all_reduce(total)
-    return max(total.item() / dist.get_world_size(), 1e-7)
+    return max(total.item() / (ranks or dist.get_world_size()), 1e-7)
 
 
 def finish(device: torch.device) -> None:
@@ -94,15 +110,28 @@ def time_messages(cases: Sequence[MessageCase], block_s: float, max_calls: int) 
 
 def _time_message(case: MessageCase, block_s: float, max_calls: int) -> Stamps:
     device = torch.get_default_device()
-    program = message_program(case, device)
-    first = [stamp(program, device) for _ in range(3)][1:]
-    mean_s = agree(sum(end - start for start, end in first) / 2e9, device)
-    return [stamp(program, device) for _ in range(min(max_calls, max(5, int(block_s / mean_s))))]
+    program, work = message_program(case, device), work_program(device)
+    first = [stamp(program, device, work) for _ in range(3)][1:]
+    mean_s = agree(WORK_S + sum(end - start for start, end in first) / 2e9, device)
+    return [stamp(program, device, work) for _ in range(min(max_calls, max(5, int(block_s / mean_s))))]
 
 
-def stamp(program: Callable[[], Any], device: torch.device) -> tuple[int, int]:
-    """When a call began and ended by the clock, after a barrier."""
+def work_program(device: torch.device) -> Callable[[], None]:
+    """Some `WORK_S` of products."""
+    program = program_of(BenchmarkCase("matmul", "matmul", (128, 128, 128)), device)
+
+    def work() -> None:
+        end_s = time.perf_counter() + WORK_S
+        while time.perf_counter() < end_s:
+            program()
+
+    return work
+
+
+def stamp(program: Callable[[], Any], device: torch.device, work: Callable[[], None] = lambda: None) -> tuple[int, int]:
+    """When a call began and ended by the clock, after a barrier and some work."""
     dist.barrier()
+    work()
     finish(device)
     start_ns = time.time_ns()
     program()

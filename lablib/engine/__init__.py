@@ -5,6 +5,7 @@ these calls for the rank whose turn it is, and asks whose turn is next. Read in 
 
     rank_clock.py      one rank's virtual time
     port.py            one end of a wire: one message at a time
+    cores.py           a node's cores, where ranks are processes that share them
     wires.py           which wires a transfer uses
     network.py         transfers under way on one wire share it
     scheduler.py       whose turn it is; a deadlock is a fact

@@ -27,7 +27,7 @@ What is planned in that way is pushed back when a collective on the same wires s
 Nothing here blocks: who must wait is told by what is asked (`has_data`, `is_final`), and woken through the scheduler.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -102,6 +102,7 @@ class Group:
         self.global_ranks = network.ranks
         self._simulated = {place: rank for place, rank in enumerate(network.ranks) if rank in clocks}
         self.has_phantoms = len(self._simulated) < self.size
+        self._cores = Counter(clock.cores for clock in clocks.values() if clock.cores is not None)
         self._wires = wires
         self._scheduler = scheduler
         self._events = events
@@ -175,7 +176,10 @@ class Group:
         start_s = max(self._stream_free_s, *[joined.issue_s for joined in first.arrived])
         # What has no bytes does not use the wires, whatever rounding leaves of the difference.
         transfer_s = max(0.0, cost.transfer_s) if first.size_bytes else 0.0
-        self._wires.start(Flow(start_s, cost.time_s, transfer_s, first.wires, self._finish))
+        time_s = cost.time_s
+        for cores, members in self._cores.items():  # processes move the bytes: they need cores of their nodes
+            time_s = max(time_s, cores.work_together(start_s, cost.time_s, members) - start_s)
+        self._wires.start(Flow(start_s, time_s, transfer_s, first.wires, self._finish))
 
     def _finish(self, start_s: float, end_s: float) -> None:
         done = self._stream.popleft()
@@ -300,6 +304,8 @@ class Group:
         transfer_s = max(0.0, time_s - edge.latency_s) if send.size_bytes else 0.0
         wires = self._wires.wires.number(pair_wires(cluster, [(sender.rank, receiver.rank)]))
         ready_s = max(send.issue_s, receive.issue_s)
+        if sender.cores is not None:
+            time_s = max(time_s, sender.cores.work(ready_s, time_s) - ready_s)
         on_end = partial(self._deliver, send, receive)
         self._wires.start_in_turn(Flow(ready_s, time_s, transfer_s, wires, on_end, ports), send.turn)
         for message in (send, receive):

@@ -5,6 +5,7 @@ the seconds that its work takes, and to the end of what it waits for (lablib/sim
 arrives as calls of a group (group.py).
 """
 
+from lablib.engine.cores import Cores
 from lablib.engine.port import Port
 
 
@@ -14,11 +15,13 @@ class RankClock:
     Attributes:
         rank: global rank.
         clock_s: how far the stream that it issues work to has come, in virtual seconds.
+        cores: those of its node, where ranks share them; None: it has a device of its own.
     """
 
     def __init__(self, rank: int, clock_s: float = 0.0):
         self.rank = rank
         self.clock_s = clock_s
+        self.cores: Cores | None = None
         self._ports: dict[str, Port] = {}
         self._num_sends = 0
 

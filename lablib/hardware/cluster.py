@@ -28,7 +28,7 @@ from lablib.hardware.checks import check_numbers, check_places, check_size, chec
 from lablib.hardware.device import FREE, Device
 from lablib.hardware.link import Link
 from lablib.hardware.topology import FatTree, Topology
-from lablib.signature import check_fields
+from lablib.signature import check_fields, whole_number
 
 LIBRARIES = ("", "gloo")
 
@@ -68,6 +68,9 @@ class Cluster:
             tuner would (lablib/cost/library.py).
         uses_nvls: whether "the fastest" may be an all-reduce whose sums the switches of a node make, as NCCL's is on
             a DGX H100 (lablib/cost/nvls.py); only where `intra` has an `nvls_latency_s`.
+        shared_cores: processor cores of a node that its ranks share, where ranks are processes on a CPU and what
+            `device` says holds for one that has a core: more ranks than cores take turns, and a communication needs
+            cores too (lablib/engine/cores.py). 0: each rank has a device of its own, and links work by themselves.
         profile: when, where and with which versions the figures were measured; empty for published ones.
     """
 
@@ -81,6 +84,7 @@ class Cluster:
     collective_overhead_s: float = 0.0
     library: str = ""
     uses_nvls: bool = False
+    shared_cores: int = 0
     profile: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -94,6 +98,7 @@ class Cluster:
             raise ValueError(f"devices_per_node must be a whole number: got {count!r} for {self.name!r}")
         check_times(repr(self.name), {"collective_overhead_s": self.collective_overhead_s})
 
+        whole_number("shared_cores", self.shared_cores, 0, 2, f" for {self.name!r}")
         if self.library not in LIBRARIES:
             raise unknown_name("communication library", self.library, LIBRARIES)
         check_fields(self)

@@ -3,6 +3,7 @@
     peak_flops_per_s, matmul_efficiency         what large, well-shaped matrix products reach
     num_cores, matmul_tile, matmul_half_depth   what smaller and misshapen ones lose (lablib/cost/matmul.py)
     memory_bandwidth_bytes_per_s, memory_efficiency, cache_*   what kernels limited by memory reach (cost/memory.py)
+    element_s                                   what functions take that are more than their bytes (cost/elements.py)
     kernel_overhead_s                           what the smallest operation takes: launch and run of one kernel
 
 The defaults leave out what a device does not state: no quantization, no cache, all of the bandwidth.
@@ -40,6 +41,9 @@ class Device:
         memory_efficiency: share of the memory bandwidth that streaming kernels reach, in (0, 1].
         cache_bytes: last-level cache; operands that fit in it together move at its speed. 0: no cache.
         cache_bandwidth_bytes_per_s: that speed; positive where there is a cache.
+        element_s: seconds that the arithmetic of one element takes, by operator ("gelu", "gelu tanh", "_softmax"),
+            for those that the device computes more slowly than it reads and writes them: functions on a CPU. Empty:
+            none, as on GPUs (lablib/cost/elements.py).
         matmul_efficiency_by_dtype: the same share for dtypes that reach another one, by dtype name.
         power_w: thermal design power in watts, where the source states it.
         row_alignment_bytes: a power of two; matrices whose rows are multiples of it are loaded at full width. 0: any.
@@ -68,9 +72,10 @@ class Device:
     flops_per_joule: float | None = None
     attention_generation: int = 2
     launch_s: float = 0.0
+    element_s: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for name in ("peak_flops_per_s", "matmul_efficiency_by_dtype"):
+        for name in ("peak_flops_per_s", "matmul_efficiency_by_dtype", "element_s"):
             check_type(f"{name} of {self.name!r}", getattr(self, name), Mapping)
         if "float32" not in self.peak_flops_per_s:
             raise ValueError(f"a device needs a float32 peak: {self.name} has {sorted(self.peak_flops_per_s)}; add one")
@@ -102,6 +107,7 @@ class Device:
                 raise ValueError(f"{figure} must be positive: got {value} for {self.name}")
         check_times(self.name, {name: getattr(self, name) for name in ("kernel_overhead_s", "matmul_half_depth")})
         check_times(self.name, {"launch_s": self.launch_s})
+        check_times(self.name, {f"element_s[{operator!r}]": seconds for operator, seconds in self.element_s.items()})
         if self.launch_s > self.kernel_overhead_s:
             raise ValueError(
                 f"launch_s is a part of kernel_overhead_s: got {self.launch_s:g} s of {self.kernel_overhead_s:g} s for "

@@ -201,8 +201,9 @@ def _value(hint: Any, name: str, value: Any, inherited: Any, file: str, where: s
     if hint == Mapping[str, float]:
         if not isinstance(value, dict):
             raise _wrong(file, where, value, "a table of numbers")
-        for key in value:
-            _check_dtype(key, f"{file}, {where}")
+        if name != "element_s":  # whose keys are operators
+            for key in value:
+                _check_dtype(key, f"{file}, {where}")
         return dict(inherited or {}) | {key: _number(v, file, f"{where}.{key}") for key, v in value.items()}
     return _number(value, file, where)
 

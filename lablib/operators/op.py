@@ -8,6 +8,7 @@ kernel has its launch:
     matrix products        arithmetic by shape: tiles, waves and depth            matmul.py
     attention              arithmetic by algorithm                                attention.py
     convolutions           FLOPs / (peak * efficiency)
+    functions on a CPU     seconds an element, as measured                        elements.py
     everything else        no arithmetic to speak of: bytes                       memory.py
     views, reservations    nothing
 
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 
 from lablib.cost.attention import flash_compute_s
+from lablib.cost.elements import function_time_s
 from lablib.cost.matmul import matmul_compute_s
 from lablib.cost.memory import memory_bound_time_s, stream_time_s
 from lablib.hardware.device import Device
@@ -174,7 +176,8 @@ def _attention(backward: bool) -> _Seconds:
         width = (d_key + value[-1]) / 2
         causal = bool(call["is_causal"])
         sizes = (1, prod(pairs), queries, value[-2], width)
-        return flash_compute_s(*sizes, _dtype(call), device, causal=causal, backward=backward)
+        compute_s = flash_compute_s(*sizes, _dtype(call), device, causal=causal, backward=backward)
+        return compute_s + function_time_s(_name(call.op), prod(pairs) * queries * value[-2], device)
 
     return seconds
 
@@ -192,6 +195,24 @@ def _sdpa_backward_flops(call: OperatorCall) -> float:
 
     q, k, v = (call[name].shape for name in ("query", "key", "value"))
     return float(sdpa_backward_flop_count(call["grad_out"].shape, q, k, v))
+
+
+# ---- functions ----
+
+
+def _name(op: Any) -> str:
+    return schema(op).name.removeprefix("aten::")
+
+
+def function_name(op: Any, args: tuple, kwargs: dict) -> str:
+    """The key of `Device.element_s`: the operator's name, and the function that a word among its arguments chooses."""
+    words = [value for value in (*args, *kwargs.values()) if isinstance(value, str) and value != "none"]
+    return " ".join([_name(op), *words])
+
+
+def num_elements(args: tuple, kwargs: dict, out: Any) -> int:
+    """Those of the largest operand or result."""
+    return max((t.numel() for t in tensors_in((*args, *kwargs.values(), out))), default=0)
 
 
 # ---- fused layers (the fast path of nn.TransformerEncoderLayer and nn.MultiheadAttention without gradients) ----
@@ -320,4 +341,7 @@ def op_time_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size
         time_s = max(compute_s, stream_time_s(size_bytes, device))
     else:
         time_s = memory_bound_time_s(size_bytes, device)
+        if device.element_s:
+            elements = num_elements(args, kwargs, out)
+            time_s = max(time_s, function_time_s(function_name(op, args, kwargs), elements, device))
     return float(time_s + num_kernels(op, args) * device.kernel_overhead_s)

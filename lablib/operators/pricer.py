@@ -80,7 +80,7 @@ def _describe(values: Any, parts: list, plain: bool) -> None:
         elif isinstance(value, (list, tuple)):
             append(len(value))
             _describe(value, parts, plain)
-        elif plain or value is None:
+        elif plain or value is None or type(value) is str:  # a word chooses the function: gelu's "tanh"
             append(value)
         else:
             append(0)

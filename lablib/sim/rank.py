@@ -160,7 +160,7 @@ class Rank(RankClock):
     ) -> None:
         """The current stream does `time_s` of work; in the first `launch_s` of it the device waits for the host."""
         start_s = self.clock_s
-        self.clock_s = end_s = start_s + time_s
+        self.clock_s = end_s = start_s + time_s if self.cores is None else self.cores.work(start_s, time_s)
         start_s = min(start_s + launch_s, end_s)
         if self.is_traced and time_s > 0:
             phase = self.phase() if phase is None else phase

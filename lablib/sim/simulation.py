@@ -26,6 +26,7 @@ from torch.distributed.algorithms.join import Join
 from lablib import owners
 from lablib.cost import GroupNetwork
 from lablib.engine.conditions import Conditions
+from lablib.engine.cores import Cores
 from lablib.engine.events import Events
 from lablib.engine.group import WHOSE_RANKS, Group
 from lablib.engine.network import Network
@@ -190,6 +191,10 @@ class _Simulation:
             local_size = min(cluster.devices_per_node, num_ranks - first)
             self._ranks.append(make_rank(rank, num_ranks, rank - first, local_size, cluster.node(rank), trace))
         self._by_number = {rank.rank: rank for rank in self._ranks}
+        if cluster.shared_cores:
+            cores = {node: Cores(cluster.shared_cores) for node in {cluster.node(rank) for rank in self._by_number}}
+            for number, rank in self._by_number.items():
+                rank.cores = cores[cluster.node(number)]
         self._network = Network()
         self._scheduler = Scheduler(self._ranks, self._network)
         self._events = Events()

@@ -1,6 +1,8 @@
 """A calibration from end to end, on real processes; what it refuses."""
 
 import re
+from collections import deque
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from lablib import calibrate, launch
 from lablib.calibration.calibrate import _call_s
 from lablib.calibration.cases import BenchmarkCase, precision_of, predicted_s, priced_ops, program_of
 from lablib.calibration.grid import COLLECTIVES, device_cases, message_sizes, program_cases
+from lablib.calibration.machine import num_cores
 from lablib.calibration.timing import MessageCase, supported_dtypes, time_cases, time_messages
 from lablib.hardware import DEVICES
 
@@ -24,6 +27,8 @@ def check_calibration(backend: str) -> None:
     assert set(PROFILE) <= set(cluster.profile) and cluster.profile["ranks"] == "2"
     assert cluster.profile["torch"] == torch.__version__ and cluster.profile["backend"] == backend
     assert {f"error_of_{name}" for name in COLLECTIVES} <= set(cluster.profile)
+    assert cluster.shared_cores == (num_cores() if backend == "gloo" else 0)
+    assert ("gelu tanh" in cluster.device.element_s) == (backend == "gloo")
     done = [step for step, _, _ in seen]
     assert done == sorted(done) and seen[-1][0] == seen[-1][1]
 
@@ -88,6 +93,16 @@ def test_prediction_and_measurement_are_of_one_program():
         assert priced <= names, case
 
 
+def test_operands_take_turns_on_a_cpu_and_results_stay():
+    program: Any = program_of(BenchmarkCase("memory", "add", (2**20,)), torch.device("cpu"))
+    (kept,) = (cell.cell_contents for cell in program.__closure__ if isinstance(cell.cell_contents, deque))
+    assert len(kept) == 32_000_000 // (2 * 2**22)
+    before = list(kept)
+    program()
+    assert [x.data_ptr() for x in kept][:-1] == [x.data_ptr() for x in before][1:]
+    assert len({x.data_ptr() for x in kept}) == len(kept)
+
+
 def test_tfloat32_is_the_precision_of_its_own_cases_only():
     before = torch.get_float32_matmul_precision()
     with precision_of(BenchmarkCase("matmul", "matmul", (8, 8, 8), "tfloat32")):
@@ -108,3 +123,11 @@ def test_every_rank_times_every_case_and_message():
         assert "float32" in dtypes
     counts = [[len(calls) for calls in stamps] for _, stamps, _ in run.values]
     assert counts[0] == counts[1] == counts[2]  # or the ranks would wait for each other for ever
+
+
+def test_ranks_without_a_core_wait_while_the_others_are_timed():
+    def program():
+        return time_cases([BenchmarkCase("memory", "copy", (64,)), BenchmarkCase("memory", "copy", (128,))], 1e-4, 3, 2)
+
+    values = launch(program, ranks=3, backend="gloo", trace=False).values
+    assert [[len(blocks) for blocks in one] for one in values] == [[3, 3], [3, 3], [0, 0]]

@@ -15,7 +15,7 @@ Asked = list[tuple[str, int, bool]]
 
 def profile_of(ranks: int, backend: str = "gloo", changes: dict[str, str] | None = None) -> Cluster:
     about = {"ranks": str(ranks), "backend": backend, "machine": machine_text(False)}
-    return CLUSTERS["laptop"].replace(name=THIS_MACHINE, profile=about | (changes or {}))
+    return CLUSTERS["laptop"].replace(name=THIS_MACHINE, shared_cores=2, profile=about | (changes or {}))
 
 
 @pytest.fixture
@@ -48,6 +48,13 @@ def test_the_first_call_measures_and_the_next_one_reads(place: Path, asked: Aske
     second = this_machine(ranks=2)
     assert len(asked) == 1 and second == first and second.profile == first.profile
     assert capsys.readouterr().out == ""
+
+
+def test_a_profile_whose_figures_hold_the_sharing_of_cores_is_measured_anew_and_kept(place: Path, asked: Asked):
+    save_cluster(profile_of(4).replace(shared_cores=0), place)
+    assert this_machine(4).shared_cores == 2 and len(asked) == 1
+    assert load_cluster(place).shared_cores == 0  # `cluster="this-machine"` reads it still
+    assert this_machine(4).shared_cores == 2 and len(asked) == 1
 
 
 def test_every_number_of_ranks_has_its_own_profile(place: Path, asked: Asked):

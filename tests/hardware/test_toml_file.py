@@ -59,6 +59,7 @@ DEVICE = st.builds(
     matmul_efficiency_by_dtype=st.dictionaries(st.just("float8"), within(1e-3, 1)),
     power_w=st.none() | within(1, 1e5),
     row_alignment_bytes=st.sampled_from([0, 1, 16, 128]),
+    element_s=st.dictionaries(st.sampled_from(["exp", "gelu tanh", "_softmax", "bf16"]), within(0, 1e-6)),
 )
 LINK = st.builds(
     Link,
@@ -84,6 +85,7 @@ CLUSTER = st.builds(
     source=TEXT,
     collective_overhead_s=st.just(0.0) | within(1e-9, 1),
     library=st.sampled_from(["", "gloo"]),
+    shared_cores=st.integers(0, 256),
     profile=st.dictionaries(TEXT, TEXT, max_size=4),
 ).flatmap(
     lambda cluster: st.booleans().map(lambda on: cluster.replace(uses_nvls=on and bool(cluster.intra.nvls_latency_s)))
@@ -113,6 +115,20 @@ def test_what_is_written_is_written_again_in_the_same_bytes(tmp_path):
 
 
 # ---- reading ----
+
+
+def test_a_profile_from_before_cores_were_shared_is_read_as_it_was_meant(tmp_path):
+    save_cluster(CLUSTERS["laptop"].replace(profile={"ranks": "4"}), tmp_path / "new.toml")
+    lines = (tmp_path / "new.toml").read_text("utf-8").splitlines()
+    old = [line for line in lines if not line.startswith(("shared_cores", "element_s"))]
+    assert len(old) == len(lines) - 2
+    (tmp_path / "old.toml").write_text("\n".join(old), "utf-8")
+    cluster = load_cluster(tmp_path / "old.toml")
+    assert (
+        cluster.shared_cores == 0
+        and cluster.device.element_s == {}
+        and cluster == CLUSTERS["laptop"].replace(profile={"ranks": "4"})
+    )
 
 
 def test_sums_in_the_switch_are_true_or_false_and_need_a_link_that_has_them(tmp_path):
