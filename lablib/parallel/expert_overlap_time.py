@@ -27,16 +27,26 @@ from lablib.signature import checked, whole_number
 
 
 @checked
-def overlapped_time(sizes: ExpertSizes, cluster: Cluster, expert_ranks: int, parts: int = 2) -> ExpertTime:
+def overlapped_time(
+    sizes: ExpertSizes, cluster: Cluster, expert_ranks: int | ExpertRanks, parts: int = 2
+) -> ExpertTime:
     """As `expert_time` of an even load, for tokens in parts: what is exposed is what the schedule leaves.
 
     Arguments:
         cluster: where the first `expert_ranks` ranks are; two or more of them.
+        expert_ranks: how many, or `ExpertRanks` without tensor ranks.
         parts: of the tokens of a rank.
 
     Raises:
-        ValueError: parts that do not divide the tokens, one rank; and what `expert_time` refuses.
+        ValueError: parts that do not divide the tokens, one rank, tensor ranks; and what `expert_time` refuses.
     """
+    if isinstance(expert_ranks, ExpertRanks):
+        if expert_ranks.tensor > 1:
+            raise ValueError(
+                f"tokens go in parts without tensor ranks, as overlap_experts refuses them: got {expert_ranks}; take "
+                "tensor=1, or expert_time without parts."
+            )
+        expert_ranks = expert_ranks.expert
     n, each = whole_number("expert_ranks", expert_ranks, 2, example=8), check_parts(sizes.tokens, parts)
     part = replace(sizes, tokens=each)
     rows = exchanged_rows(part, ExpertRanks(n))

@@ -25,13 +25,18 @@ DTYPES = {2: "bfloat16", 4: "float32", 8: "float64"}
 
 
 class ExpertPrices:
-    """Seconds of a mixture's kernels on one rank."""
+    """Seconds of a mixture's kernels on one rank.
 
-    def __init__(self, sizes: ExpertSizes, cluster: Cluster, expert_ranks: int):
+    Arguments:
+        expert_ranks: n, over which experts are spread.
+        cut: c, ranks that cut each expert and the shared ones.
+    """
+
+    def __init__(self, sizes: ExpertSizes, cluster: Cluster, expert_ranks: int, cut: int = 1):
         if sizes.element_bytes not in DTYPES:
             raise ValueError(f"element_bytes must be one of {sorted(DTYPES)}: got {sizes.element_bytes}; try 2.")
         self.sizes, self.device, self.n = sizes, cluster.device, expert_ranks
-        self.own = sizes.num_experts // expert_ranks
+        self.own, self.width = sizes.num_experts // expert_ranks, sizes.d_ff // cut
         self.dtype, self.wide = DTYPES[sizes.element_bytes], DTYPES[sizes.router_bytes]
 
     def touch(self, *size_bytes: float) -> float:
@@ -54,7 +59,7 @@ class ExpertPrices:
     def shared(self, tokens: int, backward: bool) -> float:
         """The shared experts, one MLP of all their widths; 0 without any."""
         count = self.sizes.num_shared
-        return self.mlps(tokens, 1, count * self.sizes.d_ff, backward) if count else 0.0
+        return self.mlps(tokens, 1, count * self.width, backward) if count else 0.0
 
     def summed(self, tokens: int) -> float:
         """The gradients of a token's k copies, added."""

@@ -168,9 +168,9 @@ def test_spreading_experts_sends_less_than_summing_their_gradients_up_to_some_to
 # ---- seconds ----
 
 
-def timed(sizes: ExpertSizes, is_real: bool) -> list[int]:
+def timed(sizes: ExpertSizes, is_real: bool, ranks: ExpertRanks) -> list[int]:
     """Forward and backward behind a barrier. A real routing: tokens of a rank are alike, so its experts are busy."""
-    model, _ = mixture_on(sizes, ExpertRanks(dist.get_world_size()), not is_real, grouped_product)
+    model, _ = mixture_on(sizes, ranks, not is_real, grouped_product)
     x = torch.zeros(sizes.tokens, sizes.d_model, dtype=DTYPES[sizes.element_bytes])
     if is_real:
         model[0].router.weight.data.mul_(20)
@@ -181,12 +181,15 @@ def timed(sizes: ExpertSizes, is_real: bool) -> list[int]:
     return model[0].routing.counts_E().tolist() if is_real else []
 
 
-def simulated(sizes: ExpertSizes, cluster: str, ranks: int, is_real: bool = False) -> tuple[float, float, Any]:
+def simulated(
+    sizes: ExpertSizes, cluster: str, ranks: int | ExpertRanks, is_real: bool = False
+) -> tuple[float, float, Any]:
     """Seconds behind the barrier, those of communication on rank 0, and the counts."""
     fidelity: Any = "values" if is_real else "shapes"
-    run = launch(timed, sizes, is_real, ranks=ranks, cluster=cluster, fidelity=fidelity)
+    shared = ranks if isinstance(ranks, ExpertRanks) else ExpertRanks(ranks)
+    run = launch(timed, sizes, is_real, shared, ranks=number_of(shared), cluster=cluster, fidelity=fidelity)
     start_s = next(one for one in run.traffic.transfers if one.name == "barrier").end_s
-    sent = [one for one in run.traffic.transfers if one.name == "all_to_all_single" and 0 in one.ranks]
+    sent = [one for one in run.traffic.transfers if one.name != "barrier" and 0 in one.ranks]
     return run.timeline.makespan_s - start_s, sum(one.end_s - one.start_s for one in sent), run.values
 
 
@@ -200,10 +203,21 @@ OLMOE_LAYER = ExpertSizes(4096, 2048, 1024, 64, 8)
         (replace(OLMOE_LAYER, k=6, num_shared=2), "dgx-a100", 16),
         (ExpertSizes(1024, 1024, 2048, 16, 1), "pcie-a100", 4),
         (replace(OLMOE_LAYER, tokens=256), "dgx-h100", 1),
+        (OLMOE_LAYER, "dgx-h100", ExpertRanks(4, tensor=2)),
+        (OLMOE_LAYER, "dgx-h100", ExpertRanks(4, tensor=2, cuts_experts=False)),
+        (replace(OLMOE_LAYER, tokens=256, k=1, num_shared=1), "pcie-a100", ExpertRanks(1, tensor=4)),
+        (replace(OLMOE_LAYER, num_shared=2), "dgx-a100", ExpertRanks(1, tensor=2, cuts_experts=False)),
+        *(
+            pytest.param(
+                replace(OLMOE_LAYER, k=6, num_shared=2), "dgx-a100", ExpertRanks(e, d, t, cuts), marks=THOROUGH
+            )
+            for e, d, t in ((4, 1, 4), (2, 2, 2))
+            for cuts in (True, False)
+        ),
         pytest.param(ExpertSizes(4096, 4096, 14336, 8, 2), "dgx-h100", 8, marks=THOROUGH),
     ],
 )
-def test_the_closed_form_is_what_the_simulator_takes(sizes: ExpertSizes, cluster: str, ranks: int):
+def test_the_closed_form_is_what_the_simulator_takes(sizes: ExpertSizes, cluster: str, ranks: int | ExpertRanks):
     expected = expert_time(sizes, CLUSTERS[cluster], ranks)
     found_s, exposed_s, _ = simulated(sizes, cluster, ranks)
     assert found_s == pytest.approx(expected.layer_s, rel=0.01)
@@ -252,6 +266,8 @@ def test_a_deduplicated_dispatch_sends_less_between_nodes():
         ((replace(OLMOE_LAYER, element_bytes=3), CLUSTERS["dgx-h100"], 8), "element_bytes must be one of"),
         ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 8, None, "alltoal"), "alltoall"),
         ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 1, [[512] * 64], "deduplicated"), "counts are for all-to-alls"),
+        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], ExpertRanks(2, 1, 2), None, "deduplicated"), "tensor ranks are priced"),
+        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], ExpertRanks(2, tensor=3)), "hidden width must be a multiple"),
     ],
 )
 def test_what_has_no_price_is_refused(arguments: Any, message: str):

@@ -13,6 +13,7 @@ from lablib.models.gpt import GPT, GPTConfig, next_token_loss
 from lablib.parallel import (
     DataParallel,
     ExpertParallel,
+    ExpertRanks,
     ExpertReduce,
     ExpertSizes,
     Mesh,
@@ -194,6 +195,7 @@ def test_models_that_cannot_be_overlapped_are_refused():
         ),
         ((LAYER, CLUSTERS["dgx-h100"], 1), "expert_ranks must be a whole number, 2 or more"),
         ((LAYER, CLUSTERS["dgx-h100"], 8, 0), "parts must be a whole number, 1 or more"),
+        ((LAYER, CLUSTERS["dgx-h100"], ExpertRanks(4, tensor=2)), "tokens go in parts without tensor ranks.*tensor=2"),
     ],
 )
 def test_times_that_cannot_be_are_refused(arguments: Any, message: str):

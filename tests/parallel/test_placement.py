@@ -91,7 +91,7 @@ def test_bytes_between_ranks_are_those_of_the_simulated_program():
 def test_the_record_of_communications_sends_what_the_matrices_send(model, mesh: Mesh, options):
     """To the byte, on every rank: the picture and the table are of the same traffic."""
     traffic = place(model, mesh, A100, 16, **options).traffic
-    whole = sum(traffic.matrices.values())
+    whole = np.sum(list(traffic.matrices.values()), axis=0)
     of_ranks = np.zeros(mesh.num_ranks)
     for transfer in traffic.traffic.transfers:
         of_ranks[list(transfer.ranks)] += transfer.sent_bytes
