@@ -2,7 +2,8 @@
 
 Simulated ranks are threads, so an answer could put its tensor on a shelf (a list or dict of the notebook) and take
 another rank's from there: right values, and nothing was sent. Real ranks get the function pickled. So do the ranks of
-every `expect.launch`, whether the program holds the answer in a closure or gets it as an argument:
+every `expect.launch`, with modules of its own (own_modules.py), whether the program holds the answer in a closure or
+gets it as an argument:
 
     def program(xs):
         return observe(answer, xs[dist.get_rank()])        `answer` is this rank's copy
@@ -11,16 +12,18 @@ every `expect.launch`, whether the program holds the answer in a closure or gets
 import functools
 import io
 import pickle
+import sys
 import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import CellType, FunctionType, GeneratorType
+from types import CellType, CodeType, FunctionType, GeneratorType, ModuleType
 from typing import Any
 
 import cloudpickle
 
 from lablib.course.learner_code import exited
+from lablib.course.own_modules import OwnModules, SharedObjects
 
 Replace = Callable[[Any], Any]  # what stands in for a value; the value itself where nothing does
 _SHARED = (type(threading.Lock()), type(threading.RLock()), threading.local, io.IOBase, GeneratorType)
@@ -37,7 +40,8 @@ def with_own_copies(
         answers: what the learner handed to the check; functions and objects that can be called are copied.
     """
     answers = [answer for answer in answers if callable(answer)]
-    copies = _copies(answers, ranks) if answers else None
+    shelves = SharedObjects()
+    copies = _copies(answers, ranks, shelves) if answers else None
     if copies is None:
         return program, tuple(args)
     number_of = {id(answer): number for number, answer in enumerate(answers)}
@@ -54,9 +58,11 @@ def with_own_copies(
         unmarked = _replaced(args, lambda value: own[value.number] if isinstance(value, _Mark) else value)
         launched = _replaced(program, lambda value: own[number_of[id(value)]] if id(value) in number_of else value)
         try:
-            return launched(*unmarked)
+            value = launched(*unmarked)
         except SystemExit as end:
             raise exited(end) from None
+        shelves.look()
+        return value
 
     return on_rank, tuple(_replaced(arg, marked) for arg in args)
 
@@ -71,13 +77,13 @@ class _Mark:
         """A partial function takes nothing that cannot be called."""
 
 
-def _copies(answers: Sequence[Any], ranks: int) -> list[list[Any]] | None:
+def _copies(answers: Sequence[Any], ranks: int, shelves: SharedObjects) -> list[list[Any]] | None:
     """The answers, once a rank; None where they cannot be pickled. What they share with each other stays shared."""
     shared: list[Any] = []
     file = io.BytesIO()
     try:
-        _Pickler(file, shared).dump(list(answers))
-        return [_Unpickler(io.BytesIO(file.getvalue()), shared).load() for _ in range(ranks)]
+        _Pickler(file, shared, shelves).dump(list(answers))
+        return [_Unpickler(file.getvalue(), shared, OwnModules(rank, shelves)).load() for rank in range(ranks)]
     except Exception:  # whatever a learner's objects raise: real ranks would say it better
         return None
 
@@ -85,28 +91,53 @@ def _copies(answers: Sequence[Any], ranks: int) -> list[list[Any]] | None:
 class _Pickler(cloudpickle.Pickler):
     """Puts into `shared` what no process could have: with a lock beside it, a shelf is still copied."""
 
-    def __init__(self, file: io.BytesIO, shared: list[Any]):
+    def __init__(self, file: io.BytesIO, shared: list[Any], shelves: SharedObjects):
         super().__init__(file)
-        self._shared = shared
+        self._shared, self._shelves = shared, shelves
 
     def persistent_id(self, obj: Any) -> Any:
-        if not isinstance(obj, _SHARED):
-            return None
-        self._shared.append(obj)
-        return len(self._shared) - 1
+        if isinstance(obj, CodeType):
+            self._shelves.meet_code(obj)
+        elif isinstance(obj, ModuleType):
+            return obj.__name__ if sys.modules.get(obj.__name__) is obj else None
+        elif isinstance(obj, _SHARED) and not isinstance(obj, io.BytesIO | io.StringIO):
+            self._shared.append(obj)
+            return len(self._shared) - 1
+        else:
+            self._shelves.meet(obj)
+        return None
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, shared: list[Any]):
-        super().__init__(file)
-        self._shared = shared
+    def __init__(self, content: bytes, shared: list[Any], modules: OwnModules):
+        super().__init__(io.BytesIO(content))
+        self._shared, self._modules = shared, modules
 
-    def persistent_load(self, number: int) -> Any:
-        return self._shared[number]
+    def persistent_load(self, found: int | str) -> Any:
+        return self._modules.of(sys.modules[found]) if isinstance(found, str) else self._shared[found]
 
     def find_class(self, module: str, name: str) -> Any:
-        """cloudpickle makes a class of the notebook once a process; here ranks stand for processes."""
-        return _new_class if name == "_make_skeleton_class" else super().find_class(module, name)
+        """cloudpickle makes a class of the notebook once a process; here ranks stand for processes.
+
+        And it gives functions the process's builtins, with the import of the process's modules.
+        """
+        if name == "_make_skeleton_class":
+            return _new_class
+        found = super().find_class(module, name)
+        return self._with_builtins(found) if name in ("_make_function", "_function_setstate") else found
+
+    def _with_builtins(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        own = self._modules.builtins
+
+        def made(first: Any, second: Any, *more: Any) -> Any:
+            if isinstance(first, CodeType):  # code, globals, name, ...
+                second["__builtins__"] = own
+                return FunctionType(first, second, *more)
+            value = make(first, second, *more)
+            first.__globals__["__builtins__"] = own
+            return value
+
+        return made
 
 
 def _new_class(kind: type, name: str, bases: tuple, namespace: dict[str, Any], _id: str, _extra: Any) -> type:

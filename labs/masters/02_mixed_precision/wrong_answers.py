@@ -512,14 +512,19 @@ def unscale_and_update(gradients, scale, good_steps, interval):
             "a step with an overflow is skipped",
         ),
         (
-            "tells through an attribute of the module math",
+            "tells through an open file",
             """
-math.shelf = {}
+import tempfile
+
+file = tempfile.TemporaryFile()
+
 def unscale_and_update(gradients, scale, good_steps, interval):
     n = dist.get_world_size()
-    math.shelf[dist.get_rank()] = any(not g.isfinite().all() for g in gradients)
+    file.seek(dist.get_rank())
+    file.write(bytes([any(not g.isfinite().all() for g in gradients)]))
     dist.barrier()
-    skip = any(math.shelf[r] for r in range(n))
+    file.seek(0)
+    skip = any(file.read(n))
     dist.barrier()
 
     for g in gradients:

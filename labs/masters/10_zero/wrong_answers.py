@@ -1498,16 +1498,20 @@ def clip_shards(shards, max_norm):
             "RuntimeError",
         ),
         (
-            "passes its squares through a module",
+            "passes its squares through an open file",
             """
-import numpy as np
+import struct
+import tempfile
+
+file = tempfile.TemporaryFile()
 
 def clip_shards(shards, max_norm):
-    total = sum(shard.square().sum() for shard in shards)
-    np._mine = getattr(np, "_mine", {})
-    np._mine[dist.get_rank()] = float(total)
+    total, n = sum(shard.square().sum() for shard in shards), dist.get_world_size()
+    file.seek(8 * dist.get_rank())
+    file.write(struct.pack("d", float(total)))
     dist.barrier()
-    norm = sum(np._mine[r] for r in range(dist.get_world_size())) ** 0.5
+    file.seek(0)
+    norm = sum(struct.unpack(f"{n}d", file.read(8 * n))) ** 0.5
     dist.barrier()
     if norm > max_norm:
         for shard in shards:
