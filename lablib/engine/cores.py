@@ -29,12 +29,13 @@ class Cores:
 
     Arguments:
         count: how many, 1 or more.
+        ranks: how many share them.
     """
 
-    def __init__(self, count: int):
+    def __init__(self, count: int, ranks: int = 1):
         if count < 1:
             raise ValueError(f"a node has 1 core or more: got {count}; give 1")
-        self.count = count
+        self.count, self.ranks = count, ranks
         self._cores = [_Core() for _ in range(count)]
 
     def work(self, start_s: float, work_s: float) -> float:
@@ -49,6 +50,10 @@ class Cores:
     def work_together(self, start_s: float, work_s: float, processes: int) -> float:
         """`work_s` seconds of as many cores as there are, one a process at most. Returns when the last is done."""
         return max(self.work(start_s, work_s) for _ in range(min(processes, self.count)))
+
+    def message(self, start_s: float, time_s: float) -> float:
+        """A message that takes `time_s` where all ranks send one: it has its share of the cores. Returns its end."""
+        return max(start_s + time_s, self.work(start_s, time_s * min(1.0, self.count / self.ranks)))
 
 
 class _Core(Port):

@@ -305,7 +305,7 @@ class Group:
         wires = self._wires.wires.number(pair_wires(cluster, [(sender.rank, receiver.rank)]))
         ready_s = max(send.issue_s, receive.issue_s)
         if sender.cores is not None:
-            time_s = max(time_s, sender.cores.work(ready_s, time_s) - ready_s)
+            time_s = max(time_s, sender.cores.message(ready_s, time_s) - ready_s)
         on_end = partial(self._deliver, send, receive)
         self._wires.start_in_turn(Flow(ready_s, time_s, transfer_s, wires, on_end, ports), send.turn)
         for message in (send, receive):

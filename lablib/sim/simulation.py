@@ -192,9 +192,11 @@ class _Simulation:
             self._ranks.append(make_rank(rank, num_ranks, rank - first, local_size, cluster.node(rank), trace))
         self._by_number = {rank.rank: rank for rank in self._ranks}
         if cluster.shared_cores:
-            cores = {node: Cores(cluster.shared_cores) for node in {cluster.node(rank) for rank in self._by_number}}
+            cores: dict[int, Cores] = {}
             for number, rank in self._by_number.items():
-                rank.cores = cores[cluster.node(number)]
+                node = cluster.node(number)
+                local_size = min(cluster.devices_per_node, num_ranks - node * cluster.devices_per_node)
+                rank.cores = cores.setdefault(node, Cores(cluster.shared_cores, local_size))
         self._network = Network()
         self._scheduler = Scheduler(self._ranks, self._network)
         self._events = Events()

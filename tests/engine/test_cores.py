@@ -50,6 +50,13 @@ def test_processes_that_work_together_take_a_core_each_while_there_are_some():
     assert cores.work(0, 1) == 4
 
 
+def test_messages_of_all_ranks_at_once_take_what_one_was_measured_to_take_then():
+    cores = Cores(2, ranks=4)
+    assert [cores.message(0, 6) for _ in range(4)] == [6] * 4
+    assert cores.message(0, 6) == 9  # a fifth has no core before
+    assert Cores(4, ranks=2).message(0, 6) == 6
+
+
 @given(works=WORK, count=st.integers(1, 4))
 def test_ready_work_is_done_within_the_bounds_of_list_scheduling(works, count):
     cores = Cores(count)
