@@ -4,7 +4,8 @@ Collectives meet by group and sequence number: the third collective of a group o
 meets the receive with the same group, pair and tag, in order.
 
 A library begins when its rank calls, and then waits for the last one inside. Here, as on the simulator, what comes
-before the last call is waiting, and the communication begins with it.
+before the last call is waiting, and the communication begins with it. A message is over when its receiver has it: the
+sender may wait for it much later, at the end of a pipeline's step, and gloo's record of a send ends only then.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from lablib.record.timeline import WAIT
 from lablib.run import Span, Traffic, Transfer
 
 Meeting = dict[int, Call]  # rank -> its call
+_NEVER_NS = 2**63
 
 
 def traffic_of(measured: Sequence[Measurement], zero_ns: int, backend: str) -> Traffic:
@@ -38,16 +40,17 @@ def traffic_of(measured: Sequence[Measurement], zero_ns: int, backend: str) -> T
 def communications(measured: Sequence[Measurement], zero_ns: int) -> Iterator[Span]:
     """The spans of communication, and of waiting for the last rank before each, as far as the profiler saw them."""
     for number, calls in enumerate(_meetings(measured)):
-        last_ns = _last_ns(calls)
+        last_ns, over_ns = _last_ns(calls), _over_ns(calls)
         for place, call in calls.items():
             if call.end_ns:
-                rank, met_ns = max(place, ~place), min(last_ns, call.end_ns)
+                end_ns = min(call.end_ns, over_ns)
+                rank, met_ns = max(place, ~place), min(last_ns, end_ns)
                 tie = {"transfer_id": number, "place": _among(call, rank)}
                 if call.start_ns < met_ns:
                     stream = f"{WAIT}{call.group}"
                     waited = RawSpan(stream, call.span_name, call.phase, call.start_ns, met_ns)
                     yield replace(waited.at(rank, zero_ns), **tie)
-                times = (met_ns, call.end_ns, 0.0, call.size_bytes)
+                times = (met_ns, end_ns, 0.0, call.size_bytes)
                 yield replace(RawSpan(call.stream, call.span_name, call.phase, *times).at(rank, zero_ns), **tie)
 
 
@@ -70,6 +73,11 @@ def _last_ns(calls: Meeting) -> int:
     return max((call.start_ns for call in calls.values() if call.end_ns), default=0)
 
 
+def _over_ns(calls: Meeting) -> int:
+    """When a message is over, where it is known when its receiver had it; no limit else, and to a collective."""
+    return next((call.end_ns for call in calls.values() if call.name == "recv" and call.end_ns), _NEVER_NS)
+
+
 def _place(call: Call, rank: int) -> int:
     """A rank that sends to itself calls twice; a receive is filed under the complement of its rank."""
     return ~rank if call.name == "recv" else rank
@@ -87,7 +95,7 @@ def _transfer(calls: Meeting, zero_ns: int, backend: str, number: int) -> Transf
         ranks, name = first.members, first.name
         sent = tuple(calls[rank].sent_bytes if rank in calls else 0.0 for rank in ranks)
     called_ns = [calls[place].start_ns for place in _places(first, ranks) if place in calls and calls[place].end_ns]
-    end_ns = max(c.end_ns or c.start_ns for c in calls.values())
+    end_ns = min(max(c.end_ns or c.start_ns for c in calls.values()), _over_ns(calls))
     start_ns = min(_last_ns(calls) or min(c.start_ns for c in calls.values()), end_ns)
     return Transfer(
         group=first.group,

@@ -1,0 +1,48 @@
+"""From the calls of ranks to communications: when a message begins, and when it is over."""
+
+from dataclasses import replace
+
+import pytest
+
+from lablib.real.calls import Call
+from lablib.real.measure import Measurement
+from lablib.real.traffic import communications, traffic_of
+from lablib.record.timeline import WAIT
+
+MS = 1_000_000
+SEND = Call("send", "send", "world", "0", (0, 1), 0, 0, 1, 0, 1024.0, 1024.0, 7, start_ns=10 * MS, end_ns=200 * MS)
+RECEIVE = replace(SEND, op="recv_", name="recv", sent_bytes=0.0, start_ns=30 * MS, end_ns=40 * MS)
+
+
+def measured(send: Call, receive: Call) -> list[Measurement]:
+    return [Measurement(0, calls=[send]), Measurement(0, calls=[receive])]
+
+
+def test_a_message_is_over_when_its_receiver_has_it_however_late_the_sender_waits():
+    ranks = measured(SEND, RECEIVE)
+    spans = [span for span in communications(ranks, 0) if not span.stream.startswith(WAIT)]
+    assert [(span.rank, span.start_s, span.end_s) for span in spans] == [(0, 0.03, 0.04), (1, 0.03, 0.04)]
+    (transfer,) = traffic_of(ranks, 0, "gloo").transfers
+    assert (transfer.start_s, transfer.end_s) == (0.03, 0.04)
+
+
+def test_a_sender_that_has_waited_before_ends_then():
+    ranks = measured(replace(SEND, end_ns=35 * MS), RECEIVE)
+    spans = {span.rank: span for span in communications(ranks, 0) if not span.stream.startswith(WAIT)}
+    assert (spans[0].end_s, spans[1].end_s) == (0.035, 0.04)
+    assert traffic_of(ranks, 0, "gloo").transfers[0].end_s == 0.04
+
+
+@pytest.mark.parametrize("send_ends_ns", [0, 200 * MS])
+def test_a_receive_whose_time_nobody_saw_sets_no_end(send_ends_ns):
+    ranks = measured(replace(SEND, end_ns=send_ends_ns), replace(RECEIVE, end_ns=0))
+    assert [span.end_s for span in communications(ranks, 0) if span.stream == "comm:world:send"] == (
+        [0.2] if send_ends_ns else []
+    )
+    assert traffic_of(ranks, 0, "gloo").transfers[0].end_s == (0.2 if send_ends_ns else 0.03)
+
+
+def test_a_collective_ends_when_its_last_member_does():
+    call = replace(SEND, op="allreduce_", name="all_reduce", source=-1, target=-1)
+    ranks = measured(call, replace(call, start_ns=30 * MS, end_ns=50 * MS))
+    assert traffic_of(ranks, 0, "gloo").transfers[0].end_s == 0.2
