@@ -1,25 +1,32 @@
-"""Records what labs 06 and 07 show beside a learner's own measurement: programs that `reconcile()` does not run.
+"""Records what the labs show beside a learner's own measurement.
 
-    python benchmarks/record_labs.py 06 07 [--repeats 7]
+    python benchmarks/record_labs.py 06 07 12 [--repeats 7]
 
-    06  the chain of four element-wise operators, unfused (eager) and fused (inductor), predicted from its bytes
-    07  loops of 200 batches with torch's DataLoader, predicted by the simulated loop
+    06      the chain of four element-wise operators, unfused (eager) and fused (inductor), predicted from its bytes
+    07      loops of 200 batches with torch's DataLoader, predicted by the simulated loop
+    others  the lab's own `comparison`: its cells run, solved and at full size, up to the one that calls `reconcile`
 
-Each setting takes its turn in every repeat; the middle repeat is kept, and how far the others lie from it. Writes
-`labs/masters/NN_*/recorded.json`, with machine, versions and load: run it on a quiet machine.
+In 06 and 07, which `reconcile` does not run, each setting takes its turn in every repeat; the middle repeat is kept,
+and how far the others lie from it. Writes `labs/masters/NN_*/recorded.json`, with machine, versions and load: run it on
+a quiet machine, after removing the profiles in ~/.config/lablib that were measured on a busy one.
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
 import torch
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell
 
 from lablib.calibration import this_machine
 from lablib.calibration.machine import machine_text, versions
-from lablib.course.places import find_lab, find_labs_folder
+from lablib.course.master import read_master
+from lablib.course.notebook import Version, make_notebook
+from lablib.course.places import Lab, find_labs, find_labs_folder
 from lablib.data.loader import Jitter, Loader, draw_times
 from lablib.data.loader_timeline import run_loop
 from lablib.data.measured_loop import measure_loop
@@ -92,20 +99,37 @@ def rounded(row: dict) -> dict:
     return {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in row.items()}
 
 
+def record_comparison(lab: Lab, path: Path) -> RecordedReconciliation:
+    """What a lab's own cells compare."""
+    notebook = make_notebook(read_master(lab), Version.INSTRUCTOR)
+    last = next(place for place, cell in enumerate(notebook.cells) if "comparison = reconcile(" in cell.source)
+    first = next(place for place, cell in enumerate(notebook.cells) if "quick: bool" in cell.source)
+    cells = notebook.cells[: last + 1]
+    cells.insert(first + 1, new_code_cell("quick = interactive = False"))
+    notebook.cells = [*cells, new_code_cell(f"comparison.save({str(path.absolute())!r})")]
+    os.environ |= {"LAB_LABS": str(lab.labs), "LAB_PROGRESS": "off"}
+    NotebookClient(notebook, timeout=1200).execute()
+    return RecordedReconciliation.load(path)
+
+
 LABS = {"06": chain, "07": loops}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("labs", nargs="+", choices=LABS)
-    parser.add_argument("--repeats", type=int, default=7)
+    known = find_labs(find_labs_folder())
+    parser.add_argument("labs", nargs="+", choices=[lab.number for lab in known])
+    parser.add_argument("--repeats", type=int, default=7, help="of 06 and 07; the others have their own number")
     parser.add_argument("--out", type=Path, help="another folder than the labs' own")
     options = parser.parse_args()
-    for lab in options.labs:
-        found = recorded(*LABS[lab](), options.repeats)
-        folder = options.out or find_lab(lab, find_labs_folder()).folder
-        found.save(folder / "recorded.json")
-        print(found)
+    for lab in (lab for lab in known if lab.number in options.labs):
+        path = (options.out or lab.folder) / "recorded.json"
+        if lab.number in LABS:
+            found = recorded(*LABS[lab.number](), options.repeats)
+            found.save(path)
+        else:
+            found = record_comparison(lab, path)
+        print(f"{lab.name}\n{found}", flush=True)
         print(found.table()[["name", "predicted_s", "measured_s", "error_pct", "noise_pct"]].to_string(index=False))
 
 

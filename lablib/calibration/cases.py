@@ -28,7 +28,12 @@ import torch.nn.functional as F
 
 from lablib.hardware.device import Device
 from lablib.operators.op import is_free, op_time_s
-from lablib.torch_compat import TorchDispatchMode, tree_map_only
+from lablib.torch_compat import (
+    TorchDispatchMode,
+    flash_attention_for_cpu,
+    flash_attention_for_cpu_backward,
+    tree_map_only,
+)
 
 PricedOp = tuple[Any, tuple, dict, Any]  # operator, arguments, keyword arguments, result
 CHAIN = 10  # operations of a chain
@@ -155,26 +160,24 @@ def _layer_norm_backward(case: BenchmarkCase, device: torch.device) -> Callable[
 
 def _attention(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
     """Of [B, H, T, d], as the CPU computes it."""
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return _in_turns(
-        lambda *qkv: fused(*qkv, 0.0, True), lambda: [_tensor(case.shape, case, device) for _ in range(3)], device
+        lambda *qkv: flash_attention_for_cpu(*qkv, 0.0, True),
+        lambda: [_tensor(case.shape, case, device) for _ in range(3)],
+        device,
     )
 
 
 def _attention_backward(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
-    fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
     def operands() -> list[torch.Tensor]:
         q, k, v = (_tensor(case.shape, case, device) for _ in range(3))
         return [q, q, k, v, *(torch.empty_like(q), torch.empty(q.shape[:3], device=device))]
 
     def call(*given: torch.Tensor) -> Any:
-        return backward(*given, 0.0, True)
+        return flash_attention_for_cpu_backward(*given, 0.0, True)
 
     def finished() -> list[torch.Tensor]:
         grad, q, k, v, *_ = operands()
-        return [grad, q, k, v, *fused(q, k, v, 0.0, True)]
+        return [grad, q, k, v, *flash_attention_for_cpu(q, k, v, 0.0, True)]
 
     return _in_turns(call, operands if device.type == "meta" else finished, device)
 
