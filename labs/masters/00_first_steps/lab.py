@@ -644,10 +644,9 @@ print_text(recorded.reading)
 comparison.beside(recorded).map("{:.0f}".format, na_action="ignore")
 
 # %% [markdown]
-# Read the recorded columns; yours may be too noisy. `forward` and `backward` took a little longer than predicted, and
-# by more than their noise: small gaps, but real ones. `idle` is the large one: Python works between operations, and the
-# prediction has none of that, an error of -100. All are in `makespan`. The other rows vary more than they err, and say
-# nothing.
+# Read the recorded columns; yours may be too noisy. `forward` and `backward` err by less than their noise: they may be
+# right. `idle` and `waiting` are what the prediction lacks, an error of -100: Python works between operations, and a
+# rank waits for one that is late. Both are in `makespan`. The all-reduces vary more than they err, and say nothing.
 
 # %% [markdown] tags=["instructor"]
 # **For the instructor.** Let the class vote on the prediction (8, 14, 16, 56 MB) before the traffic is shown, and again

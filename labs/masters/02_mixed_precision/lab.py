@@ -660,9 +660,10 @@ pd.DataFrame(ratios).T.round(1)
 
 # %% [markdown]
 # Read first whether the machine was busy: if FP32 alone took much longer than predicted, other programs had their
-# share, and no ratio says much. And a prediction of the ratio is hard on a CPU. The calibration measures products;
-# what is none weighs the more the faster they are: attention's own kernel, gelu (the function between two products),
-# and autocast's casts. The simulator prices most of that by the bytes it moves, and a CPU also has to compute it.
+# share, and no ratio says much. And a prediction of the ratio is hard on a CPU. The calibration measures products in
+# each format; what is none weighs the more the faster they are. Attention's own kernel and gelu (the function between
+# two products) are measured in FP32 alone, and autocast's casts are priced by the bytes they move. The recording is
+# older: there all but products was priced by its bytes, and a CPU also has to compute it.
 
 # %% [markdown] tags=["further"] minutes=9
 # ## Further: which format for which device?

@@ -631,9 +631,9 @@ pd.DataFrame(rows).T.rename_axis("with checkpoints longer by")
 
 # %% [markdown]
 # On a busy machine the seconds are far off: other programs take their share, which `reading` tells. A *ratio* of two
-# steps is easier to predict, as errors that are in both cancel. Not all are in both: gelu, which runs again, takes a
-# processor longer than moving its bytes, and the prediction knows the bytes alone. So expect more than predicted. Where
-# *noise*, half the spread of the runs, is as large as what checkpoints add, the ratio says nothing.
+# steps is easier to predict, as errors that are in both cancel. Not all are in both: what runs again is forward alone,
+# whose error need not be backward's. Where *noise*, half the spread of the runs, is as large as what checkpoints add,
+# the ratio says nothing.
 
 # %% [markdown] tags=["further"] minutes=14
 # ## Further: which layers?

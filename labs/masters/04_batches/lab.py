@@ -766,8 +766,9 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # What is held follows from the program. Here sixteen micro-batches hold less than a quarter; weights and their
 # gradients stay, whatever the cut. Seconds depend on what else the computer does. Recorded while it was quiet: the
-# predictions are 3 to 12 percent too short, and sixteen micro-batches took a fifth longer than one, where a third was
-# predicted. On a busy computer neither seconds nor their ratio say much.
+# predictions are 13 to 56 percent too long, and sixteen micro-batches took an eighth longer than one, where half was
+# predicted. The profile is that of two ranks which compute at once; here one does, with caches and memory to itself. On
+# a busy computer neither seconds nor their ratio say much.
 
 # %% [markdown] tags=["further"] minutes=2
 # ## Further: variable length

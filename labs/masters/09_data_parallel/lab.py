@@ -526,11 +526,10 @@ parts_of_a_step = ["forward", "backward", "exposed", "makespan"]
 comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("nan%", "-")
 
 # %% [markdown]
-# The recording's machine was busy: read its direction, not its digits. In percent *exposed* is furthest off: nearly all
-# of the sending was predicted to hide, and every delay sticks out. Backward and forward took longer, too. The
-# calibration knows products of matrices, measured while nobody sends. But gloo's threads move the bytes on the two
-# cores that run backward. The rest is priced by the bytes it moves, while a CPU also has to compute (gelu, the function
-# between two products) and to clear new memory (each bucket's).
+# In the recording forward and backward err by about their noise. In percent *exposed* is furthest off: nearly all of
+# the sending was predicted to hide, and every delay sticks out. Gloo's threads move the bytes on the two cores that run
+# backward: in the prediction they take turns. Half of what the makespan is longer by is what the prediction does not
+# have at all: one rank waits for the other, and Python works between operations.
 
 # %% [markdown]
 # On GPUs hiding is not quite free either. NCCL's kernels, which move the bytes, take some of the GPU's processors and

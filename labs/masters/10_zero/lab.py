@@ -755,8 +755,9 @@ comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("
 # %% [markdown]
 # The recording's machine was busy: its seconds are rough. An error is negative where the prediction is
 # too short. Calls and bytes are equal on both sides; seconds are not. In the recording *exposed* is furthest off in
-# percent: gathers that were predicted to hide do not. The reasons are lab 09's: gloo's threads move bytes on the
-# cores that compute, and new memory, which stage 3 asks for and returns with every unit, must be cleared.
+# percent: gathers that were predicted to hide do not. Gathers and reduce-scatters took twice as long as predicted,
+# between processes that compute meanwhile, and most of that sticks out. Nor does the prediction have the clearing of
+# new memory, which stage 3 asks for and returns with every unit.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: beside PyTorch's own

@@ -724,7 +724,7 @@ print(f"largest difference between the simulator's averages and {real}'s: {diffe
 # %% [markdown]
 # Compare your guess: 8 bits are faster where more is saved on the way than packing costs. In the recording packing
 # costs far more than is saved, predicted and measured. (Below zero: two calls also wait twice for a process that still
-# packs.) So between these processes 8 bits do not pay; a link of 1 Gbit/s (125 MB/s) is just slow enough. The averages
+# packs.) So between these processes 8 bits do not pay; a link of 1 Gbit/s (125 MB/s) is slow enough. The averages
 # are the simulator's, to the last bit. Seconds are not: on a busy machine read which is larger, not the digits.
 
 # %% [markdown] tags=["further"] minutes=6
