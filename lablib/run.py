@@ -15,7 +15,7 @@ from lablib.record.saved import plain_records, records_of
 from lablib.record.summary import Summary
 from lablib.record.timeline import COMPUTE, Span, Timeline
 from lablib.record.traffic import Traffic, Transfer
-from lablib.signature import check_type, checked
+from lablib.signature import check_types, checked
 from lablib.texts import safe_str
 from lablib.units import plural
 
@@ -109,9 +109,17 @@ class Run:
             steps: how many equal steps the run is made of: times, FLOPs and bytes are those of one.
             timeline: a part of the run's, such as `run.timeline.without("setup")`; None: all of it.
             device: whose peak MFU and HFU refer to; None: that of the run.
+
+        Raises:
+            ValueError: a timeline of another number of ranks.
         """
-        check_type("device", device, Device | None)
+        check_types("summary", (("timeline", timeline, Timeline | None), ("device", device, Device | None)))
         whole = self.timeline if timeline is None else timeline
+        if whole.num_ranks != self.timeline.num_ranks:
+            raise ValueError(
+                f"timeline must be a part of this run's, of {plural(self.timeline.num_ranks, 'ranks')}: got one of "
+                f'{plural(whole.num_ranks, "ranks")}; try run.timeline.without("setup")'
+            )
         return Summary.of(whole, self.traffic, self.memory, device or self.device, steps)
 
     def __repr__(self) -> str:

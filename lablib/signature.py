@@ -22,7 +22,7 @@ import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import fields
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -146,7 +146,7 @@ def _test_of(hint: Any) -> Callable[[Any], bool]:
     if not inspect.isclass(origin):
         return _anything
     if origin in (type, Callable) or issubclass(origin, Callable):
-        return callable
+        return partial(_takes, len(of[0])) if of and isinstance(of[0], list) else callable
     if issubclass(origin, tuple):
         tests = [_test_of(one) for one in of if one is not Ellipsis]
         if of[-1:] == (Ellipsis,):
@@ -190,6 +190,21 @@ def _simple_test(hint: Any) -> Callable[[Any], bool]:
     return (lambda value: isinstance(value, hint)) if inspect.isclass(hint) else _anything
 
 
+def _takes(num_arguments: int, value: Any) -> bool:
+    """Whether it can be called with so many arguments. Of what does not say, such as some of C's functions, yes."""
+    if not callable(value):
+        return False
+    try:
+        signature = inspect.signature(value)
+    except Exception:  # a user's object may do anything here
+        return True
+    try:
+        signature.bind(*range(num_arguments))
+    except TypeError:
+        return False
+    return True
+
+
 def _is_whole(value: Any) -> bool:
     if type(value) is int:
         return -MAX_WHOLE <= value <= MAX_WHOLE
@@ -214,7 +229,7 @@ def _items_test(origin: type, item: Any) -> Callable[[Any], bool]:
             return False
         if may_be_array and _is_of_numpy(value, "ndarray"):
             return value.ndim == 1 and all(map(test, value.tolist()))
-        is_list = isinstance(value, (list, tuple, Sequence, Set))
+        is_list = isinstance(value, (list, tuple, Sequence, Set, Mapping))
         if not (is_list or hasattr(value, "__iter__")) or (asks_sequence and not _is_sequence(value)):
             return False
         if asks_set and not isinstance(value, Set):
@@ -249,7 +264,9 @@ def in_words(hint: Any) -> str:
     if origin is Literal:
         return " or ".join(map(repr, of))
     if origin is Callable or (inspect.isclass(origin) and issubclass(origin, Callable)):
-        return "a function"
+        if not of or not isinstance(of[0], list):
+            return "a function"
+        return f"a function of {len(of[0])} argument{'s' * (len(of[0]) != 1)}"
     if inspect.isclass(origin) and issubclass(origin, Mapping):
         return f"a dict of {_plural(of[0])} to {_plural(of[1])}"
     if inspect.isclass(origin) and issubclass(origin, tuple) and of[-1:] != (Ellipsis,):

@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf
+from numbers import Integral
 
 import numpy as np
 
 from lablib.hardware.checks import check_places
 from lablib.hardware.cluster import Cluster, Edge
-from lablib.signature import check_type
+from lablib.signature import check_type, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,13 @@ class GroupNetwork:
         return [Round((self.cluster.wire(self.ranks[root], rank),)) for i, rank in ranks if i != root]
 
     def from_root(self, root: int) -> "GroupNetwork":
-        """The same group, numbered from the root."""
+        """The same group, numbered from the root.
+
+        Raises:
+            ValueError: no place in the group.
+        """
+        if isinstance(root, bool) or not isinstance(root, Integral) or not 0 <= root < len(self.ranks):
+            raise ValueError(f"root must be a place in the group, 0 to {len(self.ranks) - 1}: got {shown(root)}; try 0")
         return self if root == 0 else GroupNetwork(self.cluster, self.ranks[root:] + self.ranks[:root])
 
 

@@ -12,10 +12,11 @@ from lablib.figures.describe import attach
 from lablib.figures.lines import PLOT_PIXELS
 from lablib.figures.spread import make_room_for_titles
 from lablib.figures.style import LOOKS, PAPER_PIXELS, axis, base_layout, series_look
-from lablib.signature import checked
+from lablib.signature import check_type, checked, shown
 from lablib.units import format_quantity, plural
 
 MOST_BLOCKS = 40  # of a panel in which documents are told apart
+_ATTRIBUTES = {"blocks": Sequence[Sequence[int]], "lengths": Sequence[int], "block_size": int, "waste": float}
 
 
 class Packed(Protocol):
@@ -39,7 +40,7 @@ def figure_packing(packings: Mapping[str, Packed], title: str = "Documents in bl
         packings: name -> packing of the same documents. Of more than 40 blocks 40 are drawn, evenly spaced.
 
     Raises:
-        ValueError: no packing, one without blocks, or other documents than the first has.
+        ValueError: no packing, one without blocks, or other documents than the first has; what is none.
     """
     _check(packings)
     figure = make_subplots(
@@ -145,6 +146,8 @@ def _check(packings: Mapping[str, Packed]) -> None:
         raise ValueError("there must be a packing to draw: got none.")
     first = next(iter(packings.values()))
     for name, packing in packings.items():
+        for attribute, hint in _ATTRIBUTES.items():
+            check_type(f"packings: {attribute} of {shown(name)}", getattr(packing, attribute), hint)
         if not packing.blocks or (packing.lengths, packing.block_size) != (first.lengths, first.block_size):
             raise ValueError(f"every packing must have blocks, and all the same documents: see {name!r}.")
 

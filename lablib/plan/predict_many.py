@@ -32,7 +32,7 @@ from lablib.plan.predictions import NUMBERS, OUTSIDE, SPLIT, Column, Predictions
 from lablib.plan.rules import RULES, Question
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import step_of
-from lablib.signature import WrongType, shown
+from lablib.signature import check_type, shown
 
 _BLOCK = 16384
 _MAX_NUMBER = 10**9  # of a number: products of some of them are counted in 64 bits
@@ -85,8 +85,7 @@ def predict_many(
             rules.py raises nothing: see `Predictions.obstacle`.
     """
     model, cluster = find_model(model), find_cluster(cluster)
-    if not (progress is None or callable(progress)):
-        raise WrongType(f"progress must be a function, or None: got {shown(progress)}; leave it out")
+    check_type("progress", progress, Progress | None)
     seq_len = model.max_seq_len if seq_len is None else seq_len
     expert_tensor = tensor if expert_tensor is None else expert_tensor
     given = (data, tensor, pipeline, context, expert, expert_tensor, chunks, replicas, micro_batch, batch, seq_len)

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -67,12 +68,14 @@ def math_like() -> Any:
     return Mock()
 
 
+@cache  # a strategy is checked when it is first drawn from, which takes longer than many draws
 def scalars() -> st.SearchStrategy[Any]:
     """None, booleans, numbers and text."""
     simple = [None, True, False, *NUMBERS, *REALS, *TEXTS, *NAMES]
     return st.one_of(st.sampled_from(simple), st.integers(), st.floats(), st.text(max_size=8))
 
 
+@cache
 def anything() -> st.SearchStrategy[Any]:
     """Any value of any type: scalars, objects of every kind, and containers of them, also nested deeply."""
     things = st.builds(lambda i: _odd_things()[i], st.integers(0, len(_odd_things()) - 1))

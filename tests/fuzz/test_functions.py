@@ -78,20 +78,20 @@ def test_every_reason_is_one_of_something_public():
 def arguments(call: Callable[..., Any]) -> st.SearchStrategy[tuple[list[Any], dict[str, Any]]]:
     """Most arguments of their own type, one or more of any; options are often left out."""
     hints = hints_of(inspect.unwrap(call))
-    parameters = list(inspect.signature(call).parameters.values())
-    return st.composite(_draw)(parameters, hints)
+    parameters = inspect.signature(call).parameters.values()
+    own = {parameter: like(hints.get(parameter.name, Any), SAMPLES) for parameter in parameters}
+    return st.composite(_draw)(own)
 
 
-def _draw(draw: Any, parameters: list[inspect.Parameter], hints: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def _draw(draw: Any, own: Mapping[inspect.Parameter, st.SearchStrategy[Any]]) -> tuple[list[Any], dict[str, Any]]:
     positional, named = [], {}
-    for parameter in parameters:
+    for parameter in own:
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             continue
         if parameter.default is not inspect.Parameter.empty and draw(st.booleans()):
             continue
-        hint = hints.get(parameter.name, Any)
         is_odd = draw(st.integers(0, 3)) == 0 and parameter.name != "self"
-        value = draw(anything() if is_odd else like(hint, SAMPLES))
+        value = draw(anything() if is_odd else own[parameter])
         if parameter.kind is inspect.Parameter.POSITIONAL_ONLY:
             positional.append(value)
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
