@@ -70,7 +70,8 @@ class Cluster:
             a DGX H100 (lablib/cost/nvls.py); only where `intra` has an `nvls_latency_s`.
         shared_cores: processor cores of a node that its ranks share, where ranks are processes on a CPU and what
             `device` says holds for one that has a core: more ranks than cores take turns, and a communication needs
-            cores too (lablib/engine/cores.py). 0: each rank has a device of its own, and links work by themselves.
+            cores too (lablib/engine/cores.py). 0: each rank has a device of its own, and links work by themselves. The
+            planner, whose runs are on GPUs, does not read it.
         profile: when, where and with which versions the figures were measured; empty for published ones.
     """
 

@@ -43,7 +43,7 @@ class Device:
         cache_bandwidth_bytes_per_s: that speed; positive where there is a cache.
         element_s: seconds that the arithmetic of one element takes, by operator ("gelu", "gelu tanh", "_softmax"),
             for those that the device computes more slowly than it reads and writes them: functions on a CPU. Empty:
-            none, as on GPUs (lablib/cost/elements.py).
+            none, as on GPUs (lablib/cost/elements.py). The planner, whose runs are on GPUs, does not read it.
         matmul_efficiency_by_dtype: the same share for dtypes that reach another one, by dtype name.
         power_w: thermal design power in watts, where the source states it.
         row_alignment_bytes: a power of two; matrices whose rows are multiples of it are loaded at full width. 0: any.

@@ -23,7 +23,8 @@ from lablib.plan.predict import OFFLOAD, PRECISIONS
 from lablib.plan.stack import STACKS, Stack
 
 LABELS = ("source", "profile")
-OF_THE_SIMULATOR = ("launch_s",)  # the host's part of a kernel's time; the planner reads the whole
+# The host's part of a kernel's time, of which the planner reads the whole; what a CPU alone has, and its ranks share.
+OF_THE_SIMULATOR = ("launch_s", "element_s", "shared_cores")
 GPT = replace(TRANSFORMERS["gpt3-1.3b"], num_layers=8)
 MIXTURE, LATENT = (replace(TRANSFORMERS[name], num_layers=4) for name in ("mixtral-8x7b", "deepseek-v3"))
 A100, V100, B200 = CLUSTERS["dgx-a100"], CLUSTERS["dgx-v100"], CLUSTERS["dgx-b200"]
