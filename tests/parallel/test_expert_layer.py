@@ -179,7 +179,7 @@ def test_what_cannot_be_is_refused():
             "capacity_factor must be a positive number, or None: got -1",
         ),
         (lambda: MixtureConfig(4, 2, num_shared=-1), "num_shared must be a whole number, 0 or more: got -1"),
-        (lambda: MixtureConfig(4, 2, product="loop"), "product must be a function: got 'loop'"),  # pyright: ignore
+        (lambda: MixtureConfig(4, 2, product="loop"), "product must be a function of 3 arguments: got 'loop'"),  # pyright: ignore
         (lambda: mixture_of(4, 1, normalized=True)(drawn(3, 16)), "the router gets no gradient"),
         (lambda: mixture_of(64, 1, capacity_factor=1.0)(drawn(3, 16)), "room for a token at least: got factor 1 of 3"),
     ]
