@@ -33,14 +33,19 @@ def owner(thread: threading.Thread) -> int | None:
 
 
 def wait_to_be_run() -> None:
-    """Have this thread run only once nobody who is running must be interrupted for it; what it starts is as usual.
+    """Have this thread, a rank's, run only once nobody who is running must be interrupted for it.
 
     A rank that passes its turn wakes the next one, which cannot go on before the first lets go of Python's interpreter,
-    a moment later. By default Linux may run it at once, only to put it to sleep again: half of what a turn costs.
+    a moment later. By default Linux may run it at once, only to put it to sleep again: most of what a turn costs.
+    Threads that a rank starts are as usual; processes that it starts are as it is.
     """
-    if sys.platform == "linux":
-        with suppress(OSError):  # a container may forbid it
-            os.sched_setscheduler(0, os.SCHED_BATCH | os.SCHED_RESET_ON_FORK, os.sched_param(0))
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:  # somebody chose any other
+        _set_policy(os.SCHED_BATCH)
+
+
+def _set_policy(policy: int) -> None:
+    with suppress(OSError):  # a container may forbid it
+        os.sched_setscheduler(0, policy, os.sched_param(0))
 
 
 @contextmanager
@@ -67,6 +72,8 @@ def _started(
 
 
 def _run(run: Callable[[], None], groups: Groups, is_open: list[bool]) -> None:
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_BATCH:
+        _set_policy(os.SCHED_OTHER)
     for group, name in groups.items():
         register_process_group(name, group)
     try:

@@ -1,5 +1,8 @@
 """What a rank computes does not depend on the number of threads that the notebook computes with."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -66,3 +69,28 @@ def test_a_program_may_take_more_threads_for_one_rank_and_no_other_has_them():
     before = torch.get_num_threads()
     assert launch(program, ranks=3).values == [(1, 1), (3, 3), (1, 1)]
     assert torch.get_num_threads() == number_in_a_new_thread() == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has SCHED_BATCH")
+def test_a_rank_preempts_nobody_and_a_thread_that_it_starts_is_as_usual():
+    def program() -> list[int]:
+        seen = [os.sched_getscheduler(0)]
+        thread = threading.Thread(target=lambda: seen.append(os.sched_getscheduler(0)))
+        thread.start()
+        thread.join()
+        return seen
+
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    assert launch(program, ranks=2).values == [[os.SCHED_BATCH, os.SCHED_OTHER]] * 2
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER  # so is the notebook
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has SCHED_BATCH")
+def test_a_process_whose_policy_somebody_chose_keeps_it():
+    code = (
+        "import os\n"
+        "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n"
+        "from lablib import launch\n"
+        "assert launch(lambda: os.sched_getscheduler(0), ranks=2).values == [os.SCHED_IDLE] * 2\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
