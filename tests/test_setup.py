@@ -418,17 +418,22 @@ def test_binder_installs_the_lock_and_the_project_into_its_own_python(checkout, 
     ]
 
 
+# A pip that is at work, and takes an interrupt as pip does. Not a shell: dash loses one that comes while it starts a
+# command. Nor one long sleep: an interrupt right before it waits for its end.
+AT_WORK = """exec "$REAL" -S -c 'import time; open("started", "w").close(); [time.sleep(0.05) for _ in range(2000)]'"""
+
+
 def test_an_interrupted_setup_is_done_again(checkout, programs):
     script(programs / "python3", PYTHON)
-    variables = {"PATH": str(programs), "CALLS": str(checkout / "calls"), "PIP": "echo >started; sleep 30"}
-    process = subprocess.Popen(
+    variables = {"PATH": str(programs), "CALLS": str(checkout / "calls"), "PIP": AT_WORK, "REAL": sys.executable}
+    with subprocess.Popen(
         ["make", "test"], cwd=checkout, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    while not (checkout / "started").exists():
-        assert process.poll() is None
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C does: to make, to the script and to pip
-    _, errors = process.communicate(timeout=20)
+    ) as process:
+        while not (checkout / "started").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        os.killpg(process.pid, signal.SIGINT)  # what Ctrl-C does: to make, to the script and to pip
+        _, errors = process.communicate()
     assert process.returncode != 0
     assert "setup: interrupted; run make again to go on." in errors
     assert "could not install" not in errors
