@@ -4,8 +4,8 @@ In reading order:
 
     launch                                      the entry point
     shipping, pickling, messages                how a function and its values travel
-    pools, pool, agent, channel                 warm workers, as the launching process sees them
-    worker, groups, fresh, capture, lifetime    one rank
+    pools, pool, processes, channel             warm workers, as the launching process sees them
+    worker, groups, fresh, capture              one rank
     calls, volume, measure, events, spans,
     traffic                                     what is measured
     nodes, plain                                a script on several nodes, under torchrun

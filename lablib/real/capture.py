@@ -25,7 +25,7 @@ def _read(descriptor: int, max_bytes: int = MAX_BYTES) -> str:
 
 
 class Capture:
-    """The output of this process, which its first lines (in agent.py) led to files.
+    """The output of this process, which who started it (fork_server.py) led to files.
 
     They are open for appending: every writer, also a child process, writes at the end as it is then.
     """

@@ -1,8 +1,9 @@
 """A pool: the warm worker processes of one backend and size, and the launching of one program on them.
 
-Starting processes that import torch takes seconds; sending a function to processes that wait takes milliseconds. So
-workers stay after a program, and prepare the next one's process groups before it is asked for. They stay only while all
-is well: an exception, a death, a timeout or an interrupt ends the whole pool, and the next launch starts anew.
+Starting a process takes a tenth of a second of a core, and a second more where it imports torch itself (processes.py);
+sending a function to one that waits takes milliseconds. So workers stay after a program, and prepare the next one's
+process groups before it is asked for. They stay only while all is well: an exception, a death, a timeout or an
+interrupt ends the whole pool, and the next launch starts anew.
 """
 
 import selectors
@@ -12,12 +13,12 @@ from dataclasses import replace
 from typing import Any
 
 from lablib.errors import WorkerError
-from lablib.real.agent import Agent, end_process
 from lablib.real.capture import Outputs
 from lablib.real.channel import Channel
 from lablib.real.failure import Death, endless_error, failure_error, timeout_error
 from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
 from lablib.real.private import PrivateFolder, is_own_user
+from lablib.real.processes import Processes
 from lablib.real.sharing import Environment
 
 _START_TIMEOUT_S = 180.0  # importing torch from a cold disk, on a busy machine
@@ -25,7 +26,7 @@ _RESET_TIMEOUT_S = 10.0  # a program that left communication open can block its 
 _CONSEQUENCE_S = 2.0  # after "connection closed by peer": how long to wait for the failure that caused it
 _COMPANY_S = 0.05  # after an exception: how long to listen for an earlier one on another rank
 _ANSWER_TIMEOUT_S = 1.0  # for a rank to say where it is
-_END_TIMEOUT_S = 5.0  # for the elastic agent to see that its workers have ended
+_END_TIMEOUT_S = 5.0  # for the workers to be gone
 _LONGEST_WAIT_S = 1.0  # then look whether the workers live, and how much they have printed
 _STALL_S = 20.0  # a worker that takes nothing of a message for so long was stopped
 _SHORTEST_S = 0.05
@@ -51,7 +52,7 @@ class Pool:
         self.ranks = len(environments)
         self.is_alive = True
         self._folder = PrivateFolder()
-        self._agent: Agent | None = None
+        self._processes: Processes | None = None
         self._channels: dict[int, Channel] = {}
         self._pids: dict[int, int] = {}
         self._outputs: Outputs | None = None
@@ -86,19 +87,16 @@ class Pool:
             raise
 
     def end(self) -> None:
-        """End all workers of this pool, by their process ids, and remove its files. May be called twice."""
+        """End all workers of this pool, and remove its files. May be called twice."""
         self.is_alive = False
-        if self._agent is not None and not self._agent.has_ended:
-            for pid in {*self._agent.pids(), *self._pids.values()}:
-                end_process(pid)
+        if self._processes is not None:
+            self._processes.end(_END_TIMEOUT_S)
         for channel in self._channels.values():
             channel.close()  # should a worker still be starting, this ends it
         self._channels.clear()
         self._selector.close()
         if self._outputs is not None:
             self._outputs.close()
-        if self._agent is not None:
-            self._agent.wait(_END_TIMEOUT_S)
         self._folder.remove()
 
     # ---- starting ----
@@ -107,10 +105,10 @@ class Pool:
         deadline = time.monotonic() + _START_TIMEOUT_S
         with self._folder.listen(self.ranks) as listener:
             listener.settimeout(0.1)
-            self._agent = Agent(self.ranks, self._folder.address, self._folder.path)
+            self._processes = Processes(backend, self.ranks, self._folder.address, self._folder.path)
             while len(self._channels) < self.ranks:
-                if self._agent.has_ended or time.monotonic() > deadline:
-                    raise WorkerError(self._start_error(self._agent))
+                if self._processes.ended() - set(self._channels) or time.monotonic() > deadline:
+                    raise WorkerError(self._start_error(self._processes))
                 try:
                     connection, _ = listener.accept()
                 except TimeoutError:
@@ -136,9 +134,9 @@ class Pool:
             return
         self._channels[hello.rank], self._pids[hello.rank] = channel, hello.pid
 
-    def _start_error(self, agent: Agent) -> str:
+    def _start_error(self, processes: Processes) -> str:
         missing = [rank for rank in range(self.ranks) if rank not in self._channels]
-        said = agent.early_errors()
+        said = processes.early_errors()
         return f"the worker processes of ranks {missing} did not start" + (f"; they said:\n{said}" if said else "")
 
     def _await_ready(self, timeout_s: float) -> None:
@@ -168,8 +166,8 @@ class Pool:
         settled = float("inf")
         while len(finished) < self.ranks:
             heard = self._receive(min(deadline, settled) - time.monotonic(), deadline)
-            if not heard and self._agent is not None and self._agent.has_ended:  # a child may hold the socket open
-                heard = [(rank, None) for rank in range(self.ranks) if rank not in finished and rank not in failures]
+            if not heard:  # the child of a worker that has died may hold its socket open
+                heard = [(rank, None) for rank in self._dead() - set(finished) - set(failures)]
             for rank, message in heard:
                 if isinstance(message, Armed):
                     armed.add(rank)
@@ -190,13 +188,16 @@ class Pool:
                 raise self._timed_out(timeout_s or 0.0, set(range(self.ranks)) - set(finished))
         return [finished[rank] for rank in range(self.ranks)]
 
+    def _dead(self) -> set[int]:
+        return self._processes.ended() if self._processes is not None else set()
+
     def _failed(self, failures: dict[int, Failed | Death]) -> Exception:
         """The error for the failure that came first; ends the pool, which is how the exit codes become known."""
         stderr = {rank: self._said(rank, "stderr") for rank in failures}
         stdout = {rank: self._said(rank, "stdout") for rank in failures}
         self.end()
-        assert self._agent is not None
-        causes = {rank: self._agent.cause_of_death(rank) for rank in failures}
+        assert self._processes is not None
+        causes = {rank: self._processes.cause_of_death(rank) for rank in failures}
         return failure_error(failures, self._pids, causes, stdout, stderr)
 
     def _said(self, rank: int, stream: str) -> str:

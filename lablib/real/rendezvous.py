@@ -1,9 +1,8 @@
-"""Where ranks of one machine meet: in a file and in memory, so that nothing listens and nothing of others is read.
+"""Where ranks of one machine meet: in a file, so that nothing listens and nothing of others is read.
 
 torchrun's own meeting places are TCP stores. They listen on every interface and ask nobody who he is, and its
 rendezvous unpickles what stands in them: whoever reaches the port runs code as this user. One machine needs none of it.
 
-    the elastic agent     a store in this process's memory; its one node is always complete
     the ranks             a `FileStore` on a file that only this user can open, and that soon has no name (see pool.py)
     a program's own       `init_process_group()` finds that file as well: `env://` leads to it inside a rank
 
@@ -12,48 +11,18 @@ MASTER_ADDR and MASTER_PORT name a free port of loopback, for programs that open
 
 import os
 import socket
-import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
-from torch.distributed import FileStore, HashStore, PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed import FileStore, PrefixStore, Store  # pyright: ignore[reportPrivateImportUsage]
 
 from lablib.torch_compat import rendezvous_handlers
 
 LOOPBACK = "127.0.0.1"
 _OPEN_FILES = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 _TIMEOUT = timedelta(seconds=60)
-
-
-class OneMachine(RendezvousHandler):
-    """The elastic agent's rendezvous of a single node: it is there at once, and nobody can join."""
-
-    def __init__(self) -> None:
-        self._run_id = uuid.uuid4().hex
-
-    def get_backend(self) -> str:
-        return "one-machine"
-
-    def next_rendezvous(self) -> RendezvousInfo:
-        return RendezvousInfo(HashStore(), 0, 1, RendezvousStoreInfo(LOOPBACK, _free_port()))
-
-    def is_closed(self) -> bool:
-        return False
-
-    def set_closed(self) -> None:
-        pass
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def get_run_id(self) -> str:
-        return self._run_id
-
-    def shutdown(self) -> bool:
-        return True
 
 
 class MeetingFile:
@@ -88,7 +57,8 @@ class MeetingFile:
         yield store, rank, world_size
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback at which nobody listens now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return probe.getsockname()[1]

@@ -27,7 +27,6 @@ from lablib.real.frames import main_thread_stack, traceback_text
 from lablib.real.fresh import FreshState
 from lablib.real.gpu_memory import begin_count, give_back_cache, peak_bytes
 from lablib.real.groups import Groups
-from lablib.real.lifetime import die_with_parent
 from lablib.real.measure import Measurement, measure
 from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
 from lablib.real.numa import stay_near
@@ -43,7 +42,6 @@ _LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "connection refu
 
 def main(address: str, meeting_file: str) -> None:
     """Serve the launcher that listens at this socket path until it goes; ranks meet in the file. Does not return."""
-    die_with_parent()
     faulthandler.enable(all_threads=False)  # a crash in C code then says where, on stderr, which the launcher reads
     meeting = MeetingFile(meeting_file)
     channel = Channel.connect(address)

@@ -1,0 +1,196 @@
+"""A process that starts others on request: it has done their imports once, and forks.
+
+Importing torch takes more than a second of a core, for each process again. A process that has imported it forks as many
+as are wanted in a few milliseconds each, and they share the memory of the libraries until they write to it.
+
+    launcher              server                   its children
+       |  -- Start ------->  |  -- fork ---------->  |    each leads a session, writes to files, calls one function
+       |  <- Ended --------  |  <- SIGCHLD --------  |
+       |  -- End --------->  |  -- SIGKILL ------->  |    and what each has started
+
+A forked child has what the server had: its libraries, and what these read from the environment when they started. So a
+server holds for one environment (real/fixed_environment.py), and is to have one thread, as a fork keeps no other. Where
+a fork after an import is unsafe (CUDA, macOS), the server imports nothing, and a child becomes a new interpreter.
+
+The idea is that of the `forkserver` of Python's multiprocessing, which offers its children neither sessions nor files.
+This one knows nothing of ranks. Only it waits for its children, so it never signals a process id that has passed to
+another process.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import NoReturn
+
+from lablib.lifetime import die_with_parent
+
+_ROOT = str(Path(__file__).resolve().parents[1])
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What one child starts with: its whole environment, and the files that its output is appended to."""
+
+    environment: dict[str, str]
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start these children, a set of that number, in that folder. Each calls `function` of `module` with `args`."""
+
+    number: int
+    children: tuple[Child, ...]
+    folder: str
+    module: str
+    function: str
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End the children of a set that still run."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A child is gone. `code` is its exit code, or the number of the signal that ended it, negative.
+
+    `error` says why it never came to be.
+    """
+
+    number: int
+    child: int
+    code: int
+    error: str = ""
+
+
+def code_of(function: str, *args: object) -> str:
+    """What a new interpreter is to be given (`python -P -c`) to call a function of this module."""
+    return f"import sys; sys.path.append({_ROOT!r}); from lablib.fork_server import {function}; {function}(*{args!r})"
+
+
+def serve(descriptor: int, parent: int, imports: str) -> NoReturn:
+    """Start and end children until None comes, or the other end is closed; then end those that still run.
+
+    Args:
+        descriptor: one end of a pair of Unix sockets, which this process inherited.
+        parent: the process id of the process at the other end.
+        imports: the module to import before the first fork; empty: children are new interpreters.
+    """
+    die_with_parent(parent)
+    can_fork = bool(imports) and _imported(imports)
+    gc.freeze()  # or a collection in a child would write to every page that it shares
+    _Server(Connection(descriptor), can_fork).run()
+    os._exit(0)
+
+
+def _imported(module: str) -> bool:
+    try:
+        importlib.import_module(module)
+    except BaseException:  # a child finds the same, and has a file to say so
+        return False
+    return True
+
+
+class _Server:
+    def __init__(self, connection: Connection, can_fork: bool):
+        self._connection, self._can_fork = connection, can_fork
+        self._running: dict[int, tuple[int, int]] = {}  # process id: number of the set, and of the child in it
+        self._woken, self._waking = socket.socketpair()
+        for end in (self._woken, self._waking):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # with a handler, the signal is written to the socket
+        signal.set_wakeup_fd(self._waking.fileno(), warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        try:
+            while True:
+                ready = wait([self._connection, self._woken])
+                if self._woken in ready:
+                    self._woken.recv(4096)
+                    self._collect()
+                if self._connection in ready:
+                    message = self._connection.recv()
+                    if message is None:
+                        break
+                    self._start(message) if isinstance(message, Start) else self._end(message.number)
+        except (EOFError, OSError):
+            pass
+        for number in {number for number, _ in self._running.values()}:
+            self._end(number)
+
+    def _start(self, start: Start) -> None:
+        server = os.getpid()
+        for index, child in enumerate(start.children):
+            try:
+                pid = os.fork()
+            except OSError as error:
+                self._connection.send(Ended(start.number, index, 1, str(error)))
+                continue
+            if pid == 0:
+                self._become(child, start, server)
+            self._running[pid] = start.number, index
+
+    def _end(self, number: int) -> None:
+        for pid, (its_number, _) in self._running.items():
+            if its_number == number:
+                with contextlib.suppress(OSError):  # not yet the leader of a session; on macOS: dead, not waited for
+                    os.killpg(pid, signal.SIGKILL)
+                os.kill(pid, signal.SIGKILL)
+
+    def _collect(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+                pid, status = found
+                number, index = self._running.pop(pid)
+                self._connection.send(Ended(number, index, os.waitstatus_to_exitcode(status)))
+
+    def _become(self, child: Child, start: Start, server: int) -> NoReturn:
+        """The rest of a child's life."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (self._connection, self._woken, self._waking):
+                end.close()
+            os.setsid()
+            die_with_parent(server)
+            for path, descriptor in (child.stdout, 1), (child.stderr, 2):
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+                os.dup2(file, descriptor)
+                os.close(file)
+            with contextlib.suppress(OSError):  # it has been removed
+                os.chdir(start.folder)
+            if not self._can_fork:
+                words = [sys.executable, "-P", "-c", code_of("call", start.module, start.function, start.args)]
+                os.execve(sys.executable, words, child.environment)
+            os.environ.clear()
+            os.environ.update(child.environment)
+            call(start.module, start.function, start.args)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+
+def call(module: str, function: str, args: tuple[str, ...]) -> None:
+    """Import a module and call a function of it."""
+    getattr(importlib.import_module(module), function)(*args)

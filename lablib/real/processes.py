@@ -1,0 +1,245 @@
+"""The worker processes of one pool, as the launching process sees them: started, dead and ended by a fork server.
+
+Each worker has the environment that `torchrun` would give it (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+...), so a program for torchrun finds what it looks for. A worker that has ended is not started again: a program that
+lost a rank is over.
+
+On gloo, workers are forked from a process that has imported torch (lablib/fork_server.py), so it is imported once in
+the life of a notebook. On "nccl", and where the system is not Linux, each is a new interpreter: what CUDA and the
+libraries of macOS hold does not survive a fork.
+
+Simplified: one machine. For several, `torchrun` itself is the launcher (docs/security.md says what it opens).
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import uuid
+from functools import cache
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from lablib.errors import WorkerError
+from lablib.fork_server import Child, End, Ended, Start, code_of
+from lablib.inside import RANK_VARIABLE
+from lablib.real.fixed_environment import FixedEnvironment, fixed_environment
+from lablib.real.rendezvous import LOOPBACK, free_port
+
+_WORKER = "lablib.real.worker"
+_THREAD = "lablib-fork-server"
+_LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
+# Loopback, also where the user's environment names an interface for runs on several machines: nothing of a launch is
+# to be reached from outside. Connections are made at once, so that they can be checked (peers.py).
+_ENVIRONMENT = {
+    "GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
+    "NCCL_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
+    "TORCH_GLOO_LAZY_INIT": "0",
+    "KINETO_LOG_LEVEL": "99",  # the profiler's own log lines are not for users
+}
+# A library that starts threads when it is imported (OpenBLAS, for numpy) would leave a fork without them.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Processes:
+    """One set of workers.
+
+    Args:
+        backend: "gloo" or "nccl".
+        ranks: how many to start.
+        address: the socket path at which they report to the launcher.
+        directory: where their output (see capture.py) and the file in which they meet are kept.
+
+    Raises:
+        WorkerError: no process can be started.
+    """
+
+    def __init__(self, backend: str, ranks: int, address: str, directory: Path):
+        self._ranks, self._directory = ranks, directory
+        self._server = _servers(os.getpid()).of(backend)
+        self._number, self._ends = self._server.start(_children(ranks, directory), (address, str(directory / "store")))
+
+    def ended(self) -> set[int]:
+        """The ranks whose process is gone, or never came."""
+        return set(self._ends) if self._server.is_alive else set(range(self._ranks))
+
+    def end(self, timeout_s: float) -> None:
+        """End those that still run, and what they started; wait at most `timeout_s` seconds to see them gone."""
+        self._server.end(self._number, timeout_s)
+
+    def cause_of_death(self, rank: int) -> str:
+        """How a worker ended, as far as is known: "was ended by SIGKILL", "ended with exit code 3"."""
+        end = self._ends.get(rank, Ended(self._number, rank, 0))
+        if end.error:
+            return f"could not be started ({end.error})"
+        if end.code < 0:
+            return f"was ended by {signal.Signals(-end.code).name}"
+        return f"ended with exit code {end.code}"
+
+    def early_errors(self) -> str:
+        """What the workers wrote to stderr before they reported, and why some could not be started."""
+        logs = (log.read_text(errors="replace") for log in sorted(self._directory.glob("rank*.stderr")))
+        errors = dict.fromkeys(end.error for end in list(self._ends.values()))
+        return "\n".join(filter(None, (text.strip() for text in (*logs, *errors, self._server.last_words))))
+
+
+def _children(ranks: int, directory: Path) -> tuple[Child, ...]:
+    """What each worker starts with: this process's environment, and what torchrun adds."""
+    common = {
+        "GROUP_RANK": "0",
+        "ROLE_NAME": "lablib",
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "WORLD_SIZE": str(ranks),
+        "GROUP_WORLD_SIZE": "1",
+        "ROLE_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(free_port()),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+        **_ENVIRONMENT,
+    }
+    return tuple(
+        Child(
+            {**os.environ, **common, **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK", RANK_VARIABLE), str(rank))},
+            *(str(directory / f"rank{rank}.{stream}") for stream in ("stdout", "stderr")),
+        )
+        for rank in range(ranks)
+    )
+
+
+class _Server:
+    """The launcher's end of a fork server. The server ends with this process, however that ends.
+
+    Args:
+        imports: the module that it imports before it forks; empty: it forks new interpreters.
+
+    Raises:
+        WorkerError: it cannot be started.
+    """
+
+    def __init__(self, imports: str):
+        self.is_alive = True
+        self.last_words = ""  # what it wrote to stderr, once it is gone
+        self._running: dict[int, tuple[int, dict[int, Ended]]] = {}  # number of the set: its size, and who has ended
+        self._num_sets = 0
+        self._changed = threading.Condition()
+        self._start_error: OSError | None = None
+        ours, theirs = socket.socketpair(socket.AF_UNIX)
+        self._connection = Connection(ours.detach())
+        started = threading.Event()
+        # In a thread that lasts as long as this process: the server ends with the thread that started it.
+        threading.Thread(target=self._listen, args=(theirs, imports, started), name=_THREAD, daemon=True).start()
+        started.wait()
+        if self._start_error is not None:
+            raise WorkerError(f"the process that starts workers cannot be started: {self._start_error}")
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether none of its workers runs."""
+        return not self._running
+
+    def start(self, children: tuple[Child, ...], args: tuple[str, ...]) -> tuple[int, dict[int, Ended]]:
+        """Start one worker for each child: the number of the set, and where it will stand who has ended."""
+        with self._changed:
+            self._num_sets += 1
+            ends: dict[int, Ended] = {}
+            self._running[self._num_sets] = len(children), ends
+            self._send(Start(self._num_sets, children, _folder(), _WORKER, "main", args))
+            return self._num_sets, ends
+
+    def end(self, number: int, timeout_s: float) -> None:
+        """End a set, and wait until it is gone, for at most so many seconds."""
+        with self._changed:
+            if number in self._running:
+                self._send(End(number))
+                self._changed.wait_for(lambda: number not in self._running, timeout_s)
+
+    def close(self) -> None:
+        """End the server, and every worker that still runs."""
+        self._send(None)
+
+    def _send(self, message: Start | End | None) -> None:
+        with contextlib.suppress(OSError):  # it is gone, as the listening thread finds
+            self._connection.send(message)
+
+    def _listen(self, theirs: socket.socket, imports: str, started: threading.Event) -> None:
+        """Start the server, and hear which workers are gone, until it is gone itself."""
+        command = [sys.executable, "-P", "-c", code_of("serve", theirs.fileno(), os.getpid(), imports)]
+        environment = {**os.environ, **_ENVIRONMENT, **_ONE_THREAD}
+        with theirs, self._connection:
+            try:
+                server = subprocess.Popen(
+                    command,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # the stop button of a terminal is for this process alone
+                )
+            except OSError as error:
+                self._start_error = error
+                return
+            finally:
+                started.set()
+            theirs.close()
+            with contextlib.suppress(EOFError, OSError):
+                while True:
+                    self._note(self._connection.recv())
+        _, self.last_words = server.communicate()
+        with self._changed:
+            self.is_alive = False
+            self._running.clear()
+            self._changed.notify_all()
+
+    def _note(self, end: Ended) -> None:
+        with self._changed:
+            ranks, ends = self._running.get(end.number, (0, {}))
+            ends[end.child] = end
+            if len(ends) == ranks:
+                del self._running[end.number]
+            self._changed.notify_all()
+
+
+class _Servers:
+    """The fork servers of this process: one for each environment that a library has read, while it is of use."""
+
+    def __init__(self) -> None:
+        self._servers: dict[tuple[str, FixedEnvironment], _Server] = {}
+
+    def of(self, backend: str) -> _Server:
+        """The server for workers of a backend, started if need be; those that nobody needs any more are ended."""
+        key = imports, _ = _imports(backend), fixed_environment()
+        for other, server in list(self._servers.items()):
+            if not server.is_alive or (other != key and server.is_idle):
+                self._servers.pop(other).close()
+        if key not in self._servers:
+            self._servers[key] = _Server(imports)
+        return self._servers[key]
+
+
+def _imports(backend: str) -> str:
+    """What the server of this backend's workers has imported when it forks them."""
+    return _WORKER if backend == "gloo" and sys.platform == "linux" else ""
+
+
+@cache
+def _servers(_pid: int) -> _Servers:
+    """Those of this very process (a forked one has its own)."""
+    return _Servers()
+
+
+def _folder() -> str:
+    """The current folder; empty where it has been removed."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""

@@ -1,0 +1,191 @@
+"""Workers are forked from one process that has imported torch: as torchrun would start them, and gone in every case."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from lablib.errors import WorkerError
+from lablib.fork_server import Ended
+from lablib.real import processes, run_real
+from lablib.real.pools import pools
+from lablib.real.processes import Processes
+
+GIVEN = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_")  # by torchrun
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only, and reads /proc")
+
+
+def total_and_parent():
+    x = torch.full((3,), dist.get_rank() + 1.0)
+    dist.all_reduce(x)
+    return x[0].item(), os.getppid()
+
+
+def assert_gone(pids: list[int], within_s: float = 5.0) -> None:
+    def states() -> list[str]:
+        files = [Path(f"/proc/{pid}/stat") for pid in pids]
+        return [file.read_text().rpartition(")")[2].split()[0] for file in files if file.exists()]
+
+    deadline = time.monotonic() + within_s
+    while set(states()) - {"Z"} and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not set(states()) - {"Z"}
+
+
+@pytest.fixture
+def no_warm_workers():
+    """New workers and a new server, for this test alone."""
+
+    def end() -> None:
+        pools().end()
+        servers = processes._servers(os.getpid())._servers
+        while servers:
+            servers.popitem()[1].close()
+
+    end()
+    yield
+    end()
+
+
+@pytest.fixture
+def new_interpreters(no_warm_workers, monkeypatch):
+    """Workers as on "nccl": not forked with their imports done."""
+    monkeypatch.setattr(processes, "_imports", lambda backend: "")
+
+
+@linux_only
+def test_pools_of_all_sizes_come_from_one_process_with_one_thread():
+    found = {run_real(total_and_parent, ranks=ranks, backend="gloo").values[0] for ranks in (1, 2, 3)}
+    assert {total for total, _ in found} == {1.0, 3.0, 6.0}
+    (server,) = {parent for _, parent in found}
+    assert len(os.listdir(f"/proc/{server}/task")) == 1
+    assert "torch" in Path(f"/proc/{server}/maps").read_text()
+
+
+def test_new_interpreters_do_the_same(new_interpreters):
+    (first, server), (second, _) = run_real(total_and_parent, ranks=2, backend="gloo").values
+    assert first == second == 3.0
+    if sys.platform == "linux":
+        assert "torch" not in Path(f"/proc/{server}/maps").read_text()
+
+
+def test_a_new_interpreter_that_cannot_import_says_so(new_interpreters, monkeypatch):
+    monkeypatch.setattr(processes, "_WORKER", "no_such_module")
+    with pytest.raises(WorkerError, match="No module named 'no_such_module'"):
+        run_real(int, ranks=2, backend="gloo")
+
+
+def test_what_the_server_cannot_import_is_said_by_the_workers(no_warm_workers, monkeypatch):
+    """It goes on without, and each worker finds the same."""
+    monkeypatch.setattr(processes, "_WORKER", "no_such_module")
+    monkeypatch.setattr(processes, "_imports", lambda backend: "no_such_module")
+    with pytest.raises(WorkerError, match="No module named 'no_such_module'"):
+        run_real(int, ranks=3, backend="gloo")
+
+
+def test_a_server_that_cannot_start_is_an_error_and_no_hang(new_interpreters, monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(WorkerError, match="the process that starts workers cannot be started: .*python"):
+        run_real(int, ranks=2, backend="gloo")
+
+
+@linux_only
+def test_workers_end_with_the_server_and_the_next_launch_has_a_new_one():
+    (_, server), (_, again) = run_real(total_and_parent, ranks=2, backend="gloo").values
+    assert server == again
+    pids = run_real(os.getpid, ranks=2, backend="gloo").values
+    os.kill(server, signal.SIGKILL)
+    assert_gone([server, *pids])
+    (total, new), _ = run_real(total_and_parent, ranks=2, backend="gloo").values
+    assert total == 3.0 and new != server
+
+
+@linux_only
+def test_a_server_that_dies_while_a_program_runs_is_named():
+    def program():
+        if dist.get_rank() == 0:
+            os.kill(os.getppid(), signal.SIGKILL)
+        dist.barrier()
+        time.sleep(60)
+
+    with pytest.raises(WorkerError, match="while the program ran"):
+        run_real(program, ranks=2, backend="gloo")
+    assert run_real(int, ranks=2, backend="gloo").values == [0, 0]
+
+
+@linux_only
+def test_variables_that_libraries_read_once_have_a_server_of_their_own(monkeypatch):
+    """And the one before ends when its last workers have."""
+    (_, before), *_ = run_real(total_and_parent, ranks=2, backend="gloo").values
+    monkeypatch.setenv("GLOO_OF_A_TEST", "1")
+    (_, changed), *_ = run_real(total_and_parent, ranks=2, backend="gloo").values  # ends the pool of that size
+    assert before != changed
+    run_real(int, ranks=3, backend="gloo")
+    monkeypatch.delenv("GLOO_OF_A_TEST")
+    (_, back), *_ = run_real(total_and_parent, ranks=2, backend="gloo").values
+    assert back != changed
+
+
+def test_a_worker_whose_child_holds_its_connection_is_found_dead_while_the_others_live():
+    def program():
+        if dist.get_rank() == 1:
+            if os.fork() == 0:
+                os.setsid()  # out of reach of the rank's end
+                time.sleep(20)
+                os._exit(0)
+            os._exit(7)
+        time.sleep(60)
+
+    with pytest.raises(WorkerError, match="rank 1 .* ended with exit code 7"):
+        run_real(program, ranks=3, backend="gloo")
+
+
+def test_what_a_worker_has_started_ends_with_it(tmp_path):
+    def program():
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        (tmp_path / f"{dist.get_rank()}").write_text(str(child.pid))
+        dist.barrier()
+        raise ValueError("over")
+
+    with pytest.raises(Exception, match="over"):
+        run_real(program, ranks=2, backend="gloo")
+    assert_gone([int((tmp_path / str(rank)).read_text()) for rank in range(2)])
+
+
+def test_a_child_that_cannot_be_forked_is_an_error():
+    """As where a user may have no more processes."""
+    set_ = Processes.__new__(Processes)
+    set_._number, set_._ends = 1, {1: Ended(1, 1, 1, "Resource temporarily unavailable")}
+    assert set_.cause_of_death(1) == "could not be started (Resource temporarily unavailable)"
+    assert set_.cause_of_death(0) == "ended with exit code 0"
+
+
+def test_children_have_the_environment_that_torchrun_gives(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import json, os, sys
+            with open(os.path.join(sys.argv[1], os.environ["RANK"]), "w") as file:
+                json.dump(dict(os.environ), file)
+            """
+        )
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, tmp_path]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    ours = [child.environment for child in processes._children(2, tmp_path)]
+    differ = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "ROLE_NAME"}
+    without = {"TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}  # of torchrun's own agent
+    for rank in range(2):
+        theirs = json.loads((tmp_path / str(rank)).read_text())
+        given = {name for name in set(theirs) - without if name.startswith(GIVEN)}
+        assert len(given) >= 14 and given <= set(ours[rank])
+        assert {name: theirs[name] for name in given - differ} == {name: ours[rank][name] for name in given - differ}
