@@ -9,8 +9,8 @@ as are wanted in a few milliseconds each, and they share the memory of the libra
        |  -- End --------->  |  -- SIGKILL ------->  |    and what each has started
 
 A forked child has what the server had: its libraries, and what these read from the environment when they started. So a
-server holds for one environment (real/fixed_environment.py), and is to have one thread, as a fork keeps no other. Where
-a fork after an import is unsafe (CUDA, macOS), the server imports nothing, and a child becomes a new interpreter.
+server holds for one environment (real/fixed_environment.py). A fork keeps one thread, so where a library has started
+others when it was imported, or where a fork after an import is unsafe (CUDA, macOS), a child becomes a new interpreter.
 
 The idea is that of the `forkserver` of Python's multiprocessing, which offers its children neither sessions nor files.
 This one knows nothing of ranks. Only it waits for its children, so it never signals a process id that has passed to
@@ -24,6 +24,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -46,7 +47,10 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start these children, a set of that number, in that folder. Each calls `function` of `module` with `args`."""
+    """Start these children, a set of that number, in that folder. Each calls `function` of `module` with `args`.
+
+    `imports` names modules that children may need, too: the server imports those that it can, before it forks.
+    """
 
     number: int
     children: tuple[Child, ...]
@@ -54,6 +58,7 @@ class Start:
     module: str
     function: str
     args: tuple[str, ...]
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,32 +86,22 @@ def code_of(function: str, *args: object) -> str:
     return f"import sys; sys.path.append({_ROOT!r}); from lablib.fork_server import {function}; {function}(*{args!r})"
 
 
-def serve(descriptor: int, parent: int, imports: str) -> NoReturn:
+def serve(descriptor: int, parent: int, does_imports: bool) -> NoReturn:
     """Start and end children until None comes, or the other end is closed; then end those that still run.
 
     Args:
         descriptor: one end of a pair of Unix sockets, which this process inherited.
         parent: the process id of the process at the other end.
-        imports: the module to import before the first fork; empty: children are new interpreters.
+        does_imports: import what children need and fork them with it; else each becomes a new interpreter.
     """
     die_with_parent(parent)
-    can_fork = bool(imports) and _imported(imports)
-    gc.freeze()  # or a collection in a child would write to every page that it shares
-    _Server(Connection(descriptor), can_fork).run()
+    _Server(Connection(descriptor), does_imports).run()
     os._exit(0)
 
 
-def _imported(module: str) -> bool:
-    try:
-        importlib.import_module(module)
-    except BaseException:  # a child finds the same, and has a file to say so
-        return False
-    return True
-
-
 class _Server:
-    def __init__(self, connection: Connection, can_fork: bool):
-        self._connection, self._can_fork = connection, can_fork
+    def __init__(self, connection: Connection, does_imports: bool):
+        self._connection, self._does_imports = connection, does_imports
         self._running: dict[int, tuple[int, int]] = {}  # process id: number of the set, and of the child in it
         self._woken, self._waking = socket.socketpair()
         for end in (self._woken, self._waking):
@@ -133,6 +128,7 @@ class _Server:
 
     def _start(self, start: Start) -> None:
         server = os.getpid()
+        is_ready = self._does_imports and self._import(start)
         for index, child in enumerate(start.children):
             try:
                 pid = os.fork()
@@ -140,8 +136,21 @@ class _Server:
                 self._connection.send(Ended(start.number, index, 1, str(error)))
                 continue
             if pid == 0:
-                self._become(child, start, server)
+                self._become(child, start, server, is_ready)
             self._running[pid] = start.number, index
+
+    def _import(self, start: Start) -> bool:
+        """Import what these children need; whether they can be forked with it."""
+        for name in start.imports:
+            if name not in sys.modules:
+                with contextlib.suppress(Exception):  # children can do without
+                    importlib.import_module(name)
+        try:
+            importlib.import_module(start.module)
+        except BaseException:  # a new interpreter finds the same, and has a file to say so
+            return False
+        gc.freeze()  # or a collection in a child would write to every page that it shares
+        return _num_threads() == 1
 
     def _end(self, number: int) -> None:
         for pid, (its_number, _) in self._running.items():
@@ -157,7 +166,7 @@ class _Server:
                 number, index = self._running.pop(pid)
                 self._connection.send(Ended(number, index, os.waitstatus_to_exitcode(status)))
 
-    def _become(self, child: Child, start: Start, server: int) -> NoReturn:
+    def _become(self, child: Child, start: Start, server: int, is_ready: bool) -> NoReturn:
         """The rest of a child's life."""
         code = 1
         try:
@@ -173,7 +182,7 @@ class _Server:
                 os.close(file)
             with contextlib.suppress(OSError):  # it has been removed
                 os.chdir(start.folder)
-            if not self._can_fork:
+            if not is_ready:
                 words = [sys.executable, "-P", "-c", code_of("call", start.module, start.function, start.args)]
                 os.execve(sys.executable, words, child.environment)
             os.environ.clear()
@@ -189,6 +198,12 @@ class _Server:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
+
+
+def _num_threads() -> int:
+    """Of this process, those that libraries have started included; a fork has only the one that forks."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
 
 
 def call(module: str, function: str, args: tuple[str, ...]) -> None:

@@ -5,8 +5,8 @@ Each worker has the environment that `torchrun` would give it (RANK, LOCAL_RANK,
 lost a rank is over.
 
 On gloo, workers are forked from a process that has imported torch (lablib/fork_server.py), so it is imported once in
-the life of a notebook. On "nccl", and where the system is not Linux, each is a new interpreter: what CUDA and the
-libraries of macOS hold does not survive a fork.
+the life of a notebook; so are the other libraries that the notebook has imported by then. On "nccl", and where the
+system is not Linux, each is a new interpreter: what CUDA and the libraries of macOS hold does not survive a fork.
 
 Simplified: one machine. For several, `torchrun` itself is the launcher (docs/security.md says what it opens).
 """
@@ -40,6 +40,11 @@ _ENVIRONMENT = {
     "TORCH_GLOO_LAZY_INIT": "0",
     "KINETO_LOG_LEVEL": "99",  # the profiler's own log lines are not for users
 }
+# What programs use: torch's modules, and the techniques. Not those that only the launching process needs.
+_LIBRARIES = (
+    "torch.",
+    *(f"lablib.{name}" for name in "models parallel pipeline compress precision optim memory data".split()),
+)
 # A library that starts threads when it is imported (OpenBLAS, for numpy) would leave a fork without them.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -117,24 +122,25 @@ class _Server:
     """The launcher's end of a fork server. The server ends with this process, however that ends.
 
     Args:
-        imports: the module that it imports before it forks; empty: it forks new interpreters.
+        does_imports: workers are forked with their imports done; else each is a new interpreter.
 
     Raises:
         WorkerError: it cannot be started.
     """
 
-    def __init__(self, imports: str):
+    def __init__(self, does_imports: bool):
         self.is_alive = True
         self.last_words = ""  # what it wrote to stderr, once it is gone
         self._running: dict[int, tuple[int, dict[int, Ended]]] = {}  # number of the set: its size, and who has ended
         self._num_sets = 0
+        self._known: set[str] = set()  # libraries that the server has been told to import
         self._changed = threading.Condition()
         self._start_error: OSError | None = None
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         self._connection = Connection(ours.detach())
         started = threading.Event()
         # In a thread that lasts as long as this process: the server ends with the thread that started it.
-        threading.Thread(target=self._listen, args=(theirs, imports, started), name=_THREAD, daemon=True).start()
+        threading.Thread(target=self._listen, args=(theirs, does_imports, started), name=_THREAD, daemon=True).start()
         started.wait()
         if self._start_error is not None:
             raise WorkerError(f"the process that starts workers cannot be started: {self._start_error}")
@@ -150,7 +156,7 @@ class _Server:
             self._num_sets += 1
             ends: dict[int, Ended] = {}
             self._running[self._num_sets] = len(children), ends
-            self._send(Start(self._num_sets, children, _folder(), _WORKER, "main", args))
+            self._send(Start(self._num_sets, children, _folder(), _WORKER, "main", args, self._new_libraries()))
             return self._num_sets, ends
 
     def end(self, number: int, timeout_s: float) -> None:
@@ -160,6 +166,12 @@ class _Server:
                 self._send(End(number))
                 self._changed.wait_for(lambda: number not in self._running, timeout_s)
 
+    def _new_libraries(self) -> tuple[str, ...]:
+        """What this process has imported, programs may use as well, and the server does not know; in that order."""
+        new = tuple(name for name in list(sys.modules) if name.startswith(_LIBRARIES) and name not in self._known)
+        self._known.update(new)
+        return new
+
     def close(self) -> None:
         """End the server, and every worker that still runs."""
         self._send(None)
@@ -168,9 +180,9 @@ class _Server:
         with contextlib.suppress(OSError):  # it is gone, as the listening thread finds
             self._connection.send(message)
 
-    def _listen(self, theirs: socket.socket, imports: str, started: threading.Event) -> None:
+    def _listen(self, theirs: socket.socket, does_imports: bool, started: threading.Event) -> None:
         """Start the server, and hear which workers are gone, until it is gone itself."""
-        command = [sys.executable, "-P", "-c", code_of("serve", theirs.fileno(), os.getpid(), imports)]
+        command = [sys.executable, "-P", "-c", code_of("serve", theirs.fileno(), os.getpid(), does_imports)]
         environment = {**os.environ, **_ENVIRONMENT, **_ONE_THREAD}
         with theirs, self._connection:
             try:
@@ -213,22 +225,22 @@ class _Servers:
     """The fork servers of this process: one for each environment that a library has read, while it is of use."""
 
     def __init__(self) -> None:
-        self._servers: dict[tuple[str, FixedEnvironment], _Server] = {}
+        self._servers: dict[tuple[bool, FixedEnvironment], _Server] = {}
 
     def of(self, backend: str) -> _Server:
         """The server for workers of a backend, started if need be; those that nobody needs any more are ended."""
-        key = imports, _ = _imports(backend), fixed_environment()
+        key = does_imports, _ = _does_imports(backend), fixed_environment()
         for other, server in list(self._servers.items()):
             if not server.is_alive or (other != key and server.is_idle):
                 self._servers.pop(other).close()
         if key not in self._servers:
-            self._servers[key] = _Server(imports)
+            self._servers[key] = _Server(does_imports)
         return self._servers[key]
 
 
-def _imports(backend: str) -> str:
-    """What the server of this backend's workers has imported when it forks them."""
-    return _WORKER if backend == "gloo" and sys.platform == "linux" else ""
+def _does_imports(backend: str) -> bool:
+    """Whether workers of this backend can be forked from a process that has done their imports."""
+    return backend == "gloo" and sys.platform == "linux"
 
 
 @cache

@@ -74,7 +74,9 @@ def test_two_nodes_leave_a_run_that_a_prediction_is_held_against(script: Path, c
     rows = Reconciliation.of(predicted, [measured], without="setup").table().to_dict("records")
     for row in rows:
         if row["kind"] == "communication":
-            assert row["predicted_calls"] == row["measured_calls"] > 0 and row["measured_s"] > 0
+            assert row["predicted_calls"] == row["measured_calls"] > 0
+            # The one message may be shorter than what is known of the two clocks: then it took no time that is known.
+            assert row["measured_s"] > 0 or row["name"] == "send"
     assert {"all_reduce", "broadcast", "send", "step"} <= {row["name"] for row in rows}
 
 

@@ -58,7 +58,7 @@ def no_warm_workers():
 @pytest.fixture
 def new_interpreters(no_warm_workers, monkeypatch):
     """Workers as on "nccl": not forked with their imports done."""
-    monkeypatch.setattr(processes, "_imports", lambda backend: "")
+    monkeypatch.setattr(processes, "_does_imports", lambda backend: False)
 
 
 @linux_only
@@ -86,7 +86,6 @@ def test_a_new_interpreter_that_cannot_import_says_so(new_interpreters, monkeypa
 def test_what_the_server_cannot_import_is_said_by_the_workers(no_warm_workers, monkeypatch):
     """It goes on without, and each worker finds the same."""
     monkeypatch.setattr(processes, "_WORKER", "no_such_module")
-    monkeypatch.setattr(processes, "_imports", lambda backend: "no_such_module")
     with pytest.raises(WorkerError, match="No module named 'no_such_module'"):
         run_real(int, ranks=3, backend="gloo")
 
@@ -189,3 +188,30 @@ def test_children_have_the_environment_that_torchrun_gives(tmp_path):
         given = {name for name in set(theirs) - without if name.startswith(GIVEN)}
         assert len(given) >= 14 and given <= set(ours[rank])
         assert {name: theirs[name] for name in given - differ} == {name: ours[rank][name] for name in given - differ}
+
+
+@linux_only
+def test_a_module_that_this_process_has_imported_is_imported_once_for_all_new_workers(no_warm_workers):
+    import torch.distributed.tensor  # noqa: F401
+
+    def program():
+        return "torch.distributed.tensor" in sys.modules, "lablib.figures" in sys.modules
+
+    assert run_real(program, ranks=2, backend="gloo").values == [(True, False)] * 2
+
+
+@linux_only
+def test_a_library_that_has_started_a_thread_is_not_forked(no_warm_workers, monkeypatch, tmp_path):
+    """A fork would be without it: then each worker is a new interpreter."""
+    (tmp_path / "with_thread.py").write_text(
+        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(processes, "_LIBRARIES", ("with_thread",))
+    import with_thread  # noqa: F401  # pyright: ignore[reportMissingImports]
+
+    def program():
+        return "with_thread" in sys.modules, dist.get_rank()
+
+    assert run_real(program, ranks=2, backend="gloo").values == [(False, 0), (False, 1)]
