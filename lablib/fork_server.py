@@ -163,8 +163,8 @@ class _Server:
         with contextlib.suppress(ChildProcessError):
             while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
                 pid, status = found
-                number, index = self._running.pop(pid)
-                self._connection.send(Ended(number, index, os.waitstatus_to_exitcode(status)))
+                if pid in self._running:  # else one that an import has started
+                    self._connection.send(Ended(*self._running.pop(pid), os.waitstatus_to_exitcode(status)))
 
     def _become(self, child: Child, start: Start, server: int, is_ready: bool) -> NoReturn:
         """The rest of a child's life."""

@@ -28,6 +28,7 @@ from lablib.fork_server import Child, End, Ended, Start, code_of
 from lablib.inside import RANK_VARIABLE
 from lablib.real.fixed_environment import FixedEnvironment, fixed_environment
 from lablib.real.rendezvous import LOOPBACK, free_port
+from lablib.torch_compat import STARTS_PROCESSES
 
 _WORKER = "lablib.real.worker"
 _THREAD = "lablib-fork-server"
@@ -168,9 +169,10 @@ class _Server:
 
     def _new_libraries(self) -> tuple[str, ...]:
         """What this process has imported, programs may use as well, and the server does not know; in that order."""
-        new = tuple(name for name in list(sys.modules) if name.startswith(_LIBRARIES) and name not in self._known)
+        loaded = [name for name in list(sys.modules) if name.startswith(_LIBRARIES)]
+        new = [name for name in loaded if name not in self._known and not name.startswith(STARTS_PROCESSES)]
         self._known.update(new)
-        return new
+        return tuple(new)
 
     def close(self) -> None:
         """End the server, and every worker that still runs."""

@@ -202,9 +202,11 @@ def test_a_module_that_this_process_has_imported_is_imported_once_for_all_new_wo
 
 @linux_only
 def test_a_library_that_has_started_a_thread_is_not_forked(no_warm_workers, monkeypatch, tmp_path):
-    """A fork would be without it: then each worker is a new interpreter."""
+    """A fork would be without it: then each worker is a new interpreter. Nor does a process that it starts confuse."""
     (tmp_path / "with_thread.py").write_text(
-        "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "import subprocess, threading\n"
+        "threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        "subprocess.Popen(['true'])\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.syspath_prepend(tmp_path)
