@@ -168,8 +168,6 @@ NAMES: Mapping[str, Mapping[str, str]] = {
     },
 }
 
-# Modules that start threads and processes of their own when they are imported.
-STARTS_PROCESSES = "torch._inductor."
 DYNAMO_FRAMES, DYNAMO_STANCE = "torch._dynamo.eval_frame", "_callback_from_stance"
 
 # Modules that a program may import, and what lablib looks at in them when it has.

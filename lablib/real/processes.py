@@ -28,7 +28,6 @@ from lablib.fork_server import Child, End, Ended, Start, code_of
 from lablib.inside import RANK_VARIABLE
 from lablib.real.fixed_environment import FixedEnvironment, fixed_environment
 from lablib.real.rendezvous import LOOPBACK, free_port
-from lablib.torch_compat import STARTS_PROCESSES
 
 _WORKER = "lablib.real.worker"
 _THREAD = "lablib-fork-server"
@@ -41,9 +40,9 @@ _ENVIRONMENT = {
     "TORCH_GLOO_LAZY_INIT": "0",
     "KINETO_LOG_LEVEL": "99",  # the profiler's own log lines are not for users
 }
-# What programs use: torch's modules, and the techniques. Not those that only the launching process needs.
+# What programs use, and takes long to import. torch's compiler is not here: importing it starts processes.
 _LIBRARIES = (
-    "torch.",
+    *("torch.distributed.", "torch.utils."),
     *(f"lablib.{name}" for name in "models parallel pipeline compress precision optim memory data".split()),
 )
 # A library that starts threads when it is imported (OpenBLAS, for numpy) would leave a fork without them.
@@ -169,8 +168,8 @@ class _Server:
 
     def _new_libraries(self) -> tuple[str, ...]:
         """What this process has imported, programs may use as well, and the server does not know; in that order."""
-        loaded = [name for name in list(sys.modules) if name.startswith(_LIBRARIES)]
-        new = [name for name in loaded if name not in self._known and not name.startswith(STARTS_PROCESSES)]
+        public = [name for name in list(sys.modules) if name.startswith(_LIBRARIES) and "._" not in name]
+        new = [name for name in public if name not in self._known]
         self._known.update(new)
         return tuple(new)
 

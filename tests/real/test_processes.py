@@ -8,6 +8,7 @@ import sys
 import textwrap
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -209,9 +210,8 @@ def test_a_library_that_has_started_a_thread_is_not_forked(no_warm_workers, monk
         "subprocess.Popen(['true'])\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "with_thread", ModuleType("with_thread"))  # as if it were imported here
     monkeypatch.setattr(processes, "_LIBRARIES", ("with_thread",))
-    import with_thread  # noqa: F401  # pyright: ignore[reportMissingImports]
 
     def program():
         return "with_thread" in sys.modules, dist.get_rank()
