@@ -7,6 +7,7 @@ through the moments of the plan, or plays them. A plan that deadlocks is drawn a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,7 @@ def bubble_simulator(
         IntChoice(
             "microbatches", "Micro-batches", (*range(1, 33), 48, 64, 96, 128, 192, 256, 384, 512), microbatches, ""
         ),
-        IntChoice("chunks", "Chunks (some schedules)", range(1, 9), 1),
+        IntChoice("chunks", "Chunks", range(1, 9), 1),
         Text("forward", "F, each piece (s)", "1"),
         Text("for_input", "I, each piece (s)", "1"),
         Text("for_weights", "W, each piece (s)", "1"),
@@ -81,7 +82,16 @@ def bubble_simulator(
         Text("own", "Your own plan", own, rows=5),
         Steps("moment", "Moment", lambda scene: len(scene.simulation.moments_s)),
     ]
-    return explore(Simulator(), Scene.figure, controls, interactive, EXAMPLES)
+    return explore(Simulator(), Scene.figure, controls, interactive, EXAMPLES, without_effect=without_effect)
+
+
+def without_effect(settings: Mapping[str, Any]) -> set[str]:
+    """The controls that change nothing: those of the plan that was not chosen, and where no message takes time."""
+    if settings["schedule"] == OWN:
+        idle = {"stages", "microbatches", "chunks"}
+    else:
+        idle = {"own"} if schedules.SCHEDULES[settings["schedule"]].takes_chunks else {"own", "chunks"}
+    return idle if settings["send_percent"] else idle | {"overlap"}
 
 
 class Simulator:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
@@ -23,6 +23,7 @@ def explore(
     interactive: bool = True,
     examples: Sequence[Mapping[str, Any]] = (),
     on_point: Callable[[Any, float], str] | None = None,
+    without_effect: Callable[[Mapping[str, Any]], Collection[str]] | None = None,
 ) -> Explorer | Pictures:
     """Controls and a figure that follows them; without widgets, the figure at a few settings.
 
@@ -37,6 +38,8 @@ def explore(
         examples: settings to show when not interactive, as far as they differ from the defaults. None given: the
             first control at its two ends.
         on_point: called with what `compute` returned and the x of a point that was clicked; its text is shown.
+        without_effect: called with the value of every control: the names of those that change nothing now. They are
+            greyed.
 
     Returns:
         A value to end a cell with.
@@ -52,4 +55,4 @@ def explore(
     # Without widgets, ipywidgets and its JavaScript are not even loaded.
     from lablib.widgets.explorer import Explorer
 
-    return Explorer(compute, draw, controls, on_point)
+    return Explorer(compute, draw, controls, on_point, without_effect)

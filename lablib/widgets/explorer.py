@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import ipywidgets
@@ -42,14 +42,16 @@ class Explorer:
         draw: Callable[[Any], go.Figure],
         controls: Sequence[Control],
         on_point: Callable[[Any, float], str] | None = None,
+        without_effect: Callable[[Mapping[str, Any]], Collection[str]] | None = None,
     ) -> None:
-        self._compute, self._draw, self._on_point = compute, draw, on_point
+        self._compute, self._draw, self._on_point, self._without_effect = compute, draw, on_point, without_effect
         self._value: Any = None
         self.controls = {control.name: control.widget() for control in controls}
         self._steps = [control for control in controls if isinstance(control, Steps)]
         self.message, self.caption, self.point = LiveText(is_urgent=True), LiveText(), LiveText()
         self._figure: go.Figure | None = None
         self._place = FitWidth()
+        self._grey()
         self._drawn = self._computed() or EMPTY
         self.figure = WholeFigure(go.Figure(self._drawn), {"responsive": True})  # see FitWidth
         parts = [*_in_columns(list(self.controls.values())), self.message, self.figure, self._place]
@@ -66,12 +68,24 @@ class Explorer:
 
     def _refresh(self, change: Any = None) -> None:
         """Compute and draw once. A setting that cannot be computed is reported, and the last good figure stays."""
+        self._grey()
         drawn = self._computed()
         if drawn is not None:
             redraw(self.figure, self._drawn, drawn)
             self._drawn = drawn
             self.point.text = ""
             self._listen()
+
+    def _grey(self) -> None:
+        """Show which controls change nothing as the others stand."""
+        if self._without_effect is not None:
+            idle = set(self._without_effect(self.settings))
+            if unknown := idle - set(self.controls):
+                raise ValueError(
+                    f"without_effect must return names of controls: got {sorted(unknown)}, of {list(self.controls)}."
+                )
+            for name, widget in self.controls.items():
+                widget.disabled = name in idle  # pyright: ignore[reportAttributeAccessIssue]
 
     def _listen(self) -> None:
         """Hear clicks on every trace; those that a redraw has added are new."""

@@ -7,6 +7,7 @@ it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from lablib.figures.step_memory import figure_step_memory
@@ -47,7 +48,12 @@ def memory_calculator(
         ValueError: a name that is none of them.
     """
     controls = _controls(model, device, micro_batch)
-    return explore(calculate, figure_step_memory, controls, interactive, _EXAMPLES, on_point=explain_point)
+    return explore(calculate, figure_step_memory, controls, interactive, _EXAMPLES, explain_point, _sizes_of_its_own)
+
+
+def _sizes_of_its_own(settings: Mapping[str, Any]) -> set[str]:
+    """The controls that change nothing: a model of the catalogue has its sizes."""
+    return set() if settings["model"] == OWN else {"layers", "d_model"}
 
 
 def _controls(model: str, device: str, micro_batch: int) -> list[Control]:

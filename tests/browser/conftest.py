@@ -177,9 +177,14 @@ class NotebookPage:
             assert folded.count() < count, "a folded section does not open"
 
     def sliders_with_a_figure(self) -> Iterator[Any]:
-        """From top to bottom, the handle of every slider whose cell also has a plotly figure, scrolled into view."""
+        """From top to bottom, the handle of every slider whose cell also has a plotly figure, scrolled into view.
+
+        Those that are greyed are left out: they say that they change nothing.
+        """
         # JupyterLab keeps every cell in the page and paints those near the screen; what is painted late is waited for.
-        for handle in self.page.locator(".jp-Cell:has(.js-plotly-plot) .noUi-handle").all():
+        for handle in self.page.locator(
+            ".jp-Cell:has(.js-plotly-plot) .noUi-target:not([disabled]) .noUi-handle"
+        ).all():
             handle.scroll_into_view_if_needed()
             self.page.wait_for_timeout(500)
             yield handle

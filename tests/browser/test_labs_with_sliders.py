@@ -9,13 +9,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.slow, pytest.mark.timeout(480)]
 
 LABS = Path(__file__).parents[2] / "labs"
 LONG = [
+    "09_data_parallel.ipynb",
     "10_zero.ipynb",
     "11_compression.ipynb",
-    "12_tensor_parallel.ipynb",
     "13_pipeline_parallel.ipynb",
     "14_combining.ipynb",
 ]
-NOTEBOOKS = ["09_data_parallel.ipynb", *(pytest.param(name, marks=pytest.mark.thorough) for name in LONG)]
+NOTEBOOKS = ["12_tensor_parallel.ipynb", *(pytest.param(name, marks=pytest.mark.thorough) for name in LONG)]
 
 
 @pytest.fixture(scope="module")
@@ -48,9 +48,10 @@ def test_a_lab_runs_in_jupyterlab_and_its_figures_follow_their_sliders(server, n
 
 
 def _figure_data(handle: Any) -> str:
-    """The data of the plotly figures in the slider's cell, as text to compare."""
+    """What the plotly figures in the slider's cell show, as text to compare: their data, and what is drawn over it."""
     return handle.evaluate(
-        "e => JSON.stringify([...e.closest('.jp-Cell').querySelectorAll('.js-plotly-plot')].map(plot => plot.data))"
+        "e => JSON.stringify([...e.closest('.jp-Cell').querySelectorAll('.js-plotly-plot')].map("
+        "plot => [plot.data, plot.layout.shapes, plot.layout.annotations]))"
     )
 
 
