@@ -28,7 +28,7 @@ def values_of(widget: Any) -> list[Any]:
 def shown(explorer: Explorer, setting: dict[str, Any]) -> str:
     """The figure at a setting, or why there is none."""
     try:
-        return explorer._draw(explorer._compute(**setting)).to_json()
+        return str(explorer._draw(explorer._compute(**setting)).to_json())
     except ValueError as error:
         return str(error)
 
