@@ -135,6 +135,7 @@ class _Server:
         self._num_sets = 0
         self._known: set[str] = set()  # libraries that the server has been told to import
         self._changed = threading.Condition()
+        self._process: subprocess.Popen[str] | None = None
         self._start_error: OSError | None = None
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         self._connection = Connection(ours.detach())
@@ -178,8 +179,14 @@ class _Server:
         self._send(None)
 
     def _send(self, message: Start | End | None) -> None:
-        with contextlib.suppress(OSError):  # it is gone, as the listening thread finds
+        try:
             self._connection.send(message)
+        except OSError:
+            pass  # it is gone, as the listening thread finds
+        except BaseException:  # the stop button: who has half a message does not understand the next one
+            if self._process is not None:
+                self._process.kill()
+            raise
 
     def _listen(self, theirs: socket.socket, does_imports: bool, started: threading.Event) -> None:
         """Start the server, and hear which workers are gone, until it is gone itself."""
@@ -187,7 +194,7 @@ class _Server:
         environment = {**os.environ, **_ENVIRONMENT, **_ONE_THREAD}
         with theirs, self._connection:
             try:
-                server = subprocess.Popen(
+                self._process = subprocess.Popen(
                     command,
                     env=environment,
                     stdin=subprocess.DEVNULL,
@@ -207,7 +214,7 @@ class _Server:
             with contextlib.suppress(EOFError, OSError):
                 while True:
                     self._note(self._connection.recv())
-        _, self.last_words = server.communicate()
+        _, self.last_words = self._process.communicate()
         with self._changed:
             self.is_alive = False
             self._running.clear()

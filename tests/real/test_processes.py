@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 
@@ -119,6 +120,26 @@ def test_a_server_that_dies_while_a_program_runs_is_named():
     with pytest.raises(WorkerError, match="while the program ran"):
         run_real(program, ranks=2, backend="gloo")
     assert run_real(int, ranks=2, backend="gloo").values == [0, 0]
+
+
+@linux_only
+def test_an_interrupt_in_the_middle_of_a_message_ends_the_server_and_the_next_launch_has_a_new_one(
+    no_warm_workers, monkeypatch
+):
+    (_, before), *_ = run_real(total_and_parent, ranks=2, backend="gloo").values
+    send = Connection.send
+
+    def half(connection: Connection, message: object) -> None:
+        os.write(connection.fileno(), b"\0\0\1\0half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Connection, "send", half)
+    with pytest.raises(KeyboardInterrupt):
+        run_real(int, ranks=3, backend="gloo")
+    monkeypatch.setattr(Connection, "send", send)
+    assert_gone([before])
+    (total, after), *_ = run_real(total_and_parent, ranks=2, backend="gloo").values
+    assert total == 3.0 and after != before
 
 
 @linux_only
