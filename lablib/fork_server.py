@@ -21,18 +21,21 @@ import contextlib
 import gc
 import importlib
 import os
+import resource
 import signal
 import socket
 import sys
 import threading
+import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NoReturn
 
 from lablib.lifetime import die_with_parent
 
+_LONGEST_WAIT_S = 1.0  # then look for children that are gone, whatever became of their signal
 _ROOT = str(Path(__file__).resolve().parents[1])
 
 
@@ -49,7 +52,8 @@ class Child:
 class Start:
     """Start these children, a set of that number, in that folder. Each calls `function` of `module` with `args`.
 
-    `imports` names modules that children may need, too: the server imports those that it can, before it forks.
+    `imports` names modules that children may need, too: the server imports those that it can, before it forks. `limits`
+    and `cores` are the launcher's now, which may have changed since it started the server.
     """
 
     number: int
@@ -59,6 +63,8 @@ class Start:
     function: str
     args: tuple[str, ...]
     imports: tuple[str, ...] = ()
+    limits: dict[int, tuple[int, int]] = field(default_factory=dict)  # of resources, as `resource.getrlimit` has them
+    cores: tuple[int, ...] = ()  # those that they may use; empty: all that the server may
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +101,7 @@ def serve(descriptor: int, parent: int, does_imports: bool) -> NoReturn:
         does_imports: import what children need and fork them with it; else each becomes a new interpreter.
     """
     die_with_parent(parent)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # the launcher may block it, and pass that on
     _Server(Connection(descriptor), does_imports).run()
     os._exit(0)
 
@@ -112,10 +119,10 @@ class _Server:
     def run(self) -> None:
         try:
             while True:
-                ready = wait([self._connection, self._woken])
+                ready = wait([self._connection, self._woken], _LONGEST_WAIT_S)
                 if self._woken in ready:
                     self._woken.recv(4096)
-                    self._collect()
+                self._collect()
                 if self._connection in ready:
                     message = self._connection.recv()
                     if message is None:
@@ -180,13 +187,11 @@ class _Server:
                 file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
                 os.dup2(file, descriptor)
                 os.close(file)
-            with contextlib.suppress(OSError):  # it has been removed
-                os.chdir(start.folder)
+            _take_over(start)
             if not is_ready:
                 words = [sys.executable, "-P", "-c", code_of("call", start.module, start.function, start.args)]
                 os.execve(sys.executable, words, child.environment)
-            os.environ.clear()
-            os.environ.update(child.environment)
+            _set_environment(child.environment)
             call(start.module, start.function, start.args)
             code = 0
         except SystemExit as end:
@@ -198,6 +203,28 @@ class _Server:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
+
+
+def _take_over(start: Start) -> None:
+    """What the launcher has now and a process passes on: its folder, its limits, its cores."""
+    with contextlib.suppress(OSError):  # it has been removed
+        os.chdir(start.folder)
+    for number, limit in start.limits.items():
+        with contextlib.suppress(OSError, ValueError):  # who is not root raises none
+            resource.setrlimit(number, limit)
+    if start.cores:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, start.cores)
+
+
+def _set_environment(variables: dict[str, str]) -> None:
+    for name in set(os.environ) - set(variables):
+        with contextlib.suppress(OSError):  # an entry without a name, which nobody can take away
+            del os.environ[name]
+    for name, value in variables.items():
+        with contextlib.suppress(OSError):
+            os.environ[name] = value
+    time.tzset()
 
 
 def _num_threads() -> int:

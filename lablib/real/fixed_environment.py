@@ -10,8 +10,9 @@ import os
 from collections.abc import Mapping
 
 _PREFIXES = (
-    *("CUDA_", "NCCL_", "PYTORCH_", "NVIDIA_", "GLOO_", "TORCH", "KINETO_", "CUBLAS_"),
+    *("CUDA_", "NCCL_", "PYTORCH_", "NVIDIA_", "GLOO_", "TORCH_", "KINETO_", "CUBLAS_"),
     *("PYTHON", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "LD_", "MALLOC_"),
+    *("GOMP_", "GLIBC_", "LC_", "LANG", "TZ"),
 )
 FixedEnvironment = tuple[tuple[str, str], ...]
 

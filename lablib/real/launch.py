@@ -41,7 +41,8 @@ def run_real(
 ) -> Run:
     """Call `fn(*args, **kwargs)` on `ranks` processes of this machine, each a rank of the default process group.
 
-    The processes stay for the next launch of the same size and backend, in which they look new. On "nccl" each rank's
+    The processes stay for the next launch of the same size and backend, in which they look new; on gloo they are forked
+    with their imports done, unless the environment has LAB_FORK=off (processes.py). On "nccl" each rank's
     tensors are made on its GPU (lablib/default_device.py), so the program need not name one, and its arguments arrive
     there; a tensor that it takes from a global or a closure does not (lablib/arguments.py). What ranks write to stderr
     goes to this process's stderr, named by rank.
@@ -95,11 +96,11 @@ def run_real(
 def _launch(job: Job, backend: str, ranks: int, timeout_s: float | None) -> list[Finished]:
     """Run the job on the warm workers; on new ones if those turn out to be unfit."""
     for _ in range(2):
-        with pools().borrow(backend, ranks) as pool:
-            try:
+        try:
+            with pools().borrow(backend, ranks) as pool:
                 return pool.launch(job, timeout_s)
-            except PoolIsStale as error:
-                reason = str(error)
+        except PoolIsStale as error:
+            reason = str(error)
     raise WorkerError(f"new workers of backend {backend!r} failed before the program started: {reason}")
 
 

@@ -34,7 +34,7 @@ _LEAD_NS = 2_000_000  # how far ahead the common start is set
 
 
 class PoolIsStale(Exception):
-    """The idle workers are not fit for another program; nothing was started."""
+    """The idle workers are not fit for another program, or who starts them is gone; nothing was started."""
 
 
 class Pool:
@@ -46,6 +46,7 @@ class Pool:
 
     Raises:
         WorkerError: the workers could not be started, or could not connect to each other.
+        PoolIsStale: the process that starts them died meanwhile.
     """
 
     def __init__(self, backend: str, environments: list[Environment]):
@@ -87,17 +88,24 @@ class Pool:
             raise
 
     def end(self) -> None:
-        """End all workers of this pool, and remove its files. May be called twice."""
+        """End all workers of this pool, and remove its files. May be called twice.
+
+        What cannot wait comes first: the stop button may be pressed again.
+        """
         self.is_alive = False
         if self._processes is not None:
-            self._processes.end(_END_TIMEOUT_S)
+            self._processes.end() if self._channels else self._processes.give_up()
         for channel in self._channels.values():
             channel.close()  # should a worker still be starting, this ends it
         self._channels.clear()
         self._selector.close()
         if self._outputs is not None:
             self._outputs.close()
-        self._folder.remove()
+        try:
+            if self._processes is not None:
+                self._processes.wait(_END_TIMEOUT_S)
+        finally:
+            self._folder.remove()
 
     # ---- starting ----
 
@@ -107,6 +115,8 @@ class Pool:
             listener.settimeout(0.1)
             self._processes = Processes(backend, self.ranks, self._folder.address, self._folder.path)
             while len(self._channels) < self.ranks:
+                if not self._processes.is_served:
+                    raise PoolIsStale(self._start_error(self._processes))
                 if self._processes.ended() - set(self._channels) or time.monotonic() > deadline:
                     raise WorkerError(self._start_error(self._processes))
                 try:
@@ -129,7 +139,7 @@ class Pool:
         channel = Channel(connection, _STALL_S)
         try:
             hello: Hello = channel.receive(_STALL_S)
-        except (EOFError, OSError):  # it has ended, as the agent will find
+        except (EOFError, OSError):  # it has ended, as the server will say
             channel.close()
             return
         self._channels[hello.rank], self._pids[hello.rank] = channel, hello.pid

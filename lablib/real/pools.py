@@ -15,6 +15,7 @@ from functools import cache
 from lablib.errors import WorkerError
 from lablib.real.fixed_environment import FixedEnvironment, fixed_environment
 from lablib.real.pool import Pool
+from lablib.real.processes import servers
 from lablib.real.sharing import environments
 
 _MAX_IDLE_WORKERS = 16  # each holds some 200 MB, of which 170 are shared on gloo
@@ -48,6 +49,7 @@ class Pools:
         if os.getpid() == self._owner:
             for pool in self._pools.values():
                 pool.end()
+            servers().end()
         self._pools.clear()
 
     def _end_those_in_the_way(self, backend: str, ranks: int) -> None:

@@ -2,10 +2,12 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -47,10 +49,7 @@ def no_warm_workers():
     """New workers and a new server, for this test alone."""
 
     def end() -> None:
-        pools().end()
-        servers = processes._servers(os.getpid())._servers
-        while servers:
-            servers.popitem()[1].close()
+        pools().end()  # and the servers
 
     end()
     yield
@@ -123,6 +122,97 @@ def test_a_server_that_dies_while_a_program_runs_is_named():
 
 
 @linux_only
+def test_new_workers_have_what_this_process_has_now(no_warm_workers, monkeypatch):
+    """Not what it had when it started the server: folder, time zone, cores, limits."""
+
+    def program():
+        return os.getcwd(), time.tzname, os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_CORE)
+
+    run_real(program, ranks=2, backend="gloo")
+    cores, limit = os.sched_getaffinity(0), resource.getrlimit(resource.RLIMIT_CORE)
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.chdir("/")
+    try:
+        time.tzset()
+        os.sched_setaffinity(0, {min(cores)})
+        resource.setrlimit(resource.RLIMIT_CORE, (0, limit[1]))
+        found = run_real(program, ranks=3, backend="gloo").values
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, limit)
+        os.sched_setaffinity(0, cores)
+        monkeypatch.delenv("TZ")
+        time.tzset()
+    assert found == [("/", ("JST", "JST"), {min(cores)}, (0, limit[1]))] * 3
+
+
+@linux_only
+@pytest.mark.parametrize(
+    "variables", [{"PYTHONPROFILEIMPORTTIME": "1"}, {"LAB_FORK": "off"}], ids=lambda variables: next(iter(variables))
+)
+def test_a_server_that_writes_much_and_workers_that_are_not_forked(no_warm_workers, monkeypatch, variables):
+    """String hashes differ where each worker is an interpreter of its own, as under torchrun."""
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+
+    def program():
+        return hash("a name"), total_and_parent()[0]
+
+    (first, total), (second, _) = run_real(program, ranks=2, backend="gloo").values
+    assert total == 3.0 and (first == second) == ("LAB_FORK" not in variables)
+
+
+@linux_only
+def test_a_signal_that_this_process_blocks_is_heard_by_the_server(no_warm_workers):
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        with pytest.raises(WorkerError, match="rank 1 .* ended with exit code 7"):
+            run_real(lambda: os._exit(7) if dist.get_rank() else time.sleep(60), ranks=2, backend="gloo")
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+def test_whatever_stops_the_server_from_starting_is_an_error(no_warm_workers, monkeypatch):
+    def no_memory(*args: object, **options: object) -> None:
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(processes.subprocess, "Popen", no_memory)
+    with pytest.raises(WorkerError, match="cannot be started: MemoryError: none left"):
+        run_real(int, ranks=2, backend="gloo")
+    monkeypatch.undo()
+    assert run_real(int, ranks=2, backend="gloo").values == [0, 0]
+
+
+@linux_only
+def test_a_server_that_died_just_before_is_replaced(no_warm_workers):
+    (_, server), *_ = run_real(total_and_parent, ranks=2, backend="gloo").values
+    os.kill(server, signal.SIGKILL)
+    assert run_real(total_and_parent, ranks=3, backend="gloo").values[0][0] == 6.0
+
+
+@linux_only
+def test_the_stop_button_does_not_wait_for_the_imports_of_the_server(no_warm_workers, tmp_path, monkeypatch):
+    """Pressed twice, and nothing stays on the disk."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    timers = [threading.Timer(delay_s, signal.raise_signal, (signal.SIGINT,)) for delay_s in (0.4, 0.45)]
+    for timer in timers:
+        timer.start()
+    caught = 0
+    try:
+        try:
+            run_real(int, ranks=2, backend="gloo")
+        except KeyboardInterrupt:
+            caught += 1
+        for timer in timers:
+            timer.join()
+        time.sleep(0.01)
+    except KeyboardInterrupt:
+        caught += 1
+    assert caught and not list(tmp_path.glob("lablib-*"))
+    assert not any(server.is_alive for server in processes.servers()._servers.values())
+
+
+@linux_only
 def test_an_interrupt_in_the_middle_of_a_message_ends_the_server_and_the_next_launch_has_a_new_one(
     no_warm_workers, monkeypatch
 ):
@@ -184,9 +274,9 @@ def test_what_a_worker_has_started_ends_with_it(tmp_path):
 def test_a_child_that_cannot_be_forked_is_an_error():
     """As where a user may have no more processes."""
     set_ = Processes.__new__(Processes)
-    set_._number, set_._ends = 1, {1: Ended(1, 1, 1, "Resource temporarily unavailable")}
+    set_._ends = {1: Ended(1, 1, 1, "Resource temporarily unavailable"), 2: Ended(1, 2, -40)}
     assert set_.cause_of_death(1) == "could not be started (Resource temporarily unavailable)"
-    assert set_.cause_of_death(0) == "ended with exit code 0"
+    assert set_.cause_of_death(2) == "was ended by signal 40"
 
 
 def test_children_have_the_environment_that_torchrun_gives(tmp_path):
