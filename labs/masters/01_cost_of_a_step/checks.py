@@ -175,10 +175,11 @@ def _expect_mfu(expect: Expect, answer: Callable[..., float], given: tuple[Any, 
     shown = f" ({n / 1e6:.0f} million parameters, {plural(layers, 'layers')} of width {width}, {seq_len} tokens)"
     if abs(mfu - 100 * expected) < 1e-6 * expected:
         raise RuleBroken("a share is returned, such as 0.4", f"{mfu:.4g}: percent{shown}", f"{expected:.4g}")
-    if mfu == 1 < expected:
-        rule = "an MFU above 1 is returned as it is: it tells that an input is wrong"
-        raise RuleBroken(rule, f"1{shown}", f"{expected:.4g}")
     twice = _mfu(answer, (2 * tokens_per_s, *given[1:]))
+    for saw, wanted in (mfu, expected), (twice, 2 * expected):
+        if saw == 1 < wanted:
+            rule = "an MFU above 1 is returned as it is: it tells that an input is wrong"
+            raise RuleBroken(rule, f"1{shown}", f"{wanted:.4g}")
     expect.close(f"twice the tokens in a second, twice the MFU{shown}", twice, 2 * mfu)
     spread = _mfu(answer, (*given[:5], 2 * devices, peak))
     expect.close(f"the same tokens by twice the devices, half the MFU{shown}", spread, mfu / 2)
@@ -319,6 +320,10 @@ def _program(answer: Callable[..., Tensor], hidden: Tensor, weight: Tensor, targ
     return losses, gradients, early, changed
 
 
+_IN_ITS_DTYPE = "all is computed in the dtype of hidden, and nothing is added"
+_NOTHING_ELSE = "no .float(), no .double(), no 1e-9"
+
+
 def _is_all(x: Tensor | None, value: float | None) -> bool:
     return x is value if x is None or value is None else bool((x == value).all())
 
@@ -359,8 +364,7 @@ def _expect_values(expect: Expect, run: Run, example: tuple[Tensor, Tensor, Tens
         raise RuleBroken("the loss is returned, a tensor of no dimension", said, "a tensor")
     if loss is not Ellipsis and loss.dtype != dtype or _is_off(loss, reference, 1e-9, 1e-6) and rtol == 1e-9:
         said = f"a loss of {loss.dtype}" if loss.dtype != dtype else "a loss as exact as float32"
-        rule = f"all is computed in the dtype of hidden, and nothing is added{on}"
-        raise RuleBroken(rule, said, f"{dtype}: no .float(), no .double(), no 1e-9")
+        raise RuleBroken(_IN_ITS_DTYPE + on, said, f"{dtype}: {_NOTHING_ELSE}")
     if _is_off(loss, first, 1e-9, inf):
         rule = f"a second call gives the same loss: nothing stays from the first{on}"
         raise RuleBroken(rule, f"{first.item():.5g}, then {loss.item():.5g}", "the same")
@@ -378,7 +382,17 @@ def _expect_values(expect: Expect, run: Run, example: tuple[Tensor, Tensor, Tens
         if got is None or there and _is_all(got, there):
             raise RuleBroken(rule, "none", "a gradient: was it detached?")
         assert own is not None
+        if dtype == torch.float64 and _is_near(got, own + there, 1e-6) and not _is_near(got, own + there, 1e-9):
+            raise RuleBroken(_IN_ITS_DTYPE + on, f"a gradient of {name} as exact as float32", _NOTHING_ELSE)
         expect.close(rule, got, own + there, rtol=gradients_rtol, atol=atol)
+
+
+def _is_near(got: Any, wanted: Tensor, rtol: float) -> bool:
+    """Within that of the number itself; in the size of the largest, where they differ in size."""
+    if not isinstance(got, Tensor) or got.shape != wanted.shape or got.dtype != wanted.dtype:
+        return False
+    atol = 1e-12 if rtol < 1e-8 else rtol * float(wanted.abs().max())
+    return torch.allclose(got, wanted, rtol=rtol, atol=atol)
 
 
 def _is_off(loss: Any, reference: Tensor, at_least: float, at_most: float) -> bool:

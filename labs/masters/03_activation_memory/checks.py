@@ -644,6 +644,7 @@ def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
         ([1] * 4, [40, 40, 40, 55], [10, 10, 30, 2], 90),  # a segment longer than the one before
         ([4, 5, 5, 5, 9, 6], [13, 24, 49, 41, 24, 24], [3, 12, 12, 12, 8, 10], 81),  # shorter, neighbours unlike
         ([5, 8, 9, 7, 1], [24, 32, 52, 35, 17], [8, 4, 12, 7, 7], 108),  # the first layer's input stays
+        ([1], [400], [100], 398),  # a plan that is less than a hundredth too large
     ]
     chains: list[Any] = [
         ([float(x) for x in c], [float(s * x) for x in b], [float(s * x) for x in i], [float(s * most)])
