@@ -93,15 +93,15 @@ class Pool:
         What cannot wait comes first: the stop button may be pressed again.
         """
         self.is_alive = False
-        if self._processes is not None:
-            self._processes.end() if self._channels else self._processes.give_up()
-        for channel in self._channels.values():
-            channel.close()  # should a worker still be starting, this ends it
-        self._channels.clear()
-        self._selector.close()
-        if self._outputs is not None:
-            self._outputs.close()
         try:
+            if self._processes is not None:
+                self._processes.end() if self._channels else self._processes.give_up()
+            for channel in self._channels.values():
+                channel.close()  # should a worker still be starting, this ends it
+            self._channels.clear()
+            self._selector.close()
+            if self._outputs is not None:
+                self._outputs.close()
             if self._processes is not None:
                 self._processes.wait(_END_TIMEOUT_S)
         finally:
