@@ -118,7 +118,7 @@ class Processes:
 
 
 def _signal_name(number: int) -> str:
-    """ "SIGKILL"; of a signal that Python has no name for, its number."""
+    """Its name, such as SIGKILL; of a signal that Python has no name for, its number."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,5 +1,6 @@
 """Workers are forked from one process that has imported torch: as torchrun would start them, and gone in every case."""
 
+import errno
 import json
 import os
 import resource
@@ -9,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from types import ModuleType
 
@@ -17,8 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from lablib import fork_server
 from lablib.errors import WorkerError
-from lablib.fork_server import Ended
+from lablib.fork_server import Child, Ended, Start
 from lablib.real import processes, run_real
 from lablib.real.pools import pools
 from lablib.real.processes import Processes
@@ -274,12 +276,23 @@ def test_what_a_worker_has_started_ends_with_it(tmp_path):
     assert_gone([int((tmp_path / str(rank)).read_text()) for rank in range(2)])
 
 
-def test_a_child_that_cannot_be_forked_is_an_error():
-    """As where a user may have no more processes."""
-    set_ = Processes.__new__(Processes)
-    set_._ends = {1: Ended(1, 1, 1, "Resource temporarily unavailable"), 2: Ended(1, 2, -40)}
-    assert set_.cause_of_death(1) == "could not be started (Resource temporarily unavailable)"
-    assert set_.cause_of_death(2) == "was ended by signal 40"
+def test_a_child_that_cannot_be_forked_is_reported_and_told(monkeypatch):
+    """As where a user may have no more processes: root, who tests, may always have them."""
+
+    def no_more() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    ours, theirs = Pipe()
+    server = fork_server._Server.__new__(fork_server._Server)
+    server._connection, server._does_imports, server._running = theirs, False, {}
+    monkeypatch.setattr(fork_server.os, "fork", no_more)
+    child = Child({}, "/dev/null", "/dev/null")
+    server._start(Start(1, (child, child), "/", "no_such_module", "main", ()))
+    workers = Processes.__new__(Processes)
+    workers._ends = {end.child: end for end in (ours.recv(), ours.recv(), Ended(1, 2, -40))}
+    for rank in (0, 1):
+        assert "Resource temporarily unavailable" in workers.cause_of_death(rank)
+    assert workers.cause_of_death(2) == "was ended by signal 40" and not server._running
 
 
 def test_children_have_the_environment_that_torchrun_gives(tmp_path):
