@@ -2,7 +2,8 @@
 
 gloo's own threads record "gloo:all_reduce" events; it has two threads for each group, so two collectives of one group
 may overlap. Such an event does not say whose call it is, but gloo works on calls in the order in which they were
-issued; and a thread of gloo serves one group. A receive ends when the program has waited for it.
+issued; and a thread of gloo serves one group. A receive ends when the program has waited for it. A message begins with
+its call: gloo's event of a send begins when the bytes are under way, which may be after they have arrived.
 """
 
 from collections.abc import Iterator
@@ -63,14 +64,15 @@ def _match(issued: list[tuple[Call, Event]], transport: list[Event]) -> None:
     for event in transport:
         latest_ns = event.start_ns + _CLOCK_SLACK_NS
         started = list(takewhile(lambda pair, latest_ns=latest_ns: pair[1].start_ns <= latest_ns, waiting))
-        fits = [call for call, window in started if _fits(event, call, window)]
+        fits = [(call, window) for call, window in started if _fits(event, call, window)]
         known = group_of_thread.get(event.thread)
-        fits = [call for call in fits if call.group_id == known] or fits
+        fits = [pair for pair in fits if pair[0].group_id == known] or fits
         if not fits:
             continue
-        if not fits[0].is_point_to_point and len({call.group_id for call in fits}) == 1:
-            group_of_thread[event.thread] = fits[0].group_id
-        fits[0].ran([event])
+        call, window = fits[0]
+        if not call.is_point_to_point and len({other.group_id for other, _ in fits}) == 1:
+            group_of_thread[event.thread] = call.group_id
+        call.ran([window, event] if call.is_point_to_point else [event])
         waiting[: len(started)] = [pair for pair in started if not pair[0].end_ns]
 
 

@@ -5,7 +5,9 @@ from dataclasses import replace
 import pytest
 
 from lablib.real.calls import Call
+from lablib.real.events import Event
 from lablib.real.measure import Measurement
+from lablib.real.spans import spans_of
 from lablib.real.traffic import communications, traffic_of
 from lablib.record.timeline import WAIT
 
@@ -46,3 +48,21 @@ def test_a_collective_ends_when_its_last_member_does():
     call = replace(SEND, op="allreduce_", name="all_reduce", source=-1, target=-1)
     ranks = measured(call, replace(call, start_ns=30 * MS, end_ns=50 * MS))
     assert traffic_of(ranks, 0, "gloo").transfers[0].end_s == 0.2
+
+
+def call_and_work(one: Call, issued_us: tuple[int, int], worked_us: tuple[int, int]) -> list[Event]:
+    """What the profiler sees of a message on gloo: the call, and below its name with "gloo:" what carries it out."""
+    (issued, returned), (began, ended) = issued_us, worked_us
+    return [
+        Event(f"c10d::{one.op}", issued * 1000, returned * 1000, 7, id=1, is_operation=True),
+        Event(f"gloo:{one.name}", began * 1000, ended * 1000, 7, id=2),
+    ]
+
+
+def test_a_message_that_arrives_before_gloo_says_that_it_is_sent_began_with_its_call():
+    send, receive = replace(SEND, end_ns=0), replace(RECEIVE, end_ns=0)
+    spans_of(call_and_work(send, (50, 95), (90, 99)), [send], 7, on_gpu=False)
+    spans_of(call_and_work(receive, (10, 30), (20, 80)), [receive], 7, on_gpu=False)
+    assert (send.start_ns, send.end_ns) == (50_000, 99_000) and (receive.start_ns, receive.end_ns) == (10_000, 80_000)
+    (transfer,) = traffic_of(measured(send, receive), 0, "gloo").transfers
+    assert (transfer.start_s, transfer.end_s) == (50e-6, 80e-6)
