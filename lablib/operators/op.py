@@ -19,6 +19,8 @@ Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 Simplified: one operator after another, as an eager program runs; none overlaps the next one's launch.
 """
 
+import re
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -287,13 +289,21 @@ _FLOPS: dict[str, _Flops] = {
 }
 
 
+# In the name of every operator of torch's table. Who adds others to it has imported it.
+_MAY_BE_IN_TABLE = re.compile("mm|conv|attention")
+_TABLE = "torch.utils.flop_counter"
+
+
 @cache
 def _flop_formula(op: Any) -> _Flops | None:
-    # Imported on first use: it costs 0.2 s, which a program that never multiplies should not pay.
+    name = schema(op).name.removeprefix("aten::")
+    if formula := _FLOPS.get(name):
+        return formula
+    if not _MAY_BE_IN_TABLE.search(name) and _TABLE not in sys.modules:
+        return None
+    # Imported on first use: it imports Triton, which a program that never multiplies should not pay.
     from torch.utils.flop_counter import flop_registry
 
-    if formula := _FLOPS.get(schema(op).name.removeprefix("aten::")):
-        return formula
     if formula := flop_registry.get(op.overloadpacket):
         return lambda call: float(formula(*call.args, **call.kwargs, out_val=call.out))
     return None

@@ -1,5 +1,7 @@
 """The roofline of an operator: FLOPs by formula, bytes by operand, and the peak of the dtype that computes."""
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import isclose
@@ -11,11 +13,12 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, register_flop_formula
 
 from lablib.cost import matmul_time_s
 from lablib.hardware import DEVICES, Device
 from lablib.operators import OpCost, op_cost
-from lablib.operators.op import is_free, op_time_s
+from lablib.operators.op import _MAY_BE_IN_TABLE, _TABLE, is_free, op_time_s
 
 # Figures that keep mental arithmetic easy: 1 TFLOP/s peak of float32 at half efficiency, 1 TB/s, no overhead.
 DEVICE = Device(
@@ -341,3 +344,26 @@ def test_tensors_without_storage_cost_what_real_ones_cost():
         (x @ x + x).softmax(0)
 
     assert costs_of(lambda: program("cpu")) == costs_of(lambda: program("meta"))
+
+
+def test_only_names_that_torchs_table_of_flops_may_have_lead_to_its_import():
+    """It imports Triton, which takes as long as the rest of a first launch."""
+    in_table = [op for op in flop_registry if isinstance(op, torch._ops.OpOverloadPacket)]
+    assert len(in_table) > 15 and all(_MAY_BE_IN_TABLE.search(op.__name__) for op in in_table)
+    program = "import sys, torch; from lablib.operators.op import has_arithmetic as has; ops = torch.ops.aten; "
+    asked = "print(has(ops.add.Tensor), has(ops.all.default), {table!r} in sys.modules, has(ops.mm.default))"
+    told = subprocess.run(
+        [sys.executable, "-c", program + asked.format(table=_TABLE)], capture_output=True, text=True, check=True
+    )
+    assert told.stdout.split() == ["False", "False", "False", "True"]
+
+
+def test_an_operator_of_ones_own_in_torchs_table_has_arithmetic():
+    with torch.library._scoped_library("lablib_test", "FRAGMENT") as library:
+        library.define("twice(Tensor x) -> Tensor")
+        register_flop_formula(torch.ops.lablib_test.twice)(lambda x_shape, out_shape=None, **_: 7)
+        try:
+            x = torch.ones(3)
+            assert op_cost(torch.ops.lablib_test.twice.default, (x,), {}, x, DEVICES["A100-80GB-SXM"]).flops == 7
+        finally:
+            del flop_registry[torch.ops.lablib_test.twice]
