@@ -5,8 +5,8 @@ as are wanted in a few milliseconds each, and they share the memory of the libra
 
     launcher              server                   its children
        |  -- Start ------->  |  -- fork ---------->  |    each leads a session, writes to files, calls one function
-       |  <- Ended --------  |  <- SIGCHLD --------  |
-       |  -- End --------->  |  -- SIGKILL ------->  |    and what each has started
+       |  <- Ended --------  |  <- SIGCHLD --------  |    what each has started ends with it
+       |  -- End --------->  |  -- SIGKILL ------->  |
 
 A forked child has what the server had: its libraries, and what these read from the environment when they started. So a
 server holds for one environment (real/fixed_environment.py). A fork keeps one thread, so where a library has started
@@ -162,13 +162,12 @@ class _Server:
     def _end(self, number: int) -> None:
         for pid, (its_number, _) in self._running.items():
             if its_number == number:
-                with contextlib.suppress(OSError):  # not yet the leader of a session; on macOS: dead, not waited for
-                    os.killpg(pid, signal.SIGKILL)
+                _end_session(pid)
                 os.kill(pid, signal.SIGKILL)
 
     def _collect(self) -> None:
         with contextlib.suppress(ChildProcessError):
-            while (found := os.waitpid(-1, os.WNOHANG)) != (0, 0):
+            while (found := _dead_child()) != (0, 0):
                 pid, status = found
                 if pid in self._running:  # else one that an import has started
                     self._connection.send(Ended(*self._running.pop(pid), os.waitstatus_to_exitcode(status)))
@@ -203,6 +202,31 @@ class _Server:
                 sys.stdout.flush()
                 sys.stderr.flush()
             os._exit(code)
+
+
+def _dead_child() -> tuple[int, int]:
+    """The process id and status of a child that is dead, whose session has been ended; zeros where there is none.
+
+    Raises:
+        ChildProcessError: there is no child at all.
+    """
+    if not hasattr(os, "waitid"):  # macOS, before Python 3.13: its number has been free for a moment
+        found = os.waitpid(-1, os.WNOHANG)
+        _end_session(found[0])
+        return found
+    dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if dead is None:
+        return 0, 0
+    _end_session(dead.si_pid)
+    return os.waitpid(dead.si_pid, 0)
+
+
+def _end_session(leader: int) -> None:
+    """End what a child has started, unless it has left the child's session."""
+    if leader == 0:
+        return
+    with contextlib.suppress(OSError):  # not yet the leader of a session; on macOS: dead, not waited for
+        os.killpg(leader, signal.SIGKILL)
 
 
 def _take_over(start: Start) -> None:

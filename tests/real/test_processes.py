@@ -276,6 +276,18 @@ def test_what_a_worker_has_started_ends_with_it(tmp_path):
     assert_gone([int((tmp_path / str(rank)).read_text()) for rank in range(2)])
 
 
+@pytest.mark.parametrize("end", [lambda: os._exit(0), lambda: os.kill(os.getpid(), signal.SIGKILL)])
+def test_what_a_worker_has_started_ends_with_it_also_when_the_worker_ends_first(tmp_path, end):
+    def program():
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+        (tmp_path / "child").write_text(str(child.pid))
+        end()
+
+    with pytest.raises(WorkerError):
+        run_real(program, ranks=1, backend="gloo")
+    assert_gone([int((tmp_path / "child").read_text())])
+
+
 def test_a_child_that_cannot_be_forked_is_reported_and_told(monkeypatch):
     """As where a user may have no more processes: root, who tests, may always have them."""
 
