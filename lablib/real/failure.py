@@ -55,6 +55,7 @@ def timeout_error(
     stacks: dict[int, str],
     under_way: dict[int, str] | None = None,
     stderr: dict[int, str] | None = None,
+    interference: str = "",
 ) -> LaunchTimeoutError:
     """The error for ranks that had not returned.
 
@@ -64,6 +65,7 @@ def timeout_error(
         stacks: where each of those that had not returned was.
         under_way: which communications of a rank were not complete, as text, where that is known (on GPUs).
         stderr: what each of them had written there.
+        interference: what is known of other users' connections to them (peers.py).
     """
     names = ", ".join(map(str, stacks))
     lines = [
@@ -71,6 +73,8 @@ def timeout_error(
         f"{names} had not returned and "
         f"were ended; look for a communication that not all ranks make, or raise timeout_s"
     ]
+    if interference:
+        lines.append(interference)
     for rank, stack in stacks.items():
         lines.append(f"rank {rank} was at\n{stack}" if stack else f"rank {rank} did not say where it was")
         if calls := (under_way or {}).get(rank):

@@ -11,9 +11,10 @@ stands at the other end; a group that a stranger has called is not used. He can 
 Root is trusted, as everywhere. Linux alone: elsewhere there is no such table, and docs/security.md says what follows.
 """
 
+import contextlib
 import os
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from torch.distributed import Store  # pyright: ignore[reportPrivateImportUsage]
 from lablib.torch_compat import current, place
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_OPEN_FILES = Path("/proc/self/fd")
+_OPEN_FILES = "/proc/{}/fd"
 _ESTABLISHED, _LISTEN = "01", "0A"
 _IPV4_IN_IPV6 = "0000000000000000FFFF0000"
 _LOOKS, _BETWEEN_S = 5, 0.05  # the table is not one moment: a connection just made can be missing at its other end
@@ -45,11 +46,11 @@ def check_new_groups() -> None:
     make = current("new_process_group")
 
     def make_and_check(group_size: int, *args: Any, **kwargs: Any) -> Any:
-        before = own_sockets()
+        before = sockets()
         group, store = made = make(group_size, *args, **kwargs)
-        if new := own_sockets() - before:  # the kernel counts sockets: a new one has a new number
+        if new := sockets() - before:  # the kernel counts sockets: a new one has a new number
             lines = connection_lines()
-            if addresses := {c.local for c in connections(lines, [f" {_LISTEN} "]) if c.inode in new}:
+            if addresses := _listening(lines, new):
                 assert group is not None
                 check_callers(addresses, lines)
                 _wait_for_all(store, group_size)
@@ -80,6 +81,28 @@ def check_callers(addresses: set[str], lines: Sequence[str] = ()) -> None:
     )
 
 
+def interference(pids: Iterable[int]) -> str:
+    """Which other users hold connections to these processes, as a sentence: for who wonders why they do not go on.
+
+    A stranger who stands in for a rank before a group is made may keep it from ever being made, and so from being
+    checked. Empty where there is none, and where nothing is known of a process.
+    """
+    lines = connection_lines()
+    addresses = _listening(lines, set().union(*(sockets(pid) for pid in pids)))
+    found = strangers(connections(lines, addresses), addresses)
+    if not (known := sorted({words for words in found if "user id" in words})):
+        return ""
+    return (
+        f"of the connections to these ranks {', '.join(known)}: another user of this machine has interfered "
+        "(or calls what the program itself serves); ask who that is, then launch again"
+    )
+
+
+def _listening(lines: Sequence[str], inodes: Collection[str]) -> set[str]:
+    """The addresses at which sockets with these inodes listen."""
+    return {c.local for c in connections(lines, [f" {_LISTEN} "]) if c.inode in inodes}
+
+
 def strangers(table: Sequence[Connection], addresses: set[str]) -> list[str]:
     """Who has called these addresses and is not this user (or root), in words."""
     callers = {(c.local, c.remote): c for c in table}
@@ -94,11 +117,9 @@ def strangers(table: Sequence[Connection], addresses: set[str]) -> list[str]:
     return found
 
 
-def own_sockets() -> set[str]:
-    """The inodes of this process's sockets. Empty where the kernel does not say."""
-    if not _OPEN_FILES.is_dir():
-        return set()
-    return {link[8:-1] for link in _links() if link.startswith("socket:[")}
+def sockets(pid: int | str = "self") -> set[str]:
+    """The inodes of a process's sockets. Empty where the kernel does not say."""
+    return {link[8:-1] for link in _links(_OPEN_FILES.format(pid)) if link.startswith("socket:[")}
 
 
 def connection_lines() -> list[str]:
@@ -121,12 +142,11 @@ def _plain(address: str) -> str:
     return address.removeprefix(_IPV4_IN_IPV6)
 
 
-def _links() -> Iterator[str]:
-    for entry in os.listdir(_OPEN_FILES):
-        try:
-            yield os.readlink(f"{_OPEN_FILES}/{entry}")
-        except OSError:  # the listing's own descriptor
-            continue
+def _links(folder: str) -> Iterator[str]:
+    with contextlib.suppress(OSError):  # no such process, or no such system
+        for entry in os.listdir(folder):
+            with contextlib.suppress(OSError):  # the listing's own descriptor, or one closed meanwhile
+                yield os.readlink(f"{folder}/{entry}")
 
 
 def _wait_for_all(store: Store, size: int) -> None:

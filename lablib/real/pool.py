@@ -17,6 +17,7 @@ from lablib.real.capture import Outputs
 from lablib.real.channel import Channel
 from lablib.real.failure import Death, endless_error, failure_error, timeout_error
 from lablib.real.messages import Armed, Failed, Finished, Go, Hello, Job, Ready, Reset, Setup, Where, Whereabouts
+from lablib.real.peers import interference
 from lablib.real.private import PrivateFolder, is_own_user
 from lablib.real.processes import Processes
 from lablib.real.sharing import Environment
@@ -163,7 +164,10 @@ class Pool:
                     raise WorkerError(f"rank {rank} could not make its process group: {message.error}\n{said}".rstrip())
                 self._unready.discard(rank)
             if time.monotonic() > deadline:
-                raise WorkerError(f"ranks {sorted(self._unready)} were not ready after {timeout_s:.0f} s")
+                told = interference(self._pids.values())
+                raise WorkerError(
+                    f"ranks {sorted(self._unready)} were not ready after {timeout_s:.0f} s" + (told and f"; {told}")
+                )
 
     # ---- running ----
 
@@ -227,7 +231,7 @@ class Pool:
             {rank: getattr(one, name) for rank, one in told.items()} for name in ("stack", "under_way")
         )
         stderr = {rank: self._said(rank, "stderr") for rank in told}
-        return timeout_error(timeout_s, self.ranks, stacks, under_way, stderr)
+        return timeout_error(timeout_s, self.ranks, stacks, under_way, stderr, interference(self._pids.values()))
 
     # ---- talking ----
 

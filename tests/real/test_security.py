@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import IO
@@ -15,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lablib.errors import LaunchError
+from lablib.errors import LaunchError, LaunchTimeoutError
 from lablib.real import run_real
 from lablib.real.peers import Connection, check_callers, strangers
 from lablib.real.pickling import unpack
@@ -204,6 +205,36 @@ def test_a_launch_that_another_user_has_called_ends_and_says_so():
             leading.join()
             stranger.kill()
     assert run_real(int, ranks=2, backend="gloo").values == [0, 0]
+
+
+@linux_only
+@root_only
+def test_a_launch_that_ends_for_its_time_says_whether_another_user_had_called(tmp_path):
+    """As where he kept a group from being made. Here the program itself listens: who waits for what is the same."""
+
+    def program():
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            if dist.get_rank() == 1:
+                (tmp_path / "new").write_text(str(server.getsockname()[1]))
+                (tmp_path / "new").rename(tmp_path / "port")
+            time.sleep(60)
+
+    def call() -> None:
+        while not (tmp_path / "port").exists():
+            time.sleep(0.01)
+        print((tmp_path / "port").read_text(), file=stranger.stdin, flush=True)
+
+    command = [sys.executable, "-c", BE_NOBODY + STRANGER]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as stranger:
+        threading.Thread(target=call).start()
+        try:
+            with pytest.raises(LaunchTimeoutError, match=f"user id {NOBODY}: another user of this machine has interf"):
+                run_real(program, ranks=2, backend="gloo", timeout_s=4)
+        finally:
+            stranger.kill()
+    assert "interfered" not in str(
+        pytest.raises(LaunchTimeoutError, run_real, program, ranks=2, backend="gloo", timeout_s=1).value
+    )
 
 
 @root_only
