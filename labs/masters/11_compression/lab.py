@@ -516,7 +516,7 @@ WAYS = {
     "top-k with feedback": lambda: ErrorFeedback(TopK(0.01)),
     "top-k alone": lambda: TopK(0.01),
 }
-num_steps = 100 if quick else 200
+num_steps = 60 if quick else 200
 series = {}
 for name, make in WAYS.items():
     run = launch(train, make, num_steps, 0.2, ranks=4, trace=False)
