@@ -94,6 +94,7 @@ class Settings:
         @wraps(setter)
         def mark_and_call(*args: Any, **kwargs: Any) -> Any:
             if all(at != place for place, _ in self._quick):
+                self.look()  # what the rank has changed before, in this turn
                 self._quick.append((at, _LOOKED_AT[at]))
                 self._looks()
             return setter(*args, **kwargs)

@@ -25,6 +25,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.distributed.fsdp._debug_utils import SimpleProfiler
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.module import register_module_forward_hook
@@ -169,6 +171,26 @@ def test_a_rank_has_its_own_the_notebook_keeps_its_own_and_the_next_launch_start
     assert first[1] != second[1] and first[1] != first[0]  # Two change it,
     assert [own == after for _, own, after in (first, second, third)] == [True] * 3  # each sees its own,
     assert third[1] == third[0] and seen(owner) == host  # and the third and the notebook see nothing of it.
+
+
+_orders = st.lists(st.sampled_from([owner for owner in OWNERS if owner.setters]), unique=True, min_size=2)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from(OWNERS), max_size=3), st.tuples(_orders, _orders))
+def test_a_rank_keeps_all_that_it_changes_in_one_turn_in_whatever_order(first: list[Owner], orders: tuple):
+    """Setters that are watched come last: each notes what it changes, and forgets nothing that changed before."""
+
+    def program() -> list[str]:
+        rank = dist.get_rank()
+        for owner in (*first, *orders[rank]):
+            CHANGES[owner.name](rank + 1)
+        own = all_seen()
+        for _ in range(3):
+            dist.barrier()
+        return [name for name, state in all_seen().items() if state != own[name]]
+
+    assert launch(program, ranks=2).values == [[], []]
 
 
 @pytest.mark.parametrize("name", ["random generators"])
