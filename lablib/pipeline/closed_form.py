@@ -94,11 +94,11 @@ def makespan_s(
         num_stages, num_microbatches, num_chunks, middle, first_extra, last_extra, send_s, overlap, busiest
     )
     longest_s = _MAKESPANS[schedule](sums)
-    if schedule == "interleaved":
+    if schedule in _OF_ONE_PIECE:
         # With one piece on each rank there is nothing to interleave.
         is_plain = num_chunks == 1
         if is_plain.any() if isinstance(is_plain, np.ndarray) else is_plain:
-            longest_s = where(is_plain, one_f_one_b_s(sums), longest_s)
+            longest_s = where(is_plain, _OF_ONE_PIECE[schedule](sums), longest_s)
     return where(num_stages == 1, num_microbatches * sums.round_s, longest_s)
 
 
@@ -151,6 +151,8 @@ _MAKESPANS = {
     "dualpipe-v": dualpipe_v_s,
     "v-half": v_half_s,
 }
+
+_OF_ONE_PIECE = {"interleaved": one_f_one_b_s, "breadth-first": gpipe_s}
 
 _IDLE = {
     "gpipe": lambda p, v: 3 * (p - 1),

@@ -72,12 +72,23 @@ def interleaved_s(sums: PipelineSums) -> Numbers:
 
 
 def breadth_first_s(sums: PipelineSums) -> Numbers:
-    """GPipe on pieces: the first piece's extra holds up its own pass, the last piece's another."""
-    p, m, v = sums.p, sums.m, sums.v
-    extra_s = sums.t0_s + sums.t1_s - 2 * sums.t_s
-    busy_s = m * (sums.t_s + maximum(extra_s, sums.busiest_s - sums.t_s))
+    """GPipe on pieces, v passes one after another each way, each as fast as its slowest rank.
+
+    The first piece's extra holds up one of them, the last piece's another; a rank with more layers than the mean holds
+    up each, as far as no extra does.
+    """
+    p, m, v, (e0, e1) = sums.p, sums.m, sums.v, (sums.e0, sums.e1)
+    x, mid, has_middle = sums.x, sums.mid, 1.0 * (p > 2)
+    forward_s = _held_up_s(has_middle * (x[0] - mid[0]), v, e0[0], e1[0])
+    backward_s = _held_up_s(has_middle * (x[1] + x[2] - mid[1] - mid[2]), v, e0[1] + e0[2], e1[1] + e1[2])
+    busy_s = m * (sums.t_s + forward_s + backward_s)
     full_s = busy_s + (p - 1) * (sums.t_s / v + 2 * sums.c_s) + 2 * (m * v - 1) * sums.held_s
     # Few micro-batches are through a rank before the first of them is back for its next piece.
     alone_s = sums.round_s + 2 * (p * v - 1) * sums.c_s
     alone_s = alone_s + (m - 1) * (sums.t_s / v + maximum(sums.t0_s, sums.t1_s) - sums.t_s + 2 * sums.held_s)
     return maximum(full_s, alone_s)
+
+
+def _held_up_s(over_s: Numbers, v: Numbers, e0_s: Numbers, e1_s: Numbers) -> Numbers:
+    """What one micro-batch takes in v passes beyond the mean: in each by its slowest rank."""
+    return maximum(e0_s, over_s / v) + maximum(e1_s, over_s / v) + (v - 2) * (over_s / v)

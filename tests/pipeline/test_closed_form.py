@@ -143,10 +143,10 @@ def test_on_average_the_formulas_of_the_common_schedules_are_exact_to_a_thousand
         assert np.mean(errors) < 1e-3
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zb-h1"])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "breadth-first", "zb-h1"])
 def test_a_rank_with_more_layers_than_the_mean_sets_the_pace(schedule):
     """Of 8 stages, one in the middle has a third more; the mean is that of all."""
-    p, m, v = 8, 64, 2 if schedule == "interleaved" else 1
+    p, m, v = 8, 64, 2 if schedule in ("interleaved", "breadth-first") else 1
     times = [3.0] * (p * v)
     times[p // 2] += 1.0 if v == 1 else 2.0
     heavy, mean = times[p // 2] + (v - 1) * 3.0, sum(times) / p
@@ -173,6 +173,29 @@ def test_an_array_of_questions_has_the_answers_of_each(schedule, cases, middle, 
         assert isinstance(one, float) and found[i] == pytest.approx(one, rel=1e-12)
     held = in_flight(schedule, p, m, 2)
     assert held.tolist() == [in_flight(schedule, p_i, m_i, 2) for p_i, m_i, _ in cases]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_breadth_first_with_fewer_layers_at_both_ends_is_no_faster_than_a_replay(data):
+    """The first and the last piece of the model lack a layer each, as beside an embedding and a head of a layer."""
+    p, m, v = data.draw(sizes("breadth-first", 1).filter(lambda size: size[0] > 2))
+    layers, head = data.draw(st.integers(2, 4)), data.draw(st.integers(0, 6)) / 2
+    middle, lacking = StageTime(*[float(v * layers)] * 3), StageTime(-1.0, -1.0, -1.0)
+    last = StageTime(head - 1, head - 1, head - 1)
+    costs = costs_of(p, v, middle, lacking, last)
+    expected = replay(make("breadth-first", p, m, v), costs).makespan_s
+    found = makespan_s("breadth-first", p, m, v, middle, lacking, last, busiest=middle)
+    assert expected * (1 - 1e-9) <= found <= expected * 1.15
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.data())
+def test_one_piece_on_each_rank_is_gpipe_breadth_first_and_1f1b_interleaved(data):
+    p, m, _, middle, first, last, send_s, overlap = data.draw(questions("gpipe"))
+    for name, plain in (("breadth-first", "gpipe"), ("interleaved", "1f1b")):
+        times_s = [makespan_s(each, p, m, 1, middle, first, last, send_s, overlap) for each in (name, plain)]
+        assert times_s[0] == pytest.approx(times_s[1], rel=1e-12)
 
 
 def test_one_rank_has_no_bubble_and_sends_nothing():
