@@ -25,7 +25,7 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
-from lablib.cost.arrays import Numbers, maximum, minimum
+from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
 from lablib.cost.attention import attention_time_s, causal_share
 from lablib.cost.matmul import matmul_time_s
 from lablib.cost.memory import memory_bound_time_s
@@ -264,7 +264,7 @@ class Machine:
 
     def in_node(self, n: Numbers, stride: Numbers) -> Numbers:
         """How many of n ranks, `stride` ranks apart, share a node with the first."""
-        return minimum(n, maximum(self.cluster.devices_per_node // stride, 1))
+        return minimum(n, ceil_div(self.cluster.devices_per_node, stride))
 
     @cached_property
     def groups(self) -> RegularGroups:

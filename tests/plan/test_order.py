@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib import CLUSTERS
 from lablib.cost import GroupNetwork, collective_cost
+from lablib.models import Experts, find_transformer
 from lablib.plan import IDEAL, Parallel, predict
 from lablib.plan.order import ORDER, PlacedMachine, axis_sizes, placed_machine
 from lablib.plan.stack import STACKS
@@ -38,6 +40,30 @@ def test_the_planners_own_order_changes_no_digit(model: str, parallel: Parallel,
     assert plain.step_time_s == placed.step_time_s and plain.communication == placed.communication
     assert plain.memory == placed.memory and plain.notes == ()
     assert "Order of the axes" in placed.notes[0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    data=SIZES,
+    tensor=st.sampled_from([1, 2, 3, 4, 8]),
+    pipeline=SIZES,
+    expert=st.sampled_from([1, 2, 3, 8]),
+    per_node=st.sampled_from([4, 7, 8, 18]),
+    stack=st.sampled_from([STACKS["torch"], replace(STACKS["megatron-core"], dispatcher="deduplicated")]),
+    zero_plus_plus=st.sampled_from([(), ("hpZ",)]),
+)
+def test_nor_does_it_where_groups_do_not_fill_their_nodes(
+    data, tensor, pipeline, expert, per_node, stack, zero_plus_plus
+):
+    cluster = CLUSTERS["dgx-a100"].replace(devices_per_node=per_node)
+    sizes = {"num_heads": 24, "num_kv_heads": 24, "d_model": 1536, "d_ff": 6144, "num_layers": 8}
+    model = replace(find_transformer("qwen3-30b-a3b"), **sizes, experts=Experts(24, 2, 768))
+    stage = 3 if zero_plus_plus and not stack.is_eager else 0
+    ways = {"zero_stage": stage, "zero_plus_plus": zero_plus_plus if stage else ()}
+    parallel = Parallel(data=data * expert, tensor=tensor, pipeline=pipeline, expert=expert, **ways)
+    question = (model, cluster, parallel, 4 * data * expert)
+    plain, placed = (predict(*question, stack=stack, order=order) for order in (None, ORDER))
+    assert plain.step_time_s == pytest.approx(placed.step_time_s, rel=1e-12)
 
 
 @given(data=SIZES, tensor=SIZES, pipeline=SIZES, context=SIZES, order=st.permutations(ORDER))
