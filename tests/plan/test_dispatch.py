@@ -5,8 +5,10 @@ from itertools import combinations
 from math import comb
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lablib.hardware import CLUSTERS, FatTree
+from lablib.hardware import CLUSTERS, Dragonfly, FatTree
 from lablib.models import Experts, find_transformer
 from lablib.plan import IDEAL, STACKS, Parallel, predict, predict_many
 from lablib.plan.layer.dispatch import exchange_s, visited_share
@@ -49,6 +51,26 @@ def test_rows_over_each_wire_are_those_of_every_choice_of_experts(num_experts, n
         wires = (cluster.inter.bandwidth_bytes_per_s, cluster.intra.bandwidth_bytes_per_s)
         times = [1000 * 64 * rows / wire for rows, wire in zip((outside_rows, inside_rows), wires, strict=True)]
         assert seconds == pytest.approx(max(times), rel=1e-9)
+
+
+@settings(deadline=None)
+@given(
+    nodes=st.integers(1, 12),
+    inside=st.sampled_from([1, 2, 8]),
+    topology=st.one_of(
+        st.builds(FatTree, st.integers(1, 4), st.integers(1, 3), st.sampled_from([1.0, 4.0]), st.just(0.0)),
+        st.builds(Dragonfly, st.integers(1, 2), st.integers(1, 3), switch_latency_s=st.just(0.0)),
+    ),
+)
+def test_a_token_that_crosses_to_a_node_once_goes_at_the_rate_that_the_topology_leaves(nodes, inside, topology):
+    mixture, cluster = Experts(nodes * inside, 1, 64), WIRES.replace(devices_per_node=inside, topology=topology)
+    wires, row_bytes = (cluster.inter.bandwidth_bytes_per_s, cluster.intra.bandwidth_bytes_per_s), 64e3
+    # With one expert for a token, each node gets as many.
+    each = 1000 * row_bytes / nodes
+    outside = [sum(each / (wires[0] * topology.taper(a, b)) for b in range(nodes) if b != a) for a in range(nodes)]
+    inside_s = 1000 * row_bytes * (1 - 1 / inside) / wires[1]
+    seconds = exchange_s(Machine(cluster, DEDUPLICATED, IDEAL, "bfloat16"), mixture, 1000, row_bytes, nodes * inside, 1)
+    assert seconds == pytest.approx(max(inside_s, *outside), rel=1e-9)
 
 
 def test_deepseek_v3s_tokens_cross_to_each_node_once():

@@ -3,7 +3,7 @@
 R tokens of a rank go to k of E experts each. The experts lie on e ranks, L of them in each of N nodes. Wires inside and
 outside nodes work at the same time, and the slower ones decide:
 
-    time = alpha + max( outside / NIC, inside / NVLink )
+    time = max( alpha + outside / NIC, alpha + inside / NVLink )        the NIC with its topology's taper and switches
 
     dispatcher   outside                    inside                      a token is sent
     all-to-all   R k (N - 1) / N            R k (L - 1) / e             once for each of its experts (lablib/cost)
@@ -17,7 +17,7 @@ So 8 of 256 experts on 4 nodes need 2.7 messages over the NIC for a token in the
 
 What hides behind compute (`Stack.hides_dispatch`) still takes cores from it: a share of the seconds that are hidden.
 
-Legend: all in rows of D numbers; alpha of the farther wires, and a collective's call.
+Legend: all in rows of D numbers; alpha of either wires, with a collective's call.
 
 Source: DeepSeek-V3, 2024, arXiv 2412.19437, sections 3.2.1 (overlap) and 3.2.2 (once to each node, 20 of 132 cores);
 "Scalable Training of Mixture-of-Experts Models with Megatron Core", 2026, arXiv 2603.07685 (dispatchers).
@@ -25,7 +25,7 @@ Simplified: routing is even and independent, no groups of nodes are preferred; w
 bytes each, are not counted; a step of one micro-batch hides its exchanges too.
 """
 
-from lablib.cost.arrays import Numbers, maximum
+from lablib.cost.arrays import Numbers, ceil_div, maximum
 from lablib.models.transformer import Experts
 from lablib.plan.machine import Machine
 
@@ -38,18 +38,17 @@ def exchange_s(
     """Seconds of one exchange: of `rows` tokens of each rank, over `expert` ranks, `stride` ranks apart."""
     if on.stack.is_eager or on.stack.dispatcher == "alltoall":
         return on.collective_s("all_to_all", rows * mixture.num_active * row_bytes, expert, stride)
-    wires = on.groups.cluster
     inside = on.in_node(expert, stride)
     nodes = expert / inside
     outside_rows = rows * (nodes - 1) * visited_share(mixture, nodes)
     inside_rows = rows * expert * visited_share(mixture, expert) * (1 - 1 / inside)
-    slower_s = maximum(
-        outside_rows * row_bytes / wires.inter.bandwidth_bytes_per_s,
-        inside_rows * row_bytes / wires.intra.bandwidth_bytes_per_s,
+    # Both are all-to-alls: of the ranks in the same place of each node, over the topology; and of those of a node.
+    rail = ceil_div(expert, inside)
+    outside_bytes, inside_bytes = (
+        sent * row_bytes * n / maximum(n - 1, 1) for sent, n in ((outside_rows, rail), (inside_rows, inside))
     )
-    is_outside = 1.0 * (nodes > 1)
-    alpha_s = is_outside * wires.inter.latency_s + (1 - is_outside) * wires.intra.latency_s
-    return (expert > 1) * (slower_s + alpha_s + wires.collective_overhead_s)
+    outside_s = on.collective_s("all_to_all", outside_bytes, rail, stride * inside)
+    return maximum(outside_s, on.collective_s("all_to_all", inside_bytes, inside, stride))
 
 
 def visited_share(mixture: Experts, parts: Numbers) -> Numbers:
