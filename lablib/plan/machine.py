@@ -47,7 +47,10 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class Pass(NamedTuple):
-    """Seconds of one pass through some layers, by what they are spent on, and the kernels that were started."""
+    """Seconds of one pass through some layers, by what they are spent on, and the kernels that were started.
+
+    `context_s` is what attention waits for; `hidden_context_s` is on the wires while it works, and takes no time.
+    """
 
     product_s: Numbers = 0.0
     attention_s: Numbers = 0.0
@@ -56,6 +59,7 @@ class Pass(NamedTuple):
     context_s: Numbers = 0.0
     expert_s: Numbers = 0.0
     kernels: Numbers = 0.0
+    hidden_context_s: Numbers = 0.0
 
     def plus(self, other: "Pass") -> "Pass":
         """Both passes, one after the other."""
@@ -72,7 +76,7 @@ class Pass(NamedTuple):
 
     @property
     def communication_s(self) -> Numbers:
-        """Seconds on the three axes that layers communicate on."""
+        """Seconds that layers wait for the three axes on which they communicate."""
         return self.tensor_s + self.context_s + self.expert_s
 
 

@@ -137,7 +137,7 @@ def step_of(choices: Choices, split: Split) -> Step:
         optimizer_s=optimizer_s,
         fixed_s=on.derating.step_s,
         tensor=Axis(spent.tensor_s + pipe.ends_tensor_s, exposed_tensor_s + pipe.ends_tensor_s),
-        context=Axis(spent.context_s, spent.context_s),
+        context=Axis(spent.context_s + spent.hidden_context_s, spent.context_s),
         expert=Axis(spent.expert_s, exposed_expert_s),
         data=Axis(
             data.total_s + m * layers * layer.sharded.total_s,

@@ -182,6 +182,28 @@ def test_what_waits_for_two_wires_waits_for_the_slower_one():
     assert moved.step_time_s == pytest.approx(plain.step_time_s, rel=1e-9)
 
 
+@settings(deadline=None, max_examples=60)
+@given(question=questions(), context=st.sampled_from([2, 4]), tensor=st.sampled_from([1, 8]))
+def test_every_stacks_context_ranks_send_keys_and_values_with_at_least_one_head(question, context, tensor):
+    """Over wires that take no time but what their bandwidth says, hidden or not."""
+    model = replace(TRANSFORMERS["llama-3-8b"], num_layers=16)
+    alike = {"model": model, "recompute": "none", "offload": (), "derating": IDEAL}
+    split = replace(question["parallel"], tensor=tensor, context=context, replicas=1)
+    question |= alike | {"parallel": split}
+    (total_s, exposed_s), narrow = predict(**question).communication["context"], {}
+    passes = question["batch"] // split.data * model.num_layers / split.pipeline
+    width = 4 if question["precision"] in ("float32", "tfloat32") else 2
+    sent = 3 * 2 * question["seq_len"] * (8 // tensor) * 128 * width * (context - 1) / context
+    cluster = question["cluster"]
+    fastest = max(cluster.intra.bandwidth_bytes_per_s, cluster.inter.bandwidth_bytes_per_s)
+    assert total_s > passes * sent / fastest * (1 - 1e-9) and 0 <= exposed_s <= total_s
+    # A tensor rank has a whole head, however few there are.
+    for heads in (1, 8):
+        few = replace(model, num_kv_heads=heads)
+        narrow[heads] = predict(**question | {"model": few}).communication["context"]
+    assert (narrow[1] == narrow[8]) == (tensor == 8)
+
+
 def test_a_dense_mlp_that_no_layer_has_takes_no_room():
     mixture = TRANSFORMERS["mixtral-8x7b"]
     assert mixture.num_expert_layers == mixture.num_layers

@@ -113,8 +113,10 @@ def _forward(on: Machine, model: Transformer, at: Sizes, shard: _Shard, has_half
     if has_half:
         other = other.plus(kernels(on, 2 * row, 2 * q))
         ends = ends.plus(kernel(on, 2 * q * narrow))
-    exposed_s = maximum(_gather_s(on, at, shard) - _device_s(on, own), 0.0)
-    return own.plus(other.times(at.context - 1)).plus(ends).plus(Pass(context_s=exposed_s))
+    gather_s = _gather_s(on, at, shard)
+    exposed_s = maximum(gather_s - _device_s(on, own), 0.0)
+    wires = Pass(context_s=exposed_s, hidden_context_s=gather_s - exposed_s)
+    return own.plus(other.times(at.context - 1)).plus(ends).plus(wires)
 
 
 def _backward(on: Machine, model: Transformer, at: Sizes, shard: _Shard, has_half: bool) -> Pass:
@@ -137,9 +139,11 @@ def _backward(on: Machine, model: Transformer, at: Sizes, shard: _Shard, has_hal
     send_s = on.groups.time_s("send", 1.0 * kv, at.context, at.tensor)  # an all-to-all, of which all is for the next
     hidden_s, last_s = _device_s(on, query_part.plus(gathered)), _device_s(on, query_part.plus(last))
     exposed_s = (at.context - 1) * maximum(send_s - hidden_s, 0.0) + maximum(send_s - last_s, 0.0)
-    exposed_s = exposed_s + maximum(_gather_s(on, at, shard) - _device_s(on, own.plus(query)), 0.0)
+    gather_s = _gather_s(on, at, shard)
+    exposed_s = exposed_s + maximum(gather_s - _device_s(on, own.plus(query)), 0.0)
+    wires = Pass(context_s=exposed_s, hidden_context_s=at.context * send_s + gather_s - exposed_s)
     rounds = gathered.plus(sums).plus(query_part).times(at.context - 1)
-    return start.plus(own).plus(query).plus(rounds).plus(last).plus(end).plus(Pass(context_s=exposed_s))
+    return start.plus(own).plus(query).plus(rounds).plus(last).plus(end).plus(wires)
 
 
 def _block(on: Machine, model: Transformer, at: Sizes, backward: bool, queries: float, keys: float) -> Pass:

@@ -3,12 +3,12 @@
     plain       one product for queries, keys and values, [R, D] x [D, (H + 2G) K / t]
     latent      down to the latents (whole on every rank), up by heads (DeepSeek-V2's MLA)
     itself      unfused: two products of B H / t matrices, and softmax and dropout over the scores; flash: one kernel
-                forward, three backward; with c context ranks a ring of c rounds behind which it works on
+                forward, three backward; either with c context ranks in a ring of c rounds, behind which it works on
 
 Legend, source and what is simplified: the package's own (`__init__.py`).
 """
 
-from lablib.cost.arrays import maximum
+from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.models.transformer import Latent, Transformer
 from lablib.plan.layer.parts import linear, passes, residual, tensor_exchange
 from lablib.plan.layer.work import Sizes, Work
@@ -61,9 +61,27 @@ def _latent(on: Machine, model: Transformer, latent: Latent, at: Sizes) -> Work:
 
 
 def core_attention(on: Machine, model: Transformer, at: Sizes) -> Work:
-    """Attention between its products, on H / t heads and T / c queries."""
-    if on.stack.attention == "flash":
-        return _flash(on, model, at)
+    """Attention between its products, on H / t heads and T / c queries; with context ranks a ring of c rounds.
+
+    In each round the keys and values of another rank arrive, in backward with their gradients, while the rank works on
+    those that it has.
+    """
+    work = _flash(on, model, at) if on.stack.attention == "flash" else _unfused(on, model, at)
+    kv_heads, d = maximum(model.kv_heads / at.tensor, 1), (model.head_size + model.value_size) / 2
+    ring_bytes = 2 * at.rows * at.context * kv_heads * d * on.width
+    ring_s = on.collective_s("all_gather", ring_bytes, at.context, at.tensor)
+    forward, backward = _behind(work.forward, ring_s), _behind(work.input, 2 * ring_s)
+    return work._replace(forward=forward, input=backward, core=forward)
+
+
+def _behind(kernels: Pass, wires_s: Numbers) -> Pass:
+    """Kernels, and what goes over the wires meanwhile."""
+    hidden_s = minimum(wires_s, kernels.compute_s)
+    return kernels._replace(context_s=wires_s - hidden_s, hidden_context_s=hidden_s)
+
+
+def _unfused(on: Machine, model: Transformer, at: Sizes) -> Work:
+    """Two products of B H / t matrices, and softmax and dropout over the scores."""
     heads, tokens, width = model.num_heads / at.tensor, at.tokens, on.width
     keys, d = tokens * at.context, (model.head_size + model.value_size) / 2
     pairs = at.micro_batch * heads
@@ -75,21 +93,15 @@ def core_attention(on: Machine, model: Transformer, at: Sizes) -> Work:
     forward = Pass(products, 0.0, on.stream_s(scores * (2 * width + dropped * (2 * width + 1))), kernels=4)
     backward = Pass(backward_products, 0.0, on.stream_s(scores * (3 * width + dropped * (2 * width + 1))), kernels=6)
     saved = scores * (width + dropped * (1 + width))
-    return Work(forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=saved)
+    return Work(forward, backward, Pass(), saved_bytes=saved, core_bytes=saved)
 
 
 def _flash(on: Machine, model: Transformer, at: Sizes) -> Work:
-    """One kernel forward, three backward; with context ranks a ring of keys and values, behind which it works on.
-
-    The ring has c rounds, in each the keys and values of another rank; backward their gradients travel too.
-    """
+    """One kernel forward, three backward."""
     heads, tokens, batch = model.num_heads / at.tensor, at.tokens, at.micro_batch
     keys, d = tokens * at.context, (model.head_size + model.value_size) / 2
     forward_s, backward_s = (on.attention_s(batch, heads, tokens, keys, d, is_back) for is_back in (False, True))
-    ring_bytes = 2 * batch * keys * model.kv_heads / at.tensor * d * on.width
-    ring_s = on.collective_s("all_gather", ring_bytes, at.context, at.tensor)
-    forward = Pass(attention_s=forward_s, context_s=maximum(0.0, ring_s - forward_s), kernels=1)
-    backward = Pass(attention_s=backward_s, context_s=maximum(0.0, 2 * ring_s - backward_s), kernels=3)
+    forward, backward = Pass(attention_s=forward_s, kernels=1), Pass(attention_s=backward_s, kernels=3)
     rows = at.rows * model.num_heads / at.tensor
     saved = rows * model.value_size * on.width + rows * 4
-    return Work(forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved)
+    return Work(forward, backward, Pass(), saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved)
