@@ -114,7 +114,8 @@ def _update_bytes(choices: Choices, own: Own) -> Numbers:
     model, optimizer = choices.model, choices.optimizer
     if not optimizer.update_passes:
         return 0.0
-    largest = max(model.hidden_size, model.vocab_size) * model.d_model
+    width = model.experts.d_ff if model.experts and not model.experts.num_dense_layers else model.hidden_size
+    largest = max(width, model.vocab_size) * model.d_model
     return optimizer.temporary_bytes(minimum(own.total, largest) if optimizer.is_per_tensor else own.total)
 
 

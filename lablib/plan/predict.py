@@ -163,10 +163,14 @@ def asked_for(
 
 
 def find_model(model: str | Transformer | GPTConfig) -> Transformer:
-    """`find_transformer` of what is a name or a record. Raises ValueError for a name nobody knows, and for the rest."""
+    """`find_transformer` of what is a name or a record, without experts that no layer has.
+
+    Raises ValueError for a name nobody knows, and for the rest.
+    """
     if not isinstance(model, (str, Transformer, GPTConfig)):
         raise WrongType(f'model must be a name, a Transformer or a GPTConfig: got {shown(model)}; try "llama-3-8b"')
-    return find_transformer(model)
+    found = find_transformer(model)
+    return found if found.num_expert_layers or found.experts is None else replace(found, experts=None)
 
 
 def choices_of(

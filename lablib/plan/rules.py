@@ -8,7 +8,8 @@ that is broken; `predict_many` keeps its number for each plan, and `search` coun
      1 replicas     divide data                          8 layers      one for each piece of the pipeline
      2 one stage    has one piece                        9 mixture     expert > 1, and an expert_tensor, need one
      3 heads        tensor divides them                 10 experts     expert divides them
-     4 hidden size  tensor divides it                   11 one piece   on each stage, of schedules without chunks
+     4 hidden size  tensor divides it, of MLPs and of   11 one piece   on each stage, of schedules without chunks
+                    shared experts, where there are any
      5 seq_len      context divides it                  12 two pieces  on each stage, of V-shaped schedules
      6 batch        data * micro_batch divides it       13 rounds      interleaved: pipeline divides micro-batches
     15 own tokens   expert_tensor other than tensor     14 torus       has so many nodes
@@ -97,6 +98,14 @@ def _num_experts(q: Question) -> int:
     return q.model.experts.num_experts if q.model.experts else 0
 
 
+def _dense_width(q: Question) -> int:
+    return q.model.hidden_size if q.model.num_expert_layers < q.model.num_layers else 0
+
+
+def _shared_width(q: Question) -> int:
+    return q.model.experts.num_shared * q.model.experts.d_ff if q.model.experts else 0
+
+
 def _expert_width(q: Question) -> int:
     return q.model.experts.d_ff if q.model.experts else 0
 
@@ -112,8 +121,12 @@ RULES = (
     ),
     Rule(
         "hidden size",
-        lambda q: q.model.hidden_size % q.tensor != 0,
-        lambda q: _divides("the hidden size of the MLP", "tensor", q.model.hidden_size, q.tensor),
+        lambda q: (_dense_width(q) % q.tensor != 0) | (_shared_width(q) % q.tensor != 0),
+        lambda q: (
+            _divides("the hidden size of the MLP", "tensor", _dense_width(q), q.tensor)
+            if _dense_width(q) % q.tensor
+            else _divides("the hidden size of the shared experts", "tensor", _shared_width(q), q.tensor)
+        ),
     ),
     Rule(
         "seq_len",

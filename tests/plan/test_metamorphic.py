@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.hardware import CLUSTERS, LINKS
-from lablib.models import TRANSFORMERS
+from lablib.models import TRANSFORMERS, Experts
 from lablib.plan import IDEAL, Parallel, Prediction, predict
 from lablib.plan.gradient_compression import COMPRESSIONS
 from lablib.plan.optimizers import OPTIMIZERS
@@ -202,6 +202,29 @@ def test_every_stacks_context_ranks_send_keys_and_values_with_at_least_one_head(
         few = replace(model, num_kv_heads=heads)
         narrow[heads] = predict(**question | {"model": few}).communication["context"]
     assert (narrow[1] == narrow[8]) == (tensor == 8)
+
+
+@settings(deadline=None, max_examples=60)
+@given(question=questions())
+def test_mlps_and_experts_that_no_layer_has_change_nothing(question):
+    layers = 16
+    few = {"num_layers": layers, "num_heads": 64, "num_kv_heads": 64, "d_head": 64}
+    mixture, dense = replace(TRANSFORMERS["qwen3-30b-a3b"], **few), replace(TRANSFORMERS["llama-3-8b"], **few)
+    none = replace(dense, experts=Experts(6, 2, 1407, 3, num_dense_layers=layers))
+    for model, alike in ((replace(mixture, d_ff=64), replace(mixture, d_ff=10**6 + 1)), (dense, none)):
+        found, other = (predict(**question | {"model": each}) for each in (model, alike))
+        assert found.step_time_s == other.step_time_s and found.memory == other.memory
+        assert found.communication == other.communication and found.mfu == other.mfu
+
+
+def test_tensor_ranks_share_the_mlps_that_there_are():
+    sizes = TRANSFORMERS["deepseek-v2-lite"]
+    shared = replace(sizes, experts=Experts(64, 6, 1407, num_shared=3, num_dense_layers=1))
+    split = Parallel(data=2, tensor=4, expert_tensor=1)
+    with pytest.raises(ValueError, match="divide the hidden size of the shared experts: got 4 and 4221; try 1"):
+        predict(shared, "dgx-h100", split, 8)
+    with pytest.raises(ValueError, match="divide the hidden size of the MLP: got 4 and 5001; try 1"):
+        predict(replace(sizes, d_ff=5001), "dgx-h100", split, 8)
 
 
 def test_a_dense_mlp_that_no_layer_has_takes_no_room():
