@@ -486,7 +486,11 @@ def _expect_end(expect: Expect, answer: Callable, rule: str, ready_s: list[float
     if num <= 6:
         for name, values in (("ready_s", ready_s), ("bucket_s", bucket_s)):
             rule += f", {name} [{', '.join(f'{x:.4g}' for x in values)}]"
-    expect.close(rule, answer(list(ready_s), list(bucket_s)), _end_s(ready_s, bucket_s))
+    saw, wanted = plain_number(answer(list(ready_s), list(bucket_s))), _end_s(ready_s, bucket_s)
+    if isinstance(saw, float) and 1e-9 < abs(saw / wanted - 1) < 1e-6 and saw == torch.tensor(saw).item():
+        said = f"off by {abs(saw / wanted - 1):.1e} of it: the accuracy of float32"
+        raise RuleBroken(rule, said, f"{wanted:.10g}: numbers of Python, or tensors of float64")
+    expect.close(rule, saw, wanted)
 
 
 def _accumulate(replica: Any, loss_of: Callable[[nn.Module, Tensor], Tensor], micro_batches: list[Tensor]) -> None:
