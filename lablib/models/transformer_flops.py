@@ -82,15 +82,20 @@ def step_flops(
     *,
     recompute: str = "none",
     causal: bool = False,
+    has_weight_gradients: bool = True,
 ) -> Numbers:
     """FLOPs of a training step of so many tokens: model FLOPs, and with `recompute` hardware FLOPs.
 
     Arguments:
         tokens: of the whole step, over all ranks and micro-batches.
+        has_weight_gradients: False where only adapters are trained, which count nothing: then matrices have one product
+            in backward, and the scores, whose operands are no weights, two as ever.
         Others as in `recompute_flops`.
     """
-    forward = sum(forward_flops(model, seq_len, causal=causal).values())
-    return tokens * (3 * forward + recompute_flops(model, seq_len, recompute=recompute, causal=causal))
+    flops = forward_flops(model, seq_len, causal=causal)
+    forward = sum(flops.values())
+    token = 3 * forward if has_weight_gradients else 2 * forward + flops["scores"]
+    return tokens * (token + recompute_flops(model, seq_len, recompute=recompute, causal=causal))
 
 
 def megatron_step_flops(batch: Numbers, s: Numbers, layers: Numbers, h: Numbers, vocab_size: Numbers) -> Numbers:

@@ -87,7 +87,7 @@ def data_axis(
         one: seconds of a layer for one micro-batch: what the traffic can hide behind.
         embedding_s: seconds of the embedding's backward.
     """
-    if choices.trainable != "all":
+    if choices.trainable != "all" and choices.zero_stage < 3:
         return Axis()
     outside = held.embedding + has_both_ends(choices, split) * held.head
     is_eager = choices.machine.stack.is_eager
@@ -125,8 +125,9 @@ def _sharded_ends(
     hide behind the first and the last micro-batch.
     """
     is_once = _is_gathered_once(choices, split)
-    layer_s = _layer_gather_s(choices, split, held) + _layer_reduce_s(choices, split, held)
-    ends_s = 2 * _gather_s(choices, split, outside) + _reduce_s(choices, split, outside)
+    trained = 1.0 * (choices.trainable == "all")
+    layer_s = _layer_gather_s(choices, split, held) + trained * _layer_reduce_s(choices, split, held)
+    ends_s = 2 * _gather_s(choices, split, outside) + trained * _reduce_s(choices, split, outside)
     times = 1 + (split.num_microbatches - 1) * (1 - is_once)
     total_s = times * (layer_s + ends_s)
     rest_s = is_once * maximum(layers - 1, 0) * layer_s

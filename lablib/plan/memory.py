@@ -152,15 +152,16 @@ def _gathered(
         stage, layer, outside, head: parameters of the stage's layers, of one, of both ends, of the head.
     """
     on = choices.machine
+    gradient_bytes = on.gradient_bytes if choices.trainable == "all" else 0
     if choices.zero_stage < 3:
         return 0.0 * layer, 0.0 * layer
     if choices.reshard_after_forward:
         # The layer at work and the next one; the gradients of one. The head's are not made yet.
-        return layer * (2 * on.width + on.gradient_bytes), head * on.width
+        return layer * (2 * on.width + gradient_bytes), head * on.width
     # Gathered for the whole step; with a pipeline, gradients are summed over micro-batches before they are split.
-    unsplit = (split.pipeline > 1) * (stage + outside) * on.gradient_bytes
+    unsplit = (split.pipeline > 1) * (stage + outside) * gradient_bytes
     whole = (stage + outside) * on.width
-    return whole + maximum(unsplit, layer * on.gradient_bytes), whole + unsplit
+    return whole + maximum(unsplit, layer * gradient_bytes), whole + unsplit
 
 
 def _has_head(choices: Choices, split: Split, rank: Numbers) -> Numbers:

@@ -86,8 +86,12 @@ class _Table:
         shards = tensor if self.sequence_parallel else tensor * 0 + 1
         at = Sizes(micro_batch, seq_len // context, tensor, context, expert, shards, expert_tensor)
         work = layer_work(on, model, at)
+        both = eager if on.stack.is_eager else ends
+        embedding, head = both.embedding(on, model, at), both.head(on, model, at)
         if not self.has_weight_gradients:
-            work = work._replace(weight=Pass())
+            work, embedding, head = (
+                each._replace(weight=Pass(), accumulate=Pass()) for each in (work, embedding, head)
+            )
         hides = on.stack.hides_backward_exchange
         hidden_s = minimum(work.input.tensor_s, work.weight.product_s) if hides else 0.0
         forward, backward = work.forward, work.input._replace(tensor_s=work.input.tensor_s - hidden_s)
@@ -100,8 +104,6 @@ class _Table:
             forward = forward._replace(expert_s=forward.expert_s - behind[0])
             backward = backward._replace(expert_s=backward.expert_s - behind[1])
             hidden_expert_s = behind[0] + behind[1]
-        both = eager if on.stack.is_eager else ends
-        embedding, head = both.embedding(on, model, at), both.head(on, model, at)
         return Pieces(
             layer=work,
             embedding=embedding._replace(forward=Pass(), input=Pass(), weight=Pass()),

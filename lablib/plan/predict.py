@@ -261,9 +261,9 @@ def _prediction(choices: Choices, split: Split, parallel: Parallel, batch: int, 
     device = machine.device
     tokens = batch * split.seq_len
     policy = choices.recompute
-    useful, computed = (tokens * _token_flops(model, split.seq_len, kind) for kind in ("none", policy.kind))
+    trains = choices.trainable == "all"
+    useful, computed = (tokens * _token_flops(model, split.seq_len, kind, trains) for kind in ("none", policy.kind))
     computed = useful + policy.share(model.num_layers / split.pipeline) * (computed - useful)
-    share = 2 / 3 if choices.trainable != "all" else 1.0
     return Prediction(
         name=model.name,
         cluster=machine.cluster.name,
@@ -277,8 +277,8 @@ def _prediction(choices: Choices, split: Split, parallel: Parallel, batch: int, 
         recompute=policy.name,
         precision=choices.machine.precision,
         step_time_s=step.step_s,
-        model_flops=share * useful,
-        hardware_flops=share * computed,
+        model_flops=useful,
+        hardware_flops=computed,
         peak_flops_per_s=machine.peak_flops_per_s,
         parts=parts_of(step),
         communication={name: tuple(getattr(step, name)[:2]) for name in AXES},
@@ -311,9 +311,9 @@ def _stages(choices: Choices, split: Split, step: Step) -> tuple[dict[str, float
 
 
 @lru_cache(maxsize=1024)
-def _token_flops(model: Transformer, seq_len: int, recompute: str) -> float:
+def _token_flops(model: Transformer, seq_len: int, recompute: str, has_weight_gradients: bool) -> float:
     """FLOPs of one token of a step: a search asks for the same few again and again."""
-    return step_flops(model, 1, seq_len, recompute=recompute)
+    return step_flops(model, 1, seq_len, recompute=recompute, has_weight_gradients=has_weight_gradients)
 
 
 def parts_of(step: Step) -> dict[str, float]:

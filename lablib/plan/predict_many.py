@@ -235,7 +235,9 @@ def first_broken(question: Question) -> np.ndarray:
 def _flops(choices: Choices, split: Split, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Model and hardware FLOPs of the steps, as predict.py has them."""
     model, policy = choices.model, choices.recompute
-    useful, computed = (step_flops(model, tokens, split.seq_len, recompute=kind) for kind in ("none", policy.kind))
-    share = 2 / 3 if choices.trainable != "all" else 1.0
-    again = policy.share(model.num_layers / split.pipeline) * (computed - useful)
-    return share * useful, share * (useful + again)
+    trains = choices.trainable == "all"
+    useful, computed = (
+        step_flops(model, tokens, split.seq_len, recompute=kind, has_weight_gradients=trains)
+        for kind in ("none", policy.kind)
+    )
+    return useful, useful + policy.share(model.num_layers / split.pipeline) * (computed - useful)

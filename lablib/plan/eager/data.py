@@ -205,7 +205,8 @@ def sharded_ends_s(choices: Choices, split: Split, held: Held) -> tuple[Numbers,
     gather_s, apart_s = gathered_s(on, split, outside)
     scatter_s, together_s = scattered_s(on, split, outside)
     added_s = (1 - 1 / split.num_microbatches) * on.stream_s(3 * outside / split.shards * on.shard_width)
-    return gather_s + scatter_s, apart_s + together_s + added_s
+    trained = 1.0 * (choices.trainable == "all")
+    return gather_s + trained * scatter_s, apart_s + trained * (together_s + added_s)
 
 
 def _outside(split: Split, held: Held) -> Numbers:
