@@ -30,7 +30,7 @@ from lablib.plan.optimizers import Optimizer, find_optimizer
 from lablib.plan.order import PlacedMachine, checked_order, placed_machine
 from lablib.plan.parallel import Parallel
 from lablib.plan.prediction import AXES, Prediction
-from lablib.plan.recompute import recompute_policy
+from lablib.plan.recompute import Recompute, recompute_policy
 from lablib.plan.rules import Question, obstacles
 from lablib.plan.setup import Choices, Split
 from lablib.plan.stack import Stack, find_stack
@@ -260,10 +260,8 @@ def _prediction(choices: Choices, split: Split, parallel: Parallel, batch: int, 
     model, machine = choices.model, choices.machine
     device = machine.device
     tokens = batch * split.seq_len
-    policy = choices.recompute
-    trains = choices.trainable == "all"
-    useful, computed = (tokens * _token_flops(model, split.seq_len, kind, trains) for kind in ("none", policy.kind))
-    computed = useful + policy.share(model.num_layers / split.pipeline) * (computed - useful)
+    policy, layers = choices.recompute, model.num_layers / split.pipeline
+    useful, again = _token_flops(model, split.seq_len, policy, machine.stack, layers, choices.trainable == "all")
     return Prediction(
         name=model.name,
         cluster=machine.cluster.name,
@@ -277,8 +275,8 @@ def _prediction(choices: Choices, split: Split, parallel: Parallel, batch: int, 
         recompute=policy.name,
         precision=choices.machine.precision,
         step_time_s=step.step_s,
-        model_flops=useful,
-        hardware_flops=computed,
+        model_flops=tokens * useful,
+        hardware_flops=tokens * (useful + again),
         peak_flops_per_s=machine.peak_flops_per_s,
         parts=parts_of(step),
         communication={name: tuple(getattr(step, name)[:2]) for name in AXES},
@@ -311,9 +309,12 @@ def _stages(choices: Choices, split: Split, step: Step) -> tuple[dict[str, float
 
 
 @lru_cache(maxsize=1024)
-def _token_flops(model: Transformer, seq_len: int, recompute: str, has_weight_gradients: bool) -> float:
-    """FLOPs of one token of a step: a search asks for the same few again and again."""
-    return step_flops(model, 1, seq_len, recompute=recompute, has_weight_gradients=has_weight_gradients)
+def _token_flops(
+    model: Transformer, seq_len: int, policy: Recompute, stack: Stack, layers: float, has_weight_gradients: bool
+) -> tuple[float, float]:
+    """FLOPs of one token of a step, and those again: a search asks for the same few again and again."""
+    useful = step_flops(model, 1, seq_len, has_weight_gradients=has_weight_gradients)
+    return useful, policy.again_flops(model, stack, layers, seq_len)
 
 
 def parts_of(step: Step) -> dict[str, float]:

@@ -234,10 +234,6 @@ def first_broken(question: Question) -> np.ndarray:
 
 def _flops(choices: Choices, split: Split, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Model and hardware FLOPs of the steps, as predict.py has them."""
-    model, policy = choices.model, choices.recompute
-    trains = choices.trainable == "all"
-    useful, computed = (
-        step_flops(model, tokens, split.seq_len, recompute=kind, has_weight_gradients=trains)
-        for kind in ("none", policy.kind)
-    )
-    return useful, useful + policy.share(model.num_layers / split.pipeline) * (computed - useful)
+    model, policy, layers = choices.model, choices.recompute, choices.model.num_layers / split.pipeline
+    useful = step_flops(model, tokens, split.seq_len, has_weight_gradients=choices.trainable == "all")
+    return useful, useful + tokens * policy.again_flops(model, choices.machine.stack, layers, split.seq_len)

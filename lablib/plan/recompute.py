@@ -22,6 +22,8 @@ Simplified: the mean layer of a stage stands for all: with "first k" each is rec
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, maximum, minimum
+from lablib.models.transformer import Transformer
+from lablib.models.transformer_flops import forward_flops, recompute_flops
 from lablib.plan.layer import Work
 from lablib.plan.machine import Pass
 from lablib.plan.stack import Stack
@@ -65,6 +67,13 @@ class Recompute(NamedTuple):
                 product_s=(1 - KEPT_PRODUCTS) * work.forward.product_s, attention_s=0.0, tensor_s=0.0
             )
         return work.core
+
+    def again_flops(self, model: Transformer, stack: Stack, layers: Numbers, seq_len: Numbers) -> Numbers:
+        """FLOPs of a token that run a second time: of `layers` layers a stage, all together."""
+        if self.kind == "selective" and stack.selective == "products":
+            flops = forward_flops(model, seq_len)
+            return (1 - KEPT_PRODUCTS) * (sum(flops.values()) - flops["scores"] - flops["head"])
+        return self.share(layers) * recompute_flops(model, seq_len, recompute=self.kind)
 
     def saved_bytes(self, work: Work, stack: Stack, entering_bytes: Numbers, layers: Numbers) -> Numbers:
         """What a mean layer keeps of one micro-batch; `entering_bytes` are those of its input."""

@@ -4,6 +4,7 @@ import pytest
 
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import recompute_flops
+from lablib.plan import predict, predict_many
 from lablib.plan.layer import Sizes
 from lablib.plan.machine import Pass
 from lablib.plan.pieces import layer_work
@@ -47,6 +48,24 @@ def test_what_is_repeated_are_the_flops_of_that_policy(asked, text):
     assert again.product_s == pytest.approx(flops / PEAK, rel=1e-12)
     if text == "none":
         assert again == Pass()
+
+
+@pytest.mark.parametrize("text", ["none", "selective", "full", "first 2"])
+def test_utilization_counts_the_products_that_a_stack_repeats(asked, text):
+    """With products repeated and attention's output kept, no scores; they are no product where attention is fused."""
+    policy, stack, work, _ = asked(text, "torch-compile")
+    again = policy.again(work, stack, LAYERS)
+    flops = S * B * policy.again_flops(MODEL, stack, LAYERS, S) / LAYERS
+    scores = 0.0 if text in ("none", "selective") else policy.share(LAYERS) * 4 * S * S * B * H
+    assert again.product_s == pytest.approx((flops - scores) / PEAK, rel=1e-12)
+
+
+def test_hardware_flops_are_those_of_the_stack():
+    found = predict(MODEL, "dgx-h100", recompute="selective", stack="torch-compile")
+    again = S * LAYERS * 12 * H * H  # half of 24 H^2 a token
+    assert found.hardware_flops == pytest.approx(found.model_flops + again, rel=1e-12)
+    many = predict_many(MODEL, "dgx-h100", recompute="selective", stack="torch-compile")
+    assert many.hfu[0] == pytest.approx(found.hfu, rel=1e-12)
 
 
 def test_one_checkpoint_for_k_layers_keeps_a_k_th_and_works_on_k_layers(asked):
