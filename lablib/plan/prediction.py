@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from lablib.draw import draw
 from lablib.markup import paragraph, table_html
 from lablib.plan.parallel import Parallel
 from lablib.plan.usual import Software
+from lablib.signature import check_type, shown
 from lablib.units import format_quantity, plural
 
 if TYPE_CHECKING:
@@ -136,11 +138,17 @@ class Prediction:
         return sum(exposed for _, exposed in self.communication.values())
 
     def gpu_hours(self, tokens: float) -> float:
-        """GPU hours to train on so many tokens."""
+        """GPU hours to train on so many tokens. Raises ValueError for what is no number of them."""
+        _check_tokens(tokens)
         return tokens / self.tokens_per_s * self.num_gpus / 3600
 
     def energy_j(self, tokens: float | None = None) -> float | None:
-        """Joules of the GPUs at their thermal design power, for so many tokens (one step by default); None unknown."""
+        """Joules of the GPUs at their thermal design power, for so many tokens (one step by default); None unknown.
+
+        Raises ValueError for what is no number of tokens.
+        """
+        if tokens is not None:
+            _check_tokens(tokens)
         if self.power_w is None:
             return None
         seconds = self.step_time_s if tokens is None else tokens / self.tokens_per_s
@@ -194,3 +202,9 @@ class Prediction:
         table["share"] = [f"{share:.1%}" for share in table["share"]]
         notes = "".join(paragraph(note) for note in self.notes)
         return paragraph(self.sentence()) + table_html(table, float_format="{:.4g}".format) + notes
+
+
+def _check_tokens(tokens: float) -> None:
+    check_type("tokens", tokens, float)
+    if not 0 <= tokens < inf:
+        raise ValueError(f"tokens must be 0 or more, and finite: got {shown(tokens)}; try 1e12")

@@ -105,6 +105,15 @@ def test_a_plan_that_does_not_fit_is_predicted_and_says_so():
     assert prediction.peak_memory_bytes > 175e9 * 18 / 8
 
 
+@pytest.mark.parametrize("tokens", [-1, float("nan"), float("inf"), "1e12", True])
+def test_hours_and_energy_are_of_a_number_of_tokens(tokens):
+    found = predict("gpt2", "dgx-a100")
+    for of in (found.gpu_hours, found.energy_j):
+        with pytest.raises(ValueError, match="tokens must be"):
+            of(tokens)
+    assert found.gpu_hours(0) == found.energy_j(0) == 0
+
+
 def test_energy_is_known_where_the_catalogue_has_power():
     prediction = gpt3()
     assert prediction.energy_j() == pytest.approx(512 * 400 * prediction.step_time_s)
