@@ -10,7 +10,7 @@ ZeRO stage, recomputation, schedule and pieces. The grid is made as arrays (sear
 where none are given), and predict_many.py predicts it whole. Time: as predict_many, some microseconds a plan.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import inf
 from typing import Any
 
@@ -29,6 +29,7 @@ from lablib.plan.predict_many import Progress, predict_many
 from lablib.plan.recompute import recompute_policy
 from lablib.plan.search_grid import MICRO_BATCHES, RECOMPUTE, grid_of, splits_of
 from lablib.plan.search_result import SearchResult
+from lablib.plan.stack import find_stack
 from lablib.signature import MAX_WHOLE, shown, whole_number
 
 _MAX_GPUS = 10_000_000
@@ -89,8 +90,7 @@ def search(
     stages = _values("zero_stage", zero_stage, minimum=0)
     if wrong := set(stages) - set(SHARDING):
         raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {min(wrong)}")
-    if not stages and not find_compression(others.get("compression", "none")).is_none:
-        stages = (0, 1, 2)  # ZeRO-3 sums no gradients that could be compressed
+    stages = stages or _possible_stages(others)
     grid = grid_of(
         *(model, splits, _schedules(schedule), _values("chunks", chunks)),
         *(_values("micro_batch", micro_batch) or MICRO_BATCHES, stages),
@@ -100,6 +100,16 @@ def search(
     fits = np.flatnonzero(plans.fits)
     order = fits[np.lexsort((plans.peak_memory_bytes[fits], plans.step_time_s[fits]))]
     return SearchResult(plans, order)
+
+
+def _possible_stages(others: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ZeRO stages that go with choices made for all plans; none where all do."""
+    if not find_compression(others.get("compression", "none")).is_none:
+        return (0, 1, 2)  # ZeRO-3 sums no gradients that could be compressed
+    stack = others.get("stack")
+    has_wide_shards = stack is not None and find_stack(stack).has_wide_shards
+    has_kept = others.get("reshard_after_forward", True) is False
+    return (3,) if others.get("zero_plus_plus") or has_kept or has_wide_shards else ()
 
 
 def _schedules(given: Names) -> tuple[str, ...]:

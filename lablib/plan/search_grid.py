@@ -10,8 +10,8 @@ Values that are tried where none are given:
     chunks        of schedules with pieces: 2 to 12 on a stage, each of equally many whole layers
 
 data is what is left of the GPUs. What is the same plan under another name is tried once: one stage under one schedule,
-ZeRO where there are ranks to share with. ZeRO-2 goes with one stage, unless it is asked for: a pipeline sums gradients
-over its micro-batches before anybody could split them.
+ZeRO where there are ranks to share with, of its stages those that choices for all plans leave. ZeRO-2 goes with one
+stage, unless it is asked for: a pipeline sums gradients over its micro-batches before anybody could split them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

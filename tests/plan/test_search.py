@@ -1,5 +1,6 @@
 """The search: as good as asking for every plan in turn, and honest about those that it rejects."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from lablib.figures import describe
 from lablib.pipeline.closed_form import WITH_CLOSED_FORM
-from lablib.plan import Parallel, SearchResult, predict, search
+from lablib.plan import STACKS, Parallel, SearchResult, predict, search
 from lablib.plan.search_result import MEMORY
 
 QUESTION = {"model": "gpt3-13b", "cluster": "dgx-a100", "batch": 48}  # 40 layers, 40 heads
@@ -118,6 +119,21 @@ def test_by_default_everything_that_makes_sense_is_tried():
     zero = np.array(found.choices["zero_stage"].values)[found.choices["zero_stage"].codes]
     assert set(zero[pipeline == 1]) == {0, 1, 2, 3} and set(zero[pipeline > 1]) == {0, 1, 3}
     assert not (zero[found.numbers["data"] * found.numbers["context"] == 1] > 0).any()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"zero_plus_plus": ("qwZ",)},
+        {"reshard_after_forward": False},
+        {"stack": replace(STACKS["torch"], has_master=False, has_wide_shards=True)},
+    ],
+)
+def test_a_kind_of_zero_3_is_tried_with_that(choice):
+    found = search("gpt2", "dgx-a100", 8, gpus=8, schedule="1f1b", **choice)
+    assert len(found.order) and found.plans.choices["zero_stage"].values == (3,)
+    with pytest.raises(ValueError, match="zero_stage=3"):
+        search("gpt2", "dgx-a100", 8, gpus=8, schedule="1f1b", zero_stage=[1, 3], **choice)
 
 
 def test_no_plan_is_tried_twice():
