@@ -178,6 +178,11 @@ def loss_weights(expect: Expect, loss_weights: Callable[[list[Tensor]], list[flo
         counts = [int((each != -100).sum()) for each in targets]
         wanted = [count / sum(counts) for count in counts]
         rule = f"the weights are shares of the tokens that count (micro-batches {name})"
+        is_off = difference(weights, wanted, rtol=1e-9, atol=0.0) is not None
+        if is_off and len(weights) == len(wanted) and all(isinstance(each, int | float) for each in weights):
+            told, right = (", ".join(f"{each:.4g}" for each in shares) for shares in (weights, wanted))
+            if told != right:  # all of them: by the first alone, one mistake may look like another
+                raise RuleBroken(rule, told, right)
         expect.close(rule, weights, wanted)
         flat = [torch.cat([each.flatten() for each in targets])]
         found, whole = _gradient([float(each) for each in weights], targets), _gradient([1.0], flat)
