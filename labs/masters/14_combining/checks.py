@@ -681,7 +681,7 @@ def some_tokens(expect: Expect, some_tokens: Callable[..., Tensor]) -> None:
         if kind == "any":
             length, capacity = any_size
         x, grad = (draw.tensor((length, width), dtype) for _ in range(2))
-        scores = draw.tensor((length,), dtype)
+        scores = draw.tensor((length,), dtype) if kind == "any" else _scores_apart(draw, length, dtype)
         if kind == "equal scores":
             scores = torch.full((length,), 2.0, dtype=dtype)  # the last above, one below; the rest are equal
             scores[-1], scores[draw.integer(0, length - 2)] = 3.0, 1.0
@@ -690,6 +690,15 @@ def some_tokens(expect: Expect, some_tokens: Callable[..., Tensor]) -> None:
         if kind == "scores that are close":  # in fewer bits they would be equal
             scores = 1.0 + 1e-9 * torch.arange(length, dtype=dtype)
         _expect_some_tokens(expect, some_tokens, kind, x, scores, capacity, grad)
+
+
+def _scores_apart(draw: Draw, length: int, dtype: torch.dtype) -> Tensor:
+    """In fewer bits, or all below zero, they keep their order: only scores that are close tell who compares those."""
+    while True:
+        scores = draw.tensor((length,), dtype)
+        kinds = (scores, -scores.abs() - 0.1)
+        if all(len(each.bfloat16().unique()) == length for each in kinds):
+            return scores
 
 
 def _expect_some_tokens(
