@@ -299,7 +299,8 @@ def _parser() -> Parser:
     command.add_argument("--timeout", type=float, metavar="SECONDS", help="real seconds after which the run is ended")
     command.add_argument("--quiet", action="store_true", help="do not show what rank 0 prints while it runs")
     command.add_argument("script", metavar="SCRIPT", help="the file that torchrun would run")
-    command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script")
+    arguments = command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script")
+    arguments.required = False  # a script may take none
 
     command = commands.add_parser("list", help="the labs: question, minutes, whether built, exercises done")
     command.add_argument("lab", nargs="?", metavar="LAB", help="the sections of one lab, with their minutes")

@@ -79,7 +79,7 @@ def search(
     total = _gpus(cluster, nodes, gpus)
     seq_len = model.max_seq_len if seq_len is None else seq_len
     for name, value in (("batch", batch), ("seq_len", seq_len)):
-        _one(name, value)
+        whole_number(name, value)
     given = {"tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
     given |= {"expert_tensor": expert_tensor, "data": data}
     given = {name: _values(name, each) for name, each in given.items()}
@@ -139,21 +139,15 @@ def _several(given: Any) -> tuple[Any, ...]:
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (given,)
 
 
-def _values(name: str, given: Whole, minimum: int = 1, maximum: float = MAX_WHOLE) -> tuple[int, ...]:
+def _values(name: str, given: Whole, minimum: int = 1) -> tuple[int, ...]:
     """The values to try, each once; none where nothing was given."""
     if given is None:
         return ()
     values = _several(given)
     for value in values or (None,):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not minimum <= value <= maximum:
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not minimum <= value <= MAX_WHOLE:
             raise ValueError(f"{name} must be whole numbers, {minimum} or more: got {shown(value)}; try [1, 2, 4]")
     return tuple(dict.fromkeys(int(value) for value in values))
-
-
-def _one(name: str, given: Any) -> int:
-    if given is None or isinstance(given, Iterable):
-        return whole_number(name, given)
-    return _values(name, given, maximum=inf if name in ("gpus", "nodes") else MAX_WHOLE)[0]
 
 
 def _gpus(cluster: Cluster, nodes: int | None, gpus: int | None) -> int:
@@ -161,7 +155,8 @@ def _gpus(cluster: Cluster, nodes: int | None, gpus: int | None) -> int:
         raise ValueError(
             f"give nodes or gpus, one of the two: got nodes={shown(nodes)} and gpus={shown(gpus)}; try nodes=8"
         )
-    total = _one("gpus", gpus) if nodes is None else _one("nodes", nodes) * cluster.devices_per_node
+    name, given, each = ("gpus", gpus, 1) if nodes is None else ("nodes", nodes, cluster.devices_per_node)
+    total = whole_number(name, given, maximum=inf) * each
     if total > _MAX_GPUS:
         raise ValueError(f"a search is of {_MAX_GPUS:,} GPUs or fewer: got {shown(total)}; try fewer")
     return total

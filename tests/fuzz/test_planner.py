@@ -134,7 +134,7 @@ def test_the_calls_that_are_changed_are_answered(call):
         (predict_many, {"batch": [2**70, 1]}, "batch must be 1,000,000,000 or less"),
         (predict_many, {"schedule": [["1f1b"]]}, "a choice of each plan is a name or a number"),
         (search, {"tensor": [[1]]}, "tensor must be whole numbers, 1 or more"),
-        (search, {"batch": 2**63}, "batch must be whole numbers, 1 or more"),
+        (search, {"batch": 2**63}, r"batch must be below 2\*\*63: got .*; try batch=8"),
         (Derating, {"memory_share": 0.0}, r"memory_share is a share in \(0, 1\]: got 0.0"),
         (Stack, {"attention": "flahs"}, "unknown attention 'flahs': did you mean 'flash'"),
     ],

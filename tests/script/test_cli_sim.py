@@ -95,7 +95,7 @@ def test_a_deadlock_ends_with_1_and_names_the_line(script, capsys):
         (["--ranks", "two", "small.py"], "invalid int value: 'two'"),
         (["--cluster", "dgx-h10", "small.py"], "unknown cluster 'dgx-h10': did you mean 'dgx-h100'"),
         (["--timeout", "-1", "small.py"], "--timeout must be positive seconds"),
-        ([], "the following arguments are required: SCRIPT"),
+        ([], "the following arguments are required: SCRIPT; `lab sim"),
     ],
 )
 def test_nonsense_ends_with_2_and_one_sentence(script, tmp_path, capsys, words, says):
