@@ -126,10 +126,11 @@ def alignment_share(rows: tuple[Numbers, ...], dtype: str, device: Device) -> Nu
 
     Arguments:
         rows: whole numbers, or numpy arrays of them.
-        dtype: of the operands; one that tensor cores do not compute (float32, float64) loses nothing.
+        dtype: of the operands; one that tensor cores do not compute (float32, float64) loses nothing, and neither does
+            one that the device has no units for, which is computed as float32.
         device: where; its `row_alignment_bytes`.
     """
-    if not device.row_alignment_bytes or dtype not in _TENSOR_CORE_DTYPES:
+    if not device.row_alignment_bytes or dtype not in _TENSOR_CORE_DTYPES or dtype not in device.peak_flops_per_s:
         return 1.0
     # The lowest bit set in any length: what all rows are a multiple of.
     bits = 0

@@ -173,6 +173,12 @@ def test_what_tensor_cores_do_not_compute_loses_nothing(m, n, k, dtype):
     assert matmul_time_s(m, n, k, dtype, ALIGNED) == matmul_time_s(m, n, k, dtype, ANY_ROWS)
 
 
+@given(SIZES, SIZES, SIZES, st.sampled_from(["bfloat16", "float8", "int8"]))
+def test_a_dtype_without_units_is_computed_as_float32_and_loses_nothing(m, n, k, dtype):
+    old = replace(ALIGNED, peak_flops_per_s={"float32": 1e12, "float16": 4e12})
+    assert matmul_compute_s(m, n, k, dtype, old) == matmul_compute_s(m, n, k, "float32", old)
+
+
 @given(SIZES, SIZES, SIZES, st.sampled_from(sorted(WIDTHS)))
 def test_the_worst_aligned_row_decides_and_no_product_takes_four_times_as_long(m, n, k, dtype):
     bytes_ = 16 / WIDTHS[dtype]
