@@ -257,6 +257,7 @@ def _machine(cluster: Cluster, stack: Stack, derating: Derating, precision: str)
 
 
 def _prediction(choices: Choices, split: Split, parallel: Parallel, batch: int, step: Step) -> Prediction:
+    step.check_takes_time()
     model, machine = choices.model, choices.machine
     device = machine.device
     tokens = batch * split.seq_len
@@ -280,7 +281,7 @@ def _prediction(choices: Choices, split: Split, parallel: Parallel, batch: int, 
         peak_flops_per_s=machine.peak_flops_per_s,
         parts=parts_of(step),
         communication={name: tuple(getattr(step, name)[:2]) for name in AXES},
-        bubble_fraction=step.bubble_s / step.pipeline_s,
+        bubble_fraction=step.bubble_fraction,
         memory=_stages(choices, split, step),
         memory_limit_bytes=device.memory_bytes - machine.derating.driver_bytes,
         cached_share=machine.derating.cached_share,

@@ -212,13 +212,14 @@ def _fill(found: Any, choices: Choices, plans: np.ndarray, numbers: dict[str, np
     batch = numbers.pop("batch")
     split = Split(**numbers, num_microbatches=batch // (numbers["data"] * numbers["micro_batch"]))
     step = step_of(choices, split)
+    step.check_takes_time()
     tokens = batch.astype(float) * split.seq_len  # perhaps beyond 2^63
     useful, hardware = _flops(choices, split, tokens)
     peak = machine.peak_flops_per_s * split.num_ranks * step.step_s
     found.step_time_s[plans] = step.step_s
     found.tokens_per_s[plans] = tokens / step.step_s
     found.mfu[plans], found.hfu[plans] = useful / peak, hardware / peak
-    found.bubble_fraction[plans] = step.bubble_s / step.pipeline_s
+    found.bubble_fraction[plans] = step.bubble_fraction
     found.peak_memory_bytes[plans] = peak_bytes(choices, split, step)
     for axis in AXES:
         found.exposed_s[axis][plans] = getattr(step, axis).exposed_s

@@ -20,6 +20,8 @@ Simplified: every layer takes as long as the mean one (dense ones and those with
 
 from typing import NamedTuple
 
+import numpy as np
+
 from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
 from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.pipeline.sums import where
@@ -73,6 +75,20 @@ class Step(NamedTuple):
     head: Work
     held: Held
     pipeline_s: Numbers
+
+    @property
+    def bubble_fraction(self) -> Numbers:
+        """Share of the makespan in which the busiest stage waits; 0 where nothing takes time."""
+        return self.bubble_s / where(self.pipeline_s > 0, self.pipeline_s, 1.0)
+
+    def check_takes_time(self) -> None:
+        """Raises ValueError where a step is over at once: nothing could be said of its speed."""
+        if np.min(self.step_s) > 0:
+            return
+        raise ValueError(
+            "a step must take some time: got 0 s, of a device that computes in no time and nobody to talk to, without "
+            "derating; give the usual derating, or ranks that communicate in every plan"
+        )
 
 
 class _Layer(NamedTuple):

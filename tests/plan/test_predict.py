@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lablib.hardware import CLUSTERS
 from lablib.models.published import find_transformer
-from lablib.plan import IDEAL, Parallel, predict
+from lablib.plan import IDEAL, Parallel, predict, predict_many
 
 GPT3 = Parallel(data=8, tensor=8, pipeline=8)
 
@@ -112,6 +112,19 @@ def test_hours_and_energy_are_of_a_number_of_tokens(tokens):
         with pytest.raises(ValueError, match="tokens must be"):
             of(tokens)
     assert found.gpu_hours(0) == found.energy_j(0) == 0
+
+
+def test_a_device_that_computes_in_no_time_has_a_step_of_communication_or_none():
+    free = CLUSTERS["dgx-h100"].free_compute()
+    for pipeline in (1, 2):
+        found = predict("gpt2", free, Parallel(data=2, pipeline=pipeline), 4, derating=IDEAL)
+        many = predict_many("gpt2", free, data=2, pipeline=pipeline, batch=4, derating=IDEAL)
+        assert found.step_time_s == pytest.approx(many.step_time_s[0], rel=1e-12) and found.step_time_s > 0
+        assert 0 <= found.bubble_fraction == many.bubble_fraction[0] <= 1 and found.mfu == 0
+    with pytest.raises(ValueError, match="a step must take some time: got 0 s"):
+        predict("gpt2", free, derating=IDEAL)
+    with pytest.raises(ValueError, match="a step must take some time: got 0 s"):
+        predict_many("gpt2", free, data=[1, 2], batch=2, derating=IDEAL)
 
 
 def test_energy_is_known_where_the_catalogue_has_power():
