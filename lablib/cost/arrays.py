@@ -1,9 +1,10 @@
-"""Minimum, maximum and rounding up that work on numbers and on numpy arrays alike, so that one formula serves both.
+"""Minimum, maximum, rounding up and divisors that work on numbers and on numpy arrays alike, so that one formula serves both.
 
 The simulator prices one operator at a time, with plain numbers; a planner prices thousands of plans at once, with
 arrays. Plain numbers stay plain (numpy's scalars are ten times slower).
 """
 
+import math
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ def maximum(a: Numbers, b: Numbers) -> Numbers:
 def ceil_div(a: Numbers, b: Numbers) -> Numbers:
     """a / b, rounded up."""
     return -(-a // b)
+
+
+def gcd(a: Numbers, b: Numbers) -> Numbers:
+    """The largest whole number that divides both."""
+    return np.gcd(a, b) if isinstance(a, np.ndarray) or isinstance(b, np.ndarray) else math.gcd(a, b)
 
 
 def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

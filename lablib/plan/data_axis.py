@@ -14,7 +14,8 @@ ring, a rank sends P g (n - 1) / n bytes in a reduce-scatter, as many in an all-
                 The first layer's gather, the last one's sum and those of the model's ends hide behind nothing.
     ZeRO++      qwZ gathers one byte a number; hpZ gathers for backward inside the node; qgZ reduces half a byte a
                 number in an all-to-all
-    experts     the same over the t d c / (x e) ranks that have the same ones
+    experts     the same over the t d c / (x e) ranks that have the same ones; they have as many copies of a sharded
+                state as the rest, or as there are such ranks
     tied head   the first and the last stage add up their two copies' gradients
 
 Legend: P parameters on a rank, L layers of a stage, m micro-batches, g bytes of a gradient; d data, c context, t tensor
@@ -101,7 +102,7 @@ def data_axis(
     reduce_s, packing_s = _reduced_s(choices, split, held, layers, outside)
     gather_s = _gather_s(choices, split, layers * held.layer + outside) * (choices.zero_stage > 0)
     if choices.model.experts and choices.zero_stage:
-        gather_s = gather_s + _gathered_s(choices, layers * held.expert_layer, *_expert_ranks(split), False)
+        gather_s = gather_s + _gathered_s(choices, layers * held.expert_layer, *_expert_shards(split), False)
     # ZeRO-2 keeps its shard of the gradients alone, so it reduces those of every micro-batch.
     before = (split.num_microbatches - 1) * (choices.zero_stage == 2)
     total_s, packing_s = (1 + before) * reduce_s + gather_s, (1 + before) * packing_s
@@ -166,8 +167,8 @@ def _reduced_experts_s(choices: Choices, split: Split, numbers: Numbers) -> Numb
     """The same of the experts, whose gradients nobody compresses."""
     on = choices.machine
     if choices.zero_stage == 0 or not on.stack.has_reduce_scatter:
-        return on.collective_s("all_reduce", numbers * on.gradient_bytes, *_expert_ranks(split))
-    return _scattered_s(choices, numbers, *_expert_ranks(split))
+        return on.collective_s("all_reduce", numbers * on.gradient_bytes, split.expert_copies, split.expert_stride)
+    return _summed_s(choices, numbers, *_expert_shards(split), split.expert_replicas)
 
 
 def _layer_gather_s(choices: Choices, split: Split, held: Held, is_backward: bool = False) -> Numbers:
@@ -175,19 +176,19 @@ def _layer_gather_s(choices: Choices, split: Split, held: Held, is_backward: boo
     shared_s = _gather_s(choices, split, held.layer, is_backward)
     if not choices.model.experts:
         return shared_s
-    return shared_s + _gathered_s(choices, held.expert_layer, *_expert_ranks(split), is_backward)
+    return shared_s + _gathered_s(choices, held.expert_layer, *_expert_shards(split), is_backward)
 
 
 def _layer_reduce_s(choices: Choices, split: Split, held: Held) -> Numbers:
     shared_s = _reduce_s(choices, split, held.layer)
     if not choices.model.experts:
         return shared_s
-    return shared_s + _scattered_s(choices, held.expert_layer, *_expert_ranks(split))
+    return shared_s + _summed_s(choices, held.expert_layer, *_expert_shards(split), split.expert_replicas)
 
 
-def _expert_ranks(split: Split) -> tuple[Numbers, Numbers]:
-    """How many ranks have the same experts, and how far apart they are."""
-    return split.expert_copies, split.expert_stride
+def _expert_shards(split: Split) -> tuple[Numbers, Numbers]:
+    """How many ranks split the state of the same experts, and how far apart they are."""
+    return split.expert_shards, split.expert_stride
 
 
 def _gather_s(choices: Choices, split: Split, numbers: Numbers, is_backward: bool = False) -> Numbers:
@@ -196,12 +197,17 @@ def _gather_s(choices: Choices, split: Split, numbers: Numbers, is_backward: boo
 
 
 def _reduce_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
-    """Reduce-scatter of so many gradients over the ranks that share their sum, then all-reduce over the replicas."""
-    time_s = _scattered_s(choices, numbers, split.shards, split.tensor)
+    """So many gradients, to the ranks that share their sum."""
+    return _summed_s(choices, numbers, split.shards, split.tensor, split.replicas)
+
+
+def _summed_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers, replicas: Numbers) -> Numbers:
+    """Reduce-scatter of so many gradients over n ranks, then all-reduce of each one's share over the replicas."""
+    time_s = _scattered_s(choices, numbers, n, stride)
     if "qgZ" in choices.zero_plus_plus:
         return time_s
-    size = numbers * choices.machine.gradient_bytes / split.shards
-    return time_s + choices.machine.collective_s("all_reduce", size, split.replicas, split.tensor * split.shards)
+    size = numbers * choices.machine.gradient_bytes / n
+    return time_s + choices.machine.collective_s("all_reduce", size, replicas, stride * n)
 
 
 def _gathered_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers, is_backward: bool) -> Numbers:

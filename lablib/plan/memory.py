@@ -70,7 +70,7 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     outside = first * held.embedding + head - first * last * held.tied
     shared = layers * held.layer + outside
     expert = layers * held.expert_layer
-    shards, expert_shards = split.shards, split.expert_copies
+    shards, expert_shards = split.shards, split.expert_shards
 
     def split_from(size: Numbers, from_stage: int) -> Numbers:
         """Bytes of `size` a parameter, split from this ZeRO stage on."""

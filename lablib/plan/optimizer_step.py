@@ -66,7 +66,7 @@ def own_parameters(
         return Own(shared + expert, ends)
     if not choices.model.experts:
         return Own(shared / split.shards, ends / split.shards)
-    return Own(shared / split.shards + expert / split.expert_copies, ends / split.shards)
+    return Own(shared / split.shards + expert / split.expert_shards, ends / split.shards)
 
 
 def state_bytes(choices: Choices, own: Own) -> Numbers:

@@ -7,7 +7,7 @@ Choices (a model, a cluster, the software, the precision, the schedule) are the 
 from dataclasses import dataclass
 from functools import cached_property
 
-from lablib.cost.arrays import Numbers, maximum
+from lablib.cost.arrays import Numbers, gcd, maximum
 from lablib.hardware.link import Link
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import V_SHAPED
@@ -90,6 +90,16 @@ class Split:
     def expert_copies(self) -> Numbers:
         """Ranks that have the same part of the same experts, `expert_stride` apart."""
         return self.tensor * self.context * self.data // self.expert_stride
+
+    @cached_property
+    def expert_replicas(self) -> Numbers:
+        """How many copies of an expert's sharded state there are: `replicas`, as far as it has as many copies."""
+        return gcd(self.expert_copies, self.replicas)
+
+    @cached_property
+    def expert_shards(self) -> Numbers:
+        """Ranks over which ZeRO splits an expert's state, `expert_stride` apart."""
+        return self.expert_copies // self.expert_replicas
 
     @cached_property
     def expert_stride(self) -> Numbers:

@@ -6,7 +6,7 @@ Liu et al., "MoE Parallel Folding", 2025, arXiv 2504.14960; Rajbhandari et al., 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.hardware import CLUSTERS
@@ -187,3 +187,35 @@ def test_a_search_tries_whole_experts_beside_tensor_parallel_attention():
     assert ((n["expert_tensor"] == 1) | (n["expert_tensor"] == n["tensor"])).all()
     only = search("mixtral-8x7b", "dgx-h100", **question, expert_tensor=2)
     assert set(only.plans.numbers["expert_tensor"]) == {2} and only.best.parallel.expert_tensor_ranks == 2
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    model=st.sampled_from(["mixtral-8x7b", "deepseek-v2-lite", "llama-3-8b"]),
+    data=st.sampled_from([2, 4, 16]),
+    tensor=st.sampled_from([1, 2, 4]),
+    pipeline=st.sampled_from([1, 2]),
+    expert=st.sampled_from([1, 2]),
+    stack=st.sampled_from(["megatron-2021", "fsdp-flash", "torch-compile", "megatron-core"]),
+)
+def test_as_many_copies_of_a_state_as_ranks_are_no_split_of_experts_either(
+    model, data, tensor, pipeline, expert, stack
+):
+    expert = expert if find_transformer(model).experts else 1
+    split = Parallel(data=data, tensor=tensor, pipeline=pipeline, expert=expert)
+    question = {"batch": 2 * data * pipeline, "seq_len": 2048, "stack": stack}
+    whole, copied = (
+        predict(model, "pcie-a100", replace(split, **kind), **question)
+        for kind in ({}, {"zero_stage": 1, "replicas": data})
+    )
+    assert copied.step_time_s == pytest.approx(whole.step_time_s, rel=1e-9)
+    assert copied.stage_bytes == pytest.approx(whole.stage_bytes, rel=1e-9)
+
+
+def test_a_hybrid_split_keeps_as_many_copies_of_the_experts_as_of_the_rest():
+    states = []
+    for replicas in (1, 2, 4):
+        split = Parallel(data=8, expert=2, zero_stage=3, replicas=replicas)
+        memory = predict("mixtral-8x7b", "dgx-h100", split, 16, seq_len=2048).memory[0]
+        states.append(sum(memory[name] for name in ("parameter", "gradient", "optimizer state")))
+    assert states[1:] == pytest.approx([2 * states[0], 4 * states[0]], rel=1e-9)

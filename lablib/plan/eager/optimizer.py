@@ -87,7 +87,7 @@ def own_numbers(choices: Choices, split: Split, shared: Numbers, expert: Numbers
 
     ZeRO-1 gives tensors to ranks whole, so that the fullest has at least the largest.
     """
-    own = shared / split.shards + expert / split.expert_copies
+    own = shared / split.shards + expert / split.expert_shards
     if choices.zero_stage == 3:
         return own
     matrices = max(rows * columns for rows, columns, _ in layer_tensors(choices, split))
