@@ -1,4 +1,4 @@
-"""Minimum, maximum, rounding up and divisors that work on numbers and on numpy arrays alike, so that one formula serves both.
+"""Minimum, maximum, rounding up and divisors of numbers and of numpy arrays alike, so that one formula serves both.
 
 The simulator prices one operator at a time, with plain numbers; a planner prices thousands of plans at once, with
 arrays. Plain numbers stay plain (numpy's scalars are ten times slower).
