@@ -12,14 +12,14 @@ ring, a rank sends P g (n - 1) / n bytes in a reduce-scatter, as many in an all-
                 before its backward; gradients reduced after that. A layer takes as long as the slower of the two:
                     added = max( gather - forward, 0 ) + max( gather + reduce - backward, 0 )
                 The first layer's gather, the last one's sum and those of the model's ends hide behind nothing.
-    ZeRO++      qwZ gathers one byte a number; hpZ gathers for backward inside the node; qgZ reduces half a byte a
-                number in an all-to-all
+    ZeRO++      qwZ gathers one byte a number; hpZ gathers for backward inside the node, w bytes a number; qgZ reduces
+                half a byte a number in an all-to-all
     experts     the same over the t d c / (x e) ranks that have the same ones; they have as many copies of a sharded
                 state as the rest, or as there are such ranks
     tied head   the first and the last stage add up their two copies' gradients
 
-Legend: P parameters on a rank, L layers of a stage, m micro-batches, g bytes of a gradient; d data, c context, t tensor
-and e expert ranks, x ranks that share each expert.
+Legend: P parameters on a rank, L layers of a stage, m micro-batches, g and w bytes of a gradient and of a parameter;
+d data, c context, t tensor and e expert ranks, x ranks that share each expert.
 
 Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 7; Li et al., "PyTorch Distributed", 2020, arXiv 2006.15704
 (buckets behind backward); Zhao et al., "PyTorch FSDP", 2023, arXiv 2304.11277; Wang et al., ZeRO++, 2023, arXiv
@@ -212,8 +212,9 @@ def _summed_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers, r
 
 def _gathered_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers, is_backward: bool) -> Numbers:
     on = choices.machine
-    width = 1 if "qwZ" in choices.zero_plus_plus else on.width
-    if is_backward and "hpZ" in choices.zero_plus_plus:
+    has_copy = is_backward and "hpZ" in choices.zero_plus_plus
+    width = 1 if "qwZ" in choices.zero_plus_plus and not has_copy else on.width
+    if has_copy:
         n = on.in_node(n, stride)
     return on.collective_s("all_gather", numbers * width, n, stride)
 

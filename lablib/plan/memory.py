@@ -1,6 +1,6 @@
 """What one rank keeps at its peak, by category, for a stage of the pipeline.
 
-    parameter             P w                       / s with ZeRO-3
+    parameter             P w                       / s with ZeRO-3; and with hpZ / ranks of a node
     gradient              P (g + x)                 / s with ZeRO-2 and 3; none where only adapters are trained. Where
                           the stack makes them anew and ZeRO-3 splits them: of a step's only micro-batch, either these
                           at the end of backward or the activations at its beginning, whichever are more
@@ -100,13 +100,23 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
         activation = where(has_one, where(is_early, activation, left), activation)
         gradient = where(has_one & is_early, 0.0 * gradient, gradient)
     return Memory(
-        parameter=split_from(on.width, 3),
+        parameter=split_from(on.width, 3) + _copy_bytes(choices, split, shared, expert),
         gradient=gradient,
         optimizer_state=state,
         activation=activation,
         communication_buffer=buffers + where(is_at_head, at_head, at_layer),
         other=on.derating.base_bytes + maximum(of_step - gradient - activation, 0.0 * buffers),
     )
+
+
+def _copy_bytes(choices: Choices, split: Split, shared: Numbers, expert: Numbers) -> Numbers:
+    """hpZ: the second copy that ranks of a node share, where those that split the first are in several nodes."""
+    if "hpZ" not in choices.zero_plus_plus:
+        return 0.0 * shared
+    on = choices.machine
+    groups = ((shared, split.shards, split.tensor), (expert, split.expert_shards, split.expert_stride))
+    sizes = [numbers * on.width / on.in_node(n, s) * (on.in_node(n, s) < n) for numbers, n, s in groups]
+    return sizes[0] + sizes[1]
 
 
 def _update_bytes(choices: Choices, own: Own) -> Numbers:

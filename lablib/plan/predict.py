@@ -216,6 +216,11 @@ def choices_of(
         raise ValueError(
             f"has_wide_shards is of parameters that are split: got zero_stage={parallel.zero_stage}; try zero_stage=3"
         )
+    if stack.is_eager and parallel.zero_plus_plus:
+        raise ValueError(
+            f"zero_plus_plus is no part of torch's own FSDP: got {parallel.zero_plus_plus} with stack {stack.name!r}; "
+            "leave it out, or try stack='megatron-deepspeed'"
+        )
     compression = find_compression(compression)
     if not compression.is_none and (parallel.zero_stage == 3 or trainable != "all"):
         raise ValueError(

@@ -18,6 +18,7 @@ from lablib.plan import IDEAL, Parallel, Prediction, predict
 from lablib.plan.gradient_compression import COMPRESSIONS
 from lablib.plan.optimizers import OPTIMIZERS
 from lablib.plan.predict import PRECISIONS
+from lablib.plan.stack import find_stack
 
 GPT = TRANSFORMERS["gpt3-6.7b"]
 MODELS = (
@@ -49,7 +50,9 @@ def questions(draw, stacks=(*STACKS, "torch", "torch-megatron")):
         reshard_after_forward=draw(st.booleans()) if zero_stage == 3 else True,
         zero_plus_plus=draw(st.sampled_from([(), ("qwZ", "qgZ"), ("hpZ",)])) if zero_stage == 3 else (),
     )
-    micro_batch = draw(FEW)
+    micro_batch, stack = draw(FEW), draw(st.sampled_from(stacks))
+    if find_stack(stack).is_eager:
+        parallel = replace(parallel, zero_plus_plus=())
     trainable = draw(st.sampled_from(["all", "all", "lora"]))
     is_summed = zero_stage < 3 and trainable == "all"
     return {
@@ -63,7 +66,7 @@ def questions(draw, stacks=(*STACKS, "torch", "torch-megatron")):
         "recompute": draw(st.sampled_from(["none", "selective", "full", "every 2", "first 3"])),
         "schedule": schedule,
         "optimizer": draw(st.sampled_from(sorted(OPTIMIZERS))),
-        "stack": draw(st.sampled_from(stacks)),
+        "stack": stack,
         "compression": draw(st.sampled_from(["none", *COMPRESSIONS])) if is_summed else "none",
         "offload": draw(st.sampled_from([(), (), ("optimizer",), ("activations",), ("optimizer", "activations")])),
         "trainable": trainable,

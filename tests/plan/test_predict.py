@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.hardware import CLUSTERS
+from lablib.models import transformer_parameters
 from lablib.models.published import find_transformer
 from lablib.plan import IDEAL, Parallel, predict, predict_many
 
@@ -198,6 +199,27 @@ def test_zero_plus_plus_sends_less_than_zero_3():
         plus = replace(three, zero_plus_plus=(method,))
         sent = [predict("gpt3-13b", "dgx-a100", each, 64).communication["data"][0] for each in (plus, three)]
         assert sent[0] < sent[1], method
+
+
+def test_a_second_copy_in_each_node_is_paid_in_memory_and_gathered_in_16_bits():
+    # Wang et al., ZeRO++, 2023, arXiv 2306.10209, section 3.2: backward gathers inside the node from a copy in 16 bits.
+    numbers = transformer_parameters(find_transformer("gpt3-13b")).total
+    for data, more in ((64, 2 * numbers / 8), (8, 0.0)):
+        three = Parallel(data=data, zero_stage=3)
+        kept = [
+            predict("gpt3-13b", "dgx-a100", replace(three, zero_plus_plus=each), data).memory[0]["parameter"]
+            for each in ((), ("qwZ",), ("hpZ",), ("qwZ", "hpZ"))
+        ]
+        assert kept == pytest.approx([kept[0], kept[0], kept[0] + more, kept[0] + more], rel=1e-9)
+    three = Parallel(data=64, zero_stage=3)
+    both, narrow, copied, plain = (
+        predict("gpt3-13b", "dgx-a100", replace(three, zero_plus_plus=each), 64).communication["data"][0]
+        for each in (("qwZ", "hpZ"), ("qwZ",), ("hpZ",), ())
+    )
+    # The first halves what forward gathers, and that of the ends in backward; the second replaces backward's gather.
+    assert plain - narrow > copied - both > 0.4 * (plain - narrow)
+    with pytest.raises(ValueError, match="zero_plus_plus is no part of torch's own FSDP: got .*'hpZ'.* stack 'torch'"):
+        predict("gpt3-13b", "dgx-a100", replace(three, zero_plus_plus=("hpZ",)), 64, stack="torch")
 
 
 @pytest.mark.parametrize(
