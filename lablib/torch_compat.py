@@ -13,6 +13,7 @@ while, and `current(name)` what stands there now. Attributes of torch's objects 
 
     torch      always        dispatcher, autograd, tensors, torch.distributed
     fsdp2      when used     importing it takes a while
+    dtensor    when used     likewise
     compiler   when used     importing it takes seconds
     loaded     never imported for its own sake: `loaded(module)` is None where the program has not
 
@@ -99,6 +100,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "mark": "torch._C._profiler._RecordFunctionFast",
         # tensors and devices
         "TensorBase": "torch._C.TensorBase",
+        "make_wrapper": "torch.Tensor._make_wrapper_subclass",
         "Generator": "torch._C.Generator",
         "parse_to": "torch._C._nn._parse_to",
         "PRINT_OPTIONS": "torch._tensor_str.PRINT_OPTS",
@@ -154,6 +156,11 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "refuse_meta_params": "torch.distributed.fsdp._fully_shard._fsdp_param_group"
         ".FSDPParamGroup._validate_no_meta_params",
     },
+    "dtensor": {
+        "dtensor_fake_argument": "torch.distributed.tensor._op_schema._rebuild_tensor_from_dtensor_meta",
+        "dtensor_rng_state": "torch.distributed.tensor._random.OffsetBasedRNGTracker._get_device_state",
+        "dtensor_draws": "torch.distributed.tensor._random.OffsetBasedRNGTracker._distribute_region",
+    },
     "compiler": {
         "dynamo_reset": "torch._dynamo.reset",
         "dynamo_explain": "torch._dynamo.explain",
@@ -173,6 +180,7 @@ DYNAMO_FRAMES, DYNAMO_STANCE = "torch._dynamo.eval_frame", "_callback_from_stanc
 # Modules that a program may import, and what lablib looks at in them when it has.
 LOADED: Mapping[str, tuple[str, ...]] = {
     "torch.distributed.tensor._api": ("DTensor._op_dispatcher._custom_op_handlers",),
+    "torch.distributed.tensor._random": ("_rng_tracker",),
     "torch.distributed.fsdp._debug_utils": ("SimpleProfiler.profiling",),
     "torch.distributed.tensor.experimental._context_parallel._attention": ("existing_custom_ops",),
     "torch.distributed._functional_collectives": ("AsyncCollectiveTensor",),
@@ -339,6 +347,14 @@ op_handlers = attrgetter("_custom_op_handlers")
 
 def set_op_handlers(dispatcher: Any, handlers: Any) -> None:
     dispatcher._custom_op_handlers = handlers
+
+
+# What keeps a process's random numbers of DTensors like those of the others, of DTensor's module.
+rng_tracker = attrgetter("_rng_tracker")
+
+
+def set_rng_tracker(module: Any, tracker: Any) -> None:
+    module._rng_tracker = tracker
 
 
 def set_group_desc(group: Any, desc: str) -> None:

@@ -7,6 +7,7 @@ what these change is a rank's own:
     loss_parallel      DTensor's table of operators with a handler of their own: entries added, then removed
     context_parallel   the same table, replaced; torch.nn.functional.scaled_dot_product_attention, replaced
     FSDP1              the set of what its profiler is timing, which may hold a name once
+    DTensor            the tracker of its random numbers, made when the first are drawn on a GPU
 
 DTensor and FSDP1 may be imported in the middle of a run. Their part of a state that was taken before is None, and what
 is given back for it is as in a new process.
@@ -22,7 +23,7 @@ import torch.nn.functional as F
 
 from lablib.owners.owner import Owner, attributes
 from lablib.torch_compat import World as PlainWorld
-from lablib.torch_compat import loaded, op_dispatcher, op_handlers, place, set_op_handlers
+from lablib.torch_compat import loaded, op_dispatcher, op_handlers, place, rng_tracker, set_op_handlers, set_rng_tracker
 
 
 class World(PlainWorld):
@@ -39,22 +40,27 @@ class World(PlainWorld):
 
 
 _PROFILER, _DTENSOR = "torch.distributed.fsdp._debug_utils", "torch.distributed.tensor._api"
+_RANDOM = "torch.distributed.tensor._random"
 _CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"  # which imports DTensor
 
 
 def _tables() -> tuple:
-    """What context managers of torch change."""
-    timed = handlers = handlers_at_first = None
+    """What context managers of torch change, and DTensor's tracker."""
+    timed = handlers = handlers_at_first = tracker = None
     if (profiler := loaded(_PROFILER)) is not None:
         timed = frozenset(profiler.SimpleProfiler.profiling)
     if (api := loaded(_DTENSOR)) is not None:
         handlers, parallel = dict(op_handlers(op_dispatcher(api))), loaded(_CONTEXT_PARALLEL)
         handlers_at_first = handlers if parallel is None else dict(parallel.existing_custom_ops)
-    return F.scaled_dot_product_attention, timed, handlers, handlers_at_first
+    if (drawing := loaded(_RANDOM)) is not None:
+        tracker = rng_tracker(drawing)
+    return F.scaled_dot_product_attention, timed, handlers, handlers_at_first, tracker
 
 
 def _set_tables(state: tuple) -> None:
-    F.scaled_dot_product_attention, timed, handlers, handlers_at_first = state
+    F.scaled_dot_product_attention, timed, handlers, handlers_at_first, tracker = state
+    if (drawing := loaded(_RANDOM)) is not None:
+        set_rng_tracker(drawing, tracker)
     if (profiler := loaded(_PROFILER)) is not None:
         profiler.SimpleProfiler.profiling = set(timed or ())
     if (api := loaded(_DTENSOR)) is not None:
@@ -67,15 +73,15 @@ def _set_tables(state: tuple) -> None:
 
 def _reads_of_tables() -> list:
     """What tells of a change: the modules that are there, the tables that stand in them, and what these hold."""
-    names = (_PROFILER, _DTENSOR, _CONTEXT_PARALLEL)
-    profiler, api, parallel = map(loaded, names)
-    if any(found is None and name in sys.modules for found, name in zip((profiler, api, parallel), names, strict=True)):
+    names = (_PROFILER, _DTENSOR, _CONTEXT_PARALLEL, _RANDOM)
+    profiler, api, parallel, drawing = found = tuple(map(loaded, names))
+    if any(module is None and name in sys.modules for module, name in zip(found, names, strict=True)):
         return [_tables]  # somebody is importing it
     reads = [partial(getattr, F, "scaled_dot_product_attention"), *(partial(sys.modules.get, name) for name in names)]
     stands = [partial(getattr, profiler.SimpleProfiler, "profiling")] if profiler else []
     stands += [partial(op_handlers, op_dispatcher(api))] if api else []
     stands += [partial(getattr, parallel, "existing_custom_ops")] if parallel else []
-    return [*reads, *stands, *(table().copy for table in stands)]
+    return [*reads, *([partial(rng_tracker, drawing)] if drawing else []), *stands, *(table().copy for table in stands)]
 
 
 OWNERS = (

@@ -60,7 +60,7 @@ def answer_hooks(patches: Patches) -> None:
     def rank_runs_backward(process: Process, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         # What the engine allocates on its way is where its outputs are.
         index = next((i for t in _tensors(outputs) if (i := index_of(t)) is not None), HOST)
-        with _switched_on(process), process.placement.assuming(index):
+        with switched_on(process), process.placement.assuming(index):
             return run(outputs, *args, **kwargs)
 
     def rank_saves_tensors(process: Process, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
@@ -91,7 +91,23 @@ def answer_grouping(patches: Patches) -> None:
     patches.answer(*place("group_tensors"), rank_groups)
 
 
-def _switched_on(process: Process) -> AbstractContextManager[Any]:
+def answer_wrappers(patches: Patches) -> None:
+    """A tensor that wraps others (a quantized weight) is, like them, on the CPU in C++, and says "cuda" if they do."""
+    make = current("make_wrapper")
+
+    def rank_wraps(process: Process, *args: Any, **kwargs: Any) -> Tensor:
+        index = process.calls.index(kwargs.get("device"))
+        if index is None:
+            return make(*args, **kwargs)
+        wrapper = make(*args, **kwargs | {"device": _MAPPED})
+        if index != HOST:
+            mark(wrapper, index)
+        return wrapper
+
+    patches.answer(*place("make_wrapper"), rank_wraps)
+
+
+def switched_on(process: Process) -> AbstractContextManager[Any]:
     """The rank's mode, which rests inside a torch function, is on inside."""
     stack = (function_mode_at(i) for i in range(num_function_modes()))
     return nullcontext() if any(mode is process.calls for mode in stack) else process.calls
@@ -99,7 +115,7 @@ def _switched_on(process: Process) -> AbstractContextManager[Any]:
 
 def _with_mode(process: Process, hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def hooked(value: Any) -> Any:
-        with _switched_on(process):
+        with switched_on(process):
             return hook(value)
 
     return hooked
@@ -317,7 +333,7 @@ class _Moved(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        with _switched_on(ctx.process):
+        with switched_on(ctx.process):
             return grads[0].to(ctx.home, ctx.dtype), None, None, None, None, None
 
 

@@ -17,13 +17,21 @@ HOST = -1  # an index that means the host's memory
 
 def index_of(tensor: torch.Tensor) -> int | None:
     """The index of the simulated device that holds a tensor; None: host memory."""
-    inner = getattr(tensor, "_local_tensor", None)  # a DTensor is where its shard is
-    if inner is None:
-        inner = getattr(tensor, "elem", None) if type(tensor) is not torch.Tensor else None
-    if isinstance(inner, torch.Tensor):
+    if type(tensor) is not torch.Tensor and (inner := _inner(tensor)) is not None:
         return index_of(inner)
     storage = storage_of(tensor)
     return getattr(storage, _MARK, None)
+
+
+def _inner(tensor: torch.Tensor) -> torch.Tensor | None:
+    """What a wrapper computes with, which is where the wrapper is: a DTensor's shard, say. None: it is no wrapper."""
+    inner = getattr(tensor, "_local_tensor", None)
+    if inner is None:
+        inner = getattr(tensor, "elem", None)
+    if inner is None and (flatten := getattr(tensor, "__tensor_flatten__", None)) is not None:
+        names, _ = flatten()
+        inner = getattr(tensor, names[0]) if names else None
+    return inner if isinstance(inner, torch.Tensor) else None
 
 
 def mark(tensor: torch.Tensor, index: int) -> None:

@@ -22,7 +22,8 @@ from lablib.run import Run
 from lablib.script.backends import answer_backends
 from lablib.script.classes import answer_classes
 from lablib.script.cuda import answer_cuda
-from lablib.script.devices import DeviceCalls, answer_grouping, answer_hooks
+from lablib.script.devices import DeviceCalls, answer_grouping, answer_hooks, answer_wrappers
+from lablib.script.dtensor import answer_dtensor
 from lablib.script.libraries import Libraries, SharedLibraryError, Watching
 from lablib.script.modules import HostModules, Modules
 from lablib.script.own import Output, begins_with
@@ -111,7 +112,16 @@ class Script:
             hidden = stack.enter_context(HostModules(folder, self._libraries))
             stack.callback(self._libraries.look)
             patches = stack.enter_context(Patches())
-            answers = (answer_cuda, answer_classes, answer_hooks, answer_grouping, answer_backends, answer_python)
+            answers = (
+                answer_cuda,
+                answer_classes,
+                answer_hooks,
+                answer_grouping,
+                answer_wrappers,
+                answer_dtensor,
+                answer_backends,
+                answer_python,
+            )
             for answer in answers:
                 answer(patches)
             for rank in ranks:

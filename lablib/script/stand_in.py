@@ -42,7 +42,8 @@ from lablib.run import Run
 from lablib.script.backends import answer_backends
 from lablib.script.classes import answer_classes
 from lablib.script.cuda import answer_cuda
-from lablib.script.devices import DeviceCalls, answer_grouping, answer_hooks
+from lablib.script.devices import DeviceCalls, answer_grouping, answer_hooks, answer_wrappers
+from lablib.script.dtensor import answer_dtensor
 from lablib.script.marks import HOST, mark
 from lablib.script.patches import Patches
 from lablib.script.placement import Placement
@@ -98,7 +99,15 @@ class StandIn:
         """What the ranks share: answers in the place of torch's functions."""
         with ExitStack() as stack:
             patches = stack.enter_context(Patches())
-            for answer in (answer_cuda, answer_classes, answer_hooks, answer_grouping, answer_backends):
+            for answer in (
+                answer_cuda,
+                answer_classes,
+                answer_hooks,
+                answer_grouping,
+                answer_wrappers,
+                answer_dtensor,
+                answer_backends,
+            ):
                 answer(patches)
             for rank in ranks:
                 first = cluster.node(rank.rank) * cluster.devices_per_node

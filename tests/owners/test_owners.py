@@ -29,6 +29,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.distributed.fsdp._debug_utils import SimpleProfiler
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import _random as dtensor_random
 from torch.nn.modules.module import register_module_forward_hook
 
 from lablib import DeadlockError, LaunchTimeoutError, RankError, launch
@@ -86,6 +87,7 @@ CHANGES: dict[str, Callable[[int], Any]] = {
         setattr(torch.nn.functional, "scaled_dot_product_attention", [ignored, print][n - 1]),
         vars(DTensor._op_dispatcher)["_custom_op_handlers"].update({n: ignored}),
         SimpleProfiler.profiling.add(str(n)),
+        setattr(dtensor_random, "_rng_tracker", n),
     ),
     "random generators": lambda n: (torch.manual_seed(n), random.seed(n), numpy.random.seed(n), numpy.random.randn()),
 }
