@@ -73,7 +73,7 @@ class Group:
     """What the members of one process group share.
 
     Args:
-        label: "world", the description given to `new_group`, or the list of ranks.
+        label: "world", the description given to `new_group`, or the list of ranks; no other group of a member has it.
         clocks: those of its members that are simulated, by global rank.
         network: the edges of all members on the cluster, in group order.
         wires: what else is under way on the same wires.
@@ -82,6 +82,7 @@ class Group:
         conditions: the state of the cluster.
 
     Attributes:
+        simulated_ranks: the global ranks of its members that are simulated, in group order.
         has_phantoms: whether nobody simulates some of its members.
         cargo: what whoever runs the ranks keeps with the group, for all its members.
     """
@@ -101,6 +102,7 @@ class Group:
         self.size = network.size
         self.global_ranks = network.ranks
         self._simulated = {place: rank for place, rank in enumerate(network.ranks) if rank in clocks}
+        self.simulated_ranks = list(self._simulated.values())
         self.has_phantoms = len(self._simulated) < self.size
         self._cores = Counter(clock.cores for clock in clocks.values() if clock.cores is not None)
         self._wires = wires

@@ -24,9 +24,10 @@ from lablib.real.events import Event
 from lablib.real.frames import program_line
 from lablib.real.under_way import UnderWay
 from lablib.real.volume import volume
-from lablib.record.rank_text import short_ranks
+from lablib.record.rank_text import numbered, short_ranks
 from lablib.torch_compat import (
     DispatchKey,
+    current,
     default_group,
     destroy_library,
     keys_after,
@@ -135,6 +136,7 @@ class CallRecorder:
         self._counts: Counter[tuple] = Counter()
         self._open_receives: list[tuple[Call, Any]] = []
         self._latest: dict[str, deque[Any]] = defaultdict(lambda: deque(maxlen=_LATEST))
+        self._labels: dict[str, str] = {}  # by the id of a group
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -190,7 +192,7 @@ class CallRecorder:
         call = Call(
             op=op_name,
             name=NAMES[op_name],
-            group=_display_name(group),
+            group=self._label(group),
             group_id=group.group_name,
             members=members,
             sequence=-1,
@@ -208,6 +210,15 @@ class CallRecorder:
             self._number(call)
         self.calls.append(call)
         return call
+
+    def _label(self, group: dist.ProcessGroup) -> str:
+        """How a group is called: by its name, numbered where this rank has an older one of that name."""
+        if group.group_name not in self._labels:
+            groups = {one.group_name: one for one in [*current("process_world").pg_map, group]}
+            self._labels = {id_: label for id_, label in self._labels.items() if id_ in groups}
+            for id_ in (id_ for id_ in groups if id_ not in self._labels):
+                self._labels[id_] = numbered(_display_name(groups[id_]), set(self._labels.values()).__contains__)
+        return self._labels[group.group_name]
 
     def settle(self) -> None:
         """Wait a moment until the library has done what the program has waited for.

@@ -1,6 +1,6 @@
-"""Ranks as text: in a table or a label, and in a sentence."""
+"""Ranks and groups of ranks as text: in a table or a label, and in a sentence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 MAX_RUNS = 8  # in a sentence
 
@@ -14,6 +14,19 @@ def short_ranks(ranks: Sequence[int]) -> str:
     if len(ranks) > 2 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
         return f"{ranks[0]}-{ranks[-1]}"
     return ",".join(map(str, ranks))
+
+
+def numbered(name: str, is_taken: Callable[[str], bool]) -> str:
+    """A label that is not taken: the name, or the name with the first number, from 2, that makes it one.
+
+    >>> numbered("0,4", {"0,4", "0,4 (2)"}.__contains__)
+    '0,4 (3)'
+    """
+    label, number = name, 1
+    while is_taken(label):
+        number += 1
+        label = f"{name} ({number})"
+    return label
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:

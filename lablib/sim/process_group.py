@@ -21,6 +21,7 @@ from lablib.errors import CollectiveMismatchError, DeadlockError, LaunchError, W
 from lablib.record.rank_text import ranks_in_words
 from lablib.sim import exchange
 from lablib.sim.delivery import RECEIVER, SENDER, Delivery, Move, PerMember, Tensors
+from lablib.sim.group_labels import GroupLabels
 from lablib.sim.in_flight import Place
 from lablib.sim.nccl_limits import NcclLimits
 from lablib.sim.nccl_order import NcclOrder
@@ -67,17 +68,19 @@ class SimProcessGroup(dist.ProcessGroup):
         rank: this rank.
         turns: to wait.
         name: torch's internal name of the group.
+        labels: what groups are called.
 
     `accepts` may be set to check the tensors of every call (script mode: where NCCL's must be).
     """
 
-    def __init__(self, group: Group, member: int, rank: Rank, turns: Turns, name: str):
+    def __init__(self, group: Group, member: int, rank: Rank, turns: Turns, name: str, labels: GroupLabels):
         super().__init__(member, group.size)  # pyright: ignore[reportCallIssue] - an overload the stubs lack
         self._group = group
         self._member = member
         self._rank_state = rank
         self._turns = turns
         self._name = name
+        self._labels = labels
         self._coalesced: list[SimWork] | None = None
         self.accepts: Acceptance | None = None
         self._nccl: NcclLimits | None = None
@@ -94,10 +97,7 @@ class SimProcessGroup(dist.ProcessGroup):
         """
         self._nccl, self._note = limits, note
         if self._group.cargo is None:
-            simulated = [
-                rank for place, rank in enumerate(self._group.global_ranks) if not self._group.is_phantom(place)
-            ]
-            self._group.cargo = NcclOrder(simulated, self._group.label, is_eager)
+            self._group.cargo = NcclOrder(self._group.simulated_ranks, self._group.label, is_eager)
 
     # ---- identity ----
 
@@ -126,10 +126,10 @@ class SimProcessGroup(dist.ProcessGroup):
         """torch tells the description given to `new_group` (or made by a mesh): it names the group for people."""
         set_group_desc(self, desc)
         if desc not in ("", "undefined", "default_pg"):
-            self._group.label = desc
+            self._labels.describe(self._group, desc)
 
     def shutdown(self) -> None:
-        pass
+        self._labels.give_back(self._group)
 
     def abort(self) -> None:
         pass

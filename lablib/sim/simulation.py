@@ -61,6 +61,7 @@ from lablib.sim.copies import Copies
 from lablib.sim.ddp_check import verify_params_across_processes
 from lablib.sim.delivery import follow
 from lablib.sim.faults import Faults
+from lablib.sim.group_labels import GroupLabels
 from lablib.sim.group_orders import GroupOrders
 from lablib.sim.memory_tracker import MemoryTrackers
 from lablib.sim.meta_kernels import Answer, MetaKernels
@@ -176,6 +177,7 @@ class _Simulation:
         self._like, self._nccl_notes = like, dict[str, None]()
         self._meta_answers: dict[tuple, Answer] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
+        self._labels = GroupLabels()
         self._trackers = MemoryTrackers()
         self._compiled = Compiled()
         self._num_ranks = num_ranks
@@ -370,9 +372,11 @@ class _Simulation:
         members = tuple(options.global_ranks_in_group) or tuple(range(self._num_ranks))
         key = (str(options.group_id), members)
         if key not in self._groups:
+            clocks = {rank: self._by_number[rank] for rank in members if rank in self._by_number}
+            name = short_ranks(members) if options.global_ranks_in_group else "world"
             self._groups[key] = Group(
-                label=_label(members, self._num_ranks, is_default=not options.global_ranks_in_group),
-                clocks={rank: self._by_number[rank] for rank in members if rank in self._by_number},
+                label=self._labels.take(clocks, name),
+                clocks=clocks,
                 network=GroupNetwork(self._cluster, members),
                 wires=self._network,
                 scheduler=self._scheduler,
@@ -380,7 +384,12 @@ class _Simulation:
                 conditions=self._faults or Conditions(),
             )
         group = SimProcessGroup(
-            self._groups[key], options.group_rank, self._by_number[number], self._turns, str(options.group_id)
+            self._groups[key],
+            options.group_rank,
+            self._by_number[number],
+            self._turns,
+            str(options.group_id),
+            self._labels,
         )
         if self._like == "nccl":  # which is told its device, as by the workers of lablib/real
             group.limit_to_nccl(NcclLimits(), True, lambda note: self._nccl_notes.setdefault(note))
@@ -405,13 +414,6 @@ def _phantoms(num_simulated: int, num_ranks: int) -> str:
         f"{num_simulated:,} of {plural(num_ranks, 'ranks')} were simulated; the others were taken to do what those of "
         f"their groups did, at the same time, and have no spans, memory or values"
     )
-
-
-def _label(members: tuple[int, ...], num_ranks: int, is_default: bool) -> str:
-    """How a group is called in timelines and errors."""
-    if is_default:
-        return "world"
-    return short_ranks(members)
 
 
 def _returned(fn: Callable[..., Any], args: Sequence[Any]) -> Any:

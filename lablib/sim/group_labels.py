@@ -1,0 +1,45 @@
+"""What the groups of a run are called, such that no rank has two of one name: each has a stream of its own.
+
+dist.new_group([0, 1])                              "0,1"
+dist.new_group([0, 1])                              "0,1 (2)"
+dist.new_group([0, 1], group_desc="tp")             "tp", and so is a group of that description of other ranks
+"""
+
+from collections.abc import Collection
+
+from lablib.engine.group import Group
+from lablib.record.rank_text import numbered
+
+
+class GroupLabels:
+    """The labels in use, by rank; which groups have a description of their own, and which are no more."""
+
+    def __init__(self) -> None:
+        self._of_rank: dict[int, set[str]] = {}
+        self._described: set[Group] = set()
+        self._destroyed: set[Group] = set()
+
+    def take(self, ranks: Collection[int], name: str) -> str:
+        """A label for a group of these ranks: its name, numbered where one of them has a group of that name."""
+        taken = [self._of_rank.setdefault(rank, set()) for rank in ranks]
+        label = numbered(name, lambda label: any(label in labels for labels in taken))
+        for labels in taken:
+            labels.add(label)
+        return label
+
+    def describe(self, group: Group, name: str) -> None:
+        """A member says how its group is called; all say the same, and the first is heard."""
+        if group not in self._described:
+            self._described.add(group)
+            self._free(group)
+            group.label = self.take(group.simulated_ranks, name)
+
+    def give_back(self, group: Group) -> None:
+        """A member has destroyed the group: no collective of it can begin any more."""
+        if group not in self._destroyed:
+            self._destroyed.add(group)
+            self._free(group)
+
+    def _free(self, group: Group) -> None:
+        for rank in group.simulated_ranks:
+            self._of_rank[rank].discard(group.label)
