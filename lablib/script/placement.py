@@ -42,11 +42,11 @@ from lablib.operators.op_bytes import op_bytes
 from lablib.rank_state import device_seed
 from lablib.script.marks import HOST, index_of_storage, is_memory, mark_storage, storage_of
 from lablib.script.mixing import check_devices
-from lablib.script.process import here
+from lablib.script.process import here, refuse
 from lablib.sim.clock import has_own_rule, is_fake
 from lablib.sim.op_traits import traits_of
 from lablib.sim.rank import Rank
-from lablib.torch_compat import TorchDispatchMode, schema
+from lablib.torch_compat import DispatchKey, TorchDispatchMode, has_kernel_for, schema
 
 
 def host_link(device: Device) -> Link:
@@ -182,9 +182,26 @@ class Placement(TorchDispatchMode):
         return None if self._assumed == HOST else self._assumed
 
     def _computed(self, func: Any, args: tuple, kwargs: dict, index: int | None) -> Any:
-        """The operator's result, drawn from the device's generator where the device draws."""
-        if index is None or index == HOST or not _is_random(func) or kwargs.get("generator") is not None:
+        """The operator's result.
+
+        Raises:
+            NotSimulatedError: torch has the operator for GPUs alone.
+        """
+        if index is None or index == HOST:
             return func(*args, **kwargs)
+        try:
+            if not _is_random(func) or kwargs.get("generator") is not None:
+                return func(*args, **kwargs)
+            return self._drawn(func, args, kwargs)
+        except NotImplementedError:
+            name = schema(func).name
+            if has_kernel_for(name, DispatchKey.CPU):
+                raise
+            why = "torch has it for GPUs alone, and the simulator computes with the CPU's operators"
+            refuse(name, why, "use another operator when simulating, or run the program on GPUs")
+
+    def _drawn(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """The result of an operator that draws, from the device's generator."""
         host = torch.default_generator.get_state()
         torch.default_generator.manual_seed(self.generator.next_seed())
         try:

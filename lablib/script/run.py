@@ -22,6 +22,7 @@ from lablib.run import Run
 from lablib.script.backends import answer_backends
 from lablib.script.classes import answer_classes
 from lablib.script.cuda import answer_cuda
+from lablib.script.cuda_kernels import answer_kernels
 from lablib.script.devices import DeviceCalls, answer_grouping, answer_hooks, answer_wrappers
 from lablib.script.dtensor import answer_dtensor
 from lablib.script.libraries import Libraries, SharedLibraryError, Watching
@@ -119,6 +120,7 @@ class Script:
                 answer_grouping,
                 answer_wrappers,
                 answer_dtensor,
+                answer_kernels,
                 answer_backends,
                 answer_python,
             )

@@ -42,6 +42,7 @@ from lablib.run import Run
 from lablib.script.backends import answer_backends
 from lablib.script.classes import answer_classes
 from lablib.script.cuda import answer_cuda
+from lablib.script.cuda_kernels import answer_kernels
 from lablib.script.devices import DeviceCalls, answer_grouping, answer_hooks, answer_wrappers
 from lablib.script.dtensor import answer_dtensor
 from lablib.script.marks import HOST, mark
@@ -106,6 +107,7 @@ class StandIn:
                 answer_grouping,
                 answer_wrappers,
                 answer_dtensor,
+                answer_kernels,
                 answer_backends,
             ):
                 answer(patches)
