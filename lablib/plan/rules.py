@@ -10,7 +10,7 @@ that is broken; `predict_many` keeps its number for each plan, and `search` coun
      3 heads        tensor divides them                 10 experts     expert divides them
      4 hidden size  tensor divides it, of MLPs and of   11 one piece   on each stage, of schedules without chunks
                     shared experts, where there are any
-     5 seq_len      context divides it                  12 two pieces  on each stage, of V-shaped schedules
+     5 seq_len      pieces of equal length divide it    12 two pieces  on each stage, of V-shaped schedules
      6 batch        data * micro_batch divides it       13 rounds      interleaved: pipeline divides micro-batches
     15 own tokens   expert_tensor other than tensor     14 torus       has so many nodes
                     needs sequence parallelism          16 expert's width  expert_tensor divides it
@@ -98,6 +98,11 @@ def _num_experts(q: Question) -> int:
     return q.model.experts.num_experts if q.model.experts else 0
 
 
+def _sequence_pieces(q: Question) -> Numbers:
+    """Pieces of a sequence: a context rank has one from its head and one from its tail, so that all work the same."""
+    return (1 + (q.context > 1)) * q.context * (q.tensor if q.sequence_parallel else 1)
+
+
 def _dense_width(q: Question) -> int:
     return q.model.hidden_size if q.model.num_expert_layers < q.model.num_layers else 0
 
@@ -130,8 +135,14 @@ RULES = (
     ),
     Rule(
         "seq_len",
-        lambda q: q.seq_len % q.context != 0,
-        lambda q: _divides("seq_len", "context", q.seq_len, q.context),
+        lambda q: q.seq_len % _sequence_pieces(q) != 0,
+        lambda q: (
+            "every rank must have equally many tokens of a sequence, two pieces with context ranks, of which tensor "
+            f"ranks split each with sequence parallelism: got seq_len={q.seq_len} for context {q.context} and tensor "
+            f"{q.tensor}; try {-(-q.seq_len // _sequence_pieces(q)) * _sequence_pieces(q)}"
+            + ", or sequence_parallel=False"
+            * bool(q.sequence_parallel and q.tensor > 1)
+        ),
     ),
     Rule(
         "batch",

@@ -62,7 +62,7 @@ def test_nor_does_it_where_groups_do_not_fill_their_nodes(
     ways = {"zero_stage": stage, "zero_plus_plus": zero_plus_plus if stage else ()}
     parallel = Parallel(data=data * expert, tensor=tensor, pipeline=pipeline, expert=expert, **ways)
     question = (model, cluster, parallel, 4 * data * expert)
-    plain, placed = (predict(*question, stack=stack, order=order) for order in (None, ORDER))
+    plain, placed = (predict(*question, seq_len=3072, stack=stack, order=order) for order in (None, ORDER))
     assert plain.step_time_s == pytest.approx(placed.step_time_s, rel=1e-12)
 
 
