@@ -65,6 +65,7 @@ from lablib.sim.group_labels import GroupLabels
 from lablib.sim.group_orders import GroupOrders
 from lablib.sim.memory_tracker import MemoryTrackers
 from lablib.sim.meta_kernels import Answer, MetaKernels
+from lablib.sim.named_backends import named_backends
 from lablib.sim.nccl_limits import NcclLimits
 from lablib.sim.notebook import Notebook
 from lablib.sim.own_settings import WORLD, OwnSettings, Settings
@@ -77,7 +78,7 @@ from lablib.sim.shapes import OnMeta, torch_without_values
 from lablib.sim.signals import own_signal_handlers
 from lablib.sim.source import is_program, program_line
 from lablib.sim.storages import heard_changes
-from lablib.sim.store import SimStore
+from lablib.sim.store import SimStore, stores_of_the_program
 from lablib.sim.threads import followed_threads
 from lablib.sim.turns import THREAD_NAME, RunEnded, Turns
 from lablib.sim.unwaited import overlap_notes, read_notes, unwaited_notes, written_notes
@@ -221,6 +222,8 @@ class _Simulation:
         noted = self._group_orders.noting(process_group_name, lambda: self._turns.current)
         with (
             replaced((*place("process_group_name"), noted)),
+            named_backends(is_rank),
+            stores_of_the_program(self._store, is_rank),
             process,
             changed_torch,
             heard,

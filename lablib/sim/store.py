@@ -2,18 +2,31 @@
 
 A timeout that the program gives is one in virtual time: it runs out when no rank is left that could set the key before
 that moment. Without one, a rank that waits for a key that nobody sets is in a deadlock, and told so at once.
+
+A store that the program makes itself, `dist.TCPStore(host, port)` or `dist.FileStore(path)`, is one of these, too:
+torch's own would block a rank's thread, and with it the others. Ranks that name the same place have the same keys.
+
+Simplified: such a store does not wait until `world_size` ranks have made it; who needs a key of another waits for that.
 """
 
+import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from importlib import import_module
 from math import inf
+from typing import Any
 
 import torch.distributed as dist
 
 from lablib.errors import Wait
+from lablib.sim.replaced import replaced
 from lablib.sim.source import Source, is_program, program_line
 from lablib.sim.turns import Turns
 from lablib.texts import safe_repr
+
+rendezvous = import_module("torch.distributed.rendezvous")  # a function of torch.distributed has that name
 
 
 class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
@@ -29,6 +42,7 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         self._turns = turns
         self._data: dict[str, bytes] = {} if shared is None else shared._data
         self._others: list[SimStore] = []
+        self._places: dict[str, SimStore] = {} if shared is None else shared._places
         self._at_first = self.timeout  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
 
     def of_another_rank(self) -> "SimStore":
@@ -36,6 +50,13 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         # torch keeps the C++ side alone, which cannot answer without this.
         self._others.append(SimStore(self._turns, self))
         return self._others[-1]
+
+    def at(self, place: str) -> "SimStore":
+        """One that the program made, with the keys of whoever made one at the same place."""
+        first = self._places.setdefault(place, self)
+        if first is self:
+            first = self._places[place] = SimStore(self._turns)
+        return first.of_another_rank()
 
     def set(self, key: str, value: str | bytes) -> None:
         self._turns.check()
@@ -121,6 +142,50 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         rank = self._turns.current
         names = ", ".join(repr(key.rsplit("//", 1)[-1]) for key in keys)  # without the prefixes that torch adds
         return self._turns.poll(lambda: Wait(rank, f"{verb} the key {names}", str(source)), until_s)
+
+
+@contextmanager
+def stores_of_the_program(store: SimStore, is_rank: Callable[[], bool]) -> Iterator[None]:
+    """On ranks, the stores that a program makes itself are simulated ones; whoever else makes one has torch's."""
+
+    def tcp(
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta | None = None,
+        *_: Any,
+        **__: Any,
+    ) -> SimStore:
+        return made(f"{host_name}:{port}", timeout, host=host_name, port=port)
+
+    def file(file_name: str, world_size: int = -1, timeout: timedelta | None = None) -> SimStore:
+        return made(os.path.abspath(file_name), timeout, path=file_name)
+
+    def made(place: str, timeout: timedelta | None, **attributes: Any) -> SimStore:
+        one = store.at(place)
+        vars(one).update(attributes)
+        if timeout is not None:
+            dist.Store.set_timeout(one, timeout)  # pyright: ignore[reportPrivateImportUsage]
+        return one
+
+    kinds = {"TCPStore": tcp, "FileStore": file}
+    classes = {name: _simulated(getattr(dist, name), make, is_rank) for name, make in kinds.items()}
+    with replaced(*((owner, name, kind) for owner in (dist, rendezvous) for name, kind in classes.items())):
+        yield
+
+
+def _simulated(plain: type, make: Callable[..., SimStore], is_rank: Callable[[], bool]) -> type:
+    """A class in the place of torch's `plain`, which has simulated stores for instances as well."""
+
+    class Kind(type):
+        def __instancecheck__(cls, value: Any) -> bool:
+            return isinstance(value, (plain, SimStore))
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            return make(*args, **kwargs) if is_rank() else plain(*args, **kwargs)
+
+    return Kind(plain.__name__, (), {"__module__": plain.__module__, "__doc__": plain.__doc__})
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -1,0 +1,50 @@
+"""A group that a program asks of another backend by name is the simulator's, too, and says that name.
+
+    dist.new_group(backend="gloo")          a group on the CPU beside NCCL's, for objects and checkpoints
+    dist.init_process_group("gloo")         after destroy_process_group(): the world made again
+
+torch's own backends would block the rank's thread in C++, and with it the others, which have no turn meanwhile.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
+
+from lablib.sim.replaced import replaced
+from lablib.torch_compat import current, place
+
+_SIMULATED = frozenset({"gloo", "nccl", "undefined"})
+
+
+@contextmanager
+def named_backends(is_rank: Callable[[], bool]) -> Iterator[None]:
+    """On ranks, groups of torch's own backends are simulated; whoever else makes one has torch's."""
+    helper, default_timeout = current("new_process_group"), current("default_timeout")
+
+    def timeout(backend: Any) -> Any:  # torch without NCCL knows none for it
+        return c10d.default_pg_timeout if is_rank() else default_timeout(backend)
+
+    def new_group(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_rank() or not _names(backend) <= _SIMULATED:
+            return helper(size, rank, ranks, backend, store, *args, **kwargs)
+        kwargs.pop("device_id", None)
+        kwargs.pop("backend_options", None)  # which are of another backend's class
+        args = tuple(None if position == 1 else value for position, value in enumerate(args))
+        group, prefix_store = helper(size, rank, ranks, c10d.Backend("sim"), store, *args, **kwargs)
+        if isinstance(group, dist.ProcessGroup):  # this rank is a member
+            asked: Any = c10d.Backend(str(backend))
+            world = current("process_world")
+            world.pg_map[group] = (asked, prefix_store)
+            world.pg_backend_config[group] = str(c10d.BackendConfig(asked))
+        return group, prefix_store
+
+    with replaced((*place("new_process_group"), new_group), (*place("default_timeout"), timeout)):
+        yield
+
+
+def _names(backend: Any) -> set[str]:
+    """ "cpu:gloo,cuda:nccl" -> {"gloo", "nccl"}."""
+    return {part.rpartition(":")[2] for part in str(backend).lower().split(",")}
