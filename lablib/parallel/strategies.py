@@ -234,8 +234,8 @@ def _is_possible(
     """Whether heads, width, layers and the network allow the split: what is not wrong with the question itself."""
     asked = asked_for(model, cluster, Parallel(), base.batch, **options)
     split, axes = asked.split, (parallel.data, parallel.tensor, parallel.pipeline, 1, 1, parallel.tensor, 1, 1)
-    is_cut = parallel.has_sequence_parallel
-    question = Question(asked.choices.model, cluster, asked.choices.schedule, *axes, 1, batch, split.seq_len, is_cut)
+    ways = (parallel.has_sequence_parallel, parallel.zero_stage, asked.choices.machine.stack.is_eager)
+    question = Question(asked.choices.model, cluster, asked.choices.schedule, *axes, 1, batch, split.seq_len, *ways)
     return not list(obstacles(question))
 
 

@@ -151,9 +151,9 @@ def asked_for(
         *(parallel.data, parallel.tensor, parallel.pipeline, parallel.context),
         *(parallel.expert, parallel.expert_tensor_ranks, parallel.chunks, parallel.replicas),
     )
-    for reason in obstacles(
-        Question(model, cluster, schedule, *axes, micro_batch, batch, seq_len, choices.sequence_parallel)
-    ):
+    sizes = (micro_batch, batch, seq_len)
+    ways = (choices.sequence_parallel, choices.zero_stage, choices.machine.stack.is_eager)
+    for reason in obstacles(Question(model, cluster, schedule, *axes, *sizes, *ways)):
         raise ValueError(reason)
     split = Split(*axes, micro_batch, batch // (parallel.data * micro_batch), seq_len)
     if order is not None:
@@ -226,7 +226,7 @@ def choices_of(
         raise ValueError(
             "compression is of gradients that are summed over the data axis, before ZeRO-3 and without lora: got "
             f"{compression.name!r} with zero_stage={parallel.zero_stage} and trainable={trainable!r}; leave it out, or "
-            "give zero_stage=2 (of ZeRO-3, zero_plus_plus compresses)"
+            "give zero_stage=1 (of ZeRO-3, zero_plus_plus compresses)"
         )
     return Choices(
         model=model,

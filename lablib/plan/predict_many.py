@@ -199,9 +199,12 @@ class _Sheet:
 def _fill(found: Any, choices: Choices, plans: np.ndarray, numbers: dict[str, np.ndarray]) -> None:
     """Rules first; then numbers for those that break none."""
     model, machine = choices.model, choices.machine
-    question = Question(
-        model, machine.cluster, choices.schedule, **numbers, sequence_parallel=choices.sequence_parallel
-    )
+    ways = {
+        "sequence_parallel": choices.sequence_parallel,
+        "zero_stage": choices.zero_stage,
+        "is_eager": machine.stack.is_eager,
+    }
+    question = Question(model, machine.cluster, choices.schedule, **numbers, **ways)
     broken = first_broken(question)
     found.obstacle[plans] = broken
     if (broken >= 0).any():

@@ -10,6 +10,7 @@ from lablib.plan.parallel import Parallel
 from lablib.plan.predict import predict
 from lablib.plan.prediction import Prediction
 from lablib.plan.rules import RULES, Question
+from lablib.plan.stack import find_stack
 from lablib.signature import WrongType, shown
 from lablib.units import plural
 
@@ -130,11 +131,13 @@ class Predictions:
         """Why plan `i` is impossible, with the remedy; empty where it is possible."""
         if self.obstacle[i] < 0:
             return ""
-        numbers = {name: int(column[i]) for name, column in self.numbers.items()}
+        numbers, stack = {name: int(column[i]) for name, column in self.numbers.items()}, self.fixed.get("stack")
         question = Question(
             *(self.fixed["model"], self.fixed["cluster"], self.choices["schedule"][i]),
             **numbers,
             sequence_parallel=self.choices["sequence_parallel"][i] is not False,
+            zero_stage=self.choices["zero_stage"][i],
+            is_eager=stack is not None and find_stack(stack).is_eager,
         )
         return RULES[self.obstacle[i]].sentence(question)
 

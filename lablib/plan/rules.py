@@ -14,7 +14,8 @@ that is broken; `predict_many` keeps its number for each plan, and `search` coun
      6 batch        data * micro_batch divides it       13 rounds      interleaved: pipeline divides micro-batches
     15 own tokens   expert_tensor other than tensor     14 torus       has so many nodes
                     needs sequence parallelism          16 expert's width  expert_tensor divides it
-    17 pairs        dualpipe-v: 2 micro-batches a stage, or more
+    17 pairs        dualpipe-v: 2 micro-batches         18 ZeRO-2      is in no eager stack: torch has none
+                    a stage, or more
 """
 
 from collections.abc import Callable
@@ -49,6 +50,8 @@ class Question(NamedTuple):
     batch: Numbers
     seq_len: Numbers
     sequence_parallel: bool = True
+    zero_stage: int = 0
+    is_eager: bool = False  # of the stack
 
 
 class Rule(NamedTuple):
@@ -219,6 +222,14 @@ RULES = (
         lambda q: (
             f"schedule 'dualpipe-v' needs 2 * pipeline micro-batches or more: got {_num_microbatches(q)} and "
             f"pipeline={q.pipeline}; try batch={2 * q.pipeline * q.data * q.micro_batch}, or another schedule"
+        ),
+    ),
+    Rule(
+        "ZeRO-2",
+        lambda q: q.is_eager and q.zero_stage == 2,
+        lambda q: (
+            "torch splits optimizer states (ZeRO-1, ZeroRedundancyOptimizer) or all (ZeRO-3, fully_shard): got "
+            f"zero_stage={q.zero_stage} with a stack of torch's own; try 1, or 3 with reshard_after_forward=False"
         ),
     ),
 )

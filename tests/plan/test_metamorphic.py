@@ -52,7 +52,7 @@ def questions(draw, stacks=(*STACKS, "torch", "torch-megatron")):
     )
     micro_batch, stack = draw(FEW), draw(st.sampled_from(stacks))
     if find_stack(stack).is_eager:
-        parallel = replace(parallel, zero_plus_plus=())
+        parallel = replace(parallel, zero_plus_plus=(), zero_stage=1 if zero_stage == 2 else zero_stage)
     trainable = draw(st.sampled_from(["all", "all", "lora"]))
     is_summed = zero_stage < 3 and trainable == "all"
     return {

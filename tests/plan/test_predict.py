@@ -40,6 +40,8 @@ splits = st.builds(
     schedule=st.sampled_from(["gpipe", "1f1b", "zb-h1", "zb-h2"]),
 )
 def test_the_parts_of_a_waterfall_add_up_to_the_step(parallel, micro_batch, recompute, stack, schedule):
+    if stack == "torch" and parallel.zero_stage == 2:
+        parallel = replace(parallel, zero_stage=1)
     prediction = predict(
         *("gpt3-6.7b", "dgx-a100", parallel, 64 * parallel.data),
         **{"micro_batch": micro_batch, "recompute": recompute, "stack": stack, "schedule": schedule},

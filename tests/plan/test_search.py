@@ -136,6 +136,17 @@ def test_a_kind_of_zero_3_is_tried_with_that(choice):
         search("gpt2", "dgx-a100", 8, gpus=8, schedule="1f1b", zero_stage=[1, 3], **choice)
 
 
+@pytest.mark.parametrize("stack", [name for name, stack in STACKS.items() if stack.is_eager])
+@pytest.mark.parametrize(("compression", "stages"), [("none", {0, 1, 3}), ("powersgd", {0, 1})])
+def test_torch_has_no_zero_2(stack, compression, stages):
+    given = {"stack": stack, "compression": compression}
+    found = search("gpt2", "dgx-a100", 8, gpus=8, schedule="1f1b", **given)
+    assert {found.plans[i].parallel.zero_stage for i in found.order} == stages
+    assert found.rejected.counts["ZeRO-2"] > 0
+    with pytest.raises(ValueError, match="got zero_stage=2 with a stack of torch's own; try 1, or 3 with resh"):
+        predict("gpt2", "dgx-a100", Parallel(data=8, zero_stage=2), 8, **given)
+
+
 def test_no_plan_is_tried_twice():
     found = search(**QUESTION, nodes=1).plans
     columns = [*found.numbers.values(), *(each.codes for each in found.choices.values())]
