@@ -4,6 +4,7 @@
     os.close, os.dup2   leave the process its standard streams: a rank's own have no numbers
     os._exit            ends the rank, not the process
     torch.compile       runs the function as it is, eagerly, and says so
+    mp.spawn            refused: the processes that it starts are no simulated ranks
     DataLoader          loads in the rank's own thread whatever `num_workers` says, and says so
     torch.save, load    a checkpoint names the device of its tensors, as on a GPU; `map_location` is followed
     torch.autocast      "cuda" switches the autocast of the CPU, which computes
@@ -17,6 +18,7 @@ import atexit
 import os
 import sys
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, NoReturn
 
 import torch
@@ -24,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from lablib.script.marks import index_of_storage, mark_storage
 from lablib.script.patches import Patches
-from lablib.script.process import Process, here
+from lablib.script.process import Process, here, refuse
 from lablib.sim.source import is_program
 from lablib.torch_compat import current, place
 
@@ -43,6 +45,7 @@ _COMPILE = "torch.compile ran the model eagerly: the times are those of eager ke
 def answer_python(patches: Patches) -> None:
     """Put every answer in place."""
     _answer_interpreter(patches)
+    _answer_spawn(patches)
     _answer_compile(patches)
     _answer_data_loader(patches)
     _answer_checkpoints(patches)
@@ -50,6 +53,19 @@ def answer_python(patches: Patches) -> None:
 
 
 # ---- Python ----
+
+
+def _answer_spawn(patches: Patches) -> None:
+    def rank_spawns(process: Process, function: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
+        name = getattr(function, "__name__", "the function")
+        why = (
+            f"it starts processes of its own, which are no simulated ranks; the {process.ranks} ranks are there already"
+        )
+        refuse("torch.multiprocessing.spawn", why, f'call {name}(int(os.environ["RANK"]), ...), as under torchrun')
+
+    for owner in (torch.multiprocessing, import_module("torch.multiprocessing.spawn")):
+        for start in ("spawn", "start_processes"):
+            patches.answer(owner, start, rank_spawns)
 
 
 def _answer_interpreter(patches: Patches) -> None:

@@ -211,6 +211,21 @@ def test_the_working_folder_standard_error_and_signal_handlers_are_a_ranks_own(s
     assert run.stdout[1].splitlines() == ["True highest False", "cpu 0 False", "False", "to stderr"]
 
 
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import torch.multiprocessing as mp; mp.spawn(main, args=(2,), nprocs=2)",
+        "from torch.multiprocessing import spawn; spawn(main, (2,), 2)",
+        "from torch.multiprocessing.spawn import start_processes; start_processes(main, (2,), 2)",
+    ],
+)
+def test_a_script_that_starts_its_own_ranks_is_told_that_they_are_there(simulated, start: str):
+    with pytest.raises(RankError) as caught:
+        simulated(f"def main(rank, ranks):\n    print(rank)\n{start}")
+    assert "no simulated ranks; the 2 ranks are there already" in str(caught.value)
+    assert 'call main(int(os.environ["RANK"]), ...), as under torchrun' in str(caught.value)
+
+
 def test_handlers_of_atexit_run_last_first_when_the_rank_ends(simulated):
     run = simulated("import atexit\natexit.register(print, 'first')\natexit.register(print, 'second')\nprint('body')")
     assert run.stdout[1].split() == ["body", "second", "first"]
