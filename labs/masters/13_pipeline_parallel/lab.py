@@ -699,7 +699,7 @@ print_text(f"{recorded}")
 # %% [markdown]
 # Open "Numbers of this figure" and find the row "send". Of its 10 messages, 4 bring activations forward and 4 gradients
 # back. The other 2 sum the gradient of the embedding over both stages: its matrix is also the head's. The recorded
-# makespan is within its noise, and not because every row is: which are furthest off?
+# makespan is longer than predicted, by more than its noise: which rows are too short?
 
 # %% [markdown]
 # ### Sources

@@ -1014,8 +1014,8 @@ print_text(f"{recorded}")
 
 # %% [markdown]
 # Four processes share two cores there, and in the prediction they take turns, too, if not at the same moments: a pass
-# that waits for a core in its middle is predicted three times as long as measured. So read the makespan, which is
-# within its noise, and not the rows. Calls and bytes are the same on both sides.
+# that waits for a core in its middle is predicted three times as long as measured. So read the makespan, which is off
+# by a tenth, and not the rows. Calls and bytes are the same on both sides.
 
 # %% [markdown] minutes=1
 # ## Summary
