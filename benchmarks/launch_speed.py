@@ -2,9 +2,9 @@
 
     python benchmarks/launch_speed.py [--ranks 8] [--repeats 5]
 
-Each figure is taken in a fresh interpreter that has imported torch and lablib. The first launch imports the simulator
-(a tenth of a second), or starts the process that imports torch and forks the ranks, and the ranks meet; the second one
-finds all that done.
+Each figure is taken in a fresh interpreter that has imported torch and lablib, and with them the simulator. The first
+launch on gloo starts the process that imports torch and forks the ranks, and the ranks meet; the second one finds all
+that done.
 """
 
 import argparse
