@@ -1,5 +1,6 @@
 """Workers are forked from one process that has imported torch: as torchrun would start them, and gone in every case."""
 
+import contextlib
 import errno
 import json
 import os
@@ -37,8 +38,11 @@ def total_and_parent():
 
 def assert_gone(pids: list[int], within_s: float = 5.0) -> None:
     def states() -> list[str]:
-        files = [Path(f"/proc/{pid}/stat") for pid in pids]
-        return [file.read_text().rpartition(")")[2].split()[0] for file in files if file.exists()]
+        found = []
+        for pid in pids:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # gone, also between two looks
+                found.append(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+        return found
 
     deadline = time.monotonic() + within_s
     while set(states()) - {"Z"} and time.monotonic() < deadline:
