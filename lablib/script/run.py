@@ -19,12 +19,8 @@ from lablib.errors import LaunchError
 from lablib.hardware import Cluster, find_cluster
 from lablib.inside import check_outside
 from lablib.run import Run
-from lablib.script.backends import answer_backends
-from lablib.script.classes import answer_classes
-from lablib.script.cuda import answer_cuda
-from lablib.script.cuda_kernels import answer_kernels
-from lablib.script.devices import DeviceCalls, answer_grouping, answer_hooks, answer_wrappers
-from lablib.script.dtensor import answer_dtensor
+from lablib.script.devices import DeviceCalls
+from lablib.script.gpu_answers import answer_gpu
 from lablib.script.libraries import Libraries, SharedLibraryError, Watching
 from lablib.script.modules import HostModules, Modules
 from lablib.script.own import Output, begins_with
@@ -113,19 +109,8 @@ class Script:
             hidden = stack.enter_context(HostModules(folder, self._libraries))
             stack.callback(self._libraries.look)
             patches = stack.enter_context(Patches())
-            answers = (
-                answer_cuda,
-                answer_classes,
-                answer_hooks,
-                answer_grouping,
-                answer_wrappers,
-                answer_dtensor,
-                answer_kernels,
-                answer_backends,
-                answer_python,
-            )
-            for answer in answers:
-                answer(patches)
+            answer_gpu(patches)
+            answer_python(patches)
             for rank in ranks:
                 output = Output(self._show if rank.rank == 0 else None)
                 rank.stdout = rank.stderr = output

@@ -39,12 +39,8 @@ from lablib.default_device import make_tensors_on
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
 from lablib.run import Run
-from lablib.script.backends import answer_backends
-from lablib.script.classes import answer_classes
-from lablib.script.cuda import answer_cuda
-from lablib.script.cuda_kernels import answer_kernels
-from lablib.script.devices import DeviceCalls, answer_grouping, answer_hooks, answer_wrappers
-from lablib.script.dtensor import answer_dtensor
+from lablib.script.devices import DeviceCalls
+from lablib.script.gpu_answers import answer_gpu
 from lablib.script.marks import HOST, mark
 from lablib.script.patches import Patches
 from lablib.script.placement import Placement
@@ -100,17 +96,7 @@ class StandIn:
         """What the ranks share: answers in the place of torch's functions."""
         with ExitStack() as stack:
             patches = stack.enter_context(Patches())
-            for answer in (
-                answer_cuda,
-                answer_classes,
-                answer_hooks,
-                answer_grouping,
-                answer_wrappers,
-                answer_dtensor,
-                answer_kernels,
-                answer_backends,
-            ):
-                answer(patches)
+            answer_gpu(patches)
             for rank in ranks:
                 first = cluster.node(rank.rank) * cluster.devices_per_node
                 num_devices = min(cluster.devices_per_node, len(ranks) - first)

@@ -53,10 +53,9 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
 
     def at(self, place: str) -> "SimStore":
         """One that the program made, with the keys of whoever made one at the same place."""
-        first = self._places.setdefault(place, self)
-        if first is self:
-            first = self._places[place] = SimStore(self._turns)
-        return first.of_another_rank()
+        if place not in self._places:
+            self._places[place] = SimStore(self._turns)
+        return self._places[place].of_another_rank()
 
     def set(self, key: str, value: str | bytes) -> None:
         self._turns.check()
