@@ -128,9 +128,8 @@ class _Watch:
                 if self._stopped.is_set():
                     return
                 if not self.reason:
-                    self.reason = (
-                        "cpu" if cpu_s >= cpu_limit_s else "waiting" if _waits(half, cpu_s, clock_s) else "busy"
-                    )
+                    backstop: Reason = "waiting" if _waits(half, cpu_s, clock_s) else "busy"
+                    self.reason = "cpu" if cpu_s >= cpu_limit_s else backstop
                     self.used = f"{cpu_s:.3g} s of CPU" + ("" if self.reason == "cpu" else f" in {clock_s:.3g} s")
                     self.stack = traceback.extract_stack(thread_frames().get(self._main))
                 _interrupt(self._main)

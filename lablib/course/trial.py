@@ -84,12 +84,9 @@ def run_check(
     result = Result(lab, exercise.name, exercise.title, "not attempted", next_step="solve the exercise above.")
     if not answer or answer[0] is None or answer[0] is Ellipsis or is_empty(answer[0]):
         return result
-    import torch  # here: `lab --help` needs no torch
-
     expect = Expect(seed, answers=answer)
     try:
-        # An answer that switches gradients off for good must not spoil what comes after it.
-        with time_limit(cpu_limit_s, clock_limit_s), _no_luck(), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with time_limit(cpu_limit_s, clock_limit_s), _one_thread(), _no_luck(), _same_grad_mode():
             try:
                 exercise.run(expect, *answer, **options)
             except SystemExit as end:
@@ -120,6 +117,28 @@ def _printed(expect: Expect) -> str:
     lines = expect.printed[-1].rstrip().splitlines() if expect.printed else []
     more = [f"... and {len(lines) - _MAX_LINES} lines more"] if len(lines) > _MAX_LINES else []
     return "\n".join(lines[:_MAX_LINES] + more)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: those that wait for work use CPU too, on many cores more than the answer may."""
+    import torch  # here: `lab --help` needs no torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _same_grad_mode() -> Iterator[None]:
+    """An answer that switches gradients off for good must not spoil what comes after it."""
+    import torch
+
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield
 
 
 @contextmanager

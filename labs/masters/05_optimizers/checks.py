@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim.adam import _fused_adam, _multi_tensor_adam, _single_tensor_adam, adam
 from torch.optim.adamw import adamw
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from lablib.course import Expect, exercise
 from lablib.course.draw import Draw
 from lablib.course.expect import RuleBroken
 from lablib.course.formatting import short_repr
 from lablib.course.observe import Observed
+from lablib.course.operators import Operators
 from lablib.course.rules import changes_nothing, not_from_lablib, observe, returns_new_tensors
 from lablib.optim.blockwise import codebook
 from lablib.optim.newton_schulz import COEFFICIENTS
@@ -309,18 +308,6 @@ def _expect_nearest(
 # ---- Newton-Schulz --------------------------------------------------------------------------------------------------
 
 
-class _Operators(TorchDispatchMode):
-    """The names of all operators that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 _OTHERS = ("geqrf", "ormqr", "cholesky", "lu_solve", "inverse", "triangular_solve", "cholesky_inverse", "svd", "qr")
 
 
@@ -343,7 +330,7 @@ def orthogonalize(expect: Expect, orthogonalize: Callable[[Tensor, int, Sequence
     for on, x, num_steps, coefficients in _matrices(expect.draw):
         expect.measured.clear()
         where = f"{on}; {x.shape[0]} x {x.shape[1]}, {plural(num_steps, 'steps')}"
-        with FlopCounterMode(display=False) as flops, _Operators() as operators:
+        with Operators() as operators:
             call = observe(orthogonalize, x, num_steps, coefficients)
         returns_new_tensors(expect, [call], like=x)
         changes_nothing(expect, [call])
@@ -355,7 +342,7 @@ def orthogonalize(expect: Expect, orthogonalize: Callable[[Tensor, int, Sequence
         product = 2 * short**2 * long  # X X^T alone
         expect.budget(
             f"FLOPs of torch's products ({where})",
-            flops.get_total_flops(),
+            operators.flops,
             at_most=num_steps * 3 * product,
             unit="FLOPs",
             at_least=num_steps * product,
