@@ -12,7 +12,6 @@ Rules that many checks share, said with one good message each, are in rules.py. 
 measured, so that "passed" can be shown with its numbers.
 """
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from lablib.course.comparison import difference, is_array, plain_number, told_apart
 from lablib.course.formatting import short_repr
+from lablib.course.time_limit import LAUNCH_LIMIT_S
 from lablib.signature import checked
 from lablib.units import format_quantity
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from lablib.run import Run
 
 E = TypeVar("E", bound=BaseException)
-TIME_LIMIT_S = 30.0  # of one check
 
 
 class RuleBroken(Exception):
@@ -61,7 +60,6 @@ class Expect:
 
     Args:
         seed: from which its inputs are drawn; None: a new one (draw.py).
-        limit_s: seconds of real time that its runs may take together.
         answers: what the learner handed in; every rank of `launch` meets a copy of its own (own_copy.py).
 
     Attributes:
@@ -70,12 +68,11 @@ class Expect:
     """
 
     @checked
-    def __init__(self, seed: int | None = None, limit_s: float = TIME_LIMIT_S, answers: Sequence[Any] = ()) -> None:
+    def __init__(self, seed: int | None = None, answers: Sequence[Any] = ()) -> None:
         self._answers = answers
         self.measured: list[Measured] = []
         self.printed: list[str] = []
         self._seed = seed
-        self._end_s = time.monotonic() + limit_s
 
     @cached_property
     def draw(self) -> "Draw":
@@ -90,7 +87,7 @@ class Expect:
         return self.draw.seed if "draw" in vars(self) else None
 
     def launch(self, program: Callable[..., Any], *args: Any, **options: Any) -> "Run":
-        """Run learner's code on simulated ranks: `lablib.launch` with what is left of the check's time as its limit.
+        """Run learner's code on simulated ranks: `lablib.launch`; time_limit.py ends what runs too long.
 
         As processes would, ranks have variables of their own: nothing reaches another rank but by communication.
 
@@ -104,7 +101,7 @@ class Expect:
             program, args = with_own_copies(program, args, self._answers, options.get("ranks", 4))
         run = None
         try:
-            run = launch(program, *args, **{"timeout_s": max(0.1, self._end_s - time.monotonic()), **options})
+            run = launch(program, *args, **{"timeout_s": LAUNCH_LIMIT_S, **options})
             return run
         except Exception as error:
             run = getattr(error, "run", None)  # as far as it came

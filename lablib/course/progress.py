@@ -35,7 +35,9 @@ class Entry:
     passed_at: str = ""
 
     def attempted(self, status: str) -> "Entry":
-        """This entry after one more check ended in `status`. A stub is no attempt."""
+        """This entry after one more check ended in `status`. A stub is no attempt, nor is a check without a verdict."""
+        if status == "not checked":
+            return self
         if status == "not attempted":
             return replace(self, status=status)
         now = datetime.now().astimezone().isoformat(timespec="seconds")

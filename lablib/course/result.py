@@ -18,10 +18,10 @@ from lablib.course.expect import Measured
 from lablib.markup import in_html, paragraph
 from lablib.units import plural
 
-Status = Literal["passed", "failed", "not attempted"]
-_COLOURS = {"passed": "#2e7d32", "failed": "#c62828", "not attempted": "#616161"}
+Status = Literal["passed", "failed", "not attempted", "not checked"]
+_COLOURS = {"passed": "#2e7d32", "failed": "#c62828", "not attempted": "#616161", "not checked": "#616161"}
 _MAX_HELD = 3  # rules that are named where another is broken
-_MARKS = {"passed": "&#10003;", "failed": "&#10007;", "not attempted": "&#9675;"}
+_MARKS = {"passed": "&#10003;", "failed": "&#10007;", "not attempted": "&#9675;", "not checked": "&#9675;"}
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Result:
 
     Attributes:
         lab, name, title: which exercise.
-        status: "passed", "failed" or "not attempted".
+        status: "passed", "failed", "not attempted", or "not checked" (the machine was too busy).
         rule, saw, expected: the rule broken, if one was.
         measured: the rules that held, with what was measured.
         trace: where the learner's own code raised; "" where it did not.

@@ -1,65 +1,105 @@
-"""A limit on the seconds of a block in the main thread: an answer that never ends must not hold the notebook.
+"""Limit the CPU seconds of a block of code, with a backstop in real time.
 
-Programs on ranks have a limit of their own (`launch(..., timeout_s=)`); this one ends code that a check calls itself.
+CPU time is summed over the threads and child processes of this process, so a busy machine ends no block early. The
+backstop ends a block that waits for something that never comes. On simulated ranks, `launch` says which rank ran.
 """
 
 import _thread
 import contextlib
 import ctypes
+import os
 import signal
 import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 from lablib.thread_frames import thread_frames
 
-_AGAIN_AFTER_S = 1.0  # code may catch the interrupt and go on
+CPU_LIMIT_S = 30.0  # of one answer
+CLOCK_LIMIT_S = 300.0
+LAUNCH_LIMIT_S = CLOCK_LIMIT_S + 30  # of a launch in another thread, which has no limit here
+_LONGEST_TICK_S = 1.0  # also the pause before another interrupt: code may catch one and go on
+_WAITING_SHARE = 0.01  # of one core: a block that uses less waits
+
+Reason = Literal["cpu", "busy", "waiting"]
 
 
 class TimeIsUp(Exception):
-    """The block was ended. `stack` is where it stood then."""
+    """The block was ended.
 
-    def __init__(self, limit_s: float, stack: traceback.StackSummary):
-        super().__init__(f"still running after {limit_s:g} s")
-        self.limit_s, self.stack = limit_s, stack
+    Attributes:
+        reason: "cpu": it used its CPU seconds; "busy": the machine gave it little CPU; "waiting": it used none.
+        stack: where the main thread was.
+        where: which rank ran, and on what line, if the block was in `launch`.
+    """
+
+    def __init__(self, reason: Reason, used: str, stack: traceback.StackSummary, where: str = ""):
+        super().__init__(f"still running after {used}")
+        self.reason, self.stack, self.where = reason, stack, where
+
+
+def cpu_time_s() -> float:
+    """CPU seconds of this process and its descendants, without the calling thread."""
+    import psutil  # here: `lab --help` needs no psutil
+
+    own = os.times()
+    total_s = time.process_time() + own.children_user + own.children_system - time.thread_time()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended
+            used = child.cpu_times()
+            total_s += used.user + used.system + getattr(used, "children_user", 0) + getattr(used, "children_system", 0)
+    return total_s
 
 
 @contextlib.contextmanager
-def time_limit(limit_s: float) -> Iterator[None]:
-    """End the block after `limit_s` seconds of real time; outside of the main thread there is no limit.
+def time_limit(
+    cpu_limit_s: float = CPU_LIMIT_S,
+    clock_limit_s: float = CLOCK_LIMIT_S,
+    cpu: Callable[[], float] = cpu_time_s,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[None]:
+    """End the block after `cpu_limit_s` of CPU time, or `clock_limit_s` of real time; only in the main thread.
 
-    The block is interrupted as by a press of the stop button, once a second until it ends. What it does in one call of
-    C code that no signal ends, goes on until that call returns.
+    The block is interrupted as by the stop button, once a second until it ends. A call of C code that no signal ends
+    continues until it returns.
 
     Raises:
-        TimeIsUp: in place of whatever the block raised or returned then.
+        TimeIsUp: instead of the block's exception or value.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    clock = _Clock(limit_s)
+    watch = _Watch(cpu_limit_s, clock_limit_s, cpu, clock)
     try:
         yield
-    except BaseException:
-        clock.stop()
-        if clock.is_up:
-            raise TimeIsUp(limit_s, clock.stack) from None
+    except BaseException as error:
+        watch.stop()
+        if watch.reason:
+            where = "\n".join(getattr(error, "__notes__", [])) if isinstance(error, KeyboardInterrupt) else ""
+            raise TimeIsUp(watch.reason, watch.used, watch.stack, where) from None
         raise
-    clock.stop()
-    if clock.is_up:
-        raise TimeIsUp(limit_s, clock.stack)
+    watch.stop()
+    if watch.reason:
+        raise TimeIsUp(watch.reason, watch.used, watch.stack)
 
 
-class _Clock:
+class _Watch:
     """Interrupts the main thread when time is up, from a thread of its own."""
 
-    def __init__(self, limit_s: float):
-        self.is_up = False
+    def __init__(
+        self, cpu_limit_s: float, clock_limit_s: float, cpu: Callable[[], float], clock: Callable[[], float]
+    ) -> None:
+        self.reason: Reason | None = None
+        self.used = ""
         self.stack = traceback.StackSummary()
+        self._limits_s = cpu_limit_s, clock_limit_s
+        self._cpu, self._clock = cpu, clock
         self._main = threading.get_ident()
         self._stopped = threading.Event()
         self._turn = threading.Lock()  # so that no interrupt comes after `stop`
-        self._thread = threading.Thread(target=self._watch, args=(limit_s,), name="time limit", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="time limit", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -71,20 +111,34 @@ class _Clock:
                 self._thread.join()
                 return
             except KeyboardInterrupt:
-                if not self.is_up:  # the user's own
+                if not self.reason:  # the user's own
                     raise
 
-    def _watch(self, limit_s: float) -> None:
-        wait_s = limit_s
-        while not self._stopped.wait(wait_s):
+    def _watch(self) -> None:
+        tick_s = min(_LONGEST_TICK_S, *(limit_s / 10 for limit_s in self._limits_s))
+        cpu_limit_s, clock_limit_s = self._limits_s
+        began, half = (self._cpu(), self._clock()), None
+        while not self._stopped.wait(_LONGEST_TICK_S if self.reason else tick_s):
+            cpu_s, clock_s = self._cpu() - began[0], self._clock() - began[1]
+            if half is None and clock_s >= clock_limit_s / 2:
+                half = cpu_s, clock_s
+            if cpu_s < cpu_limit_s and clock_s < clock_limit_s:
+                continue
             with self._turn:
                 if self._stopped.is_set():
                     return
-                if not self.is_up:
-                    # At once: the frames are taken apart when the block ends.
-                    self.is_up, self.stack = True, traceback.extract_stack(thread_frames().get(self._main))
+                if not self.reason:
+                    backstop: Reason = "waiting" if _waits(half, cpu_s, clock_s) else "busy"
+                    self.reason = "cpu" if cpu_s >= cpu_limit_s else backstop
+                    self.used = f"{cpu_s:.3g} s of CPU" + ("" if self.reason == "cpu" else f" in {clock_s:.3g} s")
+                    self.stack = traceback.extract_stack(thread_frames().get(self._main))
                 _interrupt(self._main)
-            wait_s = _AGAIN_AFTER_S
+
+
+def _waits(half: tuple[float, float] | None, cpu_s: float, clock_s: float) -> bool:
+    """Whether a block used no CPU since the first look in the second half of its time."""
+    since_cpu_s, since_s = half if half and half[1] < clock_s else (0.0, 0.0)
+    return cpu_s - since_cpu_s < _WAITING_SHARE * (clock_s - since_s)
 
 
 def _interrupt(main: int) -> None:

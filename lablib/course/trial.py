@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lablib.course.exercise import Exercise
-from lablib.course.expect import TIME_LIMIT_S, Expect, NotAttempted, RuleBroken
+from lablib.course.expect import Expect, NotAttempted, RuleBroken
 from lablib.course.formatting import short_repr
 from lablib.course.learner_code import (
     chain,
@@ -21,7 +21,7 @@ from lablib.course.learner_code import (
     unfinished,
 )
 from lablib.course.result import Result
-from lablib.course.time_limit import TimeIsUp, time_limit
+from lablib.course.time_limit import CLOCK_LIMIT_S, CPU_LIMIT_S, TimeIsUp, time_limit
 from lablib.errors import (
     LaunchError,
     LaunchTimeoutError,
@@ -33,7 +33,6 @@ from lablib.errors import (
     WriteInFlightWarning,
 )
 
-_GRACE_S = 2.0
 _MAX_LINES = 20
 _INSIDE = "inside the library: no line of yours was running"
 _RULES = {  # what a launch warns of -> the rule that it breaks, what was expected
@@ -57,10 +56,21 @@ _RULES = {  # what a launch warns of -> the rule that it breaks, what was expect
 }
 _NO_HANDLE = "'NoneType' object has no attribute 'wait'"
 _TOO_LONG = "your code comes to its end"
+_REASONS = {"cpu": "", "busy": "the machine is busy: ", "waiting": "your code is waiting: "}
+_NEXT = {
+    "busy": "other programs use this machine; end them, or check again later. Your answer was not judged.",
+    "waiting": "look for a sleep, a lock, input() or a communication that never ends.",
+}
 
 
 def run_check(
-    lab: str, exercise: Exercise, *answer: Any, seed: int | None = None, limit_s: float = TIME_LIMIT_S, **options: Any
+    lab: str,
+    exercise: Exercise,
+    *answer: Any,
+    seed: int | None = None,
+    cpu_limit_s: float = CPU_LIMIT_S,
+    clock_limit_s: float = CLOCK_LIMIT_S,
+    **options: Any,
 ) -> Result:
     """Try one answer. Nothing is recorded, and nothing that happens in the learner's code is raised.
 
@@ -69,18 +79,14 @@ def run_check(
         exercise: whose check is run.
         answer, options: what the notebook hands to the check.
         seed: from which the check draws its inputs; None: a new one.
-        limit_s: seconds of real time after which the trial is ended.
+        cpu_limit_s, clock_limit_s: seconds after which the trial is ended (time_limit.py).
     """
     result = Result(lab, exercise.name, exercise.title, "not attempted", next_step="solve the exercise above.")
     if not answer or answer[0] is None or answer[0] is Ellipsis or is_empty(answer[0]):
         return result
-    import torch  # here: `lab --help` needs no torch
-
-    expect = Expect(seed, limit_s, answers=answer)
+    expect = Expect(seed, answers=answer)
     try:
-        # A program on ranks that takes too long is ended by its launch, which knows ranks and lines: it comes first.
-        # An answer that switches gradients off for good must not spoil what comes after it.
-        with time_limit(limit_s + _GRACE_S), _no_luck(), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with time_limit(cpu_limit_s, clock_limit_s), _one_thread(), _no_luck(), _same_grad_mode():
             try:
                 exercise.run(expect, *answer, **options)
             except SystemExit as end:
@@ -95,7 +101,11 @@ def run_check(
             return result
         rule, saw, expected, trace = _explain(error, check_file)
         result = replace(result, status="failed", rule=rule, saw=saw, expected=expected, trace=trace)
-        result = replace(result, next_step="correct it, run its cell, and check again.", seed=expect.seed)
+        next_step = "correct it, run its cell, and check again."
+        if isinstance(error, TimeIsUp) and error.reason != "cpu":
+            next_step = _NEXT[error.reason]
+            result = replace(result, status="not checked") if error.reason == "busy" else result
+        result = replace(result, next_step=next_step, seed=expect.seed)
     else:
         result = replace(result, status="passed", next_step="")
     measured = tuple(dict.fromkeys(expect.measured))  # what holds on every rank is said once
@@ -107,6 +117,28 @@ def _printed(expect: Expect) -> str:
     lines = expect.printed[-1].rstrip().splitlines() if expect.printed else []
     more = [f"... and {len(lines) - _MAX_LINES} lines more"] if len(lines) > _MAX_LINES else []
     return "\n".join(lines[:_MAX_LINES] + more)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: those that wait for work use CPU too, on many cores more than the answer may."""
+    import torch  # here: `lab --help` needs no torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def _same_grad_mode() -> Iterator[None]:
+    """An answer that switches gradients off for good must not spoil what comes after it."""
+    import torch
+
+    with torch.set_grad_enabled(torch.is_grad_enabled()):
+        yield
 
 
 @contextmanager
@@ -140,7 +172,8 @@ def _explain(error: Exception, check_file: str) -> tuple[str, str, str, str]:
     if broken is not None:
         return broken.rule, broken.saw, broken.expected, ""
     if isinstance(error, TimeIsUp):
-        return _TOO_LONG, f"{error}", "an end", learner_lines(error.stack, check_file)
+        saw = f"{_REASONS[error.reason]}{error}" + (f": {error.where}" if error.where else "")
+        return _TOO_LONG, saw, "an end", learner_lines(error.stack, check_file)
     if isinstance(error, LaunchTimeoutError):
         return _TOO_LONG, str(error), "an end of every rank", ""
     cause = program_error(error)

@@ -7,11 +7,11 @@ try_out(program, ranks=4, cluster="dgx-h100")        on every rank of a launch
 from collections.abc import Callable
 from typing import Any
 
-from lablib.course.expect import TIME_LIMIT_S, NotAttempted
+from lablib.course.expect import NotAttempted
 from lablib.course.formatting import short_repr
 from lablib.course.learner_code import is_stub, learner_frames, program_error, unfinished
 from lablib.course.printing import print_error, print_text
-from lablib.course.time_limit import TimeIsUp, time_limit
+from lablib.course.time_limit import LAUNCH_LIMIT_S, TimeIsUp, time_limit
 from lablib.errors import LaunchError
 
 _MAX_RANKS = 16  # lines that are read
@@ -29,7 +29,7 @@ def try_out(function: Any, *args: Any, ranks: int | None = None, **options: Any)
     try:
         if function is Ellipsis:
             raise NotAttempted
-        with time_limit(TIME_LIMIT_S + 2):
+        with time_limit():
             values, printed = _values(function, args, ranks, options)
     except (NotAttempted, Exception) as error:
         _say(error)
@@ -51,7 +51,7 @@ def _values(
         return [function(*args, **options)], [""]
     from lablib.launch import launch
 
-    run = launch(function, *args, ranks=ranks, **{"timeout_s": TIME_LIMIT_S, **options})
+    run = launch(function, *args, ranks=ranks, **{"timeout_s": LAUNCH_LIMIT_S, **options})
     return run.values, run.stdout
 
 
@@ -62,5 +62,5 @@ def _say(error: BaseException) -> None:
         print_error(error)
     else:
         cause = program_error(error)
-        where = f"\n{learner_frames(cause)}" if not isinstance(error, TimeIsUp) else ""
+        where = f"\n{cause.where if isinstance(cause, TimeIsUp) else learner_frames(cause)}".rstrip()
         print_text(f"{type(cause).__name__}: {cause}{where}")

@@ -244,6 +244,8 @@ class _Simulation:
                     error = self._timeout(timeout_s or 0.0)
             except BaseException as interrupt:  # noqa: B036 - KeyboardInterrupt: no rank outlives the call
                 error = interrupt
+                if isinstance(interrupt, KeyboardInterrupt):
+                    interrupt.add_note(self._where())
             with _no_interrupts():
                 stuck = self._turns.end()
                 self._trackers.close(self._ranks)
@@ -399,6 +401,12 @@ class _Simulation:
         return group
 
     def _timeout(self, timeout_s: float) -> LaunchTimeoutError:
+        return LaunchTimeoutError(
+            f"the program was still running after timeout_s={timeout_s:g} s of real time: {self._where()}"
+        )
+
+    def _where(self) -> str:
+        """The rank that runs, and the last lines of the program that it is at."""
         number, thread = self._turns.running_rank()
         frame = thread_frames().get(thread or 0)
         where = f"rank {number} was at {program_line(frame)}" if frame else f"rank {number} was running"
@@ -406,10 +414,7 @@ class _Simulation:
         while innermost and not is_program(innermost):  # the program's own line, however deep in torch it was
             innermost = innermost.f_back
         frames = _programs(traceback.extract_stack(innermost or frame), _OURS) if frame else []
-        stack = "".join(traceback.format_list(frames[-3:]))
-        return LaunchTimeoutError(
-            f"the program was still running after timeout_s={timeout_s:g} s of real time: {where}\n{stack}"
-        )
+        return where + "\n" + "".join(traceback.format_list(frames[-3:]))
 
 
 def _phantoms(num_simulated: int, num_ranks: int) -> str:

@@ -1,16 +1,27 @@
-"""A limit on the seconds of a block, and on an answer that never ends: where it stood is said."""
+"""Limits on the CPU seconds of a block and of an answer: the message gives the reason and the line."""
 
 import linecache
+import math
 import signal
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from lablib.course.exercise import exercise
+import lablib.course.time_limit as time_limit_module
+from lablib.course import trial
+from lablib.course.exercise import Exercise, exercise
 from lablib.course.expect import Expect
+from lablib.course.progress import Entry
 from lablib.course.time_limit import TimeIsUp, time_limit
 from lablib.course.trial import run_check
 
@@ -32,16 +43,79 @@ def test_a_block_that_ends_in_time_is_left_alone():
         raise KeyError("mine")
 
 
-@pytest.mark.parametrize("block", [forever, lambda: time.sleep(600)])
-def test_a_block_that_does_not_end_is_ended(block):
-    with pytest.raises(TimeIsUp, match="still running after 0.2 s") as raised, time_limit(0.2):
+class Machine:
+    """Clocks that a test sets; each look moves them on."""
+
+    def __init__(self, cpu_s: float, clock_s: float) -> None:
+        self.per_look = cpu_s, clock_s
+        self.looks = 0
+
+    def cpu(self) -> float:
+        self.looks += 1
+        return self.looks * self.per_look[0]
+
+    def clock(self) -> float:
+        return self.looks * self.per_look[1]
+
+
+@given(
+    cpu_s=st.sampled_from([0.0, 0.001, 0.2, 1.0, 8.0]),  # of each second of the clock
+    clock_s=st.sampled_from([0.7, 10.0, 149.0, 400.0]),
+)
+@settings(max_examples=12, deadline=None)
+def test_the_reason_is_the_limit_that_was_reached_first(cpu_s: float, clock_s: float):
+    machine = Machine(cpu_s * clock_s, clock_s)
+    looks_to_cpu = math.inf if not cpu_s else math.ceil(30 / (cpu_s * clock_s))
+    reason = "cpu" if looks_to_cpu <= math.ceil(300 / clock_s) else "busy" if cpu_s > 0.01 else "waiting"
+    with patch.object(time_limit_module, "_LONGEST_TICK_S", 1e-3), pytest.raises(TimeIsUp) as raised:
+        with time_limit(30, 300, machine.cpu, machine.clock):
+            time.sleep(600)
+    assert raised.value.reason == reason, (machine.looks, str(raised.value))
+
+
+def test_on_a_busy_machine_a_block_has_its_cpu_seconds():
+    """29 s of CPU in 290 s of the clock: ten other programs run."""
+    machine = Machine(0.1, 1.0)
+    with patch.object(time_limit_module, "_LONGEST_TICK_S", 1e-4), time_limit(30, 300, machine.cpu, machine.clock):
+        while machine.looks < 290:
+            time.sleep(0.001)
+        machine.per_look = 0.0, 0.0
+
+
+def test_threads_and_processes_of_a_block_count():
+    def burn() -> None:
+        end_s = time.thread_time() + 0.3
+        while time.thread_time() < end_s:
+            pass
+
+    before_s = time_limit_module.cpu_time_s()
+    thread = threading.Thread(target=burn)
+    thread.start()
+    thread.join()
+    after_thread_s = time_limit_module.cpu_time_s()
+    assert after_thread_s - before_s >= 0.29
+    program = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1) as child:
+        assert child.stdout and child.stdin
+        child.stdout.readline()
+        while_it_lives_s = time_limit_module.cpu_time_s()
+        child.communicate(b"\n")
+    assert while_it_lives_s - after_thread_s >= 0.45
+    assert time_limit_module.cpu_time_s() >= while_it_lives_s - 0.02  # it counts once, dead or alive
+
+
+@pytest.mark.parametrize(
+    ("block", "limits", "reason"), [(forever, (0.2, 300), "cpu"), (lambda: time.sleep(600), (30, 1.0), "waiting")]
+)
+def test_a_block_that_does_not_end_is_ended(block: Callable[[], None], limits: tuple[float, float], reason: str):
+    with pytest.raises(TimeIsUp, match="still running after .* of CPU") as raised, time_limit(*limits):
         block()
-    assert raised.value.stack
+    assert raised.value.stack and raised.value.reason == reason
 
 
 def test_code_that_catches_the_interrupt_is_interrupted_again():
     caught = []
-    with pytest.raises(TimeIsUp), time_limit(0.1):
+    with pytest.raises(TimeIsUp), time_limit(30, 0.1):
         for _ in range(2):
             try:
                 time.sleep(600)
@@ -76,7 +150,7 @@ def launched(expect: Expect, answer):
 
 def test_an_answer_that_never_ends_is_told_where_it_stood():
     linecache.cache["<cell 7>"] = (len(CELL), None, [*CELL.splitlines(keepends=True)], "<cell 7>")
-    result = run_check("90", called, forever, limit_s=0.2)
+    result = run_check("90", called, forever, cpu_limit_s=0.2)
     assert (result.status, result.rule) == ("failed", "your code comes to its end")
     assert result.trace.splitlines()[-1] in ("line 3 in forever: while True:", "line 4 in forever: pass"), result
 
@@ -87,6 +161,28 @@ def test_a_rank_that_never_ends_is_told_with_its_line():
             forever()
         dist.all_reduce(x)
 
-    result = run_check("90", launched, rank_1_stays, limit_s=0.5)
+    result = run_check("90", launched, rank_1_stays, cpu_limit_s=0.5)
     assert (result.status, result.rule) == ("failed", "your code comes to its end")
     assert "rank 1" in result.saw and "forever" in result.saw, result
+
+
+def sleeps(*values: object) -> None:
+    time.sleep(600)
+
+
+@pytest.mark.parametrize("check", [called, launched])
+def test_an_answer_that_waits_is_not_asked_for_a_correction(check: Exercise):
+    result = run_check("90", check, sleeps, clock_limit_s=2.0)
+    assert (result.status, result.rule) == ("failed", "your code comes to its end")
+    assert "waiting" in result.saw and "correct it" not in result.message, result
+
+
+@pytest.mark.parametrize("check", [called, launched])
+def test_an_answer_that_got_no_cpu_is_not_judged(check: Exercise):
+    machine = Machine(1.0, 20.0)
+    with patch.object(trial, "time_limit", lambda *limits: time_limit(30, 300, machine.cpu, machine.clock)):
+        result = run_check("90", check, sleeps)
+    assert result.status == "not checked" and not result
+    assert "busy" in result.message and "correct it" not in result.message, result
+    entry = Entry().attempted("failed")
+    assert entry.attempted(result.status) == entry

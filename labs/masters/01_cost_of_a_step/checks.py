@@ -510,9 +510,11 @@ def _expect_bytes_of_parameters(expect: Expect, answer: Callable[..., float], co
     expect.equal(rule, saw, _sequences(answer, memory_bytes, few, config))
     short = replace(config, max_seq_len=1)
     many = 100 * _of_a_sequence(short)
-    for each in (8, 21):
+    for each in (8, 21, 23.9):
         rule = f"AdamW holds 24 bytes a parameter while it works: memory for {each} fits no step"
-        expect.equal(rule, _sequences(answer, each * many, many, short), 0)
+        expect.equal(rule, _sequences(answer, int(each * many), many, short), 0)
+    fit = _sequences(answer, int(24.1 * many), many, short)
+    expect.that("memory for 24.1 bytes a parameter fits a step", fit > 0, saw=f"{fit:g} sequences", expected="some")
 
 
 def _expect_most_that_fit(expect: Expect, answer: Callable[..., float], config: GPTConfig) -> None:
@@ -526,6 +528,9 @@ def _expect_most_that_fit(expect: Expect, answer: Callable[..., float], config: 
         fits = f"{number} sequences fit into {memory_bytes:,} B"
         rule = f"{fits}: by the memory tracker they hold {few:,}, one more {more:,}"
         expect.equal(rule, int(saw), number)
+    for part, number in ((0.9, 0), (1.1, 1)):
+        rule = f"memory for the parameters and {part} sequences fits {number}"
+        expect.equal(rule, _sequences(answer, 14_000 + int(part * _of_a_sequence(config)), 1000, config), number)
 
 
 def _of_a_sequence(config: GPTConfig) -> int:

@@ -1168,6 +1168,35 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             + "return memory_of_step('gpt2', seq_len).largest_micro_batch",
             "your own code",
         ),
+        (
+            "says one where none fits",
+            """
+def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vocab_size):
+    if memory_bytes < 24*num_params: return 0
+    return max(1, (memory_bytes - 14*num_params) // (seq_len*(32*num_layers*width+12*vocab_size)))
+""",
+            "0.9 sequences fits 0",
+        ),
+        (
+            "guards with 22 bytes for each parameter",
+            """
+def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vocab_size):
+    adamw = num_params * (2 + 4 + 4 + 4 + 4 + 4)
+    if memory_bytes < adamw: return 0
+    return int((memory_bytes - 14*num_params) // (seq_len*(32*num_layers*width+12*vocab_size)))
+""",
+            "memory for 23.9 fits no step",
+        ),
+        (
+            "guards with 26 bytes for each parameter",
+            """
+def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vocab_size):
+    adamw = num_params * (2 + 4 + 4 + 4 + 4 + 4 + 4)
+    if memory_bytes < adamw: return 0
+    return int((memory_bytes - 14*num_params) // (seq_len*(32*num_layers*width+12*vocab_size)))
+""",
+            "24.1 bytes a parameter fits a step",
+        ),
     ],
 }
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lablib.course import Expect, exercise
@@ -17,6 +16,7 @@ from lablib.course.draw import Draw
 from lablib.course.expect import RuleBroken
 from lablib.course.formatting import short_repr
 from lablib.course.observe import Observed
+from lablib.course.operators import Operators
 from lablib.course.rules import changes_nothing, communications_within, not_from_lablib, observe
 from lablib.hardware import DEVICES
 from lablib.precision.formats import E2M1, E4M3, E5M2, FP16, Format, all_values
@@ -146,7 +146,7 @@ def _told(value: Any) -> str:
     return "None: is there a return?" if value is None else f"{type(value).__name__} {short_repr(value)}"
 
 
-class _NoBF16(TorchDispatchMode):
+class _NoBF16(Operators):
     """Notes the first operator that reads or makes a BF16 tensor: then torch may have done the rounding."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class _NoBF16(TorchDispatchMode):
         self.found = ""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         parts = tree_leaves((result, args, kwargs))  # lists, too
         if any(isinstance(part, Tensor) and part.dtype == torch.bfloat16 for part in parts):
             self.found = self.found or func.overloadpacket.__name__

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 from torch.optim.adam import _fused_adam, _multi_tensor_adam, _single_tensor_adam, adam
 from torch.optim.adamw import adamw
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from lablib.course import Expect, exercise
 from lablib.course.draw import Draw
 from lablib.course.expect import RuleBroken
 from lablib.course.formatting import short_repr
 from lablib.course.observe import Observed
+from lablib.course.operators import Operators
 from lablib.course.rules import changes_nothing, not_from_lablib, observe, returns_new_tensors
 from lablib.optim.blockwise import codebook
 from lablib.optim.newton_schulz import COEFFICIENTS
@@ -309,18 +308,6 @@ def _expect_nearest(
 # ---- Newton-Schulz --------------------------------------------------------------------------------------------------
 
 
-class _Operators(TorchDispatchMode):
-    """The names of all operators that run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: set[str] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.names.add(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
-
-
 _OTHERS = ("geqrf", "ormqr", "cholesky", "lu_solve", "inverse", "triangular_solve", "cholesky_inverse", "svd", "qr")
 
 
@@ -343,19 +330,21 @@ def orthogonalize(expect: Expect, orthogonalize: Callable[[Tensor, int, Sequence
     for on, x, num_steps, coefficients in _matrices(expect.draw):
         expect.measured.clear()
         where = f"{on}; {x.shape[0]} x {x.shape[1]}, {plural(num_steps, 'steps')}"
-        with FlopCounterMode(display=False) as flops, _Operators() as operators:
+        with Operators() as operators:
             call = observe(orthogonalize, x, num_steps, coefficients)
         returns_new_tensors(expect, [call], like=x)
         changes_nothing(expect, [call])
         found = sorted(name for name in operators.names if _is_decomposition(name))
         if found:
             raise RuleBroken("products are enough: no decomposition", f"a call of {found[0]}", "@, and nothing like it")
-        _expect_orthogonal(expect, call.value, x, num_steps, coefficients, where)
+        begun = call.value if not num_steps else orthogonalize(x.clone(), 0, coefficients)
+        _expect_norm(expect, begun, x, where)
+        _expect_orthogonal(expect, call.value, begun, num_steps, coefficients, where)
         short, long = sorted(x.shape)
         product = 2 * short**2 * long  # X X^T alone
         expect.budget(
             f"FLOPs of torch's products ({where})",
-            flops.get_total_flops(),
+            operators.flops,
             at_most=num_steps * 3 * product,
             unit="FLOPs",
             at_least=num_steps * product,
@@ -385,16 +374,26 @@ def _matrices(draw: Draw) -> Iterator[tuple[str, Tensor, int, tuple[float, float
     yield "a view of every second number", draw.tensor((rows, more), dtype, contiguous=False), 2, (a, b, c)
 
 
+def _expect_norm(expect: Expect, begun: Tensor, x: Tensor, on: str) -> None:
+    """The matrix over its norm, or over a little more: optimizers add up to 1e-7 to the norm, or let it be no less."""
+    norm, rule = float(x.double().norm()), f"x over its norm, to which up to 1e-7 may be added ({on})"
+    rtol = 1e-9 if x.dtype == torch.float64 else 1e-5
+    least = norm / (norm + 1e-7)
+    size = float(begun.double().norm())
+    expect.close(rule, begun.double(), x.double() * (size / norm if norm else 0.0), rtol=rtol, atol=rtol * size)
+    if norm and not least * (1 - rtol) <= size <= 1 + rtol:
+        raise RuleBroken(rule, f"a matrix of norm {size:.9g}", f"from {least:.9g} to 1")
+
+
 def _expect_orthogonal(
-    expect: Expect, saw: Tensor, x: Tensor, num_steps: int, coefficients: tuple[float, float, float], on: str
+    expect: Expect, saw: Tensor, begun: Tensor, num_steps: int, coefficients: tuple[float, float, float], on: str
 ) -> None:
     a, b, c = coefficients
-    u, s, vh = torch.linalg.svd(x.double(), full_matrices=False)
-    s = s / s.norm() if s.any() else s
+    u, s, vh = torch.linalg.svd(begun.double(), full_matrices=False)
     for _ in range(num_steps):
         s = a * s + b * s**3 + c * s**5
-    rtol, atol = (1e-7, 1e-9) if x.dtype == torch.float64 else (1e-4, 1e-5)
-    rule = f"U and V stay, singular values follow the polynomial ({on})" if num_steps else f"x over its norm ({on})"
+    rtol, atol = (1e-7, 1e-9 * float(s.abs().max())) if begun.dtype == torch.float64 else (1e-4, 1e-5)
+    rule = f"U and V stay, singular values follow the polynomial ({on})"
     expect.close(rule, saw.double(), u * s @ vh, rtol=rtol, atol=atol)
 
 

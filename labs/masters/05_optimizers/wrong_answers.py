@@ -556,8 +556,8 @@ def orthogonalize(x, num_steps, coefficients):
             "at least",
         ),
         ("makes zeros NaN", _orthogonal(divided="x / x.norm()"), "a matrix of zeros"),
-        ("adds a large eps", _orthogonal(divided="x / (x.norm() + 1e-7)"), "follow the polynomial"),
-        ("bounds the norm at Muon's eps", _orthogonal(divided="x / x.norm().clamp(min=1e-7)"), "very small numbers"),
+        ("adds a large eps", _orthogonal(divided="x / (x.norm() + 1e-6)"), "up to 1e-7 may be added"),
+        ("bounds the norm at 1e-6", _orthogonal(divided="x / x.norm().clamp(min=1e-6)"), "very small numbers"),
         (
             "one step too few",
             _orthogonal(steps="num_steps - 1"),
@@ -583,7 +583,6 @@ def orthogonalize(x, num_steps, coefficients):
             "FLOPs of torch's products (a tall matrix, nearly square",
         ),
         ("at most five steps", _orthogonal(steps="min(num_steps, 5)"), "(a tall matrix, nearly square"),
-        ("adds a small eps", _orthogonal(divided="x / (x.norm() + 1e-20)"), "very small numbers"),
         (
             "works in BF16 where x is float32",
             _orthogonal(
@@ -963,6 +962,50 @@ def orthogonalize(x, num_steps, coefficients):
         cubic = torch.einsum("ij,jk->ik", gram, y)
         y = a * y + b * cubic + c * torch.einsum("ij,jk->ik", gram, cubic)
     return y.mT if x.shape[0] > x.shape[1] else y
+""",
+        ),
+        (
+            "by F.normalize",
+            """
+def orthogonalize(x, num_steps, coefficients):
+    a, b, c = coefficients
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.T if is_tall else x
+    x = nn.functional.normalize(x, dim=(0, 1))
+    for _ in range(num_steps):
+        A = x @ x.T
+        x = (a * torch.eye(len(A), dtype=x.dtype) + b * A + c * (A @ A)) @ x
+    return x.T if is_tall else x
+""",
+        ),
+        (
+            "adds 1e-7 to the norm",
+            """
+def orthogonalize(x, num_steps, coefficients):
+    a, b, c = coefficients
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.T if is_tall else x
+    x = x / (x.norm() + 1e-7)
+    for _ in range(num_steps):
+        A = x @ x.T
+        B = b * A + c * A @ A
+        x = a * x + B @ x
+    return x.T if is_tall else x
+""",
+        ),
+        (
+            "the norm is at least 1e-7",
+            """
+def orthogonalize(x, num_steps, coefficients):
+    a, b, c = coefficients
+    is_tall = x.shape[0] > x.shape[1]
+    x = x.T if is_tall else x
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(num_steps):
+        gram = x @ x.T
+        update = torch.addmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.addmm(x, update, x, beta=a)
+    return x.T if is_tall else x
 """,
         ),
     ],

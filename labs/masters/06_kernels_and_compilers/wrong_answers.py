@@ -153,6 +153,19 @@ WRONG_ANSWERS = {
             "x stays as it was",
         ),
         ("uses Triton's own", _softmax(e="tl.softmax(x)"), "the answer is your own code"),
+        (
+            "masks numbers that are 0",
+            """
+def softmax_kernel(x_ptr, y_ptr, M, BLOCK: "tl.constexpr"):
+    at = tl.arange(0, BLOCK)
+    row = tl.program_id(0) * M
+    x = tl.load(x_ptr + row + at, mask=at < M, other=0.0)
+    x = tl.where(x == 0.0, -float("inf"), x)
+    e = tl.exp(x - tl.max(x, axis=0))
+    tl.store(y_ptr + row + at, e / tl.sum(e, axis=0), mask=at < M)
+""",
+            "y is the softmax of each row (a number of 0 in each row",
+        ),
     ],
     "join": [
         ("adds the sums", _join(s="s1 + s2"), "s is the sum of exp(x - m) (either maximum is larger)"),
@@ -302,6 +315,26 @@ WRONG_ANSWERS = {
             ),
             "your own",
         ),
+        (
+            "keeps the scores of all tiles",
+            """
+def attend(q, k, v, first, block):
+    R, d = q.shape
+    at = first + torch.arange(R)[:, None]
+    m, tiles = q.new_full((R, 1), -math.inf), []
+    for start in range(0, first + R, block):
+        scores = q @ k[start:start + block].T / math.sqrt(d)
+        scores = scores.masked_fill(start + torch.arange(scores.shape[1]) > at, -math.inf)
+        tiles.append(scores)
+        m = torch.maximum(m, scores.amax(1, keepdim=True))
+    s, o = 0, 0
+    for number, scores in enumerate(tiles):
+        share = torch.exp(scores - m)
+        s, o = s + share.sum(1, keepdim=True), o + share @ v[number * block:(number + 1) * block]
+    return o / s
+""",
+            "scores of at most `block` keys",
+        ),
     ],
     "end_of_step": [
         ("returns N", _end(returned="N"), "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)"),
@@ -358,6 +391,18 @@ WRONG_ANSWERS = {
             _end(returned="waves * cores // down * columns + 1"),
             "tiles that are not full (M 37, N 11, tiles 16 x 8, 9 cores)",
         ),
+        (
+            "searches 512 columns",
+            """
+def end_of_step(M, N, rows, columns, cores):
+    w = lambda n: -(-(-(-M // rows) * -(-n // columns)) // cores)
+    last = N
+    for n in range(N, N + 512):
+        if w(n) == w(N): last = n
+    return last
+""",
+            "a step of many thousands",
+        ),
     ],
 }
 
@@ -392,11 +437,38 @@ RIGHT_ANSWERS = {
                 s="torch.where(s1 > 0, s1 * torch.exp(m1 - m), 0.0) + torch.where(s2 > 0, s2 * torch.exp(m2 - m), 0.0)",
             ),
         ),
+        (
+            "by logaddexp",
+            """
+def join(m1, s1, m2, s2):
+    m = torch.maximum(m1, m2)
+    total = torch.logaddexp(m1 + s1.log(), m2 + s2.log())
+    return m, torch.exp(total - torch.where(m == -math.inf, 0.0, m))
+""",
+        ),
     ],
     "attend": [
         ("scales q", _attend(scores="(q / math.sqrt(d)) @ keys.T")),
         ("einsum", _attend(scores='torch.einsum("rd,nd->rn", q, keys) / math.sqrt(d)')),
         ("one over s", _attend(returned="o * (1 / s)")),
+        (
+            "joins the softmax of each tile by logaddexp",
+            """
+def attend(q, k, v, first, block):
+    R, d = q.shape
+    at = first + torch.arange(R)[:, None]
+    lse, o = q.new_full((R, 1), -math.inf), torch.zeros_like(q)
+    for start in range(0, first + R, block):
+        scores = q @ k[start:start + block].T / math.sqrt(d)
+        scores = scores.masked_fill(start + torch.arange(scores.shape[1]) > at, -math.inf)
+        tile = scores.logsumexp(1, keepdim=True)
+        share = torch.nan_to_num(scores.softmax(1))
+        new = torch.logaddexp(lse, tile)
+        o = o * torch.exp(lse - new) + torch.exp(tile - new) * (share @ v[start:start + block])
+        lse = new
+    return o
+""",
+        ),
     ],
     "end_of_step": [
         (

@@ -14,6 +14,7 @@ from lablib.course import Expect, exercise
 from lablib.course.draw import Draw
 from lablib.course.expect import RuleBroken
 from lablib.course.formatting import short_repr
+from lablib.course.operators import Operators
 from lablib.course.rules import (
     calls_only,
     changes_nothing,
@@ -24,7 +25,6 @@ from lablib.course.rules import (
     sent_bytes_within,
 )
 from lablib.parallel import node_mesh
-from lablib.torch_compat import TorchDispatchMode
 from lablib.units import plural
 
 REPEATS = 4000  # roundings of each number; its mean is then off by less than 0.008 of a step, one time in three
@@ -57,13 +57,13 @@ def quantize(expect: Expect, quantize: Callable[[Tensor, int, int], tuple[Tensor
     _expect_right_on_average(expect, quantize, 8, draw.choice(types), 4, blocks=draw.integer(1, 4))
 
 
-class _Casts(TorchDispatchMode):
+class _Casts(Operators):
     """Whether a NaN is made a whole number: which one, depends on the machine."""
 
     saw_nan = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        out = func(*args, **(kwargs or {}))
+        out = super().__torch_dispatch__(func, types, args, kwargs)
         if func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default) and out.dtype == torch.int8:
             source = args[-1]
             self.saw_nan |= source.is_floating_point() and bool(source.isnan().any())

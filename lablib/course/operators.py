@@ -1,0 +1,63 @@
+"""Record the operators that a call runs: their names, FLOPs, and the most bytes that they hold at one time.
+
+    with Operators() as operators:
+        answer(x)
+    operators.names, operators.flops, operators.peak_bytes
+
+Entering one does not import torch's compiler, which takes 3 s of CPU, as a plain `TorchDispatchMode` or torch's
+`FlopCounterMode` does at its first operator.
+"""
+
+import weakref
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from lablib.torch_compat import TorchDispatchMode
+
+
+class Operators(TorchDispatchMode):
+    """Records what runs inside, below autograd.
+
+    Attributes:
+        names: of the operators, without overload: "mm".
+        flops: of those that torch's FlopCounterMode counts.
+        peak_bytes: most bytes of tensors that were made inside and still lived.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.flops = self.peak_bytes = 0
+        self._live: dict[weakref.ref, int] = {}
+        self._live_bytes = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the default imports the compiler
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        given = {id(x.untyped_storage()) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+        out = func(*args, **kwargs)
+        self.names.add(func._schema.name.removeprefix("aten::"))
+        if func._overloadpacket in flop_registry:
+            self.flops += flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+        for x in tree_leaves(out):
+            if isinstance(x, Tensor) and id(x.untyped_storage()) not in given:
+                self._made(x)
+        return out
+
+    def _made(self, x: Tensor) -> None:
+        storage = x.untyped_storage()
+        reference = weakref.ref(storage, self._freed)
+        if reference in self._live:  # equal while the storage lives
+            return
+        self._live[reference] = storage.nbytes()
+        self._live_bytes += storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+
+    def _freed(self, reference: weakref.ref) -> None:
+        self._live_bytes -= self._live.pop(reference)
