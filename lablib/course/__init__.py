@@ -7,7 +7,9 @@
     exercise      how a check is declared                   check         checks and hints in a notebook
     expect        the words checks are written in           rules         rules that many checks share
     draw          inputs drawn anew                         observe       what a call did to its arguments
-    grading       nbgrader's settings                  grades_export nbgrader's table of scores
+    assignment    a lab as an nbgrader assignment       grading       nbgrader's settings
+    grades_export nbgrader's table of scores            regrade       earlier submissions, graded again
+    export        the course without solutions
     trial         one answer tried                          time_limit    ... for no longer than this
     result        what a check says                         progress      what a learner has done
     proof         proving a check: solution, stub, wrong answers

@@ -23,7 +23,7 @@ from lablib.files import read_text, write_text
 CELL_TIMEOUT_S = 600  # twice the longest time of a check
 STARTUP_TIMEOUT_S = 300
 _MESSAGE_TIMEOUT_S = 60  # nbclient's own 4 s pass on a busy machine
-_STOPPED = "CellTimeoutError"
+_STOPPED = ("CellTimeoutError", "KeyboardInterrupt")
 _CALL = "lablib.course.grading"
 _CONFIG = f'''"""Settings of nbgrader for assignments of lablib."""
 
@@ -35,11 +35,11 @@ configure(c, cell_timeout_s={CELL_TIMEOUT_S}, startup_timeout_s={STARTUP_TIMEOUT
 
 
 class NotGraded(CourseFailure):
-    """The answers of a notebook cannot be judged: something else in it failed."""
+    """A cell around the answers of a notebook failed, so the answers cannot be judged."""
 
 
 def write_config(folder: Path) -> str:
-    """Write `nbgrader_config.py` into a course folder; a file that is there stays. A line that says what was done."""
+    """Write `nbgrader_config.py` into a course folder; an existing file stays. Returns a line for the user."""
     path = folder / "nbgrader_config.py"
     try:
         if not path.exists():
@@ -77,9 +77,9 @@ def reason_not_graded(notebook: NotebookNode) -> str:
         marks = cell.metadata.get("nbgrader", {})
         errors = [output for output in cell.get("outputs", []) if output.output_type == "error"]
         kind = "check" if marks.get("grade") else "locked" if marks.get("locked") else "answer"
-        is_stopped = any(error.ename == _STOPPED for error in errors)
-        # An error in an answer is the learner's. A check reports whatever an answer does, and raises AssertionError; a
-        # name is missing where the cell of the answer did not run to its end.
+        is_stopped = any(error.ename in _STOPPED for error in errors)
+        # An error in an answer is the learner's. A check turns every failure of an answer into an
+        # AssertionError; a NameError means that the cell of the answer did not run to its end.
         allowed = {"answer": {error.ename for error in errors}, "check": {"AssertionError", "NameError"}}.get(
             kind, set()
         )
@@ -104,7 +104,7 @@ def clear_grades(notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, 
 
 
 def require_run(notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-    """A preprocessor: end the grading of a notebook whose answers cannot be judged; autograde reports the error.
+    """A preprocessor: stop grading a notebook if its answers cannot be judged; autograde reports the error.
 
     Raises:
         NotGraded: with the cell and the reason.
