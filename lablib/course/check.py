@@ -91,7 +91,7 @@ class Check:
 
     def _next_step(self, result: Result, entry: Entry) -> str:
         left = max(0, len(self.exercise.hints) - entry.hints)
-        if result.status == "passed":
+        if result.status not in ("failed", "not attempted"):
             return result.next_step
         if not left:
             more = f" check.{self.exercise.name}.solution() shows the solution."

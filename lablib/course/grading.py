@@ -10,6 +10,7 @@ nbgrader records 0 points for right answers. With these settings
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ CELL_TIMEOUT_S = 600  # twice the longest time of a check
 STARTUP_TIMEOUT_S = 300
 _MESSAGE_TIMEOUT_S = 60  # nbclient's own 4 s pass on a busy machine
 _STOPPED = ("CellTimeoutError", "KeyboardInterrupt")
+_NOT_CHECKED = re.compile(r"lab \w+, \w+: not checked\b")
 _CALL = "lablib.course.grading"
 _CONFIG = f'''"""Settings of nbgrader for assignments of lablib."""
 
@@ -78,12 +80,12 @@ def reason_not_graded(notebook: NotebookNode) -> str:
         errors = [output for output in cell.get("outputs", []) if output.output_type == "error"]
         kind = "check" if marks.get("grade") else "locked" if marks.get("locked") else "answer"
         is_stopped = any(error.ename in _STOPPED for error in errors)
-        # An error in an answer is the learner's. A check turns every failure of an answer into an
-        # AssertionError; a NameError means that the cell of the answer did not run to its end.
+        # An error in an answer is the learner's. A check turns every failure of an answer into an AssertionError, which
+        # says "not checked" on a busy machine; a NameError means that the cell of the answer did not run to its end.
         allowed = {"answer": {error.ename for error in errors}, "check": {"AssertionError", "NameError"}}.get(
             kind, set()
         )
-        failed = [error for error in errors if error.ename not in allowed]
+        failed = [error for error in errors if error.ename not in allowed or _NOT_CHECKED.match(error.evalue)]
         if is_stopped or failed:
             first = next(iter(cell.source.strip().splitlines()), "")
             said = "was stopped by a timeout" if is_stopped else f"raised {failed[0].ename}: {failed[0].evalue}"

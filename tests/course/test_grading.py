@@ -59,6 +59,13 @@ def test_a_cell_that_a_timeout_stopped_is_a_reason(kind: str):
     assert "was stopped by a timeout" in reason_not_graded(stopped)
 
 
+def test_a_check_that_a_busy_machine_stopped_is_a_reason():
+    busy = cell("check", "AssertionError")
+    busy.outputs[0].evalue = "lab 90, mean: not checked: The mean\n  rule  your code comes to its end"
+    reason = reason_not_graded(new_notebook(cells=[busy]))
+    assert reason == "check cell 1, `first = 1`, raised AssertionError: lab 90, mean: not checked: The mean"
+
+
 @pytest.mark.parametrize(
     ("kind", "error", "is_reason"),
     [
