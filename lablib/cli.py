@@ -7,6 +7,8 @@
     lab sim SCRIPT [ARGS]                a script written for torchrun, on a simulated cluster
     lab list, lab progress, lab doctor   what there is, what is done, what works
     lab build [--check] [NN ...]         notebooks from masters
+    lab export --students FOLDER         the course without solutions, to hand out
+    lab regrade FOLDER                   grades of earlier submissions with the checks of today
     lab new NN NAME                      a folder for a lab of one's own
     lab prove NN [EXERCISE]              what its checks accept and reject
     lab calibrate [--ranks N] ...        measure this machine, for predictions that hold here
@@ -106,6 +108,8 @@ def _build(options: argparse.Namespace) -> int:
     labs = [find_lab(text, folder) for text in options.labs] or find_labs(folder)
     if not labs:
         raise CourseError(f"no masters in {folder / 'masters'}: `lab new NN name` makes one.")
+    if (options.check or options.instructor or options.nbgrader) and not any(lab.master.exists() for lab in labs):
+        raise CourseError(f"no masters in {folder / 'masters'}: this copy of the course has no solutions.")
     if options.check:
         check_built(labs)
         print(f"What the masters give: {plural(len(labs), 'labs')}.")
@@ -114,7 +118,16 @@ def _build(options: argparse.Namespace) -> int:
         lines += build_nbgrader(labs, Path(options.nbgrader)) if options.nbgrader else []
         print("\n".join(lines))
     else:
-        print("\n".join(build([lab for lab in labs if lab.master.exists() or options.labs])))
+        for line in build([lab for lab in labs if lab.master.exists() or options.labs]):
+            print(line)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from lablib.course.export import export_students
+    from lablib.course.places import find_labs, find_labs_folder
+
+    print(export_students(find_labs(find_labs_folder()), Path(options.students)))
     return 0
 
 
@@ -139,6 +152,20 @@ def _reset(options: argparse.Namespace) -> int:
 
     print("\n".join(reset(find_lab(options.lab, find_labs_folder()))))
     return 0
+
+
+def _regrade(options: argparse.Namespace) -> int:
+    from lablib.course.regrade import regrade
+
+    submissions = grades = changed = left_out = 0
+    for one in regrade(Path(options.folder)):
+        if one.reason:
+            print(f"lab: {one.name} is not graded: {one.reason}.", file=sys.stderr, flush=True)
+        print("".join(f"{line}\n" for line in one.lines), end="", flush=True)
+        submissions, grades = submissions + 1, grades + len(one.points)
+        changed, left_out = changed + len(one.lines), left_out + bool(one.reason)
+    print(f"{changed} of {plural(grades, 'grades')} in {plural(submissions, 'notebooks')} changed.")
+    return 1 if left_out else 0
 
 
 def _new(options: argparse.Namespace) -> int:
@@ -245,6 +272,8 @@ COMMANDS = {
     "progress": _progress,
     "doctor": _doctor,
     "build": _build,
+    "export": _export,
+    "regrade": _regrade,
     "new": _new,
     "prove": _prove,
     "calibrate": _calibrate,
@@ -318,6 +347,12 @@ def _parser() -> Parser:
     command.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is not up to date")
     command.add_argument("--instructor", metavar="FOLDER", help="write the versions with solutions there")
     command.add_argument("--nbgrader", metavar="FOLDER", help="write nbgrader assignments there")
+
+    command = commands.add_parser("export", help="copy the course without its solutions, to hand out")
+    command.add_argument("--students", metavar="FOLDER", required=True, help="a new folder, or an earlier copy")
+
+    command = commands.add_parser("regrade", help="grade earlier submissions with today's checks; list what changes")
+    command.add_argument("folder", metavar="FOLDER", help="an nbgrader course folder, or any folder of notebooks")
 
     command = commands.add_parser("new", help="make a folder for a lab of your own, which builds, runs and passes")
     command.add_argument("number", metavar="NN", help="0 to 99")

@@ -7,6 +7,9 @@
     exercise      how a check is declared                   check         checks and hints in a notebook
     expect        the words checks are written in           rules         rules that many checks share
     draw          inputs drawn anew                         observe       what a call did to its arguments
+    assignment    a lab as an nbgrader assignment       grading       nbgrader's settings
+    grades_export nbgrader's table of scores            regrade       earlier submissions, graded again
+    export        the course without solutions
     trial         one answer tried                          time_limit    ... for no longer than this
     result        what a check says                         progress      what a learner has done
     proof         proving a check: solution, stub, wrong answers
@@ -24,8 +27,8 @@ from lablib.course.exercise import Exercise, exercise
 from lablib.course.expect import Expect
 from lablib.course.printing import print_error, print_text
 from lablib.course.recorded import recorded_comparison
-from lablib.course.result import Hint, Result
-from lablib.course.show_source import Source, show_source
+from lablib.course.result import Hint, Result, Source
+from lablib.course.show_source import show_source
 from lablib.course.try_out import try_out
 
 __all__ = [

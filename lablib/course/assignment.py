@@ -21,6 +21,7 @@ from lablib.course.master import Cell, Master
 from lablib.course.notebook import Version, make_notebook, stamp
 from lablib.course.proof import needed_cells
 
+_CHECKS = re.compile(r"""(\bchecks_for\(["']?\w+["']?)\)""")
 _HEADING = re.compile(r"^#{1,6} ", re.MULTILINE)
 
 
@@ -42,6 +43,7 @@ def make_assignment(master: Master) -> NotebookNode:
             cells.append(_graded(cell, made, _name_of_exercise(master, cell)))
         elif position in needed:
             cells.append(_marked(made, f"needed-{made.id}", is_locked=True))
+            made.source = _CHECKS.sub(r"\1, solutions=False)", made.source)
         elif cell.kind == "code" and position not in tried:
             cells.append(new_markdown_cell(f"```python\n{cell.source}\n```"))
         elif not cell.tagged("instructor"):

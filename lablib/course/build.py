@@ -13,6 +13,7 @@ from nbformat import NotebookNode
 
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.files import cannot_write
+from lablib.course.grading import write_config
 from lablib.course.lint import lint
 from lablib.course.master import Master, read_master
 from lablib.course.notebook import Version, has_outputs, make_notebook, notebook_of, to_text
@@ -73,13 +74,14 @@ def build_instructor(labs: Sequence[Lab], folder: Path) -> list[str]:
 
 
 def build_nbgrader(labs: Sequence[Lab], folder: Path) -> list[str]:
-    """Write nbgrader assignments to `folder`, which is then a course folder: `source/NN_name/NN_name.ipynb`."""
+    """Write nbgrader assignments to `folder`, a course folder: `source/NN_name/NN_name.ipynb`, and its settings."""
     from lablib.course.assignment import make_assignment  # which can run checks, and so imports torch
 
-    return [
+    lines = [
         _save(folder / "source" / master.lab.name / master.lab.notebook.name, to_text(make_assignment(master)))
         for master in load_all(labs)
     ]
+    return [*lines, write_config(folder)]
 
 
 def _build(lab: Lab, notebook: NotebookNode) -> list[str]:

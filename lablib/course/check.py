@@ -6,6 +6,7 @@ In a notebook:                                     In labs/masters/08_collective
     check = checks_for("08")                           def ring_all_reduce(expect, answer):
     check.ring_all_reduce(ring_all_reduce)                 run = expect.launch(program, answer, ranks=4)
     check.ring_all_reduce.hint()                           expect.equal("every rank holds the sum", run.values, ...)
+    check.ring_all_reduce.solution()                       # after the last hint
 
 Whatever a learner's code does, a check reports it and the lab goes on. With `LAB_STRICT=1`, as solutions are proven in
 CI, an exercise that is not passed raises.
@@ -20,9 +21,11 @@ from typing import Any
 
 from lablib.course.errors import CourseError
 from lablib.course.exercise import RESERVED, Exercise, exercises_of
-from lablib.course.places import find_labs, find_labs_folder
+from lablib.course.master import read_master
+from lablib.course.places import find_lab, find_labs, find_labs_folder
 from lablib.course.progress import Entry, Progress, progress_path
-from lablib.course.result import Hint, Result
+from lablib.course.result import Hint, Result, Source
+from lablib.course.solution import without_markers
 from lablib.course.trial import run_check
 from lablib.errors import unknown_name
 from lablib.signature import checked
@@ -30,10 +33,10 @@ from lablib.units import plural
 
 
 class Check:
-    """`check.name`: call it with an answer; `.hint()` gives the next hint."""
+    """`check.name`: call it with an answer; `.hint()` gives the next hint, and then `.solution()` the solution."""
 
-    def __init__(self, lab: str, exercise: Exercise, progress: Progress):
-        self.lab, self.exercise, self._progress = lab, exercise, progress
+    def __init__(self, lab: str, exercise: Exercise, progress: Progress, solutions: bool = True):
+        self.lab, self.exercise, self._progress, self._solutions = lab, exercise, progress, solutions
         self.__doc__ = (
             f"{exercise.title}. Call with your answer; .hint() gives the next of "
             f"{plural(len(exercise.hints), 'hints')}."
@@ -64,14 +67,35 @@ class Check:
         )
         return Hint(self.exercise.title, self.exercise.hints[: entry.hints], total - entry.hints)
 
+    def solution(self) -> Source:
+        """The solution, after the last hint or once the exercise is passed; otherwise a line that says why not."""
+        text = "this copy of the lab has no solutions; ask the person who gave it to you."
+        if self._has_solution:
+            left = len(self.exercise.hints) - self._progress.entry(self.lab, self.exercise.name).hints
+            text = f"the solution follows the last hint: check.{self.exercise.name}.hint() ({left} left)."
+            if left <= 0 or self.is_passed:
+                exercises = read_master(find_lab(self.lab, find_labs_folder())).exercises
+                cells = {check.check_name: cell for cell, check in exercises}
+                text = without_markers(cells[self.exercise.name].source)
+        return Source(self.exercise.title, text, is_open=True)
+
+    @property
+    def _has_solution(self) -> bool:
+        """Are solutions shown here? Not where nbgrader runs a learner's code next to the masters."""
+        is_grading = "NBGRADER_EXECUTION" in os.environ
+        return self._solutions and not is_grading and find_lab(self.lab, find_labs_folder()).master.is_file()
+
     def __repr__(self) -> str:
         entry = self._progress.entry(self.lab, self.exercise.name)
         return f"check.{self.exercise.name}: {self.exercise.title} ({'passed' if entry.passed_at else entry.status})"
 
     def _next_step(self, result: Result, entry: Entry) -> str:
         left = max(0, len(self.exercise.hints) - entry.hints)
-        if result.status == "passed" or not left:
+        if result.status not in ("failed", "not attempted"):
             return result.next_step
+        if not left:
+            more = f" check.{self.exercise.name}.solution() shows the solution."
+            return f"{result.next_step}{more if self._has_solution else ''}"
         return f"{result.next_step} check.{self.exercise.name}.hint() gives a hint ({left} left)."
 
 
@@ -88,9 +112,9 @@ def _stderr_in_place() -> Iterator[None]:
 class Checks:
     """All checks of one lab; each is an attribute. Made by `checks_for`."""
 
-    def __init__(self, lab: str, exercises: Sequence[Exercise], progress: Progress):
+    def __init__(self, lab: str, exercises: Sequence[Exercise], progress: Progress, solutions: bool = True):
         self._lab = lab
-        self._checks = {e.name: Check(lab, e, progress) for e in exercises}
+        self._checks = {e.name: Check(lab, e, progress, solutions) for e in exercises}
 
     @property
     def names(self) -> list[str]:
@@ -116,8 +140,8 @@ class Checks:
 
 
 @checked
-def checks_for(lab: str | int) -> Checks:
-    """The checks of a lab, by number: `checks_for("08")`.
+def checks_for(lab: str | int, solutions: bool = True) -> Checks:
+    """The checks of a lab, by number: `checks_for("08")`. With `solutions=False`, in an assignment, they show none.
 
     Raises:
         CourseError: no such lab has checks.
@@ -126,4 +150,4 @@ def checks_for(lab: str | int) -> Checks:
     with_checks = {lab.number: lab for lab in find_labs(find_labs_folder()) if lab.checks.is_file()}
     if number not in with_checks:
         raise CourseError(str(unknown_name("lab with checks", number, sorted(with_checks))))
-    return Checks(number, exercises_of(with_checks[number]), Progress(progress_path()))
+    return Checks(number, exercises_of(with_checks[number]), Progress(progress_path()), solutions)

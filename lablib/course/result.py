@@ -1,4 +1,4 @@
-"""What a check says, and what a hint says: for a person as text and as HTML, for a program as fields.
+"""What a check, a hint and a solution show: for a person as text and as HTML, for a program as fields.
 
     failed: Ring all-reduce
       rule      bytes each rank sends
@@ -147,3 +147,17 @@ class Hint:
     @property
     def _left(self) -> str:
         return f"{self.left} left" if self.left else "that was the last one"
+
+
+class Source:
+    """Source to be shown: as text in a terminal, folded or open in a notebook."""
+
+    def __init__(self, title: str, text: str, is_open: bool):
+        self.title, self.text, self.is_open = title, text, is_open
+
+    def __repr__(self) -> str:
+        return self.text if self.is_open else self.title
+
+    def _repr_html_(self) -> str:
+        code = f'<pre style="margin:4px 0;white-space:pre-wrap;font-family:monospace">{in_html(self.text)}</pre>'
+        return f"<details{' open' if self.is_open else ''}><summary>{in_html(self.title)}</summary>{code}</details>"

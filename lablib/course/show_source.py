@@ -6,23 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from lablib.course.check import Check
-from lablib.markup import in_html
+from lablib.course.result import Source
 from lablib.signature import checked
 from lablib.texts import safe_repr
-
-
-class Source:
-    """Source to be shown: as text in a terminal, folded or open in a notebook."""
-
-    def __init__(self, title: str, text: str, is_open: bool):
-        self.title, self.text, self.is_open = title, text, is_open
-
-    def __repr__(self) -> str:
-        return self.text if self.is_open else self.title
-
-    def _repr_html_(self) -> str:
-        code = f'<pre style="margin:4px 0;white-space:pre-wrap;font-family:monospace">{in_html(self.text)}</pre>'
-        return f"<details{' open' if self.is_open else ''}><summary>{in_html(self.title)}</summary>{code}</details>"
 
 
 @checked

@@ -32,6 +32,11 @@ def has_solution(source: str) -> bool:
     return any(_MARKER.match(line) for line in source.splitlines())
 
 
+def without_markers(source: str) -> str:
+    """`source` with its solutions, without the lines that mark them."""
+    return "\n".join(line for line in source.splitlines() if not _MARKER.match(line))
+
+
 def to_stub(source: str) -> str:
     """`source` with each solution replaced by its stub.
 

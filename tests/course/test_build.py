@@ -85,6 +85,7 @@ def test_the_nbgrader_version_has_its_metadata(lab: Lab, tmp_path: Path):
     locked = [cell for cell in marked if cell not in cells]
     assert all(cell.metadata.nbgrader.locked and not cell.metadata.nbgrader.grade for cell in locked)
     assert [cell.source.split()[0] for cell in locked] == ["backend:", "from"]
+    assert 'check = checks_for("90", solutions=False)' in locked[1].source
     assert "Ask the class" not in str(notebook)
 
 

@@ -12,6 +12,7 @@ from lablib.course.errors import CourseError
 from lablib.course.exercise import exercise
 from lablib.course.trial import run_check
 from lablib.errors import DeadlockError, RankError, Wait
+from lablib.files import write_text
 
 
 def stub(values: list[float]) -> float:
@@ -182,6 +183,33 @@ def test_hints_come_one_at_a_time_and_the_count_is_kept_between_kernels(labs: Pa
     assert check.mean.hint().left == 0
     assert "that was the last one" in repr(check.mean.hint())
     assert ".hint()" not in check.mean(stub).message
+
+
+def test_the_solution_follows_the_last_hint(labs: Path):
+    check = checks_for("90")
+    for left in (3, 2, 1):
+        said = repr(check.mean.solution())
+        assert f"({left} left)" in said and "sum(values)" not in said
+        check.mean.hint()
+    assert "check.mean.solution() shows the solution" in check.mean(lambda values: sum(values)).message
+    assert "    return sum(values) / len(values)" in repr(check.mean.solution())
+    assert "SOLUTION" not in repr(check.mean.solution()) and "<details open>" in check.mean.solution()._repr_html_()
+    check.size(40)
+    assert "size_bytes = 10 * 4" in repr(check.size.solution())  # passed: no hint is needed
+
+
+@pytest.mark.parametrize("copy", ["an assignment", "without masters", "graded by nbgrader"])
+def test_a_copy_without_solutions_says_so(labs: Path, monkeypatch: pytest.MonkeyPatch, copy: str):
+    if copy == "without masters":
+        (labs / "masters" / "90_example" / "lab.py").unlink()
+        write_text(labs / "90_example.ipynb", "{}")
+    if copy == "graded by nbgrader":
+        monkeypatch.setenv("NBGRADER_EXECUTION", "autograde")
+    check = checks_for("90", solutions=copy != "an assignment")
+    for _ in check.mean.exercise.hints:
+        check.mean.hint()
+    assert repr(check.mean.solution()).startswith("this copy of the lab has no solutions")
+    assert "solution()" not in check.mean(lambda values: sum(values)).message
 
 
 def test_hints_advance_where_nothing_can_be_saved(labs: Path, monkeypatch: pytest.MonkeyPatch):

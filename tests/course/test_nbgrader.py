@@ -3,8 +3,10 @@
 Where nbgrader is not installed (`pip install -r requirements-grading.lock`), this is skipped; CI installs it.
 """
 
+import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -26,13 +28,13 @@ RIGHT = {"mean": "def mean(values):\n    return sum(values) / len(values)", "siz
 WARNS = "import sys, warnings\n\ndef mean(values):\n    warnings.warn('careful')\n    print('!', file=sys.stderr)\n"
 
 
-def nbgrader(course: Path, *words: str) -> str:
-    """One of nbgrader's commands in this course folder; what it said."""
-    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # it calls alembic by name
-    environment = os.environ | {"PATH": beside, "LAB_LABS": str(EXAMPLE), "LAB_PROGRESS": str(course / "progress.json")}
-    command = [sys.executable, "-m", "nbgrader", *words, f"--course-dir={course}"]
+def nbgrader(course: Path, *words: str, labs: Path = EXAMPLE, exit_code: int = 0, **variables: str) -> str:
+    """The output of an nbgrader command in this course folder; its environment is not on PATH."""
+    environment = os.environ | {"PATH": os.defpath, "LAB_LABS": str(labs)} | variables
+    environment["LAB_PROGRESS"] = str(course / "progress.json")
+    command = [sys.executable, "-m", "nbgrader", *words, f"--CourseDirectory.root={course}"]
     done = subprocess.run(command, cwd=course, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == exit_code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
 
@@ -119,3 +121,46 @@ def test_feedback_says_which_rule_was_broken(course: Path):
 
 def test_grading_writes_no_progress_of_whoever_grades(course: Path):
     assert not (course / "progress.json").exists()
+
+
+SLOW_S = 33  # more than the 30 s after which nbgrader stops a cell by default
+SLOW_MODULE = f"""import os, time
+time.sleep(float(os.environ.get("SLOW_IMPORT_S", {SLOW_S})))
+if "BROKEN_IMPORT" in os.environ:
+    raise ImportError("no such library on this machine")
+"""
+
+
+def exported_scores(course: Path, labs: Path) -> list[str]:
+    nbgrader(course, "export", labs=labs)
+    with open(course / "grades.csv") as file:
+        return [row["score"] for row in csv.DictReader(file)]
+
+
+@pytest.mark.timeout(1200)
+def test_a_locked_cell_that_is_slow_or_fails_never_gives_a_right_answer_zero(tmp_path: Path):
+    labs = tmp_path / "labs"
+    shutil.copytree(EXAMPLE, labs)
+    master = Lab(NAME, labs).master
+    master.write_text(
+        master.read_text().replace("from lablib.course import checks", "import slow\nfrom lablib.course import checks")
+    )
+    (tmp_path / "slow.py").write_text(SLOW_MODULE)
+    course, path = tmp_path / "course", {"labs": labs, "PYTHONPATH": str(tmp_path)}
+    build_nbgrader([Lab(NAME, labs)], course)
+    nbgrader(course, "generate_assignment", NAME, labs=labs)
+    notebook = nbformat.read(course / "release" / NAME / f"{NAME}.ipynb", as_version=4)
+    answered(RIGHT)(notebook)
+    (course / "submitted" / "ada" / NAME).mkdir(parents=True)
+    nbformat.write(notebook, course / "submitted" / "ada" / NAME / f"{NAME}.ipynb")
+
+    nbgrader(course, "autograde", NAME, **path)
+    assert exported_scores(course, labs) == ["3.0"]
+    said = nbgrader(course, "autograde", NAME, "--force", "--Execute.timeout=1", **path, exit_code=1)
+    assert "ada is not graded: locked cell 3, `import slow`, was stopped by a timeout" in said
+    assert exported_scores(course, labs) == ["not graded"]  # neither 0 nor the earlier score
+    said = nbgrader(course, "autograde", NAME, **path, SLOW_IMPORT_S="0", BROKEN_IMPORT="1", exit_code=1)
+    assert "locked cell 3, `import slow`, raised ImportError: no such library on this machine" in said
+    assert exported_scores(course, labs) == ["not graded"]
+    nbgrader(course, "autograde", NAME, **path, SLOW_IMPORT_S="0")
+    assert exported_scores(course, labs) == ["3.0"]

@@ -31,8 +31,8 @@ check
 
 # %% [markdown]
 # That list is your progress; it is saved. If an exercise resists, run `check.mean_over_ranks.hint()` in a cell of its
-# own: there are three hints, and the first is a nudge. To begin afresh, run `lab reset 00` in a terminal: it keeps
-# your old copy beside the new one.
+# own: there are three hints, and the first is a nudge. After the last, `check.mean_over_ranks.solution()` shows the
+# solution. To begin afresh, run `lab reset 00` in a terminal: it keeps your old copy beside the new one.
 #
 # The next cell holds the settings. Run it as it is; change it on a second reading. A `dgx-h100` is a computer by NVIDIA
 # with eight H100 GPUs; NVLink, a fast connection, joins them.
