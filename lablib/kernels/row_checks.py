@@ -20,7 +20,9 @@ from lablib.kernels.jit import cdiv
 LONGEST_ROW = 65_536  # numbers; beyond it a row spills from a program's registers
 
 PROGRAMS_PER_MULTIPROCESSOR = 4  # enough to hide the latency of loads
-NUMBERS_PER_WARP = 256  # 8 per thread. Compiled for sm_90 no kernel spills up to 8,192 numbers; with 4 warps all do there
+NUMBERS_PER_WARP = (
+    256  # 8 per thread. Compiled for sm_90 no kernel spills up to 8,192 numbers; with 4 warps all do there
+)
 
 
 def partial_lines(rows: int, device: torch.device, columns: int = 1) -> int:
