@@ -9,12 +9,12 @@ x + b again from x and b, which costs one addition a number and no bytes.
     tanh    gelu(z) ~ z (1 + tanh u) / 2 = z s(2 u),  u = sqrt(2 / pi) (z + 0.044715 z^3),  s: the sigmoid
             gelu'(z) = s + 2 u' z s (1 - s),          u' = sqrt(2 / pi) (1 + 0.134145 z^2)
 
-The bias was added to every row, so its gradient is a sum over rows: each program sums its rows and writes one line of
-partial sums, P D numbers, which a second, small reduction adds. (Atomic additions into D numbers would need no
-second step, but their order, and so the last digits, would differ from run to run.)
+The bias was added to every row, so its gradient is a sum over rows, in two stages (`row_checks.py`): each program sums
+the rows of its tiles and writes one line of partial sums, P D numbers, which a small reduction adds. (Atomic additions
+into D numbers would need no second stage, but their order, and so the last digits, would differ from run to run.)
 
-Cost with P = ceil(T / BLOCK_T) rows of tiles and b bytes a number:
-    forward    HBM bytes (2 T D + P D) b                  as two operators (4 T D + D) b
+Cost with R = ceil(T / BLOCK_T) rows of tiles, P programs for each column of tiles, and b bytes per number:
+    forward    HBM bytes (2 T D + R D) b                  as two operators (4 T D + D) b
     backward   HBM bytes (3 T D + P D) b, + P D of the partial sums, 4 bytes each (8 for float64), read once more by
                the reduction, which writes D b
     FLOPs      T D (1 + those of GELU, about 10)
@@ -37,6 +37,7 @@ from torch.autograd.function import once_differentiable
 
 from lablib.kernels.jit import accumulator, cdiv, check_contiguous, check_tile, jit, tl
 from lablib.kernels.launch_checks import check_floats
+from lablib.kernels.row_checks import partial_lines
 from lablib.signature import checked
 
 Approximate = Literal["none", "tanh"]  # torch's words
@@ -77,19 +78,24 @@ def bias_gelu_forward_kernel(
 
 @jit
 def bias_gelu_backward_kernel(
-    x_ptr, b_ptr, dy_ptr, dx_ptr, partial_ptr, T, D,
+    x_ptr, b_ptr, dy_ptr, dx_ptr, partial_ptr, T, D, tiles,
     TANH: tl.constexpr, ACC: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    t = tl.program_id(0).to(tl.int64) * BLOCK_T + tl.arange(0, BLOCK_T)
+    """One program: `tiles` tiles, one below another, and the sum of their rows."""
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    at = t[:, None] * D + d[None, :]
-    mask = (t < T)[:, None] & (d < D)[None, :]
     b = tl.load(b_ptr + d, mask=d < D, other=0.0).to(ACC)
-    z = tl.load(x_ptr + at, mask=mask, other=0.0).to(ACC) + b[None, :]
-    dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(ACC)  # beyond the edge 0: adds nothing to the sums
-    dx = dy * gelu_slope(z, TANH)
-    tl.store(dx_ptr + at, dx, mask=mask)
-    tl.store(partial_ptr + tl.program_id(0) * D + d, tl.sum(dx, axis=0), mask=d < D)
+    db = tl.zeros([BLOCK_D], ACC)
+    first = tl.program_id(0).to(tl.int64) * tiles * BLOCK_T
+    for start in range(first, tl.minimum(first + tiles * BLOCK_T, T), BLOCK_T):
+        t = start + tl.arange(0, BLOCK_T)
+        at = t[:, None] * D + d[None, :]
+        mask = (t < T)[:, None] & (d < D)[None, :]
+        z = tl.load(x_ptr + at, mask=mask, other=0.0).to(ACC) + b[None, :]
+        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(ACC)  # beyond the edge 0: adds nothing to the sums
+        dx = dy * gelu_slope(z, TANH)
+        tl.store(dx_ptr + at, dx, mask=mask)
+        db += tl.sum(dx, axis=0)
+    tl.store(partial_ptr + tl.program_id(0) * D + d, db, mask=d < D)
 
 
 @checked
@@ -181,15 +187,17 @@ class _BiasGelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, b_D = ctx.saved_tensors
-        dx, (T, D, grid) = torch.empty_like(x), _plan(x, ctx.blocks)
+        dx, (T, D, (num_rows, columns)) = torch.empty_like(x), _plan(x, ctx.blocks)
+        tiles = cdiv(num_rows, partial_lines(num_rows, x.device, columns) or 1)
+        grid = cdiv(num_rows, tiles or 1), columns
         partial_PD = x.new_empty(grid[0], D, dtype=torch.promote_types(x.dtype, torch.float32))
         dy = gradients[0].contiguous()
-        bias_gelu_backward_kernel[grid](x, b_D, dy, dx, partial_PD, T, D, **ctx.tiles)
+        bias_gelu_backward_kernel[grid](x, b_D, dy, dx, partial_PD, T, D, tiles, **ctx.tiles)
         return dx, partial_PD.sum(0).to(b_D.dtype), None, None
 
 
 def _plan(x: Tensor, blocks: tuple[int, int]) -> tuple[int, int, tuple[int, int]]:
-    """T, D and the grid of programs."""
+    """T, D and the grid of tiles."""
     D = x.shape[-1]
     T = x.numel() // max(D, 1)
     return T, D, (cdiv(T, blocks[0]), cdiv(D, blocks[1]))

@@ -63,12 +63,24 @@ def jit(function: Callable | None = None, *, dtypes: Sequence[torch.dtype] = FLO
 
 
 class Kernel(JITFunction):
-    """A kernel that is launched on a grid of programs: `kernel[grid](*arguments)`."""
+    """A kernel that is launched on a grid of programs: `kernel[grid](*arguments)`.
+
+    Launches are checked once per kind: constants, and dtypes, devices, layouts and classes of tensors. Sizes are no
+    part of a kind, so a program with changing shapes is checked once, too.
+    """
 
     def __init__(self, function: Callable, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
         if tl is not None:
             super().__init__(function)
         self.fn, self.dtypes = function, dtypes
+        self._bind = inspect.signature(function)
+        self._constants = {
+            name: place
+            for place, (name, one) in enumerate(self._bind.parameters.items())
+            if "constexpr" in str(one.annotation)
+        }
+        self._constant_places = frozenset(self._constants.values())
+        self._devices: dict[Any, torch.device] = {}  # of the kinds of launches that passed the checks
 
     def __getitem__(self, grid: Sequence[int] | Callable) -> Callable[..., None]:
         return partial(self.run, grid=grid)
@@ -80,35 +92,79 @@ class Kernel(JITFunction):
             RuntimeError: there is no Triton here.
             ValueError: a grid, option, tile, dtype or device that the kernel cannot have.
         """
+        try:
+            kind = self._kind(args, kwargs)
+            device = self._devices.get(kind)
+        except TypeError:  # a constant without a hash
+            kind = device = None
+        if device is None:
+            device = self._checked(args, kwargs)
+            if kind is not None:
+                self._devices[kind] = device
+        programs = checked_grid(self.fn.__name__, grid(self._arguments(args, kwargs)) if callable(grid) else grid)
+        launches = recording()
+        if device.type == "cpu":
+            arguments = self._arguments(args, kwargs)
+            launch = Launch(self.fn.__name__, programs, interpreter.operands(_tensors(arguments)))
+            interpreter.interpret(self.fn, arguments, set(self._constants), launch, keep=launches is not None)
+            if launches is not None:
+                launches.append(launch)
+            return None
+        if launches is not None:
+            raise ValueError(
+                f"{self.fn.__name__}: accesses are recorded in the interpreter only: got CUDA tensors; give CPU ones."
+            )
+        with interpreter.LOCK, torch.cuda.device(device):  # not while another thread has exchanged the language
+            return super().run(*args, grid=programs, warmup=False, **kwargs)
+
+    def _kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """Everything that the checks of a launch depend on, except the grid."""
+        constant = self._constant_places
+        kind: list[Any] = []
+        for place, one in enumerate(args):
+            kind.append(type(one))
+            if isinstance(one, Tensor):
+                kind += one.dtype, one.device, one.layout
+            elif place in constant:
+                kind.append(one)
+        for name, one in kwargs.items():
+            kind += name, type(one)
+            if isinstance(one, Tensor):
+                kind += one.dtype, one.device, one.layout
+            elif name in self._constants:
+                kind.append(one)
+        return tuple(kind)
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Value of each parameter, without the compiler's options."""
+        parameters = self._bind.parameters
+        bound = self._bind.bind(*args, **{name: one for name, one in kwargs.items() if name in parameters})
+        bound.apply_defaults()
+        return bound.arguments
+
+    def _checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
+        """The device of a launch whose options, tiles, dtypes, memory and devices are checked here."""
         name = self.fn.__name__
         if tl is None:
             raise RuntimeError(
                 f"{name}: a Triton kernel needs the package triton: got none; install it (Linux: pip install triton), "
                 "or call the tiled reference that stands beside the kernel."
             )
-        parameters = inspect.signature(self.fn).parameters
-        check_options(name, kwargs, parameters)
-        bound = inspect.signature(self.fn).bind(*args, **{k: v for k, v in kwargs.items() if k in parameters})
-        bound.apply_defaults()
-        arguments = bound.arguments
-        constants = {key for key, one in parameters.items() if "constexpr" in str(one.annotation)}
-        tensors = {key.removesuffix("_ptr"): one for key, one in arguments.items() if isinstance(one, Tensor)}
-        _check_tiles(name, {key: arguments[key] for key in constants})
+        check_options(name, kwargs, self._bind.parameters)
+        arguments = self._arguments(args, kwargs)
+        tensors = _tensors(arguments)
+        _check_tiles(name, {key: arguments[key] for key in self._constants})
         numbers = {key: one for key, one in tensors.items() if one.is_floating_point() or one.is_complex()}
         check_dtypes(name, self.dtypes, **numbers)
         check_memory(name, tensors)
         device = _device(name, tensors)
-        programs = checked_grid(name, grid(arguments) if callable(grid) else grid)
-        if device.type == "cpu":
-            launch = Launch(name, programs, interpreter.operands(tensors))
-            launches = recording()
-            interpreter.interpret(self.fn, arguments, constants, launch, keep=launches is not None)
-            if launches is not None:
-                launches.append(launch)
-            return None
-        _check_compiled(name)
-        with interpreter.LOCK, torch.cuda.device(device):  # not while another thread has exchanged the language
-            return super().run(*args, grid=programs, warmup=False, **kwargs)
+        if device.type == "cuda" and knobs.runtime.interpret:
+            raise ValueError(f"{name}: TRITON_INTERPRET must not be set for CUDA tensors: unset it and start again.")
+        return device
+
+
+def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {key.removesuffix("_ptr"): one for key, one in arguments.items() if isinstance(one, Tensor)}
 
 
 def check_contiguous(function: str, **tensors: Tensor) -> None:
@@ -171,10 +227,3 @@ def _device(kernel: str, tensors: Mapping[str, Tensor]) -> torch.device:
         got = ", ".join(f"{name} on {one.device}" for name, one in tensors.items()) or "no tensor"
         raise ValueError(f"{kernel}: all tensors must be on one device, the CPU or a CUDA GPU: got {got}.")
     return devices.pop()
-
-
-def _check_compiled(kernel: str) -> None:
-    if knobs.runtime.interpret:
-        raise ValueError(f"{kernel}: TRITON_INTERPRET must not be set for CUDA tensors: unset it and start again.")
-    if recording() is not None:
-        raise ValueError(f"{kernel}: accesses are recorded in the interpreter only: got CUDA tensors; give CPU ones.")

@@ -21,6 +21,8 @@ OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of the compiler;
 def checked_grid(kernel: str, grid: Any) -> tuple[int, int, int]:
     """A grid of one, two or three numbers, as three."""
     sizes = tuple(grid) if isinstance(grid, (tuple, list)) else ()
+    if len(sizes) == 1 and type(sizes[0]) is int and sizes[0] >= 0:  # nearly always
+        return sizes[0], 1, 1
     if not 1 <= len(sizes) <= 3 or any(isinstance(n, bool) or not isinstance(n, Integral) or n < 0 for n in sizes):
         raise ValueError(
             f"{kernel}: a grid must be a tuple of one to three whole numbers, none below 0: got {grid!r}; "

@@ -32,7 +32,7 @@ from torch.autograd.function import once_differentiable
 
 from lablib.kernels.jit import accumulator, cdiv, check_contiguous, jit, next_power_of_2, tl
 from lablib.kernels.launch_checks import check_floats
-from lablib.kernels.row_checks import check_eps, check_rows, check_vector
+from lablib.kernels.row_checks import check_eps, check_rows, check_vector, partial_lines, row_warps
 from lablib.signature import checked
 
 
@@ -123,14 +123,15 @@ def layer_norm(
     w_D: Float[Tensor, " D"],
     b_D: Float[Tensor, " D"],
     eps: float = 1e-5,
-    tokens: int = 16,
+    tokens: int | None = None,
 ) -> Float[Tensor, "... D"]:
     """LayerNorm over the last dimension by the kernels, with gradients of x, w and b.
 
     Arguments:
         x: contiguous, D at least 1 and at most 65,536.
         eps: at least 0, under the root.
-        tokens: that one program takes, at least 1.
+        tokens: that one program takes, at least 1. None: 1 forward, and backward as many as leave each
+            multiprocessor of a GPU 4 programs (`row_checks.partial_lines`).
     """
     check_floats("layer_norm", x=x, w=w_D, b=b_D)
     check_contiguous("layer_norm", x=x, w=w_D, b=b_D)
@@ -142,12 +143,14 @@ def layer_norm(
 
 class _LayerNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w_D: Tensor, b_D: Tensor, eps: float, tokens: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w_D: Tensor, b_D: Tensor, eps: float, tokens: int | None) -> Tensor:
         D = x.shape[-1]
         T = x.numel() // D
         y, mu_T = torch.empty_like(x), x.new_empty(T, dtype=torch.promote_types(x.dtype, torch.float32))
-        r_T, tile = torch.empty_like(mu_T), {"ACC": accumulator(x.dtype), "BLOCK": next_power_of_2(D)}
-        layer_norm_forward_kernel[(cdiv(T, tokens),)](x, w_D, b_D, y, mu_T, r_T, T, D, tokens, EPS=eps, **tile)
+        r_T, block = torch.empty_like(mu_T), next_power_of_2(D)
+        tile = {"ACC": accumulator(x.dtype), "BLOCK": block, "num_warps": row_warps(block)}
+        tensors, num_programs = (x, w_D, b_D, y, mu_T, r_T), cdiv(T, tokens or 1)
+        layer_norm_forward_kernel[(num_programs,)](*tensors, T, D, tokens or 1, EPS=eps, **tile)
         ctx.save_for_backward(x, w_D, mu_T, r_T)
         ctx.tile, ctx.tokens, ctx.b_dtype = tile, tokens, b_D.dtype
         return y
@@ -156,8 +159,10 @@ class _LayerNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         x, w_D, mu_T, r_T = ctx.saved_tensors
-        T, D, num_programs = len(r_T), len(w_D), cdiv(len(r_T), ctx.tokens)
+        T, D = len(r_T), len(w_D)
+        tokens = ctx.tokens or cdiv(T, partial_lines(T, x.device) or 1)
+        num_programs = cdiv(T, tokens or 1)
         dx, (dw_PD, db_PD) = torch.empty_like(x), r_T.new_empty(2, num_programs, D)
         tensors = (x, w_D, mu_T, r_T, gradients[0].contiguous(), dx, dw_PD, db_PD)
-        layer_norm_backward_kernel[(num_programs,)](*tensors, T, D, ctx.tokens, **ctx.tile)
+        layer_norm_backward_kernel[(num_programs,)](*tensors, T, D, tokens, **ctx.tile)
         return dx, dw_PD.sum(0).to(w_D.dtype), db_PD.sum(0).to(ctx.b_dtype), None, None

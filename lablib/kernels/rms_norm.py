@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 
 from lablib.kernels.jit import accumulator, cdiv, check_contiguous, jit, next_power_of_2, tl
 from lablib.kernels.launch_checks import check_floats
-from lablib.kernels.row_checks import check_eps, check_rows, check_vector
+from lablib.kernels.row_checks import check_eps, check_rows, check_vector, partial_lines, row_warps
 from lablib.signature import checked
 
 
@@ -102,14 +102,15 @@ def tiled_rms_norm_backward(
 
 @checked
 def rms_norm(
-    x: Float[Tensor, "... D"], w_D: Float[Tensor, " D"], eps: float = 1e-6, tokens: int = 16
+    x: Float[Tensor, "... D"], w_D: Float[Tensor, " D"], eps: float = 1e-6, tokens: int | None = None
 ) -> Float[Tensor, "... D"]:
     """RMSNorm over the last dimension by the kernels, with gradients of x and w.
 
     Arguments:
         x: contiguous, D at least 1 and at most 65,536.
         eps: at least 0, under the root.
-        tokens: that one program takes, at least 1.
+        tokens: that one program takes, at least 1. None: 1 forward, and backward as many as leave each
+            multiprocessor of a GPU 4 programs (`row_checks.partial_lines`).
     """
     check_floats("rms_norm", x=x, w=w_D)
     check_contiguous("rms_norm", x=x, w=w_D)
@@ -121,12 +122,13 @@ def rms_norm(
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w_D: Tensor, eps: float, tokens: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, w_D: Tensor, eps: float, tokens: int | None) -> Tensor:
         D = x.shape[-1]
         T = x.numel() // D
         y, r_T = torch.empty_like(x), x.new_empty(T, dtype=torch.promote_types(x.dtype, torch.float32))
-        tile = {"ACC": accumulator(x.dtype), "BLOCK": next_power_of_2(D)}
-        rms_norm_forward_kernel[(cdiv(T, tokens),)](x, w_D, y, r_T, T, D, tokens, EPS=eps, **tile)
+        block = next_power_of_2(D)
+        tile = {"ACC": accumulator(x.dtype), "BLOCK": block, "num_warps": row_warps(block)}
+        rms_norm_forward_kernel[(cdiv(T, tokens or 1),)](x, w_D, y, r_T, T, D, tokens or 1, EPS=eps, **tile)
         ctx.save_for_backward(x, w_D, r_T)
         ctx.tile, ctx.tokens = tile, tokens
         return y
@@ -136,7 +138,9 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, None, None]:
         x, w_D, r_T = ctx.saved_tensors
         T, D = len(r_T), len(w_D)
-        dx, partial_PD = torch.empty_like(x), r_T.new_empty(cdiv(T, ctx.tokens), D)
+        tokens = ctx.tokens or cdiv(T, partial_lines(T, x.device) or 1)
+        num_programs = cdiv(T, tokens or 1)
+        dx, partial_PD = torch.empty_like(x), r_T.new_empty(num_programs, D)
         dy = gradients[0].contiguous()
-        rms_norm_backward_kernel[(len(partial_PD),)](x, w_D, r_T, dy, dx, partial_PD, T, D, ctx.tokens, **ctx.tile)
+        rms_norm_backward_kernel[(num_programs,)](x, w_D, r_T, dy, dx, partial_PD, T, D, tokens, **ctx.tile)
         return dx, partial_PD.sum(0).to(w_D.dtype), None, None

@@ -1,19 +1,52 @@
-"""What kernels share whose programs hold whole rows: the checks of their arguments."""
+"""Row-wise kernels: checks of their arguments, number of programs, and warps per program.
+
+A gradient summed over rows is reduced in two stages. First each of P programs adds the rows that it takes, in
+registers, and writes one line of partial sums; then the P lines are added. P follows from the GPU, not from the rows:
+a few programs for each multiprocessor keep it busy, and each line more is written and read once more.
+
+Cost of the partial sums: 2 P D numbers of HBM traffic next to 3 T D of the gradient itself.
+Source: Hsu et al., "Liger Kernel", 2024, arXiv 2410.10989, section 3.2 (one program per multiprocessor).
+"""
 
 from __future__ import annotations
 
 from math import isfinite
 
+import torch
 from torch import Tensor
+
+from lablib.kernels.jit import cdiv
 
 LONGEST_ROW = 65_536  # numbers; beyond it a row spills from a program's registers
 
+PROGRAMS_PER_MULTIPROCESSOR = 4  # enough to hide the latency of loads
+NUMBERS_PER_WARP = (
+    256  # 8 per thread. Compiled for sm_90 no kernel spills up to 8,192 numbers; with 4 warps all do there
+)
 
-def check_rows(function: str, x: Tensor, tokens: int) -> None:
+
+def partial_lines(rows: int, device: torch.device, columns: int = 1) -> int:
+    """P, programs that share the rows of a sum over rows, 0 for no rows. A CPU counts as one multiprocessor.
+
+    Arguments:
+        rows: rows, or row tiles, that cannot be split further.
+        columns: programs side by side, each with its own columns.
+    """
+    on_gpu = device.type == "cuda"
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count if on_gpu else 1
+    return min(rows, cdiv(PROGRAMS_PER_MULTIPROCESSOR * multiprocessors, columns))
+
+
+def row_warps(block: int) -> int:
+    """Warps of a program that holds a row of `block` numbers, a power of two."""
+    return min(max(block // NUMBERS_PER_WARP, 1), 32)
+
+
+def check_rows(function: str, x: Tensor, tokens: int | None) -> None:
     """Raise ValueError for rows that no program can hold, or for a program that takes no token."""
     if x.dim() == 0 or not 1 <= x.shape[-1] <= LONGEST_ROW:
         raise ValueError(f"{function}: a row of x must have 1 to {LONGEST_ROW:,} numbers: got shape {tuple(x.shape)}.")
-    if tokens < 1:
+    if tokens is not None and tokens < 1:
         raise ValueError(f"{function}: tokens of a program must be at least 1: got {tokens}; try 16.")
 
 

@@ -19,6 +19,7 @@ from lablib.kernels.bias_gelu import bias_gelu
 from lablib.kernels.cross_entropy import cross_entropy
 from lablib.kernels.flash_attention import flash_attention, flash_attention_varlen
 from lablib.kernels.jit import FLOATS, Kernel
+from lablib.kernels.launch_checks import OPTIONS
 from lablib.kernels.layer_norm import layer_norm
 from lablib.kernels.matmul import matmul
 from lablib.kernels.matmul_plan import MatmulTiles
@@ -68,13 +69,14 @@ def test_forward_and_backward_compile(name, dtype, monkeypatch, tmp_path):
     compiled = []
 
     def compile_instead(kernel, *args, grid, **kwargs):
+        options = {key: kwargs.pop(key) for key in OPTIONS if key in kwargs}
         bound = inspect.signature(kernel.fn).bind(*args, **kwargs)
         bound.apply_defaults()
         constants = {param.name for param in kernel.params if param.is_constexpr}
         constants |= {key for key, one in bound.arguments.items() if one is None}
         signature = {key: "constexpr" if key in constants else type_of(one) for key, one in bound.arguments.items()}
         values = {(place,): one for place, (key, one) in enumerate(bound.arguments.items()) if key in constants}
-        made = triton.compile(compiler.ASTSource(kernel, signature, values), target=H100)
+        made = triton.compile(compiler.ASTSource(kernel, signature, values), target=H100, options=options)
         assert made.asm["cubin"]
         compiled.append(kernel.fn.__name__)
 

@@ -11,7 +11,7 @@ import traceback
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses import FakeTensorMode
 
@@ -145,6 +145,36 @@ def test_a_product_of_tiles(dtype):
     c = torch.empty(16, 16, dtype=torch.float64 if dtype == torch.float64 else torch.float32)
     product[(1,)](a, b, c, BLOCK=16)
     torch.testing.assert_close(c, a.to(c.dtype) @ b.to(c.dtype))
+
+
+LAUNCHES = {
+    "right": (lambda: (torch.ones(4), torch.empty(4)), {"BLOCK": 4}, None),
+    "right, float64": (lambda: (torch.ones(4).double(), torch.empty(4).double()), {"BLOCK": 4}, None),
+    "right, other size": (lambda: (torch.ones(9), torch.empty(9)), {"BLOCK": 8}, None),
+    "tile": (lambda: (torch.ones(4), torch.empty(4)), {"BLOCK": 3}, "BLOCK must be a power of two: got 3"),
+    "bool tile": (lambda: (torch.ones(4), torch.empty(4)), {"BLOCK": True}, "BLOCK must be a power of two: got True"),
+    "list tile": (lambda: (torch.ones(4), torch.empty(4)), {"BLOCK": [4]}, r"BLOCK must be a power of two: got \[4\]"),
+    "option": (lambda: (torch.ones(4), torch.empty(4)), {"BLOCK": 4, "warps": 2}, "an argument must be one of"),
+    "complex": (lambda: (torch.ones(4) + 0j, torch.empty(4)), {"BLOCK": 4}, "x must be one of float16"),
+    "sparse": (lambda: (torch.ones(4).to_sparse(), torch.empty(4)), {"BLOCK": 4}, "a dense tensor with memory"),
+    "devices": (lambda: (torch.ones(4), torch.empty(4, device="meta")), {"BLOCK": 4}, "on one device"),
+}
+
+
+@settings(max_examples=30)
+@given(names=st.lists(st.sampled_from(list(LAUNCHES)), min_size=2, max_size=8))
+def test_a_launch_is_refused_or_not_whatever_was_launched_before(names):
+    """Checks are remembered by kind: a kind must hold everything that they look at."""
+    kernel = jit(unmasked.fn)  # with nothing remembered
+    for name in names:
+        make, options, message = LAUNCHES[name]
+        x, y = make()
+        if message is None:
+            kernel[(1,)](x, y, **options)
+            assert torch.equal(x[: options["BLOCK"]], y[: options["BLOCK"]])
+        else:
+            with pytest.raises(ValueError, match=message):
+                kernel[(1,)](x, y, **options)
 
 
 def test_bfloat16_is_not_added_as_bits():

@@ -3,6 +3,7 @@
 # pyright: reportCallIssue=false
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from lablib.kernels.accesses import hbm_bytes, record_accesses
 from lablib.kernels.jit import cdiv
 from lablib.kernels.layer_norm import layer_norm, tiled_layer_norm, tiled_layer_norm_backward
 from lablib.kernels.rms_norm import rms_norm, tiled_rms_norm, tiled_rms_norm_backward
+from lablib.kernels.row_checks import partial_lines
 from tests.kernels.drawn import F64, assert_rounded, assert_same, narrow, numbers, sizes, unchecked
 
 pytest.importorskip("triton")
@@ -81,6 +83,31 @@ def test_bytes_are_the_formulas(norm, T, D, tokens, dtype):
     assert sum(hbm_bytes(forward).values()) == (2 * T * D + vectors * P * D) * b + vectors * T * a
     expected = (3 * T * D + P * D) * b + vectors * T * a + vectors * P * D * a
     assert sum(hbm_bytes(backward).values()) == expected
+
+
+@given(rows=st.integers(0, 10**7), columns=st.integers(1, 300), multiprocessors=st.integers(1, 160))
+def test_partial_sums_have_lines_by_the_gpu_and_never_more_than_rows(rows, columns, multiprocessors):
+    gpu = SimpleNamespace(multi_processor_count=multiprocessors)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+        lines = partial_lines(rows, torch.device("cuda"), columns)
+    assert min(rows, 1) <= lines <= rows
+    assert lines == rows or 4 * multiprocessors <= lines * columns < 4 * multiprocessors + columns
+
+
+@each
+@settings(max_examples=15)
+@given(T=st.sampled_from([0, 1, 3, 5, 9]), D=sizes)
+def test_without_tokens_forward_takes_one_and_backward_shares_them_among_four_programs(norm, T, D):
+    given_ = inputs(norm, T, D)
+    with record_accesses() as launches:
+        y = OURS[norm](*given_)
+        y.backward(torch.ones_like(y))
+    forward, backward = launches
+    assert (forward.grid[0], backward.grid[0]) == (T, cdiv(T, cdiv(T, 4)) if T else 0)
+    wanted = torch.autograd.grad(TORCHS[norm](*given_), given_, torch.ones_like(y))
+    for one, theirs in zip(given_, wanted, strict=True):
+        torch.testing.assert_close(one.grad, theirs, rtol=1e-12, atol=1e-12)
 
 
 @each

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lablib import launch
 from lablib.precision.loss_scaling import LossScaler, ScaleRule, deepspeed_rule, static_scale, unscale
@@ -134,6 +135,49 @@ def test_gradients_are_true_after_unscaling_and_are_clipped_as_such():
     torch.nn.utils.clip_grad_norm_([param], 1.0)
     scaler.step(optimizer)
     assert param.tolist() == pytest.approx([2.4, 3.2], rel=1e-5)
+
+
+@given(data=st.data())
+def test_many_gradients_are_unscaled_as_each_alone_is(data):
+    bad = st.sampled_from([None, None, None, torch.inf, -torch.inf, torch.nan])
+    drawn = data.draw(
+        st.lists(
+            st.tuples(
+                st.lists(st.integers(0, 3), max_size=3),
+                st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+                bad,
+            ),
+            max_size=8,
+        )
+    )
+    scale = data.draw(st.sampled_from([1.0, 3.0, 2.0**16]))
+    gradients, expected, overflow = [], [], False
+    for number, (shape, dtype, value) in enumerate(drawn):
+        gradient = torch.randn(shape, generator=torch.Generator().manual_seed(number)).to(dtype)
+        if value is not None and gradient.numel():
+            gradient.view(-1)[-1] = value
+            overflow = True
+        expected.append(gradient.clone().mul_(1 / scale))
+        gradients.append(gradient)
+    assert unscale(gradients, scale) == overflow
+    for mine, theirs in zip(gradients, expected, strict=True):
+        # a third of a number in bfloat16 may round to either neighbour; a power of two is exact
+        rtol = torch.finfo(mine.dtype).eps if scale == 3.0 else 0
+        torch.testing.assert_close(mine, theirs, rtol=rtol, atol=0, equal_nan=True)
+
+
+def test_the_host_waits_once_for_a_hundred_gradients():
+    class Calls(TorchDispatchMode):
+        names: list[str] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.names.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Calls() as calls:
+        unscale([torch.ones(3) for _ in range(100)], 2.0)
+    assert calls.names.count("_local_scalar_dense.default") == 1
+    assert calls.names.count("_foreach_mul_.Scalar") == 1
 
 
 def test_sparse_gradients_are_unscaled():
