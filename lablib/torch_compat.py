@@ -78,6 +78,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "flash_attention_for_cpu": "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu",
         "flash_attention_for_cpu_backward": "torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward",
         "efficient_attention": "torch.ops.aten._scaled_dot_product_efficient_attention.default",
+        "efficient_attention_backward": "torch.ops.aten._scaled_dot_product_efficient_attention_backward.default",
         "enter_label": "torch.ops.profiler._record_function_enter_new.default",
         "leave_label": "torch.ops.profiler._record_function_exit._RecordFunction",
         "scaled_mm": "torch._scaled_mm",
@@ -101,6 +102,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         # tensors and devices
         "TensorBase": "torch._C.TensorBase",
         "make_wrapper": "torch.Tensor._make_wrapper_subclass",
+        "is_functorch_tensor": "torch._C._functorch.is_functorch_wrapped_tensor",
+        "functorch_inner": "torch._C._functorch.get_unwrapped",
         "Generator": "torch._C.Generator",
         "parse_to": "torch._C._nn._parse_to",
         "PRINT_OPTIONS": "torch._tensor_str.PRINT_OPTS",

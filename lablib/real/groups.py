@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401 - now, as its functions keep the default group of the moment
 
+from lablib.real.group_orders import check_group_orders
 from lablib.real.peers import check_new_groups
 from lablib.real.rendezvous import MeetingFile
 from lablib.real.timeouts import Timeouts
@@ -38,6 +39,7 @@ class Groups:
         self._rank, self._ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if backend == "gloo":  # NCCL asks every caller for a secret number that stands in the store
             check_new_groups()
+            check_group_orders()
 
     def allow(self, timeout_s: float | None) -> None:
         """Let the communication of the next program wait as long as its launch may last; None: without end."""

@@ -1,4 +1,4 @@
-"""Operators that torch has for GPUs alone, on the CPU that stands in for one: those of SyncBatchNorm.
+"""Operators that torch has only for GPUs, computed on the CPU: SyncBatchNorm and memory-efficient attention.
 
 With n numbers x of a channel on each rank, and their gradients dy, over all dimensions but the second:
 
@@ -7,6 +7,8 @@ With n numbers x of a channel on each rank, and their gradients dy, over all dim
     batch_norm_elemt                        (x - m) s w + b
     batch_norm_backward_reduce              sum(dy), sum(dy (x - m)), and the gradients of w and b
     batch_norm_backward_elemt               (dy - sum(dy) / N - (x - m) s^2 sum(dy (x - m)) / N) s w
+
+Memory-efficient attention calls the CPU's flash attention. As on a GPU, its logsumexp has a multiple of 32 rows.
 
 Sums are in float32 at least, as on a GPU. Another operator that CPUs lack is refused by its name (placement.py).
 
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor
 
 from lablib.script.patches import Patches
-from lablib.torch_compat import destroy_library
+from lablib.torch_compat import destroy_library, flash_attention_for_cpu, flash_attention_for_cpu_backward
 
 
 def answer_kernels(patches: Patches) -> None:
@@ -37,6 +39,8 @@ def _registered() -> Iterator[None]:
     try:
         for kernel in (_stats, _gather_stats_with_counts, _elemt, _backward_reduce, _backward_elemt):
             library.impl(f"batch_norm{kernel.__name__}", kernel, "CPU")
+        for kernel in (_efficient_attention, _efficient_attention_backward):
+            library.impl(f"_scaled_dot_product{kernel.__name__}", kernel, "CPU")
         yield
     finally:
         destroy_library(library)
@@ -110,3 +114,43 @@ def _backward_elemt(
     total, s = counts.sum(), _like(invstd, x)
     dx = _wide(dy) - _like(sum_dy, x) / total - (_wide(x) - _like(mean, x)) * s**2 * _like(sum_dy_xmu, x) / total
     return (dx * s if weight is None else dx * s * _like(weight, x)).to(x.dtype)
+
+
+def _efficient_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    has_logsumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    y, logsumexp = flash_attention_for_cpu(q, k, v, dropout_p, is_causal, attn_mask=bias, scale=scale)
+    padded = torch.nn.functional.pad(logsumexp, (0, -q.shape[2] % 32))
+    seed = torch.zeros((), dtype=torch.int64)
+    return y, padded if has_logsumexp else padded[..., :0], seed, seed.clone()
+
+
+def _efficient_attention_backward(
+    dy: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    y: Tensor,
+    logsumexp: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    dropout_p: float,
+    wanted: list[bool],
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor | None, ...]:
+    logsumexp = logsumexp[..., : q.shape[2]]
+    grads = flash_attention_for_cpu_backward(
+        dy, q, k, v, y, logsumexp, dropout_p, is_causal, attn_mask=bias, scale=scale
+    )
+    return *grads, None

@@ -225,18 +225,22 @@ class DeviceCalls(TorchFunctionMode):
 
     def to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         device, dtype, copy, memory_format = _parse_to(args, kwargs)
-        at = HOST if (found := index_of(tensor)) is None else found
+        at = self._place(tensor)
         if isinstance(device, Tensor):
-            index = HOST if (found := index_of(device)) is None else found
+            index = self._place(device)
         else:
             index = at if device is None else self.index(device)
-        if index is None:  # a device that is neither: "meta"
+        if index is None:  # neither a GPU nor the host: "meta"
             return Tensor.to(tensor, *args, **kwargs)
         if index == at and not copy and memory_format is torch.preserve_format and dtype in (None, tensor.dtype):
             return tensor
         if index != at and tensor.requires_grad and torch.is_grad_enabled() and is_memory(tensor):
             return _Moved.apply(tensor, self, index, at, dtype or tensor.dtype, memory_format)  # pyright: ignore
         return self.copied(tensor, index, dtype or tensor.dtype, copy or index != at, memory_format)
+
+    def _place(self, tensor: Tensor) -> int | None:
+        """The index of a tensor's device; HOST for the CPU; None for neither."""
+        return index if (index := index_of(tensor)) is not None else self.index(_getter("device")(tensor))
 
     def copied(self, tensor: Tensor, index: int, dtype: torch.dtype, copy: bool, memory_format: Any) -> Tensor:
         """A tensor's values on device `index`."""
@@ -325,11 +329,17 @@ class DeviceCalls(TorchFunctionMode):
 class _Moved(torch.autograd.Function):
     """A copy to another place, whose gradient comes back: C++ sees CPU tensors, and nothing that it would move."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, calls: DeviceCalls, index: int, at: int, dtype: Any, layout: Any) -> Tensor:
+    def forward(tensor: Tensor, calls: DeviceCalls, index: int, at: int, dtype: Any, layout: Any) -> Tensor:
+        return calls.copied(tensor, index, dtype, True, layout)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        tensor, calls, _, at, *_ = inputs
         ctx.process, ctx.dtype = calls.process, tensor.dtype
         ctx.home = torch.device("cpu") if at == HOST else torch.device("cuda", at)
-        return calls.copied(tensor, index, dtype, True, layout)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:

@@ -7,6 +7,8 @@ DTensor says "cuda" itself, as the mesh does, where torch's C++ has called it ba
     random numbers                  every rank has a tracker that keeps the device's generators alike over the ranks: it
                                     moves their states to the device, and gives each shard an offset of its own
     a loss of cut logits            `loss_parallel` moves the targets to the mesh's device
+    attention                       torch chooses the CPU's kernel, for which DTensor has no sharding rule: CUDA's
+                                    memory-efficient kernel (cuda_kernels.py) has one, and takes its place
 
 torch imports DTensor when it is used. Who uses it has a mesh, so the answers are put in place when the first is made.
 """
@@ -22,9 +24,19 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from lablib.script.devices import switched_on
+from lablib.script.marks import index_of, mark
 from lablib.script.patches import Patches
 from lablib.script.process import Process
-from lablib.torch_compat import current, place
+from lablib.torch_compat import (
+    current,
+    efficient_attention,
+    efficient_attention_backward,
+    flash_attention_for_cpu,
+    flash_attention_for_cpu_backward,
+    op_dispatcher,
+    op_handlers,
+    place,
+)
 
 
 def answer_dtensor(patches: Patches) -> None:
@@ -33,9 +45,15 @@ def answer_dtensor(patches: Patches) -> None:
 
     def rank_makes_mesh(process: Process, mesh: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> None:
         make(mesh, device_type, *args, **kwargs)
-        if device_type == "cuda" and not done:
+        if device_type != "cuda":
+            return
+        if not done:
             done.append(True)
             _answer(patches)
+        api = import_module("torch.distributed.tensor._api")
+        op_handlers(op_dispatcher(api)).update(  # of this rank (lablib/owners/torch_modules.py)
+            {flash_attention_for_cpu.default: _attention, flash_attention_for_cpu_backward.default: _attention_backward}
+        )
 
     patches.answer(DeviceMesh, "__init__", rank_makes_mesh)
 
@@ -53,6 +71,29 @@ def _fake_argument(process: Process, spec: Any) -> torch.Tensor:
     meta = spec.tensor_meta
     assert meta is not None
     return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)
+
+
+def _attention(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Attention of DTensors; a mask is given for each row and head, as CUDA's kernel wants it."""
+    q, k, v, dropout_p, is_causal = (*args, *(0.0, False)[len(args) - 3 :])
+    bias, scale = _bias(q, k, kwargs), kwargs.get("scale")
+    return efficient_attention(q, k, v, bias, True, dropout_p, is_causal, scale=scale)[:2]
+
+
+def _attention_backward(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    dy, q, k, v, y, logsumexp, dropout_p, is_causal = args
+    bias, scale, seed = _bias(q, k, kwargs), kwargs.get("scale"), torch.zeros((), dtype=torch.int64)
+    wanted = (True, True, True, False)
+    if (index := index_of(q)) is not None:
+        mark(seed, index)
+    return efficient_attention_backward(
+        dy, q, k, v, bias, y, logsumexp, seed, seed, dropout_p, wanted, is_causal, scale=scale
+    )[:3]
+
+
+def _bias(q: Any, k: Any, kwargs: dict[str, Any]) -> Any:
+    mask = kwargs.get("attn_mask")
+    return None if mask is None else mask.expand(*q.shape[:3], k.shape[2])
 
 
 def _with_mode(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,11 +5,12 @@ A storage without a mark is host memory. Who puts marks, and what follows from t
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-from lablib.torch_compat import sparse_parts
+from lablib.torch_compat import functorch_inner, is_functorch_tensor, sparse_parts
 
 _MARK = "lablib_device_index"
 HOST = -1  # an index that means the host's memory
@@ -24,13 +25,14 @@ def index_of(tensor: torch.Tensor) -> int | None:
 
 
 def _inner(tensor: torch.Tensor) -> torch.Tensor | None:
-    """What a wrapper computes with, which is where the wrapper is: a DTensor's shard, say. None: it is no wrapper."""
+    """The tensor that a wrapper computes with, such as a DTensor's shard. None: no wrapper, or one not complete yet."""
     inner = getattr(tensor, "_local_tensor", None)
     if inner is None:
         inner = getattr(tensor, "elem", None)
     if inner is None and (flatten := getattr(tensor, "__tensor_flatten__", None)) is not None:
-        names, _ = flatten()
-        inner = getattr(tensor, names[0]) if names else None
+        with suppress(Exception):  # the wrapper is being made: its attributes are set after `_make_wrapper_subclass`
+            names, _ = flatten()
+            inner = getattr(tensor, names[0]) if names else None
     return inner if isinstance(inner, torch.Tensor) else None
 
 
@@ -48,6 +50,9 @@ def index_of_storage(storage: Any) -> int | None:
 
 
 def storage_of(tensor: torch.Tensor) -> Any:
+    """The storage of a tensor: of its values if sparse, of the tensor inside if `torch.func` transforms it."""
+    while is_functorch_tensor(tensor):
+        tensor = functorch_inner(tensor)
     if tensor.layout == torch.strided:
         return tensor.untyped_storage()
     values = sparse_parts(tensor)[1] if tensor.layout == torch.sparse_coo else tensor.values()

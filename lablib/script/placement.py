@@ -195,7 +195,7 @@ class Placement(TorchDispatchMode):
             return self._drawn(func, args, kwargs)
         except NotImplementedError:
             name = schema(func).name
-            if has_kernel_for(name, DispatchKey.CPU):
+            if has_kernel_for(name, DispatchKey.CPU) or any(t.is_meta for t in tensors_in(args)):
                 raise
             why = "torch has it for GPUs alone, and the simulator computes with the CPU's operators"
             refuse(name, why, "use another operator when simulating, or run the program on GPUs")
@@ -215,7 +215,7 @@ class Placement(TorchDispatchMode):
         if index is None or index == HOST:
             return
         for tensor in tensors_in((out,)):
-            if is_memory(tensor):
+            if is_memory(tensor) and not tensor.is_meta:
                 storage = storage_of(tensor)
                 # An in-place result or a view of an argument stays where it is.
                 if index_of_storage(storage) is None and not any(storage is s for _, s in given):

@@ -17,7 +17,7 @@ The skin of the engine (lablib/engine), which says who waits for whom and when. 
     exchange.py        what each collective does with its tensors
     reduce.py          sums in rank order
     recorder.py        what travelled, written down
-    group_orders.py    who made which groups in which order
+    group_orders.py    compare the order of groups over the ranks
     work.py            waiting
     in_flight.py       reads of what is in flight, and writes to it
     unwaited.py        what nobody waited for, what was used too early, and outputs that overlap inputs

@@ -1,44 +1,52 @@
-"""In which order each rank called `new_group`: a deadlock among ranks that disagree on it has that cause.
-
-torch numbers groups as they are made, so all ranks must make the same ones in the same order, also those they are not
-members of. Where they do not, each waits in a group whose other members have one of another number.
-"""
+"""Compare the order in which simulated ranks call `new_group`, at each call."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lablib.sim.source import Source, program_line
-
-_ORDINALS = ("first", "second", "third")
+from lablib.group_calls import GroupCall
+from lablib.sim.source import program_line
 
 
 class GroupOrders:
-    """The groups that each rank has made so far, with the line of each."""
+    """The groups that each rank has made, by the number of the rank's world and the number of the group in it."""
 
     def __init__(self) -> None:
-        self._made: dict[int, list[tuple[tuple[int, ...], Source]]] = {}
+        self._worlds: dict[int, int] = {}
+        self._made: dict[tuple[int, int], dict[tuple[int, ...], list[GroupCall]]] = {}
+        self._hashed: dict[tuple[int, ...], dict[str, list[GroupCall]]] = {}  # by members and name
 
-    def noting(self, name_of: Callable[..., Any], rank: Callable[[], int]) -> Callable[..., Any]:
-        """torch's function that names a group, which every rank calls for every group, and this notes for whom."""
+    def checking(self, name_of: Callable[..., Any], rank: Callable[[], int]) -> Callable[..., Any]:
+        """torch's function that names a group, which every rank calls for every group."""
 
         def name(ranks: Sequence[int], use_hashed_name: bool) -> Any:
-            if ranks and not use_hashed_name:
-                self._made.setdefault(rank(), []).append((tuple(ranks), program_line()))
-            return name_of(ranks, use_hashed_name)
+            name = name_of(ranks, use_hashed_name)
+            if ranks:
+                call = GroupCall(rank(), tuple(ranks), program_line())
+                if use_hashed_name:
+                    self._hashed.setdefault(call.members, {}).setdefault(name, []).append(call)
+                else:
+                    self._check(call, int(name))
+            else:  # init_process_group: the counter begins again
+                self._worlds[rank()] = self._worlds.get(rank(), 0) + 1
+            return name
 
         return name
 
-    def difference(self) -> str:
-        """The first call at which two ranks made different groups, in a sentence; "" if there is none."""
-        known: dict[int, tuple[int, tuple[int, ...], Source]] = {}
-        for rank, made in sorted(self._made.items()):
-            for index, (ranks, source) in enumerate(made):
-                other, theirs, line = known.setdefault(index, (rank, ranks, source))
-                if theirs != ranks:
-                    place = _ORDINALS[index] if index < len(_ORDINALS) else f"as number {index + 1}"
-                    return (
-                        f"Ranks called new_group in different orders: rank {other} made {list(theirs)} {place} "
-                        f"({line}), rank {rank} made {list(ranks)} ({source}); "
-                        "every rank must make all groups in the same order."
-                    )
+    def _check(self, call: GroupCall, number: int) -> None:
+        made = self._made.setdefault((self._worlds.get(call.rank, 0), number), {})
+        for earlier in (earlier for members, calls in made.items() if members != call.members for earlier in calls):
+            call.check(earlier, number)
+        made.setdefault(call.members, []).append(call)
+
+    def cause_of_deadlock(self) -> str:
+        """A group made with `use_local_synchronization=True` that its members gave different names; "": none."""
+        for members, names in self._hashed.items():
+            apart = [calls[0] for calls in names.values() if len(calls) < len(members)]
+            if len(apart) > 1:
+                first, second = apart[:2]
+                return (
+                    "use_local_synchronization=True names a group after its members and the number of groups that a "
+                    f"rank has already: the numbers of rank {first.rank} ({first.line}) and rank {second.rank} "
+                    f"({second.line}) differ, so they made two groups {list(members)}; call new_group on all ranks."
+                )
         return ""

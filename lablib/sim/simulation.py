@@ -219,9 +219,9 @@ class _Simulation:
             around = self._surroundings.of_the_run(self._ranks, self._store, self._cluster)
         heard = heard_changes(self._resized, self._swapped)
         process = _borrowed_process(self._make_group, self._by_number)
-        noted = self._group_orders.noting(process_group_name, lambda: self._turns.current)
+        name_group = self._group_orders.checking(process_group_name, lambda: self._turns.current)
         with (
-            replaced((*place("process_group_name"), noted)),
+            replaced((*place("process_group_name"), name_group)),
             named_backends(is_rank),
             stores_of_the_program(self._store, is_rank),
             process,
@@ -277,8 +277,8 @@ class _Simulation:
 
     def _blame(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
         """What to call it when no rank can go on. Called while everybody waits: nothing moves any more."""
-        if difference := self._group_orders.difference():
-            headline = f"{headline} {difference}"
+        if cause := self._group_orders.cause_of_deadlock():
+            headline = f"{headline} {cause}"
         elif len(self._groups) > 1 and any(group.has_unmet_messages for group in self._groups.values()):
             headline = f"{headline} {WHOSE_RANKS}"
         if self._faults is None:

@@ -5,16 +5,18 @@
 from datetime import timedelta
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _get_default_group
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from lablib import launch
-from lablib.errors import DeadlockError, RankError
+from lablib.errors import CollectiveMismatchError, DeadlockError, LaunchError, RankError
 
 
 def test_a_program_may_name_its_rank_and_world_without_calling_init():
@@ -54,6 +56,93 @@ def test_new_group_with_local_synchronization_is_made_by_its_members_alone():
         return None
 
     assert launch(program, ranks=3).values == [1.0, 1.0, None]
+
+
+@st.composite
+def calls_of_new_group(draw: Any) -> list[list[list[int]]]:
+    """The groups that each rank makes, in its order: all of them, those that it is in, or a selection."""
+    size = draw(st.integers(2, 5))
+    members = st.lists(st.integers(0, size - 1), min_size=1, max_size=size, unique=True).map(sorted)
+    groups = draw(st.lists(members, min_size=1, max_size=4))
+    by_members = [[group for group in groups if rank in group] for rank in range(size)]
+    selection = st.lists(st.sampled_from(groups), max_size=4)
+    if draw(st.booleans()):
+        return by_members
+    return [draw(st.just(groups) | st.just(by_members[rank]) | selection) for rank in range(size)]
+
+
+def everyone_in(groups: list[list[int]], is_local: bool = False) -> list[list[int]]:
+    """Make groups; then gather, in each that this rank is in, the ranks that take part."""
+    made = [dist.new_group(ranks, use_local_synchronization=is_local) for ranks in groups]
+    return [gathered(group) for group, ranks in zip(made, groups, strict=True) if dist.get_rank() in ranks]
+
+
+def gathered(group: Any) -> list[int]:
+    seen = [torch.zeros(1) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(seen, torch.full((1,), float(dist.get_rank())), group=group)
+    return [int(one) for one in seen]
+
+
+@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.given(calls_of_new_group())
+def test_groups_have_their_own_members_or_the_program_is_refused(calls: list[list[list[int]]]):
+    """torch gives the i-th group of each rank the name i, and the members of a group meet under its name."""
+    by_name: list[set[tuple[int, ...]]] = [set() for _ in range(4)]
+    missing = []  # members that make another group under the name, or none
+    for rank, groups in enumerate(calls):
+        for i, group in enumerate(groups):
+            if rank in group:
+                by_name[i].add(tuple(group))
+                missing += [calls[m][i : i + 1] for m in group if calls[m][i : i + 1] != [group]]
+    if any(len(groups) > 1 for groups in by_name) or any(missing):
+        with pytest.raises(CollectiveMismatchError, match="(?s)new_group.*test_groups.py:.*test_groups.py:"):
+            launch(lambda: everyone_in(calls[dist.get_rank()]), ranks=len(calls))
+    elif missing:
+        with pytest.raises(DeadlockError):
+            launch(lambda: everyone_in(calls[dist.get_rank()]), ranks=len(calls))
+    else:
+        values = launch(lambda: everyone_in(calls[dist.get_rank()]), ranks=len(calls)).values
+        assert values == [[group for group in groups if rank in group] for rank, groups in enumerate(calls)]
+
+
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(st.lists(st.sets(st.integers(0, 3), min_size=1).map(sorted), min_size=1, max_size=4, unique_by=tuple))
+def test_groups_made_only_by_their_members_are_right_with_local_synchronization(groups: list[list[int]]):
+    """torch names such a group after its members and the number of groups that a rank has: equal for all members."""
+    mine = [[group for group in groups if rank in group] for rank in range(4)]
+    if all(mine[rank].index(group) == mine[group[0]].index(group) for rank in range(4) for group in mine[rank]):
+        assert launch(lambda: everyone_in(mine[dist.get_rank()], is_local=True), ranks=4).values == mine
+    else:
+        with pytest.raises(DeadlockError, match="the number of groups that a rank has already"):
+            launch(lambda: everyone_in(mine[dist.get_rank()], is_local=True), ranks=4)
+
+
+def halves_by_new_group() -> list[int]:
+    return everyone_in([[0, 1] if dist.get_rank() < 2 else [2, 3]])[0]
+
+
+def halves_by_mesh() -> list[int]:
+    return gathered(DeviceMesh("cpu", [0, 1] if dist.get_rank() < 2 else [2, 3]).get_group())
+
+
+def halves_by_enumeration() -> list[int]:
+    return gathered(dist.new_subgroups_by_enumeration([[0, 1] if dist.get_rank() < 2 else [2, 3]])[0])
+
+
+def mesh_in_another_order() -> list[int]:
+    """Rows, then columns; on rank 3 columns, then rows."""
+    rows, columns = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+    meshes = [DeviceMesh("cpu", m) for m in ((columns, rows) if dist.get_rank() == 3 else (rows, columns))]
+    return gathered(meshes[0].get_group(1))
+
+
+@pytest.mark.parametrize("program", [halves_by_new_group, halves_by_mesh, halves_by_enumeration, mesh_in_another_order])
+@pytest.mark.parametrize("where", [{}, {"like": "nccl"}, {"backend": "gloo", "timeout_s": 60}], ids=str)
+def test_groups_made_only_by_their_members_are_an_error_with_both_lines(program: Any, where: dict[str, Any]):
+    with pytest.raises(
+        LaunchError, match=r"(?s)rank \d made \[\d, \d\] .*test_groups.py:\d+.*rank \d made .*test_groups"
+    ):
+        launch(program, ranks=4, **where)
 
 
 def test_split_group_is_left_to_backends_that_torch_lets_split():
