@@ -1,6 +1,6 @@
 """The head and its loss without the logits: in chunks of tokens, and with the gradients made on the way.
 
-The head turns T tokens of width D into T V scores. For V = 50,000 that is the largest tensor of a step, and three of that
+The head turns T tokens of width D into T V scores, for V = 50,000 the largest tensor of a step. Three tensors of that
 size in float32 are alive at one moment of backward: the logarithm of the softmax, kept by forward, and two gradients,
 that of the logarithm and that of the scores. But a token's loss needs its own V scores alone. Three ways to the same
 loss, the mean over T tokens:
