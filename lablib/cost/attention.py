@@ -50,6 +50,11 @@ def causal_share(queries: Numbers, keys: Numbers) -> Numbers:
     return pairs / maximum(queries * keys, 1)
 
 
+def mean_causal_keys(keys: Numbers, device: Device) -> Numbers:
+    """The keys, without a mask, that take as long as causal ones for queries from all of a sequence of so many."""
+    return keys * causal_share(keys, keys) + _BLOCK_KEYS / 2 * device.is_gpu
+
+
 def flash_compute_s(
     batch: Numbers,
     heads: Numbers,
@@ -74,7 +79,7 @@ def flash_compute_s(
         d_head = ceil_div(d_head, in_a_load) * in_a_load
     keys_of_a_block = keys * share
     if device.is_gpu:
-        keys_of_a_block = keys_of_a_block + _BLOCK_KEYS * (1.5 if causal else 1.0)
+        keys_of_a_block = keys_of_a_block + _BLOCK_KEYS * (1 + causal / 2)
     compute_s = 2 * products * blocks * rows * keys_of_a_block * (d_head + softmax) / device.matmul_rate(dtype)
     if not (backward and device.is_gpu):
         return compute_s

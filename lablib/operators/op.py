@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from lablib.cost.attention import flash_compute_s
-from lablib.cost.efficiency import operator_time_s
+from lablib.cost.efficiency import MOST_UNSORTED, operator_time_s
 from lablib.cost.elements import function_time_s
 from lablib.cost.matmul import matmul_compute_s
 from lablib.cost.memory import stream_time_s
@@ -223,7 +223,6 @@ def num_elements(args: tuple, kwargs: dict, out: Any) -> int:
 
 _SUMS = frozenset({"sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min", "prod", "linalg_vector_norm", "var"})
 _COPIES = frozenset({"clone", "copy_", "_to_copy"})
-_MOST_UNSORTED = 3072  # indices of an embedding whose gradient is added without sorting them first
 
 
 def operator_kind(op: Any, args: tuple, out: Any) -> str:
@@ -239,7 +238,7 @@ def operator_kind(op: Any, args: tuple, out: Any) -> str:
             if _innermost(source) != _innermost(out):
                 return "transposed copy"
             return "widening" if out.element_size() > source.element_size() else name
-    if name == "embedding_dense_backward" and args[1].numel() <= _MOST_UNSORTED:
+    if name == "embedding_dense_backward" and args[1].numel() <= MOST_UNSORTED:
         return ""
     if any(t.dtype == torch.bool for t in tensors_in((*args, out))):
         return "mask"
