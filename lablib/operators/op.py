@@ -221,7 +221,9 @@ def num_elements(args: tuple, kwargs: dict, out: Any) -> int:
 
 # ---- kinds of operators limited by memory ----
 
-_SUMS = frozenset({"sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min", "prod", "linalg_vector_norm", "var"})
+_SUMS = frozenset(
+    {"sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min", "prod", "linalg_vector_norm", "var"}
+)
 _COPIES = frozenset({"clone", "copy_", "_to_copy"})
 
 

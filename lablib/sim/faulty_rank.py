@@ -48,7 +48,14 @@ class FaultyRank(Rank):
             self._die(self.rank)
 
     def compute(
-        self, name: str, time_s: float, flops: float, size_bytes: float, *more: Any, launch_s: float = 0.0, **others: Any
+        self,
+        name: str,
+        time_s: float,
+        flops: float,
+        size_bytes: float,
+        *more: Any,
+        launch_s: float = 0.0,
+        **others: Any,
     ) -> None:
         start_s = max(self.clock_s, self.host_s + launch_s)
         work_s = self._slowed_s(time_s - launch_s, start_s)
