@@ -111,6 +111,8 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "DeviceContext": "torch.utils._device.DeviceContext",
         "device_constructors": "torch.utils._device._device_constructors",
         "foreach_devices": "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
+        "foreach_optimizers": "torch.optim.optimizer._get_foreach_kernels_supported_devices",
+        "fused_optimizers": "torch.optim.optimizer._get_fused_kernels_supported_devices",
         "group_tensors": "torch._C._group_tensors_by_device_and_dtype",
         "saved_devices": "torch.serialization._package_registry",
         "cuda_lazy_init": "torch.cuda._lazy_init",

@@ -10,9 +10,13 @@ A flash kernel does not run at the speed of a product. Beside the 4 K FLOPs of a
 rescaling of a sum, and cores have few units for it: an A100's has 1,024 multiply-adds a clock in its tensor cores and
 16 exponentials, so that one takes as long as 64 multiply-adds, 32 for each of the two products. Hence
 
-    rate = that of large products * K / (K + 32)        in backward K / (K + 64): the softmax's gradient besides
+    rate = that of large products * K / (K + 32)        in backward K / (K + 48): the softmax's gradient besides
 
 Legend: S queries, T keys, K width of a head (the mean of that of keys and of values).
+
+A block of queries also starts and ends, which takes as long as 128 keys; with a causal mask half of the last block of
+128 keys is computed and thrown away. Backward sums the gradient of Q in 32 bits in memory: zeros, sums, a conversion,
+and the dot products of the rows of O and its gradient, 16 + 3 w bytes for each number of w bytes.
 
 Its rows must be multiples of 16 bytes: a head of another width is padded, at 16 bits to the next multiple of 8.
 
@@ -21,6 +25,8 @@ as torch and published figures count them, the masked half included; so a causal
 
 Source: Dao et al., "FlashAttention", 2022, arXiv 2205.14135; Dao, "FlashAttention-2", 2023, arXiv 2307.08691 (up to
 73% of an A100's peak forward); Shah et al., "FlashAttention-3", 2024, arXiv 2407.08608 (up to 740 TFLOP/s on an H100).
+Both are seen in cuDNN's kernels on an H200 (tests/operators/measured/h200.jsonl): 512 keys take twice the time per
+pair that 8,192 take.
 Padding: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py at 7153673 (issue 1347).
 Simplified: one depth of softmax for every device; no split of the keys over cores when there are few queries.
 """
@@ -33,6 +39,7 @@ from lablib.errors import unknown_name
 from lablib.hardware.device import Device
 
 _SOFTMAX_DEPTH = 32
+_BLOCK_KEYS = 128
 ALGORITHMS = ("flash", "unfused")
 
 
@@ -41,6 +48,11 @@ def causal_share(queries: Numbers, keys: Numbers) -> Numbers:
     square = minimum(queries, keys)
     pairs = square * (square + 1) / 2 + (queries - square) * keys
     return pairs / maximum(queries * keys, 1)
+
+
+def mean_causal_keys(keys: Numbers, device: Device) -> Numbers:
+    """The keys, without a mask, that take as long as causal ones for queries from all of a sequence of so many."""
+    return keys * causal_share(keys, keys) + _BLOCK_KEYS / 2 * device.is_gpu
 
 
 def flash_compute_s(
@@ -56,7 +68,7 @@ def flash_compute_s(
     backward: bool = False,
 ) -> Numbers:
     """Seconds of a fused kernel's arithmetic alone. Arguments as in `attention_time_s`."""
-    products, softmax = (5, 2 * _SOFTMAX_DEPTH) if backward else (2, _SOFTMAX_DEPTH)
+    products, softmax = (5, 1.5 * _SOFTMAX_DEPTH) if backward else (2, _SOFTMAX_DEPTH)
     rows = max(1, device.matmul_tile[0] // 2)
     blocks = batch * heads * ceil_div(queries, rows)  # one a core: the queries of one head, so many at a time
     if device.num_cores:
@@ -65,8 +77,14 @@ def flash_compute_s(
     if device.row_alignment_bytes:
         in_a_load = max(1, int(device.row_alignment_bytes / bytes_per_number(dtype)))
         d_head = ceil_div(d_head, in_a_load) * in_a_load
-    work = 2 * products * blocks * rows * keys * (d_head + softmax) * share
-    return work / device.matmul_rate(dtype)
+    keys_of_a_block = keys * share
+    if device.is_gpu:
+        keys_of_a_block = keys_of_a_block + _BLOCK_KEYS * (1 + causal / 2)
+    compute_s = 2 * products * blocks * rows * keys_of_a_block * (d_head + softmax) / device.matmul_rate(dtype)
+    if not (backward and device.is_gpu):
+        return compute_s
+    numbers = batch * heads * queries * d_head
+    return compute_s + stream_time_s(numbers * (16 + 3 * bytes_per_number(dtype)), device)
 
 
 def attention_time_s(

@@ -29,9 +29,10 @@ class Device:
         memory_bandwidth_bytes_per_s: peak of reads and writes together.
         kernel_overhead_s: time every operation takes at least, whatever its size: to launch and run one kernel. (One
             hop of a collective, `Link.latency_s`, is less: it is within a kernel that runs already.)
-        launch_s: of `kernel_overhead_s`, what the host takes to launch a kernel. The device has nothing to do
-            meanwhile, so no kernel's measured time holds it, and a simulated span begins when it is over. 0: the
-            figures do not tell launch from kernel, and spans hold both.
+        launch_s: of `kernel_overhead_s`, the time that the host takes to launch a kernel. The host launches ahead: a
+            kernel starts when it is launched and its stream is free, so that a busy device hides launches. Positive
+            for GPUs (`is_gpu`), whose operators have rates of their own (lablib/cost/efficiency.py). 0: the processor
+            launches and computes in turn, and a simulated span holds all of `kernel_overhead_s`.
         source: where the figures come from.
         num_cores: streaming multiprocessors, compute units, matrix units, or CPU cores, each of which computes one
             output tile at a time; 0 leaves waves out.
@@ -128,6 +129,16 @@ class Device:
         is_pair = isinstance(tile, tuple) and len(tile) == 2
         if not (is_pair and all(isinstance(extent, int) and extent >= 1 for extent in tile)):
             raise ValueError(f"matmul_tile is two whole numbers, 1 or more: got {tile!r} for {self.name}")
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether a host launches this device's kernels into a queue."""
+        return self.launch_s > 0
+
+    @property
+    def queued_s(self) -> float:
+        """Of `kernel_overhead_s`, the device's part: the time of a kernel in the queue beyond its work."""
+        return self.kernel_overhead_s - self.launch_s
 
     def peak(self, dtype: str) -> float:
         """Dense peak in FLOP/s for a dtype name such as "bfloat16"; float32's where the device has no unit for it."""

@@ -18,8 +18,11 @@ from lablib.hardware.device import Device
 _STAS = "S. Bekman, Machine Learning Engineering (github.com/stas00/ml-engineering, 744d01e18b)"
 _ACCELERATORS = f"{_STAS}, compute/accelerator: TFLOPS, MAMF, memory and cache tables"
 _UNVERIFIED = "from memory, not verified:"
-# A CUDA kernel takes a few microseconds to launch; eager PyTorch adds its own dispatch. One figure for all.
+# A CUDA kernel takes a few microseconds to launch; eager PyTorch adds its own dispatch. One figure for all. Of these the
+# device takes 1.3 us between two kernels of its queue, measured in a CUDA graph on an H100 (Spector et al., "Look Ma, No
+# Bubbles!", Hazy Research blog, 2025-05-27); the host takes the rest.
 _KERNEL_OVERHEAD_S = 5e-6
+_LAUNCH_S = _KERNEL_OVERHEAD_S - 1.3e-6
 # Between what was published for thin products, which read one large matrix (DeepGEMM's reach 2,668 of 3,350 GB/s, 0.80)
 # and what copies are remembered to reach, about 0.9. One figure for all.
 _MEMORY_EFFICIENCY = 0.85
@@ -42,7 +45,10 @@ def _efficiency(mamf: float, peak: float, half_depth: float) -> float:
 
 
 def _gpu(**figures) -> Device:
-    return Device(kernel_overhead_s=_KERNEL_OVERHEAD_S, memory_efficiency=_MEMORY_EFFICIENCY, **figures)
+    return Device(
+        **{"kernel_overhead_s": _KERNEL_OVERHEAD_S, "launch_s": _LAUNCH_S, "memory_efficiency": _MEMORY_EFFICIENCY}
+        | figures
+    )
 
 
 _HOPPER_PEAKS = {
@@ -285,6 +291,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
             ),
             _gpu(
                 name="TPU-v4",
+                launch_s=0.0,  # XLA runs whole programs
                 # A matrix unit multiplies bfloat16; XLA makes a float32 product of six such.
                 peak_flops_per_s={"float32": 275 / 6 * TFLOPS, "bfloat16": 275 * TFLOPS},
                 matmul_efficiency=0.85,
@@ -299,6 +306,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
             ),
             _gpu(
                 name="TPU-v5p",
+                launch_s=0.0,  # XLA runs whole programs
                 peak_flops_per_s={"float32": 459 / 6 * TFLOPS, "bfloat16": 459 * TFLOPS},
                 matmul_efficiency=0.85,
                 num_cores=8,

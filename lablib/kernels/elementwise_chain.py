@@ -144,7 +144,7 @@ def run_fused(chain: Sequence[str], x: Tensor, others: Sequence[Tensor]) -> Tens
 @checked
 def chain_time_s(cost: ChainCost, device: Device) -> float:
     """Seconds of a chain by the cost model: its kernels wait for memory, or for the cache where all of one fits."""
-    return sum(device.kernel_overhead_s + float(memory_bound_time_s(size, device)) for size in cost.kernel_bytes)
+    return sum(device.queued_s + float(memory_bound_time_s(size, device)) for size in cost.kernel_bytes)
 
 
 @checked

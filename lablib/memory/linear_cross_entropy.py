@@ -1,18 +1,20 @@
 """The head and its loss without the logits: in chunks of tokens, and with the gradients made on the way.
 
-The head turns T tokens of width D into T V scores. For V = 50,000 that is the largest tensor of a step: the softmax's
-gradient is another of its size, and both in float32. But a token's loss needs its own V scores alone. Three ways to the
-same loss, the mean over T tokens:
+The head turns T tokens of width D into T V scores, for V = 50,000 the largest tensor of a step. Three tensors of that
+size in float32 are alive at one moment of backward: the logarithm of the softmax, kept by forward, and two gradients,
+that of the logarithm and that of the scores. But a token's loss needs its own V scores alone. Three ways to the same
+loss, the mean over T tokens:
 
-    naive     logits_TV = x_TD w_VD^T, cross-entropy        keeps T V numbers for backward, and makes as many again
-    chunked   C tokens at a time, each chunk checkpointed:  keeps nothing; 2 C V at the peak; one product more
+    naive     logits_TV = x_TD w_VD^T, cross-entropy        keeps T V numbers for backward; 3 T V at the peak
+    chunked   C tokens at a time, each chunk checkpointed:  keeps nothing; 3 C V at the peak; one product more
               its scores are made again in backward
     fused     C tokens at a time; as soon as their scores   keeps dx_TD and dw_VD, which a step needs anyway;
               are there, so are their gradients:            2 C V at the peak; no product more
               d loss / d logits = (softmax - one hot) / T
 
 Cost for T tokens: FLOPs 2 T D V forward and 4 T D V backward; chunked 8 T D V in all. Peak bytes beyond x, w and their
-gradients, float32: naive 8 T V, the others 8 C V.
+gradients, scores in float32: naive 12 T V, chunked 12 C V, fused 8 C V; the last two add a further gradient of w, the
+chunk's own. Without backward: 8 instead of 12. In float64 twice as many.
 Shapes: T tokens, D width, V vocabulary, C tokens of a chunk.
 Source: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", 2024, arXiv 2411.09009 (as one kernel,
 which keeps no scores at all); Hsu et al., "Liger Kernel", 2024, arXiv 2410.10989, section 3.2 (gradients made in
@@ -89,6 +91,8 @@ class FusedLoss(torch.autograd.Function):
                     dx_TD[start : start + len(x_CD)] = d_CV @ w_VD
                 if dw_VD is not None:
                     dw_VD += d_CV.T @ x_CD
+                del d_CV  # else this chunk's gradient is alive while the next chunk's scores are made
+            del scores_CV
             start += len(x_CD)
         ctx.gradients = dx_TD, None if dw_VD is None else dw_VD.to(w_VD.dtype)
         return total / len(x_TD)

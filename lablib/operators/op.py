@@ -10,6 +10,7 @@ kernel has its launch:
     convolutions           FLOPs / (peak * efficiency)
     functions on a CPU     seconds an element, as measured                        elements.py
     everything else        no arithmetic to speak of: bytes                       memory.py
+    of these, on a GPU     bytes at the rate of this kind of operator             efficiency.py
     views, reservations    nothing
 
 FLOPs are those of torch's own formulas (torch.utils.flop_counter; a multiply-add is two, a causal mask saves nothing).
@@ -30,9 +31,10 @@ from typing import Any
 import torch
 
 from lablib.cost.attention import flash_compute_s
+from lablib.cost.efficiency import MOST_UNSORTED, operator_time_s
 from lablib.cost.elements import function_time_s
 from lablib.cost.matmul import matmul_compute_s
-from lablib.cost.memory import memory_bound_time_s, stream_time_s
+from lablib.cost.memory import stream_time_s
 from lablib.hardware.device import Device
 from lablib.operators.kernels import num_kernels
 from lablib.operators.op_bytes import num_bytes, op_bytes, tensors_in
@@ -217,6 +219,42 @@ def num_elements(args: tuple, kwargs: dict, out: Any) -> int:
     return max((t.numel() for t in tensors_in((*args, *kwargs.values(), out))), default=0)
 
 
+# ---- kinds of operators limited by memory ----
+
+_SUMS = frozenset(
+    {"sum", "mean", "amax", "amin", "argmax", "argmin", "max", "min", "prod", "linalg_vector_norm", "var"}
+)
+_COPIES = frozenset({"clone", "copy_", "_to_copy"})
+
+
+def operator_kind(op: Any, args: tuple, out: Any) -> str:
+    """The key of `lablib.cost.efficiency.RATES`: a property of operands and result, or the operator's name."""
+    name = _name(op)
+    if name in _SUMS and args:
+        x = args[0]
+        keeps_columns = isinstance(out, torch.Tensor) and out.shape[-1:] == x.shape[-1:] and x.ndim > 1
+        return "sum over rows" if keeps_columns else "sum"
+    if name in _COPIES:
+        source = args[1] if name == "copy_" else args[0]
+        if isinstance(out, torch.Tensor) and isinstance(source, torch.Tensor):
+            if _innermost(source) != _innermost(out):
+                return "transposed copy"
+            return "widening" if out.element_size() > source.element_size() else name
+    if name == "embedding_dense_backward" and args[1].numel() <= MOST_UNSORTED:
+        return ""
+    if any(t.dtype == torch.bool for t in tensors_in((*args, out))):
+        return "mask"
+    return name
+
+
+def _innermost(x: torch.Tensor) -> int:
+    """The dimension, counted from the last, along which neighbours lie in memory; 0 where there is no choice."""
+    if x.layout != torch.strided or x.is_contiguous():
+        return -1 if x.numel() > 1 and x.ndim > 1 and x.shape[-1] > 1 else 0
+    strides = [(s, d - x.ndim) for d, (s, n) in enumerate(zip(x.stride(), x.shape, strict=True)) if n > 1]
+    return min(strides)[1] if strides else 0
+
+
 # ---- fused layers (the fast path of nn.TransformerEncoderLayer and nn.MultiheadAttention without gradients) ----
 
 
@@ -350,8 +388,9 @@ def op_time_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size
         )
         time_s = max(compute_s, stream_time_s(size_bytes, device))
     else:
-        time_s = memory_bound_time_s(size_bytes, device)
+        elements = num_elements(args, kwargs, out) if device.is_gpu or device.element_s else 0
+        kind = operator_kind(op, args, out) if device.is_gpu else ""
+        time_s = operator_time_s(kind, size_bytes, elements, device)
         if device.element_s:
-            elements = num_elements(args, kwargs, out)
             time_s = max(time_s, function_time_s(function_name(op, args, kwargs), elements, device))
     return float(time_s + num_kernels(op, args) * device.kernel_overhead_s)

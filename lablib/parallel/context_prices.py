@@ -40,7 +40,7 @@ class Prices:
     def touch(self, *size_bytes: float) -> float:
         """Kernels that each move so many bytes, reads and writes together."""
         device = self.device
-        return sum(float(memory_bound_time_s(size, device)) + device.kernel_overhead_s for size in size_bytes)
+        return sum(float(memory_bound_time_s(size, device)) + device.queued_s for size in size_bytes)
 
     def cast(self, size_bytes: float) -> float:
         """To 32 bits or back; nothing where numbers are as wide anyway."""
@@ -50,7 +50,7 @@ class Prices:
         sizes, pairs = self.sizes, (length_of(block.queries), length_of(block.keys))
         dtype, options = _DTYPES[sizes.element_bytes], {"causal": block.is_causal, "backward": backward}
         one = attention_time_s(sizes.batch, self.heads, *pairs, sizes.d_head, dtype, self.device, **options)  # pyright: ignore
-        return float(one) + (3 if backward else 1) * self.device.kernel_overhead_s
+        return float(one) + (3 if backward else 1) * self.device.queued_s
 
     def forward(self, blocks: Sequence[Block], tokens: int, has_more: bool) -> float:
         """Blocks of this rank's queries; `has_more`: others come before them."""

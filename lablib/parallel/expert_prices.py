@@ -42,7 +42,7 @@ class ExpertPrices:
     def touch(self, *size_bytes: float) -> float:
         """Kernels that each move so many bytes, reads and writes together."""
         device = self.device
-        return sum(float(memory_bound_time_s(size, device)) + device.kernel_overhead_s for size in size_bytes)
+        return sum(float(memory_bound_time_s(size, device)) + device.queued_s for size in size_bytes)
 
     def mlps(self, rows: int, count: int, width: int, backward: bool) -> float:
         """Up, GELU and down of so many MLPs in a kernel each, all their rows together; or the gradients of all that."""
@@ -69,7 +69,7 @@ class ExpertPrices:
         self, m: int, n: int, k: int, count: int, rows: tuple[int, int] | None = None, dtype: str = ""
     ) -> float:
         time_s = matmul_time_s(m, n, k, dtype or self.dtype, self.device, batch=count, rows=rows)
-        return float(time_s) + self.device.kernel_overhead_s
+        return float(time_s) + self.device.queued_s
 
     def picked(self, tokens: int) -> float:
         """Rows by their numbers."""

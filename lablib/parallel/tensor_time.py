@@ -94,19 +94,19 @@ class _Prices:
         return matrix.count * self._product(matrix.rows, matrix.columns, tokens, (matrix.rows, matrix.columns))
 
     def _product(self, m: int, n: int, k: int, rows: tuple[int, int] | None = None) -> float:
-        return float(matmul_time_s(m, n, k, self.dtype, self.device, rows=rows)) + self.device.kernel_overhead_s
+        return float(matmul_time_s(m, n, k, self.dtype, self.device, rows=rows)) + self.device.queued_s
 
     def touch(self, numbers: float) -> float:
         """A kernel that reads and writes so many."""
         moved_s = memory_bound_time_s(numbers * self.layer.element_bytes, self.device)
-        return float(moved_s) + self.device.kernel_overhead_s
+        return float(moved_s) + self.device.queued_s
 
     def attention(self, backward: bool) -> float:
         sizes = (self.layer.batch, self.layer.heads // self.ranks, self.layer.seq_len, self.layer.seq_len)
         d_head = self.layer.width // self.layer.heads
         options = {"causal": True, "backward": backward}
         one = attention_time_s(*sizes, d_head, self.dtype, self.device, **options)  # pyright: ignore[reportArgumentType]
-        return float(one) + self.device.kernel_overhead_s
+        return float(one) + self.device.queued_s
 
     def collective(self, name: str) -> float:
         return _collective_s(name, float(self.layer.activation_bytes), self.cluster, self.ranks)

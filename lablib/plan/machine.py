@@ -9,8 +9,8 @@
 A `Pass` adds such pieces up: forward, backward for the input, or backward for the weights. The device works through
 its kernels and collectives one after another while the host starts the kernels; whoever is slower sets the pace:
 
-    time = max( kernels' seconds + number of kernels * kernel overhead + communication,
-                number of kernels * calls a kernel * dispatch )
+    time = max( kernels' seconds + number of kernels * time of one in the queue + communication,
+                number of kernels * max( launch, calls per kernel * dispatch ) )
 
 Everything is a number or a numpy array (lablib/cost/arrays.py).
 
@@ -26,9 +26,9 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
-from lablib.cost.attention import attention_time_s, causal_share
+from lablib.cost.attention import attention_time_s, causal_share, mean_causal_keys
+from lablib.cost.efficiency import operator_time_s
 from lablib.cost.matmul import matmul_time_s
-from lablib.cost.memory import memory_bound_time_s
 from lablib.cost.regular_group import RegularGroups
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
@@ -186,9 +186,9 @@ class Machine:
         time_s = matmul_time_s(m, n, k, dtype, self.device, batch, (m, n) if is_over_tokens else None)
         return time_s / self.matmul_shares.get(dtype, self.derating.matmul_share)
 
-    def stream_s(self, size_bytes: Numbers) -> Numbers:
-        """Seconds to read and write so many bytes of the device's memory."""
-        return memory_bound_time_s(size_bytes, self.device) / self.derating.memory_share
+    def stream_s(self, size_bytes: Numbers, kind: str = "", elements: Numbers = 0) -> Numbers:
+        """Seconds to read and write so many bytes of the device's memory, as a kind of operator (cost/efficiency.py)."""
+        return operator_time_s(kind, size_bytes, elements, self.device) / self.derating.memory_share
 
     def attention_s(
         self, batch: Numbers, heads: Numbers, queries: Numbers, keys: Numbers, d: Numbers, backward: bool
@@ -197,9 +197,12 @@ class Machine:
         is_flash = self.stack.attention == "flash"
 
         def kernel_s(width: Numbers) -> Numbers:
-            time_s = attention_time_s(batch, heads, queries, keys, width, self.plain, self.device, backward=backward)
             # These queries are some of a sequence of T, from its beginning and end: they see half of it in the mean.
-            return time_s * (causal_share(keys, keys) if is_flash else 1.0) / self.attention_share
+            # (The constants of stacks with fused kernels were fitted with half of a whole kernel.)
+            in_mean = is_flash and self.stack.is_eager
+            seen = mean_causal_keys(keys, self.device) if in_mean else keys
+            time_s = attention_time_s(batch, heads, queries, seen, width, self.plain, self.device, backward=backward)
+            return time_s * (causal_share(keys, keys) if is_flash and not in_mean else 1.0) / self.attention_share
 
         return self._by_generation(kernel_s, d) if is_flash else kernel_s(d)
 
@@ -282,6 +285,8 @@ class Machine:
 
     def time_s(self, work: Pass) -> Numbers:
         """Seconds of a pass: device or host, whichever is slower."""
-        device_s = work.compute_s + work.kernels * self.device.kernel_overhead_s + work.communication_s
-        host_s = work.kernels * (self.derating.dispatch_s * self.stack.calls_per_kernel)
+        # The constants of stacks with fused kernels were fitted with all of the overhead on the device.
+        each_s = self.device.queued_s if self.stack.is_eager else self.device.kernel_overhead_s
+        device_s = work.compute_s + work.kernels * each_s + work.communication_s
+        host_s = work.kernels * max(self.derating.dispatch_s * self.stack.calls_per_kernel, self.device.launch_s)
         return maximum(device_s, host_s)

@@ -41,7 +41,7 @@ def linear_step_time_s(
         matmul_time_s(t, k, n, name, device),
         matmul_time_s(n, k, t, name, device, rows=(n, k)),
     ]
-    return float(sum(products_s)) + 3 * device.kernel_overhead_s + quantizing_time_s(device, recipe, t, k, n)
+    return float(sum(products_s)) + 3 * device.queued_s + quantizing_time_s(device, recipe, t, k, n)
 
 
 @checked
@@ -56,8 +56,8 @@ def quantizing_time_s(
     needs_maximum = not recipe.is_delayed and any(one.block is None or one.has_tensor_scale for one in operands)
     time_s = 0.0
     for size, operand in zip(sizes, operands, strict=True):
-        time_s += device.kernel_overhead_s
+        time_s += device.queued_s
         time_s += float(memory_bound_time_s(size * (2 + 2 * operand.bits_per_number / 8), device))
         if needs_maximum:
-            time_s += device.kernel_overhead_s + float(memory_bound_time_s(2 * size, device))
+            time_s += device.queued_s + float(memory_bound_time_s(2 * size, device))
     return time_s

@@ -7,8 +7,7 @@ an event orders it:
     e.synchronize()          the host waits: nothing starts before t_e on any stream from now on
     a.elapsed_time(b)        t_b - t_a in milliseconds of virtual time
 
-The host runs ahead of the device, as it does when kernels are long enough: a launch itself takes no time here (its
-overhead is part of the kernel's price).
+The host runs ahead of the device: a kernel starts when it is launched and its stream is free (Rank.compute).
 
 Simplified: kernels of two streams do not slow each other down. What a side stream sends may start in the virtual past
 of other ranks; it has had its wires for itself until then (lablib/sim/network.py).
@@ -33,7 +32,6 @@ class Streams:
         self._rank = rank
         self.default = Stream(_index=index)
         self.current = self.default
-        self.host_s = 0.0
         self._last_s = 0.0  # the latest end of anything on a stream that is not the current one
 
     def time_s(self, stream: Stream) -> float:
@@ -53,20 +51,20 @@ class Streams:
             return
         self.current.clock_s = self._rank.clock_s
         self._last_s = max(self._last_s, self._rank.clock_s)
-        self._rank.clock_s = max(stream.clock_s, self.host_s)
+        self._rank.clock_s = max(stream.clock_s, self._rank.host_s)
         self.current = stream
         self._rank.is_on_side_stream = stream is not self.default
 
     def host_waits(self, until_s: float | None = None) -> None:
         """The host waits for a moment (default: for the current stream): nothing is issued earlier."""
-        self.host_s = max(self.host_s, self._rank.clock_s if until_s is None else until_s)
-        self._rank.join(self.host_s)
+        self._rank.host_s = max(self._rank.host_s, self._rank.clock_s if until_s is None else until_s)
+        self._rank.join(self._rank.host_s)
 
     def host_works(self, name: str, time_s: float, size_bytes: float) -> None:
         """The host computes for so long, and issues nothing meanwhile; streams go on with what they have."""
-        start_s, phase = self.host_s, self._rank.phase()
+        start_s, phase = self._rank.host_s, self._rank.phase()
         self.host_waits(start_s + time_s)
-        self._rank.communicate(HOST_STREAM, name, phase, start_s, self.host_s, size_bytes, "", None, 0)
+        self._rank.communicate(HOST_STREAM, name, phase, start_s, self._rank.host_s, size_bytes, "", None, 0)
 
     def synchronize(self) -> None:
         """The host waits for all streams, and so for all communication: no other `wait` is needed for what is over."""

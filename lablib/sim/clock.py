@@ -30,6 +30,7 @@ from lablib.torch_compat import (
     graph_task_id,
     leave_label,
     num_function_modes,
+    read_number,
 )
 
 Run = Callable[[OpTraits, tuple, dict], tuple[Any, Answer | None]]
@@ -131,6 +132,8 @@ class Clock(TorchDispatchMode):
         if tracker is not None:  # before the price: memory is taken when an operator starts
             tracker.saw(traits, args, kwargs, out)
         if traits.is_free or self._is_free_of_time or not rank.is_priced:
+            if traits.op is read_number:
+                rank.host_waits()
             return out
         cost = answer.cost if answer is not None else None
         if cost is None:
@@ -139,9 +142,8 @@ class Clock(TorchDispatchMode):
                 answer.cost = cost
         phase, line = self._position.now()
         again = self._is_backward and self._position.is_recompute()
-        rank.compute(
-            traits.name, cost.time_s, cost.flops, cost.size_bytes, phase, cost.dtype, line, again, cost.launch_s
-        )
+        what = cost.flops, cost.size_bytes, phase, cost.dtype, line, again
+        rank.compute(traits.name, cost.time_s, *what, launch_s=cost.launch_s)
         return out
 
     def _turn(self) -> None:

@@ -37,7 +37,7 @@ class FaultyRank(Rank):
     ):
         super().__init__(*args)
         self.dies_at_s = dies_at_s
-        self.clock_s = starts_at_s
+        self.clock_s = self.host_s = starts_at_s
         self.slow = tuple(slow)
         self.slow_for_s = [0.0] * len(slow)
         self._die = die
@@ -47,26 +47,35 @@ class FaultyRank(Rank):
         if self.clock_s >= self.dies_at_s:
             self._die(self.rank)
 
-    def compute(self, name: str, time_s: float, flops: float, size_bytes: float, *more: Any, **others: Any) -> None:
-        time_s = self._slowed_s(time_s)
-        left_s = self.dies_at_s - self.clock_s
-        if time_s > left_s:
-            share = left_s / time_s
-            super().compute(name, left_s, flops * share, size_bytes * share, *more, **others)
+    def compute(
+        self,
+        name: str,
+        time_s: float,
+        flops: float,
+        size_bytes: float,
+        *more: Any,
+        launch_s: float = 0.0,
+        **others: Any,
+    ) -> None:
+        start_s = max(self.clock_s, self.host_s + launch_s)
+        work_s = self._slowed_s(time_s - launch_s, start_s)
+        left_s = max(self.dies_at_s - start_s, 0.0)
+        share = left_s / work_s if work_s > left_s else 1.0
+        spent_s = launch_s + min(work_s, left_s)
+        super().compute(name, spent_s, flops * share, size_bytes * share, *more, launch_s=launch_s, **others)
+        if work_s > left_s:
             self.clock_s = self.dies_at_s  # the sum above may be off by a rounding
-        else:
-            super().compute(name, time_s, flops, size_bytes, *more, **others)
         self.start()
 
     def join(self, end_s: float) -> None:
         super().join(end_s)
         self.start()
 
-    def _slowed_s(self, time_s: float) -> float:
-        """Seconds that `time_s` of healthy work take from now on: from one edge of a window to the next."""
+    def _slowed_s(self, time_s: float, start_s: float) -> float:
+        """Seconds that `time_s` of healthy work take from `start_s` on: from one edge of a window to the next."""
         if not self.slow or not time_s:
             return time_s
-        now_s, work_s, total_s = self.clock_s, time_s, 0.0
+        now_s, work_s, total_s = start_s, time_s, 0.0
         while True:
             factor, edge_s = self._window(now_s)
             room_s = edge_s - now_s

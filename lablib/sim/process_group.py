@@ -329,7 +329,9 @@ class SimProcessGroup(dist.ProcessGroup):
         )
 
     def barrier(self, opts: Any = None) -> SimWork:
-        return self._collective("barrier", sent=[], received=[], agree=(), move=_moves_nothing, opts=opts)
+        work = self._collective("barrier", sent=[], received=[], agree=(), move=_moves_nothing, opts=opts)
+        work.is_barrier = True
+        return work
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
         """A barrier that would name the missing ranks after a timeout; here a missing rank is a deadlock, and named."""

@@ -48,6 +48,7 @@ class Rank(RankClock):
 
     Attributes:
         stream: the name of that stream: compute, but in what is chained to a future (future.py).
+        host_s: how far the host has come, which launches kernels ahead of the streams (`Device.launch_s`).
         callbacks_s: how far the stream of such callbacks has come.
         is_on_side_stream: whether that is one of the program's own CUDA streams (lablib/script/streams.py).
         is_priced: whether the operator that just ran was the device's work; the host's takes no virtual time.
@@ -70,6 +71,7 @@ class Rank(RankClock):
     ):
         super().__init__(rank)
         self.stream = COMPUTE
+        self.host_s = 0.0
         self.callbacks_s = 0.0
         self.is_traced = is_traced
         self.is_on_side_stream = False
@@ -158,10 +160,10 @@ class Rank(RankClock):
         is_recompute: bool = False,
         launch_s: float = 0.0,
     ) -> None:
-        """The current stream does `time_s` of work; in the first `launch_s` of it the device waits for the host."""
-        start_s = self.clock_s
-        self.clock_s = end_s = start_s + time_s if self.cores is None else self.cores.work(start_s, time_s)
-        start_s = min(start_s + launch_s, end_s)
+        """The host launches for `launch_s`; then, when it is free, the current stream works for the rest of `time_s`."""
+        self.host_s += launch_s
+        start_s, work_s = max(self.clock_s, self.host_s), time_s - launch_s
+        self.clock_s = end_s = start_s + work_s if self.cores is None else self.cores.work(start_s, work_s)
         if self.is_traced and time_s > 0:
             phase = self.phase() if phase is None else phase
             what = (flops, size_bytes, dtype, source, is_recompute, None, 0)
@@ -170,6 +172,10 @@ class Rank(RankClock):
     def join(self, end_s: float) -> None:
         """The current stream waits for something that ends at `end_s`."""
         self.clock_s = max(self.clock_s, end_s)
+
+    def host_waits(self) -> None:
+        """The host waits for the current stream (`item`, a barrier): it launches nothing earlier."""
+        self.host_s = max(self.host_s, self.clock_s)
 
     def communicate(
         self,

@@ -47,7 +47,7 @@ from lablib.errors import (
 from lablib.exits import ends_well
 from lablib.faults import Fault
 from lablib.hardware.cluster import Cluster
-from lablib.hardware.device import FREE
+from lablib.hardware.device import FREE, Device
 from lablib.launch_checks import check_value
 from lablib.operators.pricer import Pricer
 from lablib.record.passes import with_phases
@@ -86,6 +86,7 @@ from lablib.sim.watchdog import naming_what_cannot_be_ended
 from lablib.texts import traceback_text
 from lablib.thread_frames import thread_frames
 from lablib.torch_compat import (
+    current,
     BackendPlugin,
     WorldMeta,
     backend_plugins,
@@ -226,6 +227,7 @@ class _Simulation:
             stores_of_the_program(self._store, is_rank),
             process,
             changed_torch,
+            _optimizers_of(self._cluster.device) if self._surroundings is None else nullcontext(),
             heard,
             around,
             own_environments({rank.rank: rank.environ for rank in self._ranks}),
@@ -452,6 +454,19 @@ def _programs(stack: traceback.StackSummary, left_out: str | tuple[str, ...] = _
     """
     above = dropwhile(lambda frame: frame.filename.startswith(_OURS), stack)
     return traceback.StackSummary.from_list([f for f in above if not f.filename.startswith(left_out)])
+
+
+def _optimizers_of(device: Device) -> AbstractContextManager[None]:
+    """torch's optimizers take lists (`foreach`) by default on a GPU, and may be fused on any device but "meta".
+
+    A script's tensors answer "cuda" themselves.
+    """
+    foreach, fused = current("foreach_optimizers")(), current("fused_optimizers")()
+    of_a_gpu = ["cpu", "meta"] if device.is_gpu else []
+    return replaced(
+        (*place("foreach_optimizers"), lambda: [*foreach, *of_a_gpu]),
+        (*place("fused_optimizers"), lambda: [*fused, "meta"]),
+    )
 
 
 @contextmanager

@@ -55,6 +55,9 @@ class SimWork(dist.Work):
         rank, turns: who waits, and how.
         issued: what for.
         results: tensors that the communication writes on this rank.
+
+    Attributes:
+        is_barrier: whether the host waits for it, not its stream alone.
     """
 
     def __init__(self, rank: Rank, turns: Turns, issued: Sequence[Issued], results: Sequence[Tensor]):
@@ -63,6 +66,7 @@ class SimWork(dist.Work):
         self._turns = turns
         self.issued = list(issued)
         self.results = list(results)
+        self.is_barrier = False
         self._polled_at_s: float | None = None
 
     def wait(self, timeout: Any = None) -> bool:
@@ -70,6 +74,8 @@ class SimWork(dist.Work):
         for issued in self.issued:
             self._wait_for(issued, joins=True)
             self._rank.join(issued.event.end_s)
+        if self.is_barrier:
+            self._rank.host_waits()
         return True
 
     def is_completed(self) -> bool:

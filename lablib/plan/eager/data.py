@@ -71,7 +71,7 @@ def reduced(
     last_s = sum_s(embedding + packed.left + (1 - packed.has_first) * head)
     others_s = packed.count * middle_s
     copies_s = layers * layer_pass_s(choices, split, 2 * on.width, has_experts=False)
-    ends_s = on.stream_s(2 * on.width * outside) + 5 * on.device.kernel_overhead_s
+    ends_s = on.stream_s(2 * on.width * outside) + 5 * on.device.queued_s
     # What divides the gradients into buckets makes that backward pass longer, too.
     backward_s, embedding_s = backward_s + copies_s, embedding_s + ends_s
     behind_s = first_s + others_s
@@ -163,10 +163,10 @@ def gathered_s(on: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, Nu
     """Seconds to gather so many parameters: on the wires, and of the copies (and casts) before and after."""
     size = numbers * on.width
     wires_s = on.collective_s("all_gather", size, split.shards, split.tensor)
-    copies_s = on.stream_s(2 * size / split.shards) + on.stream_s(2 * size) + 2 * on.device.kernel_overhead_s
+    copies_s = on.stream_s(2 * size / split.shards) + on.stream_s(2 * size) + 2 * on.device.queued_s
     if on.shard_width > on.width:
         cast_bytes = numbers / split.shards * (on.shard_width + on.width)
-        copies_s = copies_s + on.stream_s(cast_bytes) + on.device.kernel_overhead_s
+        copies_s = copies_s + on.stream_s(cast_bytes) + on.device.queued_s
     return wires_s, copies_s
 
 
@@ -175,7 +175,7 @@ def scattered_s(on: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, N
     size = numbers * on.shard_width
     wires_s = on.collective_s("reduce_scatter", size, split.shards, split.tensor)
     wires_s = wires_s + on.collective_s("all_reduce", size / split.shards, split.replicas, split.tensor * split.shards)
-    return wires_s, on.stream_s(numbers * on.width + size) + on.device.kernel_overhead_s
+    return wires_s, on.stream_s(numbers * on.width + size) + on.device.queued_s
 
 
 def sharded_layer_s(

@@ -26,7 +26,7 @@ from lablib.cost.arrays import Numbers
 from lablib.models.transformer import Experts, Transformer
 from lablib.plan import layer
 from lablib.plan.eager.layer import exchange, linear, norm, residual
-from lablib.plan.eager.operators import kernel, kernels
+from lablib.plan.eager.operators import gelu, kernel, kernels, sum_over_rows
 from lablib.plan.layer import Sizes, Work, dispatch
 from lablib.plan.machine import Machine, Pass
 
@@ -106,7 +106,7 @@ def _batched(on: Machine, model: Transformer, mixture: Experts, at: Sizes, rows:
         summed = Work(Pass(), kernel(on, 3 * rows * d_model * on.width), Pass())
         gate = Work(kernels(on, 2 * inner, 3 * inner), kernels(on, 3 * inner, 3 * inner, 3 * inner), Pass())
         return work.plus(up).plus(summed).plus(gate._replace(saved_bytes=4 * inner, peak_bytes=inner))
-    gelu = Work(kernel(on, 2 * inner), kernel(on, 3 * inner), Pass(), saved_bytes=2 * inner, peak_bytes=inner)
+    gelu = Work(*gelu(on, inner), Pass(), saved_bytes=2 * inner, peak_bytes=inner)
     return work.plus(gelu)
 
 
@@ -116,7 +116,7 @@ def _product(on: Machine, model: Transformer, rows: Numbers, matrices: Numbers, 
     weight = Pass(product_s=on.product_s(k, n, each, matrices, is_over_tokens=True), kernels=1)
     accumulate = kernel(on, 3 * matrices * k * n * width)
     if model.has_bias:
-        weight = weight.plus(kernel(on, rows * n * width))
+        weight = weight.plus(sum_over_rows(on, rows * n * width))
         accumulate = accumulate.plus(kernel(on, 3 * matrices * n * width))
     return Work(
         Pass(product_s=on.product_s(each, n, k, matrices), kernels=1),

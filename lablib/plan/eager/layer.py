@@ -31,9 +31,10 @@ Simplified: latent attention is that of layer/. Mixtures of experts: eager/exper
 """
 
 from lablib.cost.arrays import Numbers, maximum
+from lablib.cost.efficiency import MOST_UNSORTED
 from lablib.models.transformer import Transformer
 from lablib.plan import layer
-from lablib.plan.eager.operators import kernel, kernels
+from lablib.plan.eager.operators import gelu, kernel, kernels, sum_over_rows
 from lablib.plan.eager.ring import core_attention
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Machine, Pass
@@ -44,8 +45,8 @@ def norm(on: Machine, model: Transformer, rows: Numbers) -> Work:
     size, own = rows * model.d_model * on.width, model.d_model * on.width
     params = 2 if model.norm == "layer" else 1
     return Work(
-        kernel(on, 2 * size + params * own + 8 * rows),
-        kernel(on, 3 * size + 2 * params * own + 8 * rows, 2),
+        kernel(on, 2 * size + params * own + 8 * rows, 1, "native_layer_norm"),
+        kernel(on, 3 * size + 2 * params * own + 8 * rows, 2, "native_layer_norm_backward"),
         Pass(),
         saved_bytes=size + 8 * rows,
         accumulate=kernel(on, 3 * own).times(params),
@@ -67,7 +68,7 @@ def linear(
     weight = Pass(product_s=on.product_s(k, n, rows, is_over_tokens=True), kernels=1)
     accumulate = kernel(on, 3 * k * n * width)
     if model.has_bias if has_bias is None else has_bias:
-        weight = weight.plus(kernel(on, (rows + 1) * n * width))
+        weight = weight.plus(sum_over_rows(on, (rows + 1) * n * width))
         accumulate = accumulate.plus(kernel(on, 3 * n * width))
     return Work(
         Pass(product_s=on.product_s(rows, n, k), kernels=1),
@@ -125,7 +126,7 @@ def mlp(on: Machine, model: Transformer, at: Sizes) -> Work:
         gate = Work(kernels(on, 2 * inner, 3 * inner), kernels(on, 3 * inner, 3 * inner, 3 * inner), Pass())
         work = work.plus(gate._replace(saved_bytes=4 * inner))
     else:
-        work = work.plus(Work(kernel(on, 2 * inner), kernel(on, 3 * inner), Pass(), saved_bytes=2 * inner))
+        work = work.plus(Work(*gelu(on, inner), Pass(), saved_bytes=2 * inner))
     last = down.plus(exchange(on, model, at)).plus(residual(on, outside)._replace(saved_bytes=0.0))
     # With sequence parallelism the first half of the exchange comes before the products, and is repeated.
     half = 1 - 0.5 * (at.sequence_shards > 1)
@@ -144,7 +145,9 @@ def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
     masked = kernel(on, 2 * size).times(is_split)
     # The tokens themselves, which of them are here, their places: numbers too few to count.
     forward = kernel(on, 2 * size).plus(masked).plus(Pass(kernels=1 + 5 * is_split))
-    backward = kernel(on, table + size, 2).plus(masked)
+    is_sorted = 1.0 * (at.rows > MOST_UNSORTED)
+    added, sorted_first = (kernel(on, table + size, 2, kind) for kind in ("", "embedding_dense_backward"))
+    backward = added.times(1 - is_sorted).plus(sorted_first.times(is_sorted)).plus(masked)
     accumulate = kernel(on, 3 * table)
     if model.positions == "learned":
         everywhere = model.max_seq_len * model.d_model * width
@@ -174,8 +177,8 @@ def head(on: Machine, model: Transformer, at: Sizes) -> Work:
     split, whole = _split_loss(on, at, size), _whole_loss(on, size)
     loss = split.times(1.0 * is_split).plus(whole.times(1.0 - is_split))
     if width < 4:
-        cast = kernel(on, size * (1 + width / 4))
-        loss = loss.plus(Work(cast, cast, Pass()))
+        moved = size * (1 + width / 4)
+        loss = loss.plus(Work(kernel(on, moved, 1, "widening"), kernel(on, moved), Pass()))
     return work.plus(loss._replace(saved_bytes=size * (1 + is_split), peak_bytes=2 * size))
 
 
@@ -210,4 +213,6 @@ def _split_loss(on: Machine, at: Sizes, size: Numbers) -> Work:
 
 def _whole_loss(on: Machine, size: Numbers) -> Work:
     """torch's: log-softmax, the targets picked; their gradient, that of the log-softmax."""
-    return Work(kernel(on, 2 * size).plus(Pass(kernels=2)), kernels(on, size, 3 * size), Pass())
+    forward = kernel(on, 2 * size, 1, "_log_softmax", size / 4).plus(Pass(kernels=2))
+    backward = kernel(on, size).plus(kernel(on, 3 * size, 1, "_log_softmax_backward_data"))
+    return Work(forward, backward, Pass())

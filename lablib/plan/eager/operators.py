@@ -9,14 +9,25 @@ from lablib.cost.arrays import Numbers
 from lablib.plan.machine import Machine, Pass
 
 
-def kernel(on: Machine, size_bytes: Numbers, kernels: Numbers = 1) -> Pass:
-    """One operator that moves so many bytes."""
-    return Pass(memory_s=on.stream_s(size_bytes), kernels=kernels)
+def kernel(on: Machine, size_bytes: Numbers, kernels: Numbers = 1, kind: str = "", elements: Numbers = 0) -> Pass:
+    """One operator that moves so many bytes; `kind` and `elements` as in lablib/cost/efficiency.py."""
+    return Pass(memory_s=on.stream_s(size_bytes, kind, elements), kernels=kernels)
 
 
 def kernels(on: Machine, *sizes_bytes: Numbers) -> Pass:
-    """Several, one after another."""
+    """Several that stream, one after another."""
     total = Pass()
     for size_bytes in sizes_bytes:
         total = total.plus(kernel(on, size_bytes))
     return total
+
+
+def gelu(on: Machine, size_bytes: Numbers) -> tuple[Pass, Pass]:
+    """Forward and backward over a tensor of so many bytes."""
+    numbers = size_bytes / on.width
+    return kernel(on, 2 * size_bytes, 1, "gelu", numbers), kernel(on, 3 * size_bytes, 1, "gelu_backward", numbers)
+
+
+def sum_over_rows(on: Machine, size_bytes: Numbers) -> Pass:
+    """The gradient of a bias."""
+    return kernel(on, size_bytes, 1, "sum over rows")

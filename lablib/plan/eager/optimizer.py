@@ -67,7 +67,7 @@ def step_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbe
     outside = held.embedding + (split.pipeline == 1) * held.head
     shared, expert = layers * held.layer + outside, layers * held.expert_layer
     own = own_numbers(choices, split, shared, expert) if choices.zero_stage else shared + expert
-    width, overhead_s = state_width(on), on.device.kernel_overhead_s
+    width, overhead_s = state_width(on), on.device.queued_s
     launches = maximum(ceil_div(own, _NUMBERS_A_LAUNCH), 1)
     time_s = 0.0 * own
     for numbers in PASSES[choices.optimizer.name]:
@@ -100,10 +100,10 @@ def layer_pass_s(choices: Choices, split: Split, size: float, shards: Numbers = 
     time_s = 0.0
     tensors = layer_tensors(choices, split, has_experts)
     for rows, columns, count in tensors:
-        one_s = on.stream_s(rows * columns / (split.tensor * shards) * size) + on.device.kernel_overhead_s
+        one_s = on.stream_s(rows * columns / (split.tensor * shards) * size) + on.device.queued_s
         time_s = time_s + count * one_s
     vectors = 2 * (2 if model.norm == "layer" else 1) + model.has_bias * len(tensors)
-    return time_s + vectors * on.device.kernel_overhead_s
+    return time_s + vectors * on.device.queued_s
 
 
 def layer_tensors(choices: Choices, split: Split, has_experts: bool = True) -> tuple[tuple[Numbers, int, Numbers], ...]:

@@ -160,7 +160,7 @@ def _gather_s(on: Machine, at: Sizes, shard: _Shard) -> Numbers:
 
 
 def _device_s(on: Machine, work: Pass) -> Numbers:
-    return work.compute_s + work.kernels * on.device.kernel_overhead_s
+    return work.compute_s + work.kernels * on.device.queued_s
 
 
 def _slower(on: Machine, a: Pass, b: Pass) -> Pass:

@@ -1,0 +1,81 @@
+"""Efficiency of GPU operators limited by memory, by kind of operator, as measured on an H200.
+
+    time = max( bytes / share, elements * bytes per element ) / streaming rate + extra
+
+A plain element-wise kernel moves its bytes at the streaming rate of the device (memory.py). Other kinds do not: a mask
+of one byte per element breaks wide loads; a sum over rows ends in a second stage; a softmax is limited by its
+exponentials, so that 2 and 4 bytes per element take equally long; a transposed copy writes in pieces; the gradient of
+an embedding sorts its indices. `RATES` holds one row per kind, the median over its measured sizes and dtypes.
+
+Other GPUs: `share` and `bytes_per_element` are relative to the streaming rate, so they scale with the bandwidth;
+`extra_s` stays. Devices that are not GPUs (`Device.is_gpu`) have `element_s` instead (elements.py).
+
+Source: tests/operators/measured/h200.jsonl, CUDA events around one call, L2 flushed before; the first line has the
+device, versions and date. tests/operators/test_efficiency.py holds every kind against it.
+Simplified: one figure for all sizes; short rows (768 numbers) and long rows (12,288) differ by up to 1.5.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from lablib.cost.arrays import Numbers, maximum
+from lablib.cost.memory import memory_bound_time_s
+from lablib.hardware.device import Device
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """The rate of one kind of operator.
+
+    Attributes:
+        share: of the streaming rate that its bytes reach, in (0, 1].
+        bytes_per_element: an element takes at least as long as so many streamed bytes.
+        extra_s: seconds beyond its bytes, per call: further stages, sorting.
+    """
+
+    share: float = 1.0
+    bytes_per_element: float = 0.0
+    extra_s: float = 0.0
+
+
+RATES: Mapping[str, Rate] = MappingProxyType(
+    {
+        "mask": Rate(share=0.70),  # an operand or result of booleans: masked_fill, comparisons, dropout
+        "widening": Rate(share=0.52),  # a cast to a wider dtype
+        "transposed copy": Rate(bytes_per_element=26),  # the innermost dimension changes
+        "sum": Rate(extra_s=5e-6),  # over the innermost dimension, or over all
+        "sum over rows": Rate(extra_s=13e-6),  # the innermost dimension stays
+        "gelu": Rate(bytes_per_element=5.1),
+        "gelu_backward": Rate(bytes_per_element=7.0),
+        "_softmax": Rate(bytes_per_element=8.4),
+        "_softmax_backward_data": Rate(share=0.49),
+        "_log_softmax": Rate(bytes_per_element=6.5),
+        "_log_softmax_backward_data": Rate(share=0.88),
+        "native_layer_norm": Rate(share=0.55),
+        "native_layer_norm_backward": Rate(share=0.42),
+        "_fused_rms_norm": Rate(share=0.75),
+        "_fused_rms_norm_backward": Rate(share=0.42),
+        "embedding_dense_backward": Rate(share=0.30, extra_s=200e-6),  # more than 3,072 indices are sorted
+    }
+)
+STREAMING = Rate()
+MOST_UNSORTED = 3072  # indices of an embedding whose gradient torch adds up without sorting them first
+
+
+def operator_time_s(kind: str, size_bytes: Numbers, elements: Numbers, device: Device) -> Numbers:
+    """Seconds of an operator without its launch; of a kind that has no row, or on another device than a GPU, streaming.
+
+    Arguments:
+        kind: a key of `RATES`, or any other word.
+        size_bytes: read and written.
+        elements: of its largest operand or result.
+    """
+    rate = RATES.get(kind, STREAMING) if device.is_gpu else STREAMING
+    if rate is STREAMING:
+        return memory_bound_time_s(size_bytes, device)
+    return memory_bound_time_s(size_bytes, device) * _slowdown(rate, size_bytes, elements) + rate.extra_s
+
+
+def _slowdown(rate: Rate, size_bytes: Numbers, elements: Numbers) -> Numbers:
+    return maximum(1 / rate.share, elements * rate.bytes_per_element / maximum(size_bytes, 1))
