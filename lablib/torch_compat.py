@@ -121,6 +121,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "nvml_index": "torch.cuda._get_nvml_device_index",
         "get_accelerator": "torch._C._get_accelerator",
         "DEVICE_CONTEXT": "torch._GLOBAL_DEVICE_CONTEXT",
+        "register_script_builtin": "torch.jit._builtins._register_builtin",
         # trees of values
         "tree_flatten": "torch.utils._pytree.tree_flatten",
         "tree_unflatten": "torch.utils._pytree.tree_unflatten",

@@ -9,7 +9,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lablib import torch_compat
 from lablib.owners.owner import Owner, Pair, attributes, flags
-from lablib.torch_compat import DEVICE_CONTEXT, PRINT_OPTIONS, optimizer_post_hooks, optimizer_pre_hooks, place
+from lablib.torch_compat import PRINT_OPTIONS, current, optimizer_post_hooks, optimizer_pre_hooks, place
 
 _dist: Any = torch.distributed
 _PRECISIONS = [("generic", "all"), *itertools.product(("cuda", "mkldnn"), ("all", "matmul", "conv", "rnn"))]
@@ -115,7 +115,7 @@ def _set_hooks(state: tuple) -> None:
 
 
 def _default_device() -> torch.device | None:
-    context = getattr(DEVICE_CONTEXT, "device_context", None)
+    context = getattr(current("DEVICE_CONTEXT"), "device_context", None)
     return None if context is None else context.device
 
 

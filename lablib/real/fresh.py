@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from lablib import owners
-from lablib.default_device import make_tensors_on
+from lablib.default_device import make_tensors_of_the_process_on
 from lablib.rank_state import compute_with_one_thread, device_seed, seed_rank
 from lablib.real.pickling import forget_classes
 from lablib.whose_code import is_users
@@ -66,7 +66,7 @@ class FreshState:
 def begin_on_gpu(rank: int, device: torch.device) -> None:
     """Make the GPU the current and the default device, with random numbers that are the rank's own."""
     torch.cuda.set_device(device)
-    make_tensors_on(device)
+    make_tensors_of_the_process_on(device)
     torch.cuda.default_generators[device.index].manual_seed(device_seed(rank))
 
 

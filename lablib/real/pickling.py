@@ -17,7 +17,7 @@ import io
 import pickle
 import sys
 from dataclasses import dataclass
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
 import cloudpickle
@@ -26,6 +26,7 @@ import torch
 from cloudpickle import cloudpickle as cloudpickle_internals
 from torch import Tensor, nn
 
+from lablib.default_device import places
 from lablib.torch_compat import loaded
 
 
@@ -66,6 +67,8 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
             memory: Any = torch.empty(0, dtype=torch.uint8, device=obj.device).set_(obj).cpu().numpy()  # pyright: ignore
             return _rebuild_storage, (pickle.PickleBuffer(memory),)
+        if type(obj) is BuiltinFunctionType and obj in places():
+            return getattr, places()[obj]  # by the name under which a rank on a GPU has its own (default_device.py)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
             # torch's configuration modules, such as torch.distributed.config: cloudpickle takes one along when a
             # program says `config` somewhere beside `torch.distributed`, and cannot pickle their class.

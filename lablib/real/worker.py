@@ -20,6 +20,7 @@ import torch
 
 from lablib.arguments import note_what_is_left
 from lablib.exits import ends_well
+from lablib.missing_cuda import note_missing_cuda
 from lablib.real.calls import CallRecorder
 from lablib.real.capture import Capture
 from lablib.real.channel import Channel
@@ -80,9 +81,11 @@ def _call(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], on_gpu: b
         if ends_well(end.code):
             return None
         raise
-    except RuntimeError as error:
+    except Exception as error:
         if on_gpu:
             note_what_is_left(error, (fn, args, kwargs))
+        else:
+            note_missing_cuda(error, 'backend="sim", device="cuda"')
         raise
 
 

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lablib.default_device import DefaultDevice
+from lablib.default_device import default_of_thread
 from lablib.script.classes import named
 from lablib.script.marks import HOST, index_of, is_memory, mark
 from lablib.script.mixing import check_generator, device_name
@@ -399,11 +399,9 @@ def default_device(kwargs: dict[str, Any]) -> torch.device | None:
 
     `launch(device="cuda")`, `torch.set_default_device` or `with torch.device(...)` may say so; None: nothing did.
     """
-    if num_function_modes() == 0:
-        return None
-    bottom = function_mode_at(0)
-    if isinstance(bottom, DefaultDevice):
-        return bottom.device_for(kwargs)
+    if (default := default_of_thread()) is not None:
+        return default.device_for(kwargs)
+    bottom = function_mode_at(0) if num_function_modes() else None
     return bottom.device if isinstance(bottom, DeviceContext) else None
 
 

@@ -49,6 +49,7 @@ from lablib.faults import Fault
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE, Device
 from lablib.launch_checks import check_value
+from lablib.missing_cuda import note_missing_cuda
 from lablib.operators.pricer import Pricer
 from lablib.record.passes import with_phases
 from lablib.record.rank_text import short_ranks
@@ -342,7 +343,12 @@ class _Simulation:
             try:
                 fn, args = self._program()
                 with self._modes(rank), self._faults.begin(rank) if self._faults else nullcontext():
-                    rank.value = _returned(fn, args)
+                    try:
+                        rank.value = _returned(fn, args)
+                    except Exception as error:
+                        if self._surroundings is None:
+                            note_missing_cuda(error, 'device="cuda"')
+                        raise
             finally:
                 # A thread that could not be ended in time comes here when the process has its own world back.
                 if not self._turns.is_closed and dist.is_initialized():

@@ -1,6 +1,11 @@
 """The default device that a launch gives its ranks, and what it leaves on the host. "meta" stands for the GPU."""
 
-from collections.abc import Callable, Iterator
+import _thread
+import pickle
+import queue
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -10,17 +15,17 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, random_split
 from torch.utils.data.distributed import DistributedSampler
 
-from lablib.default_device import make_tensors_on
+from lablib.default_device import factories, places
+from lablib.default_device import make_tensors_of_the_process_on as make_tensors_on
 from lablib.rank_state import device_seed, seed_rank
 from lablib.real.fresh import begin_on_gpu
+from lablib.real.pickling import pack, unpack
+from lablib.torch_compat import device_constructors, num_function_modes
 
 GPU = torch.device("meta")
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays() -> Iterator[None]:
-    yield
-    torch.set_default_device(None)
+pytestmark = pytest.mark.usefixtures("gives_back_the_default_device")
 
 
 def generator() -> torch.Generator:
@@ -41,6 +46,110 @@ def test_a_tensor_is_where_it_is_asked_for_else_where_its_generator_is_else_on_t
     options = {"generator": generator()} if has_generator else {}
     made = DRAWS[name](**options, **({} if device is None else {"device": device}))
     assert made.device.type == (device or ("cpu" if has_generator else GPU.type))
+
+
+_INDICES, _VALUES = [[0, 1], [0, 1]], [1.0, 2.0]
+_ROWS, _BLOCKS = [0, 1, 2], [[[1.0]], [[2.0]]]
+ARGUMENTS: dict[str, tuple] = {
+    "arange": (3,),
+    "as_tensor": ([1, 2],),
+    "asarray": ([1, 2],),
+    "empty_quantized": ((4,),),
+    "empty_permuted": ((2, 3), (1, 0)),
+    "empty_strided": ((2, 3), (3, 1)),
+    "eye": (3,),
+    "full": ((2,), 1.0),
+    "linspace": (0.0, 1.0, 3),
+    "logspace": (0.0, 1.0, 3),
+    "nested_tensor": ([torch.ones(1)],),
+    "randint": (0, 9, (3,)),
+    "range": (0, 3),
+    "scalar_tensor": (1.0,),
+    "sparse_bsc_tensor": (_ROWS, [0, 1], _BLOCKS),
+    "sparse_bsr_tensor": (_ROWS, [0, 1], _BLOCKS),
+    "sparse_compressed_tensor": (_ROWS, [0, 1], _VALUES, (2, 2)),
+    "sparse_coo_tensor": (_INDICES, _VALUES),
+    "sparse_csc_tensor": (_ROWS, [0, 1], _VALUES),
+    "sparse_csr_tensor": (_ROWS, [0, 1], _VALUES),
+    "tensor": ([1.0],),
+    "tril_indices": (3, 3),
+    "triu_indices": (3, 3),
+}  # of all others: one number, a size
+OPTIONS: dict[str, dict[str, Any]] = {
+    "empty_quantized": {"qtensor": torch.ones(1)},  # not quantized: refused by torch
+    "sparse_compressed_tensor": {"layout": torch.sparse_csr},
+}
+CONTEXTS: dict[str, Callable[[], Any]] = {
+    "none": nullcontext,
+    "with torch.device": lambda: torch.device("cpu"),
+    "set_default_device": lambda: torch.set_default_device("cpu") or nullcontext(),
+    "set_default_device(None)": lambda: torch.set_default_device(None) or nullcontext(),
+}
+
+
+def where(name: str, device: str | None, context: str) -> Any:
+    """The device of what a function makes, or the kind of error."""
+    owner = next(owner for owner, called in places().values() if called == name)
+    options = OPTIONS.get(name, {}) | ({} if device is None else {"device": device})
+    with CONTEXTS[context]():
+        try:
+            return getattr(owner, name)(*ARGUMENTS.get(name, (4,)), **options).device
+        except (RuntimeError, NotImplementedError, ValueError) as error:
+            return type(error)
+
+
+NAMES = sorted(name for _, name in places().values())
+
+
+@pytest.mark.filterwarnings("ignore")  # some functions are deprecated, and sparse layouts in beta
+@given(st.sampled_from(NAMES), st.sampled_from([None, "cpu", "meta"]), st.sampled_from(sorted(CONTEXTS)))
+def test_every_function_makes_its_tensor_where_it_would_under_torchs_own_default_device(name, device, context):
+    torch.set_default_device(GPU)
+    expected = where(name, device, context)
+    make_tensors_on(GPU)
+    assert where(name, device, context) == expected
+
+
+def test_no_function_that_makes_tensors_is_left_out():
+    assert set(places()) == device_constructors() and len(factories()) == len(places())
+
+
+def test_operators_are_called_as_without_a_default_device():
+    add, linear = torch.add, torch.nn.functional.linear
+    make_tensors_on(GPU)
+    assert num_function_modes() == 0 and torch.add is add and torch.nn.functional.linear is linear
+
+
+def test_a_program_brings_the_functions_of_the_process_that_it_runs_in():
+    """`launch` pickles a program where torch's functions are the original ones."""
+    packed = pack([torch.ones, torch.fft.fftfreq, torch.nested.nested_tensor])
+    make_tensors_on(GPU)
+    ones, *others = unpack(packed)
+    assert ones(1).device == GPU and others == [torch.fft.fftfreq, torch.nested.nested_tensor]
+    assert pickle.loads(pickle.dumps([ones, *others])) == [ones, *others]
+
+
+def test_threads_of_autograd_have_the_default_device_and_other_threads_of_the_program_do_not():
+    found: queue.SimpleQueue[list[torch.device]] = queue.SimpleQueue()
+
+    def look() -> None:
+        found.put([torch.ones(1).device, torch.get_default_device()])
+
+    make_tensors_on(GPU)
+    threading.Thread(target=look).start()
+    assert found.get(timeout=60) == [torch.device("cpu")] * 2
+    _thread.start_new_thread(look, ())  # Python's threading does not know it, like one that C++ started
+    assert found.get(timeout=60) == [GPU, GPU]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_torchscript_compiles_functions_that_make_tensors():
+    make_tensors_on(GPU)
+    assert torch.jit.script(_scripted)(torch.zeros(2, device="cpu")).tolist() == [1.0, 1.0]
+
+
+def _scripted(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.ones(2)
 
 
 SIX: Any = range(6)  # a data set, as torch takes it

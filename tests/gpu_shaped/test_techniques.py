@@ -20,7 +20,7 @@ from lablib.data.loader import Loader
 from lablib.data.measured_loop import measure_loop
 from lablib.data.token_file import encode_to_file, open_tokens
 from lablib.data.tokenizer import train_tokenizer
-from lablib.default_device import make_tensors_on
+from lablib.default_device import make_tensors_of_the_process_on
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
 from lablib.optim import effects
 from lablib.optim.trial import Training, kinds
@@ -134,13 +134,10 @@ class SameDevice(TorchDispatchMode):
 
 
 @pytest.fixture
-def gpu_is_meta() -> Iterator[None]:
-    make_tensors_on(META)
-    try:
-        with SameDevice():
-            yield
-    finally:
-        torch.set_default_device(None)
+def gpu_is_meta(gives_back_the_default_device: None) -> Iterator[None]:
+    make_tensors_of_the_process_on(META)
+    with SameDevice():
+        yield
 
 
 def test_the_mode_sees_a_tensor_of_another_place(gpu_is_meta: None):
