@@ -62,6 +62,7 @@ def _failure(script: Script, error: LaunchError, folder: Path) -> str:
     text = str(error)
     if isinstance(error, RankError) and error.rank_traceback:
         text = f"rank {error.rank} of {script.path.name} failed.\n{error.rank_traceback.rstrip()}"
+    text += "".join(f"\nNote: {note}" for note in getattr(error, "__notes__", ()))
     try:
         write_output((script.output(rank) for rank in range(len(script.processes))), folder)
     except IncompleteReport as missing:

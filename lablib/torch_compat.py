@@ -314,6 +314,15 @@ schema = attrgetter("_schema")
 storage_id = attrgetter("_cdata")
 # How often a tensor was written to.
 version = attrgetter("_version")
+
+
+def untouched_version(tensor: Any) -> int | None:
+    """`version` without running code of the tensor's class; None in inference mode, which counts no writes."""
+    tensors = _at("torch.Tensor")
+    with current("DisableTorchFunction")():
+        return None if tensors.is_inference(tensor) else tensors._version.__get__(tensor)
+
+
 # The tensor that a view looks at; None for one that is no view.
 base_of = attrgetter("_base")
 

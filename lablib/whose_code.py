@@ -9,8 +9,12 @@ import os
 import sysconfig
 from functools import cache, lru_cache
 from importlib.util import find_spec
+from inspect import getattr_static
+from types import ModuleType
+from typing import Any
 
 _LABLIB = os.path.dirname(os.path.abspath(__file__))
+_CONTENTS = ModuleType.__dict__["__dict__"].__get__
 _PACKAGES = ("site-packages", "dist-packages")
 TEXT = "<string>"
 MADE_UP = ("<frozen", "<eval_with_key>", "built-in", "frozen")
@@ -19,6 +23,24 @@ MADE_UP = ("<frozen", "<eval_with_key>", "built-in", "frozen")
 def is_of_package(path: str) -> bool:
     """Whether a file lies in a folder of installed packages."""
     return not set(_PACKAGES).isdisjoint(path.split(os.sep))
+
+
+def module_contents(module: Any) -> dict[str, Any]:
+    """The names of a module, without running code of its class: a lazy module imports on any other access."""
+    return (_CONTENTS(module) or {}) if issubclass(type(module), ModuleType) else {}
+
+
+def module_attribute(module: Any, name: str) -> Any:
+    """An attribute of an entry of `sys.modules`, read in the same way; None where it has none."""
+    if issubclass(type(module), ModuleType):
+        return module_contents(module).get(name)
+    return getattr_static(module, name, None)
+
+
+def module_file(module: Any) -> str | None:
+    """The file of an entry of `sys.modules`; None where it has none."""
+    file = module_attribute(module, "__file__")
+    return file if type(file) is str else None
 
 
 @lru_cache(maxsize=2**16)  # above the number of files of any process: one that goes through all in order would hit none

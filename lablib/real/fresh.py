@@ -17,7 +17,7 @@ from lablib import owners
 from lablib.default_device import make_tensors_of_the_process_on
 from lablib.rank_state import compute_with_one_thread, device_seed, seed_rank
 from lablib.real.pickling import forget_classes
-from lablib.whose_code import is_users
+from lablib.whose_code import is_users, module_file
 
 _END_OF_THREAD_S = 0.2  # threads of an executor end when it is collected
 
@@ -82,6 +82,6 @@ def _has_children() -> bool:
 
 def _forget_users_modules() -> None:
     for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if name != "__main__" and isinstance(file, str) and is_users(file):
+        file = module_file(module)
+        if name != "__main__" and file is not None and is_users(file):
             del sys.modules[name]

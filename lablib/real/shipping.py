@@ -25,7 +25,7 @@ import cloudpickle
 from lablib import owners
 from lablib.real.messages import Job
 from lablib.real.pickling import Packed, pack
-from lablib.whose_code import is_users
+from lablib.whose_code import is_users, module_file
 
 
 def ship(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], trace: bool) -> Job:
@@ -112,10 +112,10 @@ def _layers(fn: Any) -> Iterator[Any]:
 
 def _is_users(module: Any) -> bool:
     """Whether a module holds the user's own code (lablib/whose_code.py)."""
-    if not isinstance(module, ModuleType):  # programs put odd things into sys.modules
+    if not issubclass(type(module), ModuleType):  # programs put odd things into sys.modules
         return False
-    file = module.__dict__.get("__file__")
-    return isinstance(file, str) and is_users(file)
+    file = module_file(module)
+    return file is not None and is_users(file)
 
 
 def _is_on_path(module: ModuleType) -> bool:

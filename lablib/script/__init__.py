@@ -6,7 +6,7 @@ Read in this order:
     program.py     a file as `__main__`
     process.py     what a rank has for itself, and how code finds its rank
     modules.py     each rank's own copies of the script's modules
-    libraries.py   what ranks share and must not change
+    libraries.py   what ranks share and must not change; module_state.py records it
     own.py         arguments, standard error, logging, working folder
     python.py      atexit, signals, DataLoader, checkpoints, autocast
     backends.py    nccl and gloo, answered by the simulator

@@ -1,43 +1,29 @@
-"""Libraries whose state the ranks of a script share: a change by one rank is seen by the others, so the run is refused.
+"""Libraries whose state the ranks of a script share: found when ranks change it, noted or refused.
 
 A process has its own copy of every library. Simulated ranks have their own copies of the script's modules (modules.py)
-and share those of site-packages; a library that keeps "which rank am I" in a module or a class then tells every rank
-what it told the first. What stands in a library's modules is written down as far as a rank could change it:
+and share those of site-packages. The state of these (module_state.py) is recorded after every import of one, and again
+at ends of turns: the first ones, then less and less often. A change means
 
-    names of a module, attributes of its classes and functions      numbers, text, containers, objects, tensors
-    not looked at                                                   functions, classes, modules, locks, loggers of
-                                                                    libraries: a library that loads a part late
-    a True or False that changes                                    a note: mostly "have I warned", "is it installed"
-    what is called a cache, and a logger's state                    a note: it decides what is computed again or logged
+    two ranks set the same value: a counter, a list, an entry        refused: each rank reads the other's
+    a rank sets its number, its device or its process group          refused: the others take it for their own
+    a value set by one rank: a registry, a singleton, a counter      a note: right unless it depends on the rank
+    True or False, a cache, the state of a logger                    a note, whoever sets it
+    several ranks ran since the last look                            a note, and the next turns are looked at
 
-after every import from site-packages, and again at ends of turns: the first ones, then less and less often.
-
-Simplified: what a library keeps in compiled code or inside a closure is not seen, nor what it reads of the rank's
-environment while it is imported (libraries known to do so are refused by name). Libraries that are known to keep
-caches only are trusted.
+Simplified: state in compiled code or in a closure is not seen, nor environment variables that a library reads while it
+is imported (libraries known to do so are refused by name). Libraries known to keep caches only are trusted.
 """
 
 from __future__ import annotations
 
-import collections
-import enum
-import functools
-import logging
-import re
-import sys
-import threading
 import types
-import weakref
-from collections.abc import Iterable
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-import torch
-
 from lablib.errors import LaunchError
-from lablib.script.modules import is_library_file
+from lablib.script.module_state import Record, changes, is_of_a_rank, record_modules
 from lablib.script.process import here
-from lablib.torch_compat import version
+from lablib.units import plural
 from lablib.whose_code import is_of_package
 
 # Their modules' state is caches, options of the host's notebook, or the tools' that run it.
@@ -65,14 +51,12 @@ REFUSED = {
     "horovod": "it communicates with processes of its own",
     "colossalai": "it keeps its launch and its accelerator in modules",
 }
-_LOGGERS = frozenset({"loguru", "structlog"})  # who logs where is not what a run computes
-_MAX_ENTRIES = 1_000  # of a container; a longer one is known by its length
-_DEPTH = 3
+# Who logs where is not what a run computes.
+_LOGGERS = frozenset(
+    "loguru structlog tensorboard tensorboardX wandb mlflow comet_ml clearml neptune aim swanlab".split()
+)
 _FIRST_TURNS = 16
-_PLAIN = (int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
-_CODE = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type)
-_HARMLESS = (types.ModuleType, re.Pattern, logging.Logger, weakref.ref, threading.local, type(threading.Lock()))
-_CACHE = type(functools.cache(len))
+_MAX_NAMES = 3  # of a note
 
 
 class SharedLibraryError(LaunchError):
@@ -80,21 +64,33 @@ class SharedLibraryError(LaunchError):
 
 
 class Libraries:
-    """What the libraries of one run keep, and what ranks changed of it.
+    """Changes by the ranks of one run to the state of libraries.
 
     Args:
         num_ranks: of the run; alone, a rank shares nothing.
-
-    Attributes:
-        notes: what the run must say about changes that rarely matter.
     """
 
     def __init__(self, num_ranks: int) -> None:
-        self.notes: list[str] = []
         self._is_shared = num_ranks > 1
-        self._changed: dict[str, str] = {}  # library -> what a rank changed first
+        self._shared: dict[str, str] = {}  # library -> the first change that other ranks see
+        self._noted: dict[str, dict[str, None]] = {}  # library -> names that a rank set
+        self._set_by: dict[tuple[Any, ...], int] = {}  # value -> the rank that set it
+        self._unclear: set[tuple[Any, ...]] = set()  # values set while several ranks ran
+        self._ran: dict[int, frozenset[int]] = {}  # rank -> its numbers: those that ran since the last look
+        self._first_turns = max(_FIRST_TURNS, min(2 * num_ranks, 16 * _FIRST_TURNS))
         self._num_turns = 0
         self._known = self._snapshot()
+
+    @property
+    def notes(self) -> list[str]:
+        """One for each library: what a rank set, and what follows."""
+        return [
+            f"{library}: ranks share {', '.join(list(names)[:_MAX_NAMES])}"
+            + (f" and {plural(len(names) - _MAX_NAMES, 'more values')}" if len(names) > _MAX_NAMES else "")
+            + ", which one of them set; processes would each have their own. Caches and registries do no harm; if "
+            "results depend on it, compare with torchrun."
+            for library, names in self._noted.items()
+        ]
 
     # ---- imports ----
 
@@ -110,50 +106,75 @@ class Libraries:
         return spec
 
     def import_begins(self, name: str) -> None:
-        """What has changed until now, ranks have changed.
+        """Changes until now were made by ranks.
 
         Raises:
             SharedLibraryError: several ranks cannot share this library.
         """
         if self.is_refused(name):
             raise _error({_top(name): REFUSED[_top(name)]})
+        if (process := here()) is not None:
+            self._runs(process.rank.rank, process.local_rank)
         self.look()
 
     def import_ended(self) -> None:
-        """What it left everywhere is as any rank would have left it."""
+        """Changes by an import are the same on any rank. State is often set soon after: look closely."""
         self._known = self._snapshot()
+        self._num_turns = 0
 
     # ---- changes ----
 
-    def turn_ended(self) -> None:
+    def turn_ended(self, rank: int, local_rank: int) -> None:
         """A rank gives its turn away: look, the first times and less and less often."""
+        self._runs(rank, local_rank)
         self._num_turns += 1
-        if self._num_turns <= _FIRST_TURNS or self._num_turns & (self._num_turns - 1) == 0:
+        if self._num_turns <= self._first_turns or self._num_turns & (self._num_turns - 1) == 0:
             self.look()
 
+    def _runs(self, rank: int, local_rank: int) -> None:
+        self._ran[rank] = frozenset((rank, local_rank))
+
     def look(self) -> None:
-        """Compare with what was known."""
+        """Compare with the last look."""
         now = self._snapshot()
         for name in {**self._known, **now}:
-            if now.get(name) != (before := self._known.get(name)):
-                self._learn(name, before, now.get(name))
+            before, after = self._known.get(name), now.get(name)
+            if before != after and after is not None:
+                self._changed(name, before, after)
         self._known = now
+        self._ran.clear()
 
-    def _learn(self, name: str, before: Any, after: Any) -> None:
+    def _changed(self, name: str, before: Record | None, after: Record) -> None:
         library = _top(name)
-        if after is None or (_is_flag(before) and _is_flag(after)) or library in _LOGGERS or _is_cache(name):
-            note = f"{library}: ranks share {name}, which one of them set; processes would each have their own."
-            if after is not None and note not in self.notes:
-                self.notes.append(note)
-        else:
-            self._changed.setdefault(library, f"a rank changed {name}")
+        is_harmless = (_is_flag(before) and _is_flag(after)) or library in _LOGGERS or _is_cache(name)
+        for where, _, now in changes(before, after):
+            if not is_harmless and (reason := self._reason((name, *where), now)):
+                self._shared.setdefault(library, reason)
+            else:
+                self._noted.setdefault(library, {})[name] = None
 
-    def _snapshot(self) -> dict[str, Any]:
-        return _snapshot() if self._is_shared else {}
+    def _reason(self, value: tuple[Any, ...], now: Record | None) -> str:
+        """Why other ranks see a value that changed; "" if they need not."""
+        if any(
+            is_of_a_rank(value[0].split(".")[-1:] + list(value[1:]), now, numbers) for numbers in self._ran.values()
+        ):
+            return f"{' or '.join(f'rank {rank}' for rank in self._ran)} set {value[0]} to a value of its own"
+        if len(self._ran) > 1:
+            if value not in self._unclear:
+                self._unclear.add(value)
+                self._num_turns = 0
+            return ""
+        for rank in self._ran:
+            if (first := self._set_by.setdefault(value, rank)) != rank:
+                return f"ranks {first} and {rank} both changed {value[0]}"
+        return ""
+
+    def _snapshot(self) -> dict[str, Record]:
+        return record_modules(is_watched) if self._is_shared else {}
 
     def error(self) -> SharedLibraryError | None:
         """What is wrong with the results, if anything."""
-        return _error(self._changed) if self._changed else None
+        return _error(self._shared) if self._shared else None
 
 
 def _error(found: dict[str, str]) -> SharedLibraryError:
@@ -168,14 +189,14 @@ def _error(found: dict[str, str]) -> SharedLibraryError:
 class Watching:
     """A rank's end of a turn, as a belonging (lablib/sim/rank.py)."""
 
-    def __init__(self, libraries: Libraries):
-        self._libraries = libraries
+    def __init__(self, libraries: Libraries, rank: int, local_rank: int):
+        self._libraries, self._rank, self._local_rank = libraries, rank, local_rank
 
     def put(self) -> None:
         pass
 
     def take(self) -> None:
-        self._libraries.turn_ended()
+        self._libraries.turn_ended(self._rank, self._local_rank)
 
 
 class Loader:
@@ -214,83 +235,8 @@ def is_watched(name: str, file: str | None) -> bool:
     return _top(name) not in TRUSTED and file is not None and is_of_package(file)
 
 
-# ---- what stands in modules ----
-
-
 def _top(name: str) -> str:
     return name.partition(".")[0]
-
-
-def _snapshot() -> dict[str, Any]:
-    """ "accelerate.state.PartialState._shared_state" -> something that differs when a rank has changed it."""
-    found: dict[str, Any] = {}
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, types.ModuleType) and is_watched(name, getattr(module, "__file__", None)):
-            for path, value in _attributes(name, module):
-                if (shape := _shape(value, _top(name), _DEPTH)) is not None:
-                    found[path] = shape
-    return found
-
-
-def _attributes(name: str, module: types.ModuleType) -> Iterable[tuple[str, Any]]:
-    """The data of a module, of the classes that it defines, and of its functions."""
-    for key, value in list(vars(module).items()):
-        if _is_python(key):
-            continue
-        yield f"{name}.{key}", value
-        if isinstance(value, (type, types.FunctionType)) and value.__module__ == name:
-            # A metaclass may keep the instances (a singleton's do), and every class has its own attributes.
-            for attribute, content in list(vars(value).items()):
-                if not _is_python(attribute):
-                    yield f"{name}.{key}.{attribute}", content
-
-
-def _is_python(name: str) -> bool:
-    return (name.startswith("__") and name.endswith("__")) or name.startswith("_abc_")
-
-
-def _shape(value: Any, library: str, depth: int) -> Any:
-    """Something that compares equal as long as nobody changes `value`; None: code, which nobody changes."""
-    if isinstance(value, _PLAIN):
-        return type(value).__name__, value
-    if isinstance(value, torch.Tensor):
-        return "tensor", id(value), version(value)
-    if isinstance(value, _CODE):
-        return None if _is_librarys(value) else ("code", id(value))
-    if isinstance(value, dict):
-        return _entries("dict", value.items(), len(value), library, depth)
-    if isinstance(value, (list, tuple, collections.deque)):
-        return _entries("list", enumerate(value), len(value), library, depth)
-    if isinstance(value, (set, frozenset)):
-        return _entries("set", ((id(one), one) for one in value), len(value), library, depth)
-    if isinstance(value, (*_HARMLESS, _CACHE)):
-        return None
-    content = getattr(value, "__dict__", None)
-    module = getattr(type(value), "__module__", None) or ""
-    if isinstance(content, dict) and (_top(module) == library or not _is_librarys(type(value))):
-        return _entries(f"object {id(value)}", content.items(), len(content), library, depth)
-    return "object", id(value)
-
-
-def _entries(kind: str, items: Iterable[tuple[Any, Any]], size: int, library: str, depth: int) -> Any:
-    if size > _MAX_ENTRIES or depth == 0:
-        return kind, size
-    try:
-        shapes = [(_key(key), _shape(value, library, depth - 1)) for key, value in list(items)]
-    except RuntimeError:  # another thread of the host changes it just now
-        return kind, size
-    return kind, tuple((key, shape) for key, shape in shapes if shape is not None)
-
-
-def _key(key: Any) -> Any:
-    return key if isinstance(key, (int, str, bytes, type(None))) else id(key)
-
-
-def _is_librarys(code: Any) -> bool:
-    """Whether a function or a class stands in a module that all ranks share, not in one of the script's."""
-    module = sys.modules.get(getattr(code, "__module__", None) or "")
-    file = getattr(module, "__file__", None)
-    return module is None or file is None or (module.__name__ != "__main__" and is_library_file(file))
 
 
 def _is_cache(path: str) -> bool:
@@ -298,5 +244,5 @@ def _is_cache(path: str) -> bool:
     return "cache" in path.rpartition(".")[2].lower()
 
 
-def _is_flag(shape: Any) -> bool:
-    return isinstance(shape, tuple) and shape[0] in ("bool", "NoneType")
+def _is_flag(record: Record | None) -> bool:
+    return record is not None and record[0] in ("bool", "NoneType")

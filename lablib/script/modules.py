@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lablib.whose_code import is_users
+from lablib.whose_code import is_users, module_attribute, module_file
 
 if TYPE_CHECKING:
     from lablib.script.libraries import Libraries
@@ -106,7 +106,7 @@ class HostModules:
         self._before = dict(sys.modules)
         theirs = {entry.split(".")[0] for entry in os.listdir(self._folder)}
         for name, module in self._before.items():
-            file = getattr(module, "__file__", None)
+            file = module_file(module)
             top = name.split(".")[0]
             is_shadowed = top in theirs and top not in sys.stdlib_module_names and top not in ("torch", "lablib")
             is_hidden = name == "__main__" or not is_library_file(file) or self._libraries.is_refused(name)
@@ -123,8 +123,8 @@ class HostModules:
     def __exit__(self, *_: object) -> None:
         sys.meta_path.remove(self.finder)  # pyright: ignore[reportArgumentType]
         for name in [name for name, module in sys.modules.items() if name not in self._before]:
-            file = getattr(sys.modules[name], "__file__", None)
-            if not is_library_file(file) or getattr(sys.modules[name], "__spec__", None) is None:
+            module = sys.modules[name]
+            if not is_library_file(module_file(module)) or module_attribute(module, "__spec__") is None:
                 del sys.modules[name]  # the script's; a library that was first imported meanwhile stays
         hidden = {name: module for name, module in self._before.items() if sys.modules.get(name) is not module}
         sys.modules.update(hidden)

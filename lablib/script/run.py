@@ -80,6 +80,8 @@ class Script:
         except LaunchError as error:
             if (shared := self._libraries.error()) is not None and not isinstance(error, SharedLibraryError):
                 raise shared from error  # the ranks' state was one, so whatever happened may have come of that
+            for note in self._libraries.notes:
+                error.add_note(note)
             raise
         if (shared := self._libraries.error()) is not None:
             raise shared
@@ -114,10 +116,11 @@ class Script:
             for rank in ranks:
                 output = Output(self._show if rank.rank == 0 else None)
                 rank.stdout = rank.stderr = output
-                # Looking comes first, while the rank's modules are in their places.
-                rank.belongings += [Watching(self._libraries), Modules(hidden.finder, self._mains[rank.rank])]
-                rank.begins_with |= begins_with(self._argv, folder)
                 first = cluster.node(rank.rank) * cluster.devices_per_node
+                # Looking comes first, while the rank's modules are in their places.
+                watching = Watching(self._libraries, rank.rank, rank.rank - first)
+                rank.belongings += [watching, Modules(hidden.finder, self._mains[rank.rank])]
+                rank.begins_with |= begins_with(self._argv, folder)
                 self.processes.append(
                     Process(
                         rank=rank,
