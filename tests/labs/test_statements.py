@@ -36,9 +36,7 @@ def _least_seconds(limits: tuple[int, ...], microbatches: int) -> int:
     return seconds
 
 
-@pytest.mark.parametrize(
-    ("limits", "seconds"), [((3, 2, 1), 16), ((3, 2, 2), 15), ((3, 2, 3), 15), ((3, 3, 3), 14)]
-)
+@pytest.mark.parametrize(("limits", "seconds"), [((3, 2, 1), 16), ((3, 2, 2), 15), ((3, 2, 3), 15), ((3, 3, 3), 14)])
 def test_lab_13_names_the_least_seconds_within_limits(limits: tuple[int, ...], seconds: int):
     assert _least_seconds(limits, 4) == seconds
 

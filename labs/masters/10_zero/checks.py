@@ -17,7 +17,7 @@ from lablib.course.comparison import plain_number
 from lablib.course.draw import Draw
 from lablib.course.expect import RuleBroken
 from lablib.course.formatting import short_repr
-from lablib.course.rules import changes_nothing, not_from_lablib, observe, sent_bytes_within
+from lablib.course.rules import changes_nothing, not_from_lablib, observe, same_calls, sent_bytes_within
 from lablib.units import plural
 
 # torch 2.13 gave both a new name.

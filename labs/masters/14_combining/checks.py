@@ -607,10 +607,10 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
             expect.equal(f"run_experts is called once {on}, rank {rank}", len(boxes), 1)
             came = [[each.count(rank * local + e) for e in range(local)] for each in drawn]
             filled = (boxes[0] != 0).any(3).sum(2).tolist()
-            rule = (
-                f"the places that hold numbers are as many as the tokens with a place, the others 0 {on}, rank {rank}"
-            )
-            expect.equal(rule, filled, [[min(count, capacity) for count in counts] for counts in came])
+            wanted = [[min(count, capacity) for count in counts] for counts in came]
+            said = f"{filled}; last places hold up to {short_repr(boxes[0][:, :, -1].abs().amax((0, 1)))}"
+            rule = f"as many places hold numbers as there are tokens with a place, the others 0 {on}, rank {rank}"
+            expect.that(rule, filled == wanted, said, wanted)
         for rank, (call, found, _) in enumerate(run.values):
             where = f"{on}, rank {rank}"
             own = slice(rank * local, (rank + 1) * local)
