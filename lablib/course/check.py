@@ -49,7 +49,7 @@ class Check:
             AssertionError: the exercise is not passed, and `LAB_STRICT=1`.
         """
         with _stderr_in_place():
-            result = run_check(self.lab, self.exercise, *answer, **options)
+            result = run_check(self.lab, self.exercise, *answer, with_input=True, **options)
         entry, notes = self._progress.change(self.lab, self.exercise.name, lambda e: e.attempted(result.status))
         result = replace(result, next_step=self._next_step(result, entry), notes=tuple(notes))
         return result.require() if os.environ.get("LAB_STRICT") == "1" else result

@@ -185,12 +185,15 @@ def needed_cells(master: Master, exercise: Cell, check: Cell) -> list[Cell]:
     return chosen
 
 
-def try_answer(master: Master, exercise: Cell, check: Cell, answer: Any, seed: int | None = 0) -> Result:
+def try_answer(
+    master: Master, exercise: Cell, check: Cell, answer: Any, seed: int | None = 0, with_input: bool = False
+) -> Result:
     """The check's result for an answer: what the exercise needs is run, then the answer, then the check.
 
     Args:
         answer: source that replaces the exercise's cell (text), or the answer itself (a function, a number).
         seed: from which the check draws its inputs; None: a new one.
+        with_input: find the input on which a wrong answer fails, by a second run of the check.
     """
     declared = {e.name: e for e in exercises_of(master.lab)}
     namespace: dict[str, Any] = {"__name__": f"lab_{master.lab.number}", "display": lambda *shown, **options: None}
@@ -204,7 +207,7 @@ def try_answer(master: Master, exercise: Cell, check: Cell, answer: Any, seed: i
         else:
             namespace[_answer_name(master, check)] = answer
         # The check's own call, with a `check` that records nothing and never raises.
-        trial = _Trial(master.lab.number, declared, seed)
+        trial = _Trial(master.lab.number, declared, seed, with_input)
         execute(master, check, check.source, namespace | {"check": trial})
     assert trial.result is not None  # a check cell ends in check.name(...): rule 6 of lint
     return trial.result
@@ -213,13 +216,13 @@ def try_answer(master: Master, exercise: Cell, check: Cell, answer: Any, seed: i
 class _Trial:
     """Stands in for `check`: `trial.name(answer)` keeps the result."""
 
-    def __init__(self, lab: str, declared: dict[str, Exercise], seed: int | None):
-        self._lab, self._declared, self._seed = lab, declared, seed
+    def __init__(self, lab: str, declared: dict[str, Exercise], seed: int | None, with_input: bool):
+        self._lab, self._declared, self._with = lab, declared, {"seed": seed, "with_input": with_input}
         self.result: Result | None = None
 
     def __getattr__(self, name: str) -> Any:
         def call(*answer: Any, **options: Any) -> Result:
-            self.result = run_check(self._lab, self._declared[name], *answer, seed=self._seed, **options)
+            self.result = run_check(self._lab, self._declared[name], *answer, **self._with, **options)
             return self.result
 
         return call

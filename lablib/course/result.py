@@ -38,6 +38,7 @@ class Result:
         notes: what else the learner must know (progress could not be saved, ...).
         printed: what rank 0 printed in the last run of the check in which it printed.
         seed: from which the inputs were drawn; None where none were, or the exercise is passed.
+        call: the answer's last call before its check failed, ready to paste; "" where there is none.
     """
 
     lab: str
@@ -53,6 +54,7 @@ class Result:
     notes: Sequence[str] = ()
     printed: str = ""
     seed: int | None = None
+    call: str = ""
 
     @property
     def message(self) -> str:
@@ -101,6 +103,7 @@ class Result:
             rows.append(("held", "; ".join(held[:_MAX_HELD] + more)))
         rows += [
             ("printed", self.printed),
+            ("last call", self.call),
             ("seed", self._seed),
             ("next", self.next_step),
             *(("note", note) for note in self.notes),
@@ -109,7 +112,9 @@ class Result:
 
     @property
     def _seed(self) -> str:
-        return "" if self.seed is None else f"{self.seed} (inputs are new each time; LAB_CHECK_SEED repeats these)"
+        if self.seed is None:
+            return ""
+        return f'import os; os.environ["LAB_CHECK_SEED"] = "{self.seed}"  # the next checks draw these inputs again'
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:

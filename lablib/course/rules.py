@@ -13,6 +13,7 @@ Values:
 Communication and memory of a run:
     calls_only            only these calls, by their names in `run.traffic`
     communications_within how many calls
+    same_calls            a block whose ranks make the same calls, whatever their data
     sent_bytes_within     bytes that each rank sends: no more than a good algorithm, no less than the task needs
     peak_bytes_within     memory of a rank
 The answer's source (own_code.py):
@@ -21,7 +22,8 @@ The answer's source (own_code.py):
 They are functions of what a run recorded; none of them communicates.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ from lablib.course.formatting import short_repr
 from lablib.course.observe import Observed
 from lablib.course.observe import observe as observe
 from lablib.course.own_code import not_from_lablib as not_from_lablib
+from lablib.errors import CollectiveMismatchError, DeadlockError
 from lablib.run import Run
 from lablib.units import format_quantity, plural
 
@@ -194,6 +197,16 @@ def communications_within(expect: Expect, run: Run, at_most: int, at_least: int 
         "calls",
         at_least=at_least,
     )
+
+
+@contextmanager
+def same_calls(on: str) -> Iterator[None]:
+    """A block in which all ranks make the same calls; `on` says by what data an answer may be led to leave one out."""
+    try:
+        yield
+    except (DeadlockError, CollectiveMismatchError) as error:
+        expected = "the same calls in the same order on every rank, whatever its tensors hold"
+        raise RuleBroken(f"every rank makes the same calls ({on})", str(error), expected) from None
 
 
 def sent_bytes_within(

@@ -1,9 +1,10 @@
 """One trial of an answer: the check runs, and whatever happens in the learner's code becomes a result."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import replace
+from io import StringIO
 from typing import Any
 
 from lablib.course.exercise import Exercise
@@ -70,6 +71,7 @@ def run_check(
     seed: int | None = None,
     cpu_limit_s: float = CPU_LIMIT_S,
     clock_limit_s: float = CLOCK_LIMIT_S,
+    with_input: bool = False,
     **options: Any,
 ) -> Result:
     """Try one answer. Nothing is recorded, and nothing that happens in the learner's code is raised.
@@ -80,6 +82,7 @@ def run_check(
         answer, options: what the notebook hands to the check.
         seed: from which the check draws its inputs; None: a new one.
         cpu_limit_s, clock_limit_s: seconds after which the trial is ended (time_limit.py).
+        with_input: run the check of a wrong answer again, for the input that failed (last_call.py).
     """
     result = Result(lab, exercise.name, exercise.title, "not attempted", next_step="solve the exercise above.")
     if not answer or answer[0] is None or answer[0] is Ellipsis or is_empty(answer[0]):
@@ -106,10 +109,27 @@ def run_check(
             next_step = _NEXT[error.reason]
             result = replace(result, status="not checked") if error.reason == "busy" else result
         result = replace(result, next_step=next_step, seed=expect.seed)
+        if with_input and rule != _TOO_LONG:
+            call = _last_call(exercise, answer, options, expect.seed, result.message)
+            result = replace(result, call=call)
     else:
         result = replace(result, status="passed", next_step="")
     measured = tuple(dict.fromkeys(expect.measured))  # what holds on every rank is said once
     return replace(result, measured=measured, printed=_printed(expect))
+
+
+def _last_call(exercise: Exercise, answer: Sequence[Any], options: dict[str, Any], seed: int | None, said: str) -> str:
+    """The answer's last call before its check failed, from a second run with the same inputs."""
+    if not callable(answer[0]):
+        return ""
+    from lablib.course.last_call import LastCalls  # it needs torch
+
+    calls = LastCalls(answer[0], exercise.name)
+    with warnings.catch_warnings(), suppress(Exception, SystemExit), redirect_stdout(StringIO()):
+        warnings.simplefilter("ignore")
+        with time_limit(), _one_thread(), _same_grad_mode(), calls:
+            exercise.run(Expect(seed, answers=answer), *answer, **options)
+    return calls.text(said)
 
 
 def _printed(expect: Expect) -> str:

@@ -41,7 +41,8 @@ def merge_attention(
 
     Arguments:
         o_1, o_2: outputs.
-        lse_1, lse_2: of the scaled scores of each row; -inf: the row has seen no key, whatever its output.
+        lse_1, lse_2: of the scaled scores of each row; -inf: the row has seen no key, and its output counts as 0.
+            That output must be finite: NaN, as softmax gives where all scores are -inf, would stay in the result.
     """
     weight = torch.sigmoid(lse_2 - lse_1).nan_to_num_(0.0)  # NaN: neither has seen a key
     return torch.lerp(o_1, o_2, weight.unsqueeze(-1)), torch.logaddexp(lse_1, lse_2)

@@ -4,10 +4,13 @@ apart, unusual right ones pass.
 A check that lets a wrong answer through, or says of two mistakes the same, is worse than none.
 """
 
+import ast
+
 import pytest
 
+from lablib.course.master import read_master
 from lablib.course.places import Lab
-from lablib.course.proof import prove
+from lablib.course.proof import answers_of, prove, try_answer
 
 # Labs run in notebooks, where a warning of a library is printed and no error.
 pytestmark = pytest.mark.filterwarnings("default")
@@ -16,3 +19,16 @@ pytestmark = pytest.mark.filterwarnings("default")
 def test_the_check_is_proven(lab: Lab, exercise_name: str):
     for proof in prove(lab, exercise_name):
         assert not proof.findings, "\n\n".join(proof.findings)
+
+
+def test_a_failed_check_shows_an_input_to_paste(lab: Lab, exercise_name: str):
+    """The call, with each argument that a short line makes; and the line that draws all inputs again."""
+    master = read_master(lab)
+    exercise, check = next(pair for pair in master.exercises if pair[1].check_name == exercise_name)
+    for wrong in answers_of(lab).wrong[exercise_name][:2]:
+        result = try_answer(master, exercise, check, wrong.answer, with_input=True)
+        assert result.status == "failed"
+        for _, line in (row for row in result._rows() if row[0] in ("last call", "seed")):
+            ast.parse(line)
+        is_read_only = result.rule == "the answer is your own code" or exercise_name == "plan"  # a text, not a function
+        assert result.call or result.seed is not None or is_read_only, result.message

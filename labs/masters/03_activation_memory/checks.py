@@ -566,6 +566,7 @@ def num_hidden(expect: Expect, num_hidden: Callable[[list[float], list[float], l
     for num in [*draw.integers(3, 3, 16), draw.integer(42, 50)]:
         cases |= {f"{num} layers, {kind}": seconds for kind, seconds in _copies(draw, num).items()}
     cases["a sixteenth of a millisecond late is late"] = ([2**-8] * 2, [9999.0] * 2, [2**-8 + 2**-14, 9999.0])
+    cases["a quarter of a microsecond late is late"] = ([2**-20] * 2, [9999.0] * 2, [2**-19 + 2**-22, 9999.0])
     for name, seconds in cases.items():
         call = observe(num_hidden, *(list(one) for one in seconds))
         if call.value is None:

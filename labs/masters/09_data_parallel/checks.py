@@ -25,6 +25,7 @@ from lablib.course.rules import (
     equals_one_device,
     not_from_lablib,
     observe,
+    same_calls,
     sent_bytes_within,
 )
 from lablib.parallel import DataParallel
@@ -123,6 +124,31 @@ def average_gradients(expect: Expect, average_gradients: Callable[[nn.Module], N
     for ranks, dtype in [*runs, (draw.integer(2, 7), torch.float32)]:
         expect.measured.clear()  # what holds is shown for the last number of ranks
         _expect_averaged(expect, average_gradients, ranks, dtype)
+
+    def step(module: nn.Module, backward: Callable[[], None]) -> None:
+        backward()
+        average_gradients(module)
+
+    _expect_zeros_averaged(expect, step)
+
+
+def _expect_zeros_averaged(expect: Expect, step: Callable[[nn.Module, Callable[[], None]], None]) -> None:
+    """One rank's gradients are all 0: it makes the calls that the others make."""
+    draw, ranks = expect.draw, 3
+    idle, module = draw.integer(0, ranks - 1), _network(draw, 2, 5)
+    batches = [draw.tensor((SAMPLES, 5), torch.float64) for _ in range(ranks)]
+    weights = [float(rank != idle) for rank in range(ranks)]
+
+    def program(module: nn.Module, batches: list[Tensor]) -> Tensor:
+        rank = dist.get_rank()
+        step(module, lambda: (weights[rank] * _loss(module, batches[rank])).backward())
+        return _flat(module)
+
+    on = f"{plural(ranks, 'ranks')}, all gradients of rank {idle} are 0"
+    with same_calls(on):
+        run = expect.launch(program, module, batches, ranks=ranks)
+    alone = [_one_device(module, batch, weight) for batch, weight in zip(batches, weights, strict=True)]
+    equals_one_device(expect, run.values, torch.stack(alone).mean(0), on=on)
 
 
 def _expect_averaged(expect: Expect, answer: Callable[[nn.Module], None], ranks: int, dtype: torch.dtype) -> None:
@@ -308,6 +334,13 @@ def overlap(expect: Expect, overlap: Callable[[nn.Module], Callable[[], None]]) 
     for ranks, num_steps, num_modules in runs:
         expect.measured.clear()  # what holds is shown for the last number of ranks
         _expect_overlap(expect, overlap, ranks, num_steps, num_modules)
+
+    def step(module: nn.Module, backward: Callable[[], None]) -> None:
+        finish = overlap(module)
+        backward()
+        finish()
+
+    _expect_zeros_averaged(expect, step)
 
 
 def _expect_overlap(

@@ -316,6 +316,17 @@ def average_gradients(module):
 """,
             "the answer is your own code",
         ),
+        (
+            "leaves out gradients of zeros",
+            """
+def average_gradients(module):
+    n = dist.get_world_size()
+    for p in module.parameters():
+        if p.grad.abs().sum() > 0:
+            dist.all_reduce(p.grad); p.grad /= n
+""",
+            "every rank makes the same calls (3 ranks, all gradients of rank",
+        ),
     ],
     "plan_buckets": [
         (
@@ -1282,6 +1293,28 @@ def overlap(module):
     return works
 """,
             "saw       []",
+        ),
+        (
+            "leaves out gradients of zeros",
+            """
+def overlap(module):
+    works = []
+
+    def start(param):
+        if param.grad.any():
+            param.grad.div_(dist.get_world_size())
+            works.append(dist.all_reduce(param.grad, async_op=True))
+
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(start)
+
+    def finish():
+        while works:
+            works.pop().wait()
+
+    return finish
+""",
+            "every rank makes the same calls (3 ranks, all gradients of rank",
         ),
     ],
     "last_all_reduce_end": [

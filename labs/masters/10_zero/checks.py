@@ -17,7 +17,7 @@ from lablib.course.comparison import plain_number
 from lablib.course.draw import Draw
 from lablib.course.expect import RuleBroken
 from lablib.course.formatting import short_repr
-from lablib.course.rules import changes_nothing, not_from_lablib, observe, sent_bytes_within
+from lablib.course.rules import changes_nothing, not_from_lablib, observe, same_calls, sent_bytes_within
 from lablib.units import plural
 
 # torch 2.13 gave both a new name.
@@ -278,6 +278,31 @@ def shard_gradients(expect: Expect, shard_gradients: Callable[[nn.Module], Mappi
     ]:
         expect.measured.clear()  # what holds is shown for the last number of ranks
         _expect_sharded(expect, shard_gradients, ranks, num_modules, count, dtype)
+    _expect_zeros_sharded(expect, shard_gradients)
+
+
+def _expect_zeros_sharded(expect: Expect, answer: Callable) -> None:
+    """One rank's gradients are all 0: it makes the calls that the others make."""
+    draw, ranks = expect.draw, 3
+    idle, module = draw.integer(0, ranks - 1), _network(draw, [4, 5], torch.float64)
+    batches = [draw.tensor((4, 4), torch.float64) for _ in range(ranks)]
+    weights = [float(rank != idle) for rank in range(ranks)]
+
+    def program(module: nn.Module, batches: list[Tensor], answer: Callable) -> list[Tensor]:
+        rank, shards = dist.get_rank(), answer(module)
+        (weights[rank] * _loss(module, batches[rank])).backward()
+        return [shards[param].clone() for param in module.parameters()]
+
+    on = f"{plural(ranks, 'ranks')}, all gradients of rank {idle} are 0"
+    with same_calls(on):
+        run = expect.launch(program, module, batches, answer, ranks=ranks)
+    alone = [_one_device(module, batch) for batch in batches]
+    for number, name in enumerate(alone[0]):
+        full = sum(weight * one[name] for weight, one in zip(weights, alone, strict=True)) / ranks
+        pieces = F.pad(full, (0, -full.numel() % ranks)).chunk(ranks)
+        saw = [value[number] for value in run.values]
+        rule = f"rank r has the r-th piece of the mean gradient ({name}, {on})"
+        expect.close(rule, saw, list(pieces), rtol=1e-9, atol=1e-9 * float(full.abs().max()))
 
 
 def _expect_sharded(

@@ -889,6 +889,25 @@ def shard_gradients(module):
 """,
             "3 micro-batches",
         ),
+        (
+            "leaves out gradients of zeros",
+            """
+def shard_gradients(module):
+    shards = {}
+    def reduce(param):
+        n = dist.get_world_size()
+        full = F.pad(param.grad.flatten() / n, (0, -param.numel() % n))
+        param.grad = None
+        shard = full.new_zeros(len(full) // n)
+        if full.any():
+            reduce_scatter(shard, full)
+        shards[param] = shards[param] + shard if param in shards else shard
+    for param in module.parameters():
+        param.register_post_accumulate_grad_hook(reduce)
+    return shards
+""",
+            "every rank makes the same calls (3 ranks, all gradients of rank",
+        ),
     ],
     "gather_ahead": [
         (

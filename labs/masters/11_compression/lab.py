@@ -812,8 +812,9 @@ pd.DataFrame(rows).T.rename_axis("tokens of a GPU")
 # ## Further: eight bits that are a floating-point number
 #
 # INT8's steps are equal. An *FP8* code is a small floating-point number (Micikevicius et al., 2022): E4M3 has 3 bits of
-# mantissa, so a number is off by a share of itself, 1/16 at most. Which of the two would you take for numbers of equal
-# size, which beside outliers? Compare the whole error, and how many numbers became 0.
+# mantissa, so a normal number (from 2^-6 on) is off by a share of itself, 1/16 at most, a smaller one by up to 2^-10.
+# Which of the two would you take for numbers of equal size, which beside outliers? Compare the whole error, and how
+# many numbers became 0.
 
 # %%
 inputs = {

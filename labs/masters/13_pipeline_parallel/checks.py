@@ -21,6 +21,7 @@ from lablib.pipeline.deadlock import steps_done
 from lablib.units import plural
 
 LIMITS, MICROBATCHES, AT_MOST_S = (3, 2, 2), 4, 15  # of exercise 4: one for each stage; 15 is the least there is
+_UNITS = {"milliseconds": 1e-3, "microseconds": 1e-6, "hours": 3600.0}
 _ACTION = re.compile(r"[FB](0|[1-9]\d*)")
 
 
@@ -56,6 +57,10 @@ def bubble(expect: Expect, bubble: Callable[[list[float], list[float], int], flo
         ("unequal stages, one micro-batch", alone, _seconds(draw, p, last), 1),
         ("one stage", [draw.number(1, 2)], [draw.number(2, 3)], m),
         ("many micro-batches", _seconds(draw, 8, 3), _seconds(draw, 8, 5), 500),
+    ]
+    cases += [
+        (f"in {unit}", *([scale * each for each in _seconds(draw, p, slow)] for slow in (first, last)), m)
+        for unit, scale in _UNITS.items()
     ]
     for name, forward_s, backward_s, number in cases:
         call = observe(bubble, list(forward_s), list(backward_s), number)
@@ -359,6 +364,8 @@ def split_layers(expect: Expect, split_layers: Callable[[list[float], int], list
     # Small, many and uneven: no rule of thumb finds the best cut of each.
     lumps = [[draw.choice((0.2, 1.0, 5.0)) * draw.number(0.8, 1.2) for _ in range(16)] for _ in range(24)]
     cases += [("drawn", each, 6) for each in lumps]
+    for unit, scale in _UNITS.items():  # costs of real layers are milliseconds: no fixed number of seconds is small
+        cases += [(f"drawn in {unit}", [scale * draw.number(0.5, 3) for _ in range(24)], 6) for _ in range(8)]
     cases += [("drawn", [draw.number(0, 5) for _ in range(draw.integer(20, 26))], each) for each in (2, 3, 4, 5, 6, 8)]
     for name, costs, stages in cases:
         expect.measured.clear()  # what holds is shown for the last row of layers

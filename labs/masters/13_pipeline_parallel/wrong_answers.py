@@ -1081,6 +1081,54 @@ def split_layers(costs, num_stages):
 """,
             "a list of whole numbers is returned",
         ),
+        (
+            "halves until a millisecond is left",
+            """
+def split_layers(costs, num_stages):
+    def pieces(cap):
+        out, current, count = [], 0.0, 0
+        for c in costs:
+            if count and current + c > cap:
+                out.append(count); current, count = 0.0, 0
+            current += c; count += 1
+        return out + [count]
+    low, high = max(costs), sum(costs)
+    while high - low > 1e-3:
+        middle = (low + high) / 2
+        if len(pieces(middle)) <= num_stages: high = middle
+        else: low = middle
+    out = pieces(high)
+    while len(out) < num_stages:
+        i = max(range(len(out)), key=lambda j: out[j])
+        out[i:i + 1] = [out[i] - 1, 1]
+    return out
+""",
+            "drawn in milliseconds",
+        ),
+        (
+            "halves until a microsecond is left",
+            """
+def split_layers(costs, num_stages):
+    def pieces(cap):
+        out, current, count = [], 0.0, 0
+        for c in costs:
+            if count and current + c > cap:
+                out.append(count); current, count = 0.0, 0
+            current += c; count += 1
+        return out + [count]
+    low, high = max(costs), sum(costs)
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        if len(pieces(middle)) <= num_stages: high = middle
+        else: low = middle
+    out = pieces(high)
+    while len(out) < num_stages:
+        i = max(range(len(out)), key=lambda j: out[j])
+        out[i:i + 1] = [out[i] - 1, 1]
+    return out
+""",
+            "drawn in microseconds",
+        ),
     ],
 }
 

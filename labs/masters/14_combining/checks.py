@@ -567,10 +567,10 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
         matrix, bias = (each[own].clone().to(here).requires_grad_() for each in (matrices, biases))
         x, weight = (each[rank].clone().to(here).requires_grad_() for each in (xs, weights))
 
-        times = []
+        boxes_seen: list[Tensor] = []
 
         def run_experts(boxes: Tensor) -> Tensor:
-            times.append(boxes)
+            boxes_seen.append(boxes.detach().clone())
             if tuple(boxes.shape) != (ranks, local, capacity, width):
                 raise RuleBroken(
                     "run_experts gets [ranks, experts of this rank, capacity, D]",
@@ -582,7 +582,7 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
         call = observe(answer, x, choices[rank].clone().to(here), weight, run_experts, experts, capacity)
         if isinstance(call.value, Tensor) and call.value.shape == x.shape and call.value.requires_grad:
             (call.value * grads[rank].to(here)).sum().backward()
-        return call, [each.grad for each in (x, weight, matrix, bias)], len(times)
+        return call, [each.grad for each in (x, weight, matrix, bias)], boxes_seen
 
     run = expect.launch(program, answer, ranks=ranks)
     leaves = [each.clone().requires_grad_() for each in (*xs, *weights)]
@@ -603,8 +603,14 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
     with expect.as_one(f"outputs and gradients are those of one device {on}", "right"):
         for rank, (call, _, _) in enumerate(run.values):
             _expect_output(expect, call.value, outputs[rank].detach(), xs[rank], f"{on}, rank {rank}", exact)
-        for rank, (_, _, times) in enumerate(run.values):
-            expect.equal(f"run_experts is called once {on}, rank {rank}", times, 1)
+        for rank, (_, _, boxes) in enumerate(run.values):
+            expect.equal(f"run_experts is called once {on}, rank {rank}", len(boxes), 1)
+            came = [[each.count(rank * local + e) for e in range(local)] for each in drawn]
+            filled = (boxes[0] != 0).any(3).sum(2).tolist()
+            wanted = [[min(count, capacity) for count in counts] for counts in came]
+            said = f"{filled}; last places hold up to {short_repr(boxes[0][:, :, -1].abs().amax((0, 1)))}"
+            rule = f"as many places hold numbers as there are tokens with a place, the others 0 {on}, rank {rank}"
+            expect.that(rule, filled == wanted, said, wanted)
         for rank, (call, found, _) in enumerate(run.values):
             where = f"{on}, rank {rank}"
             own = slice(rank * local, (rank + 1) * local)

@@ -348,7 +348,7 @@ for wires, order, milliseconds in [
 # ### Exercise 3: merge two attentions
 #
 # From (o1, l1) of some keys and (o2, l2) of others, make (o, l) of all of them. Scores may be 1000: exp of that
-# overflows. A query that has seen no key of one part has `l = -inf` there, and any o; never in both.
+# overflows. A query that has seen no key of one part has `l = -inf` there, and any finite o; never in both.
 
 
 # %% tags=["exercise"]

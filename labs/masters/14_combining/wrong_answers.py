@@ -1071,6 +1071,32 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
 """,
             "bytes a rank sends",
         ),
+        (
+            "earlier numbers in empty places",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size(); local = num_experts//n
+    num = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    keep = num < capacity; row = choice*capacity + num
+    box = x.detach()[torch.arange(num_experts*capacity) % len(x)].index_put((row[keep],), x[keep])
+    back = exchanged(run_experts(exchanged(box).view(n, local, capacity, -1)).reshape(num_experts*capacity, -1))
+    return torch.zeros_like(x).index_put((keep.nonzero()[:, 0],), weight[keep, None]*back[row[keep]])
+""",
+            "the others 0",
+        ),
+        (
+            "ones in empty places",
+            """
+def mixture(x, choice, weight, run_experts, num_experts, capacity):
+    n = dist.get_world_size(); local = num_experts//n
+    num = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]
+    keep = num < capacity; row = choice*capacity + num
+    box = x.new_ones(num_experts*capacity, x.shape[1]).index_put((row[keep],), x[keep])
+    back = exchanged(run_experts(exchanged(box).view(n, local, capacity, -1)).reshape(num_experts*capacity, -1))
+    return torch.zeros_like(x).index_put((keep.nonzero()[:, 0],), weight[keep, None]*back[row[keep]])
+""",
+            "the others 0",
+        ),
     ],
     "some_tokens": [
         (

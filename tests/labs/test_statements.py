@@ -1,0 +1,57 @@
+"""Statements in the labs' text that a search or a count can decide."""
+
+from itertools import product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lablib.parallel.context_merge import merge_attention
+
+
+def _least_seconds(limits: tuple[int, ...], microbatches: int) -> int:
+    """Seconds of the shortest plan with F = I = W = 1, by breadth-first search over all states."""
+    stages = range(len(limits))
+    front = seen = {tuple((0, 0, 0) for _ in stages)}  # F, I and W done by each stage
+    goal = tuple((microbatches,) * 3 for _ in stages)
+    seconds = 0
+    while goal not in front:
+        reached = set()
+        for state in front:
+            options = []
+            for stage, (f, i, w) in enumerate(state):
+                steps = [(f, i, w)]
+                if f < microbatches and (stage == 0 or state[stage - 1][0] > f) and f + 1 - w <= limits[stage]:
+                    steps.append((f + 1, i, w))
+                if (state[stage + 1][1] if stage + 1 < len(limits) else f) > i:
+                    steps.append((f, i + 1, w))
+                if w < i:
+                    steps.append((f, i, w + 1))
+                options.append(steps)
+            reached.update(product(*options))
+        front = reached - seen
+        seen = seen | reached
+        seconds += 1
+    return seconds
+
+
+@pytest.mark.parametrize(("limits", "seconds"), [((3, 2, 1), 16), ((3, 2, 2), 15), ((3, 2, 3), 15), ((3, 3, 3), 14)])
+def test_lab_13_names_the_least_seconds_within_limits(limits: tuple[int, ...], seconds: int):
+    assert _least_seconds(limits, 4) == seconds
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False, width=32))
+def test_lab_14_a_part_without_keys_may_have_any_finite_output(output: float):
+    none, seen = torch.tensor([[output]]), torch.tensor([[1.0]])
+    for o, lse in (
+        merge_attention(none, torch.tensor([-torch.inf]), seen, torch.tensor([0.5])),
+        merge_attention(seen, torch.tensor([0.5]), none, torch.tensor([-torch.inf])),
+    ):
+        assert (o.item(), lse.item()) == (1.0, 0.5)
+
+
+@given(st.floats(2.0**-6, 448.0), st.floats(2.0**-12, 2.0**-7))
+def test_lab_11_an_e4m3_number_is_off_by_a_sixteenth_if_it_is_normal(normal: float, subnormal: float):
+    off = [abs(float(torch.tensor(x, dtype=torch.float64).to(torch.float8_e4m3fn)) - x) for x in (normal, subnormal)]
+    assert off[0] <= normal / 16 and off[1] <= 2.0**-10
