@@ -101,7 +101,10 @@ def test_a_locked_cell_that_fails_gives_no_grade(labs: Path, tmp_path: Path, cap
         ("", "is not graded: "),
         ("{}", "is not graded: "),
         ('{"cells": 3, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}', "is not graded: it is no"),
-        (json.dumps({"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), "unknown lab 'ada'"),
+        *(
+            (json.dumps({"cells": [], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}), "unknown lab ")
+            for metadata in ({}, {"lablib": 5}, {"lablib": {"lab": ["90_example"]}}, {"lablib": {"lab": "09"}})
+        ),
     ],
 )
 def test_a_file_that_is_no_notebook_of_a_lab_is_one_line(
