@@ -126,6 +126,15 @@ def test_a_folder_without_notebooks_is_one_error(
     assert message in said and said.count("\n") == 1
 
 
+@given(st.sampled_from([ASSIGNMENT, PLAIN]), st.text(), st.text())
+def test_every_answer_is_graded_as_it_was_handed_in(notebook: NotebookNode, mean: str, size: str):
+    solution = next(cell.source for cell in ASSIGNMENT.cells if "def mean" in cell.source)
+    for answers in ({"mean": mean, "size": size}, {"mean": solution, "size": size}):
+        graded = with_answers(ASSIGNMENT, answered(notebook, **answers))
+        exercises = [cell.source for cell in graded.cells if cell.metadata.get("nbgrader", {}).get("solution")]
+        assert exercises == [answers["mean"], answers["size"]]
+
+
 @given(st.data())
 def test_whatever_is_done_to_locked_cells_they_are_those_of_the_assignment(data: st.DataObject):
     notebook = answered(data.draw(st.sampled_from([ASSIGNMENT, PLAIN])), mean=RIGHT, size="size_bytes = 40")
