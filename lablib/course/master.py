@@ -178,8 +178,8 @@ def read_master(lab: Lab) -> Master:
 
 
 def of_notebook(lab: Lab, notebook: Any) -> Master:
-    """A notebook's cells as if they were a master's: for what it says of itself where its master is not at hand."""
-    return Master(lab, tuple(_cell(cell, 1) for cell in notebook.cells))
+    """A notebook's cells as if they were a master's, each with its number as its line: for a lab without a master."""
+    return Master(lab, tuple(_cell(cell, number) for number, cell in enumerate(notebook.cells, 1)))
 
 
 def at(master: Master, cell: Cell | None, message: str) -> CourseError:

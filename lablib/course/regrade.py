@@ -19,7 +19,7 @@ import nbformat
 from nbformat import NotebookNode
 
 from lablib.course.assignment import make_assignment
-from lablib.course.carry_over import carry_over
+from lablib.course.carry_over import carry_over, exercise_names
 from lablib.course.environment import environment
 from lablib.course.errors import CourseError
 from lablib.course.grading import CELL_TIMEOUT_S, STARTUP_TIMEOUT_S, reason_not_graded
@@ -67,7 +67,7 @@ def regrade(folder: Path) -> Iterator[Regraded]:
     for name, path in found.items():
         try:
             notebook = _valid(read_notebook(path))
-            lab = find_lab(notebook.metadata.get("lablib", {}).get("lab") or path.stem, labs)
+            lab = find_lab(str(notebook.metadata.lablib.get("lab") or path.stem), labs)
             assignment = make_assignment(read_master(lab))
         except (OSError, ValueError) as error:  # CourseError too
             yield Regraded(name, {}, reason=(getattr(error, "strerror", None) or str(error)).rstrip("."))
@@ -88,13 +88,17 @@ def _submissions(folder: Path) -> dict[str, Path]:
 
 
 def _valid(notebook: NotebookNode) -> NotebookNode:
-    """The notebook, with an id for each cell. Raises ValueError for a file that only looks like one."""
+    """The notebook, with an id for each cell and metadata of our form. Raises ValueError for an invalid notebook."""
     try:
         nbformat.validate(notebook)
     except nbformat.ValidationError as error:
         raise ValueError(f"it is no valid notebook: {error.message}") from None
+    if not isinstance(notebook.metadata.setdefault("lablib", {}), dict):
+        notebook.metadata["lablib"] = {}
     for number, cell in enumerate(notebook.cells):
         cell.setdefault("id", f"cell-{number}")
+        if not isinstance(cell.metadata.get("nbgrader", {}), dict):
+            del cell.metadata["nbgrader"]
     return notebook
 
 
@@ -119,12 +123,16 @@ def with_answers(assignment: NotebookNode, notebook: NotebookNode) -> NotebookNo
         if tag and tag not in cell.metadata.get("tags", []):
             cell.metadata["tags"] = [tag]
     locked = {cell.id: cell for cell in new.cells if _marks(cell).get("locked")}
-    about = old.metadata.get("lablib", {})
     # A locked cell that the learner deleted is one that was never there.
-    about["cells"] = " ".join(one for one in str(about.get("cells", "")).split() if one not in locked)
-    old.metadata["lablib"] = about
+    handed_out = [one for one in str(old.metadata.lablib.get("cells", "")).split() if one not in locked]
+    old.metadata["lablib"] = {**old.metadata.lablib, "cells": " ".join(handed_out)}
     merged, _ = carry_over(old, new)
     merged.cells = [locked.get(cell.id, cell) for cell in merged.cells]
+    # Also an answer that is, letter by letter, the solution: it is no edit of the assignment.
+    answers = {name: old.cells[position].source for position, name in exercise_names(old).items()}
+    exercises = {new.cells[position].id: name for position, name in exercise_names(new).items()}
+    for cell in merged.cells:
+        cell.source = answers.get(exercises.get(cell.id, ""), cell.source)
     return merged
 
 

@@ -101,7 +101,10 @@ def test_a_locked_cell_that_fails_gives_no_grade(labs: Path, tmp_path: Path, cap
         ("", "is not graded: "),
         ("{}", "is not graded: "),
         ('{"cells": 3, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}', "is not graded: it is no"),
-        (json.dumps({"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), "unknown lab 'ada'"),
+        *(
+            (json.dumps({"cells": [], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}), "unknown lab ")
+            for metadata in ({}, {"lablib": 5}, {"lablib": {"lab": ["90_example"]}}, {"lablib": {"lab": "09"}})
+        ),
     ],
 )
 def test_a_file_that_is_no_notebook_of_a_lab_is_one_line(
@@ -121,6 +124,15 @@ def test_a_folder_without_notebooks_is_one_error(
     assert main(["regrade", str(tmp_path / name)]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+@given(st.sampled_from([ASSIGNMENT, PLAIN]), st.text(), st.text())
+def test_every_answer_is_graded_as_it_was_handed_in(notebook: NotebookNode, mean: str, size: str):
+    solution = next(cell.source for cell in ASSIGNMENT.cells if "def mean" in cell.source)
+    for answers in ({"mean": mean, "size": size}, {"mean": solution, "size": size}):
+        graded = with_answers(ASSIGNMENT, answered(notebook, **answers))
+        exercises = [cell.source for cell in graded.cells if cell.metadata.get("nbgrader", {}).get("solution")]
+        assert exercises == [answers["mean"], answers["size"]]
 
 
 @given(st.data())
