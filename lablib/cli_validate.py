@@ -84,7 +84,7 @@ def text(
 ) -> str:
     """The report as tables for a terminal; of `rows`, the fields that nobody used are named."""
     parts = [table(HEADING, time_lines(report))]
-    if report.weighed:
+    if report.memory()["rows"]:
         parts.append(table(MEMORY_HEADING, memory_lines(report)))
     if held_out:
         parts.append(table(HELD_OUT_HEADING, held_out_lines(held_out)))
@@ -92,7 +92,7 @@ def text(
         parts.append(table(SOFTWARE_HEADING, software_lines(report)))
     if report.timed:
         parts.append(table(WORST_HEADING, worst_lines(report, _WORST)))
-    if mixtures is not None and mixtures.timed:
+    if mixtures is not None and mixtures.all()["rows"]:
         parts += [mixtures_sentence(mixtures), table(HEADING, time_lines(mixtures))]
     if report.skipped:
         parts.append(

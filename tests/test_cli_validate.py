@@ -56,7 +56,7 @@ def test_json_is_the_promised_form_and_nothing_else(file: Path, capsys: pytest.C
     assert main(["validate", str(file), "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert list(answer) == ["families", "all", "memory", "skipped", "software"]
-    assert set(answer["families"]["mine"]) == {"rows", "mape", "median", "bias", "max", "naive_mape"}
+    assert set(answer["families"]["mine"]) == {"rows", "refused", "mape", "median", "bias", "max", "naive_mape"}
     assert answer["all"]["mape"] == pytest.approx(25.0) and answer["memory"]["mape"] == pytest.approx(25.0)
 
 

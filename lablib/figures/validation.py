@@ -88,8 +88,8 @@ def _summary(report: Report) -> str:
         return "There is nothing to draw yet."
     within = sum(abs(one.error) <= 100 * BAND for one in report.timed) / figures["rows"]
     return (
-        f"Of {figures['rows']} published runs {within:.0%} are predicted within 10%; the mean error is "
-        f"{figures['mape']:.1f}%, the worst {figures['max']:.0f}%."
+        f"Of {figures['rows']} published runs {within:.0%} are predicted within 10% and "
+        f"{figures['refused']} are refused; the mean error is {figures['mape']:.1f}%, the worst {figures['max']:.0f}%."
     )
 
 

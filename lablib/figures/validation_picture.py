@@ -14,6 +14,7 @@ from lablib.figures.style import FAINT_INK, FONT, GRID, INK, series_look
 from lablib.figures.validation import BAND, by_family, times
 from lablib.markup import in_html
 from lablib.signature import checked
+from lablib.units import plural
 
 if TYPE_CHECKING:
     from lablib.plan.validation.score import Report, Scored
@@ -85,6 +86,8 @@ def _strips(families: dict[str, list[Scored]], report: Report) -> list[str]:
         parts.append(_line(STRIP_LEFT, height(error), right, height(error), GRID if error else FAINT_INK))
         parts.append(_text(STRIP_LEFT - 8, height(error) + 4, f"{error:+d}%" if error else "0", 11, "end"))
     words = f"error of each row, by source (beyond {MAX_ERROR:.0f}%: on the edge); the mean below"
+    if refused := len(report.refused()):
+        words = f"error of each row, by source; below the mean, {plural(refused, 'refused rows')} as -100%"
     parts.append(_text(STRIP_LEFT, TOP - 10, words, 12, "start"))
     column = STRIP_WIDTH / max(1, len(families))
     for index, (name, ones) in enumerate(families.items()):

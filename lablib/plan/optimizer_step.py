@@ -92,13 +92,13 @@ def optimizer_step_s(choices: Choices, split: Split, held: Held, layers: Numbers
     if choices.trainable != "all":
         return 0.0 * layers
     estimate_s = optimizer.extra_gradients * passes_s
-    if eager_optimizer.is_torchs(choices):
-        return eager_optimizer.step_s(choices, split, held, layers) + estimate_s
     ends = held.embedding + has_both_ends(choices, split) * held.head
     own = own_parameters(choices, split, layers * held.layer, layers * held.expert_layer, ends)
     if "optimizer" in choices.offload:
         link_s = own.total * (on.gradient_bytes + on.width) / choices.host_link.bandwidth_bytes_per_s
         return link_s + estimate_s
+    if eager_optimizer.is_torchs(choices):
+        return eager_optimizer.step_s(choices, split, held, layers) + estimate_s
     tensors = maximum(layers * _tensors_of_layer(choices.model) / (split.shards if choices.zero_stage else 1), 1)
     flops_s = optimizer.flops_per_param * own.total / on.device.peak("float32")
     memory_s = maximum(on.stream_s(_moved_bytes(choices, own)), flops_s)

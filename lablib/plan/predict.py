@@ -39,6 +39,7 @@ from lablib.plan.usual import NAMED, Software, usual_software
 from lablib.signature import WrongType, shown, whole_number
 
 PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
+NARROW = ("float8", "float4")
 TRAINABLE = ("all", "lora")
 OFFLOAD = ("optimizer", "activations")
 
@@ -72,7 +73,8 @@ def predict(
         batch: sequences of a step, on all ranks together.
         micro_batch: sequences that go through a stage at once, on one rank of the data axis.
         seq_len: tokens of a sequence; the model's longest by default.
-        precision: of the linear layers' products: "float32", "tfloat32", "float16", "bfloat16", "float8" or "float4".
+        precision: of the linear layers' products: "float32", "tfloat32", "float16", "bfloat16", "float8" or "float4"
+            (the last two are no part of the stacks "torch" and "torch-megatron").
         recompute: "none", "selective" (what the stack repeats: attention's core, or every second product), "full"
             (every layer), "every k" or "first k" layers.
         schedule: of the pipeline, one of `lablib.pipeline.closed_form.WITH_CLOSED_FORM`.
@@ -215,6 +217,11 @@ def choices_of(
     if stack.has_wide_shards and parallel.zero_stage != 3:
         raise ValueError(
             f"has_wide_shards is of parameters that are split: got zero_stage={parallel.zero_stage}; try zero_stage=3"
+        )
+    if stack.is_eager and precision in NARROW:
+        raise ValueError(
+            f"products in 8 bits or less are no part of eager torch: got precision={precision!r} with stack "
+            f"{stack.name!r}; try precision='bfloat16', or stack='torch-compile'"
         )
     if stack.is_eager and parallel.zero_plus_plus:
         raise ValueError(

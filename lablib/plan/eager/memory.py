@@ -15,14 +15,14 @@ Legend: m micro-batches, k of them in flight; others as layer/.
 
 Source: the memory tracker of the simulator for such steps; torch's DDP (buckets as large as the gradients) and FSDP2
 (the root's parameters stay from forward to backward, the next layer's are gathered while one is at work).
-Simplified: what a program's variables keep longer than they need is not here.
+Simplified: of offloaded activations two layers of each micro-batch in flight are on the device; what a program's variables keep longer than they need is not here.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
-from lablib.cost.arrays import Numbers
+from lablib.cost.arrays import Numbers, minimum
 from lablib.plan.eager.experts import sent_bytes
 from lablib.plan.eager.ring import held_in_backward
 from lablib.plan.setup import Choices, Split
@@ -50,6 +50,7 @@ class Stage(NamedTuple):
         entering, whole, tokens: a layer's input, of all tokens where it is one rank's share; the model's.
         sent: the gradient of its input, which a stage that took turns of forward and backward still has.
         saved: of a layer, from forward to backward, its output among it.
+        window: layers whose `saved` is on the device at once: all, or with offloaded activations two, on their way.
         again: of a layer, made a second time for backward.
         inner, last_weight: the MLP's inner tensor, and the last weight it is multiplied with; or those of the experts.
         dispatched: what a rank sends to experts.
@@ -72,6 +73,7 @@ class Stage(NamedTuple):
     tokens: Numbers
     sent: Numbers
     saved: Numbers
+    window: Numbers
     again: Numbers
     inner: Numbers
     last_weight: Numbers
@@ -99,10 +101,18 @@ class Stage(NamedTuple):
         """A gradient that is gathered from the ranks' shares; experts get the tokens of each rank."""
         return self.whole * (self.whole > self.entering) * (self.dispatched == 0)
 
+    def saved_of(self, layers: Numbers) -> Numbers:
+        """Of so many layers of one micro-batch, what the device keeps from forward to backward."""
+        return minimum(self.window, layers) * self.saved
+
+    def gone_after(self, layers: Numbers) -> Numbers:
+        """Of all layers' `saved` on the device, what is gone once backward is through so many of them."""
+        return (minimum(self.window, self.layers) - minimum(self.window, self.layers - layers)) * self.saved
+
     def holds(self, k: Numbers) -> Moment:
         """k micro-batches from forward to backward. What entered a later stage came in a buffer."""
         received = (1 - self.is_first) * self.entering
-        kept = self.layers * self.saved + self.is_first * (self.entering + self.tokens) + self.is_last * self.head
+        kept = self.saved_of(self.layers) + self.is_first * (self.entering + self.tokens) + self.is_last * self.head
         return Moment(activation=k * kept, communication=k * received)
 
     def at_head(self) -> Moment:
@@ -169,7 +179,7 @@ def backward_moments(stage: Stage, k: Numbers, m: Numbers) -> list[Moment]:
     """The largest moments of backward passes, with k of m micro-batches in flight."""
     head, tied, summed = Moment(gradient=stage.head_gradient), Moment(other=stage.tied), Moment(gradient=stage.gradient)
     others = stage.layers - 1
-    above = Moment(gradient=others * stage.layer_gradient, activation=-others * stage.saved)
+    above = Moment(gradient=others * stage.layer_gradient, activation=-stage.gone_after(others))
     top, bottom = stage.holds(k).plus(head).plus(tied), stage.holds(k).plus(head).plus(tied).plus(above)
     first = [
         stage.holds(k).plus(stage.at_head()),
@@ -241,6 +251,7 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         tokens=step.embedding.saved_bytes,
         sent=(1 - is_first) * entering * (split.num_microbatches >= split.pipeline - rank),
         saved=kept,
+        window=minimum(2, layers) if "activations" in choices.offload else layers,
         again=again,
         inner=step.work.peak_bytes,
         last_weight=_last_weight(choices, split) * choices.model.d_model * on.width,

@@ -29,7 +29,9 @@ def peak(
         stage = stage._replace(layer_gradient=0.0, head_gradient=0.0, embedding_gradient=0.0, tied=0.0, last_weight=0.0)
     found = largest(_moments(choices, split, stage, numbers, own, in_flight))
     buckets = (numbers - expert) * (split.data * split.context > 1) + expert * (split.expert_copies > 1)
-    buckets = buckets * on.width * (trains and not is_sharded)
+    n = split.data * split.context
+    left_out = (n > 1) * choices.compression.memory_bytes(numbers - expert, ranks=n)  # error feedback
+    buckets = buckets * on.width * (trains and not is_sharded) + left_out
     return (
         (own * on.shard_width if is_sharded else numbers * on.width) + found.parameter,
         found.gradient,

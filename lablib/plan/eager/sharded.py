@@ -70,7 +70,7 @@ def _start(stage: Stage, root: Numbers, reshards: bool) -> list[Moment]:
     """In forward, when the first layer is gathered, and the last one: the buffer before it is still there."""
     layer, others = stage.layer_gradient, stage.layers - 1
     first = Moment(0.0, stage.entering, root + layer, 0.0, (reshards - (not reshards) * others) * layer)
-    above = stage.is_first * (stage.entering + stage.tokens) + others * stage.saved
+    above = stage.is_first * (stage.entering + stage.tokens) + stage.saved_of(others)
     last = Moment(0.0, above, 2 * layer, 0.0, reshards * layer)
     return [first, Moment().plus(last, 1.0 * (others > 0))]
 
@@ -99,7 +99,7 @@ def _layers(stage: Stage, reshards: bool, wider: float, left: Moment) -> list[Mo
     for j, is_top in ((0, True), (1, False), (stage.layers - 2, False), (stage.layers - 1, False)):
         exists = (stage.layers > j) * (1.0 if is_top else 1.0 * (j > 0))
         ahead, behind = 1.0 * (stage.layers > j + 1), 1.0 - is_top
-        above = Moment(stage.head_gradient, -j * stage.saved, 0.0, stage.tied, -j * stayed).plus(left, j)
+        above = Moment(stage.head_gradient, -stage.gone_after(j), 0.0, stage.tied, -j * stayed).plus(left, j)
         scattered = Moment(communication=behind * wider * stage.layer_gradient)
         flowing = Moment(0.0, -stage.freed, 0.0, stage.is_last * stage.entering)
         taken_apart = flowing.plus(scattered).plus(Moment(communication=layer, parameter=layer))

@@ -15,6 +15,7 @@ A7  Layers that predict further tokens (mtp_layers: DeepSeek-V3, arXiv 2412.1943
     projection and their pass through the head are not counted.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
@@ -24,6 +25,7 @@ from typing import Any
 from lablib.models import TRANSFORMERS, Experts, Transformer, transformer_parameters
 from lablib.plan.validation.fields import SIZES
 from lablib.plan.validation.rows import Row
+from lablib.plan.validation.synonyms import is_named
 
 GATED = ("llama", "mixtral", "mistral", "qwen", "deepseek", "kimi", "gptoss", "grok", "gemma")
 GPT_KIND: Mapping[str, Any] = {
@@ -40,8 +42,12 @@ LLAMA_KIND: Mapping[str, Any] = {
     "has_bias": False,
     "tied_head": False,
 }
-# Layers that are no attention (state space models): this planner has no price for them.
-NOT_TRANSFORMERS = ("nemotronh", "nemotron3", "nemotronnano", "mamba", "qwen3next", "jamba", "hyena")
+# Layers that are no attention (state space models): this planner has no price for them. Nemotron-H, Nemotron Nano and
+# Nemotron 3 have such layers; Nemotron-340B, Nemotron-3-8B (2023) and Nemotrons made of a Llama have none.
+NOT_TRANSFORMERS = re.compile(
+    r"mamba|jamba|hyena|qwen3[ _-]?next(?![a-z])|nemotron[ _-]?h(?![a-z])|^(?!.*llama).*nemotron[ _-]?nano"
+    r"|nemotron[ _-]?3(?!\d|[ _-]?(8|22)b)"
+)
 # A convention that a source states once for all of its tables.
 HEADS_BY_SOURCE: Mapping[str, int] = MappingProxyType({"bigscience": 64})
 _SOURCE = "config.json of the released weights, from memory, not verified"
@@ -70,8 +76,8 @@ def transformer_of(row: Row, pads_vocabulary: bool) -> Transformer:
         ValueError: the sizes do not fit together, or the row names a model nobody knows and states no sizes.
     """
     name = squeezed(row.model.get("name", ""))
-    if word := next((word for word in NOT_TRANSFORMERS if word in name), None):
-        raise ValueError(f"{row.model['name']} has layers that are no attention ({word}), which are not modelled")
+    if NOT_TRANSFORMERS.search(row.model.get("name", "").lower()):
+        raise ValueError(f"{row.model['name']} has layers that are no attention, which are not modelled; leave it out")
     known = _known(name)
     if not any(size in row.model for size in SIZES):
         if known is None:
@@ -84,18 +90,21 @@ def transformer_of(row: Row, pads_vocabulary: bool) -> Transformer:
 
 
 def squeezed(name: str) -> str:
-    """A name without what people write differently; Llama 3.1 has the sizes of Llama 3.
+    """A name without what people write differently, but for the point of a number; Llama 3.1 has the sizes of Llama 3.
 
-    >>> squeezed("Llama3.1-70B"), squeezed("llama 3 70b")
-    ('llama370b', 'llama370b')
+    >>> squeezed("Llama3.1-70B"), squeezed("llama 3 70b"), squeezed("GPT-3 1.3B")
+    ('llama370b', 'llama370b', 'gpt31.3b')
     """
-    return "".join(letter for letter in name.lower() if letter.isalnum()).replace("llama31", "llama3")
+    return re.sub(r"(?<!\d)\.|\.(?!\d)|[^a-z0-9.]", "", name.lower()).replace("llama3.1", "llama3")
 
 
 def _known(name: str) -> Transformer | None:
     """The published model with the longest name that is part of this one."""
     models = {squeezed(model.name): model for model in (*TRANSFORMERS.values(), *MORE)}
-    names = [key for key in models if key in name and any(letter.isdigit() for letter in key)]
+    # A number goes on to its end: "gpt2" is no part of "gpt20b" nor of "gpt2.7b".
+    names = [
+        key for key in models if re.search(rf"{re.escape(key)}(?!(?<=\d)\.?\d+[bm])", name) and re.search(r"\d", key)
+    ]
     return models[max(names, key=len)] if names else None
 
 
@@ -103,7 +112,7 @@ def _stated(row: Row, name: str, known: Transformer | None) -> Transformer:
     """Rules A1 to A4 and A6: the sizes of the row, the rest by its name and its parameter count."""
     model = row.model
     kind = dict(LLAMA_KIND if any(word in name for word in GATED) else GPT_KIND)
-    if "bloom" in (name + row.source.get("title", "").lower()):
+    if "bloom" in name or is_named(row.source.get("title", "").lower(), "bloom"):
         kind["positions"] = "alibi"
     heads = model.get("heads") or (known.num_heads if known else unstated_heads(row))
     transformer = Transformer(

@@ -27,18 +27,19 @@ architecture.py, M1 to M5 in machine.py.
     C7  Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp: 2 chunks where a local batch
         is stated (torchtitan's default), else open. A pipeline and neither: 1F1B. A V has 2 pieces on each stage.
     C8  Sharding: fsdp as named by torch (FULL_SHARD: ZeRO-3; SHARD_GRAD_OP: ZeRO-3 that keeps the parameters gathered;
-        HYBRID_SHARD: within a node) or, as a number, the ranks of Megatron-FSDP's sharding group, 0 for none; else
-        zero_stage; else 1 for "megatron-core" (Megatron-Core's distributed optimizer), 0 for others. torchtitan
-        keeps parameters gathered where there is a pipeline (its default).
+        HYBRID_SHARD: within a node) or, as a number, the ranks of Megatron-FSDP's sharding group; 0, "none"
+        or false is not stated. Else zero_stage; else 1 for "megatron-core" (Megatron-Core's distributed optimizer), 0
+        for others. torchtitan keeps ZeRO-3's parameters gathered where there is a pipeline (its default).
     C9  Sequence parallelism: stated; else on with tensor parallelism, but for Megatron before flash attention, which
         had none.
-    C10 Notes with "LoRA" train adapters only.
+    C10 Notes with the word "LoRA" (not "no LoRA", nor "exploration") train adapters only.
     C11 What is still open (micro-batch, chunks, recomputation) was tuned by those who published: of all choices that
         divide, the fastest whose predicted memory the GPU has. `cases_of` returns them all; score.py takes that one.
     C12 Dispatcher: DeepEP and HybridEP send a token once to each node and rank ("deduplicated"); others, and none
         stated, once for each of its experts. ep_overlap: exchanges hide behind another micro-batch.
     C13 Optimizer: the one whose name is in the text; AdamW where none is stated. Another text is refused.
-    C14 Offload: "optimizer" and "activations" in the text of `offload` are kept by the host; another text is refused.
+    C14 Offload: "optimizer" and "activations" in the text of `offload` are kept by the host. A text that says only
+        where or whether ("cpu", "true") means the optimizer, as in ZeRO-Offload. Parameters, others: refused.
 
 A row that no rule makes sense of raises ValueError, and is reported as skipped with that reason.
 """
@@ -65,7 +66,7 @@ from lablib.plan.validation.software import (
     with_dispatcher,
 )
 from lablib.plan.validation.splits import data_ranks, parallel_of
-from lablib.plan.validation.synonyms import schedule_named
+from lablib.plan.validation.synonyms import is_named, schedule_named
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 
@@ -124,7 +125,7 @@ def cases_of(row: Row) -> tuple[Case, ...]:
         schedule=_schedule(row),
         optimizer=optimizer_of(row),
         stack=with_dispatcher(row, stack),
-        trainable="lora" if "lora" in row.text("notes") else "all",
+        trainable="lora" if is_named(row.text("notes"), "q?lora") else "all",
         offload=offload_of(row),
     )
     if not (choices := tuple(_choices(row, case))):

@@ -17,7 +17,6 @@ with the constants as they are.
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from math import log, sqrt
 from statistics import fmean
@@ -25,7 +24,7 @@ from typing import NamedTuple
 
 from lablib.files import parse_json
 from lablib.plan.validation.rows import Row
-from lablib.plan.validation.score import Predictor, Prepared, best, prepare, report
+from lablib.plan.validation.score import Predictor, Prepared, Skipped, best, prepare, report
 
 _FIRST_STEP, _LAST_STEP = 0.4, 0.05  # shares of a constant
 _WORTHWHILE = 5e-4  # the share of the loss that a step must save
@@ -83,7 +82,7 @@ def cross_validate(
         ValueError: rows of a single source.
     """
     as_is = predictor({name: constant.value for name, constant in constants.items()})
-    ready = _settled(rows, as_is)
+    ready, refused = _settled(rows, as_is)
     sources = list(dict.fromkeys(one.row.family for one in ready))
     if len(sources) < 2:
         raise ValueError(f"leaving one source out needs two or more: got {', '.join(sources) or 'none'}")
@@ -94,23 +93,24 @@ def cross_validate(
         progress(source)
         values = fit([one for one in ready if one.row.family != source], constants, predictor)
         inside = [one for one in ready if one.row.family == source]
-        errors = [_error(inside, predict) for predict in (as_is, fitted, predictor(values))]
-        results.append(HeldOut(source, len(inside), errors[0], errors[1], errors[2], values))
+        outside = [one for one in refused if one.row is not None and one.row.family == source]
+        reports = [report(inside, predict, outside).all() for predict in (as_is, fitted, predictor(values))]
+        errors = [each["mape"] for each in reports]
+        results.append(HeldOut(source, int(reports[0]["rows"]), errors[0], errors[1], errors[2], values))
     return results
 
 
-def _settled(rows: Iterable[Row], predict: Predictor) -> list[Prepared]:
-    """The rows that state a time and can be predicted, each with the one case that counts: a fit does not choose."""
+def _settled(rows: Iterable[Row], predict: Predictor) -> tuple[list[Prepared], list[Skipped]]:
+    """The rows that state a time, each with the one case that counts, as a fit does not choose; and those refused."""
+    ready, refused = prepare(rows)
     settled = []
-    for one in prepare(rows)[0]:
+    for one in ready:
         if one.measured.step_time_s is not None:
-            with suppress(ValueError):  # a row that the predictor refuses
+            try:
                 settled.append(replace(one, cases=(best(one.cases, predict)[0],)))
-    return settled
-
-
-def _error(ready: Sequence[Prepared], predict: Predictor) -> float:
-    return report(ready, predict).all()["mape"]
+            except ValueError as error:
+                refused.append(Skipped(one.row.id, one.row.line, str(error), one.row))
+    return settled, refused
 
 
 def fit(ready: Sequence[Prepared], constants: Mapping[str, Constant], predictor: Maker) -> dict[str, float]:

@@ -77,6 +77,9 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
 # Fields that only tell people something: no answer depends on them. `graphs` says what one CUDA graph held, which is no
 # part of the model (doubts.py). Of several figures of the time in `measured` the first of measured.py counts.
 LABELS = ("graphs", "how_read", "kind", "hardware.cluster")
+# A flag as text or as a number; and fields of text that some write as a flag.
+_SWITCHED = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+_SWITCHES = ("recompute", "parallel.offload")
 # Other names of the same fields: of experts above all, whose names no two tables share.
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "model": {
@@ -132,6 +135,10 @@ def _value(section: str, key: str, value: Any) -> Any:
     rule = FIELDS[section][key]
     if (section, key) == ("model", "params_b"):
         return billions(value)
+    if rule.kind == FLAG and str(value).lower() in _SWITCHED:
+        value = _SWITCHED[str(value).lower()]
+    if path_of(section, key) in _SWITCHES and isinstance(value, bool):
+        value = str(value).lower()
     kinds = {COUNT: int, NUMBER: (int, float), TEXT: str, FLAG: bool, ANY: object}
     if rule.kind == COUNT and isinstance(value, float) and value.is_integer():
         value = int(value)

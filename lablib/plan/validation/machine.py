@@ -114,5 +114,7 @@ def _latency_s(text: str, link: Link, level: str) -> float:
     """Rule M5."""
     if level == "intra":
         return link.latency_s
-    name = next((name for word, name in TECHNOLOGIES.items() if word in text.lower()), "infiniband-ndr")
+    # At the start of a word: there is "roce" in "process" and "efa" in "default".
+    names = [name for word, name in TECHNOLOGIES.items() if re.search(f"(?<![a-z]){word}", text.lower())]
+    name = names[0] if names else "infiniband-ndr"
     return LINKS[name].latency_s

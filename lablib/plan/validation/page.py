@@ -44,10 +44,21 @@ def sentence(report: Report) -> str:
     if not all_rows["rows"]:
         return "No row was scored."
     return (
-        f"On {all_rows['rows']} published runs of {len(report.families())} sources the predicted step time is off by "
-        f"{all_rows['mape']:.1f}% in the mean (median {all_rows['median']:.1f}%, bias {all_rows['bias']:+.1f}%, worst "
-        f"{all_rows['max']:.0f}%); a naive estimate, FLOPs at half of the peak, is off by "
-        f"{all_rows['naive_mape']:.1f}%."
+        f"On {all_rows['rows']} published runs of {len(report.families())} sources{_refused(all_rows)} the predicted "
+        f"step time is off by {_spread(all_rows)}; a naive estimate, FLOPs at half of the peak, is off by "
+        f"{all_rows.get('naive_mape', 100.0):.1f}%."
+    )
+
+
+def _refused(figures: Mapping[str, float]) -> str:
+    """How many rows are refused, in words; nothing where none is."""
+    return f" ({figures['refused']} refused, counted as 100% off)" if figures["refused"] else ""
+
+
+def _spread(figures: Mapping[str, float]) -> str:
+    return (
+        f"{figures['mape']:.1f}% in the mean (median {figures['median']:.1f}%, bias {figures['bias']:+.1f}%, worst "
+        f"{figures['max']:.0f}%)"
     )
 
 
@@ -111,12 +122,10 @@ def with_section(
         raise ValueError(
             "it has no marks <!-- validation --> and <!-- /validation -->: write them on lines of their own"
         )
-    words = (
-        f"Predicted against published step time of {report.all()['rows']} runs, one point a row, coloured by source."
-    )
+    words = f"Predicted against published step time of {len(report.timed)} runs, one point a row, coloured by source."
     link = f"By source, with memory and the worst rows: [{page}]({page})."
     said = [_fitted_sentence(report, mixtures), *([_held_out_sentence(held_out)] if held_out else [])]
-    said += [mixtures_sentence(mixtures)] if mixtures and mixtures.timed else []
+    said += [mixtures_sentence(mixtures)] if mixtures and mixtures.all()["rows"] else []
     said += [link]
     section = f"![{words}]({picture})\n\n{' '.join(said)}\n"
     return MARKED.sub(lambda _: section, readme)
@@ -170,14 +179,13 @@ def mixtures_sentence(mixtures: Report) -> str:
     """The error of mixtures of experts in one sentence."""
     of_all = mixtures.all()
     return (
-        f"Mixtures of experts, to which nothing was fitted: on {of_all['rows']} published runs the step time is off by "
-        f"{of_all['mape']:.1f}% in the mean (median {of_all['median']:.1f}%, bias {of_all['bias']:+.1f}%, worst "
-        f"{of_all['max']:.0f}%), the naive estimate by {of_all['naive_mape']:.1f}%."
+        f"Mixtures of experts, to which nothing was fitted: on {of_all['rows']} published runs{_refused(of_all)} the "
+        f"step time is off by {_spread(of_all)}, the naive estimate by {of_all.get('naive_mape', 100.0):.1f}%."
     )
 
 
 def _mixtures(mixtures: Report | None) -> list[str]:
-    if mixtures is None or not mixtures.timed:
+    if mixtures is None or not mixtures.all()["rows"]:
         return []
     words = (
         "The rows of `published_moe_runs.jsonl`: all experts whole (expert tensor ranks 1), settings from each source's"

@@ -4,10 +4,13 @@
     bias: the mean of error;  max: the largest |error|;  naive_mape: mape of the naive estimate (baseline.py)
 
 Of what a row leaves open (rule C11 of case.py) the fastest choice counts whose predicted memory the GPU has; where
-none fits, the one that needs least. The naive estimate is that of the first choice. Rows that cannot be modelled, or
-that the predictor refuses, are listed with the reason.
+none fits, the one that needs least. The naive estimate is that of the first choice. A row that cannot be modelled, or
+that the predictor refuses, is listed with the reason, and is a failure: every summary counts it as a prediction of 0,
+an error of -100%. Rows without a measurement are listed and count for nothing: those that the file itself excludes
+("scorable": false), and those with a figure that no GPU can have reached.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -36,6 +39,7 @@ class Prediction(Protocol):
     def fits(self) -> bool: ...
 
 
+REFUSED_ERROR = -100.0  # percent
 # Called with the keyword arguments of `Case.arguments`.
 Predictor = Callable[..., Prediction]
 
@@ -52,11 +56,12 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A row that is not scored, and why."""
+    """A row that is not scored, and why; `row` is None where there is no measurement."""
 
     id: str
     line: int
     reason: str
+    row: Row | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +99,22 @@ class Scored:
         return 100 * (self.memory_bytes / self.measured.memory_bytes - 1)
 
 
-def statistics(errors: Sequence[float], naive_errors: Sequence[float] = ()) -> dict[str, float]:
-    """rows, mape, median, bias, max and, where given, naive_mape of signed errors in percent.
+def statistics(errors: Sequence[float], naive_errors: Sequence[float] = (), refused: int = 0) -> dict[str, float]:
+    """rows, refused, mape, median, bias, max and, where given, naive_mape of signed errors in percent.
+
+    Each of the `refused` rows is one of `rows`, with an error of -100%; the naive estimate has no such rows.
 
     >>> statistics([10.0, -20.0])
-    {'rows': 2, 'mape': 15.0, 'median': 15.0, 'bias': -5.0, 'max': 20.0}
+    {'rows': 2, 'refused': 0, 'mape': 15.0, 'median': 15.0, 'bias': -5.0, 'max': 20.0}
+    >>> statistics([10.0], refused=1)
+    {'rows': 2, 'refused': 1, 'mape': 55.0, 'median': 55.0, 'bias': -45.0, 'max': 100.0}
     """
+    errors = [*errors, *[REFUSED_ERROR] * refused]
     if not errors:
         return {"rows": 0}
     sizes = [abs(error) for error in errors]
-    figures = {"rows": len(sizes), "mape": fmean(sizes), "median": median(sizes), "bias": fmean(errors)}
-    figures["max"] = max(sizes)
+    figures = {"rows": len(sizes), "refused": refused, "mape": fmean(sizes), "median": median(sizes)}
+    figures |= {"bias": fmean(errors), "max": max(sizes)}
     return figures | ({"naive_mape": fmean(abs(error) for error in naive_errors)} if naive_errors else {})
 
 
@@ -125,31 +135,35 @@ class Report:
         """The rows that state memory."""
         return tuple(one for one in self.scored if one.measured.memory_bytes is not None)
 
+    def refused(self, of_memory: bool = False) -> tuple[Row, ...]:
+        """The rows that state a step time (or memory) and have no prediction."""
+        rows = [one.row for one in self.skipped if one.row is not None]
+        return tuple(row for row in rows if any(name.startswith("memory") == of_memory for name in row.measured))
+
     def families(self) -> dict[str, dict[str, float]]:
         """Statistics of the step time by the part of the id before the first "-"."""
-        return {name: _time(ones) for name, ones in _by(self.timed, lambda row: row.family).items()}
+        return _by(self.timed, self.refused(), lambda row: row.family, _time)
 
     def groups(self) -> dict[str, dict[str, float]]:
         """The same by the first two parts, for families that have several kinds of rows under one source's name."""
-        by_family = _by(self.timed, lambda row: row.family)
         groups: dict[str, dict[str, float]] = {}
-        for family, ones in by_family.items():
-            parts = _by(ones, lambda row: row.group)
+        for family, figures in self.families().items():
+            ones = [one for one in self.timed if one.row.family == family]
+            parts = _by(ones, [row for row in self.refused() if row.family == family], lambda row: row.group, _time)
             # An id such as "mpt-L77" has a row of its own in its second part: no group.
-            is_grouped = 1 < len(parts) and len(parts) * 3 <= len(ones)
-            groups |= {name: _time(part) for name, part in parts.items()} if is_grouped else {family: _time(ones)}
+            is_grouped = 1 < len(parts) and len(parts) * 3 <= figures["rows"]
+            groups |= parts if is_grouped else {family: figures}
         return groups
 
     def all(self) -> dict[str, float]:
         """Statistics of the step time over all rows."""
-        return _time(self.timed)
+        return _time(self.timed, len(self.refused()))
 
     def memory(self) -> dict[str, Any]:
         """Statistics of memory over all rows that state it, and by family."""
-        families = _by(self.weighed, lambda row: row.family)
-        return statistics([one.memory_error for one in self.weighed]) | {
-            "families": {name: statistics([one.memory_error for one in ones]) for name, ones in families.items()}
-        }
+        refused = self.refused(of_memory=True)
+        families = _by(self.weighed, refused, lambda row: row.family, _memory)
+        return _memory(self.weighed, len(refused)) | {"families": families}
 
     def worst(self, number: int) -> list[Scored]:
         """The rows with the largest errors of time, worst first."""
@@ -181,7 +195,7 @@ def prepare(rows: Iterable[Row]) -> tuple[list[Prepared], list[Skipped]]:
         try:
             cases = cases_of(row)
         except ValueError as error:
-            skipped.append(Skipped(row.id, row.line, str(error)))
+            skipped.append(Skipped(row.id, row.line, str(error), row))
             continue
         try:
             ready.append(Prepared(row, cases, _measured(row, cases[0]), naive_step_time_s(cases[0])))
@@ -197,7 +211,7 @@ def report(ready: Iterable[Prepared], predict: Predictor, skipped: Sequence[Skip
         try:
             case, prediction = best(one.cases, predict)
         except ValueError as error:
-            refused.append(Skipped(one.row.id, one.row.line, f"the predictor refuses: {error}"))
+            refused.append(Skipped(one.row.id, one.row.line, f"the predictor refuses: {error}", one.row))
             continue
         time_s, memory = prediction.step_time_s, getattr(prediction, one.measured.memory_kind)
         scored.append(Scored(one.row, case, one.measured, time_s, memory, one.naive_s))
@@ -229,12 +243,26 @@ def _measured(row: Row, case: Case) -> Measured:
     return measured_of(row, model, case.cluster.device, case.batch, case.precision, case.recompute)
 
 
-def _by(ones: Iterable[Scored], key: Callable[[Row], str]) -> dict[str, list[Scored]]:
+Figures = dict[str, float]
+
+
+def _by(
+    ones: Iterable[Scored],
+    refused: Iterable[Row],
+    key: Callable[[Row], str],
+    figures: Callable[[Sequence[Scored], int], Figures],
+) -> dict[str, Figures]:
+    """Statistics of each group of rows, the refused ones among them."""
     groups: dict[str, list[Scored]] = {}
     for one in ones:
         groups.setdefault(key(one.row), []).append(one)
-    return groups
+    counts = Counter(key(row) for row in refused)
+    return {name: figures(groups.get(name, []), counts[name]) for name in dict.fromkeys((*groups, *counts))}
 
 
-def _time(ones: Sequence[Scored]) -> dict[str, float]:
-    return statistics([one.error for one in ones], [one.naive_error for one in ones])
+def _time(ones: Sequence[Scored], refused: int) -> Figures:
+    return statistics([one.error for one in ones], [one.naive_error for one in ones], refused)
+
+
+def _memory(ones: Sequence[Scored], refused: int) -> Figures:
+    return statistics([one.memory_error for one in ones], (), refused)

@@ -9,7 +9,7 @@ from lablib.plan.predict import OFFLOAD
 from lablib.plan.stack import Stack, find_stack
 from lablib.plan.usual import NAMED, Software, usual_software
 from lablib.plan.validation.rows import Row
-from lablib.plan.validation.synonyms import recompute_named
+from lablib.plan.validation.synonyms import is_named, offload_named, recompute_named
 
 MEGATRON = ("megatron", "nemo", "simumax", "bigscience", "bloom", "vtrain", "reducing activation recomputation")
 BEFORE_HOPPER = ("V100", "A100")
@@ -24,6 +24,8 @@ PRECISIONS = (
     ("fp32", "float32"),
 )
 RECOMPUTE = ("none", "selective", "full")
+# Whose implementation of an optimizer: "FusedAdam" and "DeepSpeedCPUAdam" are Adam, "NAdam" is not.
+_MAKERS = "(?:fused|paged|decoupled|distributed|(?:deepspeed)?cpu)?-?"
 
 
 def software_of(row: Row, cluster: Cluster) -> Software:
@@ -36,7 +38,11 @@ def software_of(row: Row, cluster: Cluster) -> Software:
     if "torchtitan" in title:
         return Software(_torchtitan(row), "torchtitan's")
     is_megatron = any(word in title for word in MEGATRON)
-    if is_megatron and cluster.device.name.startswith(BEFORE_HOPPER) and any(word in title for word in DEEPSPEED):
+    if (
+        is_megatron
+        and cluster.device.name.startswith(BEFORE_HOPPER)
+        and any(is_named(title, word) for word in DEEPSPEED)
+    ):
         return Software("megatron-deepspeed", "DeepSpeed's")
     # Hopper came with flash attention: whatever the date says, nothing older ran on it.
     year = year_of(row) if cluster.device.name.startswith(BEFORE_HOPPER) else None
@@ -62,7 +68,7 @@ def year_of(row: Row) -> int | None:
 
 def _torchtitan(row: Row) -> str:
     notes, is_float8 = row.text("notes"), "fp8" in row.text("precision")
-    is_compiled = "compile" in notes and not any(word in notes for word in ("no compile", "without", "eager"))
+    is_compiled = is_named(notes, "compiled?") and not is_named(notes, "eager")
     if not (is_compiled or is_float8):
         return "fsdp-flash"
     year = year_of(row)
@@ -88,8 +94,10 @@ def optimizer_of(row: Row) -> str:
     text = row.text("optimizer").replace("_", "-")
     if not text:
         return "adamw"
-    names = sorted(OPTIMIZERS, key=len, reverse=True)  # "adam-8bit" is not "adam"
-    if found := next((name for name in names if name in text), None):
+    if is_named(text, rf"{_MAKERS}adamw?-?8-?bit|8-?bit[ -]adamw?"):
+        return "adam-8bit"
+    names = sorted(OPTIMIZERS, key=lambda name: (name != "muon", -len(name)))  # Muon leaves some parameters to AdamW
+    if found := next((name for name in names if is_named(text, f"{_MAKERS}{name}(?!-?mini)")), None):
         return found
     raise ValueError(f"optimizer must name one of {', '.join(OPTIMIZERS)}: got {row.texts['optimizer']!r}")
 
@@ -98,11 +106,11 @@ def offload_of(row: Row) -> tuple[str, ...]:
     """Rule C14: what the host keeps.
 
     Raises:
-        ValueError: a text with none of the words in it.
+        ValueError: a text with none of the words in it, or that also offloads parameters, which is not modelled.
     """
-    text = row.parallel.get("offload", "").lower()
-    found = tuple(name for name in OFFLOAD if name.rstrip("s") in text)
-    if not found and text not in ("", "none", "no"):
+    text = offload_named(row.parallel.get("offload", ""))
+    found = tuple(name for name in OFFLOAD if is_named(text, f"{name.rstrip('s')}s?"))
+    if (text and not found) or is_named(text, r"param\w*|weights?|nvme"):
         raise ValueError(f"parallel.offload must name {' or '.join(OFFLOAD)}: got {row.parallel['offload']!r}")
     return found
 

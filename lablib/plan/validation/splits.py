@@ -29,9 +29,10 @@ def parallel_of(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
     """
     axes = row.parallel
     sharding: dict[str, Any] = {"zero_stage": axes.get("zero_stage", 1 if stack == "megatron-core" else 0)}
-    if axes.get("fsdp") not in (None, 0, False):
-        sharding = _fsdp(axes["fsdp"], data, axes.get("cp", 1), cluster)
-    reshards = sharding.pop("reshard_after_forward", not (stack.startswith("torch-compile") and axes.get("pp", 1) > 1))
+    if (name := sharding_named(str(axes.get("fsdp", "none")))) != "none":
+        sharding = _fsdp(name, data, axes.get("cp", 1), cluster)
+    if sharding["zero_stage"] == 3 and stack.startswith("torch-compile") and axes.get("pp", 1) > 1:
+        sharding.setdefault("reshard_after_forward", False)
     sequence_parallel = axes.get("sequence_parallel", False if stack in OLD_MEGATRON else None)
     return Parallel(
         data=data,
@@ -41,7 +42,6 @@ def parallel_of(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
         **_experts(axes, data),
         sequence_parallel=sequence_parallel,
         **sharding,
-        reshard_after_forward=reshards,
     )
 
 
@@ -52,9 +52,8 @@ def _experts(axes: Mapping[str, Any], data: int) -> dict[str, int]:
     return {"expert": gcd(axes.get("ep", 1), data * axes.get("cp", 1))}
 
 
-def _fsdp(given: Any, data: int, context: int, cluster: Cluster) -> dict[str, Any]:
+def _fsdp(name: str, data: int, context: int, cluster: Cluster) -> dict[str, Any]:
     """Rule C8 for `fsdp`."""
-    name = sharding_named(str(given))
     if name == "FULL_SHARD":
         return {"zero_stage": 3}
     if name == "SHARD_GRAD_OP":
@@ -67,5 +66,5 @@ def _fsdp(given: Any, data: int, context: int, cluster: Cluster) -> dict[str, An
         replicas = max(1, data * context // int(name))
         return {"zero_stage": 3, "replicas": replicas if data % replicas == 0 else 1}
     raise ValueError(
-        f"fsdp must be FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD or a number of ranks: got {given!r}"
+        f"fsdp must be FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD or a number of ranks: got {name!r}"
     )

@@ -26,10 +26,26 @@ _SHARDING = {
     "FULL_SHARD": "full fullshard fsdp fsdp2 zero3 true yes 1",
     "SHARD_GRAD_OP": "shardgradop gradop zero2",
     "HYBRID_SHARD": "hybrid hybridshard hsdp",
-    "NO_SHARD": "noshard none no false 0",
+    "NO_SHARD": "noshard",
+    "none": "none no false off 0",  # as if it were not stated
 }
+# Offload of what is not said: the optimizer's states, as ZeRO-Offload's.
+_OFFLOAD = {
+    "": "none no false off 0",
+    "optimizer": "cpu host true yes on 1 cpuoffload hostoffload offload zerooffload cpumemory hostmemory",
+}
+_NOT_IN_FRONT = "".join(f"(?<!{word})" for word in ("no ", "not ", "non-", "without ", "[a-z]"))
 # Words of a GPU's full name that do not tell which it is.
 _ABOUT_GPUS = re.compile(r"nvidia|amd|tesla|instinct|hgx|dgx|gpus?|tensor|core|nvl72|sxm\d?|hbm\d?e?|oam")
+
+
+def is_named(text: str, pattern: str) -> bool:
+    """Whether a text in lower case has this word as a word of its own, without "no", "not" or "without" before it.
+
+    >>> is_named("lora, rank 16", "lora"), is_named("an exploration", "lora"), is_named("without lora", "lora")
+    (True, False, False)
+    """
+    return re.search(f"{_NOT_IN_FRONT}(?:{pattern})(?![a-z])", text) is not None
 
 
 def _meant(text: str, names: dict[str, str]) -> str | None:
@@ -68,12 +84,22 @@ def recompute_named(text: str) -> str:
 
 
 def sharding_named(text: str) -> str:
-    """FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD or NO_SHARD, or the text itself.
+    """FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD, NO_SHARD or "none" (not stated), or the text itself.
 
     >>> sharding_named("HSDP"), sharding_named("full_shard"), sharding_named("64")
     ('HYBRID_SHARD', 'FULL_SHARD', '64')
     """
     return _meant(re.sub(r"[^a-z0-9]", "", text.lower()), _SHARDING) or text
+
+
+def offload_named(text: str) -> str:
+    """A text without brackets that says only where ("cpu") or whether ("true") as what it means; others as they are.
+
+    >>> offload_named("CPU"), offload_named("false"), offload_named("activations"), offload_named("ZeRO-Offload (CPU)")
+    ('optimizer', '', 'activations', 'optimizer')
+    """
+    found = _meant(re.sub(r"\(.*|[^a-z0-9(]", "", text.lower()), _OFFLOAD)
+    return text.lower() if found is None else found
 
 
 def gpu_key(name: str) -> str:

@@ -47,10 +47,11 @@ def memory_lines(report: Report) -> list[tuple[str, ...]]:
 
 
 def _figures(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """rows, mean, median, bias, worst of statistics."""
+    """rows (and how many of them are refused), mean, median, bias, worst of statistics."""
     bias = f"{figures['bias']:+.1f}%" if "bias" in figures else ""
     mean, middle, worst = (_percent(figures.get(name)) for name in ("mape", "median", "max"))
-    return str(figures["rows"]), mean, middle, bias, worst
+    refused = figures.get("refused")
+    return f"{figures['rows']} ({refused} refused)" if refused else str(figures["rows"]), mean, middle, bias, worst
 
 
 def _percent(value: float | None) -> str:

@@ -94,9 +94,37 @@ def test_experts_that_are_stated_hold(row):
     assert experts and (experts.num_experts, experts.num_active, experts.d_ff) == (16, 1, 8192)
 
 
-def test_a_model_without_attention_is_refused(row):
+@pytest.mark.parametrize(
+    "name",
+    ["Nemotron-H 56B", "Nemotron 3 Nano 30B-A3B", "Nemotron3 Super", "NVIDIA-Nemotron-Nano-9B-v2", "Falcon-Mamba 7B"]
+    + ["Qwen3-Next-80B-A3B", "Jamba 1.5", "StripedHyena 7B", "nemotron_h_8b"],
+)
+def test_a_model_without_attention_is_refused(row, name):
     with pytest.raises(ValueError, match="has layers that are no attention"):
-        transformer_of(row({"model.name": "Nemotron-H 56B"}), False)
+        transformer_of(row({"model.name": name}), False)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Nemotron-340B", "nemotron 340b", "Nemotron-4-340B", "Nemotron4 15B", "Nemotron-3-8B", "nemotron3_22b"]
+    + ["Llama-3.1-Nemotron-Nano-8B", "Llama-3.3-Nemotron-Super-49B", "Nemotron-4-Mini-Hindi"],
+)
+def test_a_transformer_of_a_similar_name_is_not(row, name):
+    assert transformer_of(row({"model.name": name}), False).num_layers == 32
+
+
+@pytest.mark.parametrize("known", sorted(name for name in TRANSFORMERS if any(letter.isdigit() for letter in name)))
+def test_a_name_is_its_own_model_and_none_of_another_size(row, known):
+    nothing = {"model.layers": None, "model.hidden": None, "model.heads": None, "model.vocab": None}
+    model = transformer_of(row(nothing | {"model.name": known}), False)
+    assert model.d_model == TRANSFORMERS[known].d_model and model.num_layers == TRANSFORMERS[known].num_layers
+
+
+@pytest.mark.parametrize("name", ["GPT-20B", "GPT 2.7B", "GPT-22B"])
+def test_a_number_is_read_to_its_end(row, name):
+    nothing = {"model.layers": None, "model.hidden": None, "model.heads": None, "model.vocab": None}
+    with pytest.raises(ValueError, match="not known here"):
+        transformer_of(row(nothing | {"model.name": name}), False)
 
 
 def test_synonyms_of_one_name_are_one():

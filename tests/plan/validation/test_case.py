@@ -187,13 +187,54 @@ def test_interleaved_without_chunks_is_every_number_that_divides_the_layers_of_a
         (64, {"zero_stage": 3}),
         (16, {"zero_stage": 3, "replicas": 4}),
         (1, {"zero_stage": 3}),
-        (0, {"zero_stage": 2}),
+        *((value, {"zero_stage": 2}) for value in (0, "0", False, "false", "none", "No", "off")),
+        *((value, {"zero_stage": 3}) for value in (True, "true", "Yes", "1")),
     ],
 )
 def test_fsdp_is_read_as_its_sources_write_it(row, fsdp, expected):
     changes = {"hardware.gpus": 64, "parallel": {"dp": 64, "tp": 1, "pp": 1, "fsdp": fsdp, "zero_stage": 2}}
     parallel = only(row(changes | {"batch.micro": 1})).parallel
     assert parallel == Parallel(data=64, sequence_parallel=False, **expected)
+
+
+@pytest.mark.parametrize("fsdp", [None, False, "none", "NO_SHARD", "FULL_SHARD", "SHARD_GRAD_OP", 4])
+@pytest.mark.parametrize("zero_stage", [None, 0, 1, 2, 3])
+@pytest.mark.parametrize("pp", [1, 2])
+def test_parameters_stay_gathered_only_where_they_are_split(row, fsdp, zero_stage, pp):
+    changes = {"parallel": {"dp": 8 // pp, "tp": 1, "pp": pp, "fsdp": fsdp, "zero_stage": zero_stage}}
+    titan = {"source.title": "torchtitan benchmarks", "notes": "compile", "hardware.gpu": "H100"}
+    parallel = cases_of(row(changes | titan | {"batch": {"global": 64}}))[0].parallel
+    keeps = parallel.zero_stage == 3 and (pp > 1 or fsdp == "SHARD_GRAD_OP")
+    assert parallel.reshard_after_forward == (not keeps)
+
+
+@pytest.mark.parametrize("value", ["cpu", "CPU", True, "true", "yes", "ZeRO-Offload", "cpu (ZeRO-2)", "host memory"])
+def test_an_offload_that_names_a_place_only_is_of_the_optimizer(row, value):
+    assert only(row({"parallel.offload": value})).offload == ("optimizer",)
+
+
+@pytest.mark.parametrize("value", [False, "false", "none", "No", "off", "none (fits)"])
+def test_no_offload_is_none_however_it_is_spelled(row, value):
+    assert only(row({"parallel.offload": value})).offload == ()
+
+
+def test_an_offload_of_what_is_not_modelled_is_refused(row):
+    for value in ("optimizer, params", "nvme", "weights", "no activations"):
+        with pytest.raises(ValueError, match=r"parallel.offload must name optimizer or activations"):
+            cases_of(row({"parallel.offload": value}))
+    assert only(row({"parallel.offload": "optimizer, not activations"})).offload == ("optimizer",)
+
+
+@pytest.mark.parametrize("value", [True, "true", "Yes", "on", 1, "1"])
+def test_a_flag_may_be_text(row, value):
+    assert only(row({"parallel.sequence_parallel": value})).parallel.has_sequence_parallel
+    no = {"true": "False", "Yes": "no", "on": "off", "1": "0"}.get(value, type(value)(0))
+    assert not only(row({"parallel.sequence_parallel": no, "hardware.gpu": "H100"})).parallel.has_sequence_parallel
+
+
+@pytest.mark.parametrize(("value", "recompute"), [(True, "full"), (False, "none")])
+def test_recomputation_may_be_a_flag(row, value, recompute):
+    assert only(row({"recompute": value})).recompute == recompute
 
 
 def test_what_is_sharded_by_default_depends_on_the_software(row):
@@ -225,6 +266,8 @@ def test_the_software_follows_from_the_source(published, family, stacks):
         ("compile+float8", "fp8 linear", "torch-compile"),
         ("eager", "bf16", "fsdp-flash"),
         ("no compile", "bf16", "fsdp-flash"),
+        ("not compiled", "bf16", "fsdp-flash"),
+        ("compile, without float8", "bf16", "torch-compile"),
         (None, "bf16", "fsdp-flash"),
         (None, "fp8 linear + fp8 all-gather", "torch-compile"),
     ],
@@ -262,7 +305,9 @@ def test_sequence_parallel_is_as_stated_or_what_the_software_can(row):
 
 def test_lora_trains_adapters_only(row):
     assert only(row({"notes": "LoRA Performance"})).trainable == "lora"
-    assert only(row({"notes": "SFT Performance"})).trainable == "all"
+    assert only(row({"notes": "QLoRA, rank 16"})).trainable == "lora"
+    for notes in ("SFT Performance", "an exploration of sizes", "without LoRA", "not LoRA"):
+        assert only(row({"notes": notes})).trainable == "all"
 
 
 def test_an_optimizer_is_known_by_its_name(row):

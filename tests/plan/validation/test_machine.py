@@ -2,6 +2,7 @@
 
 import pytest
 
+from lablib.hardware import LINKS
 from lablib.plan.validation.machine import bandwidth_bytes_per_s, cluster_of
 
 
@@ -34,6 +35,20 @@ def test_roce_has_its_own_latency(published):
     row = next(row for row in published if "RoCE" in row.hardware.get("interconnect", ""))
     cluster = cluster_of(row)
     assert cluster.inter.bandwidth_bytes_per_s == 25e9 and cluster.inter.latency_s == pytest.approx(5e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "latency_us"),
+    [
+        ("RoCEv2", 5),
+        ("one NIC for each process", 4),
+        ("the default of the site", 4),
+        ("EFA", LINKS["efa-v2"].latency_s * 1e6),
+    ],
+)
+def test_a_technology_is_a_word_of_the_text(row, text, latency_us):
+    cluster = cluster_of(row({"hardware.interconnect": f"400 Gb/s, {text}"}))
+    assert cluster.inter.latency_s * 1e6 == pytest.approx(latency_us)
 
 
 @pytest.mark.parametrize(

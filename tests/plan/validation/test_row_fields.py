@@ -138,6 +138,15 @@ def test_what_the_host_keeps_is_modelled_or_refused(row):
 
 def test_an_optimizer_nobody_knows_is_refused(row):
     names = {"AdamW (fused)": "adamw", "adam_8bit": "adam-8bit", "SGD": "sgd", "Adafactor": "adafactor"}
+    names |= {
+        "FusedAdam": "adam",
+        "paged_adamw_8bit": "adam-8bit",
+        "8-bit Adam": "adam-8bit",
+        "DeepSpeedCPUAdam": "adam",
+    }
+    for text in ("NAdam", "Adamax", "Adam-mini", "for a million steps", "Lambda"):
+        with pytest.raises(ValueError, match="optimizer must name one of"):
+            optimizer_of(row({"optimizer": text}))
     assert {text: optimizer_of(row({"optimizer": text})) for text in names} == names
     with pytest.raises(ValueError, match="optimizer must name one of .*: got 'Muon'"):
         optimizer_of(row({"optimizer": "Muon"}))

@@ -4,10 +4,17 @@ import json
 from statistics import fmean, median
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from lablib.figures import describe, figure_validation, validation_svg
 from lablib.plan.validation.case import cases_of
+from lablib.plan.validation.page import markdown, mixtures_sentence, sentence
 from lablib.plan.validation.rows import parse_rows
 from lablib.plan.validation.score import best, score, statistics
+from lablib.plan.validation.tables import time_lines
+from lablib.units import plural
+from tests.plan.validation.conftest import Fixed
 
 
 def test_errors_are_in_percent_of_what_was_measured(row, fixed):
@@ -24,7 +31,7 @@ def test_the_form_for_programs_has_exactly_the_promised_keys(published, fixed):
     answer = json.loads(json.dumps(score(published, lambda **_: fixed()).to_json()))
     assert list(answer) == ["families", "all", "memory", "skipped", "software"]
     assert answer["all"]["rows"] == sum(family["rows"] for family in answer["families"].values()) == 296
-    keys = {"rows", "mape", "median", "bias", "max", "naive_mape"}
+    keys = {"rows", "refused", "mape", "median", "bias", "max", "naive_mape"}
     assert all(set(family) == keys for family in [answer["all"], *answer["families"].values()])
     assert answer["memory"]["rows"] == 33 and answer["skipped"] == []
 
@@ -59,6 +66,51 @@ def test_a_row_that_the_predictor_refuses_is_named_too(row):
 
     (skipped,) = score([row()], refuses).skipped
     assert skipped.reason == "the predictor refuses: 32 layers do not divide"
+
+
+@settings(deadline=None, max_examples=20)
+@given(data=st.data())
+def test_every_summary_counts_a_refused_row_as_a_failure(data, published):
+    rows = published[:: data.draw(st.integers(5, 40))]
+    refused = set(data.draw(st.lists(st.sampled_from([row.id for row in rows]), min_size=1, unique=True)))
+    answers = {row.id: (row.model["layers"], row.model["hidden"], row.hardware["gpus"]) for row in rows}
+    shapes = {answers[name] for name in refused}
+
+    def predict(model, parallel, **_):
+        if (model.num_layers, model.d_model, parallel.num_ranks) in shapes:
+            raise ValueError("no")
+        return Fixed(1.0)
+
+    report = score(rows, predict)
+    count = sum(answer in shapes for answer in answers.values())
+    assert len(report.skipped) == count == len(report.refused()) and len(report.timed) == len(rows) - count
+    for figures in (report.families(), report.groups()):
+        assert sum(each["rows"] for each in figures.values()) == len(rows)
+        assert sum(each["refused"] for each in figures.values()) == count
+    expected = fmean([*(abs(one.error) for one in report.timed), *[100.0] * count])
+    assert report.all()["mape"] == pytest.approx(expected) and report.all()["max"] >= 100
+    weighed = [row for row in rows if any(name.startswith("memory") for name in row.measured)]
+    assert report.memory()["rows"] == len(weighed)
+    assert f"({count} refused, counted as 100% off)" in sentence(report)
+    assert f"({count} refused, counted as 100% off)" in mixtures_sentence(report)
+    assert f"{len(rows)} ({count} refused)" in dict((line[0], line[1]) for line in time_lines(report))["all"]
+    assert f"and {count} are refused" in str(describe(figure_validation(report)))
+    assert f"{plural(count, 'refused rows')} as -100%" in validation_svg(report)
+
+
+def test_a_source_of_which_every_row_is_refused_is_in_the_summary(row):
+    def refuses(**_):
+        raise ValueError("no")
+
+    report = score([row(), row({"id": "mine-two", "measured": {"memory_gib_per_gpu": 30.0}})], refuses)
+    assert report.all() == {"rows": 1, "refused": 1, "mape": 100, "median": 100, "bias": -100, "max": 100}
+    assert set(report.families()) == {"mine"} and report.memory()["refused"] == 1
+    assert "On 1 published runs of 1 sources (1 refused" in markdown(report, "a.svg")
+
+
+def test_a_row_that_its_file_excludes_is_no_failure(line, fixed):
+    report = score(parse_rows([line(), '{"id": "mine-c", "scorable": false}']), lambda **_: fixed())
+    assert report.all()["rows"] == 1 and report.all()["refused"] == 0
 
 
 def test_a_figure_in_another_unit_is_not_scored_and_named(line, fixed):
