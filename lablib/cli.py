@@ -417,7 +417,18 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--optimizer",
         default="adamw",
-        help="sgd, sgd-momentum, adam, adamw (default), lamb, lion, sophia, adafactor, adam-8bit or galore",
+        help="sgd, sgd-momentum, adam, adamw (default), lamb, lion, sophia, adafactor, adam-8bit, muon or galore",
+    )
+    command.add_argument(
+        "--offload", metavar="NAME", help="optimizer, activations or both with a comma: kept in the host's memory"
+    )
+    command.add_argument(
+        "--lora", action="store_true", help="train adapters only: the model's weights have no gradients"
+    )
+    command.add_argument(
+        "--compression",
+        default="none",
+        help="of the data axis's gradients: none (default), fp16, bf16, int8, int4, one-bit, top-k or powersgd",
     )
     counts = {
         "tensor": "ranks that share every matrix product",
@@ -439,7 +450,9 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     for name, what in names.items():
         command.add_argument(f"--{name}", metavar="NAME", help=f"{what}; one, or some with commas between")
     command.add_argument("--top", type=int, default=10, metavar="N", help="rows of the table; default 10")
-    command.add_argument("--json", action="store_true", help="the same for programs, in seconds and bytes")
+    command.add_argument(
+        "--json", action="store_true", help="the same for programs, in seconds and bytes, with the inputs"
+    )
 
 
 if __name__ == "__main__":

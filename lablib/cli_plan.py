@@ -9,13 +9,16 @@ from typing import Any
 
 from lablib.course.errors import CourseError
 from lablib.course.table import table
+from lablib.hardware.catalogue import find_cluster
 from lablib.plan.prediction import Prediction
 from lablib.plan.search import search
 from lablib.plan.search_result import SearchResult, row_of
+from lablib.plan.usual import usual_software
 from lablib.units import format_quantity, plural
 
 WHOLE = ("tensor", "pipeline", "context", "expert", "expert_tensor", "data", "chunks", "micro_batch", "zero_stage")
 NAMES = ("recompute", "schedule")
+GIVEN = ("nodes", "gpus", "seq_len", "precision", "stack", "optimizer", "compression")
 _BAR_AFTER_S = 1.0
 _MAX_VALUES = 100_000
 
@@ -28,18 +31,22 @@ def plan_command(options: argparse.Namespace) -> int:
     """
     if options.top < 1:
         raise CourseError(f"--top must be 1 or more: got {options.top}")
-    asked = {name: getattr(options, name) for name in ("nodes", "gpus", "seq_len", "precision", "stack", "optimizer")}
+    asked = {name: getattr(options, name) for name in GIVEN}
+    asked["trainable"] = "lora" if options.lora else "all"
+    asked["offload"] = tuple(word.strip() for word in options.offload.split(",")) if options.offload else ()
     try:
         for name in WHOLE:
             asked[name] = _whole(name, getattr(options, name))
         for name in NAMES:
             words = getattr(options, name)
             asked[name] = None if words is None else [word.strip() for word in words.split(",")]
+        inputs = {"model": options.model, "cluster": options.cluster, "batch": options.batch} | asked
         with _Bar() as bar:
-            found = search(options.model, options.cluster, options.batch, **asked, progress=bar.progress)
+            found = search(**inputs, progress=bar.progress)
     except ValueError as error:
         raise CourseError(str(error)) from None
-    print(json.dumps(to_json(found, options.top), indent=2) if options.json else text(found, options.top))
+    answer = {"inputs": _settled(inputs, found)} | to_json(found, options.top)
+    print(json.dumps(answer, indent=2) if options.json else text(found, options.top))
     return 0 if len(found.order) else 1
 
 
@@ -50,7 +57,7 @@ def text(found: SearchResult, top: int) -> str:
         best = found.best
         lines += [
             f"{best.name} on {plural(best.num_gpus, 'GPUs')} of {best.cluster}, a step of "
-            f"{plural(best.batch, 'sequences')}:",
+            f"{plural(best.batch, 'sequences')} of {plural(best.seq_len, 'tokens')}:",
             "",
         ]
         lines += [table(_HEADING, [_row(place, each) for place, each in enumerate(found.top(top), 1)]), ""]
@@ -93,8 +100,13 @@ def _row(place: int, each: Prediction) -> tuple[str, ...]:
     return (
         *(str(place), str(each.parallel), each.schedule, str(each.micro_batch), each.recompute),
         *(format_quantity(each.step_time_s, "s"), f"{each.tokens_per_s:,.0f}", f"{each.mfu:.1%}"),
-        *(f"{max(each.bubble_fraction, 0.0):.1%}", format_quantity(each.peak_memory_bytes, "B"), row["bound_by"]),
+        *(f"{max(each.bubble_fraction, 0.0):.1%}", _memory(each), row["bound_by"]),
     )
+
+
+def _memory(each: Prediction) -> str:
+    """Its peak, "tight" where that is above 95% of what the GPU has."""
+    return format_quantity(each.peak_memory_bytes, "B") + (", tight" if row_of(each)["is_tight"] else "")
 
 
 def _brief(each: Prediction) -> str:
@@ -116,6 +128,13 @@ def to_json(found: SearchResult, top: int) -> dict[str, Any]:
             kind: {"plans": count, "example": kinds[kind].reason} for kind, count in found.rejected.counts.items()
         },
     }
+
+
+def _settled(inputs: dict[str, Any], found: SearchResult) -> dict[str, Any]:
+    """The inputs as keyword arguments of `search`, with the defaults that depend on model and cluster."""
+    one = found.plans
+    stack = usual_software(find_cluster(inputs["cluster"]).device).name if inputs["stack"] is None else inputs["stack"]
+    return inputs | {"seq_len": int(one.numbers["seq_len"][0]), "stack": stack}
 
 
 def _whole(name: str, text: str | None) -> Sequence[int] | None:

@@ -2,8 +2,12 @@
 
 import json
 import re
+from contextlib import redirect_stdout
+from io import StringIO
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lablib import cli_plan
 from lablib.cli import main
@@ -22,7 +26,7 @@ def test_the_best_plans_are_a_table_with_the_reasons_of_the_others(capsys: pytes
     said = capsys.readouterr()
     lines = said.out.splitlines()
     best = search("gpt3-13b", "dgx-a100", 64, nodes=2, schedule=["1f1b", "zb-v"], recompute=["none", "full"], context=1)
-    assert lines[0] == "gpt3-13b on 16 GPUs of dgx-a100, a step of 64 sequences:"
+    assert lines[0] == "gpt3-13b on 16 GPUs of dgx-a100, a step of 64 sequences of 2,048 tokens:"
     assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
     assert str(best.best.parallel) in lines[3] and f"{best.best.mfu:.1%}" in lines[3]
     assert f"{len(best.plans):,} plans tried" in said.out
@@ -40,6 +44,67 @@ def test_json_says_the_same_in_seconds_and_bytes(capsys: pytest.CaptureFixture):
     assert said["best"][0]["step_time_s"] == found.best.step_time_s
     assert {kind: each["plans"] for kind, each in said["rejected"].items()} == found.rejected.counts
     assert said["nearest"] is None
+
+
+@settings(deadline=None, max_examples=10)
+@given(data=st.data())
+def test_json_repeats_its_inputs_so_that_a_search_with_them_is_the_same(data):
+    flags = {
+        "--seq-len": st.sampled_from(["1024", "2048"]),
+        "--precision": st.sampled_from(["bfloat16", "float16"]),
+        "--stack": st.sampled_from(["megatron-core", "torch-compile"]),
+        "--optimizer": st.sampled_from(sorted(OPTIMIZERS)),
+        "--offload": st.sampled_from(["optimizer", "activations", "optimizer,activations"]),
+        "--compression": st.sampled_from(["none", "int8", "powersgd"]),
+        "--zero-stage": st.sampled_from(["0", "0,1"]),
+        "--micro-batch": st.sampled_from(["1", "1,2", "2-4"]),
+        "--schedule": st.sampled_from(["1f1b", "1f1b,zb-h1"]),
+    }
+    words = [*ASKED, "--tensor", "4,8", "--pipeline", "1,2", "--recompute", "full", "--json", "--top", "2"]
+    for flag, values in flags.items():
+        if data.draw(st.booleans()):
+            words += [flag, data.draw(values)]
+    words += ["--lora"] * ("--compression" not in words and data.draw(st.booleans()))
+    with redirect_stdout(StringIO()) as said:
+        main(words)
+    answer = json.loads(said.getvalue())
+    found = search(**answer["inputs"])
+    assert json.loads(json.dumps(cli_plan.to_json(found, 2))) == {k: v for k, v in answer.items() if k != "inputs"}
+    assert answer["inputs"]["seq_len"] and answer["inputs"]["stack"] and answer["inputs"]["model"] == "gpt3-13b"
+    for flag in flags:
+        if flag in words:
+            given = answer["inputs"][flag[2:].replace("-", "_")]
+            told = words[words.index(flag) + 1]
+            assert str(given) == told or set(map(str, given)) <= {*told.split(","), "2", "3", "4"}
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        (["--offload", "optimizer"], {"offload": ("optimizer",)}),
+        (["--offload", "optimizer, activations"], {"offload": ("optimizer", "activations")}),
+        (["--lora"], {"trainable": "lora"}),
+        (["--compression", "int8"], {"compression": "int8"}),
+        (["--optimizer", "muon"], {"optimizer": "muon"}),
+    ],
+)
+def test_an_option_is_the_argument_of_search(words, change, capsys: pytest.CaptureFixture):
+    assert main([*ASKED, *FEW, *words, "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"][0]
+    few = {"schedule": ["1f1b", "zb-v"], "recompute": ["none", "full"], "context": 1}
+    changed, plain = (search("gpt3-13b", "dgx-a100", 64, nodes=2, **few, **more).best for more in (change, {}))
+    assert best["step_time_s"] == changed.step_time_s != plain.step_time_s
+
+
+def test_a_plan_above_95_percent_of_the_memory_is_tight(capsys: pytest.CaptureFixture):
+    found = search("gpt3-13b", "dgx-a100", 64, nodes=2, recompute="none")
+    assert main([*ASKED, "--recompute", "none", "--top", "100000"]) == 0
+    lines = capsys.readouterr().out.splitlines()[3 : 3 + len(found.top(100000))]
+    shares = [each.peak_memory_bytes / each.memory_limit_bytes for each in found.top(100000)]
+    assert [", tight" in line for line in lines] == [share > 0.95 for share in shares]
+    assert any(share > 0.95 for share in shares) and not all(share > 0.95 for share in shares)
+    tight = next(each for each in found.top(100000) if each.is_tight)
+    assert "fits, tight." in tight.sentence()
 
 
 def test_where_nothing_fits_the_nearest_miss_is_said_and_the_exit_code_is_1(capsys: pytest.CaptureFixture):
@@ -73,6 +138,9 @@ def test_long_searches_show_a_bar_that_is_gone_at_the_end(monkeypatch, capsys: p
         (["--gpus", "8"], "give nodes or gpus, one of the two"),
         (["--top", "0"], "--top must be 1 or more: got 0"),
         (["--optimizer", "adamv"], "did you mean"),
+        (["--offload", "weights"], "unknown offload 'weights'"),
+        (["--compression", "int9"], "unknown gradient compression 'int9'"),
+        (["--lora", "--compression", "int8"], "compression is of gradients"),
         (["--batch", "many"], "invalid int value: 'many'"),
     ],
 )

@@ -59,6 +59,14 @@ CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
                 "NVIDIA DGX H100: 8 GPUs, NVSwitch, 8 x 400 Gb/s NDR",
             ),
             _cluster(
+                *("hgx-a800", "A800-80GB-SXM", "nvlink3-800", "infiniband-hdr"),
+                f"a DGX A100 with NVLink at 400 of 600 GB/s (links.py); 8 x 200 Gb/s HDR ({_UNVERIFIED})",
+            ),
+            _cluster(
+                *("hgx-h800", "H800-80GB-SXM", "nvlink4-800", "infiniband-ndr"),
+                "DeepSeek-AI, 2025, arXiv 2505.09343, section 4.1: 8 H800, NVLink at 400 of 900 GB/s, 8 x 400 Gb/s NDR",
+            ),
+            _cluster(
                 *("hgx-h200", "H200-SXM", "nvlink4", "infiniband-ndr"),
                 "NVIDIA HGX H200: 8 GPUs, NVSwitch, 8 x 400 Gb/s NDR",
             ),

@@ -91,6 +91,15 @@ _HOPPER_TILES = {
     "flops_per_joule": _HOPPER_FLOPS_PER_JOULE,
     "attention_generation": 3,
 }
+_HOPPER_80GB = _HOPPER_TILES | {
+    "matmul_efficiency": _efficiency(794.5, 989, 160),
+    "matmul_efficiency_by_dtype": {"float8": _efficiency(1402.6, 1979, 320)},
+    "memory_bytes": 80 * GB,
+    "memory_bandwidth_bytes_per_s": 3.35e12,
+    "cache_bytes": 50 * MIB,
+    "cache_bandwidth_bytes_per_s": 5.5e12,
+    "power_w": 700.0,
+}
 _AMPERE = {
     "peak_flops_per_s": _AMPERE_PEAKS,
     "num_cores": 108,
@@ -145,19 +154,31 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 source=f"{_ACCELERATORS}; float64 tensor cores: NVIDIA A100 datasheet; {_AMPERE_NOTES}",
             ),
             _gpu(
+                name="A800-80GB-SXM",
+                **_AMPERE,
+                memory_bytes=80 * GB,
+                memory_bandwidth_bytes_per_s=2.0e12,
+                source=(
+                    "an A100-80GB-SXM but for its NVLink (Reuters, 2022-11-08, on NVIDIA's A800; links.py): "
+                    f"{_ACCELERATORS}; {_AMPERE_NOTES}"
+                ),
+            ),
+            _gpu(
                 name="H100-80GB-SXM",
                 peak_flops_per_s=_HOPPER_PEAKS,
-                **_HOPPER_TILES,
-                matmul_efficiency=_efficiency(794.5, 989, 160),
-                matmul_efficiency_by_dtype={"float8": _efficiency(1402.6, 1979, 320)},
-                memory_bytes=80 * GB,
-                memory_bandwidth_bytes_per_s=3.35e12,
-                cache_bytes=50 * MIB,
-                cache_bandwidth_bytes_per_s=5.5e12,
-                power_w=700.0,
+                **_HOPPER_80GB,
                 source=(
                     f"{_ACCELERATORS}; float64 tensor cores: NVIDIA H100 datasheet; "
                     f"{_UNVERIFIED} L2 at 5.5 TB/s, 700 W; {_COMMON}"
+                ),
+            ),
+            _gpu(
+                name="H800-80GB-SXM",
+                peak_flops_per_s=_HOPPER_PEAKS | {"float64": 1 * TFLOPS},
+                **_HOPPER_80GB,
+                source=(
+                    "an H100-80GB-SXM but for NVLink and float64: DeepSeek-AI, 2025, arXiv 2505.09343, section 4.1 "
+                    f"(links.py); {_ACCELERATORS}; {_UNVERIFIED} float64, L2 at 5.5 TB/s, 700 W; {_COMMON}"
                 ),
             ),
             _gpu(

@@ -14,6 +14,10 @@ _STAS = "S. Bekman, Machine Learning Engineering (github.com/stas00/ml-engineeri
 _NETWORK = f"{_STAS}, network: interconnect tables"
 _NCCL = "latency: NVIDIA/nccl src/graph/tuning.cc, hwLat, ring, LL128"
 _NVLS = f"{_NCCL}; sums in the switch: NCCL's user guide, NCCL_NVLS_ENABLE (NVSwitch 3 and later), hwLat of NVLS"
+_LIMITED = (
+    "400 GB/s, both directions together: DeepSeek-AI, Insights into DeepSeek-V3, 2025, arXiv 2505.09343, section 4.1 "
+    "(H800: 900 reduced to 400); Reuters, 2022-11-08, on NVIDIA's A800 (600 reduced to 400)"
+)
 _UNVERIFIED = "from memory, not verified:"
 
 GB = 1e9
@@ -27,6 +31,9 @@ LINKS: Mapping[str, Link] = MappingProxyType(
     {
         "nvlink2": Link("NVLink 2", 1.9e-6, 150 * GB, f"{_NETWORK}; {_NCCL}"),
         "nvlink3": Link("NVLink 3", 1.9e-6, 300 * GB, f"{_NETWORK}; {_NCCL}"),
+        # Of an A800 and an H800: 400 GB/s of both directions.
+        "nvlink3-800": Link("NVLink 3 of an A800", 1.9e-6, 200 * GB, f"{_LIMITED}; {_NCCL}"),
+        "nvlink4-800": Link("NVLink 4 of an H800", 1.9e-6, 200 * GB, f"{_LIMITED}; {_NVLS}", nvls_latency_s=25e-6),
         "nvlink4": Link("NVLink 4", 1.9e-6, 450 * GB, f"{_NETWORK}; {_NVLS}", nvls_latency_s=25e-6),
         "nvlink5": Link("NVLink 5", 1.9e-6, 900 * GB, f"{_NETWORK}; {_NVLS}", nvls_latency_s=25e-6),
         # Seven wires of 64 GB/s to seven neighbours: a collective uses all of them, one message between two only one.

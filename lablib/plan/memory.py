@@ -34,7 +34,7 @@ from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.pipeline.closed_form import in_flight
 from lablib.pipeline.sums import where
 from lablib.plan.eager import peak as eager_peak
-from lablib.plan.optimizer_step import Own, own_parameters, state_bytes
+from lablib.plan.optimizer_step import own_parameters, state_bytes, update_bytes
 from lablib.plan.setup import Choices, Split, has_both_ends
 from lablib.plan.step import Step, entering_bytes, layers_of
 
@@ -91,7 +91,7 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     is_at_head = (logits > 0) & (logits + at_head > working + at_layer)
     activation = held_bytes + where(is_at_head, logits, working)
     # While the optimizer is at work there are its updates, where it writes them out, and no activations.
-    update = _update_bytes(choices, own) if is_kept else 0.0
+    update = update_bytes(choices, own.total) if is_kept else 0.0
     of_step = gradient + update
     if choices.zero_stage == 3 and not on.stack.keeps_gradients:
         # At the end of backward one layer is left, and every gradient is there.
@@ -117,16 +117,6 @@ def _copy_bytes(choices: Choices, split: Split, shared: Numbers, expert: Numbers
     groups = ((shared, split.shards, split.tensor), (expert, split.expert_shards, split.expert_stride))
     sizes = [numbers * on.width / on.in_node(n, s) * (on.in_node(n, s) < n) for numbers, n, s in groups]
     return sizes[0] + sizes[1]
-
-
-def _update_bytes(choices: Choices, own: Own) -> Numbers:
-    """Of an optimizer that goes tensor by tensor one update is there at a time: of the largest matrix, as a bound."""
-    model, optimizer = choices.model, choices.optimizer
-    if not optimizer.update_passes:
-        return 0.0
-    width = model.experts.d_ff if model.experts and not model.experts.num_dense_layers else model.hidden_size
-    largest = max(width, model.vocab_size) * model.d_model
-    return optimizer.temporary_bytes(minimum(own.total, largest) if optimizer.is_per_tensor else own.total)
 
 
 def peak_bytes(choices: Choices, split: Split, step: Step) -> Numbers:

@@ -12,6 +12,10 @@ With the states in the host's memory what counts is its link: gradients go there
 Sophia estimates its Hessian every tenth step from half of the batch: x = 0.05 of all forward and backward passes.
 GaLore multiplies every gradient to a space of rank k and the update back, and renews the space by a decomposition.
 
+Muon multiplies whole matrices: s steps of three products each. Ranks that split matrices (tensor ranks, and with ZeRO-3
+those that share parameters) send their parts to the owner of each matrix and get its update back, in 16 bits. ZeRO-1
+and 2 give matrices to ranks whole; without ZeRO every rank of the data axis does the same work.
+
 Legend: P parameters on a rank but for experts, s ranks that share their states; E of its experts, n ranks that have the
 same ones; g and w bytes of a gradient and of a parameter.
 
@@ -20,15 +24,16 @@ al., "ZeRO-Offload", 2021, arXiv 2101.06840 (the host's memory); Liu et al., Sop
 3.1; Zhao et al., GaLore, 2024, arXiv 2403.03507, algorithm 2. The optimizers' own sources stand in optimizers.py.
 Simplified: the host's own work is taken to be faster than its link; all parameters of layers are in matrices of D rows
 and columns, and those of the ends in V rows and D columns, so that vectors are not told apart; an estimate of the
-Hessian is spread over the steps, and so is a renewed space; an eager stack's passes stand in eager/optimizer.py.
+Hessian is spread over the steps, and so is a renewed space; owners of
+matrices have equally many; an eager stack's passes stand in eager/optimizer.py.
 """
 
 from functools import lru_cache
 from typing import NamedTuple
 
-from lablib.cost.arrays import Numbers, maximum
+from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.models.transformer import Transformer
-from lablib.models.transformer_sizes import layer_matrices
+from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
 from lablib.plan.eager import optimizer as eager_optimizer
 from lablib.plan.held import Held
 from lablib.plan.machine import Pass
@@ -103,7 +108,7 @@ def optimizer_step_s(choices: Choices, split: Split, held: Held, layers: Numbers
     flops_s = optimizer.flops_per_param * own.total / on.device.peak("float32")
     memory_s = maximum(on.stream_s(_moved_bytes(choices, own)), flops_s)
     update_s = on.time_s(Pass(memory_s=memory_s, kernels=optimizer.num_kernels(tensors)))
-    return update_s + _projection_s(choices, own.layers) + estimate_s
+    return update_s + _projection_s(choices, own.layers) + _newton_schulz_s(choices, own.layers) + estimate_s
 
 
 def _moved_bytes(choices: Choices, own: Own) -> Numbers:
@@ -129,13 +134,55 @@ def _projection_s(choices: Choices, numbers: Numbers) -> Numbers:
     )
 
 
+def _newton_schulz_s(choices: Choices, numbers: Numbers) -> Numbers:
+    """Muon: X X^T, its square, and that sum times X, s times, for this rank's share of the layers' matrices."""
+    on, model, steps = choices.machine, choices.model, choices.optimizer.newton_schulz_steps
+    if not steps:
+        return 0.0
+    sizes = transformer_parameters(model)
+    kinds = {False: sizes.num_dense_layers, True: sizes.num_expert_layers}
+    found = [
+        (matrix, n * matrix.count)
+        for kind, n in kinds.items()
+        if n
+        for matrix in layer_matrices(model, is_expert_layer=kind)
+    ]
+    share = numbers / sum(n * matrix.rows * matrix.columns for matrix, n in found)
+    time_s = 0.0 * numbers
+    for matrix, count in found:
+        m, n = sorted((matrix.rows, matrix.columns))
+        products = ((m, m, n), (m, m, m), (m, n, m))
+        time_s = time_s + steps * sum(on.product_s(*sides, share * count, on.plain) for sides in products)
+    return time_s
+
+
+def exchanged_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> tuple[Numbers, Numbers]:
+    """Muon: seconds a step in which the tensor axis and the data axis bring the parts of matrices together and back."""
+    if not choices.optimizer.newton_schulz_steps or choices.trainable != "all":
+        return 0.0, 0.0
+    own = own_parameters(choices, split, layers * held.layer, layers * held.expert_layer, 0.0)
+    size, on = 2 * own.layers, choices.machine  # in 16 bits
+    data_s = 2 * on.collective_s("all_to_all", size, split.shards, split.tensor) * (choices.zero_stage == 3)
+    return 2 * on.collective_s("all_to_all", size, split.tensor), data_s
+
+
+def update_bytes(choices: Choices, own: Numbers) -> Numbers:
+    """Of an optimizer that goes tensor by tensor one update is there at a time: of the largest matrix, as a bound."""
+    model, optimizer = choices.model, choices.optimizer
+    if not optimizer.update_passes:
+        return 0.0
+    width = model.experts.d_ff if model.experts and not model.experts.num_dense_layers else model.hidden_size
+    largest = max(width, model.vocab_size) * model.d_model
+    return optimizer.temporary_bytes(minimum(own, largest) if optimizer.is_per_tensor else own)
+
+
 def _has_shapes(optimizer: Optimizer) -> bool:
     """Whether what it keeps depends on the shapes of matrices."""
-    return optimizer.is_factored or optimizer.rank is not None
+    return optimizer.is_factored or optimizer.rank is not None or optimizer.newton_schulz_steps > 0
 
 
 def _shape_of_ends(optimizer: Optimizer, model: Transformer) -> tuple[int | None, int | None]:
-    """Embedding and head are one matrix each; GaLore leaves them in the full space."""
+    """Embedding and head are one matrix each; GaLore leaves them in the full space, Muon gives them to AdamW."""
     return (model.vocab_size, model.d_model) if optimizer.is_factored else (None, None)
 
 

@@ -13,8 +13,12 @@ matrices of r rows and c columns (P / (r c) of them):
     sophia         8 P                                     a moment, and an estimate of the Hessian's diagonal
     adafactor      4 P (1/r + 1/c)                         second moment as sums over rows and over columns
     adam-8bit      2 P + 2 * 4 ceil(P / block)             each moment in 8 bits, one 32-bit scale a block
+    muon           4 P                                     one moment; embeddings, head and vectors have AdamW's two
     galore         4 P (2 k / min(r, c) + k / max(r, c))   Adam in a space of rank k, and the projection to it
     master         + 4 P                                   in mixed precision
+
+Muon's update is the momentum made orthogonal by s steps of Newton-Schulz, s (4 m^2 n + 2 m^3) FLOPs in 16 bits for a
+matrix of sides m <= n. It needs whole matrices: optimizer_step.py has what ranks exchange for that.
 
     moved = gradient read + states read and written + parameter written, and what a second pass over an update takes
 
@@ -41,6 +45,7 @@ from lablib.signature import check_fields, whole_number
 
 _AMOUNTS = (
     *("moments", "moment_bytes", "flops_per_param", "update_passes", "extra_reads", "kernels", "extra_gradients"),
+    "newton_schulz_steps",
 )
 _APPLY_FLOPS = 4.0  # w - rate * (update + decay * w)
 
@@ -63,6 +68,8 @@ class Optimizer:
         kernels: launched a step by an implementation that fuses what can be.
         is_per_tensor: whether those kernels are launched for each tensor, or once for all of them.
         renew_every: steps between two renewals of the projection.
+        newton_schulz_steps: that make a matrix's momentum orthogonal; 0: none. With them the moments of vectors, and of
+            the model's ends, are AdamW's two.
         extra_gradients: forward and backward passes a step beside the training's own, as a share of those.
     """
 
@@ -79,6 +86,7 @@ class Optimizer:
     kernels: int = 1
     is_per_tensor: bool = False
     renew_every: int = 200
+    newton_schulz_steps: int = 0
     extra_gradients: float = 0.0
 
     def __post_init__(self) -> None:
@@ -112,7 +120,7 @@ class Optimizer:
     ) -> Numbers:
         """Bytes of `state_bytes` without the master copy."""
         if rows is None or columns is None:
-            full = max(self.moments, 1 if self.is_factored else 0)
+            full = 2 if self.newton_schulz_steps else max(self.moments, 1 if self.is_factored else 0)
             return full * (self.moment_bytes * params + self._scale_bytes(params))
         if self.is_factored:
             return self.moment_bytes * params * (1 / rows + 1 / columns)
@@ -150,6 +158,9 @@ class Optimizer:
     def step_flops(self, params: Numbers, *, rows: Numbers | None = None, columns: Numbers | None = None) -> Numbers:
         """FLOPs of one step; arguments as in `state_bytes`."""
         flops = self.flops_per_param * params
+        if self.newton_schulz_steps and rows is not None and columns is not None:
+            small, large = minimum(rows, columns), maximum(rows, columns)
+            return flops + self.newton_schulz_steps * (4 * small + 2 * small**2 / large) * params
         if self.rank is None or rows is None or columns is None:
             return flops
         small = minimum(rows, columns)
@@ -215,6 +226,16 @@ _RECORDS = (
         moment_bytes=1,
         block=256,
         flops_per_param=_ADAM_FLOPS + 22,  # each moment: a product, a largest of the block, a quotient, 8 comparisons
+        is_per_tensor=True,
+    ),
+    Optimizer(
+        "muon",
+        "Jordan et al., 2024, kellerjordan.github.io/posts/muon; Liu et al., arXiv 2502.16982, section 2.2",
+        moments=1,
+        newton_schulz_steps=5,
+        flops_per_param=7 + _APPLY_FLOPS,  # momentum, Nesterov, the norm
+        update_passes=1,
+        kernels=8,
         is_per_tensor=True,
     ),
     Optimizer(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 AXES = ("tensor", "context", "expert", "data", "pipeline", "host")  # of communication
+TIGHT = 0.95  # of the memory
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,11 @@ class Prediction:
         return self.peak_memory_bytes <= self.memory_limit_bytes
 
     @property
+    def is_tight(self) -> bool:
+        """Whether it fits by less than 5% of the memory: less than the planner's own error on some runs."""
+        return self.fits and self.peak_memory_bytes > TIGHT * self.memory_limit_bytes
+
+    @property
     def exposed_communication_s(self) -> float:
         """Seconds a step that communication adds, on all axes but the pipeline's: its messages are in the bubble."""
         return sum(exposed for _, exposed in self.communication.values())
@@ -157,7 +163,7 @@ class Prediction:
     def sentence(self) -> str:
         """The prediction in one sentence."""
         time, held = format_quantity(self.step_time_s, "s"), format_quantity(self.peak_memory_bytes, "B")
-        fits = "fits" if self.fits else "does not fit"
+        fits = "fits, tight" if self.is_tight else "fits" if self.fits else "does not fit"
         return (
             f"{self.name} on {plural(self.num_gpus, 'GPUs')} of {self.cluster} ({self.parallel}): "
             f"a step of {plural(self.batch, 'sequences')} takes {time}, {self.tokens_per_s:,.0f} "

@@ -161,6 +161,7 @@ def row_of(prediction: Prediction) -> dict[str, Any]:
         "mfu": prediction.mfu,
         "bubble_fraction": prediction.bubble_fraction,
         "peak_memory_bytes": prediction.peak_memory_bytes,
+        "is_tight": prediction.is_tight,
         "bound_by": bound_by(prediction),
     }
 

@@ -30,7 +30,7 @@ from lablib.plan.eager.messages import mixed_makespan_s, sent_s
 from lablib.plan.held import Held
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Axis, Pass
-from lablib.plan.optimizer_step import optimizer_step_s
+from lablib.plan.optimizer_step import exchanged_s, optimizer_step_s
 from lablib.plan.pieces import Pieces, accumulated, pieces_of
 from lablib.plan.setup import Choices, Split, has_both_ends
 
@@ -132,6 +132,8 @@ def step_of(choices: Choices, split: Split) -> Step:
     data = data_axis(
         choices, split, pieces.held, layers, layer.time, pieces.embedding_s.total_s - pieces.embedding_s.forward_s
     )
+    together_s, gathered_s = exchanged_s(choices, split, pieces.held, layers)
+    data = Axis(data.total_s + gathered_s, data.exposed_s + gathered_s, data.copies_s)
     optimizer_s = optimizer_step_s(choices, split, pieces.held, layers, pipe.makespan_s)
 
     work = pieces.layer
@@ -141,7 +143,7 @@ def step_of(choices: Choices, split: Split) -> Step:
     exposed_expert_s = spent.expert_s - m * layers * pieces.hidden_expert_s
     layers_s = m * layers * layer.compute_s
     return Step(
-        step_s=pipe.makespan_s + data.added_s + optimizer_s + on.derating.step_s,
+        step_s=pipe.makespan_s + data.added_s + together_s + optimizer_s + on.derating.step_s,
         products_s=spent.product_s,
         attention_s=spent.attention_s,
         memory_s=spent.memory_s,
@@ -152,7 +154,9 @@ def step_of(choices: Choices, split: Split) -> Step:
         bubble_s=pipe.makespan_s - pipe.busy_s,
         optimizer_s=optimizer_s,
         fixed_s=on.derating.step_s,
-        tensor=Axis(spent.tensor_s + pipe.ends_tensor_s, exposed_tensor_s + pipe.ends_tensor_s),
+        tensor=Axis(
+            spent.tensor_s + pipe.ends_tensor_s + together_s, exposed_tensor_s + pipe.ends_tensor_s + together_s
+        ),
         context=Axis(spent.context_s + spent.hidden_context_s, spent.context_s),
         expert=Axis(spent.expert_s, exposed_expert_s),
         data=Axis(

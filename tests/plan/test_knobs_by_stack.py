@@ -52,7 +52,7 @@ def _compression(name: str) -> Try:
     )
 
 
-LESS_STATE = ("sgd", "sgd-momentum", "lion", "adafactor", "adam-8bit")
+LESS_STATE = ("sgd", "sgd-momentum", "lion", "adafactor", "adam-8bit", "muon")
 STATE = {name: {"optimizer state": -1} for name in LESS_STATE} | {"galore": {"optimizer state": -1, "optimizer": 1}}
 STATE |= {"lamb": {"optimizer": 0}, "sophia": {"optimizer": 0}}
 SAME = {"optimizer": ("adam", "adamw"), "compression": ("none",), "recompute": ("none",), "trainable": ("all",)}

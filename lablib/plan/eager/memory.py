@@ -15,7 +15,8 @@ Legend: m micro-batches, k of them in flight; others as layer/.
 
 Source: the memory tracker of the simulator for such steps; torch's DDP (buckets as large as the gradients) and FSDP2
 (the root's parameters stay from forward to backward, the next layer's are gathered while one is at work).
-Simplified: of offloaded activations two layers of each micro-batch in flight are on the device; what a program's variables keep longer than they need is not here.
+Simplified: of offloaded activations two layers of each micro-batch in flight are on the device; what a program's
+variables keep longer than they need is not here.
 """
 
 from typing import NamedTuple

@@ -10,7 +10,7 @@ from lablib.cost.arrays import Numbers
 from lablib.plan.eager import optimizer as eager_optimizer
 from lablib.plan.eager.memory import Moment, Stage, backward_moments, largest, optimizer_moment, stage_of
 from lablib.plan.eager.sharded import sharded_moments
-from lablib.plan.optimizer_step import Own, state_bytes
+from lablib.plan.optimizer_step import Own, state_bytes, update_bytes
 from lablib.plan.setup import Choices, Split
 from lablib.plan.step import Step
 
@@ -70,4 +70,4 @@ def _state_bytes(choices: Choices, stage: Stage, own: Numbers, numbers: Numbers)
 def _temporary_bytes(choices: Choices, own: Numbers) -> Numbers:
     if eager_optimizer.is_torchs(choices):
         return own * eager_optimizer.temporary_bytes(choices)
-    return choices.optimizer.temporary_bytes(own)
+    return update_bytes(choices, own)

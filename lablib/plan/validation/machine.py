@@ -36,6 +36,8 @@ GPUS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "h100": ("H100-80GB-SXM", "dgx-h100"),
         "h10080gb": ("H100-80GB-SXM", "dgx-h100"),
         "h10096gb24tbs500w": ("H100-96GB-SXM-500W", "dgx-h100"),
+        **dict.fromkeys(("a800", "a80080gb"), ("A800-80GB-SXM", "hgx-a800")),
+        **dict.fromkeys(("h800", "h80080gb"), ("H800-80GB-SXM", "hgx-h800")),
         "h200": ("H200-SXM", "hgx-h200"),
         "b200": ("B200-SXM", "dgx-b200"),
         "b300": ("B300-SXM", "dgx-b300"),

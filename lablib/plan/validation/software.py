@@ -12,7 +12,7 @@ from lablib.plan.validation.rows import Row
 from lablib.plan.validation.synonyms import is_named, offload_named, recompute_named
 
 MEGATRON = ("megatron", "nemo", "simumax", "bigscience", "bloom", "vtrain", "reducing activation recomputation")
-BEFORE_HOPPER = ("V100", "A100")
+BEFORE_HOPPER = ("V100", "A100", "A800")
 DEEPSPEED = ("deepspeed", "bloom", "bigscience", "vtrain")
 OLD_MEGATRON = ("megatron-2021", "megatron-2022", "megatron-deepspeed")
 PRECISIONS = (

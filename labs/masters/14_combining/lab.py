@@ -3,9 +3,10 @@
 #
 # **Question.** Which axis goes where?
 #
-# Labs 09, 10, 12 and 13 each shared one thing among GPUs: the batch, the optimizer's state, matrices, layers. A model
-# of a hundred billion parameters needs several of these at once. Then every GPU stands in several groups, and some of
-# them must talk over slow wires. Which ones? You place them; then two kinds more join: long sequences and experts.
+# Labs 09, 10, 12 and 13 each shared one thing among GPUs: the batch, the optimizer's state, matrices, layers. One
+# of them can be enough, even for GPT-3: on 512 A100s, ZeRO-3 with full recomputation fits. Runs of that size mostly
+# combine several all the same. Then every GPU is in several groups, and some of them must talk over slow wires. Which
+# ones? You place them; then two kinds more join: long sequences and experts.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 

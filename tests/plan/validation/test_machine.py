@@ -31,6 +31,14 @@ def test_a_source_has_the_machine_it_describes(
     assert cluster.inter.latency_s == pytest.approx(inter_latency_us * 1e-6)
 
 
+@pytest.mark.parametrize(("gpu", "full"), [("A800", "A100"), ("H800-80GB", "H100"), ("NVIDIA A800-SXM4-80GB", "A100")])
+def test_a_gpu_with_limited_nvlink_computes_the_same_and_sends_less(row, gpu, full):
+    limited, whole = (cluster_of(row({"hardware.gpu": name})) for name in (gpu, full))
+    assert limited.intra.bandwidth_bytes_per_s == 200e9 < whole.intra.bandwidth_bytes_per_s
+    assert limited.inter == whole.inter and limited.device.peak("bfloat16") == whole.device.peak("bfloat16")
+    assert limited.device.name.startswith(gpu.split("-")[0].removeprefix("NVIDIA "))
+
+
 def test_roce_has_its_own_latency(published):
     row = next(row for row in published if "RoCE" in row.hardware.get("interconnect", ""))
     cluster = cluster_of(row)

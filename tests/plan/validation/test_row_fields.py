@@ -148,8 +148,10 @@ def test_an_optimizer_nobody_knows_is_refused(row):
         with pytest.raises(ValueError, match="optimizer must name one of"):
             optimizer_of(row({"optimizer": text}))
     assert {text: optimizer_of(row({"optimizer": text})) for text in names} == names
-    with pytest.raises(ValueError, match="optimizer must name one of .*: got 'Muon'"):
-        optimizer_of(row({"optimizer": "Muon"}))
+    with pytest.raises(ValueError, match="optimizer must name one of .*: got 'SOAP'"):
+        optimizer_of(row({"optimizer": "SOAP"}))
+    assert optimizer_of(row({"optimizer": "Muon, AdamW for embeddings"})) == "muon"
+    assert optimizer_of(row({"optimizer": "AdamW (not Muon)"})) == "adamw"
 
 
 @pytest.mark.parametrize(
