@@ -257,6 +257,17 @@ def _validate(options: argparse.Namespace) -> int:
 
 
 def _sim(options: argparse.Namespace) -> int:
+    from lablib.launch_checks import checked_size
+
+    if options.torchrun is not None:
+        raise CourseError(
+            "lab sim takes the number of all ranks, which fill the nodes of --cluster in order: got torchrun's "
+            "--nproc-per-node or --nnodes; try --ranks 16"
+        )
+    try:
+        checked_size(options.ranks, "sim")  # before torch is imported
+    except ValueError as error:
+        raise CourseError(f"--{error}") from error
     from lablib.cli_sim import simulate
 
     return simulate(options)
@@ -323,6 +334,8 @@ def _parser() -> Parser:
         usage="lab sim [--ranks N] [--cluster NAME] [--out FOLDER] SCRIPT [the script's own arguments]",
     )
     command.add_argument("--ranks", type=int, default=8, help="number of ranks; default 8")
+    spellings = ("--nproc-per-node", "--nproc_per_node", "--nnodes")
+    command.add_argument(*spellings, dest="torchrun", help=argparse.SUPPRESS)  # refused, with a remedy
     command.add_argument("--cluster", default="dgx-h100", help="simulated cluster; default dgx-h100")
     command.add_argument("--out", metavar="FOLDER", help="where to write; default runs/SCRIPT-DATE/")
     command.add_argument("--timeout", type=float, metavar="SECONDS", help="real seconds after which the run is ended")

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.files import new_folder
+from lablib.launch_checks import MAX_RANKS
 from lablib.units import plural
 
 LOOPBACK = "127.0.0.1"
@@ -140,6 +141,11 @@ def _ranks(options: argparse.Namespace) -> int:
             f"{plural(options.nnodes, 'nodes')}; try --ranks {2 * options.nnodes}"
         )
     here = ranks // options.nnodes if options.master else ranks
+    if here > MAX_RANKS["gloo"]:
+        raise CourseError(
+            f"--ranks must leave {MAX_RANKS['gloo']:,} processes or fewer on a machine: got {here:,}; try --ranks "
+            f"{options.nnodes * max(1, MAX_RANKS['gloo'] // options.nnodes)}, or lab sim"
+        )
     if gpus and here > gpus:
         raise CourseError(
             f"each rank needs a GPU of its own: got {plural(here, 'ranks')} here, and {plural(gpus, 'GPUs')}; "

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 _LABLIB = os.path.dirname(os.path.abspath(__file__))
-_CONTENTS = ModuleType.__dict__["__dict__"].__get__
+_CONTENTS = vars(ModuleType)["__dict__"].__get__
 _PACKAGES = ("site-packages", "dist-packages")
 TEXT = "<string>"
 MADE_UP = ("<frozen", "<eval_with_key>", "built-in", "frozen")

@@ -33,8 +33,9 @@ from lablib.errors import WorkerError
 from lablib.fork_server import Child, End, Ended, Start, code_of
 from lablib.inside import RANK_VARIABLE
 from lablib.real.fixed_environment import FixedEnvironment, fixed_environment
-from lablib.real.rendezvous import LOOPBACK, free_port
+from lablib.real.rendezvous import free_port
 from lablib.texts import error_text
+from lablib.torchrun import worker_environment
 
 _WORKER = "lablib.real.worker"
 _THREAD = "lablib-fork-server"
@@ -127,25 +128,15 @@ def _signal_name(number: int) -> str:
 
 def _children(ranks: int, directory: Path) -> tuple[Child, ...]:
     """What each worker starts with: this process's environment, and what torchrun adds."""
-    common = {
-        "GROUP_RANK": "0",
-        "ROLE_NAME": "lablib",
-        "LOCAL_WORLD_SIZE": str(ranks),
-        "WORLD_SIZE": str(ranks),
-        "GROUP_WORLD_SIZE": "1",
-        "ROLE_WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(free_port()),
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-        "TORCHELASTIC_RUN_ID": uuid.uuid4().hex,
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
-        **_ENVIRONMENT,
-    }
+    port, run_id = free_port(), uuid.uuid4().hex
     return tuple(
         Child(
-            {**os.environ, **common, **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK", RANK_VARIABLE), str(rank))},
+            {
+                **os.environ,
+                **worker_environment(rank, ranks, rank, ranks, 0, 1, port, run_id, "lablib"),
+                **_ENVIRONMENT,
+                RANK_VARIABLE: str(rank),
+            },
             *(str(directory / f"rank{rank}.{stream}") for stream in ("stdout", "stderr")),
         )
         for rank in range(ranks)

@@ -56,7 +56,7 @@ _ATTRIBUTES_OF: dict[type, Callable[[Any], Any]] = {
     type: type.__dict__["__dict__"].__get__,
 }
 _CLASSES_OF: Callable[[type], tuple[type, ...]] = type.__dict__["__mro__"].__get__
-_OF_A_RANK = (dist.ProcessGroup, dist.Store, dist.Work)
+_OF_A_RANK = (dist.ProcessGroup, dist.Work)
 
 Record = tuple[str, Any, Any]
 Change = tuple[tuple[Any, ...], Record | None, Record | None]
@@ -69,7 +69,7 @@ def record_modules(is_watched: Callable[[str, str | None], bool]) -> dict[str, R
         is_watched: whether to record a module, from its name and file.
     """
     found: dict[str, Record] = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if type(name) is str and is_watched(name, module_file(module)):
             for path, value in _attributes(name, module_contents(module)):
                 if (record := _record(value, name.partition(".")[0], _DEPTH)) is not None:
@@ -85,8 +85,8 @@ def changes(before: Record | None, after: Record | None) -> Iterator[Change]:
         if isinstance(before[2], tuple) and isinstance(after[2], tuple):
             old, new = dict(before[2]), dict(after[2])
             for key in {**old, **new}:
-                for where, *records in changes(old.get(key), new.get(key)):
-                    yield (key, *where), *records
+                for where, one, other in changes(old.get(key), new.get(key)):
+                    yield (key, *where), one, other
             return
     yield (), before, after
 
@@ -115,7 +115,7 @@ _NAMES_A_RANK = re.compile(r"(^|_)rank|(process|device)_?(index|id)$")
 
 def _attributes(name: str, contents: dict[str, Any]) -> Iterable[tuple[str, Any]]:
     """The data of a module, of the classes that it defines, and of its functions."""
-    for key, value in list(contents.items()):
+    for key, value in contents.copy().items():
         if type(key) is not str or _is_python(key):
             continue
         yield f"{name}.{key}", value

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import sys
+import tempfile
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from lablib.owners.logs import logging_state
 
@@ -43,20 +45,64 @@ class Output(io.StringIO):
         super().__init__()
         self._also = also
         self._is_closed = False
+        self._file: BinaryIO | None = None
+        self.buffer = _Bytes(self)
 
     @property
     def closed(self) -> bool:
         return self._is_closed
 
+    @property
+    def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return "utf-8"
+
     def close(self) -> None:
         self._is_closed = True
+
+    def reconfigure(self, **_: Any) -> None:
+        """Encoding and buffering of a terminal: text is kept as it is, at once."""
+
+    def fileno(self) -> int:
+        """A file for child processes and for writes by number; its content joins the output at the next write."""
+        if self._file is None:
+            self._file = tempfile.TemporaryFile(buffering=0)
+        return self._file.fileno()
 
     def write(self, text: str) -> int:
         if self._is_closed:
             raise ValueError("I/O operation on closed file.")
+        self._join_file()
+        return self._add(text)
+
+    def getvalue(self) -> str:
+        self._join_file()
+        return super().getvalue()
+
+    def _add(self, text: str) -> int:
         if self._also is not None and not show(text, self._also):
             self._also = None
         return super().write(text)
+
+    def _join_file(self) -> None:
+        if self._file is not None and (size := os.fstat(self._file.fileno()).st_size):
+            text = os.pread(self._file.fileno(), size, 0).decode("utf-8", "backslashreplace")
+            os.ftruncate(self._file.fileno(), 0)
+            os.lseek(self._file.fileno(), 0, os.SEEK_SET)
+            self._add(text)
+
+
+class _Bytes(io.RawIOBase):
+    """`sys.stdout.buffer` of a rank."""
+
+    def __init__(self, text: Output):
+        self._text = text
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._text.write(bytes(data).decode("utf-8", "backslashreplace"))
+        return len(data)
 
 
 def show(text: str, terminal: TextIO) -> bool:

@@ -10,14 +10,17 @@ global is kept.
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from lablib.hardware.cluster import Cluster
 from lablib.sim.rank import Rank
 from lablib.sim.source import program_line
 from lablib.sim.store import SimStore
+from lablib.units import format_quantity
 
 if TYPE_CHECKING:
     from lablib.script.devices import DeviceCalls
@@ -33,6 +36,36 @@ class AllocationStatistics(Protocol):
     def peak_bytes(self) -> int: ...
 
     def reset_peak(self) -> None: ...
+
+
+class ClockReadings:
+    """When a script first and last read this machine's clock: real and virtual seconds."""
+
+    def __init__(self) -> None:
+        self._first: tuple[float, float] | None = None
+        self._last = (0.0, 0.0)
+        self._line = ""
+        self._number = 0
+
+    def read(self, real_s: float, virtual_s: float, frame: FrameType) -> None:
+        """The script reads the clock, in this frame."""
+        if self._first is None:
+            self._first = (real_s, virtual_s)
+            self._line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        self._last = (real_s, virtual_s)
+        self._number += 1
+
+    def note(self, rank: int) -> list[str]:
+        """Both times between these readings, where there are several."""
+        if self._first is None or self._number < 2:
+            return []
+        passed_s = [end - begin for begin, end in zip(self._first, self._last, strict=True)]
+        real, virtual = (format_quantity(one, "s", 4) for one in passed_s)
+        return [
+            f"The script reads this machine's clock (first at {self._line}): from its first to its last reading rank "
+            f"{rank} took {real} here and {virtual} of virtual time. Times from time.time() or perf_counter() are "
+            "those of the simulator; torch.cuda.Event measures virtual time."
+        ]
 
 
 @dataclass(eq=False)
@@ -52,6 +85,7 @@ class Process:
         autocast: what `torch.autocast("cuda")` was set to.
         is_importing: inside the import of a library.
         binds_device: whether it named its device to a process group.
+        clock: its readings of this machine's clock.
         notes: what the run must say about this rank (what was answered in another way than on a real machine).
         exit_handlers: what the script gave to `atexit.register`.
     """
@@ -68,6 +102,7 @@ class Process:
     autocast: dict[str, Any] = field(default_factory=dict)
     is_importing: bool = False
     binds_device: bool = False
+    clock: ClockReadings = field(default_factory=ClockReadings)
     notes: list[str] = field(default_factory=list)
     exit_handlers: list[tuple[Any, tuple, dict]] = field(default_factory=list)
 

@@ -3,6 +3,11 @@
     atexit.register     the rank's own list, run when the rank ends
     os.close, os.dup2   leave the process its standard streams: a rank's own have no numbers
     os._exit            ends the rank, not the process
+    os.kill, raise_signal  to this process: the rank's own handler is called; without one the rank ends
+    os.fork             refused: the child would be a copy of the simulator
+    subprocess          a child finds the rank's environment
+    faulthandler        stays the process's own
+    time.perf_counter   this machine's clock, as time.time and time.monotonic; a note puts virtual time next to it
     torch.compile       runs the function as it is, eagerly, and says so
     mp.spawn            refused: the processes that it starts are no simulated ranks
     DataLoader          loads in the rank's own thread whatever `num_workers` says, and says so
@@ -15,8 +20,14 @@ Simplified: the CPU's autocast keeps fewer operators in float32 than CUDA's does
 from __future__ import annotations
 
 import atexit
+import faulthandler
+import inspect
 import os
+import signal
+import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NoReturn
@@ -32,19 +43,24 @@ from lablib.torch_compat import current, place
 
 _WORKERS = (
     "DataLoader(num_workers={}) loads in the rank's own thread: worker processes have nothing to gain here, as the "
-    "host's work takes no virtual time."
+    "host's work takes no virtual time. Without workers get_worker_info() is None and worker_init_fn is not called: a "
+    "dataset that splits or shuffles by worker gives other batches than on a real machine."
 )
 _LOADER_ARGUMENTS = (  # in the order in which they may be given without their names
     "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory drop_last timeout "
     "worker_init_fn multiprocessing_context generator"
 ).split()
 _STREAMS = (0, 1, 2)
+_WITHOUT_EFFECT = {getattr(signal, name, None) for name in ("SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH")}
 _COMPILE = "torch.compile ran the model eagerly: the times are those of eager kernels, without fusion."
 
 
 def answer_python(patches: Patches) -> None:
     """Put every answer in place."""
     _answer_interpreter(patches)
+    _answer_clocks(patches)
+    _answer_signals(patches)
+    _answer_children(patches)
     _answer_spawn(patches)
     _answer_compile(patches)
     _answer_data_loader(patches)
@@ -99,6 +115,73 @@ def _answer_interpreter(patches: Patches) -> None:
     patches.answer(os, "_exit", rank_exits)
     patches.answer(os, "close", rank_closes)
     patches.answer(os, "dup2", rank_duplicates)
+
+
+def _answer_clocks(patches: Patches) -> None:
+    now = time.perf_counter
+
+    def reading(read: Callable[[], float]) -> Callable[[Process], float]:
+        def rank_reads(process: Process) -> float:
+            if is_program(frame := sys._getframe(2)):
+                process.clock.read(now(), process.rank.clock_s, frame)
+            return read()
+
+        return rank_reads
+
+    for name in ("time", "perf_counter", "monotonic"):
+        for one in (name, f"{name}_ns"):
+            patches.answer(time, one, reading(getattr(time, one)))
+
+
+def _answer_signals(patches: Patches) -> None:
+    send = os.kill
+
+    def rank_raises(process: Process, number: int) -> None:
+        own = vars(threading.current_thread()).get("signal_handlers", {})  # lablib/sim/signals.py
+        handler = own.get(number, signal.SIG_DFL)
+        if callable(handler) and handler is not signal.default_int_handler:
+            handler(number, sys._getframe(2))
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
+        elif handler != signal.SIG_IGN and number not in _WITHOUT_EFFECT:
+            name = signal.Signals(number).name
+            raise SystemExit(f"the script sent itself {name}, for which it has no handler: that ends a process")
+
+    def rank_sends(process: Process, pid: int, number: int) -> None:
+        if pid == os.getpid() and number:
+            rank_raises(process, number)
+        else:
+            send(pid, number)
+
+    patches.answer(signal, "raise_signal", rank_raises)
+    patches.answer(os, "kill", rank_sends)
+    for name in ("enable", "register", "dump_traceback_later"):
+        patches.answer(faulthandler, name, lambda process, *args, **kwargs: None)
+
+
+def _answer_children(patches: Patches) -> None:
+    start: Any = subprocess.Popen.__init__
+    names = inspect.signature(start)
+
+    def rank_starts(process: Process, *args: Any, **kwargs: Any) -> None:
+        given = names.bind(*args, **kwargs)
+        if given.arguments.get("env") is None:
+            given.arguments["env"] = dict(os.environ)
+        start(*given.args, **given.kwargs)
+
+    def rank_runs(process: Process, command: str) -> int:
+        code = subprocess.run(command, shell=True, close_fds=False).returncode
+        return code << 8 if code >= 0 else -code
+
+    def rank_forks(process: Process) -> NoReturn:
+        refuse(
+            "os.fork", "the child would be a copy of the simulator with all its ranks", "use subprocess, or torchrun"
+        )
+
+    patches.answer(subprocess.Popen, "__init__", rank_starts)
+    patches.answer(os, "system", rank_runs)
+    if hasattr(os, "fork"):
+        patches.answer(os, "fork", rank_forks)
 
 
 # ---- torch.compile ----

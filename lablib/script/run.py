@@ -12,12 +12,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import TextIO
 
 from lablib.errors import LaunchError
 from lablib.hardware import Cluster, find_cluster
 from lablib.inside import check_outside
+from lablib.launch_checks import checked_size
 from lablib.run import Run
 from lablib.script.devices import DeviceCalls
 from lablib.script.gpu_answers import answer_gpu
@@ -51,7 +53,7 @@ class Script:
         cluster: str | Cluster = "dgx-h100",
         show: TextIO | None = None,
     ):
-        ranks = whole_number("ranks", ranks)
+        ranks = checked_size(whole_number("ranks", ranks, maximum=inf), "sim")
         if isinstance(args, str):
             raise ValueError(f'args must be a list of words: got {args!r}; try args=["--steps", "10"]')
         self.path = Path(path)
@@ -80,14 +82,15 @@ class Script:
         except LaunchError as error:
             if (shared := self._libraries.error()) is not None and not isinstance(error, SharedLibraryError):
                 raise shared from error  # the ranks' state was one, so whatever happened may have come of that
-            for note in self._libraries.notes:
+            for note in (*self._libraries.notes, *_out_of_memory(error, self._num_ranks)):
                 error.add_note(note)
             raise
         if (shared := self._libraries.error()) is not None:
             raise shared
         _note_host_work(self.processes[0])
+        clock = next((note for process in self.processes for note in process.clock.note(process.rank.rank)), None)
         notes = dict.fromkeys(note for process in self.processes for note in process.notes)
-        return replace(run, notes=(*run.notes, *notes, *self._libraries.notes))
+        return replace(run, notes=(*run.notes, *notes, *([clock] if clock else []), *self._libraries.notes))
 
     @property
     def clock_s(self) -> float:
@@ -144,6 +147,17 @@ class Script:
         process.calls = DeviceCalls(process)
         with process.placement, process.calls:
             yield
+
+
+def _out_of_memory(error: LaunchError, ranks: int) -> Iterator[str]:
+    """The remedy, where this machine had no memory for what a rank allocated."""
+    cause = error.__cause__
+    if isinstance(cause, MemoryError) or (isinstance(cause, RuntimeError) and "can't allocate memory" in str(cause)):
+        yield (
+            f"this machine's memory holds the tensors of all {ranks} simulated ranks, those on simulated devices too, "
+            'and was full; try fewer --ranks or a smaller model, or lablib.launch with fidelity="shapes", which '
+            "computes no values"
+        )
 
 
 def _note_host_work(process: Process) -> None:

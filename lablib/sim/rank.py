@@ -27,6 +27,7 @@ from lablib.record.timeline import WAIT
 from lablib.run import COMPUTE, Span
 from lablib.sim.pending import Pending
 from lablib.torch_compat import graph_task_id
+from lablib.torchrun import worker_environment
 
 if TYPE_CHECKING:
     from lablib.sim.in_flight import InFlight
@@ -92,17 +93,15 @@ class Rank(RankClock):
         self.begins_with: dict[str, Any] = {"process groups": (self.world,)}
         self._has_begun = False
         self.environ = dict(os.environ._data)  # type: ignore[attr-defined]
-        torchrun = {
-            "RANK": rank,
-            "LOCAL_RANK": local_rank,
-            "GROUP_RANK": node,
-            "WORLD_SIZE": num_ranks,
-            "LOCAL_WORLD_SIZE": local_size,
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": "29500",
-        }
+        per_node = (rank - local_rank) // node if node else local_size
+        torchrun = worker_environment(
+            *(rank, num_ranks, local_rank, local_size, node, -(-num_ranks // per_node)),
+            port=29500,
+            run_id="none",
+            role="default",
+        )
         for key, value in torchrun.items():
-            self.environ[os.environ.encodekey(key)] = os.environ.encodevalue(str(value))  # type: ignore[attr-defined]
+            self.environ[os.environ.encodekey(key)] = os.environ.encodevalue(value)  # type: ignore[attr-defined]
 
         self.belongings: list[Belonging] = []
 

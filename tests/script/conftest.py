@@ -1,10 +1,13 @@
 """A simulated script borrows the interpreter; these tests hold it to giving everything back."""
 
 import atexit
+import faulthandler
 import logging
 import os
 import signal
+import subprocess
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -35,6 +38,7 @@ _OWNERS = (
         torch.nn.Module,
     )
     + (import_module("torch.cuda.nccl"), dist, c10d, DataLoader, atexit, os, signal)
+    + (time, subprocess.Popen, faulthandler)
 )
 
 

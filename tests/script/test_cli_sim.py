@@ -2,6 +2,8 @@
 
 import io
 import json
+import subprocess
+import sys
 import time
 
 import pytest
@@ -137,3 +139,26 @@ def test_nonsense_in_a_call_is_one_sentence(tmp_path, options, says):
     (tmp_path / "empty.py").write_text("")
     with pytest.raises((ValueError, TypeError), match=says):
         simulate_script(**{"path": tmp_path / "empty.py", "ranks": 1} | options)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--ranks", "100000"], "--ranks on sim are threads of one process, at most 16,384: got 100000"),
+        (["--ranks", "16385"], "at most 16,384"),
+        (["--ranks", "0"], "ranks must be a whole number, 1 or more: got 0"),
+        (["--nnodes=2", "--nproc-per-node", "8"], "try --ranks 16"),
+        (["--nproc_per_node", "100000"], "try --ranks 16"),
+    ],
+)
+def test_a_wrong_number_of_ranks_is_refused_before_torch_is_imported(script, words, message):
+    code = "import sys; from lablib.cli import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    command = [sys.executable, "-c", f"{code}; sys.exit(code)", "sim", *words, str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2 and message in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [16_385, 100_000, 10**9])
+def test_simulate_script_refuses_more_ranks_than_threads(script, ranks):
+    with pytest.raises(ValueError, match="at most 16,384"):
+        simulate_script(script, ranks=ranks)

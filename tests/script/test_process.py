@@ -1,5 +1,7 @@
 """What a script finds around it: a process of its own on every rank. What goes wrong ends in one clear error."""
 
+import json
+import subprocess
 import sys
 import textwrap
 
@@ -14,6 +16,7 @@ from lablib import (
     launch,
     simulate_script,
 )
+from lablib.units import format_quantity
 
 pytestmark = pytest.mark.usefixtures("everything_is_given_back")
 INIT = "import torch.distributed as dist\ndist.init_process_group()\nrank = dist.get_rank()\n"
@@ -246,3 +249,93 @@ def test_a_run_that_failed_leaves_the_next_one_as_it_should_be(simulated):
             INIT + "import torch\ntorch.set_default_device('cuda')\nraise ValueError(torch.ones(1, device='cuda'))"
         )
     assert simulated(INIT + "import torch\nprint(torch.ones(1).device)").stdout == ["cpu\n", "cpu\n"]
+
+
+def test_a_script_finds_every_variable_that_torchrun_gives(simulated, tmp_path):
+    script = tmp_path / "print_environment.py"
+    script.write_text(
+        "import json, os, sys\nwith open(os.path.join(sys.argv[1], os.environ['RANK']), 'w') as file:\n"
+        "    json.dump(dict(os.environ), file)\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, tmp_path]
+    subprocess.run(command, check=True, capture_output=True, timeout=300)
+    theirs = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    simulated(script.read_text(), str(tmp_path))
+    of_the_job = {"MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
+    of_the_job |= {"TORCHELASTIC_USE_AGENT_STORE"}
+    for rank, real in enumerate(theirs):
+        ours = json.loads((tmp_path / str(rank)).read_text())
+        given = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "OMP_")
+        new = {name: value for name, value in real.items() if name.startswith(given)}
+        assert len(new) > 14 and set(new) <= set(ours)
+        assert {name: ours[name] for name in set(new) - of_the_job} == {
+            name: new[name] for name in set(new) - of_the_job
+        }
+
+
+@pytest.mark.parametrize(("ranks", "nodes"), [(3, "1"), (8, "1"), (9, "2"), (17, "3")])
+def test_the_number_of_nodes_is_that_of_the_cluster(simulated, ranks, nodes):
+    run = simulated("import os\nprint(os.environ['GROUP_WORLD_SIZE'])", ranks=ranks)
+    assert run.stdout == [f"{nodes}\n"] * ranks
+
+
+def test_a_child_process_has_the_ranks_environment_and_writes_to_its_output(simulated):
+    run = simulated("""
+import os, subprocess, sys
+os.environ["MINE"] = os.environ["RANK"] * 2
+words = ["sh", "-c", "echo rank $RANK $MINE"]
+print("before")
+subprocess.run(words, stdout=sys.stdout)
+print(os.system("exit 3$RANK") >> 8, subprocess.check_output(words, text=True, env={"RANK": "x"}).strip())
+sys.stdout.reconfigure(line_buffering=True)
+sys.stdout.buffer.write(chr(228).encode(sys.stdout.encoding))
+""")
+    assert run.stdout == [f"before\nrank {r} {r}{r}\n3{r} rank x\n\u00e4" for r in range(2)]
+
+
+def test_a_signal_that_a_rank_sends_to_itself_reaches_its_own_handler(simulated):
+    run = simulated("""
+import os, signal
+signal.signal(signal.SIGUSR1, lambda number, frame: print(os.environ["RANK"], number == signal.SIGUSR1))
+os.kill(os.getpid(), signal.SIGUSR1)
+signal.raise_signal(signal.SIGUSR1)
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+os.kill(os.getpid(), signal.SIGUSR2)
+os.kill(os.getpid(), 0)
+""")
+    assert run.stdout == [f"{rank} True\n" * 2 for rank in range(2)]
+    with pytest.raises(RankError, match="sent itself SIGTERM"):
+        simulated("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)")
+
+
+def test_a_fork_of_the_simulator_is_refused(simulated):
+    with pytest.raises(RankError, match=r"os\.fork has no answer .* use subprocess, or torchrun"):
+        simulated("import os\nos.fork()")
+
+
+@pytest.mark.parametrize("clock", ["time", "perf_counter", "monotonic", "perf_counter_ns"])
+def test_a_script_that_reads_the_clock_is_answered_with_virtual_time_next_to_it(simulated, clock):
+    run = simulated(f"""
+import os, torch
+from time import {clock} as now
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+x = torch.ones(256, 256, device="cuda")
+start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+start.record(); begin = now(); x @ x; now(); end.record()
+torch.cuda.synchronize()
+print(start.elapsed_time(end))
+""")
+    (note,) = [note for note in run.notes if "clock" in note]
+    virtual = format_quantity(float(run.stdout[0]) / 1e3, "s", 4)
+    assert "script.py:7): from its first to its last reading rank 0 took" in note and f"{virtual} of virtual" in note
+
+
+def test_one_reading_measures_nothing(simulated):
+    assert simulated("import random, time\nrandom.seed(time.time())").notes == ()
+
+
+@pytest.mark.parametrize("size", ["torch.empty(2**44)", "torch.empty(2**44, device='cuda')", "bytearray(2**48)"])
+def test_a_script_that_this_machine_has_no_memory_for_is_answered_with_a_remedy(simulated, size):
+    with pytest.raises(RankError) as caught:
+        simulated(f"import torch\ntorch.cuda.set_device(0)\nx = {size}", ranks=1)
+    assert "holds the tensors of all 1 simulated ranks" in caught.value.__notes__[0]
