@@ -72,6 +72,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "has_kernel_for": "torch._C._dispatch_has_kernel_for_dispatch_key",
         # operators
         "OpOverload": "torch._ops.OpOverload",
+        "HigherOrderOperator": "torch._ops.HigherOrderOperator",
         "to_copy": "torch.ops.aten._to_copy.default",
         "read_number": "torch.ops.aten._local_scalar_dense.default",
         "flash_attention": "torch.ops.aten._scaled_dot_product_flash_attention.default",
@@ -310,6 +311,8 @@ def loaded(module: str) -> Any:
 
 # An operator's schema: name, arguments, results, and which of them are written to.
 schema = attrgetter("_schema")
+# What a higher-order operator (flex_attention, cond) computes, by dispatch key.
+kernels_of = attrgetter("py_kernels")
 # A number that a storage has for itself while it lives, also without memory.
 storage_id = attrgetter("_cdata")
 # How often a tensor was written to.

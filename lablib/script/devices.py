@@ -235,7 +235,7 @@ class DeviceCalls(TorchFunctionMode):
         if index == at and not copy and memory_format is torch.preserve_format and dtype in (None, tensor.dtype):
             return tensor
         if index != at and tensor.requires_grad and torch.is_grad_enabled() and is_memory(tensor):
-            return _Moved.apply(tensor, self, index, at, dtype or tensor.dtype, memory_format)  # pyright: ignore
+            return _Moved.apply(tensor, self.process, index, at, dtype or tensor.dtype, memory_format)  # pyright: ignore
         return self.copied(tensor, index, dtype or tensor.dtype, copy or index != at, memory_format)
 
     def _place(self, tensor: Tensor) -> int | None:
@@ -332,13 +332,13 @@ class _Moved(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(tensor: Tensor, calls: DeviceCalls, index: int, at: int, dtype: Any, layout: Any) -> Tensor:
-        return calls.copied(tensor, index, dtype, True, layout)
+    def forward(tensor: Tensor, process: Process, index: int, at: int, dtype: Any, layout: Any) -> Tensor:
+        return process.calls.copied(tensor, index, dtype, True, layout)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        tensor, calls, _, at, *_ = inputs
-        ctx.process, ctx.dtype = calls.process, tensor.dtype
+        tensor, ctx.process, _, at, *_ = inputs
+        ctx.dtype = tensor.dtype
         ctx.home = torch.device("cpu") if at == HOST else torch.device("cuda", at)
 
     @staticmethod

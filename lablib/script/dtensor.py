@@ -86,9 +86,17 @@ def _attention_backward(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[A
     wanted = (True, True, True, False)
     if (index := index_of(q)) is not None:
         mark(seed, index)
-    return efficient_attention_backward(
+    grads = efficient_attention_backward(
         dy, q, k, v, bias, y, logsumexp, seed, seed, dropout_p, wanted, is_causal, scale=scale
-    )[:3]
+    )
+    # torch takes the number of heads of k and v for that of q.
+    return tuple(grad if grad.shape == x.shape else _shaped(grad, x) for grad, x in zip(grads, (q, k, v), strict=False))
+
+
+def _shaped(grad: Any, like: Any) -> Any:
+    return type(grad).from_local(
+        grad.to_local(), grad.device_mesh, grad.placements, shape=like.shape, stride=like.stride()
+    )
 
 
 def _bias(q: Any, k: Any, kwargs: dict[str, Any]) -> Any:

@@ -24,10 +24,13 @@ from lablib.sim.rank import Rank
 from lablib.torch_compat import (
     FAKE_MODE,
     DisableTorchFunction,
+    DispatchKey,
+    HigherOrderOperator,
     TorchDispatchMode,
     enter_label,
     get_dispatch_mode,
     graph_task_id,
+    kernels_of,
     leave_label,
     num_function_modes,
     read_number,
@@ -77,6 +80,8 @@ class Clock(TorchDispatchMode):
         self._is_backward = False
         self._is_step: list[bool] = []  # of the blocks under way, whether they are an Optimizer.step
 
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         # The default wraps every call in torch._dynamo.disable, which imports the compiler (1.4 s) on the first.
@@ -101,6 +106,8 @@ class Clock(TorchDispatchMode):
             return func(*args, **kwargs)
         traits = self._facts.get(id(func))
         if traits is None:
+            if isinstance(func, HigherOrderOperator):
+                return self._of_operators(func, args, kwargs)
             traits = self._facts[id(func)] = traits_of(func)
         position = self._position
         position.found, position.graph_task = None, graph_task_id()  # position.moves(), without the call
@@ -113,6 +120,14 @@ class Clock(TorchDispatchMode):
             with DisableTorchFunction():
                 return self._operator(traits, args, kwargs)
         return self._operator(traits, args, kwargs)
+
+    def _of_operators(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operator that is made of operators (flex_attention, cond): each of these is carried out and priced."""
+        TorchDispatchMode.__enter__(self)
+        try:
+            return kernels_of(func)[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
+        finally:
+            TorchDispatchMode.__exit__(self, None, None, None)
 
     def _operator(self, traits: OpTraits, args: tuple, kwargs: dict) -> Any:
         """Carry an operator out; note what it allocated and how long it took."""
