@@ -5,11 +5,16 @@ one: the turn then moves from core to core, away from its caches, and waits for 
 bound to the core of its waker while it sleeps, and is free again once it runs: what it computes, and threads and
 processes that it starts, may use every core, and the system may move it to balance the load.
 
+The two system calls take 3 to 10 us per turn, so threads are bound only while turns move: on a busy machine no core is
+idle, and they stay where they are.
+
 Simplified: a rank that binds itself (`os.sched_setaffinity`) loses that with its next turn.
 """
 
 import ctypes
 import os
+
+_TURNS = 100  # after a turn that moved, as many are kept on its core
 
 
 class SameCore:
@@ -23,6 +28,7 @@ class SameCore:
             self._size = max(cores) // 64 * 8 + 8  # bytes of a mask: whole words
             self._every = self._mask(cores)
             self._single = {core: self._mask({core}) for core in cores}
+        self._core, self._turns_left, self._is_bound = -1, 0, False
 
     def _mask(self, cores: set[int]) -> bytes:
         return sum(1 << core for core in cores).to_bytes(self._size, "little")
@@ -30,10 +36,15 @@ class SameCore:
     def bind(self, thread_id: int) -> None:
         """Have another thread, which sleeps, wake up on this core. `thread_id` is its `threading.get_native_id()`."""
         if self._is_used and thread_id:
-            core = self._single.get(self._libc.sched_getcpu(), self._every)
-            self._libc.sched_setaffinity(thread_id, self._size, core)
+            core = self._libc.sched_getcpu()
+            if core != self._core:
+                self._core, self._turns_left = core, _TURNS
+            if self._turns_left and core in self._single:
+                self._turns_left -= 1
+                self._is_bound = self._libc.sched_setaffinity(thread_id, self._size, self._single[core]) == 0
 
     def free(self) -> None:
         """Let the calling thread run on every core again."""
-        if self._is_used:
+        if self._is_bound:
+            self._is_bound = False
             self._libc.sched_setaffinity(0, self._size, self._every)
