@@ -27,11 +27,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from types import FrameType, ModuleType
+from types import BuiltinFunctionType, FrameType, ModuleType
 from typing import Any
 
 import torch
-import torch.nested
 
 from lablib.torch_compat import (
     DeviceContext,
@@ -92,6 +91,7 @@ def make_tensors_on(device: torch.device) -> None:
 
 def make_tensors_of_the_process_on(device: torch.device) -> None:
     """Likewise in a process that has no other default device, for good: replaces the functions that make tensors."""
+    torch.set_default_device(None)
     for owner, name, make in factories():
         setattr(owner, name, make)
     setattr(*_CONTEXTS, _Contexts(DefaultDevice(device)))
@@ -115,13 +115,13 @@ def factories() -> list[tuple[ModuleType, str, Callable[..., torch.Tensor]]]:
 @functools.cache
 def places() -> dict[Any, tuple[ModuleType, str]]:
     """The functions of torch that make tensors, and the module and the name under which programs call each."""
-    owners = (torch, torch.fft, torch.nested)
     makers = device_constructors()  # torch remembers these: with those of `factories` its own modes would not know them
-    return {value: (owner, name) for owner in owners for name, value in vars(owner).items() if _is_in(value, makers)}
-
-
-def _is_in(value: Any, functions: set[Any]) -> bool:
-    return callable(value) and value in functions
+    return {
+        value: (owner, name)
+        for owner in (torch, torch.fft)
+        for name, value in vars(owner).items()
+        if type(value) is BuiltinFunctionType and value in makers and name != "range"  # which no mode is asked about
+    }
 
 
 def _with_default(make: Callable[..., torch.Tensor], owner: ModuleType, name: str) -> Callable[..., torch.Tensor]:

@@ -23,6 +23,7 @@ from typing import NoReturn
 from lablib.engine.scheduler import Scheduler
 from lablib.errors import DeadlockError, LaunchError, RankError, Wait
 from lablib.sim.rank import Rank
+from lablib.sim.same_core import SameCore
 from lablib.sim.source import handling, is_program, program_line
 from lablib.sim.threads import owner as owner_of
 from lablib.sim.threads import set_owner, wait_to_be_run
@@ -73,6 +74,7 @@ class _Seat:
         self.wake.acquire()
         self.thread: threading.Thread | None = None
         self.ident = 0  # of the thread, once it runs
+        self.native_id = 0  # likewise, as the system calls it
         self.has_turn = False
         self.is_unwinding = False
         self.num_refusals = 0
@@ -97,6 +99,7 @@ class Turns:
         self._scheduler = scheduler
         self._blame = blame
         self._seats = {rank.rank: _Seat(rank) for rank in ranks}
+        self._cores = SameCore()
         self._num_calls = 0
         self._over = threading.Event()
         self._ending = False
@@ -270,6 +273,7 @@ class Turns:
         seat.rank.leave()
         self._give_turn(self._seats[next_rank], seat)
         seat.wake.acquire()
+        self._cores.free()
         seat.rank.enter()
         self.check()
 
@@ -278,13 +282,15 @@ class Turns:
         seat.has_turn = True
         if giver is not None:
             giver.has_turn = False
+            self._cores.bind(seat.native_id)
         seat.wake.release()
 
     def _thread(self, seat: _Seat, body: Callable[[int], None], on_error) -> None:
-        seat.ident = threading.get_ident()
+        seat.ident, seat.native_id = threading.get_ident(), threading.get_native_id()
         wait_to_be_run()
         try:
             seat.wake.acquire()
+            self._cores.free()
             self._guard(seat, on_error, self._live, seat, body)
             seat.has_finished = True
             if not self.is_closed:  # else the process has its own things back, and this thread is a left-over

@@ -61,9 +61,7 @@ ARGUMENTS: dict[str, tuple] = {
     "full": ((2,), 1.0),
     "linspace": (0.0, 1.0, 3),
     "logspace": (0.0, 1.0, 3),
-    "nested_tensor": ([torch.ones(1)],),
     "randint": (0, 9, (3,)),
-    "range": (0, 3),
     "scalar_tensor": (1.0,),
     "sparse_bsc_tensor": (_ROWS, [0, 1], _BLOCKS),
     "sparse_bsr_tensor": (_ROWS, [0, 1], _BLOCKS),
@@ -107,26 +105,28 @@ def test_every_function_makes_its_tensor_where_it_would_under_torchs_own_default
     torch.set_default_device(GPU)
     expected = where(name, device, context)
     make_tensors_on(GPU)
-    assert where(name, device, context) == expected
+    assert num_function_modes() == 0 and where(name, device, context) == expected
 
 
 def test_no_function_that_makes_tensors_is_left_out():
-    assert set(places()) == device_constructors() and len(factories()) == len(places())
+    unseen = {torch.nested.nested_tensor, torch.range}  # in torch's list, but its mode is never asked about them
+    assert set(places()) == device_constructors() - unseen and len(factories()) == len(places())
 
 
 def test_operators_are_called_as_without_a_default_device():
     add, linear = torch.add, torch.nn.functional.linear
+    torch.set_default_device(GPU)
     make_tensors_on(GPU)
     assert num_function_modes() == 0 and torch.add is add and torch.nn.functional.linear is linear
 
 
 def test_a_program_brings_the_functions_of_the_process_that_it_runs_in():
     """`launch` pickles a program where torch's functions are the original ones."""
-    packed = pack([torch.ones, torch.fft.fftfreq, torch.nested.nested_tensor])
+    packed = pack([torch.ones, torch.fft.fftfreq])
     make_tensors_on(GPU)
-    ones, *others = unpack(packed)
-    assert ones(1).device == GPU and others == [torch.fft.fftfreq, torch.nested.nested_tensor]
-    assert pickle.loads(pickle.dumps([ones, *others])) == [ones, *others]
+    ones, fftfreq = unpack(packed)
+    assert ones(1).device == GPU and (ones, fftfreq) == (torch.ones, torch.fft.fftfreq)
+    assert pickle.loads(pickle.dumps([ones, fftfreq])) == [ones, fftfreq]
 
 
 def test_threads_of_autograd_have_the_default_device_and_other_threads_of_the_program_do_not():
