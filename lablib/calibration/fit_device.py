@@ -97,7 +97,7 @@ def fit_device(timings: Iterable[Timing], base: Device, of_kernels: bool = False
     """
     parts = _parts(timings)
     device = replace(base, matmul_efficiency=1.0, memory_efficiency=1.0, matmul_tile=(1, 1), matmul_half_depth=0.0)
-    device = replace(device, kernel_overhead_s=_overhead_s(parts["dispatch"]))
+    device = replace(device, launch_s=0.0, kernel_overhead_s=_overhead_s(parts["dispatch"]))
     device = _with_memory(device, parts["memory"])
     device = _with_matmul(device, parts["matmul"])
     device = _with_functions(device, parts["elementwise"])

@@ -18,9 +18,9 @@ from lablib.hardware.device import Device
 _STAS = "S. Bekman, Machine Learning Engineering (github.com/stas00/ml-engineering, 744d01e18b)"
 _ACCELERATORS = f"{_STAS}, compute/accelerator: TFLOPS, MAMF, memory and cache tables"
 _UNVERIFIED = "from memory, not verified:"
-# A CUDA kernel takes a few microseconds to launch; eager PyTorch adds its own dispatch. One figure for all. Of these the
-# device takes 1.3 us between two kernels of its queue, measured in a CUDA graph on an H100 (Spector et al., "Look Ma, No
-# Bubbles!", Hazy Research blog, 2025-05-27); the host takes the rest.
+# A CUDA kernel takes a few microseconds to launch; eager PyTorch adds its own dispatch. One figure for all. Of these
+# the device takes 1.3 us, between two kernels of its queue, measured in a CUDA graph on an H100 (Spector et al., "Look
+# Ma, No Bubbles!", Hazy Research blog, 2025-05-27). The host takes the rest.
 _KERNEL_OVERHEAD_S = 5e-6
 _LAUNCH_S = _KERNEL_OVERHEAD_S - 1.3e-6
 # Between what was published for thin products, which read one large matrix (DeepGEMM's reach 2,668 of 3,350 GB/s, 0.80)

@@ -12,15 +12,15 @@ For n kernels of d seconds, with a gap g between two kernels on the device (its 
 
     one by one      h + (n - 1) max(h, d + g) + d
     CUDA graph      h_graph + n d + (n - 1) g              one launch for all; the device does the rest
-    mega-kernel     h + n d - what the tails waited        one kernel: no gap, and the next part starts in idle cores
-    simulator       n (h' + d)                             one after another, none hidden: h' = `kernel_overhead_s`
+    mega-kernel     h + n d - time in tails                one kernel: no gap, and the next part starts in idle cores
 
 A mega-kernel waits for one wave's last tiles once instead of n times: with a share t of each kernel's time in its tail,
-n d (1 - t) + t d. The simulator's sum lies between the first line and twice that line (for h' = h, g = 0).
+n d (1 - t) + t d. The simulator launches its kernels one by one in this way (lablib/sim/rank.py): h is
+`Device.launch_s`, g is `Device.queued_s`.
 
 Larger batches make d longer and leave n and h as they are, so from some batch on a step is limited by the device.
-Forward and backward of GPT-2 124M in bfloat16, 476 kernels, by the cost model, at 5 us a launch: from 33 tokens on an
-A100, 353 on an H100, 1,009 on a B200. The faster the device, the larger the batch that hides the host.
+Forward and backward of GPT-2 124M in bfloat16, 476 kernels, by the cost model, at 5 us a launch: from one token on an
+A100, 222 on an H100, 769 on a B200. The faster the device, the larger the batch that hides the host.
 
 Cost: O(kernels). Measured on H100s: 1.3 us between two kernels of a CUDA graph; one forward pass of Llama-1B is about a
 hundred kernels; as one kernel it reads its weights at 78% of the bandwidth, where engines with kernels reach 50%.
@@ -106,13 +106,14 @@ def mega_kernel(kernels_s: Sequence[float], launch_s: float, tail_share: float =
 
 
 @checked
-def device_seconds(spans: Sequence[Span], kernel_overhead_s: float) -> list[float]:
-    """Of a simulated run's spans of one rank: seconds of each without the launch that the cost model adds.
+def device_seconds(spans: Sequence[Span], gap_s: float) -> list[float]:
+    """Of a simulated run's spans of one rank: seconds of each without the gap that the cost model adds.
 
-    Of a device that tells launch from kernel (`launch_s`), spans hold `kernel_overhead_s - launch_s`: give that.
-    A span of several kernels (a `_foreach_` operator) counts as one, with all launches but one left in it.
+    Arguments:
+        gap_s: `Device.queued_s`. A span of several kernels (a `_foreach_` operator) counts as one: all gaps but one
+            stay in it.
     """
-    return [max(0.0, span.duration_s - kernel_overhead_s) for span in spans if span.is_compute]
+    return [max(0.0, span.duration_s - gap_s) for span in spans if span.is_compute]
 
 
 @checked

@@ -187,7 +187,7 @@ class Machine:
         return time_s / self.matmul_shares.get(dtype, self.derating.matmul_share)
 
     def stream_s(self, size_bytes: Numbers, kind: str = "", elements: Numbers = 0) -> Numbers:
-        """Seconds to read and write so many bytes of the device's memory, as a kind of operator (cost/efficiency.py)."""
+        """Seconds to read and write so many bytes of memory, as a kind of operator does (cost/efficiency.py)."""
         return operator_time_s(kind, size_bytes, elements, self.device) / self.derating.memory_share
 
     def attention_s(

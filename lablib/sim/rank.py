@@ -159,7 +159,7 @@ class Rank(RankClock):
         is_recompute: bool = False,
         launch_s: float = 0.0,
     ) -> None:
-        """The host launches for `launch_s`; then, when it is free, the current stream works for the rest of `time_s`."""
+        """The host launches for `launch_s`; then, once free, the current stream works for the rest of `time_s`."""
         self.host_s += launch_s
         start_s, work_s = max(self.clock_s, self.host_s), time_s - launch_s
         self.clock_s = end_s = start_s + work_s if self.cores is None else self.cores.work(start_s, work_s)

@@ -87,10 +87,10 @@ from lablib.sim.watchdog import naming_what_cannot_be_ended
 from lablib.texts import traceback_text
 from lablib.thread_frames import thread_frames
 from lablib.torch_compat import (
-    current,
     BackendPlugin,
     WorldMeta,
     backend_plugins,
+    current,
     place,
     process_group_name,
     set_thread_isolation_mode,

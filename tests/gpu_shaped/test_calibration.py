@@ -177,19 +177,16 @@ def step():
 
 
 @pytest.mark.parametrize("fidelity", ["values", "shapes"])
-def test_a_simulated_span_begins_when_its_launch_is_over_and_all_else_is_unchanged(fidelity):
+def test_a_simulated_span_begins_when_it_is_launched_and_the_one_before_has_ended(fidelity):
     def program():
         x = torch.ones(64, 64)
         torch.add(x @ x, 1).sum()
 
-    with_launch, without = (
-        launch(program, ranks=1, cluster=CLUSTER.replace(device=replace(KNOWN, launch_s=launch_s)), fidelity=fidelity)
-        for launch_s in (KNOWN.launch_s, 0.0)
-    )
-    assert len(with_launch.timeline) == len(without.timeline) == 4
-    for late, whole in zip(with_launch.timeline, without.timeline, strict=True):
-        assert late.end_s == whole.end_s
-        assert late.start_s == pytest.approx(whole.start_s + KNOWN.launch_s)
+    spans = launch(program, ranks=1, cluster=CLUSTER, fidelity=fidelity).timeline.select(0)
+    ends_s = [0.0, *(span.end_s for span in spans)]
+    assert len(spans) == 4
+    for number, (span, end_s) in enumerate(zip(spans, ends_s, strict=False), 1):
+        assert span.start_s == pytest.approx(max(end_s, number * KNOWN.launch_s))
 
 
 def test_a_list_operator_has_a_launch_for_each_kernel_it_starts():
@@ -227,7 +224,7 @@ def test_kernels_are_held_against_kernels_and_launches_are_idle_time_on_both_sid
     rows = reconciled(monkeypatch, CLUSTER).table().fillna(0.0).to_dict("records")
     assert all(abs(row["error_pct"]) < 1e-6 for row in rows)
     (idle,) = (row for row in rows if row["kind"] == "idle")
-    assert idle["predicted_s"] >= 2 * KNOWN.launch_s, "between the kernels of a rank"
+    assert idle["predicted_s"] > 0, "between the kernels of a rank"
 
 
 def test_a_catalogues_overhead_is_taken_for_launch_and_the_comparison_says_so(monkeypatch):

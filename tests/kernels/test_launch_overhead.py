@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,13 +45,6 @@ def test_one_launch_is_never_slower(kernels_s, launch_s, gap_s, tail):
     assert all(-1e-9 <= step.idle_share <= 1 for step in (single, graph, mega))
 
 
-@given(kernels_s=steps, launch_s=times)
-def test_the_simulators_sum_lies_within_twice_the_queue(kernels_s, launch_s):
-    queued = one_by_one(kernels_s, launch_s).step_s
-    in_turn = sum(kernel_s + launch_s for kernel_s in kernels_s)
-    assert queued <= in_turn * (1 + 1e-9) and in_turn <= 2 * queued * (1 + 1e-9)
-
-
 def test_by_hand():
     """Three kernels of 4 s and launches of 1 s: 1 + 12. Of 6 s: 6 + 6 + 6 + 4."""
     assert one_by_one([4.0] * 3, 1.0).step_s == 13
@@ -62,24 +56,22 @@ def test_by_hand():
 
 @pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100"])
 @pytest.mark.parametrize("numel", [8, 1 << 24])
-def test_the_simulator_takes_its_launches_one_after_another(cluster, numel):
+def test_the_simulator_launches_ahead(cluster, numel):
     def program():
         x = torch.ones(numel)
+        dist.barrier()
         with torch.profiler.record_function("step"):
             for _ in range(20):
                 x = x * 2
 
     device = find_cluster(cluster).device
-    spans = [
-        s for s in launch(program, ranks=1, cluster=cluster, fidelity="shapes").timeline.spans if s.phase == "step"
-    ]
-    kernels_s = device_seconds(spans, device.kernel_overhead_s)
-    simulated_s = spans[-1].end_s - spans[0].start_s
-    assert simulated_s == pytest.approx(sum(kernels_s) + 20 * device.kernel_overhead_s)
-    queued = one_by_one(kernels_s, device.kernel_overhead_s)
-    # Tiny kernels: the host is all there is, in both. Large ones: the queue hides all launches but the first.
-    assert simulated_s / queued.step_s == pytest.approx(1.0 if numel == 8 else 1.06, abs=0.06)
-    assert queued.idle_share > 0.9 if numel == 8 else queued.idle_share < 0.01
+    timeline = launch(program, ranks=1, cluster=cluster, fidelity="shapes").timeline
+    spans = [span for span in timeline.spans if span.phase == "step"]
+    queued = one_by_one(device_seconds(spans, device.queued_s), device.launch_s, device.queued_s)
+    simulated_s = spans[-1].end_s - spans[0].start_s + device.launch_s
+    assert simulated_s == pytest.approx(queued.step_s, rel=0.01, abs=2 * device.queued_s)
+    # Tiny kernels: the host is all there is. Large ones: the queue hides all launches but the first.
+    assert queued.idle_share > 0.9 if numel == 8 else queued.idle_share < 0.05
 
 
 @given(n=st.integers(1, 300), launch_us=st.integers(1, 50), per_row_ns=st.integers(1, 5000))
@@ -104,13 +96,13 @@ def test_a_faster_device_needs_a_larger_batch():
             next_token_loss(model(x), x).backward()
 
     def smallest(cluster: str) -> int | None:
-        overhead_s = find_cluster(cluster).device.kernel_overhead_s
+        device = find_cluster(cluster).device
 
         def kernels_of(tokens: int) -> list[float]:
             spans = launch(step, tokens, ranks=1, cluster=cluster, fidelity="shapes").timeline.spans
-            return device_seconds([span for span in spans if span.phase == "step"], overhead_s)
+            return device_seconds([span for span in spans if span.phase == "step"], device.queued_s)
 
-        return smallest_device_bound_batch(kernels_of, overhead_s, 1024)
+        return smallest_device_bound_batch(kernels_of, device.kernel_overhead_s, 1024)
 
     a100, h100 = smallest("dgx-a100"), smallest("dgx-h100")
     assert a100 is not None and (h100 is None or h100 > a100)

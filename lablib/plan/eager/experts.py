@@ -106,8 +106,8 @@ def _batched(on: Machine, model: Transformer, mixture: Experts, at: Sizes, rows:
         summed = Work(Pass(), kernel(on, 3 * rows * d_model * on.width), Pass())
         gate = Work(kernels(on, 2 * inner, 3 * inner), kernels(on, 3 * inner, 3 * inner, 3 * inner), Pass())
         return work.plus(up).plus(summed).plus(gate._replace(saved_bytes=4 * inner, peak_bytes=inner))
-    gelu = Work(*gelu(on, inner), Pass(), saved_bytes=2 * inner, peak_bytes=inner)
-    return work.plus(gelu)
+    activation = Work(*gelu(on, inner), Pass(), saved_bytes=2 * inner, peak_bytes=inner)
+    return work.plus(activation)
 
 
 def _product(on: Machine, model: Transformer, rows: Numbers, matrices: Numbers, k: Numbers, n: Numbers) -> Work:
