@@ -18,8 +18,11 @@ Source: Dao, "FlashAttention-2", 2023, arXiv 2307.08691, section 3.1 (causal mas
 Simplified: lengths are read on the host, which a GPU must wait for; flash_attn asks the caller for the longest.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -60,12 +63,14 @@ class AttentionPlan:
         starts_k: of the keys: 0, ..., S.
         is_causal: whether a query sees the keys up to its own place alone.
         tiles: rows of a tile.
+        backward_tiles: the same for the backward kernels; `tiles` when None.
     """
 
     starts_q: tuple[int, ...]
     starts_k: tuple[int, ...]
     is_causal: bool = False
     tiles: AttentionTiles = AttentionTiles()
+    backward_tiles: AttentionTiles | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -76,6 +81,10 @@ class AttentionPlan:
                 "cu_seqlens_q and cu_seqlens_k must name the same documents: "
                 f"got {len(self.starts_q) - 1} and {len(self.starts_k) - 1}; an empty one repeats a number."
             )
+
+    def for_backward(self) -> AttentionPlan:
+        """The plan of the backward kernels."""
+        return replace(self, tiles=self.backward_tiles, backward_tiles=None) if self.backward_tiles else self
 
     @property
     def lengths(self) -> list[tuple[int, int]]:
@@ -136,8 +145,13 @@ def equal_lengths(
     documents: int, t: int, s: int, is_causal: bool = False, tiles: AttentionTiles | None = None
 ) -> AttentionPlan:
     """A batch of `documents` sequences with t queries and s keys each."""
+    return _equal_lengths(documents, t, s, is_causal, tiles or AttentionTiles())
+
+
+@lru_cache(maxsize=64)  # a training step asks for the same plan in every layer
+def _equal_lengths(documents: int, t: int, s: int, is_causal: bool, tiles: AttentionTiles) -> AttentionPlan:
     starts_q, starts_k = (tuple(n * length for n in range(documents + 1)) for length in (t, s))
-    return AttentionPlan(starts_q, starts_k, is_causal, tiles or AttentionTiles())
+    return AttentionPlan(starts_q, starts_k, is_causal, tiles)
 
 
 def _tiles(document: int, start: int, stop: int, length: int, size: int) -> Iterator[Tile]:

@@ -20,6 +20,7 @@ Simplified: no dropout, no window, no bias; k and v have one width.
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles, equal_l
 from lablib.kernels.flash_backward import tiled_backward, triton_backward
 from lablib.kernels.flash_forward import tiled_forward, triton_forward
 from lablib.kernels.jit import FLOATS
+from lablib.kernels.tile_choice import attention_tiles
 from lablib.signature import checked
 
 
@@ -60,7 +62,7 @@ def flash_attention(
     Arguments:
         is_causal: query i sees the keys j <= i + S - T.
         scale: of the scores; 1 / sqrt(K) when None.
-        tiles: rows of a tile; 64 by 64 when None.
+        tiles: rows of a tile, forward and backward; chosen by dtype and width when None (tile_choice.py).
         passes: TRITON, the kernels, interpreted on a CPU; or TILED, the same loops in plain torch.
 
     Raises:
@@ -73,7 +75,7 @@ def flash_attention(
     if k_BGSK.shape != v_BGSK.shape or len(k_BGSK) != batch:
         shapes = f"{tuple(q_BHTK.shape)}, {tuple(k_BGSK.shape)} and {tuple(v_BGSK.shape)}"
         raise ValueError(f"q, k and v must have one batch, and k and v one shape: got {shapes}.")
-    plan = equal_lengths(batch, t, k_BGSK.shape[2], is_causal, tiles)
+    plan = _with_tiles(equal_lengths(batch, t, k_BGSK.shape[2], is_causal, tiles), q_BHTK, tiles)
     # [B H T K] made from [B T H K] by a transpose, as in a transformer, is not copied here.
     q_THK, k_SGK, v_SGK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BGSK, v_BGSK))
     o_THK = _attend(q_THK, k_SGK, v_SGK, plan, scale, passes)
@@ -104,6 +106,7 @@ def flash_attention_varlen(
     """
     starts_k = cu_seqlens_q if cu_seqlens_k is None else cu_seqlens_k
     plan = AttentionPlan(_starts(cu_seqlens_q), _starts(starts_k), is_causal, tiles or AttentionTiles())
+    plan = _with_tiles(plan, q_THK, tiles)
     for name, starts, x in (("cu_seqlens_q", plan.starts_q, q_THK), ("cu_seqlens_k", plan.starts_k, k_SGK)):
         if x.ndim != 3:
             raise ValueError(f"packed q, k and v must be [tokens, heads, width]: got shape {tuple(x.shape)}.")
@@ -126,12 +129,20 @@ class FlashAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         plan, scale, by = ctx.call
-        return *by.backward(gradients[0], *ctx.saved_tensors, plan, scale), None, None, None
+        return *by.backward(gradients[0], *ctx.saved_tensors, plan.for_backward(), scale), None, None, None
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float | None, by: Passes) -> Tensor:
     _check(q, k, v)
     return FlashAttention.apply(q, k, v, plan, 1 / math.sqrt(q.shape[-1]) if scale is None else scale, by)
+
+
+def _with_tiles(plan: AttentionPlan, q: Tensor, tiles: AttentionTiles | None) -> AttentionPlan:
+    """The plan with tiles for q's dtype, width and device, where none were given."""
+    if tiles is not None or q.device.type == "cpu":
+        return plan
+    forward, backward = attention_tiles(q.dtype, q.shape[-1], q.device)
+    return replace(plan, tiles=forward, backward_tiles=backward)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor) -> None:

@@ -38,6 +38,7 @@ from lablib.kernels.flash_parts import (
     tile_width,
 )
 from lablib.kernels.jit import accumulator, cdiv, jit, tl
+from lablib.kernels.tile_choice import attention_options
 
 
 def tiled_backward(
@@ -200,7 +201,10 @@ def triton_backward(
     if q_THK.numel():
         choices = accumulator(q_THK.dtype), tiles.queries, tile_width(K)
         row_sums_kernel[cdiv(T, tiles.queries), H](do_THK, o_THK, d_HT, T, H, K, *choices)
-        dq_kernel[plan.grid(plan.starts_q, tiles.queries, H)](*inputs, dq_THK, *shared)
+        options = attention_options("dq", tiles, K, q_THK.dtype, q_THK.device)
+        dq_kernel[plan.grid(plan.starts_q, tiles.queries, H)](*inputs, dq_THK, *shared, **options)
     if k_SGK.numel():
-        dk_dv_kernel[plan.grid(plan.starts_k, tiles.keys, k_SGK.shape[1])](*inputs, dk_SGK, dv_SGK, *shared)
+        options = attention_options("dk_dv", tiles, K, q_THK.dtype, q_THK.device)
+        grid = plan.grid(plan.starts_k, tiles.keys, k_SGK.shape[1])
+        dk_dv_kernel[grid](*inputs, dk_SGK, dv_SGK, *shared, **options)
     return dq_THK, dk_SGK, dv_SGK

@@ -38,6 +38,7 @@ from lablib.kernels.flash_parts import (
     store_rows,
 )
 from lablib.kernels.jit import jit, tl
+from lablib.kernels.tile_choice import attention_options
 
 
 def tiled_forward(
@@ -128,5 +129,7 @@ def triton_forward(
     o_THK, lse_HT = torch.empty_like(q_THK), q_THK.new_empty(H, T, dtype=wide)
     if q_THK.numel():
         grid = plan.grid(plan.starts_q, plan.tiles.queries, H)
-        forward_kernel[grid](q_THK, k_SGK, v_SGK, o_THK, lse_HT, *launch_arguments(q_THK, k_SGK, plan, scale))
+        options = attention_options("forward", plan.tiles, q_THK.shape[2], q_THK.dtype, q_THK.device)
+        shared = launch_arguments(q_THK, k_SGK, plan, scale)
+        forward_kernel[grid](q_THK, k_SGK, v_SGK, o_THK, lse_HT, *shared, **options)
     return o_THK, lse_HT

@@ -35,12 +35,14 @@ from lablib.kernels.launch_checks import FLOATS, check_dtypes, check_memory, che
 if TYPE_CHECKING:
     from triton import JITFunction, knobs
     from triton import language as tl
+    from triton.runtime.errors import OutOfResources
 
     from lablib.kernels import interpreter
 else:
     try:
         from triton import JITFunction, knobs
         from triton import language as tl
+        from triton.runtime.errors import OutOfResources
 
         from lablib.kernels import interpreter
     except ModuleNotFoundError as error:
@@ -115,7 +117,13 @@ class Kernel(JITFunction):
                 f"{self.fn.__name__}: accesses are recorded in the interpreter only: got CUDA tensors; give CPU ones."
             )
         with interpreter.LOCK, torch.cuda.device(device):  # not while another thread has exchanged the language
-            return super().run(*args, grid=programs, warmup=False, **kwargs)
+            try:
+                return super().run(*args, grid=programs, warmup=False, **kwargs)
+            except OutOfResources as error:
+                raise ValueError(
+                    f"{self.fn.__name__}: a program must fit a GPU's {error.name}, {error.limit:,} here: "
+                    f"got tiles that need {error.required:,}; take smaller ones."
+                ) from None
 
     def _kind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """Everything that the checks of a launch depend on, except the grid."""

@@ -28,6 +28,7 @@ from torch.autograd.function import once_differentiable
 from lablib.errors import unknown_name
 from lablib.kernels.jit import FLOATS, accumulator, cdiv, check_dot_tiles, jit, tl
 from lablib.kernels.matmul_plan import MatmulTiles, program_tiles
+from lablib.kernels.tile_choice import matmul_options, matmul_tiles
 from lablib.signature import checked
 
 ACTIVATIONS = {"none": lambda z: z, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
@@ -119,13 +120,13 @@ def matmul(
     Arguments:
         b_KN: of any strides: a linear layer's is weight.T, which is not copied.
         activation: "none", "relu", "gelu" (by erf) or "silu".
-        tiles: 64 by 64 by 32 in groups of 8 when None.
+        tiles: chosen by dtype, sizes and GPU when None (tile_choice.py).
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, or a tile that a GPU's matrix units cannot take.
     """
     _check(a_MK, b_KN, bias_N, activation)
-    return _Matmul.apply(a_MK, b_KN, bias_N, activation, tiles or MatmulTiles())
+    return _Matmul.apply(a_MK, b_KN, bias_N, activation, tiles)
 
 
 class _Matmul(torch.autograd.Function):
@@ -133,7 +134,7 @@ class _Matmul(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None, activation: str, tiles: MatmulTiles
+        ctx: Any, a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None, activation: str, tiles: MatmulTiles | None
     ) -> Tensor:
         ctx.save_for_backward(a_MK, b_KN, bias_N)
         ctx.choices = activation, tiles
@@ -153,15 +154,18 @@ class _Matmul(torch.autograd.Function):
         return da_MK, db_KN, dz_MN.sum(0) if needs_bias else None, None, None
 
 
-def _launch(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None, activation: str, tiles: MatmulTiles) -> Tensor:
-    check_dot_tiles("matmul", a_MK.device, m=tiles.m, n=tiles.n, k=tiles.k)
+def _launch(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None, activation: str, tiles: MatmulTiles | None) -> Tensor:
     M, K, N = *a_MK.shape, b_KN.shape[1]
+    tiles = tiles or matmul_tiles(a_MK.dtype, M, N, a_MK.device)
+    check_dot_tiles("matmul", a_MK.device, m=tiles.m, n=tiles.n, k=tiles.k)
+    options = matmul_options(tiles, a_MK.dtype, a_MK.device)
     c_MN = a_MK.new_empty(M, N)
     if c_MN.numel():
         bias_N = None if bias_N is None else bias_N.contiguous()
         sizes = M, N, K, *a_MK.stride(), *b_KN.stride()
         choices = activation, accumulator(a_MK.dtype), tiles.m, tiles.n, tiles.k, tiles.group
-        matmul_kernel[(cdiv(M, tiles.m) * cdiv(N, tiles.n),)](a_MK, b_KN, bias_N, c_MN, *sizes, *choices)
+        grid = (cdiv(M, tiles.m) * cdiv(N, tiles.n),)
+        matmul_kernel[grid](a_MK, b_KN, bias_N, c_MN, *sizes, *choices, **options)
     return c_MN
 
 

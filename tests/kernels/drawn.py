@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
@@ -34,6 +36,17 @@ def assert_rounded(ours: Tensor, exact: Tensor, about: float = 1.0) -> None:
     rtol = eps / 2 if ours.dtype != torch.float32 else 0.0
     tiny = torch.finfo(ours.dtype).smallest_normal * eps  # below the normal numbers the units no longer shrink
     torch.testing.assert_close(ours.double(), exact, rtol=rtol + 16 * own, atol=16 * own * about + tiny)
+
+
+def sum_error(length: int, dtype: torch.dtype) -> float:
+    """Largest error of a sum of products, relative to the sum of their sizes, in the accumulator of a dtype.
+
+    8 sqrt(n) u: rounding errors are independent, so they grow with the root of the number of terms, and are beyond 8
+    times that with a probability of 2 exp(-32) (Higham and Mary, "A New Approach to Probabilistic Rounding Error
+    Analysis", 2019, SIAM J. Sci. Comput. 41(5), theorem 3.1).
+    """
+    unit = torch.finfo(torch.promote_types(dtype, torch.float32)).eps / 2
+    return 8 * math.sqrt(length) * unit
 
 
 def unchecked(function):
