@@ -6,7 +6,8 @@ One operation on one device:
 
 arrays.py       minimum and rounding up, for numbers and arrays alike
 precision.py    the bytes of a number
-memory.py       what is limited by memory
+memory.py       operations limited by memory
+efficiency.py   GPU operators limited by memory, by kind, as measured
 matmul.py       a matrix product: tiles, waves and depth
 attention.py    attention, fused (flash) or unfused
 
