@@ -330,6 +330,7 @@ def orthogonalize(expect: Expect, orthogonalize: Callable[[Tensor, int, Sequence
     for on, x, num_steps, coefficients in _matrices(expect.draw):
         expect.measured.clear()
         where = f"{on}; {x.shape[0]} x {x.shape[1]}, {plural(num_steps, 'steps')}"
+        begun = orthogonalize(x.clone(), 0, coefficients)
         with Operators() as operators:
             call = observe(orthogonalize, x, num_steps, coefficients)
         returns_new_tensors(expect, [call], like=x)
@@ -337,7 +338,6 @@ def orthogonalize(expect: Expect, orthogonalize: Callable[[Tensor, int, Sequence
         found = sorted(name for name in operators.names if _is_decomposition(name))
         if found:
             raise RuleBroken("products are enough: no decomposition", f"a call of {found[0]}", "@, and nothing like it")
-        begun = call.value if not num_steps else orthogonalize(x.clone(), 0, coefficients)
         _expect_norm(expect, begun, x, where)
         _expect_orthogonal(expect, call.value, begun, num_steps, coefficients, where)
         short, long = sorted(x.shape)
