@@ -127,6 +127,26 @@ class Wrapped(Tensor):
         return pytree.tree_map_only(Tensor, Wrapped, func(*args, **kwargs))
 
 
+class WrappedWithKind(Wrapped):
+    """Its `__tensor_flatten__` fails until `__init__` has set both attributes."""
+
+    kind: str
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner, self.kind = inner, "kind"
+
+    def __tensor_flatten__(self) -> Any:
+        return ["inner"], self.kind
+
+
+@pytest.mark.parametrize("place", ["cuda", "cpu"])
+def test_a_tensor_that_wraps_another_may_ask_for_its_own_attributes(place: str):
+    def program() -> str:
+        return WrappedWithKind(torch.ones(2, device=place)).device.type
+
+    assert launch(program, ranks=2, device="cuda").values == [place] * 2
+
+
 @pytest.mark.parametrize("place", ["cuda", "cpu"])
 def test_a_tensor_that_wraps_another_is_where_that_is_and_has_a_gradient(place: str):
     def program() -> tuple[str, str, Tensor]:
