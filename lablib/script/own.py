@@ -46,11 +46,15 @@ class Output(io.StringIO):
         self._also = also
         self._is_closed = False
         self._file: BinaryIO | None = None
-        self.buffer = _Bytes(self)
+        self._bytes = _Bytes(self)
 
     @property
     def closed(self) -> bool:
         return self._is_closed
+
+    @property
+    def buffer(self) -> Any:
+        return self._bytes
 
     @property
     def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
