@@ -82,6 +82,13 @@ class Output(io.StringIO):
         self._join_file()
         return super().getvalue()
 
+    def release(self) -> None:
+        """The run is over: close the file."""
+        self._join_file()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     def _add(self, text: str) -> int:
         if self._also is not None and not show(text, self._also):
             self._also = None
