@@ -10,9 +10,9 @@ kept busy is measured before and after the runs. On a busy machine the measured 
 differ although little else ran are noisy: more ranks than cores take turns, longer in one run than in another.
 
 On GPUs measured compute is kernels alone, and the launch of a kernel is time of the host. So it is on the predicted
-side: a span begins when its launch is over (`Device.launch_s`), and the launch is in "idle". Simplified: on the
-simulator no launch hides behind the kernel before it, as it does on a GPU that is busy long enough; so predicted idle
-time and makespan of small kernels are too long there.
+side: a span begins when its launch is over (`Device.launch_s`), and "idle" has the launches that take longer than the
+kernels before them. A catalogue's device does not tell launch from kernel: there no launch hides, and predicted idle
+time and makespan of small kernels are too long.
 """
 
 from __future__ import annotations
@@ -274,8 +274,12 @@ def _with_launches(cluster: Cluster) -> Cluster:
 def _notes(cluster: Cluster, ranks: int, backend: str, run: Run) -> list[str]:
     """What makes a comparison doubtful."""
     now = {"ranks": str(ranks), "backend": backend}
+    links = cluster.profile.get("links")
+    if links:  # one GPU was measured: the profile is for any number of ranks
+        del now["ranks"]
     others = [f"{key} {value}" for key, value in cluster.profile.items() if key in now and value != now[key]]
     told = [f"The profile of {cluster.name} is for {' and '.join(others)}."] if others else []
+    told += [f"The links of {cluster.name} are those {links}."] if links and ranks > 1 else []
     if backend == "nccl" and cluster.device.kernel_overhead_s and not cluster.device.launch_s:
         told.append(
             f"{cluster.device.name} does not tell launch from kernel: all of its kernel_overhead_s is taken for "

@@ -29,9 +29,9 @@ class Device:
         memory_bandwidth_bytes_per_s: peak of reads and writes together.
         kernel_overhead_s: time every operation takes at least, whatever its size: to launch and run one kernel. (One
             hop of a collective, `Link.latency_s`, is less: it is within a kernel that runs already.)
-        launch_s: of `kernel_overhead_s`, what the host takes to launch a kernel. The device has nothing to do
-            meanwhile, so no kernel's measured time holds it, and a simulated span begins when it is over. 0: the
-            figures do not tell launch from kernel, and spans hold both.
+        launch_s: of `kernel_overhead_s`, what the host takes to launch a kernel, before the kernel's measured time:
+            a simulated span begins when it is over. 0: the figures do not tell launch from kernel, and spans hold both.
+            Where both are known (0 < launch_s < kernel_overhead_s) a launch hides behind the kernel before it.
         source: where the figures come from.
         num_cores: streaming multiprocessors, compute units, matrix units, or CPU cores, each of which computes one
             output tile at a time; 0 leaves waves out.
@@ -128,6 +128,11 @@ class Device:
         is_pair = isinstance(tile, tuple) and len(tile) == 2
         if not (is_pair and all(isinstance(extent, int) and extent >= 1 for extent in tile)):
             raise ValueError(f"matmul_tile is two whole numbers, 1 or more: got {tile!r} for {self.name}")
+
+    @property
+    def hides_launches(self) -> bool:
+        """Whether the figures tell launch from kernel: then the device waits only for launches longer than kernels."""
+        return 0 < self.launch_s < self.kernel_overhead_s
 
     def peak(self, dtype: str) -> float:
         """Dense peak in FLOP/s for a dtype name such as "bfloat16"; float32's where the device has no unit for it."""

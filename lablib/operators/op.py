@@ -5,6 +5,11 @@ kernel has its launch:
 
     time = max( arithmetic, bytes / bandwidth ) + kernels * kernel overhead
 
+A GPU runs a kernel while the host launches the next one. Where a device's figures have both times, an operator takes
+the longer of its kernels and its launches (`kernel_overhead_s` is then their sum for the smallest kernel):
+
+    time = max( kernels * launch,  max( arithmetic, bytes / bandwidth ) + kernels * (kernel overhead - launch) )
+
     matrix products        arithmetic by shape: tiles, waves and depth            matmul.py
     attention              arithmetic by algorithm                                attention.py
     convolutions           FLOPs / (peak * efficiency)
@@ -16,7 +21,7 @@ FLOPs are those of torch's own formulas (torch.utils.flop_counter; a multiply-ad
 Only shapes, strides and dtypes are read: a tensor without data (`meta`) costs what a real one does.
 
 Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
-Simplified: one operator after another, as an eager program runs; none overlaps the next one's launch.
+Simplified: one operator after another, as an eager program runs; a launch hides behind one operator only.
 """
 
 import re
@@ -330,8 +335,8 @@ def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpC
         device: where it would run.
     """
     size_bytes = op_bytes(op, args, kwargs, out)
-    time_s = op_time_s(op, args, kwargs, out, device, size_bytes)
-    launch_s = num_kernels(op, args) * device.launch_s if device.launch_s else 0.0
+    work_s, kernels = _work_s(op, args, kwargs, out, device, size_bytes), num_kernels(op, args)
+    time_s, launch_s = _launched(work_s, kernels, device)
     if not has_arithmetic(op):
         return OpCost(time_s, 0.0, size_bytes, "", launch_s)
     call = OperatorCall(op, args, kwargs, out)
@@ -344,6 +349,20 @@ def op_time_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size
     `size_bytes`: of `op_bytes`, where they are known.
     """
     size_bytes = op_bytes(op, args, kwargs, out) if size_bytes is None else size_bytes
+    return _launched(_work_s(op, args, kwargs, out, device, size_bytes), num_kernels(op, args), device)[0]
+
+
+def _launched(work_s: float, kernels: int, device: Device) -> tuple[float, float]:
+    """Seconds of an operator, and those of them in which the device waits for launches."""
+    time_s, launches_s = float(work_s + kernels * device.kernel_overhead_s), float(kernels * device.launch_s)
+    if device.hides_launches:
+        kernels_s = time_s - launches_s
+        return max(kernels_s, launches_s), max(0.0, launches_s - kernels_s)
+    return time_s, launches_s
+
+
+def _work_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size_bytes: float) -> float:
+    """The time of arithmetic and bytes alone."""
     if has_arithmetic(op):
         compute_s = _SECONDS.get(schema(op).name.removeprefix("aten::"), _plain)(
             OperatorCall(op, args, kwargs, out), device
@@ -354,4 +373,4 @@ def op_time_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size
         if device.element_s:
             elements = num_elements(args, kwargs, out)
             time_s = max(time_s, function_time_s(function_name(op, args, kwargs), elements, device))
-    return float(time_s + num_kernels(op, args) * device.kernel_overhead_s)
+    return time_s
