@@ -121,7 +121,7 @@ class _Calibration:
         bare_s = program_overhead_s(timings, FREE if self.on_gpu else device.device)
         if self.on_gpu:  # on a CPU other programs disturb single measurements, and the profile says by how much
             check_residuals([*device.residuals, *residuals])
-        return cluster.replace(profile=cluster.profile | self._profile(bare_s, [*device.residuals, *residuals]))
+        return cluster.replace(profile=self._profile(bare_s, [*device.residuals, *residuals]) | dict(cluster.profile))
 
     def _with_links(self, device: Device, times: Sequence[MessageTiming]) -> tuple[Cluster, Sequence[Residual]]:
         """The cluster of this device: its links as measured, or as in the catalogue where one rank sent nothing."""

@@ -24,6 +24,7 @@ from math import ceil
 import torch
 from torch.cuda import nccl
 
+from lablib.run import TIMES_MEAN_NOTHING
 from lablib.units import plural
 
 Environment = dict[str, str]
@@ -57,7 +58,7 @@ def sharing_note(backend: str, ranks: int) -> str:
     """What a reader of the run must know about shared GPUs; empty where each rank has its own."""
     if ranks_per_gpu(backend, ranks) <= 1:
         return ""
-    return f"{ranks} ranks shared {plural(torch.cuda.device_count(), 'GPUs')}: values are right, times mean nothing"
+    return f"{ranks} ranks shared {plural(torch.cuda.device_count(), 'GPUs')}: {TIMES_MEAN_NOTHING}"
 
 
 def _own_host(rank: int) -> Environment:
