@@ -173,8 +173,8 @@ class Reconciliation:
         return " ".join([text, *self.notes])
 
     def _sentence_without_times(self) -> str:
-        rows = self.table().query("kind == 'compute'")
-        predicted_s, measured_s = rows["predicted_s"].sum(), rows["measured_s"].sum()
+        rows = self.table().query("kind == 'compute'").fillna(0.0).to_dict("records")
+        predicted_s, measured_s = (sum(row[side] for row in rows) for side in ("predicted_s", "measured_s"))
         text = [f"Times are not compared, as ranks that share a GPU take turns on it ({self.shared})."]
         if measured_s:
             text.append(

@@ -235,7 +235,7 @@ def test_where_ranks_share_a_gpu_no_times_are_compared_but_one_ranks_compute():
     found = Reconciliation.of(SIMULATED, [SLOW, replace(SLOW, timeline=PREDICTED.timeline)])
     frame = found.table()
     others = frame[frame["kind"] != "compute"]
-    assert others[["predicted_s", "measured_s", "error_pct", "noise_pct", "share_pct"]].isna().all(axis=None)
+    assert others[["predicted_s", "measured_s", "error_pct", "noise_pct", "share_pct"]].isna().to_numpy().all()
     assert set(others["kind"]) == {"communication", "exposed", "waiting", "idle", "makespan"}
     calls = row(frame, "communication")
     assert (calls["predicted_calls"], calls["measured_calls"], calls["size_bytes"]) == (1, 1, 100.0)
