@@ -1,8 +1,8 @@
 """Links of the catalogue for a machine with one GPU, where no message can be timed.
 
-The cluster is the one whose device has the model name of the GPU ("NVIDIA H200" is of "H200-SXM") and the nearest
-amount of memory; a name that says PCIe takes a cluster whose GPUs are joined by PCIe, if there is one. A model that the
-catalogue lacks takes PCIe 4 and 100 Gbit/s Ethernet, the links of an ordinary server.
+The cluster is that of the GPU's model ("NVIDIA H200" is the device "H200-SXM") with the nearest amount of memory. A
+name that says PCIe takes a cluster with PCIe inside a node, if there is one. A model that the catalogue lacks takes
+PCIe 4 and 100 Gbit/s Ethernet, the links of an ordinary server.
 """
 
 import re

@@ -18,7 +18,7 @@ def batch_for(cluster: Cluster, batch: int, flops: float) -> int:
 
     Args:
         cluster: the machine, as calibrated. Where its ranks share the cores of a CPU the batch stays as it is.
-        batch: what the program takes on a CPU.
+        batch: the batch on a CPU.
         flops: of the program's products on one rank with that batch.
 
     Raises:

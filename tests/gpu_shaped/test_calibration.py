@@ -236,7 +236,9 @@ def test_products_that_an_h200_has_made_are_explained():
     products = [residual for residual in fit.residuals if residual.part.startswith("matmul_")]
     assert len(products) == 3 and all(residual.worst < 0.25 for residual in products), products
     peaks = fit.device.peak_flops_per_s
-    assert peaks["bfloat16"] > 700e12 and 380e12 < peaks["tfloat32"] < 450e12 and 45e12 < peaks["float32"] < 55e12
+    # A peak is that of endless depth, so it is above what the largest product reached: 780, 405 and 50 TFLOP/s.
+    reached = {"bfloat16": 780e12, "tfloat32": 405e12, "float32": 50e12}
+    assert all(1 <= peaks[dtype] / rate < 1.2 for dtype, rate in reached.items()), peaks
 
 
 @pytest.mark.parametrize("part", ["memory", "matmul", "elementwise"])
