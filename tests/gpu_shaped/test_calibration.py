@@ -213,7 +213,12 @@ def test_products_in_tfloat32_are_priced_at_their_own_peak(machine):
 
 # Microseconds of products [M, K, N] on one H200 (eager, CUDA events, L2 flushed before each), 2026-11-27.
 H200_US = {
-    "bfloat16": {(1024, 1024, 1024): 9.22, (2048, 2048, 2048): 27.42, (4096, 4096, 4096): 177.66, (8192,) * 3: 1409.6},
+    "bfloat16": {
+        **{(1024, 1024, 1024): 9.22, (2048, 2048, 2048): 27.42, (4096, 4096, 4096): 177.66, (8192,) * 3: 1409.6},
+        # of other depths, as a calibration has them: size and depth are told apart by these alone
+        **{(8192, 2048, 8192): 364.06, (8192, 8192, 2048): 343.46, (2048, 4096, 4096): 106.4},
+        **{(8192, 12288, 1536): 440.06, (8192, 1536, 12288): 472.1, (16384, 768, 3072): 137.5},
+    },
     "float32": {
         (1024, 1024, 1024): 66.08,
         (2048, 2048, 2048): 346.91,
@@ -234,7 +239,7 @@ def test_products_that_an_h200_has_made_are_explained():
     fit = fit_device(timings, BASE, of_kernels=True)
     check_residuals(fit.residuals)
     products = [residual for residual in fit.residuals if residual.part.startswith("matmul_")]
-    assert len(products) == 3 and all(residual.worst < 0.25 for residual in products), products
+    assert len(products) == 3 and all(one.median < 0.1 and one.worst < 0.5 for one in products), products
     peaks = fit.device.peak_flops_per_s
     # A peak is that of endless depth, so it is above what the largest product reached: 780, 405 and 50 TFLOP/s.
     reached = {"bfloat16": 780e12, "tfloat32": 405e12, "float32": 50e12}
