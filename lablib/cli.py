@@ -382,7 +382,9 @@ def _parser() -> Parser:
 
     command = commands.add_parser("calibrate", help='measure this machine: the cluster "this-machine" of simulations')
     command.add_argument("--backend", default="gloo", help="gloo (this CPU, the default) or nccl (its GPUs)")
-    command.add_argument("--ranks", type=int, default=4, help="processes that are busy at once; default 4")
+    command.add_argument(
+        "--ranks", type=int, default=4, help="processes that are busy at once; default 4; at most one per GPU"
+    )
     command.add_argument("--quick", action="store_true", help="half a minute, rougher figures")
     command.add_argument("--out", metavar="FILE.toml", help='where to write; default: where "this-machine" looks')
 

@@ -69,12 +69,15 @@ def report(cluster: Cluster) -> str:
     if device.cache_bytes:
         bandwidth = format_quantity(device.cache_bandwidth_bytes_per_s, "B/s")
         rows.append(("cache", f"{bandwidth} up to {format_quantity(device.cache_bytes, 'B')}"))
-    rows.append(("the smallest operation", format_quantity(device.kernel_overhead_s, "s")))
+    smallest = "the smallest kernel" if device.launch_s else "the smallest operation"
+    rows.append((smallest, format_quantity(device.kernel_overhead_s - device.launch_s, "s")))
     if device.launch_s:
-        rows.append(("of it, the host launches", format_quantity(device.launch_s, "s")))
+        rows.append(("a launch by the host", format_quantity(device.launch_s, "s")))
     bandwidth = format_quantity(link.bandwidth_bytes_per_s, "B/s")
     rows.append(("one hop", f"{format_quantity(link.latency_s, 's')} + bytes / ({bandwidth})"))
     rows.append(("the call of a collective", format_quantity(cluster.collective_overhead_s, "s")))
+    if links := cluster.profile.get("links"):
+        rows.append(("links", links))
     figures = table(("figure", "of one rank, all busy"), rows)
     fits = [(k.removeprefix("error_of_"), v) for k, v in cluster.profile.items() if k.startswith("error_of_")]
     return f"{figures}\n\n{table(('part', 'error of the fit'), fits)}"

@@ -9,11 +9,9 @@ from typing import Any
 
 from lablib.course.errors import CourseError
 from lablib.course.table import table
-from lablib.hardware.catalogue import find_cluster
 from lablib.plan.prediction import Prediction
 from lablib.plan.search import search
 from lablib.plan.search_result import SearchResult, row_of
-from lablib.plan.usual import usual_software
 from lablib.units import format_quantity, plural
 
 WHOLE = ("tensor", "pipeline", "context", "expert", "expert_tensor", "data", "chunks", "micro_batch", "zero_stage")
@@ -131,10 +129,8 @@ def to_json(found: SearchResult, top: int) -> dict[str, Any]:
 
 
 def _settled(inputs: dict[str, Any], found: SearchResult) -> dict[str, Any]:
-    """The inputs as keyword arguments of `search`, with the defaults that depend on model and cluster."""
-    one = found.plans
-    stack = usual_software(find_cluster(inputs["cluster"]).device).name if inputs["stack"] is None else inputs["stack"]
-    return inputs | {"seq_len": int(one.numbers["seq_len"][0]), "stack": stack}
+    """The inputs as keyword arguments of `search`, with the sequence length where it was left out."""
+    return inputs | {"seq_len": int(found.plans.numbers["seq_len"][0])}
 
 
 def _whole(name: str, text: str | None) -> Sequence[int] | None:

@@ -90,7 +90,7 @@ def make_tensors_on(device: torch.device) -> None:
 
 
 def make_tensors_of_the_process_on(device: torch.device) -> None:
-    """Likewise in a process that has no other default device, for good: replaces the functions that make tensors."""
+    """Give it to the calling thread of a worker process, and replace the functions that make tensors, for good."""
     torch.set_default_device(None)
     for owner, name, make in factories():
         setattr(owner, name, make)
@@ -115,7 +115,7 @@ def factories() -> list[tuple[ModuleType, str, Callable[..., torch.Tensor]]]:
 @functools.cache
 def places() -> dict[Any, tuple[ModuleType, str]]:
     """The functions of torch that make tensors, and the module and the name under which programs call each."""
-    makers = device_constructors()  # torch remembers these: with those of `factories` its own modes would not know them
+    makers = device_constructors()  # torch keeps this set, so it holds the original functions also after `factories`
     return {
         value: (owner, name)
         for owner in (torch, torch.fft)

@@ -12,13 +12,14 @@ import sys
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask Linux to kill this process when the thread that started it ends; elsewhere do nothing.
+def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Have Linux send this process a signal when the thread that started it ends; elsewhere do nothing.
 
     Args:
         parent: the process id of the process that started this one. Where that is gone already, this one ends.
+        number: of the signal.
     """
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             os._exit(1)

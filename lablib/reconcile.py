@@ -9,10 +9,14 @@ An error smaller than the noise says nothing. The measured side is the run with 
 kept busy is measured before and after the runs. On a busy machine the measured seconds are theirs, too. Runs that
 differ although little else ran are noisy: more ranks than cores take turns, longer in one run than in another.
 
+Ranks that share a GPU take turns on it, so of such runs no times are compared but the compute of rank 0 (the least of
+the repeats): `Reconciliation.shared` says so, the other seconds of the table are NaN, and the sentence compares calls,
+bytes and values.
+
 On GPUs measured compute is kernels alone, and the launch of a kernel is time of the host. So it is on the predicted
-side: a span begins when its launch is over (`Device.launch_s`), and the launch is in "idle". Simplified: on the
-simulator no launch hides behind the kernel before it, as it does on a GPU that is busy long enough; so predicted idle
-time and makespan of small kernels are too long there.
+side: a span begins when its launch is over (`Device.launch_s`), and "idle" has the launches that take longer than the
+kernels before them. A catalogue's device does not tell launch from kernel: there no launch hides, and predicted idle
+time and makespan of small kernels are too long.
 """
 
 from __future__ import annotations
@@ -30,8 +34,9 @@ from lablib.host_load import HostLoad, busiest, host_load
 from lablib.launch import launch
 from lablib.markup import paragraph, table_html
 from lablib.record.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
+from lablib.record.timeline import Timeline
 from lablib.recorded import RecordedReconciliation, beside
-from lablib.run import Run
+from lablib.run import TIMES_MEAN_NOTHING, Run, Traffic
 from lablib.signature import checked, whole_number
 from lablib.units import format_quantity, plural
 
@@ -82,8 +87,15 @@ class Reconciliation:
         return Reconciliation(predicted, middle, tuple(repeats), without, tuple(notes), tuple(loads))
 
     @property
+    def shared(self) -> str:
+        """Why no times are compared: the note of a run whose ranks shared GPUs; "" where each rank had its own."""
+        return next((note for note in self.measured.notes if note.endswith(TIMES_MEAN_NOTHING)), "")
+
+    @property
     def error(self) -> float:
-        """Of the makespan, as a share: +0.1 where the prediction is a tenth too long."""
+        """Of the makespan, as a share: +0.1 where the prediction is a tenth too long. NaN where ranks shared GPUs."""
+        if self.shared:
+            return nan
         predicted_s, measured_s = (counted(run, self.without).makespan_s for run in (self.predicted, self.measured))
         return predicted_s / measured_s - 1 if measured_s else float("nan")
 
@@ -100,6 +112,8 @@ class Reconciliation:
         rows = []
         for part in sorted(predicted.keys() | measured.keys(), key=_place):
             predicted_s, measured_s = _seconds(predicted, part), _seconds(measured, part)
+            if self.shared and part.kind == "compute":
+                measured_s = min((one[part].time_s for one in repeats if part in one), default=nan)
             rows.append(
                 {
                     "kind": part.kind,
@@ -118,7 +132,13 @@ class Reconciliation:
         return pd.DataFrame(rows)
 
     def _parts(self, run: Run) -> dict[Part, Spent]:
-        return parts_of(run, self.without)
+        parts = parts_of(run, self.without)
+        if not self.shared:
+            return parts
+        of_rank_0 = replace(run, timeline=Timeline.of(run.timeline.select(0), 1), traffic=Traffic(()))
+        alone = parts_of(of_rank_0, self.without)
+        work = {part: spent for part, spent in alone.items() if part.kind == "compute"}
+        return work | {part: Spent(nan, spent.calls) for part, spent in parts.items() if part.kind != "compute"}
 
     def figure(self, **options: Any) -> go.Figure:
         """Both timelines, one above the other on the same time axis. Options of `figure_reconcile`."""
@@ -128,10 +148,15 @@ class Reconciliation:
         labels = (f"predicted ({self.predicted.cluster})", f"measured ({self.measured.backend})")
         columns = {str(name): list(values) for name, values in self.table().items()}
         given: dict[str, Any] = {"labels": labels, "summary": self.sentence(), "columns": columns}
+        given |= (
+            {"title": "Predicted and measured; ranks shared GPUs, so times are not compared"} if self.shared else {}
+        )
         return figure_reconcile(predicted, measured, **(given | options))
 
     def sentence(self) -> str:
-        """The makespans, their error and noise, and the part that is furthest off."""
+        """Makespans, their error and noise, and the part that is furthest off; other facts where GPUs were shared."""
+        if self.shared:
+            return self._sentence_without_times()
         table = self.table().fillna({"predicted_s": 0.0, "measured_s": 0.0})
         *rows, total = table.to_dict("records")
         text = (
@@ -147,14 +172,42 @@ class Reconciliation:
             text += f" Furthest off is {worst}: {format_quantity(abs(gaps[worst]), 's')} a rank {more} than measured."
         return " ".join([text, *self.notes])
 
+    def _sentence_without_times(self) -> str:
+        rows = self.table().query("kind == 'compute'").fillna(0.0).to_dict("records")
+        predicted_s, measured_s = (sum(row[side] for row in rows) for side in ("predicted_s", "measured_s"))
+        text = [f"Times are not compared, as ranks that share a GPU take turns on it ({self.shared})."]
+        if measured_s:
+            text.append(
+                f"Compute of rank 0: predicted {format_quantity(predicted_s, 's')}, measured "
+                f"{format_quantity(measured_s, 's')}, error {_error_pct(predicted_s, measured_s):+.0f}%."
+            )
+        others = [note for note in self.notes if self.shared not in note]
+        return " ".join(filter(None, [*text, self._still_readable(), self._values_text(), *others]))
+
+    def _values_text(self) -> str:
+        """On which ranks both sides returned the same values."""
+        if self.predicted.fidelity != "values":
+            return "Values are not compared: the prediction computed shapes alone."
+        both = list(zip(self.predicted.values, self.measured.values, strict=True))
+        if all(one is None and other is None for one, other in both):
+            return ""
+        differ = [str(rank) for rank, (one, other) in enumerate(both) if not _are_close(one, other)]
+        if not differ:
+            return "Values are the same on every rank."
+        return f"Values differ on ranks {', '.join(differ)} (a GPU draws other random numbers than a CPU)."
+
     @property
     def is_quiet(self) -> bool:
         """Were the cores left to the runs, and did the runs agree? Then errors beyond noise are the prediction's."""
+        if self.shared:
+            return False
         load, noise_pct = busiest(self.loads), self._makespan_noise_pct()
         return (load is None or load.is_quiet) and not noise_pct > QUIET_NOISE_PCT
 
     def reading(self) -> str:
         """Whether other programs ran, whether the runs agree, and what can be read of the numbers if they do not."""
+        if self.shared:
+            return f"{self.shared}. {self._still_readable()}".strip()
         load, noise_pct = busiest(self.loads), self._makespan_noise_pct()
         told = [str(load)] if load else []
         told += [f"the makespans of {len(self.repeats)} runs lie within {noise_pct:.0f}% of their middle"]
@@ -237,15 +290,19 @@ def reconcile(
     repeats: int = 5,
     without: str = "",
     timeout_s: float | None = None,
+    fidelity: str = "values",
+    share_gpus: bool = False,
 ) -> Reconciliation:
     """Run a program predicted and measured.
 
     Args:
-        fn, args, ranks, timeout_s: as for `launch`.
+        fn, args, ranks, timeout_s, share_gpus: as for `launch`.
         backend: where to measure: "gloo" or "nccl".
         cluster: what to predict for; "this-machine" is what `lab calibrate` measured.
         repeats: measured runs; one more goes before them, which warms up and does not count.
         without: a phase to leave out on both sides, such as the "setup" that a program begins with.
+        fidelity: of the prediction. "shapes" predicts without computing, for programs too large for this CPU that do
+            not read the numbers of a tensor.
 
     Raises:
         ValueError: an argument breaks its rule, or there is no profile of this machine yet.
@@ -256,10 +313,10 @@ def reconcile(
         raise ValueError('a prediction is held against a real backend: got "sim"; use backend="gloo" or "nccl"')
     simulated = find_cluster(cluster)
     predicting = _with_launches(simulated) if backend == "nccl" else simulated
-    predicted = launch(fn, *args, ranks=ranks, cluster=predicting, timeout_s=timeout_s)
+    predicted = launch(fn, *args, ranks=ranks, cluster=predicting, timeout_s=timeout_s, fidelity=fidelity)
     loads, runs = [], []
     for number in range(1 + repeats):
-        runs.append(launch(fn, *args, ranks=ranks, backend=backend, timeout_s=timeout_s))
+        runs.append(launch(fn, *args, ranks=ranks, backend=backend, timeout_s=timeout_s, share_gpus=share_gpus))
         if number in (0, repeats):  # after the warm-up and after the last
             loads.append(host_load())
     return Reconciliation.of(predicted, runs[1:], without, _notes(simulated, ranks, backend, runs[-1]), loads)
@@ -274,14 +331,31 @@ def _with_launches(cluster: Cluster) -> Cluster:
 def _notes(cluster: Cluster, ranks: int, backend: str, run: Run) -> list[str]:
     """What makes a comparison doubtful."""
     now = {"ranks": str(ranks), "backend": backend}
+    links = cluster.profile.get("links")
+    if links:  # one GPU was measured: the profile is for any number of ranks
+        del now["ranks"]
     others = [f"{key} {value}" for key, value in cluster.profile.items() if key in now and value != now[key]]
     told = [f"The profile of {cluster.name} is for {' and '.join(others)}."] if others else []
+    told += [f"The links of {cluster.name} are those {links}."] if links and ranks > 1 else []
     if backend == "nccl" and cluster.device.kernel_overhead_s and not cluster.device.launch_s:
         told.append(
             f"{cluster.device.name} does not tell launch from kernel: all of its kernel_overhead_s is taken for "
             "launch. Predicted compute leaves out the least time that a kernel takes, and predicted idle time has it."
         )
     return told + [note[:1].upper() + note[1:] + "." for note in run.notes]
+
+
+def _are_close(one: Any, other: Any) -> bool:
+    """Whether two returned values are equal to a thousandth: numbers, tensors, and lists and dictionaries of them."""
+    from torch.testing import assert_close
+
+    try:
+        assert_close(one, other, rtol=1e-3, atol=1e-5, equal_nan=True, check_device=False)
+    except AssertionError:
+        return False
+    except TypeError:  # of other types, such as texts
+        return bool(one == other)
+    return True
 
 
 def _seconds(parts: Mapping[Part, Spent], part: Part) -> float:

@@ -1,10 +1,13 @@
-"""Whose a file of Python code is: the user's, an installed package's, or Python's own.
+"""Classify a source file: user code, installed package, or standard library.
 
-Installed: in Python's library, in a folder of packages (another environment's, too), in lablib. What Python and torch
-make up ("<frozen importlib>", "<eval_with_key>") is nobody's, and so not the user's. A notebook's cell is the user's,
-and so is executed text ("<string>"), of which Python also makes the methods of dataclasses.
+Installed: in Python's library, in a folder of packages (another environment's, too), in lablib. A folder that `pip
+install --target` filled holds packages as well, wherever it lies: their `.dist-info` lists the files. So does an
+archive (.zip, .whl, .egg). An editable installation is the user's: its sources are edited where they are. What Python
+and torch make up ("<frozen importlib>", "<eval_with_key>") is nobody's, and so not the user's. A notebook's cell is the
+user's, and so is executed text ("<string>"), of which Python also makes the methods of dataclasses.
 """
 
+import csv
 import os
 import sysconfig
 from functools import cache, lru_cache
@@ -12,6 +15,8 @@ from importlib.util import find_spec
 from inspect import getattr_static
 from types import ModuleType
 from typing import Any
+
+from lablib.files import read_text
 
 _LABLIB = os.path.dirname(os.path.abspath(__file__))
 _CONTENTS = vars(ModuleType)["__dict__"].__get__
@@ -21,8 +26,32 @@ MADE_UP = ("<frozen", "<eval_with_key>", "built-in", "frozen")
 
 
 def is_of_package(path: str) -> bool:
-    """Whether a file lies in a folder of installed packages."""
-    return not set(_PACKAGES).isdisjoint(path.split(os.sep))
+    """Whether a file lies in a folder of installed packages, was installed into a folder, or lies in an archive."""
+    return not set(_PACKAGES).isdisjoint(path.split(os.sep)) or _is_in_target(path)
+
+
+@lru_cache(maxsize=2**16)
+def _is_in_target(path: str) -> bool:
+    if not os.path.isabs(path):
+        return False
+    folder = os.path.dirname(path)
+    while folder != os.path.dirname(folder):
+        inside = os.path.relpath(path, folder).replace(os.sep, "/")
+        if os.path.isfile(folder) or inside in _installed_into(folder):  # a file: an archive
+            return True
+        folder = os.path.dirname(folder)
+    return False
+
+
+@lru_cache(maxsize=2**10)
+def _installed_into(folder: str) -> frozenset[str]:
+    """The files that a package manager put into this folder, relative to it."""
+    try:
+        names = [name for name in os.listdir(folder) if name.endswith(".dist-info")]
+        records = [record for name in names if os.path.isfile(record := os.path.join(folder, name, "RECORD"))]
+        return frozenset(row[0] for record in records for row in csv.reader(read_text(record).splitlines()) if row)
+    except (OSError, ValueError, csv.Error):
+        return frozenset()
 
 
 def module_contents(module: Any) -> dict[str, Any]:

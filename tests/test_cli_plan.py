@@ -70,7 +70,7 @@ def test_json_repeats_its_inputs_so_that_a_search_with_them_is_the_same(data):
     answer = json.loads(said.getvalue())
     found = search(**answer["inputs"])
     assert json.loads(json.dumps(cli_plan.to_json(found, 2))) == {k: v for k, v in answer.items() if k != "inputs"}
-    assert answer["inputs"]["seq_len"] and answer["inputs"]["stack"] and answer["inputs"]["model"] == "gpt3-13b"
+    assert answer["inputs"]["seq_len"] and answer["inputs"]["model"] == "gpt3-13b"
     for flag in flags:
         if flag in words:
             given = answer["inputs"][flag[2:].replace("-", "_")]

@@ -12,10 +12,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lablib import Reconciliation, Run, Span, Timeline, Traffic, Transfer, find_cluster, reconcile
+from lablib import Reconciliation, Run, Span, Timeline, Traffic, Transfer, find_cluster, launch, reconcile
 from lablib.figures import describe, table
 from lablib.figures.style import STATES
 from lablib.host_load import HostLoad
+from lablib.run import TIMES_MEAN_NOTHING
 
 
 def run_of(*spans: Span, ranks: int = 2, transfers: tuple[Transfer, ...] = (), backend: str = "sim") -> Run:
@@ -221,3 +222,64 @@ def test_the_notes_of_the_measured_run_are_sentences_of_the_comparison(monkeypat
     monkeypatch.setattr(module, "launch", lambda *_, backend="sim", **__: PREDICTED if backend == "sim" else noted)
     monkeypatch.setattr(module, "host_load", lambda: HostLoad(0.0, 8))
     assert reconcile(print, ranks=2, cluster="laptop", repeats=1).sentence().endswith(" Two ranks shared one GPU.")
+
+
+# ---- ranks that share a GPU ----
+
+SHARED = f"2 ranks shared 1 GPU: {TIMES_MEAN_NOTHING}"
+SLOW = replace(MEASURED, backend="nccl", notes=(SHARED,), values=[1.0, torch.ones(2)])
+SIMULATED = replace(PREDICTED, values=[1.0, torch.ones(2)])
+
+
+def test_where_ranks_share_a_gpu_no_times_are_compared_but_one_ranks_compute():
+    found = Reconciliation.of(SIMULATED, [SLOW, replace(SLOW, timeline=PREDICTED.timeline)])
+    frame = found.table()
+    others = frame[frame["kind"] != "compute"]
+    assert others[["predicted_s", "measured_s", "error_pct", "noise_pct", "share_pct"]].isna().to_numpy().all()
+    assert set(others["kind"]) == {"communication", "exposed", "waiting", "idle", "makespan"}
+    calls = row(frame, "communication")
+    assert (calls["predicted_calls"], calls["measured_calls"], calls["size_bytes"]) == (1, 1, 100.0)
+    forward = row(frame, "compute", "forward")
+    assert (forward["predicted_s"], forward["measured_s"]) == (2.0, 2.0), "of rank 0, the least of the repeats"
+    assert math.isnan(found.error) and not found.is_quiet
+    said = found.sentence()
+    assert said.startswith("Times are not compared, as ranks that share a GPU take turns on it (2 ranks shared 1 GPU: ")
+    assert "Compute of rank 0: predicted 3 s, measured 3 s, error +0%." in said and "all_reduce 1" in said
+    assert "Values are the same on every rank." in said and said.count("2 ranks shared 1 GPU") == 1
+    assert found.reading().startswith(SHARED) and "not compared" in found.figure().layout.title.text
+    assert found.record().table().shape == frame.shape and SHARED in describe(found.figure())
+
+
+def test_values_that_differ_are_named_by_rank_and_shapes_have_none():
+    measured = replace(SLOW, values=[1.0, torch.ones(2) * 1.1])
+    assert "Values differ on ranks 1 " in Reconciliation.of(SIMULATED, [measured]).sentence()
+    assert "Values" not in Reconciliation.of(PREDICTED, [replace(SLOW, values=[None, None])]).sentence()
+    shapes = replace(SIMULATED, fidelity="shapes")
+    assert "the prediction computed shapes alone" in Reconciliation.of(shapes, [SLOW]).sentence()
+
+
+def test_a_prediction_of_shapes_computes_nothing_and_its_times_are_those_of_values(monkeypatch):
+    asked = []
+
+    def run(fn, *args, backend="sim", share_gpus=False, **options):
+        asked.append((backend, share_gpus, options.get("fidelity")))
+        return launch(fn, *args, **options) if backend == "sim" else SLOW
+
+    module = sys.modules["lablib.reconcile"]
+    monkeypatch.setattr(module, "launch", run)
+    monkeypatch.setattr(module, "host_load", lambda: HostLoad(0.0, 8))
+    given = {"ranks": 2, "backend": "nccl", "cluster": "dgx-h100", "repeats": 1, "share_gpus": True}
+    of_shapes, of_values = (reconcile(product, **given, fidelity=fidelity) for fidelity in ("shapes", "values"))
+    assert of_shapes.predicted.timeline.makespan_s == of_values.predicted.timeline.makespan_s > 0
+    assert of_shapes.predicted.fidelity == "shapes"
+    assert asked == [
+        ("sim", False, "shapes"),
+        *[("nccl", True, None)] * 2,
+        ("sim", False, "values"),
+        *[("nccl", True, None)] * 2,
+    ]
+
+
+def product():
+    x = torch.ones(64, 64) @ torch.ones(64, 64)
+    dist.all_reduce(x)

@@ -5,7 +5,8 @@
     python tools/gpu_report.py --stand-in       the same steps with gloo on this CPU: whether the command itself works
 
 Steps: tests marked `gpu`; `lab doctor`; `lab calibrate`; programs predicted and measured; each lab that takes a
-backend, with its solutions, on as many ranks as there are GPUs. A step that fails does not keep the next from running.
+backend, with its solutions, on 2, 4 or 8 ranks. One GPU is enough: it is calibrated alone, and the two ranks of a lab
+share it. A step that fails does not keep the next from running.
 The report is JSON: device, versions, date, each step with its result, measured beside predicted. It names no host and
 no user.
 
@@ -31,6 +32,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks" / "gpu"
+SHARE_VARIABLE = "LABLIB_SHARE_GPUS"  # lablib/real/gpus.py: "1" lets ranks share a GPU
 FORMAT = "lablib GPU report 1"
 STATES = ("passed", "failed", "left out")
 _LAST_LINES = 12
@@ -123,6 +125,11 @@ def num_ranks(stand_in: bool) -> int:
     return 2 if stand_in else torch.cuda.device_count() or 2
 
 
+def ranks_of_labs(ranks: int) -> int:
+    """The number of ranks that every lab takes: as many as there are GPUs, or the next smaller power of two; or two."""
+    return next((count for count in (8, 4) if count <= ranks), 2)
+
+
 def machine(stand_in: bool) -> dict[str, Any]:
     """Device and versions, without names of host and user."""
     import torch
@@ -155,26 +162,32 @@ def steps_of(options: argparse.Namespace, scratch: Path, missing: str = "") -> l
     ranks, backend = num_ranks(options.stand_in), "gloo" if options.stand_in else "nccl"
     python, lab = (sys.executable,), (sys.executable, "-m", "lablib.cli")
     quick = ("--quick",) if options.quick or options.stand_in else ()
+    share = ("env", f"{SHARE_VARIABLE}=1")  # a lab has two ranks or more, also on one GPU
     profile = scratch / "profile.toml"
-    alone = "" if ranks > 1 else "two GPUs or more: ranks that talk to nobody measure no wires"
     tests = ("-m", "pytest", "-n", "0", "-q", "-m", "gpu", f"--junitxml={scratch / 'tests.xml'}")
     compare = (str(Path(__file__)), "--compare", str(scratch / "compared.json"), backend, str(ranks), str(profile))
     calibrate = ("calibrate", "--backend", backend, "--ranks", str(ranks), *quick, "--out", str(profile))
     steps = [
         Step("tests", (*python, *tests), missing),
         Step("doctor", (*lab, "doctor"), ""),
-        Step("calibrate", (*lab, *calibrate), missing or alone),
-        Step("compare", (*python, *compare), missing or alone),
+        Step("calibrate", (*lab, *calibrate), missing),
+        Step("compare", (*python, *compare), missing),
     ]
     for number, parameters in labs_with_backend().items():
         if not options.labs or number in options.labs:
-            given = {"backend": backend, "ranks": str(ranks)}
-            flags = [word for name in ("backend", "ranks") if name in parameters for word in (f"--{name}", given[name])]
-            flags += quick if "quick" in parameters else ()
-            command = (*lab, "run", number, "--instructor", *flags, "--out", str(scratch / "labs"))
+            flags = lab_flags(parameters, backend, ranks) + list(quick if "quick" in parameters else ())
+            command = (*share, *lab, "run", number, "--instructor", *flags, "--out", str(scratch / "labs"))
             steps.append(Step(f"lab {number}", command, missing))
     chosen = set(options.only or [])
     return [step for step in steps if not chosen or step.name in chosen or ("labs" in chosen and "lab " in step.name)]
+
+
+def lab_flags(parameters: Sequence[str], backend: str, ranks: int) -> list[str]:
+    """The flags of `lab run` for a lab with these parameters, on a machine with so many GPUs."""
+    count = ranks_of_labs(ranks)
+    flags = {"backend": ["--backend", backend], "ranks": ["--ranks", str(count)]}
+    flags["real_ranks"] = ["-p", "real_ranks", str(min(count, 4))]
+    return [word for name, words in flags.items() if name in parameters for word in words]
 
 
 def labs_with_backend() -> dict[str, list[str]]:

@@ -8,9 +8,11 @@ fit_device.py    operations -> the figures of a device
 fit_network.py   communication -> latency, bandwidth, fixed time of a call
 calibrate.py     all of it: a cluster with a profile
 saved_profile.py the profile that is there, or a quick one
+program_size.py  batches that keep the device busy
 """
 
 from lablib.calibration.calibrate import calibrate
+from lablib.calibration.program_size import batch_for
 from lablib.calibration.saved_profile import this_machine
 
-__all__ = ["calibrate", "this_machine"]
+__all__ = ["batch_for", "calibrate", "this_machine"]

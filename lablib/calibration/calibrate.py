@@ -5,15 +5,19 @@
     profile    date, machine, versions, ranks, how well each part fits
 
 Everything is measured as a program will run: with the threads that a worker has, with every rank busy at the same time,
-and, for the overhead of an operation and of a call, under the profiler that records a launch's timeline (the overhead
-of an operation without it stands in the profile). But no more ranks compute at once than have a core, so that the
-figures are those of a rank that has one. What more ranks than cores do to each other hangs on who computes when: the
-simulator has them take turns (`Cluster.shared_cores`, lablib/engine/cores.py). Communication is timed among all ranks,
-so a profile says for how many it holds.
-On GPUs kernels and messages have the times of their spans, and a launch is time of the host (kernel_times.py).
+and, on CPUs, for the overhead of an operation and of a call, under the profiler that records a launch's timeline (the
+overhead of an operation without it stands in the profile). But no more ranks compute at once than have a core, so that
+the figures are those of a rank that has one. What more ranks than cores do to each other hangs on who computes when:
+the simulator has them take turns (`Cluster.shared_cores`, lablib/engine/cores.py). Communication is timed among all
+ranks, so a profile says for how many it holds.
+On GPUs kernels and messages have the times of their spans, and a launch is time of the host, by its clock and without
+the profiler (kernel_times.py). Each rank that is measured has a GPU of its own. One GPU measures the device alone, and
+the links are those of a cluster of the catalogue (catalogue_links.py).
+
+A profile of GPUs that does not explain its own measurements is refused (`check_residuals`).
 
 Cost: under three minutes for 4 ranks on 2 cores; `quick` under half a minute, with fewer sizes.
-Simplified: one node. The link between nodes is taken to be that inside (`inter` says so).
+Simplified: one node. The link between nodes is taken to be the link inside (`inter` says so).
 """
 
 from __future__ import annotations
@@ -27,18 +31,20 @@ from lablib.hardware import Cluster, Device, Link
 from lablib.hardware.device import FREE
 from lablib.launch import launch
 from lablib.run import Run
-from lablib.signature import checked
+from lablib.signature import checked, whole_number
 from lablib.units import plural
 
 if TYPE_CHECKING:
     from lablib.calibration.cases import BenchmarkCase
     from lablib.calibration.fit_device import Timing
     from lablib.calibration.fit_network import MessageTiming
+    from lablib.calibration.robust import Residual
     from lablib.calibration.timing import MessageCase
 
 NAME = "this-machine"
 BACKENDS = ("gloo", "nccl")
 _TRACED_BLOCK_S = 0.005
+MOST_RESIDUAL = 0.5  # |predicted / measured - 1| of a part, in the median: beyond it a profile would mislead
 _BATCH = 6  # cases of one launch: the progress moves between launches
 Progress = Callable[[int, int, str], None]
 
@@ -48,8 +54,9 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
     """Measure this machine with `ranks` processes and return it as a cluster.
 
     Args:
-        backend: "gloo" (processes on this CPU) or "nccl" (one GPU a rank).
-        ranks: how many, at least 2: the profile holds for so many busy at once.
+        backend: "gloo" (processes on this CPU) or "nccl" (one GPU per rank).
+        ranks: how many are busy at once: at least 2 on "gloo". On "nccl" no more are measured than there are GPUs; one
+            measures the device alone and takes the links from the catalogue.
         quick: fewer sizes and repeats: half a minute, and rougher figures.
         progress: called as `progress(done, total, what)` before each batch of measurements and at the end.
 
@@ -57,28 +64,22 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
         A cluster named "this-machine"; `profile` says when and how it was measured, and how well it fits.
 
     Raises:
-        ValueError: an unknown backend, fewer than 2 ranks, or measurements that no machine gives.
+        ValueError: an unknown backend, too few ranks, or measurements that no machine gives or no fit explains.
         LaunchError: the processes could not be started.
     """
     if backend not in BACKENDS:
         raise unknown_name("backend to calibrate", backend, BACKENDS)
-    if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 2:
+    if backend == "gloo" and ranks < 2:
         raise ValueError(f"a calibration needs 2 or more ranks, which talk to each other: got {ranks!r}; try ranks=4")
-    _refuse_shared_gpus(backend, ranks)
-    return _Calibration(backend, ranks, quick, progress or _silent).run()
+    whole_number("ranks", ranks, example=2)
+    return _Calibration(backend, measured_ranks(backend, ranks), quick, progress or _silent).run()
 
 
-def _refuse_shared_gpus(backend: str, ranks: int) -> None:
-    """Times of ranks that take turns on a GPU are no figures of anything."""
-    from lablib.real.sharing import ranks_per_gpu
-    from lablib.visible_gpus import gpus_text
+def measured_ranks(backend: str, ranks: int) -> int:
+    """How many ranks a calibration for `ranks` measures: on GPUs no two share one, or they would time each other."""
+    from lablib.real.sharing import ranks_with_own_gpu
 
-    if ranks_per_gpu(backend, ranks) > 1:
-        raise ValueError(
-            f"a calibration on nccl needs a GPU for each rank, as ranks that share one take turns on it and each sees "
-            f"all of its memory: got {plural(ranks, 'ranks')} and {gpus_text()}; try fewer ranks (2 or more), or "
-            'backend="gloo"'
-        )
+    return ranks_with_own_gpu(backend, ranks)
 
 
 def _silent(done: int, total: int, what: str) -> None:
@@ -96,28 +97,43 @@ class _Calibration:
 
     def run(self) -> Cluster:
         from lablib.calibration.fit_device import fit_device, program_overhead_s
-        from lablib.calibration.fit_network import fit_network
         from lablib.calibration.grid import device_cases
         from lablib.calibration.timing import supported_dtypes
 
         self.progress(0, 1, "starting processes")
         dtypes = self._launch(supported_dtypes)[0]
-        cases, messages = device_cases(dtypes, self.on_gpu, self.quick), self._message_cases()
+        cases = device_cases(dtypes, self.on_gpu, self.quick)
+        messages = self._message_cases() if self.ranks > 1 else []
         programs = [case for case in cases if case.part == "program"]
         kernels = [case for case in cases if case.part != "program"] if self.on_gpu else []
         by_clock = [case for case in cases if case not in kernels]
-        self.total = sum(-(-len(some) // _BATCH) for some in (by_clock, kernels, programs, messages)) + 1
-        timings = self._time_cases(by_clock) + self._time_kernels(kernels)
-        traced = self._time_cases(programs, trace=True)
+        traced = [] if self.on_gpu else programs  # on a GPU the profiler would be most of a launch
+        self.total = sum(-(-len(some) // _BATCH) for some in (by_clock, kernels, traced, messages)) + 1
+        timings = self._time_launches(by_clock) if self.on_gpu else self._time_cases(by_clock)
+        measured = timings + self._time_kernels(kernels)
+        if traced:
+            measured = [t for t in timings if t.case.part != "program"] + self._time_cases(traced, trace=True)
         times = self._time_kernels_of_messages(messages) if self.on_gpu else self._time_messages(messages)
         self.progress(self.done, self.total, "fitting")
-        measured = [t for t in timings if t.case.part != "program"] + traced
         device = fit_device(measured, self._base_device(), of_kernels=self.on_gpu)
-        network = fit_network(times, self._base_cluster(device.device), f"{self.backend}, measured", self._source())
+        cluster, residuals = self._with_links(device.device, times)
         self.progress(self.total, self.total, "done")
         bare_s = program_overhead_s(timings, FREE if self.on_gpu else device.device)
-        profile = self._profile(bare_s, [*device.residuals, *network.residuals])
-        return network.cluster.replace(profile=profile)
+        if self.on_gpu:  # on a CPU other programs disturb single measurements, and the profile says by how much
+            check_residuals([*device.residuals, *residuals])
+        return cluster.replace(profile=self._profile(bare_s, [*device.residuals, *residuals]) | dict(cluster.profile))
+
+    def _with_links(self, device: Device, times: Sequence[MessageTiming]) -> tuple[Cluster, Sequence[Residual]]:
+        """The cluster of this device: its links as measured, or as in the catalogue where one rank sent nothing."""
+        from lablib.calibration.catalogue_links import with_catalogue_links
+        from lablib.calibration.fit_network import fit_network
+
+        base = self._base_cluster(device)
+        if self.ranks == 1:
+            return with_catalogue_links(base), ()
+        network = fit_network(times, base, f"{self.backend}, measured", self._source())
+        profile = {"link_between_nodes": "not measured: that inside a node"}
+        return network.cluster.replace(profile=profile), network.residuals
 
     # ---- measuring ----
 
@@ -144,6 +160,20 @@ class _Calibration:
             by_rank = self._launch(time_cases, batch, block_s, self.blocks, self._busy_ranks(), trace=trace)
             for case, *seconds in zip(batch, *by_rank, strict=True):
                 timings.append(Timing(case, median(one for rank in seconds for one in rank)))
+        return timings
+
+    def _time_launches(self, cases: Sequence[BenchmarkCase]) -> list[Timing]:
+        """On GPUs: seconds of the host for one call of each program, nothing recorded."""
+        from lablib.calibration.fit_device import Timing
+        from lablib.calibration.kernel_times import time_launches
+
+        timings = []
+        for batch in self._batches(cases, "launches"):
+            by_rank = self._launch(time_launches, batch, 3 * self.blocks)
+            timings += [
+                Timing(case, median(one for rank in seconds for one in rank))
+                for case, *seconds in zip(batch, *by_rank, strict=True)
+            ]
         return timings
 
     def _time_messages(self, cases: Sequence[MessageCase]) -> list[MessageTiming]:
@@ -238,9 +268,23 @@ class _Calibration:
             "ranks": str(self.ranks),
             "quick": str(self.quick).lower(),
             "kernel_overhead_s_without_profiler": f"{bare_overhead_s:.3g}",
-            "link_between_nodes": "not measured: that inside a node",
         }
         return about | {f"error_of_{one.part}": str(one) for one in residuals}
+
+
+def check_residuals(residuals: Sequence[Residual]) -> None:
+    """Refuse figures that do not explain what they were fitted to.
+
+    Raises:
+        ValueError: half of the measurements of one part are off by more than `MOST_RESIDUAL`; all such parts are named.
+    """
+    beyond = [f"{one.part}: {one}" for one in residuals if one.median > MOST_RESIDUAL]
+    if beyond:
+        raise ValueError(
+            f"a profile must explain each part of its own measurements to within {MOST_RESIDUAL:.0%} in the median: "
+            f"got {'; '.join(beyond)}. Close other programs and measure again, without `quick`; or use a cluster of "
+            "the catalogue"
+        )
 
 
 def _median(seconds: Sequence[float], case: Any, run: Run) -> float:

@@ -14,21 +14,22 @@ figures are chosen so that predictions meet measurements. In this order, each pa
                `kernel_overhead_s`. It is more than dispatch by what a program does besides: views, autograd, Python,
                the profiler that watches.
 
-On a GPU all but programs are times of kernels (kernel_times.py): then dispatch is what the smallest kernel runs, and
-what a program's launches take beyond that is the host's, `launch_s`. A program of small operations takes as long as the
-host needs to launch them, and the GPU keeps up.
+On a GPU all but programs are times of kernels, and programs are times of the host that launches them, by its clock and
+without a profiler (kernel_times.py). So dispatch is the time of the smallest kernel, programs give `launch_s`, and
+`kernel_overhead_s` is their sum. In a program whose kernels are shorter than their launches the GPU waits for the host;
+in others the launches hide behind the kernels.
 
 Only peak times efficiency can be measured, so `matmul_efficiency` and `memory_efficiency` are 1 and the peak is what
 large products reach. Errors are relative, medians throughout (robust.py).
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import inf, isfinite, sqrt
 from statistics import median
 
-from lablib.calibration.cases import BenchmarkCase, PricedOp, predicted_s, priced_ops
+from lablib.calibration.cases import BenchmarkCase, PricedOp, precision_of, predicted_s, priced_ops
 from lablib.calibration.robust import Residual, log_error, log_median, residual
 from lablib.hardware.device import FREE, Device
 from lablib.operators.op import function_name, has_arithmetic
@@ -67,7 +68,8 @@ class _Measured:
     time_s: float
 
     def predicted_s(self, device: Device) -> float:
-        return predicted_s(self.ops, device)
+        with precision_of(self.case):  # which row of peaks float32 products have
+            return predicted_s(self.ops, device)
 
     @cached_property
     def launches(self) -> float:
@@ -90,7 +92,7 @@ def fit_device(timings: Iterable[Timing], base: Device, of_kernels: bool = False
     Args:
         timings: at least one case of dispatch, one program, four memory operations and four products.
         base: what is known and not measured: name, memory, number of cores.
-        of_kernels: all but programs are times of kernels, without their launch.
+        of_kernels: all but programs are times of kernels, without their launch; programs are times of the host.
 
     Raises:
         ValueError: times that are not positive numbers, too few of one part, or times that do not grow with size.
@@ -102,17 +104,26 @@ def fit_device(timings: Iterable[Timing], base: Device, of_kernels: bool = False
     device = _with_matmul(device, parts["matmul"])
     device = _with_functions(device, parts["elementwise"])
     # A GPU runs kernels while the host launches the next: there nothing is to be taken off.
-    whole = replace(device, kernel_overhead_s=_overhead_s(parts["program"], FREE if of_kernels else device))
+    overhead_s = _overhead_s(parts["program"], FREE if of_kernels else device)
     if of_kernels:
-        kernel_s = device.kernel_overhead_s
-        whole = replace(whole, kernel_overhead_s=max(kernel_s, whole.kernel_overhead_s))
-        whole = replace(whole, launch_s=whole.kernel_overhead_s - kernel_s)
+        whole = replace(device, kernel_overhead_s=device.kernel_overhead_s + overhead_s, launch_s=overhead_s)
+        of_program = replace(FREE, kernel_overhead_s=overhead_s)  # the host alone, which waits for no kernel
+    else:
+        whole = of_program = replace(device, kernel_overhead_s=overhead_s)
     residuals = [
-        _residual(part, measured, whole if part == "program" else device)
-        for part, measured in parts.items()
+        _residual(part, measured, of_program if part == "program" else device)
+        for part, measured in _by_dtype(parts).items()
         if measured
     ]
     return DeviceFit(whole, tuple(residuals))
+
+
+def _by_dtype(parts: Mapping[str, Sequence[_Measured]]) -> dict[str, Sequence[_Measured]]:
+    """The parts, with products apart by dtype: each has a peak of its own, and may be wrong by itself."""
+    products = {f"matmul_{m.case.dtype}": [] for m in parts["matmul"]}
+    for m in parts["matmul"]:
+        products[f"matmul_{m.case.dtype}"].append(m)
+    return {part: measured for part, measured in parts.items() if part != "matmul"} | products
 
 
 def _parts(timings: Iterable[Timing]) -> dict[str, list[_Measured]]:

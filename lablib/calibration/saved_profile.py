@@ -1,8 +1,9 @@
 """The profile of this machine for a number of ranks: the one that was saved, or a quick one measured now and saved.
 
 A profile fits if it is of this machine, this backend and this number of ranks: the more ranks talk, the longer a
-message takes. One that an older version measured on a CPU, without `Cluster.shared_cores`, does not fit. Two places are
-looked at: that of `lab calibrate`, and one beside it for each backend and each count:
+message takes. (Ranks that share GPUs are predicted with the profile of one rank per GPU.) One that an older version
+measured on a CPU, without `Cluster.shared_cores`, does not fit. Two places are looked at: that of `lab calibrate`, and
+one beside it for each backend and each count:
 
     this-machine.toml    this-machine-gloo-2.toml
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from lablib.calibration.calibrate import Progress, calibrate
+from lablib.calibration.calibrate import Progress, calibrate, measured_ranks
 from lablib.hardware import Cluster
 from lablib.hardware.this_machine import profile_path
 from lablib.hardware.toml_file import load_cluster, save_cluster
@@ -29,13 +30,14 @@ def this_machine(ranks: int = 4, backend: str = "gloo", progress: Progress | Non
     """This machine as a cluster to predict for: measured in half a minute the first time, and then read from its file.
 
     Args:
-        ranks: how many processes will be busy at once, at least 2.
-        backend: "gloo" (processes on this CPU) or "nccl" (one GPU a rank).
+        ranks: how many processes will be busy at once, at least 2 on "gloo".
+        backend: "gloo" (processes on this CPU) or "nccl" (GPUs).
         progress: as for `calibrate`; None: a line of text that is written over, and says at the end where to look.
 
     Raises:
         ValueError, LaunchError: as `calibrate`.
     """
+    ranks = measured_ranks(backend, ranks)
     places = _places(ranks, backend)
     saved = next((cluster for path in places if (cluster := _fitting(path, ranks, backend)) is not None), None)
     if saved is not None:

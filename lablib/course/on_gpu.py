@@ -83,5 +83,6 @@ def _gpus_for_everything() -> Iterator[None]:
         return replace(run_on_cuda(partial(fn, **(kwargs or {})), args, cluster=machine, **options), backend="nccl")
 
     answers = ((real, "run_real", run), (calibration, "this_machine", lambda **given: machine))
+    answers += ((calibration, "batch_for", lambda cluster, batch, flops: batch),)  # a CPU computes it
     with cuda_by_default(), replaced(*answers, (lablib, "reconcile", reconcile_with_itself)):
         yield

@@ -86,7 +86,7 @@ def time_limit(
 
 
 class _Watch:
-    """Interrupts the main thread when time is up, from a thread of its own."""
+    """Interrupts the main thread from a second thread when time is up."""
 
     def __init__(
         self, cpu_limit_s: float, clock_limit_s: float, cpu: Callable[[], float], clock: Callable[[], float]

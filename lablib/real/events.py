@@ -33,7 +33,7 @@ class Event(NamedTuple):
     `thread` is the system's thread id (of a device event: its GPU stream). `id` is 0 for an event that is not torch's;
     `launched_by` is the id of the event that launched a kernel or called CUDA, 0 if none of torch's did. `is_label` is
     true of a record_function block. `correlation` is CUDA's number of a call, and of what that call started on the GPU;
-    0 for torch's events.
+    0 for torch's events. `size_bytes` is of copies, where the profiler says it.
     """
 
     name: str
@@ -47,6 +47,7 @@ class Event(NamedTuple):
     is_operation: bool = False
     flops: float = 0.0
     correlation: int = 0
+    size_bytes: float = 0.0
 
     @property
     def is_cuda_call(self) -> bool:
@@ -78,7 +79,9 @@ def _event(raw: Any) -> Event:
     end_ns = start_ns + raw.duration_ns()
     if raw.device_type() != ProfiledDevice.CPU:
         launched_by, is_label = raw.linked_correlation_id(), raw.is_user_annotation()
-        return Event(name, start_ns, end_ns, thread, 0, launched_by, True, is_label, correlation=raw.correlation_id())
+        size_bytes = _copied_bytes(raw) if name.startswith("Memcpy") else 0.0
+        number = raw.correlation_id()
+        return Event(name, start_ns, end_ns, thread, 0, launched_by, True, is_label, False, 0.0, number, size_bytes)
     scope = raw.scope()
     if scope == _FUNCTION_SCOPE and _CUDA_CALL.match(name):
         launched_by = raw.linked_correlation_id()
@@ -88,6 +91,13 @@ def _event(raw: Any) -> Event:
     # Events of no kind above that are linked to an operation: their own ids are not torch's.
     event_id = 0 if raw.linked_correlation_id() else raw.correlation_id()
     return Event(name, start_ns, end_ns, thread, event_id, 0, False, scope == _USER_SCOPE, is_operation, flops)
+
+
+def _copied_bytes(raw: Any) -> float:
+    """Bytes of a copy, from the metadata of newer torch (2.13): `"device": 0, "bytes": 4096, ...`; 0 without them."""
+    metadata = getattr(raw, "metadata_json", str)()
+    found = re.search(r'"bytes": (\d+)', metadata)
+    return float(found[1]) if found else 0.0
 
 
 def walk(events: Iterable[Event]) -> Iterator[Operation]:

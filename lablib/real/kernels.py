@@ -10,6 +10,8 @@ kernel has no compute spans at all.
     batch           sends and receives between start and end of coalescing (`batch_isend_irecv`) are one NCCL group,
                     whose kernel is launched at the end. It has a number, and its end a mark (batches.py),
                     so each call of it has the times of that kernel.
+    host copies     on a side stream they overlap compute and use the link to the host: their streams are
+                    "comm:host:send" and "comm:host:recv", as on the simulator. On the default stream they are compute.
     Triton's        a kernel outside of all operations has the phase of its launch, not of its start on the GPU
 
 NCCL names its kernels ncclDevKernel_AllReduce_Sum_f32_RING_LL, ncclDevKernel_SendRecv (src/device, 2.28.9 and 2.29.7).
@@ -29,6 +31,8 @@ from lablib.record.passes import UNNAMED
 from lablib.run import COMPUTE
 
 UNKNOWN = "comm:unknown"  # the stream of communication that no recorded call explains
+# How CUDA names a copy; as the simulator calls it, and its direction (lablib/script/placement.py).
+_HOST_COPIES = {"Memcpy HtoD": ("copy host to device", "recv"), "Memcpy DtoH": ("copy device to host", "send")}
 _CLOSE_NS = 2_000  # between kernels that wait for each other the GPU pauses for a microsecond
 # The launch of one kernel. A graph's launch starts many; one that is captured into a graph starts none.
 _LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel")
@@ -79,9 +83,16 @@ class Kernels:
         return list(self._left.values())
 
 
-def gpu_spans(events: list[Event], calls: list[Call], phases: Phases) -> list[RawSpan]:
-    """The spans of one rank on a GPU, but those of its calls. Changes `calls`: their phase, and when they ran."""
+def gpu_spans(
+    events: list[Event], calls: list[Call], phases: Phases, default_stream: int | None = None
+) -> list[RawSpan]:
+    """The spans of one rank on a GPU, but those of its calls. Changes `calls`: their phase, and when they ran.
+
+    `default_stream`: the number of the rank's default stream; None: the lowest one that was used.
+    """
     spans: list[RawSpan] = []
+    if default_stream is None:
+        default_stream = lowest_stream(events)
     kernels, queues = Kernels(events), Issued(calls)
     operations = list(walk(e for e in events if not e.on_device))
     batches: dict[int, list[Call]] = defaultdict(list)
@@ -91,6 +102,9 @@ def gpu_spans(events: list[Event], calls: list[Call], phases: Phases) -> list[Ra
     for op in sorted(operations, key=lambda op: not op.ids):
         event, own = op.event, kernels.take(op)
         phase = phases.at(event.start_ns, event.thread, op.in_backward)
+        if copies := [kernel for kernel in own if _host_copy(kernel, default_stream)]:
+            spans += [_alone(kernel, phase, default_stream) for kernel in copies]
+            own = [kernel for kernel in own if kernel not in copies]
         if event.name.startswith(BATCH_MARK):
             transport = [kernel for kernel in own if _is_nccl(kernel)]
             for call in batches[int(event.name.removeprefix(BATCH_MARK))]:
@@ -104,12 +118,18 @@ def gpu_spans(events: list[Event], calls: list[Call], phases: Phases) -> list[Ra
         elif op.ids:
             spans += _pieces(op, phase, own)
         else:
-            spans += [_alone(kernel, phase) for kernel in own]
+            spans += [_alone(kernel, phase, default_stream) for kernel in own]
     issuing = {event.id: event for event in events if event.id}
     for kernel in kernels.left():
         launch = issuing.get(kernel.launched_by)
-        spans.append(_alone(kernel, phases.at(launch.start_ns, launch.thread, False) if launch else UNNAMED))
+        phase = phases.at(launch.start_ns, launch.thread, False) if launch else UNNAMED
+        spans.append(_alone(kernel, phase, default_stream))
     return spans
+
+
+def lowest_stream(events: Iterable[Event]) -> int:
+    """The GPU stream with the lowest number: the default one, which exists before a program can make another."""
+    return min((event.thread for event in events if event.on_device and not event.is_label), default=0)
 
 
 def count_kernels(events: list[Event], is_recorded: bool, spans: Iterable[RawSpan]) -> KernelCount:
@@ -146,7 +166,15 @@ def _pieces(op: Operation, phase: str, kernels: list[Event]) -> Iterator[RawSpan
         yield compute_span(op, phase, start_ns, end_ns, op.flops * share)
 
 
-def _alone(kernel: Event, phase: str) -> RawSpan:
+def _host_copy(event: Event, default_stream: int) -> tuple[str, str] | None:
+    """Name and direction of a copy between host and device on a side stream; None for all else."""
+    return None if event.thread == default_stream else _HOST_COPIES.get(event.name[: len("Memcpy HtoD")])
+
+
+def _alone(kernel: Event, phase: str, default_stream: int) -> RawSpan:
+    if copy := _host_copy(kernel, default_stream):
+        name, way = copy
+        return RawSpan(f"comm:host:{way}", name, phase, kernel.start_ns, kernel.end_ns, 0.0, kernel.size_bytes)
     stream = UNKNOWN if _is_nccl(kernel) else COMPUTE
     return RawSpan(stream, kernel.name, phase, kernel.start_ns, kernel.end_ns)
 

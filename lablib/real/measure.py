@@ -17,7 +17,7 @@ from torch.autograd.profiler import profile
 from lablib.real.calls import Call, CallRecorder
 from lablib.real.events import Event, read_events
 from lablib.real.gpu_errors import explain
-from lablib.real.kernels import KernelCount, count_kernels
+from lablib.real.kernels import KernelCount, count_kernels, lowest_stream
 from lablib.real.profiler import profiler_of
 from lablib.real.raw_span import RawSpan
 from lablib.real.sacrifice import sacrifice
@@ -77,7 +77,8 @@ def measure(
     if trace:
         recorded = read_events(profiler.kineto_results)
         events = since(recorded, start_ns)
-        measured.spans = spans_of(events, recorder.calls, threading.get_native_id(), on_gpu)
+        default = lowest_stream(recorded) if on_gpu else None  # the sacrificed kernels ran on it
+        measured.spans = spans_of(events, recorder.calls, threading.get_native_id(), on_gpu, default)
         if on_gpu:
             measured.kernels = count_kernels(events, any(event.on_device for event in recorded), measured.spans)
     return value, measured

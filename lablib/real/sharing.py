@@ -15,8 +15,8 @@ torch 2.11 comes with NCCL 2.28.9, torch 2.12 and 2.13 with 2.29.7: so hosts of 
 every version and for any number of ranks; the switch is tried where that fails.
 
 Ranks that share a GPU take turns on it. A program's values are right then. Its times mean nothing, and each rank sees
-the memory of the whole GPU, so such a run is no measurement: it has a note that stands below each of its figures, and
-`lab calibrate` refuses it.
+the memory of the whole GPU, so such a run is no measurement: its note is shown below each figure, and a calibration
+starts one process per GPU instead (`ranks_with_own_gpu`).
 """
 
 from math import ceil
@@ -24,6 +24,7 @@ from math import ceil
 import torch
 from torch.cuda import nccl
 
+from lablib.run import TIMES_MEAN_NOTHING
 from lablib.units import plural
 
 Environment = dict[str, str]
@@ -47,11 +48,17 @@ def ranks_per_gpu(backend: str, ranks: int) -> int:
     return ceil(ranks / gpus) if gpus else 0
 
 
+def ranks_with_own_gpu(backend: str, ranks: int) -> int:
+    """How many of so many ranks have a GPU of their own on "nccl"; all of them on other backends."""
+    gpus = torch.cuda.device_count() if backend == "nccl" else 0
+    return min(ranks, gpus) if gpus else ranks
+
+
 def sharing_note(backend: str, ranks: int) -> str:
     """What a reader of the run must know about shared GPUs; empty where each rank has its own."""
     if ranks_per_gpu(backend, ranks) <= 1:
         return ""
-    return f"{ranks} ranks shared {plural(torch.cuda.device_count(), 'GPUs')}: values are right, times mean nothing"
+    return f"{ranks} ranks shared {plural(torch.cuda.device_count(), 'GPUs')}: {TIMES_MEAN_NOTHING}"
 
 
 def _own_host(rank: int) -> Environment:

@@ -88,9 +88,11 @@ def _culprit(fn: Any, args: tuple, kwargs: dict[str, Any]) -> str:
 def _by_value(fn: Any) -> Iterator[None]:
     """While this lasts, cloudpickle copies what lives in modules a worker would not find, or not find as it is here."""
     own = {getattr(part, "__module__", None) for part in _layers(fn)}
-    modules = [m for m in list(sys.modules.values()) if _is_users(m) and (m.__name__ in own or not _is_on_path(m))]
-    already = cloudpickle.list_registry_pickle_by_value()
-    modules = [m for m in modules if m.__name__ not in already and m.__name__ != "__main__"]
+    modules = [m for m in list(sys.modules.values()) if _is_users(m) and (m.__name__ in own or not _is_importable(m))]
+    # cloudpickle's registry has names: one module may be loaded twice (debugpy's are), or under another name than its.
+    left_out = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+    by_name = {m.__name__: m for m in modules if m.__name__ in sys.modules and m.__name__ not in left_out}
+    modules = list(by_name.values())
     for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -118,8 +120,14 @@ def _is_users(module: Any) -> bool:
     return file is not None and is_users(file)
 
 
-def _is_on_path(module: ModuleType) -> bool:
+def _is_importable(module: ModuleType) -> bool:
     """Whether `import` in another process with the same `sys.path` finds this very file under this name."""
+    top, *below = module.__name__.split(".")
+    for name, finder in list(sys.modules.items()):
+        if name.startswith("__editable__") and top in (mapping := getattr(finder, "MAPPING", {})):
+            # Python itself starts with this finder of an editable installation, so a worker has it, too.
+            inside = os.path.join(os.path.realpath(mapping[top]), *below)
+            return os.path.realpath(module.__file__ or "").startswith((inside + os.sep, inside + ".py"))
     file = Path(os.path.realpath(module.__file__ or ""))
     parents = len(module.__name__.split(".")) - (file.stem != "__init__")
     root = file.parents[parents] if parents < len(file.parents) else None

@@ -29,7 +29,13 @@ from lablib.real.labels import Phases
 from lablib.real.raw_span import RawSpan
 
 
-def spans_of(events: Iterable[Event], calls: Iterable[Call], main_thread: int, on_gpu: bool = False) -> list[RawSpan]:
+def spans_of(
+    events: Iterable[Event],
+    calls: Iterable[Call],
+    main_thread: int,
+    on_gpu: bool = False,
+    default_stream: int | None = None,
+) -> list[RawSpan]:
     """The spans of one rank. Changes `calls`: fills in their phase and when they ran.
 
     Args:
@@ -37,9 +43,11 @@ def spans_of(events: Iterable[Event], calls: Iterable[Call], main_thread: int, o
         calls: the rank's communication calls, in the order in which they were made.
         main_thread: system id of the thread that ran the program.
         on_gpu: whether the rank computes on a GPU: then only what ran there is a span.
+        default_stream: the number of its default stream; None: the lowest one that was used.
     """
     events, calls = list(events), list(calls)
-    spans = (gpu_spans if on_gpu else host_spans)(events, calls, Phases(events, main_thread))
+    phases = Phases(events, main_thread)
+    spans = gpu_spans(events, calls, phases, default_stream) if on_gpu else host_spans(events, calls, phases)
     spans += [
         RawSpan(c.stream, c.span_name, c.phase, c.start_ns, c.end_ns, 0.0, c.size_bytes) for c in calls if c.end_ns
     ]

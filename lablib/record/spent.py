@@ -137,9 +137,11 @@ def _by_communication(run: Run, meetings: Iterable[list[Span]], num_ranks: int) 
     for spans in meetings:
         first, transfer = spans[0], transfers.get(spans[0].transfer_id)
         name, group = (transfer.name, transfer.group) if transfer else (first.name, first.stream.removeprefix("comm:"))
+        # A profiler may not say how large a copy to the host was: they have one row for each direction.
+        size_bytes = 0.0 if group.startswith("host:") else first.size_bytes
         receivers = 1 if name == "send" else len(spans)
         took_s = max(0.0, max(span.end_s for span in spans) - _start_s(spans))
-        seconds[Part("communication", name, group, first.size_bytes)].append(took_s * receivers / num_ranks)
+        seconds[Part("communication", name, group, size_bytes)].append(took_s * receivers / num_ranks)
     return {part: Spent(fsum(each), len(each)) for part, each in seconds.items()}
 
 

@@ -401,7 +401,7 @@ def default_device(kwargs: dict[str, Any]) -> torch.device | None:
     """
     if (default := default_of_thread()) is not None:
         return default.device_for(kwargs)
-    bottom = function_mode_at(0) if num_function_modes() else None
+    bottom: Any = function_mode_at(0) if num_function_modes() else None
     return bottom.device if isinstance(bottom, DeviceContext) else None
 
 

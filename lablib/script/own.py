@@ -46,11 +46,15 @@ class Output(io.StringIO):
         self._also = also
         self._is_closed = False
         self._file: BinaryIO | None = None
-        self.buffer = _Bytes(self)
+        self._bytes = _Bytes(self)
 
     @property
     def closed(self) -> bool:
         return self._is_closed
+
+    @property
+    def buffer(self) -> Any:
+        return self._bytes
 
     @property
     def encoding(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -77,6 +81,13 @@ class Output(io.StringIO):
     def getvalue(self) -> str:
         self._join_file()
         return super().getvalue()
+
+    def release(self) -> None:
+        """The run is over: close the file."""
+        self._join_file()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
     def _add(self, text: str) -> int:
         if self._also is not None and not show(text, self._also):

@@ -119,6 +119,7 @@ class Script:
             for rank in ranks:
                 output = Output(self._show if rank.rank == 0 else None)
                 rank.stdout = rank.stderr = output
+                stack.callback(output.release)
                 first = cluster.node(rank.rank) * cluster.devices_per_node
                 # Looking comes first, while the rank's modules are in their places.
                 watching = Watching(self._libraries, rank.rank, rank.rank - first)

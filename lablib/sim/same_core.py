@@ -2,7 +2,7 @@
 
 A rank that passes its turn wakes the next one and goes to sleep. Linux wakes a thread on an idle core where there is
 one: the turn then moves from core to core, away from its caches, and waits for the new core to wake up. So a thread is
-bound to the core of its waker while it sleeps, and is free again once it runs: what it computes, and threads and
+bound to the core of its waker while it sleeps, and is free again once it runs: its computation, and threads and
 processes that it starts, may use every core, and the system may move it to balance the load.
 
 The two system calls take 3 to 10 us per turn, so threads are bound only while turns move: on a busy machine no core is

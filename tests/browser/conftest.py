@@ -33,6 +33,14 @@ SETTINGS = {  # JupyterLab asks to fetch news at its first start, in a box that 
 }
 
 
+_WITH_PARENT = """
+import os, signal, sys
+from lablib.lifetime import die_with_parent
+die_with_parent(int(sys.argv[1]), signal.SIGTERM)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
 @dataclass(frozen=True)
 class Server:
     """A running JupyterLab: its address with a slash at the end, its token, and the folder it serves."""
@@ -64,7 +72,10 @@ def browser(chromium: str) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Path], Server]]:
-    """Call it with a folder of notebooks: JupyterLab on a copy of that folder. All servers end with the session."""
+    """Call it with a folder of notebooks: JupyterLab on a copy of that folder. All servers end with the session.
+
+    Where the session ends without its fixtures (SIGTERM, a worker of xdist), Linux sends them SIGTERM.
+    """
     processes: list[subprocess.Popen[bytes]] = []
 
     def start(notebooks: Path) -> Server:
@@ -76,7 +87,8 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
             path.parent.mkdir(parents=True)
             path.write_text(json.dumps(setting))
         token = secrets.token_hex(16)
-        command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
+        command = [sys.executable, "-c", _WITH_PARENT, str(os.getpid()), sys.executable, "-m", "jupyterlab"]
+        command += ["--no-browser", "--allow-root", "--ServerApp.ip=127.0.0.1"]
         command += [
             f"--ServerApp.root_dir={folder}",
             f"--IdentityProvider.token={token}",

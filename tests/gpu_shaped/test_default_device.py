@@ -86,7 +86,7 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
 
 
 def where(name: str, device: str | None, context: str) -> Any:
-    """The device of what a function makes, or the kind of error."""
+    """The device of a function's result, or the type of its error."""
     owner = next(owner for owner, called in places().values() if called == name)
     options = OPTIONS.get(name, {}) | ({} if device is None else {"device": device})
     with CONTEXTS[context]():

@@ -1,15 +1,18 @@
 """Which kernel is whose: spans of a rank on a GPU, from recorded event streams as kineto gives them."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lablib import Run, Span, Timeline, Traffic, launch
 from lablib.real.batches import BATCH_MARK
 from lablib.real.calls import Call
 from lablib.real.events import read_events
 from lablib.real.kernels import UNKNOWN, count_kernels
 from lablib.real.spans import spans_of
-from tests.gpu_shaped.kineto import BACKWARD, COMM_STREAM, MAIN, Raw, Recording
+from lablib.record.spent import parts_of
+from tests.gpu_shaped.kineto import BACKWARD, COMM_STREAM, MAIN, STREAM, Raw, Recording
 
 REDUCE, SENDRECV = "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ncclDevKernel_SendRecv"
 
@@ -122,6 +125,65 @@ def test_numbers_of_torch_and_of_cuda_are_not_mixed_up():
             kernels.append(recording.launch("add", 1_000))
     found = {(s.name, s.start_ns) for s in spans(recording)}
     assert found == {("triton_fused", k.start) for k in lone} | {("aten.add", k.start) for k in kernels}
+
+
+# ---- copies ----
+
+SIDE = 13
+HTOD, DTOH = "Memcpy HtoD (Pinned -> Device)", "Memcpy DtoH (Device -> Pinned)"
+
+
+def offload():
+    """A product, its result to the host on a side stream and back on another, and a copy on the default stream."""
+    x = torch.ones(64, 64, device="cuda")
+    y = x @ x
+    kept = torch.empty(64, 64, device="cpu")
+    out, back = torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(out):
+        kept.copy_(y, non_blocking=True)
+    with torch.cuda.stream(back):
+        y.copy_(kept, non_blocking=True)
+    return kept.to("cuda")
+
+
+def test_copies_to_the_host_are_in_the_lanes_of_the_simulator():
+    recording = Recording()
+    with recording.operation("aten::ones"):
+        recording.launch("fill", 1_000)
+    with recording.operation("aten::mm"):
+        recording.launch("gemm", 9_000)
+    for copy, stream in ((DTOH, SIDE), (HTOD, SIDE + 1), (HTOD, STREAM)):
+        with recording.operation("aten::copy_"):
+            launched = recording.launch(copy, 5_000, stream, call="cudaMemcpyAsync")
+        launched.metadata_json = lambda: '"stream": 13, "bytes": 16384, "memory bandwidth (GB/s)": 3.2'  # type: ignore
+    drawn = spans(recording)
+    simulated = launch(offload, ranks=1, device="cuda", cluster="dgx-h100").timeline
+    lanes = {
+        side: sorted((s.stream, s.name, s.size_bytes) for s in some if s.stream.startswith("comm:"))
+        for side, some in (("simulated", simulated), ("measured", drawn))
+    }
+    assert len(lanes["simulated"]) == 2 and lanes["measured"] == lanes["simulated"]
+    assert [s.stream for s in drawn if not s.stream.startswith("comm:")] == ["compute"] * 3
+    assert sum(s.is_compute for s in simulated) == 3
+
+
+@given(st.lists(st.sampled_from([STREAM, SIDE, SIDE + 1]), min_size=1), st.booleans())
+def test_a_kernel_or_a_copy_within_the_gpu_is_compute_on_any_stream(streams, is_copy):
+    recording = Recording()
+    for stream in streams:
+        with recording.operation("aten::copy_"):
+            recording.launch("Memcpy DtoD (Device -> Device)" if is_copy else "copy_kernel", 1_000, stream)
+    assert {s.stream for s in spans_of(read_events(recording), [], MAIN, True, STREAM)} == {"compute"}
+
+
+def test_the_streams_of_copies_have_one_row_for_each_direction_whatever_their_size():
+    both = [Span(0, "comm:host:send", "copy device to host", "", 0.0, 1.0, 0.0, size) for size in (0.0, 4096.0)]
+    (row,) = (part for part in parts_of(run_of(both)) if part.kind == "communication")
+    assert (row.name, row.group, row.size_bytes) == ("copy device to host", "host:send", 0.0)
+
+
+def run_of(some):
+    return Run([None], Timeline.of(some, 1), Traffic(()), [""], "nccl", "a GPU")
 
 
 # ---- phases ----

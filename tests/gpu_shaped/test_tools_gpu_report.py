@@ -1,7 +1,9 @@
 """`make test-gpu` without a GPU: what it would do, what is missing, what it writes, and that its steps can run."""
 
+import ast
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +17,11 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.cuda import nccl
+
+from lablib.course.master import read_master
+from lablib.course.parameters import check_values, read_parameters
+from lablib.course.places import find_labs
+from lablib.real.gpus import SHARE_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("gpu_report", ROOT / "tools" / "gpu_report.py")
@@ -109,13 +116,46 @@ def test_with_gpus_every_step_runs_on_as_many_ranks_and_the_report_can_be_commit
             tool.check_report(wrong)
 
 
-def test_one_gpu_leaves_out_what_needs_two(four_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_one_gpu_runs_every_step_and_labs_share_it_between_two_ranks(
+    four_gpus: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    out = tmp_path / "report.json"
-    assert tool.main(["--out", str(out)], Ran()) == 0
-    states = {step["name"]: (step["state"], step["said"]) for step in json.loads(out.read_text())["steps"]}
-    assert [name for name, (state, _) in states.items() if state == "left out"] == ["calibrate", "compare"]
-    assert states["calibrate"][1].startswith("needs two GPUs or more")
+    out, ran = tmp_path / "report.json", Ran()
+    assert tool.main(["--out", str(out)], ran) == 0
+    assert {step["state"] for step in json.loads(out.read_text())["steps"]} == {"passed"}
+    labs = [command for command in ran.commands if " run " in command]
+    assert len(labs) == len(LABS) and all(command.startswith("env LABLIB_SHARE_GPUS=1 ") for command in labs)
+    assert {word for command in labs for word in re.findall("ranks ([0-9]+)", command)} == {"2"}
+    (calibrate,) = (command for command in ran.commands if " calibrate " in command)
+    assert "--ranks 1" in calibrate and tool.SHARE_VARIABLE == SHARE_VARIABLE
+
+
+@pytest.mark.parametrize("number", tool.labs_with_backend())
+def test_a_lab_accepts_the_flags_that_any_number_of_gpus_gives_it(number: str):
+    """The command's own check, and the lab's, in the cells around its parameters."""
+    (lab,) = (lab for lab in find_labs(ROOT / "labs") if lab.number == number)
+    cells = [cell for cell in read_master(lab).cells if cell.kind == "code"]
+    (at,) = (place for place, cell in enumerate(cells) if cell.tagged("parameters"))
+    parameters, namespace = read_parameters(cells[at].source), dict[str, Any]()
+    names = [parameter.name for parameter in parameters]
+    exec(cells[0].source, namespace)  # its imports
+    for gpus in range(1, 17):
+        words = iter(word for word in tool.lab_flags(names, "nccl", gpus) if word != "-p")
+        given = {name.removeprefix("--"): value for name, value in zip(words, words, strict=True)}
+        values = check_values(parameters, given)
+        assert {"ranks", "real_ranks"} & set(names) <= values.keys() and values["backend"] == "nccl"
+        exec(cells[at].source, namespace)
+        namespace.update(values)
+        exec(_up_to_the_last_check(cells[at + 1].source), namespace)
+
+
+def _up_to_the_last_check(source: str) -> str:
+    """The statements of a cell up to the last one that refuses a number of ranks."""
+    body = ast.parse(source).body
+    checks = [
+        place for place, one in enumerate(body) if isinstance(one, ast.Assert | ast.If) and "rank" in ast.unparse(one)
+    ]
+    return "\n".join(ast.unparse(one) for one in body[: checks[-1] + 1]) if checks else ""
 
 
 @given(st.sets(st.sampled_from(["tests", "doctor", "calibrate", "compare", "labs"]), min_size=1), st.booleans())

@@ -27,9 +27,9 @@ GPT = replace(TRANSFORMERS["gpt3-1.3b"], num_layers=8)
 MIXTURE = replace(TRANSFORMERS["mixtral-8x7b"], num_layers=4)
 BASE: dict[str, Any] = {"model": GPT, "cluster": "dgx-a100", "parallel": Parallel(data=16), "batch": 64}
 # Many activations beside split states; a pipeline; experts.
-LARGE = {"parallel": Parallel(data=16, zero_stage=3), "micro_batch": 4}
-PIPE = {"parallel": Parallel(data=2, pipeline=4)}
-EXPERTS = {"model": MIXTURE, "parallel": Parallel(data=16)}
+LARGE: dict[str, Any] = {"parallel": Parallel(data=16, zero_stage=3), "micro_batch": 4}
+PIPE: dict[str, Any] = {"parallel": Parallel(data=2, pipeline=4)}
+EXPERTS: dict[str, Any] = {"model": MIXTURE, "parallel": Parallel(data=16)}
 
 Signs = Mapping[str, int]  # quantity -> +1 more, -1 less, 0 another number
 # (the question's changes, the knob's value, what changes)
@@ -156,8 +156,8 @@ TRIES = [(knob, *each) for knob, tries in EXPECTED.items() for each in tries]
     ("knob", "base", "value", "signs"), TRIES, ids=[f"{knob}-{i}" for i, (knob, *_) in enumerate(TRIES)]
 )
 def test_a_knob_changes_what_it_is_about_or_is_refused(stack, knob, base, value, signs):
-    question = BASE | base | {"stack": stack}
-    changed = question | {knob: value}
+    question: dict[str, Any] = BASE | base | {"stack": stack}
+    changed: dict[str, Any] = question | {knob: value}
     if knob in SPLIT:
         changed = question | {"parallel": replace(question["parallel"], **{knob: value})}
     try:
@@ -187,8 +187,10 @@ def test_few_knobs_are_refused_on_many_stacks():
     for knob, base, value, _ in TRIES:
         worked = 0
         for stack in STACKS:
-            question = BASE | base | {"stack": stack}
-            changed = {"parallel": replace(question["parallel"], **{knob: value})} if knob in SPLIT else {knob: value}
+            question: dict[str, Any] = BASE | base | {"stack": stack}
+            changed: dict[str, Any] = (
+                {"parallel": replace(question["parallel"], **{knob: value})} if knob in SPLIT else {knob: value}
+            )
             try:
                 worked += bool(predict(**(question | changed)))
             except ValueError:
@@ -199,7 +201,7 @@ def test_few_knobs_are_refused_on_many_stacks():
 @pytest.mark.parametrize("stack", STACKS)
 @pytest.mark.parametrize("name", [name for name, each in COMPRESSIONS.items() if each.has_error_feedback])
 def test_error_feedback_takes_the_same_bytes_on_every_stack(stack, name):
-    question = BASE | {"stack": stack, "parallel": Parallel(data=8)}
+    question: dict[str, Any] = BASE | {"stack": stack, "parallel": Parallel(data=8)}
     buffers = [predict(**question, compression=each).memory[0]["communication buffer"] for each in (name, "none")]
     params = 8 * 12 * GPT.d_model**2 + GPT.vocab_size * GPT.d_model
     expected = 4 * params * (1 + (COMPRESSIONS[name].exchange == "two_phase") / 8)
@@ -208,9 +210,9 @@ def test_error_feedback_takes_the_same_bytes_on_every_stack(stack, name):
 
 def test_offloaded_activations_are_two_layers_on_eager_stacks_too():
     for stack in ("torch", "torch-megatron", "torch-compile"):
-        question = BASE | LARGE | {"stack": stack, "cluster": CLUSTERS["dgx-a100"]}
+        question: dict[str, Any] = BASE | LARGE | {"stack": stack, "cluster": CLUSTERS["dgx-a100"]}
         for layers in (4, 8, 16):
-            deep = question | {"model": replace(GPT, num_layers=layers)}
+            deep: dict[str, Any] = question | {"model": replace(GPT, num_layers=layers)}
             kept, moved = predict(**deep), predict(**deep, offload=("activations",))
             saved = kept.peak_memory_bytes - moved.peak_memory_bytes
             size = deep["micro_batch"] * GPT.max_seq_len * GPT.d_model * 2

@@ -17,7 +17,7 @@ from lablib.models import TRANSFORMERS, Experts
 from lablib.plan import IDEAL, Parallel, Prediction, predict
 from lablib.plan.gradient_compression import COMPRESSIONS
 from lablib.plan.optimizers import OPTIMIZERS
-from lablib.plan.predict import PRECISIONS
+from lablib.plan.predict import NARROW, PRECISIONS
 from lablib.plan.stack import find_stack
 
 GPT = TRANSFORMERS["gpt3-6.7b"]
@@ -55,6 +55,7 @@ def questions(draw, stacks=(*STACKS, "torch", "torch-megatron")):
         parallel = replace(parallel, zero_plus_plus=(), zero_stage=1 if zero_stage == 2 else zero_stage)
     trainable = draw(st.sampled_from(["all", "all", "lora"]))
     is_summed = zero_stage < 3 and trainable == "all"
+    refused = NARROW if find_stack(stack).is_eager else ()
     return {
         "model": model,
         "cluster": CLUSTERS[draw(st.sampled_from(["dgx-v100", "pcie-a100", "dgx-h100", "gb200-nvl72"]))],
@@ -62,7 +63,7 @@ def questions(draw, stacks=(*STACKS, "torch", "torch-megatron")):
         "batch": data * micro_batch * pipeline * draw(st.sampled_from([1, 2, 5, 64])),
         "micro_batch": micro_batch,
         "seq_len": draw(st.sampled_from([512, 2048, 8192])),
-        "precision": draw(st.sampled_from(PRECISIONS)),
+        "precision": draw(st.sampled_from([each for each in PRECISIONS if each not in refused])),
         "recompute": draw(st.sampled_from(["none", "selective", "full", "every 2", "first 3"])),
         "schedule": schedule,
         "optimizer": draw(st.sampled_from(sorted(OPTIMIZERS))),

@@ -7,12 +7,14 @@ import sys
 import threading
 import types
 
+import cloudpickle
 import pytest
 import torch
 import torch.distributed as dist
 
+from lablib import whose_code
 from lablib.real import run_real
-from lablib.real.shipping import ship
+from lablib.real.shipping import _by_value, ship
 
 SCALE = 3.0
 
@@ -106,3 +108,54 @@ def test_a_working_directory_that_was_removed_is_one_sentence(tmp_path, monkeypa
     (tmp_path / "gone").rmdir()
     with pytest.raises(ValueError, match="ranks start in the working directory, so it must exist: .*os.chdir"):
         run_real(int, ranks=1, backend="gloo")
+
+
+def module_of(path, name: str) -> types.ModuleType:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("def work():\n    return 1\n")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def registered(fn) -> set[str]:
+    """The modules that go by value with this program; afterwards none do."""
+    with _by_value(fn):
+        found = set(cloudpickle.list_registry_pickle_by_value())
+    assert not cloudpickle.list_registry_pickle_by_value()
+    return found
+
+
+def test_a_module_that_is_loaded_twice_or_under_another_name_keeps_no_program_from_travelling(tmp_path, monkeypatch):
+    """As the modules of debugpy are: two extension modules of one name, and one whose name was never imported."""
+    twice, again = (module_of(tmp_path / folder / "one.py", "by_hand_one") for folder in ("a", "b"))
+    other = module_of(tmp_path / "c" / "two.py", "by_hand_two")
+    for name, module in (("by_hand_one", twice), ("package.by_hand_one", again), ("renamed", other)):
+        monkeypatch.setitem(sys.modules, name, module)
+    found = registered(lambda: None)
+    assert "by_hand_one" in found and not {"by_hand_two", "renamed"} & found
+
+
+def test_an_editable_package_goes_by_name_unless_its_own_function_is_launched(tmp_path, monkeypatch):
+    """The finder that an editable installation adds is there in every process of the environment."""
+    module = module_of(tmp_path / "src" / "editable_pkg" / "train.py", "editable_pkg.train")
+    monkeypatch.setitem(sys.modules, "editable_pkg.train", module)
+    assert "editable_pkg.train" in registered(lambda: None)
+    finder = types.ModuleType("__editable___editable_pkg_1_0_finder")
+    finder.MAPPING = {"editable_pkg": str(tmp_path / "src" / "editable_pkg")}  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, finder.__name__, finder)
+    assert "editable_pkg.train" not in registered(lambda: None)
+    assert "editable_pkg.train" in registered(module.work), "it may have been edited"
+
+
+def test_a_package_that_was_installed_into_another_folder_goes_by_name(tmp_path, monkeypatch):
+    module = module_of(tmp_path / "target_pkg" / "train.py", "target_pkg.train")
+    monkeypatch.setitem(sys.modules, "target_pkg.train", module)
+    assert "target_pkg.train" in registered(module.work)
+    (tmp_path / "target_pkg-1.0.dist-info").mkdir()
+    (tmp_path / "target_pkg-1.0.dist-info" / "RECORD").write_text("target_pkg/train.py,,\n")
+    for cached in (whose_code.is_users, whose_code._is_in_target, whose_code._installed_into):
+        cached.cache_clear()
+    assert "target_pkg.train" not in registered(module.work)

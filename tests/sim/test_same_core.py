@@ -20,7 +20,7 @@ needs_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores and Lin
 
 
 def turns() -> list[set[int]]:
-    """The cores that a rank may use after each of some turns, and those of a thread and of a process it starts."""
+    """The cores that a rank may use after each of some turns, then of a thread and of a process that it starts."""
     found = [os.sched_getaffinity(0)]
     for _ in range(3):
         dist.all_reduce(torch.ones(1))

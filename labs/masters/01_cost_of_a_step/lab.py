@@ -567,18 +567,18 @@ print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
 import torch.distributed as dist
 
 from lablib import reconcile
-from lablib.calibration import this_machine
+from lablib.calibration import batch_for, this_machine
 from lablib.course import print_text, recorded_comparison
 from lablib.models import GPTConfig
 
 small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=256)
 
 
-def small_step():
+def small_step(batch):
     with phase("setup"):
         model = GPT(small)
         optimizer = torch.optim.AdamW(model.parameters(), foreach=True)
-        tokens = torch.zeros(4, 256, dtype=torch.long, device=model.head.weight.device)
+        tokens = torch.zeros(batch, 256, dtype=torch.long, device=model.head.weight.device)
         usual_loss(model, tokens).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -587,8 +587,11 @@ def small_step():
     optimizer.step()
 
 
-here = {"ranks": 2, "backend": backend, "cluster": this_machine(ranks=2, backend=backend)}
-comparison = reconcile(small_step, **here, repeats=3 if quick else 7, without="setup")
+machine = this_machine(ranks=2, backend=backend)
+batch = batch_for(machine, 4, 6 * num_parameters(small) * 4 * 256)  # larger on a GPU
+here = {"ranks": 2, "backend": backend, "cluster": machine, "without": "setup"}
+here["fidelity"] = "shapes" if backend == "nccl" else "values"
+comparison = reconcile(small_step, batch, **here, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())
 

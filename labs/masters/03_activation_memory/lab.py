@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from lablib import LINKS, Span, Timeline, launch, phase, reconcile
-from lablib.calibration import this_machine
+from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
 from lablib.figures import figure_memory, format_quantity, show
 from lablib.figures.describe import attach
@@ -591,12 +591,12 @@ show(attach(figure, told, figure.layout.meta["table"]))
 
 
 # %%
-def chain_on_this_machine():
+def chain_on_this_machine(batch):
     small = GPTConfig(num_layers=4, d_model=256, num_heads=4, max_seq_len=128)
     with phase("setup"):
         device = torch.get_default_device()  # this machine's: no GPU on gloo
         blocks = [Block(small, device, torch.float32) for _ in range(small.num_layers)]
-        x = torch.randn(4, small.max_seq_len, small.d_model, device=device)
+        x = torch.randn(batch, small.max_seq_len, small.d_model, device=device)
         checkpointing.run(checkpoint_every(4, k=1), blocks, x).sum().backward()  # warms up
         dist.barrier()
     for name, plan in {"keep all": keep_all(4), "checkpoint": checkpoint_every(4, k=1)}.items():
@@ -608,7 +608,9 @@ real = "nccl" if backend == "nccl" else "gloo"
 there = {"ranks": real_ranks, "backend": real}
 machine, repeats = this_machine(**there), 3 if quick else 7
 options = there | {"cluster": machine, "repeats": repeats, "without": "setup"}
-comparison = reconcile(chain_on_this_machine, **options)
+options["fidelity"] = "shapes" if real == "nccl" else "values"
+batch = batch_for(machine, 4, 6 * 4 * 12 * 256**2 * 4 * 128)  # larger on a GPU
+comparison = reconcile(chain_on_this_machine, batch, **options)
 print_text(comparison.sentence())
 print_text(comparison.reading())
 

@@ -727,7 +727,7 @@ def all_cuts():
             backward_of_16(model, tokens, micro_batch)
 
 
-real = "nccl" if torch.cuda.device_count() > 1 else "gloo"  # measured between two ranks
+real = "nccl" if torch.cuda.device_count() else "gloo"
 there = {"ranks": 1, "backend": real, "cluster": this_machine(ranks=2, backend=real)}
 comparison = reconcile(all_cuts, **there, repeats=3 if quick else 7, without="setup")
 recorded = recorded_comparison("04")

@@ -591,7 +591,7 @@ def steps():
             optimizer.step()
 
 
-real = "nccl" if torch.cuda.device_count() > 1 else "gloo"  # measured between two ranks
+real = "nccl" if torch.cuda.device_count() else "gloo"
 here = this_machine(ranks=2, backend=real)
 options = {"ranks": 1, "backend": real, "cluster": here, "without": "setup"}
 comparison = reconcile(steps, **options, repeats=3 if quick else 7)

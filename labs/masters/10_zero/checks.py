@@ -298,7 +298,7 @@ def _expect_zeros_sharded(expect: Expect, answer: Callable) -> None:
         run = expect.launch(program, module, batches, answer, ranks=ranks)
     alone = [_one_device(module, batch) for batch in batches]
     for number, name in enumerate(alone[0]):
-        full = sum(weight * one[name] for weight, one in zip(weights, alone, strict=True)) / ranks
+        full = torch.stack([weight * one[name] for weight, one in zip(weights, alone, strict=True)]).sum(0) / ranks
         pieces = F.pad(full, (0, -full.numel() % ranks)).chunk(ranks)
         saw = [value[number] for value in run.values]
         rule = f"rank r has the r-th piece of the mean gradient ({name}, {on})"

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from lablib import find_cluster, launch, parallel, phase, reconcile
-from lablib.calibration import this_machine
+from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import figure_lines, figure_memory, format_quantity, show
 from lablib.figures.describe import attach
@@ -724,10 +724,10 @@ for bandwidth, n, grouping, tokens in [
 small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
 
 
-def small_step():
+def small_step(batch):
     with phase("setup"):
         device = torch.get_default_device()
-        tokens = torch.zeros(4, small.max_seq_len, dtype=torch.long, device=device)
+        tokens = torch.zeros(batch, small.max_seq_len, dtype=torch.long, device=device)
         replica = parallel.Zero(GPT(small, seed=0).to(device), torch.optim.AdamW, 3)
         next_token_loss(replica(tokens), tokens).backward()
         replica.step()
@@ -741,8 +741,10 @@ def small_step():
 # %%
 real = "nccl" if backend == "nccl" else "gloo"
 machine = this_machine(ranks=real_ranks, backend=real)
-there = {"ranks": real_ranks, "backend": real, "cluster": machine}
-comparison = reconcile(small_step, **there, repeats=3 if quick else 7, without="setup")
+batch = batch_for(machine, 4, 6 * num_parameters(small) * 4 * 64)  # larger on a GPU
+there = {"ranks": real_ranks, "backend": real, "cluster": machine, "without": "setup"}
+there["fidelity"] = "shapes" if real == "nccl" else "values"
+comparison = reconcile(small_step, batch, **there, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from lablib import find_cluster, launch, parallel, phase, reconcile
-from lablib.calibration import this_machine
+from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import figure_matrices, figure_tensor_times, format_quantity, show
 from lablib.models import GPT, GPTConfig, next_token_loss
@@ -833,9 +833,9 @@ print(f"torch's gradients, off by {off:.0e} from one device's")
 small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=128)
 
 
-def small_step():
+def small_step(batch):
     with phase("setup"):
-        tokens = torch.zeros(4, 128, dtype=torch.long, device=torch.get_default_device())
+        tokens = torch.zeros(batch, 128, dtype=torch.long, device=torch.get_default_device())
         model = parallel.parallelize(GPT(small, seed=0).to(torch.get_default_device()))
         parallel.vocabulary_parallel_loss(model(tokens), tokens, 256).backward()
         model.zero_grad()
@@ -845,8 +845,11 @@ def small_step():
 
 real = "nccl" if backend == "nccl" else "gloo"
 here = this_machine(ranks=real_ranks, backend=real)
-there = {"ranks": real_ranks, "backend": real, "cluster": here}
-comparison = reconcile(small_step, **there, repeats=3 if quick else 7, without="setup")
+flops = 6 * sum(param.numel() for param in GPT(small, device="meta").parameters()) * 4 * 128
+batch = batch_for(here, 4, flops / real_ranks)  # larger on a GPU
+there = {"ranks": real_ranks, "backend": real, "cluster": here, "without": "setup"}
+there["fidelity"] = "shapes" if real == "nccl" else "values"
+comparison = reconcile(small_step, batch, **there, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from lablib import launch, phase, reconcile
-from lablib.calibration import this_machine
+from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
 from lablib.figures import (
     figure_equal_memory,
@@ -671,10 +671,10 @@ pd.DataFrame(norms).T
 small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
 
 
-def small_step():
+def small_step(batch):
     with phase("setup"):
         device = torch.get_default_device()
-        tokens = [torch.zeros(4, small.max_seq_len, dtype=torch.long, device=device)] * 4
+        tokens = [torch.zeros(batch, small.max_seq_len, dtype=torch.long, device=device)] * 4
         plan = schedules.one_f_one_b(dist.get_world_size(), 4)
         whole = GPT(small, seed=0).to(device)
         pipeline = Pipeline(plan, cut(whole, plan.num_pieces), next_token_loss)
@@ -687,8 +687,11 @@ def small_step():
 # %%
 real = "nccl" if backend == "nccl" else "gloo"
 machine = this_machine(ranks=real_ranks, backend=real)
-there = {"ranks": real_ranks, "backend": real, "cluster": machine}
-comparison = reconcile(small_step, **there, repeats=3 if quick else 7, without="setup")
+flops = 6 * sum(param.numel() for param in GPT(small, device="meta").parameters()) * 16 * 64
+batch = batch_for(machine, 4, flops / real_ranks)  # of a micro-batch; larger on a GPU
+there = {"ranks": real_ranks, "backend": real, "cluster": machine, "without": "setup"}
+there["fidelity"] = "shapes" if real == "nccl" else "values"
+comparison = reconcile(small_step, batch, **there, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())
 
