@@ -21,6 +21,7 @@ Source: Narayanan et al., SC21, arXiv 2104.04473, section 3 (the sum) and 4.1 (m
 Simplified: every layer takes as long as the mean one (dense ones and those with experts in their proportion).
 """
 
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -203,12 +204,18 @@ def _late_s(choices: Choices, split: Split, pieces: Pieces, layer: _Layer, devic
     on, m, both = choices.machine, split.num_microbatches, has_both_ends(choices, split)
     _, at_first, at_last = _shares(choices, split)
     work, embedding, head = pieces.layer, pieces.embedding, pieces.head
-    forward = at_first * work.forward.kernels + embedding.forward.kernels + both * head.forward.kernels
-    forward_s = at_first * pieces.forward_s + pieces.embedding_s.forward_s + both * pieces.head_s.forward_s
     first, last = (sum(p.kernels for p in (end.forward, end.input, end.weight)) for end in (embedding, head))
     each = work.forward.kernels + work.input.kernels + work.weight.kernels + layer.again.kernels
     fullest = maximum(at_first * each + first + both * last, at_last * each + last)
-    return maximum(maximum(on.host_s(forward) - forward_s, on.host_s(m * fullest) - device_s), 0.0)
+    # At the end of the first forward, of the loss after it (with its backward), and of all.
+    forward = at_first * work.forward.kernels + embedding.forward.kernels
+    forward_s = at_first * pieces.forward_s + pieces.embedding_s.forward_s
+    moments = (
+        on.host_s(forward) - forward_s,
+        both * (on.host_s(forward + last) - forward_s - pieces.head_s.total_s),
+        on.host_s(m * fullest) - device_s,
+    )
+    return maximum(reduce(maximum, moments), 0.0)
 
 
 def _pipe_of(choices: Choices, split: Split, pieces: Pieces, layer: StageTime) -> _Pipe:

@@ -153,7 +153,7 @@ def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
         everywhere = model.max_seq_len * model.d_model * width
         own, there = size / at.sequence_shards, places / at.sequence_shards
         forward = forward.plus(kernels(on, 2 * there, 2 * own + there)).plus(Pass(kernels=1))
-        backward = backward.plus(kernel(on, own + there)).plus(kernel(on, there + everywhere, 2))
+        backward = backward.plus(sum_over_rows(on, own + there)).plus(kernel(on, there + everywhere, 2))
         accumulate = accumulate.plus(kernel(on, 3 * everywhere))
     sum_s, half_s = _sums_s(on, at, size)
     forward, backward = forward._replace(tensor_s=sum_s), backward._replace(tensor_s=half_s)
