@@ -114,6 +114,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
         "foreach_devices": "torch.utils._foreach_utils._get_foreach_kernels_supported_devices",
         "foreach_optimizers": "torch.optim.optimizer._get_foreach_kernels_supported_devices",
         "fused_optimizers": "torch.optim.optimizer._get_fused_kernels_supported_devices",
+        "read_num_steps": "torch.optim.optimizer._get_value",
         "group_tensors": "torch._C._group_tensors_by_device_and_dtype",
         "saved_devices": "torch.serialization._package_registry",
         "cuda_lazy_init": "torch.cuda._lazy_init",

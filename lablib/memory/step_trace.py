@@ -152,12 +152,12 @@ class Step:
         return int(((limit_bytes - fixed[grows]) // per_sequence[grows]).min())
 
     def times_s(self, micro_batch: int, device: Device, dtype: str) -> np.ndarray:
-        """Seconds of each operator by its roofline."""
+        """Seconds of each operator by its roofline; launches overlap with the operators before."""
         flops, moved = self.work[:, 0] * micro_batch, self.work[:, 1] + micro_batch * self.work[:, 2]
         compute_s = flops / (device.peak_flops_per_s[dtype] * device.matmul_efficiency)
         memory_s = moved / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
         is_work = (flops > 0) | (moved > 0)
-        return np.maximum(compute_s, memory_s) + is_work * device.kernel_overhead_s
+        return np.maximum(compute_s, memory_s) + is_work * device.queued_s
 
 
 @cache

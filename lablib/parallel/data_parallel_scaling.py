@@ -83,7 +83,7 @@ class _Stopwatch(TorchDispatchMode):
 
     def __init__(self, device: Device):
         super().__init__()
-        self.time_s, self._device = 0.0, device
+        self.time_s, self._host_s, self._device = 0.0, 0.0, device
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -92,7 +92,9 @@ class _Stopwatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if not is_free(func):
-            self.time_s += op_cost(func, args, kwargs or {}, out, self._device).time_s
+            cost = op_cost(func, args, kwargs or {}, out, self._device)
+            self._host_s += cost.launch_s  # as lablib/sim/rank.py
+            self.time_s = max(self.time_s, self._host_s) + cost.time_s - cost.launch_s
         return out
 
 
@@ -207,7 +209,7 @@ def _network(cluster: Cluster, ranks: int) -> GroupNetwork:
 
 def _touch_s(device: Device, size_bytes: int) -> float:
     """Seconds of one operation that moves so many bytes."""
-    return size_bytes / device.memory_bandwidth_bytes_per_s + device.kernel_overhead_s
+    return size_bytes / device.memory_bandwidth_bytes_per_s + device.queued_s
 
 
 def _step_time(profile: StepProfile, step_s: float, communication_s: float) -> StepTime:

@@ -167,7 +167,7 @@ def grouped_shares(
     shares = []
     for each in rows:
         size = (whole_number("rows", each), columns, width)
-        time_s = float(matmul_time_s(*size, dtype, device, batch=num_experts)) + device.kernel_overhead_s
+        time_s = float(matmul_time_s(*size, dtype, device, batch=num_experts)) + device.queued_s
         shares.append(float(matmul_flops(*size, batch=num_experts)) / time_s / device.peak(dtype))
     return shares
 

@@ -18,6 +18,7 @@ Simplified: the groups of a rank have equal lengths; size alone decides what is 
 """
 
 from lablib.cost import matmul_time_s, memory_bound_time_s
+from lablib.cost.efficiency import operator_time_s
 from lablib.hardware import Cluster
 from lablib.parallel.expert_bytes import COUNT_BYTES, ExpertSizes
 
@@ -44,17 +45,25 @@ class ExpertPrices:
         device = self.device
         return sum(float(memory_bound_time_s(size, device)) + device.queued_s for size in size_bytes)
 
+    def of_kind(self, kind: str, size_bytes: float, elements: float = 0.0) -> float:
+        """A kernel of a kind of `lablib.cost.efficiency.RATES`."""
+        return float(operator_time_s(kind, size_bytes, elements, self.device)) + self.device.queued_s
+
+    def gelu(self, numbers: int, backward: bool) -> float:
+        """The activation of an MLP, or its gradient."""
+        name, passes = ("gelu_backward", 3) if backward else ("gelu", 2)
+        return self.of_kind(name, passes * numbers * self.sizes.element_bytes, numbers)
+
     def mlps(self, rows: int, count: int, width: int, backward: bool) -> float:
         """Up, GELU and down of so many MLPs in a kernel each, all their rows together; or the gradients of all that."""
-        sizes, d_model = self.sizes, self.sizes.d_model
-        activation = rows * width * sizes.element_bytes
+        d_model = self.sizes.d_model
         each = -(-rows // count)
         if not backward:
             up_s, down_s = self._product(each, width, d_model, count), self._product(each, d_model, width, count)
-            return up_s + down_s + self.touch(2 * activation)
+            return up_s + down_s + self.gelu(rows * width, backward)
         of_rows = self._product(each, width, d_model, count), self._product(each, d_model, width, count)
         of_weights = [self._product(a, b, each, count, (a, b)) for a, b in ((d_model, width), (width, d_model))]
-        return sum(of_rows) + sum(of_weights) + self.touch(3 * activation)
+        return sum(of_rows) + sum(of_weights) + self.gelu(rows * width, backward)
 
     def shared(self, tokens: int, backward: bool) -> float:
         """The shared experts, one MLP of all their widths; 0 without any."""
@@ -63,7 +72,7 @@ class ExpertPrices:
 
     def summed(self, tokens: int) -> float:
         """The gradients of a token's k copies, added."""
-        return self.touch(tokens * (self.sizes.k + 1) * self.sizes.row_bytes)
+        return self.of_kind("sum over rows", tokens * (self.sizes.k + 1) * self.sizes.row_bytes)
 
     def _product(
         self, m: int, n: int, k: int, count: int, rows: tuple[int, int] | None = None, dtype: str = ""
@@ -85,10 +94,12 @@ class ExpertPrices:
         sizes, weights = self.sizes, tokens * self.sizes.k * self.sizes.element_bytes
         x, rows = tokens * sizes.row_bytes, tokens * sizes.k * sizes.row_bytes
         cast = tokens * sizes.k * (sizes.element_bytes + sizes.router_bytes)
-        cast_s = self.touch(cast) if sizes.element_bytes < sizes.router_bytes else 0.0
+        is_cast = sizes.element_bytes < sizes.router_bytes
         if not backward:
-            return cast_s + self.touch(2 * rows + weights, rows + x)
-        return cast_s + self.touch(2 * rows + x, rows + x + weights, rows + weights)
+            cast_s = self.touch(cast) if is_cast else 0.0
+            return cast_s + self.touch(2 * rows + weights) + self.of_kind("sum over rows", rows + x)
+        cast_s = self.of_kind("widening", cast) if is_cast else 0.0
+        return cast_s + self.touch(2 * rows + x, rows + x + weights) + self.of_kind("sum", rows + weights)
 
     def sorted(self, tokens: int) -> float:
         """Choices by expert."""
@@ -103,28 +114,32 @@ class ExpertPrices:
         """
         sizes, v = self.sizes, self.sizes.router_bytes
         choices, scores, d_model = tokens * sizes.k, tokens * sizes.num_experts * v, sizes.d_model
-        casts_s = 0.0
+        casts_s, cast = 0.0, "" if backward else "widening"
         if sizes.element_bytes < v:
-            casts_s = self.touch(*((v + sizes.element_bytes) * d_model * many for many in (tokens, sizes.num_experts)))
+            for many in (tokens, sizes.num_experts):
+                casts_s += self.of_kind(cast, (v + sizes.element_bytes) * d_model * many)
         number, weight, token = COUNT_BYTES * choices, v * choices, v * tokens
-        normal = sizes.k > 1
+        normal, normalized_s = sizes.k > 1, 0.0
         if not backward:
-            normalized_s = self.touch(weight + token, 2 * token, 2 * weight + token) if normal else 0.0
+            if normal:
+                normalized_s = self.of_kind("sum", weight + token) + self.touch(2 * token, 2 * weight + token)
             dealt_s = self.touch(number, 2 * number)
             if not is_dealt:
                 ids = COUNT_BYTES * sizes.num_experts
                 dealt_s = self.touch(2 * scores + tokens * ids, 2 * number, ids, number, 4 * number)
-            chosen_s = dealt_s + self.touch(2 * scores, number + 2 * weight)
+            softmax_s = self.of_kind("_softmax", 2 * scores, tokens * sizes.num_experts)
+            chosen_s = dealt_s + softmax_s + self.touch(number + 2 * weight)
             logits_s = self._product(tokens, sizes.num_experts, d_model, 1, dtype=self.wide)
             return casts_s + logits_s + chosen_s + normalized_s
-        normalized_s = 0.0
         if normal:
             divided = 2 * weight + token
             normalized_s = self.touch(
-                *(divided, divided, 2 * weight, 3 * weight, divided, weight + token),
+                *(divided, divided, 2 * weight, 3 * weight, divided),
                 *(0, token + tokens, 2 * token + tokens, divided),
             )
-        spread_s = self.touch(scores, 2 * scores + number + weight, 3 * scores)
+            normalized_s += self.of_kind("sum", weight + token)
+        spread_s = self.touch(scores, 2 * scores + number + weight)
+        spread_s += self.of_kind("_softmax_backward_data", 3 * scores, tokens * sizes.num_experts)
         products_s = self._product(sizes.num_experts, d_model, tokens, 1, (sizes.num_experts, d_model), self.wide)
         products_s += self._product(tokens, d_model, sizes.num_experts, 1, dtype=self.wide)
         return casts_s + normalized_s + spread_s + products_s + self.touch(3 * tokens * sizes.row_bytes)

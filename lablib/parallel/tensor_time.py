@@ -32,7 +32,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from lablib.cost import GroupNetwork, attention_time_s, collective_cost, matmul_time_s, memory_bound_time_s
+from lablib.cost import GroupNetwork, attention_time_s, collective_cost, matmul_time_s
+from lablib.cost.efficiency import operator_time_s
 from lablib.errors import unknown_name
 from lablib.hardware import Cluster
 from lablib.parallel.tensor_bytes import LayerSizes, check_layer
@@ -96,9 +97,9 @@ class _Prices:
     def _product(self, m: int, n: int, k: int, rows: tuple[int, int] | None = None) -> float:
         return float(matmul_time_s(m, n, k, self.dtype, self.device, rows=rows)) + self.device.queued_s
 
-    def touch(self, numbers: float) -> float:
-        """A kernel that reads and writes so many."""
-        moved_s = memory_bound_time_s(numbers * self.layer.element_bytes, self.device)
+    def touch(self, numbers: float, kind: str = "", elements: float = 0.0) -> float:
+        """A kernel that reads and writes so many, of a kind of `lablib.cost.efficiency.RATES`."""
+        moved_s = operator_time_s(kind, numbers * self.layer.element_bytes, elements, self.device)
         return float(moved_s) + self.device.queued_s
 
     def attention(self, backward: bool) -> float:
@@ -175,10 +176,13 @@ def _outside_s(prices: _Prices, cuts_sequence: bool) -> float:
     layer, ranks = prices.layer, prices.ranks
     stream = layer.tokens * layer.width / (ranks if cuts_sequence else 1)
     hidden = layer.tokens * layer.hidden_size / ranks
-    norm, residual, bias = (2, 3), (3, 3), (2, 1)  # passes forward and backward
-    per_token = sum(2 * prices.touch(passes * stream) for both in (norm, residual, bias) for passes in both)
-    own_biases = 3 * prices.touch(layer.tokens * layer.width / ranks) + prices.touch(hidden)
-    gelu = prices.touch(2 * hidden) + prices.touch(3 * hidden)
+    norms = prices.touch(2 * stream, "native_layer_norm") + prices.touch(3 * stream, "native_layer_norm_backward")
+    residuals = 2 * prices.touch(3 * stream)
+    biases = prices.touch(2 * stream) + prices.touch(stream, "sum over rows")
+    per_token = 2 * (norms + residuals + biases)
+    own_biases = 3 * prices.touch(layer.tokens * layer.width / ranks, "sum over rows")
+    own_biases += prices.touch(hidden, "sum over rows")
+    gelu = prices.touch(2 * hidden, "gelu", hidden) + prices.touch(3 * hidden, "gelu_backward", hidden)
     if cuts_sequence and ranks > 1:
         per_token += prices.shared_weights()[0]
     return prices.attention(False) + prices.attention(True) + gelu + per_token + own_biases

@@ -7,10 +7,13 @@
     collective  regular_collective_s over wires of bandwidth * share
 
 A `Pass` adds such pieces up: forward, backward for the input, or backward for the weights. The device works through
-its kernels and collectives one after another while the host starts the kernels; whoever is slower sets the pace:
+its kernels and collectives one after another while the host starts the kernels:
 
-    time = max( kernels' seconds + number of kernels * time of one in the queue + communication,
-                number of kernels * max( launch, calls per kernel * dispatch ) )
+    device = kernels' seconds + number of kernels * time of one in the queue + communication
+    host   = number of kernels * max( launch, calls per kernel * dispatch )
+
+The slower of the two sets the pace: of every pass on the stacks with fused kernels, of the step as a whole on an eager
+stack (step.py), as in the simulator.
 
 Everything is a number or a numpy array (lablib/cost/arrays.py).
 
@@ -284,9 +287,13 @@ class Machine:
         return RegularGroups(self._wires(is_collective=False))
 
     def time_s(self, work: Pass) -> Numbers:
-        """Seconds of a pass: device or host, whichever is slower."""
+        """Seconds of a pass; on an eager stack those of the device alone: its host runs ahead (step.py)."""
+        if self.stack.is_eager:
+            return work.compute_s + work.kernels * self.device.queued_s + work.communication_s
         # The constants of stacks with fused kernels were fitted with all of the overhead on the device.
-        each_s = self.device.queued_s if self.stack.is_eager else self.device.kernel_overhead_s
-        device_s = work.compute_s + work.kernels * each_s + work.communication_s
-        host_s = work.kernels * max(self.derating.dispatch_s * self.stack.calls_per_kernel, self.device.launch_s)
-        return maximum(device_s, host_s)
+        device_s = work.compute_s + work.kernels * self.device.kernel_overhead_s + work.communication_s
+        return maximum(device_s, self.host_s(work.kernels))
+
+    def host_s(self, kernels: Numbers) -> Numbers:
+        """Seconds in which the host starts so many kernels."""
+        return kernels * max(self.derating.dispatch_s * self.stack.calls_per_kernel, self.device.launch_s)

@@ -107,7 +107,8 @@ def optimizer_step_s(choices: Choices, split: Split, held: Held, layers: Numbers
     tensors = maximum(layers * _tensors_of_layer(choices.model) / (split.shards if choices.zero_stage else 1), 1)
     flops_s = optimizer.flops_per_param * own.total / on.device.peak("float32")
     memory_s = maximum(on.stream_s(_moved_bytes(choices, own)), flops_s)
-    update_s = on.time_s(Pass(memory_s=memory_s, kernels=optimizer.num_kernels(tensors)))
+    kernels = optimizer.num_kernels(tensors)
+    update_s = maximum(on.time_s(Pass(memory_s=memory_s, kernels=kernels)), on.host_s(kernels))
     return update_s + _projection_s(choices, own.layers) + _newton_schulz_s(choices, own.layers) + estimate_s
 
 

@@ -39,7 +39,8 @@ class Pieces(NamedTuple):
 
     Attributes:
         layer: of a mean layer, dense ones and those with experts in their proportion.
-        embedding, head: what the ends of the model keep; their passes are in embedding_s and head_s.
+        embedding, head: what the ends of the model keep; of their passes, which are in embedding_s and head_s, the
+            number of kernels.
         held: parameters.
         forward_s, input_s, weight_s: of the layer.
         hidden_s: of its exchanges over the tensor axis, what hides behind the weights' products.
@@ -106,8 +107,8 @@ class _Table:
             hidden_expert_s = behind[0] + behind[1]
         return Pieces(
             layer=work,
-            embedding=embedding._replace(forward=Pass(), input=Pass(), weight=Pass()),
-            head=head._replace(forward=Pass(), input=Pass(), weight=Pass()),
+            embedding=_kernels_alone(embedding),
+            head=_kernels_alone(head),
             held=held_parameters(model, tensor, expert, expert_tensor),
             forward_s=on.time_s(forward),
             input_s=on.time_s(backward),
@@ -179,6 +180,11 @@ def layer_work(on: Machine, model: Transformer, at: Sizes) -> Work:
 
 def _stage_time(on: Machine, work: Work) -> StageTime:
     return StageTime(on.time_s(work.forward), on.time_s(work.input), on.time_s(work.weight))
+
+
+def _kernels_alone(work: Work) -> Work:
+    forward, grad, weight = (Pass(kernels=each.kernels) for each in (work.forward, work.input, work.weight))
+    return work._replace(forward=forward, input=grad, weight=weight)
 
 
 def _tensor_s(work: Work) -> Numbers:

@@ -3,11 +3,14 @@
     step = makespan of the pipeline (m micro-batches over p stages; pipeline/closed_form.py)
          + what the data axis cannot hide (data_axis.py)
          + the optimizer (optimizer_step.py) + a fixed few milliseconds
+         + on an eager stack, what the device waits for the host
 
     a stage in the middle    L / p * (forward + backward + what is computed again + what waits for ZeRO-3 or the host)
     the first, the last      that and the embedding; that and head and loss
     busy                     m * the largest of these: what is left of the makespan is bubble, and messages
     launches                 what the layers take beyond the work of their kernels: starting them
+    host                     launches ahead, of the whole step: the device waits for it at the first forward, and at the
+                             end where a stage's launches take longer than its kernels, messages and bubble
 
 Where p does not divide L the makespan is that of stages with L / p layers in the mean, of which the fullest have one
 more and the first and the last the fewest.
@@ -18,6 +21,7 @@ Source: Narayanan et al., SC21, arXiv 2104.04473, section 3 (the sum) and 4.1 (m
 Simplified: every layer takes as long as the mean one (dense ones and those with experts in their proportion).
 """
 
+from functools import reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +45,8 @@ class Step(NamedTuple):
     Attributes:
         step_s: the whole step.
         products_s, attention_s, memory_s: of the layers' kernels by what limits them, those computed again included.
-        launch_s: what the layers take beyond that and their communication: kernels are started.
+        launch_s: what the layers take beyond that and their communication: kernels are started, by a host that may be
+            late.
         recompute_s: of the layers, what is computed again; `repeated` is the same by what it is spent on.
         ends_s: of the embedding or the head, but for the tensor axis, and of a layer more than the mean, on the
             busiest stage.
@@ -136,6 +141,8 @@ def step_of(choices: Choices, split: Split) -> Step:
     data = Axis(data.total_s + gathered_s, data.exposed_s + gathered_s, data.copies_s)
     optimizer_s = optimizer_step_s(choices, split, pieces.held, layers, pipe.makespan_s)
 
+    added_s = data.added_s + together_s
+    late_s = _late_s(choices, split, pieces, layer, pipe.makespan_s + added_s) if on.stack.is_eager else 0.0
     work = pieces.layer
     passes = [a + b + c + d for a, b, c, d in zip(work.forward, work.input, work.weight, layer.again, strict=True)]
     spent = Pass(*[m * layers * each for each in passes])
@@ -143,11 +150,11 @@ def step_of(choices: Choices, split: Split) -> Step:
     exposed_expert_s = spent.expert_s - m * layers * pieces.hidden_expert_s
     layers_s = m * layers * layer.compute_s
     return Step(
-        step_s=pipe.makespan_s + data.added_s + together_s + optimizer_s + on.derating.step_s,
+        step_s=pipe.makespan_s + added_s + optimizer_s + on.derating.step_s + late_s,
         products_s=spent.product_s,
         attention_s=spent.attention_s,
         memory_s=spent.memory_s,
-        launch_s=layers_s - (spent.compute_s + spent.context_s + exposed_expert_s + exposed_tensor_s),
+        launch_s=layers_s - (spent.compute_s + spent.context_s + exposed_expert_s + exposed_tensor_s) + late_s,
         recompute_s=m * layers * layer.again_s,
         repeated=layer.again.times(m * layers),
         ends_s=pipe.busy_s - layers_s - m * layers * layer.waiting_s - pipe.ends_tensor_s,
@@ -190,6 +197,25 @@ def _layer_of(choices: Choices, split: Split, pieces: Pieces, layers: Numbers) -
         weight_s,
     )
     return _Layer(forward_s + input_s + weight_s + again_s, again, again_s, sharded, moved, time)
+
+
+def _late_s(choices: Choices, split: Split, pieces: Pieces, layer: _Layer, device_s: Numbers) -> Numbers:
+    """By how much a host that starts kernel after kernel, far ahead where it can, makes passes of `device_s` longer."""
+    on, m, both = choices.machine, split.num_microbatches, has_both_ends(choices, split)
+    _, at_first, at_last = _shares(choices, split)
+    work, embedding, head = pieces.layer, pieces.embedding, pieces.head
+    first, last = (sum(p.kernels for p in (end.forward, end.input, end.weight)) for end in (embedding, head))
+    each = work.forward.kernels + work.input.kernels + work.weight.kernels + layer.again.kernels
+    fullest = maximum(at_first * each + first + both * last, at_last * each + last)
+    # At the end of the first forward, of the loss after it (with its backward), and of all.
+    forward = at_first * work.forward.kernels + embedding.forward.kernels
+    forward_s = at_first * pieces.forward_s + pieces.embedding_s.forward_s
+    moments = (
+        on.host_s(forward) - forward_s,
+        both * (on.host_s(forward + last) - forward_s - pieces.head_s.total_s),
+        on.host_s(m * fullest) - device_s,
+    )
+    return maximum(reduce(maximum, moments), 0.0)
 
 
 def _pipe_of(choices: Choices, split: Split, pieces: Pieces, layer: StageTime) -> _Pipe:

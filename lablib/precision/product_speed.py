@@ -2,17 +2,18 @@
 
 A product of [n, n] with [n, n] has 2 n^3 FLOPs, moves 3 n^2 numbers and is one kernel:
 
-    time(n, format) = max( 2 n^3 / rate(format), 3 n^2 bytes(format) / bandwidth ) + launch
+    time(n, format) = max( launch, max( 2 n^3 / rate(format), 3 n^2 bytes(format) / bandwidth ) + gap )
     speedup         = time(n, baseline) / time(n, format)
 
-    small n      launch dominates: 1, whatever the format
+    small n      the host's launches take longer: 1, whatever the format
     large n      the ratio of the rates: at most that of the peaks
 
 So "1.5 to 3 times" is no property of a format: a V100's tensor cores multiply FP16 8 times as fast as its other cores
 FP32; where FP32 products may use TF32 (A100 and later), 16 bits are twice as fast, and a whole step less.
 
 Source: the cost model of `lablib.cost.matmul` and its sources; the peaks of `lablib.hardware`.
-Simplified: square products, one after the other; see savings.py for whole steps.
+Simplified: square products, many one after another, so that launches overlap with products before; see savings.py for
+whole steps.
 """
 
 from collections.abc import Sequence
@@ -30,7 +31,7 @@ class ProductSpeed:
     """A product of [size, size] with [size, size] on a device.
 
     Attributes:
-        time_s: in the format, with its launch.
+        time_s: in the format.
         speedup: over the baseline.
     """
 
@@ -59,13 +60,14 @@ def product_speeds(device: Device, format: Format, sizes: Sequence[int], baselin
 
 @checked
 def product_time_s(device: Device, format: Format, size: int) -> float:
-    """Seconds of a product of [size, size] with [size, size].
+    """Seconds of a product of [size, size] with [size, size], one of many.
 
     Raises:
         ValueError: the device does not multiply this format.
     """
     check_multiplies(device, format)
-    return float(matmul_time_s(size, size, size, PEAK_NAMES[format.name], device)) + device.kernel_overhead_s
+    product_s = float(matmul_time_s(size, size, size, PEAK_NAMES[format.name], device))
+    return max(device.launch_s, product_s + device.queued_s)
 
 
 def check_multiplies(device: Device, format: Format) -> None:

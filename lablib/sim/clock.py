@@ -6,6 +6,7 @@ memory tracker (memory_tracker.py) what was allocated. `record_function` blocks 
 name the phase of the spans inside them.
 """
 
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
@@ -33,6 +34,7 @@ from lablib.torch_compat import (
     kernels_of,
     leave_label,
     num_function_modes,
+    read_num_steps,
     read_number,
 )
 
@@ -55,6 +57,16 @@ def has_own_rule(types: tuple[type, ...]) -> bool:
 def is_fake(types: tuple[type, ...]) -> bool:
     """Whether torch only asks which shape an op would give (DTensor does, to choose a sharding): nothing is run."""
     return any(kind.__name__ == "FakeTensor" for kind in types)
+
+
+def _is_num_steps() -> bool:
+    """Whether a torch optimizer reads how many steps it has done: on a GPU these numbers are in the host's memory."""
+    frame = sys._getframe(1)
+    for _ in range(8):
+        if frame is None or frame.f_code is read_num_steps.__code__:
+            return frame is not None
+        frame = frame.f_back
+    return False
 
 
 class Clock(TorchDispatchMode):
@@ -147,7 +159,7 @@ class Clock(TorchDispatchMode):
         if tracker is not None:  # before the price: memory is taken when an operator starts
             tracker.saw(traits, args, kwargs, out)
         if traits.is_free or self._is_free_of_time or not rank.is_priced:
-            if traits.op is read_number:
+            if traits.op is read_number and not _is_num_steps():
                 rank.host_waits()
             return out
         cost = answer.cost if answer is not None else None

@@ -58,6 +58,9 @@ class FaultyRank(Rank):
         **others: Any,
     ) -> None:
         start_s = max(self.clock_s, self.host_s + launch_s)
+        if start_s >= self.dies_at_s:  # while the host launches
+            self.clock_s = self.dies_at_s
+            self.start()
         work_s = self._slowed_s(time_s - launch_s, start_s)
         left_s = max(self.dies_at_s - start_s, 0.0)
         share = left_s / work_s if work_s > left_s else 1.0

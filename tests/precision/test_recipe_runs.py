@@ -79,7 +79,7 @@ def test_in_bf16_it_is_three_products():
     t, k, n = sizes
     products_s = [matmul_time_s(*mnk, "bfloat16", H100) for mnk in ((t, n, k), (t, k, n))]
     products_s.append(matmul_time_s(n, k, t, "bfloat16", H100, rows=(n, k)))
-    expected_s = float(sum(products_s)) + 3 * H100.kernel_overhead_s
+    expected_s = float(sum(products_s)) + 3 * H100.queued_s
     assert linear_step_time_s(H100, find_linear_recipe("bf16"), *sizes) == pytest.approx(expected_s, rel=1e-12)
     assert quantizing_time_s(H100, find_linear_recipe("bf16"), *sizes) == 0
 
@@ -89,9 +89,9 @@ def test_passes_are_counted_by_hand():
     t, k, n = 2**18, 2**14, 2**13
     numbers = t * k + k * n + t * n
     rate = B200.memory_bandwidth_bytes_per_s * B200.memory_efficiency
-    delayed_s = 3 * B200.kernel_overhead_s + 4 * numbers / rate
-    current_s = 6 * B200.kernel_overhead_s + 6 * numbers / rate
-    nvfp4_s = 6 * B200.kernel_overhead_s + (2 + 2 * 4.5 / 8 + 2) * numbers / rate
+    delayed_s = 3 * B200.queued_s + 4 * numbers / rate
+    current_s = 6 * B200.queued_s + 6 * numbers / rate
+    nvfp4_s = 6 * B200.queued_s + (2 + 2 * 4.5 / 8 + 2) * numbers / rate
     for name, expected_s in (("fp8_delayed", delayed_s), ("fp8_current", current_s), ("nvfp4", nvfp4_s)):
         assert quantizing_time_s(B200, find_linear_recipe(name), t, k, n) == pytest.approx(expected_s, rel=1e-9), name
 

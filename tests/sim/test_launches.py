@@ -66,6 +66,20 @@ def test_without_a_wait_a_small_kernel_follows_a_large_one_at_once():
     assert small.start_s == large.end_s
 
 
+def test_an_optimizer_that_reads_its_count_of_steps_does_not_wait_for_the_gpu():
+    def program():
+        large, param = torch.ones(1 << 28), torch.nn.Parameter(torch.ones(3, 4))
+        optimizer, param.grad = torch.optim.AdamW([param]), torch.ones(3, 4)
+        optimizer.step()  # makes its state
+        dist.barrier()
+        with phase("step"):
+            large.mul_(2)
+            optimizer.step()
+
+    large, *rest = spans_of(program)
+    assert len(rest) > 5 and rest[-1].end_s - large.end_s == pytest.approx(sum(span.duration_s for span in rest))
+
+
 @pytest.mark.parametrize("fidelity", ["values", "shapes"])
 @pytest.mark.parametrize("name", ["AdamW", "Adam", "SGD", "RMSprop", "Adagrad", "NAdam"])
 def test_torchs_optimizers_take_lists_on_a_gpu_and_loops_on_a_processor(name, fidelity):

@@ -34,7 +34,7 @@ from lablib.cost.arrays import Numbers, maximum
 from lablib.cost.efficiency import MOST_UNSORTED
 from lablib.models.transformer import Transformer
 from lablib.plan import layer
-from lablib.plan.eager.operators import gelu, kernel, kernels, sum_over_rows
+from lablib.plan.eager.operators import gelu, kernel, kernels, reduction, sum_over_rows
 from lablib.plan.eager.ring import core_attention
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Machine, Pass
@@ -153,7 +153,7 @@ def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
         everywhere = model.max_seq_len * model.d_model * width
         own, there = size / at.sequence_shards, places / at.sequence_shards
         forward = forward.plus(kernels(on, 2 * there, 2 * own + there)).plus(Pass(kernels=1))
-        backward = backward.plus(kernel(on, own + there)).plus(kernel(on, there + everywhere, 2))
+        backward = backward.plus(sum_over_rows(on, own + there)).plus(kernel(on, there + everywhere, 2))
         accumulate = accumulate.plus(kernel(on, 3 * everywhere))
     sum_s, half_s = _sums_s(on, at, size)
     forward, backward = forward._replace(tensor_s=sum_s), backward._replace(tensor_s=half_s)
@@ -206,7 +206,9 @@ def _without_bias(on: Machine, rows: Numbers, k: Numbers, n: Numbers) -> Work:
 def _split_loss(on: Machine, at: Sizes, size: Numbers) -> Work:
     """Megatron's: three small sums over ranks, of a number a row each."""
     sums_s = 3 * on.collective_s("all_reduce", 4 * at.rows, at.tensor)
-    forward = kernels(on, size, 2 * size, 2 * size, size).plus(Pass(tensor_s=sums_s, kernels=11))
+    largest, total, mean = reduction(on, size), reduction(on, size), reduction(on, 4 * at.rows)
+    forward = kernels(on, 2 * size, 2 * size).plus(largest).plus(total).plus(mean)
+    forward = forward.plus(Pass(tensor_s=sums_s, kernels=10))
     backward = kernels(on, size, 2 * size, 2 * size, 3 * size).plus(Pass(kernels=4))
     return Work(forward, backward, Pass())
 

@@ -28,6 +28,11 @@ def gelu(on: Machine, size_bytes: Numbers) -> tuple[Pass, Pass]:
     return kernel(on, 2 * size_bytes, 1, "gelu", numbers), kernel(on, 3 * size_bytes, 1, "gelu_backward", numbers)
 
 
+def reduction(on: Machine, size_bytes: Numbers) -> Pass:
+    """A sum, a mean or the largest, of every row or of all."""
+    return kernel(on, size_bytes, 1, "sum")
+
+
 def sum_over_rows(on: Machine, size_bytes: Numbers) -> Pass:
     """The gradient of a bias."""
     return kernel(on, size_bytes, 1, "sum over rows")

@@ -741,7 +741,7 @@ def exposed_by_formula(machine):
     message_s = network.ring.time_s(wide.activation_bytes / 4) + machine.collective_overhead_s
     sizes = wide.seq_len // 4, wide.width // 4, wide.width
     product_s = float(matmul_time_s(*sizes, "bfloat16", machine.device))
-    product_s += machine.device.kernel_overhead_s
+    product_s += machine.device.queued_s
     return parallel.exposed_chunks_s(product_s, message_s, 4)
 
 
