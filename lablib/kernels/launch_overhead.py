@@ -20,7 +20,7 @@ n d (1 - t) + t d. The simulator launches its kernels one by one in this way (la
 
 Larger batches make d longer and leave n and h as they are, so from some batch on a step is limited by the device.
 Forward and backward of GPT-2 124M in bfloat16, 476 kernels, by the cost model, at 5 us a launch: from one token on an
-A100, 222 on an H100, 769 on a B200. The faster the device, the larger the batch that hides the host.
+A100, 151 on an H100, 529 on a B200. The faster the device, the larger the batch that hides the host.
 
 Cost: O(kernels). Measured on H100s: 1.3 us between two kernels of a CUDA graph; one forward pass of Llama-1B is about a
 hundred kernels; as one kernel it reads its weights at 78% of the bandwidth, where engines with kernels reach 50%.

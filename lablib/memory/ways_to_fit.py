@@ -216,7 +216,8 @@ def _layer_cost(recorded: Sequence[_Operator], number: int, sizes: dict[str, int
 
     def total(operators: Sequence[_Operator]) -> tuple[float, float]:
         costs = [one.costs[number] for one in operators]
-        return sum((cost.time_s for cost in costs), 0.0), sum((cost.flops for cost in costs), 0.0)
+        # Launches overlap with the kernels before.
+        return sum((cost.time_s - cost.launch_s for cost in costs), 0.0), sum((cost.flops for cost in costs), 0.0)
 
     forward_s, _ = total([one for one in recorded if one.part is _Part.FORWARD])
     step_s, flops = total([one for one in recorded if one.part is not _Part.AGAIN])

@@ -13,7 +13,7 @@ from lablib.plan import IDEAL, Parallel, predict
 DEVICE = CLUSTERS["dgx-a100"].device
 # Memory that streams all it can, whatever the size, and no cache.
 PLAIN = CLUSTERS["dgx-a100"].replace(
-    device=replace(DEVICE, memory_efficiency=1.0, cache_bytes=0.0, kernel_overhead_s=0.0)
+    device=replace(DEVICE, memory_efficiency=1.0, cache_bytes=0.0, kernel_overhead_s=0.0, launch_s=0.0)
 )
 PARAMETERS = transformer_parameters(find_transformer("gpt3-1.3b")).total
 

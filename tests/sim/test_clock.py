@@ -41,7 +41,7 @@ def all_reduce_s(tensor: torch.Tensor, ranks: int, cluster: Cluster = CLUSTER) -
 
 
 @pytest.mark.parametrize("cluster", ["dgx-a100", "dgx-h100", "laptop"])
-def test_a_program_of_products_takes_exactly_the_sum_of_their_costs(cluster):
+def test_a_program_of_products_takes_exactly_what_they_cost_and_their_launches(cluster):
     shapes = [(8, 16, 32), (64, 64, 64), (1, 128, 4), (100, 3, 50)]
     pairs = [(torch.zeros(m, k), torch.zeros(k, n)) for m, k, n in shapes]
 
@@ -49,19 +49,22 @@ def test_a_program_of_products_takes_exactly_the_sum_of_their_costs(cluster):
         for a, b in pairs:
             torch.mm(a, b)
 
-    expected_s, ends_s = 0.0, []
+    host_s, starts_s, ends_s = 0.0, [], [0.0]
     for a, b in pairs:
-        expected_s += op_cost(torch.ops.aten.mm.default, (a, b), {}, a @ b, find_cluster(cluster).device).time_s
-        ends_s.append(expected_s)
+        cost = op_cost(torch.ops.aten.mm.default, (a, b), {}, a @ b, find_cluster(cluster).device)
+        host_s += cost.launch_s  # 0 on a laptop, which launches and computes in turn
+        starts_s.append(max(ends_s[-1], host_s))
+        ends_s.append(starts_s[-1] + (cost.time_s - cost.launch_s))
     run = launch(program, ranks=2, cluster=cluster)
-    assert run.timeline.makespan_s == expected_s
+    assert run.timeline.makespan_s == ends_s[-1]
     for rank in range(2):
         spans = run.timeline.select(rank, "compute")
         assert [s.name for s in spans] == ["aten.mm"] * len(shapes)
-        assert [s.end_s for s in spans] == ends_s and [s.start_s for s in spans] == [0.0, *ends_s[:-1]]
+        assert [s.end_s for s in spans] == ends_s[1:] and [s.start_s for s in spans] == starts_s
         assert [s.flops for s in spans] == [2 * m * n * k for m, k, n in shapes]
         assert [s.size_bytes for s in spans] == [4 * (m * k + k * n + m * n) for m, k, n in shapes]
-        assert run.timeline.compute_idle_s(rank) == 0
+        idle_s = sum(start - end for start, end in zip(starts_s, ends_s, strict=False))
+        assert run.timeline.compute_idle_s(rank) == pytest.approx(idle_s, abs=1e-12)
 
 
 def test_with_free_compute_a_program_that_only_computes_takes_no_time():

@@ -78,7 +78,7 @@ def reduced(
     if on.stack.data_overlap:
         behind_s = _behind_s(packed, size, middle, first_s, middle_s, backward_s) - embedding_s
     # The copies back of all but the last bucket take place while that is summed.
-    early_s = (1 - packed.left / maximum(size, 1)) * copies_s
+    early_s = (1 - packed.left / maximum(size, 1)) * copies_s + packed.has_first * on.stream_s(2 * head)
     shown_s = maximum(maximum(behind_s, 0.0) + last_s - early_s, 0.0)
     spread_s = _broadcasts_s(choices, split, held, layers) if choices.zero_stage else 0.0
     is_split = n > 1
