@@ -32,6 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lablib.signature import check_fields, checked
+from lablib.torch_compat import foreach_mul_, foreach_norm
 
 LARGEST_SCALE = 2.0**24
 
@@ -235,8 +236,8 @@ def unscale(gradients: Iterable[Tensor], scale: float) -> bool:
         overflow |= not bool(values.isfinite().all())
         gradient.mul_(inverse)
     for same in together.values():  # some few kernels and one wait for the device, not three for each gradient
-        largest = torch.stack(torch._foreach_norm(same, math.inf))
-        torch._foreach_mul_(same, inverse)
+        largest = torch.stack(foreach_norm(same, math.inf))
+        foreach_mul_(same, inverse)
         overflow |= not bool(largest.isfinite().all())
     return overflow
 
