@@ -12,10 +12,9 @@ import weakref
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from lablib.torch_compat import TorchDispatchMode
+from lablib.torch_compat import TorchDispatchMode, schema, tree_leaves
 
 
 class Operators(TorchDispatchMode):
@@ -42,9 +41,9 @@ class Operators(TorchDispatchMode):
         kwargs = kwargs or {}
         given = {id(x.untyped_storage()) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         out = func(*args, **kwargs)
-        self.names.add(func._schema.name.removeprefix("aten::"))
-        if func._overloadpacket in flop_registry:
-            self.flops += flop_registry[func._overloadpacket](*args, **kwargs, out_val=out)
+        self.names.add(schema(func).name.removeprefix("aten::"))
+        if func.overloadpacket in flop_registry:
+            self.flops += flop_registry[func.overloadpacket](*args, **kwargs, out_val=out)
         for x in tree_leaves(out):
             if isinstance(x, Tensor) and id(x.untyped_storage()) not in given:
                 self._made(x)
