@@ -103,7 +103,7 @@ def _row(place: int, each: Prediction) -> tuple[str, ...]:
 
 
 def _memory(each: Prediction) -> str:
-    """Its peak, "tight" where that is above 95% of what the GPU has."""
+    """Its peak, "tight" where that is above 95% of the memory of the GPU."""
     return format_quantity(each.peak_memory_bytes, "B") + (", tight" if row_of(each)["is_tight"] else "")
 
 

@@ -20,7 +20,7 @@ def note_missing_cuda(error: BaseException, remedy: str) -> None:
     """Add the remedy to an error by which torch says that there is no CUDA device.
 
     Args:
-        error: what the program raised.
+        error: raised by the program.
         remedy: arguments of `launch` that give each rank a GPU.
     """
     if issubclass(type(error), (RuntimeError, AssertionError, AttributeError, TypeError)):

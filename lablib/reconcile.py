@@ -88,7 +88,7 @@ class Reconciliation:
 
     @property
     def shared(self) -> str:
-        """Why no times are compared: the note of a run whose ranks shared GPUs; "" where each rank had its own."""
+        """Why no times are compared: the note of a run with ranks that shared GPUs; "" where each rank had its own."""
         return next((note for note in self.measured.notes if note.endswith(TIMES_MEAN_NOTHING)), "")
 
     @property

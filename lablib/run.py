@@ -22,7 +22,7 @@ from lablib.units import plural
 __all__ = ["COMPUTE", "Memory", "Run", "Span", "Summary", "Timeline", "Traffic", "Transfer"]
 
 
-TIMES_MEAN_NOTHING = "values are right, times mean nothing"  # ends the note of a run whose ranks shared GPUs
+TIMES_MEAN_NOTHING = "values are right, times mean nothing"  # ends the note of a run with ranks that shared GPUs
 _FORMAT = "lablib run 1"
 _KEPT = ("stdout", "backend", "cluster", "wall_s", "notes", "fidelity")
 _MAX_BYTES = 2**30

@@ -93,7 +93,7 @@ class _Takes:
         )
 
     def binds(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether each argument is that of one parameter, and each required parameter has one."""
+        """Whether each argument belongs to one parameter, and each required parameter has one."""
         if not self.is_plain or len(args) > len(self.places):
             return False
         placed = self.places[: len(args)]

@@ -312,7 +312,7 @@ def loaded(module: str) -> Any:
 
 # An operator's schema: name, arguments, results, and which of them are written to.
 schema = attrgetter("_schema")
-# What a higher-order operator (flex_attention, cond) computes, by dispatch key.
+# The kernels of a higher-order operator (flex_attention, cond), by dispatch key.
 kernels_of = attrgetter("py_kernels")
 # A number that a storage has for itself while it lives, also without memory.
 storage_id = attrgetter("_cdata")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -44,6 +45,6 @@ def test_a_call_binds_as_python_binds_it(function, args, kwargs):
 @given(st.data())
 def test_each_argument_is_held_to_its_own_type(data):
     wrong = data.draw(st.sampled_from("abcde"))
-    values = {name: "text" if name == wrong else 1 for name in "abcde"}
+    values: dict[str, Any] = {name: "text" if name == wrong else 1 for name in "abcde"}
     with pytest.raises(WrongType, match=f"plain: {wrong} must be a whole number: got 'text'"):
         checked(plain)(values.pop("a"), values.pop("b"), **values)

@@ -11,8 +11,8 @@ the figures are those of a rank that has one. What more ranks than cores do to e
 the simulator has them take turns (`Cluster.shared_cores`, lablib/engine/cores.py). Communication is timed among all
 ranks, so a profile says for how many it holds.
 On GPUs kernels and messages have the times of their spans, and a launch is time of the host, by its clock and without
-the profiler (kernel_times.py). Each rank that is measured has a GPU of its own. One GPU measures the device alone, and
-the links are those of a cluster of the catalogue (catalogue_links.py).
+the profiler (kernel_times.py). Each rank that is measured has its own GPU. One GPU measures the device alone, and
+the links come from a cluster of the catalogue (catalogue_links.py).
 
 A profile of GPUs that does not explain its own measurements is refused (`check_residuals`).
 
@@ -273,7 +273,7 @@ class _Calibration:
 
 
 def check_residuals(residuals: Sequence[Residual]) -> None:
-    """Refuse figures that do not explain what they were fitted to.
+    """Refuse figures that do not explain the measurements they were fitted to.
 
     Raises:
         ValueError: half of the measurements of one part are off by more than `MOST_RESIDUAL`; all such parts are named.

@@ -1,7 +1,7 @@
 """Links of the catalogue for a machine with one GPU, where no message can be timed.
 
-The cluster is that of the GPU's model ("NVIDIA H200" is the device "H200-SXM") with the nearest amount of memory. A
-name that says PCIe takes a cluster with PCIe inside a node, if there is one. A model that the catalogue lacks takes
+The cluster has the GPU's model ("NVIDIA H200" is the device "H200-SXM") with the nearest amount of memory. A name that
+says PCIe takes a cluster with PCIe inside a node, if there is one. A model that the catalogue lacks takes
 PCIe 4 and 100 Gbit/s Ethernet, the links of an ordinary server.
 """
 

@@ -46,7 +46,7 @@ def time_launches(cases: Sequence[BenchmarkCase], repeats: int) -> list[list[flo
 def launch_s(
     program: Callable[[], Any], wait: Callable[[], None], clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Seconds of the host for one call of a program, what a loop takes at its ends left out.
+    """Seconds of the host for one call of a program, without the time that a loop takes at its ends.
 
     Args:
         program: launches work and waits for none of it.

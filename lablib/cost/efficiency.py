@@ -60,7 +60,7 @@ RATES: Mapping[str, Rate] = MappingProxyType(
     }
 )
 STREAMING = Rate()
-MOST_UNSORTED = 3072  # indices of an embedding whose gradient torch adds up without sorting them first
+MOST_UNSORTED = 3072  # indices of an embedding, of which torch adds up the gradient without sorting them first
 
 
 def operator_time_s(kind: str, size_bytes: Numbers, elements: Numbers, device: Device) -> Numbers:

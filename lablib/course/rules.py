@@ -13,7 +13,7 @@ Values:
 Communication and memory of a run:
     calls_only            only these calls, by their names in `run.traffic`
     communications_within how many calls
-    same_calls            a block whose ranks make the same calls, whatever their data
+    same_calls            a block in which all ranks make the same calls, with any data
     sent_bytes_within     bytes that each rank sends: no more than a good algorithm, no less than the task needs
     peak_bytes_within     memory of a rank
 The answer's source (own_code.py):
@@ -205,7 +205,7 @@ def same_calls(on: str) -> Iterator[None]:
     try:
         yield
     except (DeadlockError, CollectiveMismatchError) as error:
-        expected = "the same calls in the same order on every rank, whatever its tensors hold"
+        expected = "the same calls in the same order on every rank, with any values in its tensors"
         raise RuleBroken(f"every rank makes the same calls ({on})", str(error), expected) from None
 
 

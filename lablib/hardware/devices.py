@@ -12,6 +12,7 @@ with other rows take as long (github.com/EleutherAI/cookbook, 27dff48, sizing/re
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 from lablib.hardware.device import Device
 
@@ -44,11 +45,13 @@ def _efficiency(mamf: float, peak: float, half_depth: float) -> float:
     return mamf / peak * (1 + half_depth / 8192)
 
 
-def _gpu(**figures) -> Device:
-    return Device(
-        **{"kernel_overhead_s": _KERNEL_OVERHEAD_S, "launch_s": _LAUNCH_S, "memory_efficiency": _MEMORY_EFFICIENCY}
-        | figures
-    )
+def _gpu(**figures: Any) -> Device:
+    defaults: dict[str, Any] = {
+        "kernel_overhead_s": _KERNEL_OVERHEAD_S,
+        "launch_s": _LAUNCH_S,
+        "memory_efficiency": _MEMORY_EFFICIENCY,
+    }
+    return Device(**defaults | figures)
 
 
 _HOPPER_PEAKS = {

@@ -151,7 +151,7 @@ class Kernel(JITFunction):
         return bound.arguments
 
     def _checked(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.device:
-        """The device of a launch whose options, tiles, dtypes, memory and devices are checked here."""
+        """The device of a launch, after a check of its options, tiles, dtypes, memory and devices."""
         name = self.fn.__name__
         if tl is None:
             raise RuntimeError(

@@ -111,7 +111,7 @@ def matmul_options(tiles: MatmulTiles, dtype: torch.dtype, device: torch.device)
 
 
 def stages_that_fit(function: str, tiles: str, shared_bytes: Callable[[int], int], room_bytes: int) -> int:
-    """The most stages, of at most 3, whose tiles fit into shared memory.
+    """The most stages, of at most 3, with tiles that fit into shared memory.
 
     Raises:
         ValueError: not even one stage fits.

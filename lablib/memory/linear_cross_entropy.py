@@ -1,8 +1,8 @@
 """The head and its loss without the logits: in chunks of tokens, and with the gradients made on the way.
 
 The head turns T tokens of width D into T V scores, for V = 50,000 the largest tensor of a step. Three tensors of that
-size in float32 are alive at one moment of backward: the logarithm of the softmax, kept by forward, and two gradients,
-that of the logarithm and that of the scores. But a token's loss needs its own V scores alone. Three ways to the same
+size in float32 are alive at one moment of backward: the logarithm of the softmax, kept by forward, and the gradients
+of the logarithm and of the scores. But a token's loss needs its own V scores alone. Three ways to the same
 loss, the mean over T tokens:
 
     naive     logits_TV = x_TD w_VD^T, cross-entropy        keeps T V numbers for backward; 3 T V at the peak
@@ -91,7 +91,7 @@ class FusedLoss(torch.autograd.Function):
                     dx_TD[start : start + len(x_CD)] = d_CV @ w_VD
                 if dw_VD is not None:
                     dw_VD += d_CV.T @ x_CD
-                del d_CV  # else this chunk's gradient is alive while the next chunk's scores are made
+                del d_CV  # or it would be alive while the next chunk's scores are made
             del scores_CV
             start += len(x_CD)
         ctx.gradients = dx_TD, None if dw_VD is None else dw_VD.to(w_VD.dtype)

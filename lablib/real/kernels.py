@@ -167,7 +167,7 @@ def _pieces(op: Operation, phase: str, kernels: list[Event]) -> Iterator[RawSpan
 
 
 def _host_copy(event: Event, default_stream: int) -> tuple[str, str] | None:
-    """Name and direction of a copy between host and device on a side stream; None for all else."""
+    """Name and direction of a copy between host and device on a side stream; None for other events."""
     return None if event.thread == default_stream else _HOST_COPIES.get(event.name[: len("Memcpy HtoD")])
 
 

@@ -89,7 +89,7 @@ def _attention_backward(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[A
     grads = efficient_attention_backward(
         dy, q, k, v, bias, y, logsumexp, seed, seed, dropout_p, wanted, is_causal, scale=scale
     )
-    # torch takes the number of heads of k and v for that of q.
+    # torch takes the number of heads of k and v for the number of heads of q.
     return tuple(grad if grad.shape == x.shape else _shaped(grad, x) for grad, x in zip(grads, (q, k, v), strict=False))
 
 

@@ -97,7 +97,7 @@ def is_of_a_rank(where: Sequence[Any], record: Record | None, numbers: frozenset
     Args:
         where: names that lead to the value.
         record: of the value.
-        numbers: those of the rank: global and local.
+        numbers: the global and the local number of the rank.
     """
     if record is None:
         return False
@@ -182,7 +182,7 @@ def _key(key: Any) -> Any:
 
 
 def _contents(value: Any) -> dict[Any, Any] | None:
-    """The attributes of an object, if its class keeps them in a dictionary and says nothing else about them."""
+    """The attributes of an object, if its class keeps them in a dictionary and in no other way."""
     for kind in _CLASSES_OF(type(value)):
         slot = _ATTRIBUTES_OF[type](kind).get("__dict__")
         if slot is not None:

@@ -86,7 +86,7 @@ class Process:
         is_importing: inside the import of a library.
         binds_device: whether it named its device to a process group.
         clock: its readings of this machine's clock.
-        notes: what the run must say about this rank (what was answered in another way than on a real machine).
+        notes: sentences of the run about this rank (calls with another answer than on a real machine).
         exit_handlers: what the script gave to `atexit.register`.
     """
 

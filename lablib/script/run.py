@@ -151,7 +151,7 @@ class Script:
 
 
 def _out_of_memory(error: LaunchError, ranks: int) -> Iterator[str]:
-    """The remedy, where this machine had no memory for what a rank allocated."""
+    """The remedy, where this machine had no memory for the tensors of a rank."""
     cause = error.__cause__
     if isinstance(cause, MemoryError) or (isinstance(cause, RuntimeError) and "can't allocate memory" in str(cause)):
         yield (

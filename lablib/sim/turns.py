@@ -74,7 +74,7 @@ class _Seat:
         self.wake.acquire()
         self.thread: threading.Thread | None = None
         self.ident = 0  # of the thread, once it runs
-        self.native_id = 0  # likewise, as the system calls it
+        self.native_id = 0  # of the thread too, as the system calls it
         self.has_turn = False
         self.is_unwinding = False
         self.num_refusals = 0

@@ -28,7 +28,7 @@ def test_waits(start_server, tmp_path):
 
 
 def _of_session(mark: str) -> dict[int, str]:
-    """Processes whose environment names this session, without those that have ended."""
+    """Processes with this session in their environment, without those that have ended."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:

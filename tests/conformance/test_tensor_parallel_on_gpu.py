@@ -175,7 +175,7 @@ def attention(inputs: list[Tensor], options: dict[str, Any]) -> list[Tensor]:
 @hypothesis.settings(max_examples=40, deadline=None)
 @hypothesis.given(st.data())
 def test_attention_of_dtensors_is_attention_of_the_whole_tensors(data: st.DataObject):
-    """On CUDA the rules are those of its memory-efficient kernel: whole, in rows of the batch, or in heads."""
+    """On CUDA the rules come from its memory-efficient kernel: whole, in rows of the batch, or in heads."""
     ranks, mask = data.draw(st.integers(1, 4)), data.draw(st.sampled_from(["none", "causal", "2-d", "4-d"]))
     rows, heads, queries = (data.draw(st.integers(1, n)) for n in (4, 4, 9))
     keys = queries if mask == "causal" else data.draw(st.integers(1, 9))

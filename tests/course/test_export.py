@@ -67,7 +67,7 @@ def test_the_copy_has_no_text_of_a_solution(copy: Path):
             whole, longest = squeezed("\n".join(lines)), squeezed(max(lines, key=len))
             if len(lines) > 1:
                 assert not [path for path, text in texts.items() if whole in text], name
-            # lablib has the techniques, and a check may compute what it compares with: single lines of these are alike.
+            # lablib has the techniques, and a check may compute its reference: single lines of these are equal.
             elsewhere = [path for path in texts if not path.startswith(("lablib/", "labs/masters/", "tools/"))]
             assert longest in given or not [path for path in elsewhere if longest in texts[path]], name
 

@@ -1,4 +1,4 @@
-"""Settings for nbgrader, and notebooks whose answers cannot be judged."""
+"""Settings for nbgrader, and notebooks with answers that cannot be judged."""
 
 from pathlib import Path
 

@@ -63,7 +63,7 @@ def kernel_s(case: BenchmarkCase) -> float:
 
 
 class GPUs(_Calibration):
-    """A calibration of GPUs with known figures: each launch returns what they would show.
+    """A calibration of GPUs with known figures: each launch returns the times that they imply.
 
     `noise` multiplies each time of a kernel; `launches` each time of the host.
     """
@@ -77,7 +77,7 @@ class GPUs(_Calibration):
         if fn.__name__ == "supported_dtypes":
             return SimpleNamespace(values=[self.dtypes] * self.ranks)
         cases, spans, calls = args[0], [], 10
-        if fn.__name__ == "time_launches":  # by the clock: what the host needs, whatever the GPU does
+        if fn.__name__ == "time_launches":  # by the clock: the time of the host alone
             seconds = [[self.launches * len(priced_ops(case)) * HOST_S] * 3 for case in cases]
             return SimpleNamespace(values=[seconds] * self.ranks)
         now_s = 0.0
@@ -145,7 +145,7 @@ def test_a_launch_is_the_slope_of_a_loop_that_waits_for_nothing(call_s, per_prog
         now_s[0] += call_s + per_program_s
 
     def clock():
-        now_s[0] += ends_s  # what the loop takes at either end
+        now_s[0] += ends_s  # the time of the loop at either end
         return now_s[0]
 
     found = launch_s(program, lambda: waits.append(now_s[0]), clock)
@@ -168,7 +168,7 @@ def test_launches_that_take_three_times_as_long_leave_kernels_as_they_are_and_lo
         def program():
             x = torch.empty(side, side)
             for _ in range(20):
-                x @ x
+                torch.mm(x, x)
 
         return launch(program, ranks=1, cluster=CLUSTER.replace(device=device), fidelity="shapes").timeline.makespan_s
 
@@ -206,7 +206,7 @@ def test_a_gpu_finds_its_entry_of_the_catalogue(gpu, memory_bytes, name):
 
 
 def test_products_in_tfloat32_are_priced_at_their_own_peak(machine):
-    """Their operators are those of float32: only torch's setting tells them apart."""
+    """Their operators have the names of float32's: only torch's setting differs."""
     known = replace(KERNELS, peak_flops_per_s={"float32": 15e12, "tfloat32": 120e12})
     cases = device_cases(("float32", "tfloat32"), on_gpu=True, quick=True)
     timings = []
@@ -223,7 +223,7 @@ def test_products_in_tfloat32_are_priced_at_their_own_peak(machine):
 H200_US = {
     "bfloat16": {
         **{(1024, 1024, 1024): 9.22, (2048, 2048, 2048): 27.42, (4096, 4096, 4096): 177.66, (8192,) * 3: 1409.6},
-        # of other depths, as a calibration has them: size and depth are told apart by these alone
+        # of other depths, as a calibration has them: these alone separate size from depth
         **{(8192, 2048, 8192): 364.06, (8192, 8192, 2048): 343.46, (2048, 4096, 4096): 106.4},
         **{(8192, 12288, 1536): 440.06, (8192, 1536, 12288): 472.1, (16384, 768, 3072): 137.5},
     },
@@ -249,7 +249,7 @@ def test_products_that_an_h200_has_made_are_explained():
     products = [residual for residual in fit.residuals if residual.part.startswith("matmul_")]
     assert len(products) == 3 and all(one.median < 0.1 and one.worst < 0.5 for one in products), products
     peaks = fit.device.peak_flops_per_s
-    # A peak is that of endless depth, so it is above what the largest product reached: 780, 405 and 50 TFLOP/s.
+    # A peak is for endless depth, so it is above the rate of the largest product: 780, 405 and 50 TFLOP/s.
     reached = {"bfloat16": 780e12, "tfloat32": 405e12, "float32": 50e12}
     assert all(1 <= peaks[dtype] / rate < 1.2 for dtype, rate in reached.items()), peaks
 

@@ -71,7 +71,7 @@ _FORWARD = {
 
 
 def _program(row):
-    """What was measured, on tensors without data; None: not here."""
+    """The measured program, on tensors without data; None: not here."""
     op, dtype = row["op"], getattr(torch, row["dtype"])
     name, _, is_backward = op.partition(" backward")
     if row["kind"] == "gather":
@@ -139,7 +139,7 @@ def test_attention_is_priced_within_a_fifth_at_every_length(direction):
     width=st.sampled_from([1, 2, 4]),
 )
 def test_other_gpus_scale_by_bandwidth_and_processors_stream(kind, size_bytes, share, width):
-    """Twice the bandwidth, half the time, but for what is not bytes; a CPU has no such rates."""
+    """Twice the bandwidth, half the time, but for the part without bytes; a CPU has no such rates."""
     elements = size_bytes // width
     faster = replace(H200, memory_bandwidth_bytes_per_s=share * H200.memory_bandwidth_bytes_per_s)
     own_s, faster_s = (operator_time_s(kind, size_bytes, elements, d) - RATES[kind].extra_s for d in (H200, faster))
@@ -175,7 +175,7 @@ def _train(row) -> None:
     optimizer.step()
 
 
-# Products reach in a step 0.91 to 0.92 of what they reach alone, where power and cold operands do not slow them: that
+# Products reach in a step 0.91 to 0.92 of their rate alone, where power and cold operands do not slow them: that
 # is the planner's `matmul_share` (lablib/plan/derating.py), which the simulator leaves out.
 @pytest.mark.parametrize(("tag", "error"), [("small eager", 0.045), ("small eager fused", 0.045), ("big eager", 0.06)])
 def test_a_whole_step_on_an_h200(tag, error):

@@ -26,7 +26,7 @@ from lablib.plan.stack import STACKS
 GPT = replace(TRANSFORMERS["gpt3-1.3b"], num_layers=8)
 MIXTURE = replace(TRANSFORMERS["mixtral-8x7b"], num_layers=4)
 BASE: dict[str, Any] = {"model": GPT, "cluster": "dgx-a100", "parallel": Parallel(data=16), "batch": 64}
-# Many activations beside split states; a pipeline; experts.
+# Many activations with split states; a pipeline; experts.
 LARGE: dict[str, Any] = {"parallel": Parallel(data=16, zero_stage=3), "micro_batch": 4}
 PIPE: dict[str, Any] = {"parallel": Parallel(data=2, pipeline=4)}
 EXPERTS: dict[str, Any] = {"model": MIXTURE, "parallel": Parallel(data=16)}

@@ -129,7 +129,7 @@ def registered(fn) -> set[str]:
 
 
 def test_a_module_that_is_loaded_twice_or_under_another_name_keeps_no_program_from_travelling(tmp_path, monkeypatch):
-    """As the modules of debugpy are: two extension modules of one name, and one whose name was never imported."""
+    """As the modules of debugpy are: two extension modules of one name, and one with a name that was never imported."""
     twice, again = (module_of(tmp_path / folder / "one.py", "by_hand_one") for folder in ("a", "b"))
     other = module_of(tmp_path / "c" / "two.py", "by_hand_two")
     for name, module in (("by_hand_one", twice), ("package.by_hand_one", again), ("renamed", other)):

@@ -37,7 +37,7 @@ def _hostile(name: str) -> Any:
 
 
 def _class(base: type, methods: list[str]) -> type:
-    """A subclass whose methods raise, and whose attributes are properties that raise."""
+    """A subclass with methods that raise, and with properties that raise as attributes."""
     body: dict[str, Any] = {name: _hostile(name) for name in [*methods, "__hash__"]}
     if issubclass(base, torch.Tensor):
         body["__torch_function__"] = classmethod(_hostile("__torch_function__"))

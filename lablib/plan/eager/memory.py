@@ -103,11 +103,11 @@ class Stage(NamedTuple):
         return self.whole * (self.whole > self.entering) * (self.dispatched == 0)
 
     def saved_of(self, layers: Numbers) -> Numbers:
-        """Of so many layers of one micro-batch, what the device keeps from forward to backward."""
+        """Bytes that the device keeps from forward to backward for so many layers of one micro-batch."""
         return minimum(self.window, layers) * self.saved
 
     def gone_after(self, layers: Numbers) -> Numbers:
-        """Of all layers' `saved` on the device, what is gone once backward is through so many of them."""
+        """Bytes of all layers' `saved` on the device that are freed once backward is through so many layers."""
         return (minimum(self.window, self.layers) - minimum(self.window, self.layers - layers)) * self.saved
 
     def holds(self, k: Numbers) -> Moment:

@@ -51,7 +51,7 @@ def sentence(report: Report) -> str:
 
 
 def _refused(figures: Mapping[str, float]) -> str:
-    """How many rows are refused, in words; nothing where none is."""
+    """How many rows are refused, in words; "" for 0."""
     return f" ({figures['refused']} refused, counted as 100% off)" if figures["refused"] else ""
 
 

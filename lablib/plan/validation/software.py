@@ -24,7 +24,7 @@ PRECISIONS = (
     ("fp32", "float32"),
 )
 RECOMPUTE = ("none", "selective", "full")
-# Whose implementation of an optimizer: "FusedAdam" and "DeepSpeedCPUAdam" are Adam, "NAdam" is not.
+# Names of implementations of an optimizer: "FusedAdam" and "DeepSpeedCPUAdam" are Adam, "NAdam" is not.
 _MAKERS = "(?:fused|paged|decoupled|distributed|(?:deepspeed)?cpu)?-?"
 
 

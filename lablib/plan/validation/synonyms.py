@@ -40,7 +40,7 @@ _ABOUT_GPUS = re.compile(r"nvidia|amd|tesla|instinct|hgx|dgx|gpus?|tensor|core|n
 
 
 def is_named(text: str, pattern: str) -> bool:
-    """Whether a text in lower case has this word as a word of its own, without "no", "not" or "without" before it.
+    """Whether a text in lower case has this word as a whole word, without "no", "not" or "without" before it.
 
     >>> is_named("lora, rank 16", "lora"), is_named("an exploration", "lora"), is_named("without lora", "lora")
     (True, False, False)
@@ -93,7 +93,7 @@ def sharding_named(text: str) -> str:
 
 
 def offload_named(text: str) -> str:
-    """A text without brackets that says only where ("cpu") or whether ("true") as what it means; others as they are.
+    """A text without brackets that says only where ("cpu") or whether ("true") as its meaning; others as they are.
 
     >>> offload_named("CPU"), offload_named("false"), offload_named("activations"), offload_named("ZeRO-Offload (CPU)")
     ('optimizer', '', 'activations', 'optimizer')

@@ -664,7 +664,7 @@ try_out(largest_micro_batch, device.memory_bytes, *sizes)
 #
 # The optimizer's time does not depend on the batch, and products of few tokens do not fill the GPU. So tokens get
 # cheaper in larger batches. (The host launches a kernel while the one before it runs, so launches cost time only where
-# kernels are shorter than a launch. The simulator's host takes 3.7 us per launch; that of an eager program can take ten
+# kernels are shorter than a launch. The simulator's host takes 3.7 us per launch; an eager program's can take ten
 # times as long: on an H200, GPT-2 with 4 sequences took twice its simulated time, with 16 sequences 4% more.) Guess how
 # much: the share of the GPU's peak that the model's FLOPs reach (*MFU*), with one sequence and with 32.
 
