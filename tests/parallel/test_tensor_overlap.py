@@ -171,9 +171,7 @@ def test_products_in_chunks_take_what_the_closed_form_says():
     assert exposed_chunks_s(chunk_s, message_s, 8) == 0  # a message is shorter than the product beside it
     # In one piece, all of the collective is exposed.
     whole, _ = timed(lambda x, w: column_linear(x, w, None, None, SEQUENCE), X_SHARD, W)
-    assert whole == pytest.approx(
-        FIRST_S + product_s(TOKENS, HIDDEN // 8, WIDTH) + collective_s("all_gather"), rel=1e-3
-    )
+    assert whole == pytest.approx(product_s(TOKENS, HIDDEN // 8, WIDTH) + collective_s("all_gather"), rel=1e-3)
     whole, _ = timed(lambda h, v: row_linear(h, v, None, None, SEQUENCE), (1, TOKENS, HIDDEN // 8), V)
     assert whole == pytest.approx(
         FIRST_S + product_s(TOKENS, WIDTH, HIDDEN // 8) + collective_s("reduce_scatter"), rel=1e-3
