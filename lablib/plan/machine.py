@@ -90,11 +90,13 @@ class Axis(NamedTuple):
         total_s, exposed_s: on the wires: in all, and those not hidden behind compute.
         copies_s: of kernels that pack what is sent and unpack what came. They are no communication, but without the
             axis they would not be there.
+        kernels: how many of these the host of an eager program under DDP starts.
     """
 
     total_s: Numbers = 0.0
     exposed_s: Numbers = 0.0
     copies_s: Numbers = 0.0
+    kernels: Numbers = 0.0
 
     @property
     def added_s(self) -> Numbers:

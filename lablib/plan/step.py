@@ -138,11 +138,12 @@ def step_of(choices: Choices, split: Split) -> Step:
         choices, split, pieces.held, layers, layer.time, pieces.embedding_s.total_s - pieces.embedding_s.forward_s
     )
     together_s, gathered_s = exchanged_s(choices, split, pieces.held, layers)
-    data = Axis(data.total_s + gathered_s, data.exposed_s + gathered_s, data.copies_s)
+    data = data._replace(total_s=data.total_s + gathered_s, exposed_s=data.exposed_s + gathered_s)
     optimizer_s = optimizer_step_s(choices, split, pieces.held, layers, pipe.makespan_s)
 
     added_s = data.added_s + together_s
-    late_s = _late_s(choices, split, pieces, layer, pipe.makespan_s + added_s) if on.stack.is_eager else 0.0
+    passes_s = pipe.makespan_s + added_s
+    late_s = _late_s(choices, split, pieces, layer, passes_s, data.kernels) if on.stack.is_eager else 0.0
     work = pieces.layer
     passes = [a + b + c + d for a, b, c, d in zip(work.forward, work.input, work.weight, layer.again, strict=True)]
     spent = Pass(*[m * layers * each for each in passes])
@@ -199,7 +200,9 @@ def _layer_of(choices: Choices, split: Split, pieces: Pieces, layers: Numbers) -
     return _Layer(forward_s + input_s + weight_s + again_s, again, again_s, sharded, moved, time)
 
 
-def _late_s(choices: Choices, split: Split, pieces: Pieces, layer: _Layer, device_s: Numbers) -> Numbers:
+def _late_s(
+    choices: Choices, split: Split, pieces: Pieces, layer: _Layer, device_s: Numbers, copies: Numbers
+) -> Numbers:
     """By how much a host that starts kernel after kernel, far ahead where it can, makes passes of `device_s` longer."""
     on, m, both = choices.machine, split.num_microbatches, has_both_ends(choices, split)
     _, at_first, at_last = _shares(choices, split)
@@ -213,7 +216,7 @@ def _late_s(choices: Choices, split: Split, pieces: Pieces, layer: _Layer, devic
     moments = (
         on.host_s(forward) - forward_s,
         both * (on.host_s(forward + last) - forward_s - pieces.head_s.total_s),
-        on.host_s(m * fullest) - device_s,
+        on.host_s(m * fullest + copies) - device_s,
     )
     return maximum(reduce(maximum, moments), 0.0)
 

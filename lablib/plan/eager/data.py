@@ -82,11 +82,15 @@ def reduced(
     shown_s = maximum(maximum(behind_s, 0.0) + last_s - early_s, 0.0)
     spread_s = _broadcasts_s(choices, split, held, layers) if choices.zero_stage else 0.0
     is_split = n > 1
+    tensors = layer_tensors(choices, split, has_experts=False)
+    norms, biases = 2 * (2 if choices.model.norm == "layer" else 1), choices.model.has_bias * len(tensors)
+    copies = layers * (sum(count for *_, count in tensors) + norms + biases) + 5
     experts_s = _experts_s(choices, split, layers * held.expert_layer * on.width) if choices.model.experts else 0.0
     return Axis(
         is_split * (first_s + others_s + last_s + spread_s) + experts_s,
         is_split * (shown_s + spread_s) + experts_s,
         is_split * 2 * (copies_s + ends_s),
+        is_split * 2 * copies,
     )
 
 
