@@ -590,7 +590,7 @@ def small_step(batch):
 machine = this_machine(ranks=2, backend=backend)
 batch = batch_for(machine, 4, 6 * num_parameters(small) * 4 * 256)  # larger on a GPU
 here = {"ranks": 2, "backend": backend, "cluster": machine, "without": "setup"}
-here["fidelity"] = "shapes" if backend == "nccl" else "values"  # shapes: nothing is computed
+here["fidelity"] = "shapes" if backend == "nccl" else "values"  # predict from shapes alone
 comparison = reconcile(small_step, batch, **here, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())

@@ -608,7 +608,7 @@ real = "nccl" if backend == "nccl" else "gloo"
 there = {"ranks": real_ranks, "backend": real}
 machine, repeats = this_machine(**there), 3 if quick else 7
 options = there | {"cluster": machine, "repeats": repeats, "without": "setup"}
-options["fidelity"] = "shapes" if real == "nccl" else "values"  # shapes: nothing is computed
+options["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
 batch = batch_for(machine, 4, 6 * 4 * 12 * 256**2 * 4 * 128)  # larger on a GPU
 comparison = reconcile(chain_on_this_machine, batch, **options)
 print_text(comparison.sentence())

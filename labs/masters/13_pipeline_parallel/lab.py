@@ -691,7 +691,7 @@ machine = this_machine(ranks=real_ranks, backend=real)
 flops = 6 * num_parameters(small) * 16 * 64
 batch = batch_for(machine, 4, flops / real_ranks)  # of a micro-batch; larger on a GPU
 there = {"ranks": real_ranks, "backend": real, "cluster": machine, "without": "setup"}
-there["fidelity"] = "shapes" if real == "nccl" else "values"  # shapes: nothing is computed
+there["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
 comparison = reconcile(small_step, batch, **there, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())
