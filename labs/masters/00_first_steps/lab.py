@@ -619,9 +619,9 @@ def train(num_layers, rows, side):
         dist.all_reduce(layer.weight.grad)
 
 
-rows = batch_for(machine, 512, 6 * 4 * 512**3)  # more where a GPU would be done too soon
+rows = batch_for(machine, 512, 6 * 4 * 512**3)  # more on a GPU, to run for about 20 ms
 where = {"ranks": real_ranks, "backend": real, "cluster": machine}
-where["fidelity"] = "shapes" if real == "nccl" else "values"
+where["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
 comparison = reconcile(train, 4, rows, 512, **where, without="setup")
 show(comparison.figure(title="Predicted and measured"))
 

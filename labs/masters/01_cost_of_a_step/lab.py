@@ -590,7 +590,7 @@ def small_step(batch):
 machine = this_machine(ranks=2, backend=backend)
 batch = batch_for(machine, 4, 6 * num_parameters(small) * 4 * 256)  # larger on a GPU
 here = {"ranks": 2, "backend": backend, "cluster": machine, "without": "setup"}
-here["fidelity"] = "shapes" if backend == "nccl" else "values"
+here["fidelity"] = "shapes" if backend == "nccl" else "values"  # predict from shapes alone
 comparison = reconcile(small_step, batch, **here, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())
@@ -663,10 +663,8 @@ try_out(largest_micro_batch, device.memory_bytes, *sizes)
 # ## Further: a larger batch
 #
 # The optimizer's time does not depend on the batch, and products of few tokens do not fill the GPU. So tokens get
-# cheaper in larger batches. (The host launches a kernel while the one before it runs, so launches cost time only where
-# kernels are shorter than a launch. The simulator's host takes 3.7 us per launch; an eager program's can take ten
-# times as long: on an H200, GPT-2 with 4 sequences took twice its simulated time, with 16 sequences 4% more.) Guess how
-# much: the share of the GPU's peak that the model's FLOPs reach (*MFU*), with one sequence and with 32.
+# cheaper in larger batches. Guess how much: the share of the GPU's peak that the model's FLOPs reach (*MFU*), with one
+# sequence and with 32.
 
 # %%
 from lablib.models.transformer_flops import step_flops
@@ -682,6 +680,12 @@ for n, one in steps_of.items():
 series = {"MFU": mfus, "share of time without FLOPs": at_memory}
 look = {"title": "A larger batch", "log_x": True}
 show(figure_lines(SEQUENCES, series, "batch", "share", "sequences", **look))
+
+# %% [markdown]
+# On a real GPU small batches can be slower still. The host (the CPU) launches each kernel, an operation of the GPU,
+# while the one before it runs. So launches cost time only where kernels are shorter than a launch. The simulator's host
+# takes 3.7 us per launch; Python and PyTorch can take ten times as long. Measured on an H200, GPT-2 with 4 sequences
+# took twice its simulated time; with 16 sequences the two agree within 4%.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: tokens, days, money

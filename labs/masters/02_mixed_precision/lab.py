@@ -628,7 +628,7 @@ def both_formats():
 
 # %%
 real = "nccl" if torch.cuda.device_count() else "gloo"
-# measured for two ranks, as the other labs do; one will run
+# calibrated for two ranks, as in the other labs; here one runs
 here = this_machine(ranks=2, backend=real)
 for name in ("float32", "bfloat16"):
     print(f"products in {name}: {format_quantity(here.device.peak(name), 'FLOP/s')}")

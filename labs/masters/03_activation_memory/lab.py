@@ -585,9 +585,9 @@ show(attach(figure, told, figure.layout.meta["table"]))
 # %% [markdown] minutes=4
 # ## Reconcile: predicted and measured
 #
-# Now a small chain on this computer's processors, on two processes at once, first keeping everything, then with a
-# checkpoint at every block. `reconcile` predicts the program, runs it, and compares; half a minute once goes into
-# measuring how fast this machine is. On the simulated A100 checkpoints made a step 22% longer. And here?
+# Now a small chain on this computer, in two processes at once: first keeping everything, then with a checkpoint at
+# every block. `reconcile` predicts the program, runs it, and compares. Before that, `this_machine` measures once, in
+# half a minute, how fast this computer is. On the simulated A100 checkpoints made a step 22% longer. And here?
 
 
 # %%
@@ -608,7 +608,7 @@ real = "nccl" if backend == "nccl" else "gloo"
 there = {"ranks": real_ranks, "backend": real}
 machine, repeats = this_machine(**there), 3 if quick else 7
 options = there | {"cluster": machine, "repeats": repeats, "without": "setup"}
-options["fidelity"] = "shapes" if real == "nccl" else "values"
+options["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
 batch = batch_for(machine, 4, 6 * 4 * 12 * 256**2 * 4 * 128)  # larger on a GPU
 comparison = reconcile(chain_on_this_machine, batch, **options)
 print_text(comparison.sentence())
@@ -632,10 +632,13 @@ rows = {"here": longer_by(comparison.table()), "recorded": longer_by(recorded.ta
 pd.DataFrame(rows).T.rename_axis("with checkpoints longer by")
 
 # %% [markdown]
-# On a busy machine the seconds are far off: other programs take their share, which `reading` tells. A *ratio* of two
-# steps is easier to predict, as errors that are in both cancel. Not all are in both: what runs again is forward alone,
-# whose error need not be backward's. Where *noise*, half the spread of the runs, is as large as what checkpoints add,
-# the ratio says nothing.
+# On a busy machine the seconds are far off: other programs take their share, which `reading` reports. Is the *ratio* of
+# the two steps easier to predict? Only an error that both share cancels. In the recording both steps were predicted too
+# long: with checkpoints by 9%, without by 19%. So the ratio came out too small: 26% longer predicted, 37% measured.
+#
+# Compare this with *noise*, half the spread of the runs. It is 8% for the step without checkpoints, and 8% of that step
+# moves the 37% by 11 points, which is the whole difference. So the recording cannot say that the prediction is wrong.
+# Where noise is as large as the time that checkpoints add, the ratio says nothing.
 
 # %% [markdown] tags=["further"] minutes=14
 # ## Further: which layers?

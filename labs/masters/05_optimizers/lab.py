@@ -340,7 +340,7 @@ print("guess:", my_guess_values)
 # For an m x n matrix with m <= n one step costs 4 m^2 n + 2 m^3 FLOPs (additions and multiplications), if you begin
 # with X X^T, which is m x m, and multiply X only once more. The formula as it stands takes more: the budget is 6 m^2
 # n. A tall matrix would have a needlessly large X X^T: the lines given transpose it, and its result back. A matrix of
-# zeros stays one of zeros: do not divide 0 by 0. Up to 1e-7 may be added to the norm.
+# zeros stays one of zeros: do not divide 0 by 0. You may add up to 1e-7 to the norm.
 
 
 # %% tags=["exercise"]

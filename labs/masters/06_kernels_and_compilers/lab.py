@@ -107,7 +107,7 @@ show(figure_roofline(chain_timeline(costs, h100), h100, **labels))
 # %% [markdown]
 # Both points lie on the slope, so seconds follow bytes: 9 tensors against 3. Nothing was computed faster. (The points
 # are not on the roof itself: large kernels reach 85% of the memory's rate, the dotted line, and 1.3 us pass between two
-# kernels. Their launches take no time here, as the host launches ahead: see further below.)
+# kernels. Their launches take no time here: the host launches ahead, as "When the host is the limit" shows below.)
 
 # %% [markdown] minutes=6
 # ## A kernel and its tiles
@@ -559,7 +559,7 @@ from lablib.kernels.rms_norm import rms_norm
 if tl is not None:
     x, gain = torch.randn(16, 64, requires_grad=True), torch.ones(64, requires_grad=True)
     with record_accesses() as launches:
-        rms_norm(x, gain, tokens=16).sum().backward()
+        rms_norm(x, gain, tokens=16).sum().backward()  # one program takes all 16 rows
     moved = sum(hbm_bytes(launches).values())
     print(f"RMSNorm: {len(launches)} kernels move {moved / x.nbytes:.1f} times the bytes of x")
     with record_accesses() as launches:
@@ -631,19 +631,26 @@ for one in compare(
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: when the host is the limit
 #
-# A kernel must also be *launched* by the host, which takes a few microseconds. The host launches ahead: a kernel starts
-# when it is launched and the kernel before it has ended. So a long kernel hides the launch of the next one, and a short
-# one waits for its own. A *CUDA graph* launches many at once, with 1.3 us between two of its kernels (Spector et al.,
-# 2025); a *mega-kernel* is one kernel for all. Here 400 kernels of 2 us, then of 50 us, with 5 us per launch.
+# A kernel must also be *launched* by the host (the CPU), which takes a few microseconds. The host launches ahead: a
+# kernel starts once it has been launched and the kernel before it has ended. So a long kernel hides the launch of the
+# next one; after a short one the GPU waits for the host. A *CUDA graph* launches many kernels at once; a *mega-kernel*
+# does the work of all of them in one. Between two kernels the GPU itself takes 1.3 us (Spector et al., 2025, measured
+# in a CUDA graph; assumed here for both). Guess: 400 kernels of 2 us, then of 50 us, with 5 us per launch. Where does a
+# graph help?
 
 # %%
 from lablib.kernels.launch_overhead import cuda_graph, mega_kernel, one_by_one
 
 for kernel_us in (2, 50):
-    for way in (one_by_one, cuda_graph, mega_kernel):
-        step = way([kernel_us * 1e-6] * 400, 5e-6)
+    kernels_s, launch_s, gap_s = [kernel_us * 1e-6] * 400, 5e-6, 1.3e-6
+    steps = {
+        "one by one": one_by_one(kernels_s, launch_s, gap_s),
+        "CUDA graph": cuda_graph(kernels_s, launch_s, gap_s),
+        "mega-kernel": mega_kernel(kernels_s, launch_s),
+    }
+    for name, step in steps.items():
         idle = f"the device idle {step.idle_share:.0%}"
-        print(f"{kernel_us} us, {way.__name__}: {step.step_s * 1e3:.2f} ms, {idle}")
+        print(f"kernels of {kernel_us} us, {name}: {step.step_s * 1e3:.2f} ms, {idle}")
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: compiled again

@@ -743,7 +743,7 @@ real = "nccl" if backend == "nccl" else "gloo"
 machine = this_machine(ranks=real_ranks, backend=real)
 batch = batch_for(machine, 4, 6 * num_parameters(small) * 4 * 64)  # larger on a GPU
 there = {"ranks": real_ranks, "backend": real, "cluster": machine, "without": "setup"}
-there["fidelity"] = "shapes" if real == "nccl" else "values"
+there["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
 comparison = reconcile(small_step, batch, **there, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())

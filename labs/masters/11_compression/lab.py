@@ -811,10 +811,10 @@ pd.DataFrame(rows).T.rename_axis("tokens of a GPU")
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: eight bits that are a floating-point number
 #
-# INT8's steps are equal. An *FP8* code is a small floating-point number (Micikevicius et al., 2022): E4M3 has 3 bits of
-# mantissa, so a normal number (from 2^-6 on) is off by a share of itself, 1/16 at most, a smaller one by up to 2^-10.
-# Which of the two would you take for numbers of equal size, which beside outliers? Compare the whole error, and how
-# many numbers became 0.
+# INT8's steps are equal. An *FP8* code is a small floating-point number (Micikevicius et al., 2022). E4M3 has 3 bits of
+# mantissa; the scale makes the largest number of a block 448. Then a number of at least 2^-6 is off by at most 1/16 of
+# itself, and a smaller one by at most 2^-10. Which of the two would you take for numbers of equal size, which for
+# numbers with outliers? Compare the whole error, and how many numbers became 0.
 
 # %%
 inputs = {
@@ -919,8 +919,13 @@ for number, error in enumerate(launch(beside_torchs_hook, ranks=3).values[0], 1)
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: 1-bit Adam, and why it left
 #
-# One bit a number: the sign, and one scale for all, the mean of |g|. With error feedback that trains SGD (Seide et al.,
-# 2014). Adam's squares spoil it; *1-bit Adam* (Tang et al., 2021) answers that the squares soon stop changing. After a
+# With error feedback SGD trains on one bit per number, its sign (Seide et al., 2014). The receiver must also know how
+# large the numbers are. Seide et al. send two values for each column of a matrix: one stands for its positive numbers,
+# one for its negative numbers. Here a message has one scale (Karimireddy et al., 2019):
+#
+#     C(a) = s sign(a)     s = mean |a|
+#
+# Adam's squares spoil the feedback. *1-bit Adam* (Tang et al., 2021) relies on squares that soon stop changing. After a
 # *warmup* of plain Adam it freezes them, and sends momentum by its signs: momentum is linear in the gradient, so
 # feedback is safe again. Do the squares settle? 20 steps apart, the smaller sum over the larger:
 

@@ -22,7 +22,7 @@ from lablib import find_cluster, launch, parallel, phase, reconcile
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import figure_matrices, figure_tensor_times, format_quantity, show
-from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.parallel.tensor_mlp import mlp_sent_bytes
 from lablib.widgets import tensor_calculator
 
@@ -845,10 +845,10 @@ def small_step(batch):
 
 real = "nccl" if backend == "nccl" else "gloo"
 here = this_machine(ranks=real_ranks, backend=real)
-flops = 6 * sum(param.numel() for param in GPT(small, device="meta").parameters()) * 4 * 128
+flops = 6 * num_parameters(small) * 4 * 128
 batch = batch_for(here, 4, flops / real_ranks)  # larger on a GPU
 there = {"ranks": real_ranks, "backend": real, "cluster": here, "without": "setup"}
-there["fidelity"] = "shapes" if real == "nccl" else "values"
+there["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
 comparison = reconcile(small_step, batch, **there, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())

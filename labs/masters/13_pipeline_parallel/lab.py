@@ -23,7 +23,7 @@ from lablib.figures import (
     format_quantity,
     show,
 )
-from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.pipeline import (
     Costs,
     equal_memory,
@@ -405,8 +405,9 @@ check.plan(my_plan)
 # No plan within these limits takes less. The last stage begins after 2 seconds. It may hold two: when F3 begins, two of
 # the three micro-batches before must be gone, their W done. So before its last I it does four F, three I and two W, and
 # with that I 10 seconds of work. It ends after 2 + 10 seconds, and that of stage 0 two later; then comes a W: 15. With
-# 1 micro-batch on the last stage it would be three W and 16 seconds. A third one there saves nothing while stage 1 may
-# hold two: limits of 3, 2 and 3 still take 15 seconds, by a search of all plans; 3 on each stage take 14.
+# 1 micro-batch on the last stage it would be three W and 16 seconds. A third micro-batch there saves nothing as long as
+# stage 1 may hold only two. A search of all plans finds none below 15 seconds with limits of 3, 2 and 3; with 3 on each
+# stage the best takes 14.
 #
 # A leader board: each plan replayed on this machine. Add plans of your own, typed as rows; for a plan that breaks a
 # rule or a limit the board says why.
@@ -687,10 +688,10 @@ def small_step(batch):
 # %%
 real = "nccl" if backend == "nccl" else "gloo"
 machine = this_machine(ranks=real_ranks, backend=real)
-flops = 6 * sum(param.numel() for param in GPT(small, device="meta").parameters()) * 16 * 64
+flops = 6 * num_parameters(small) * 16 * 64
 batch = batch_for(machine, 4, flops / real_ranks)  # of a micro-batch; larger on a GPU
 there = {"ranks": real_ranks, "backend": real, "cluster": machine, "without": "setup"}
-there["fidelity"] = "shapes" if real == "nccl" else "values"
+there["fidelity"] = "shapes" if real == "nccl" else "values"  # predict from shapes alone
 comparison = reconcile(small_step, batch, **there, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())

@@ -3,10 +3,11 @@
 #
 # **Question.** Which axis goes where?
 #
-# Labs 09, 10, 12 and 13 each shared one thing among GPUs: the batch, the optimizer's state, matrices, layers. One
-# of them can be enough, even for GPT-3: on 512 A100s, ZeRO-3 with full recomputation fits. Runs of that size mostly
-# combine several all the same. Then every GPU is in several groups, and some of them must talk over slow wires. Which
-# ones? You place them; then two kinds more join: long sequences and experts.
+# Labs 09, 10, 12 and 13 each split one thing among GPUs: the batch, the optimizer's state, matrices, layers. One of
+# them can be enough, even for the 175 billion parameters of GPT-3: on 512 A100s, ZeRO-3 (lab 10) with full
+# recomputation (lab 03) fits into memory. Most runs of that size still combine several. Then every GPU is in several
+# groups, and some groups must communicate over slow wires. Which ones? You place them. Then two more kinds join: long
+# sequences and experts.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -349,7 +350,8 @@ for wires, order, milliseconds in [
 # ### Exercise 3: merge two attentions
 #
 # From (o1, l1) of some keys and (o2, l2) of others, make (o, l) of all of them. Scores may be 1000: exp of that
-# overflows. A query that has seen no key of one part has `l = -inf` there, and any finite o; never in both.
+# overflows. A query that has seen no key of one part has `l = -inf` there, and o may be any finite number. No query
+# lacks the keys of both parts.
 
 
 # %% tags=["exercise"]
