@@ -281,7 +281,7 @@ def check_residuals(residuals: Sequence[Residual]) -> None:
     beyond = [f"{one.part}: {one}" for one in residuals if one.median > MOST_RESIDUAL]
     if beyond:
         raise ValueError(
-            f"a profile must explain each part of its own measurements to within {MOST_RESIDUAL:.0%} in the median: "
+            f"a profile must explain each part of its measurements to within {MOST_RESIDUAL:.0%} in the median: "
             f"got {'; '.join(beyond)}. Close other programs and measure again, without `quick`; or use a cluster of "
             "the catalogue"
         )

@@ -260,7 +260,7 @@ def test_a_profile_that_does_not_explain_its_own_measurements_is_refused(machine
     def noise(case):
         return 100 ** Random(str(case)).uniform(-1, 1) if case.part == part else 1.0
 
-    with pytest.raises(ValueError, match=f"explain each part of its own .* within 50%.*{part}.*: median .*again, wi"):
+    with pytest.raises(ValueError, match=f"explain each part of its .* within 50%.*{part}.*: median .*again, wi"):
         GPUs(noise=noise).run()
 
 

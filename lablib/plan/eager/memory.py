@@ -51,7 +51,7 @@ class Stage(NamedTuple):
         entering, whole, tokens: a layer's input, of all tokens where it is one rank's share; the model's.
         sent: the gradient of its input, which a stage that took turns of forward and backward still has.
         saved: of a layer, from forward to backward, its output among it.
-        window: layers whose `saved` is on the device at once: all, or with offloaded activations two, on their way.
+        window: layers with their `saved` on the device at once: all, or with offloaded activations two, on their way.
         again: of a layer, made a second time for backward.
         inner, last_weight: the MLP's inner tensor, and the last weight it is multiplied with; or those of the experts.
         dispatched: what a rank sends to experts.

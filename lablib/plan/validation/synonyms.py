@@ -29,7 +29,7 @@ _SHARDING = {
     "NO_SHARD": "noshard",
     "none": "none no false off 0",  # as if it were not stated
 }
-# Offload of what is not said: the optimizer's states, as ZeRO-Offload's.
+# Offload without an object: the optimizer's states, as ZeRO-Offload's.
 _OFFLOAD = {
     "": "none no false off 0",
     "optimizer": "cpu host true yes on 1 cpuoffload hostoffload offload zerooffload cpumemory hostmemory",
