@@ -1,16 +1,17 @@
 """ZeRO-Offload and shards on the host: the steps of the device, what the timeline shows, and the closed forms."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from lablib import RankError, Run, launch
+from lablib import CLUSTERS, RankError, Run, launch
 from lablib.optim.lion import Lion
 from lablib.parallel.zero import Zero
 from lablib.parallel.zero_offload import ZeroInfinity, ZeroOffload, offload_time, tokens_for_share
@@ -60,6 +61,7 @@ def assert_equal(runs: list[list[Tensor]], expected: list[list[Tensor]]) -> None
 
 @pytest.mark.parametrize("kind", KINDS)
 @few
+@example(ranks=4, sizes=[3, 3, 6, 5], num_micro=2, optimizer="adamw")
 @given(
     ranks=st.integers(1, 4),
     sizes=st.lists(st.integers(1, 6), min_size=2, max_size=4),
@@ -67,7 +69,9 @@ def assert_equal(runs: list[list[Tensor]], expected: list[list[Tensor]]) -> None
     optimizer=st.sampled_from(["adamw", "lion", "sgd"]),
 )
 def test_steps_on_the_host_are_those_on_the_device_to_the_bit(kind, ranks, sizes, num_micro, optimizer):
-    make = {"adamw": ADAMW, "lion": Lion, "sgd": partial(torch.optim.SGD, lr=0.1)}[optimizer]
+    # Not the fused AdamW: on a CPU the numbers at a shard's end are rounded otherwise than those before them.
+    loop = partial(torch.optim.AdamW, lr=0.01, fused=False, foreach=False)
+    make = {"adamw": loop, "lion": Lion, "sgd": partial(torch.optim.SGD, lr=0.1)}[optimizer]
     runs = [launch(train, each, make, sizes, num_micro, ranks=ranks).values for each in (kind, "on the device")]
     assert_equal(*runs)
 
@@ -128,8 +132,12 @@ def one_step(kind: str) -> int:
     return torch.cuda.memory_allocated() - x.nbytes
 
 
+# The closed forms leave the host's launches out: here they take next to no time.
+NODE = CLUSTERS["dgx-a100"].replace(device=replace(CLUSTERS["dgx-a100"].device, launch_s=1e-12))
+
+
 def run_of(kind: str, ranks: int = 2) -> Run:
-    return launch(one_step, kind, ranks=ranks, cluster="dgx-a100", device="cuda")
+    return launch(one_step, kind, ranks=ranks, cluster=NODE, device="cuda")
 
 
 def test_the_timeline_shows_the_link_and_the_hosts_step():
