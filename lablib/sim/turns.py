@@ -10,6 +10,7 @@ inside a rank: on a real cluster it would be a hang, which no `except` can catch
 
 import ctypes
 import logging
+import os
 import sys
 import threading
 import time
@@ -23,7 +24,6 @@ from typing import NoReturn
 from lablib.engine.scheduler import Scheduler
 from lablib.errors import DeadlockError, LaunchError, RankError, Wait
 from lablib.sim.rank import Rank
-from lablib.sim.same_core import SameCore
 from lablib.sim.source import handling, is_program, program_line
 from lablib.sim.threads import owner as owner_of
 from lablib.sim.threads import set_owner, wait_to_be_run
@@ -31,6 +31,7 @@ from lablib.sim.watchdog import Watchdog, end_wait
 from lablib.thread_frames import thread_frames
 
 THREAD_NAME = "sim rank"
+_TURNS = 100  # after a turn that moved, as many are kept on its core
 _SLICE_S = 0.2  # how soon an interrupt is noticed, at the latest
 _STEP_S = 0.02  # how often a rank that is being ended is looked at
 _MAX_REFUSALS = 10  # a rank whose communication is refused so often, and goes on, catches everything
@@ -388,3 +389,44 @@ def _raise_in(seat: _Seat, error: type[RunEnded]) -> None:
     if thread is not None and thread.ident is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))
         end_wait(thread.ident)
+
+
+class SameCore:
+    """Hand the turn from rank to rank on one processor core. Does nothing on one core, or without Linux.
+
+    Linux wakes a thread on an idle core, where there is one: turns would move from core to core, away from their caches.
+    So a thread is bound to the core of its waker while it sleeps, and is free again once it runs: its computation, and
+    threads and processes that it starts, may use every core. The two system calls take about 10 us per turn, so threads
+    are bound only while turns move; on a busy machine they stay where they are.
+
+    Simplified: a rank that binds itself (`os.sched_setaffinity`) loses that with its next turn.
+    """
+
+    def __init__(self) -> None:
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        self._is_used = len(cores) > 1
+        if self._is_used:
+            self._libc = ctypes.PyDLL(None)  # PyDLL: these calls take less time than giving the interpreter away
+            self._size = max(cores) // 64 * 8 + 8  # bytes of a mask: whole words
+            self._every = self._mask(cores)
+            self._single = {core: self._mask({core}) for core in cores}
+        self._core, self._turns_left, self._is_bound = -1, 0, False
+
+    def _mask(self, cores: set[int]) -> bytes:
+        return sum(1 << core for core in cores).to_bytes(self._size, "little")
+
+    def bind(self, thread_id: int) -> None:
+        """Have another thread, which sleeps, wake up on this core. `thread_id` is its `threading.get_native_id()`."""
+        if self._is_used and thread_id:
+            core = self._libc.sched_getcpu()
+            if core != self._core:
+                self._core, self._turns_left = core, _TURNS
+            if self._turns_left and core in self._single:
+                self._turns_left -= 1
+                self._is_bound = self._libc.sched_setaffinity(thread_id, self._size, self._single[core]) == 0
+
+    def free(self) -> None:
+        """Let the calling thread run on every core again."""
+        if self._is_bound:
+            self._is_bound = False
+            self._libc.sched_setaffinity(0, self._size, self._every)

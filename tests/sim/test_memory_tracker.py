@@ -400,7 +400,7 @@ def gpt_step(config: GPTConfig, batch: int, reentrant: bool | None, optimizer_cl
     model = GPT(config)
     if reentrant is not None:
         model.blocks = nn.ModuleList(Checkpointed(block, reentrant) for block in model.blocks)
-    optimizer = optimizer_class(model.parameters(), lr=1e-3)
+    optimizer = optimizer_class(model.parameters(), lr=1e-3, foreach=False)  # torch's default on a CPU
     tokens = torch.ones(batch, config.max_seq_len + 1, dtype=torch.long)
     F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
     optimizer.step()

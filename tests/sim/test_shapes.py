@@ -171,6 +171,7 @@ def tensor_parallel():
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
         model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
         parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        dist.barrier()  # the host waits for the weights; else it would launch the first kernels of a step meanwhile
     for _ in range(2):
         model(torch.randn(8, 16)).square().mean().backward()
 
