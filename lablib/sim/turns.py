@@ -394,7 +394,7 @@ def _raise_in(seat: _Seat, error: type[RunEnded]) -> None:
 class SameCore:
     """Hand the turn from rank to rank on one processor core. Does nothing on one core, or without Linux.
 
-    Linux wakes a thread on an idle core, where there is one: turns would move from core to core, away from their caches.
+    Linux wakes a thread on an idle core, where there is one: turns would move from core to core and leave their caches.
     So a thread is bound to the core of its waker while it sleeps, and is free again once it runs: its computation, and
     threads and processes that it starts, may use every core. The two system calls take about 10 us per turn, so threads
     are bound only while turns move; on a busy machine they stay where they are.
