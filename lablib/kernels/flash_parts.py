@@ -57,9 +57,7 @@ def masked_scores(q_i, k_j, i, j, t, s, SCALE: tl.constexpr, IS_CAUSAL: tl.const
 def launch_arguments(q_THK: Tensor, k_SGK: Tensor, plan: AttentionPlan, scale: float) -> tuple[Any, ...]:
     """What the kernels take after q, k, v and their kin: from `starts_q` on."""
     check_dot_tiles("flash_attention", q_THK.device, queries=plan.tiles.queries, keys=plan.tiles.keys)
-    starts_q = torch.tensor(plan.starts_q, device=q_THK.device)
-    same = plan.starts_k == plan.starts_q
-    starts = starts_q, starts_q if same else torch.tensor(plan.starts_k, device=q_THK.device)
+    starts = (torch.tensor(starts, device=q_THK.device) for starts in (plan.starts_q, plan.starts_k))
     T, H, K = q_THK.shape
     blocks = plan.tiles.queries, plan.tiles.keys, tile_width(K)
     return *starts, T, H, k_SGK.shape[1], K, scale, plan.is_causal, accumulator(q_THK.dtype), *blocks

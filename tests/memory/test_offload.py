@@ -1,6 +1,7 @@
 """Offloaded activations: the same gradients, less of the device's memory, and exposed seconds of the closed form."""
 
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lablib import Run, launch
+from lablib import CLUSTERS, Run, launch
 from lablib.memory.checkpointing import checkpoint_every, keep_all, run
 from lablib.memory.offload import exposed_s, naive_offload, offload
 from lablib.models import GPT, GPTConfig
@@ -22,8 +23,12 @@ CONTEXTS = {
 }
 
 
+# The closed forms leave the host's launches out: here they take next to no time.
+NODE = CLUSTERS["dgx-v100"].replace(device=replace(CLUSTERS["dgx-v100"].device, launch_s=1e-15))
+
+
 def on_gpu(program, *args) -> Run:
-    return launch(program, *args, ranks=1, cluster="dgx-v100", device="cuda")
+    return launch(program, *args, ranks=1, cluster=NODE, device="cuda")
 
 
 # ---- the same gradients ----
