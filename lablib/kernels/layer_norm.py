@@ -5,7 +5,7 @@
     dw_j = sum over tokens of dy_j xn_j,    db_j = sum over tokens of dy_j
 
 The same form as `rms_norm.py`: a program holds a token's numbers in registers, so that the mean, the variance around it
-and the result take one reading; it takes several tokens, and writes one line of partial sums for w and one for b.
+and the result take one reading. A backward program takes several tokens and writes a line of partial sums for w and b.
 The variance is the mean square of x - mu: mean x^2 - mu^2, which needs no mu, loses all digits where mu is large.
 
 Cost for T tokens of D numbers of b bytes, P programs:
@@ -15,7 +15,7 @@ Cost for T tokens of D numbers of b bytes, P programs:
                a: bytes of the accumulator's type, 4 (8 for float64)
     FLOPs      7 T D forward, 13 T D backward
 Kept for backward: x, w, mu and r (2 T numbers).
-Shapes: T tokens, D width, P programs.
+Shapes: T tokens, D width, P programs of the kernel: T forward, by default.
 Source: Ba, Kiros, Hinton, "Layer Normalization", 2016, arXiv 1607.06450, equation 4; partial sums: Hsu et al., "Liger
 Kernel", 2024, arXiv 2410.10989, section 3.2, and Triton's tutorial "Layer Normalization".
 Simplified: a token's numbers fit a tile; the partial sums are added by torch.

@@ -5,8 +5,9 @@
     dw_j = sum over tokens of dy_j xn_j
 
 A program holds a token's numbers in registers: they are read once, although the mean must be known before the first is
-divided. It takes several tokens, one after the other, so that w is read once a program. dw is a sum over all tokens, of
-which a program sees its own: it writes one line of partial sums, and a small reduction adds the P lines.
+divided. Forward, a program takes one token by default; w is read again by each, mostly from the cache. dw is a sum
+over all tokens: a backward program takes several, one after the other, and writes one line of partial sums; a small
+reduction adds the P lines (`row_checks.py`).
 
 Cost for T tokens of D numbers of b bytes, P programs:
     forward    HBM bytes (2 T D + P D) b + T a               as operators (square, mean, rsqrt, two products) 7 T D b
@@ -14,7 +15,7 @@ Cost for T tokens of D numbers of b bytes, P programs:
                a: bytes of the accumulator's type, 4 (8 for float64)
     FLOPs      4 T D forward, 9 T D backward
 Kept for backward: x, w, and r (T numbers).
-Shapes: T tokens, D width, P programs.
+Shapes: T tokens, D width, P programs of the kernel: T forward, by default.
 Source: Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019, arXiv 1910.07467, equation 4; backward fused
 with partial sums: Hsu et al., "Liger Kernel", 2024, arXiv 2410.10989, section 3.2, and Triton's tutorial "Layer
 Normalization".

@@ -120,7 +120,7 @@ def stages_that_fit(function: str, tiles: str, shared_bytes: Callable[[int], int
     if not fitting:
         raise ValueError(
             f"{function}: tiles must fit into a program's shared memory, {room_bytes:,} bytes on this GPU: "
-            f"got {tiles}, which need {shared_bytes(1):,}; take smaller ones, or leave tiles out."
+            f"got {tiles}, which need {shared_bytes(1):,}; take smaller tiles, or numbers of fewer bytes."
         )
     return fitting[-1]
 

@@ -103,11 +103,11 @@ def test_the_closed_form_is_what_the_simulator_takes_for_a_layer(
 
 
 def test_within_a_node_twice_the_ranks_take_little_more_than_half_and_across_nodes_much_more():
-    times = tensor_times(LARGE, CLUSTERS["dgx-h100"], [1, 2, 4, 8, 16, 32])
+    times = tensor_times(LARGE, CLUSTERS["dgx-h100"], [1, 2, 4, 8, 16, 32, 64])
     ratios = [after.layer_s / before.layer_s for before, after in pairwise(times)]
     assert max(ratios[:3]) < 0.65 and min(ratios[3:]) > 0.8
     shares = [time.exposed_s / time.layer_s for time in times]
-    assert shares == sorted(shares) and shares[0] == 0 and shares[3] < 0.2 and shares[5] > 0.45
+    assert shares == sorted(shares) and shares[0] == 0 and shares[3] < 0.2 and shares[6] > 0.5
     # Where links are slow and the layer narrower, a second node saves nothing.
     before, after = tensor_times(LayerSizes(1, 2048, 4096, 32), CLUSTERS["pcie-a100"], [8, 16])
     assert after.layer_s > 0.98 * before.layer_s
