@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from lablib.cost.attention import flash_compute_s
-from lablib.cost.efficiency import MOST_UNSORTED, operator_time_s
+from lablib.cost.efficiency import FEWEST_ROWS_IN_STAGES, MOST_UNSORTED, operator_time_s
 from lablib.cost.elements import function_time_s
 from lablib.cost.matmul import matmul_compute_s
 from lablib.cost.memory import stream_time_s
@@ -231,9 +231,9 @@ def operator_kind(op: Any, args: tuple, out: Any) -> str:
     """The key of `lablib.cost.efficiency.RATES`: a property of operands and result, or the operator's name."""
     name = _name(op)
     if name in _SUMS and args:
-        x = args[0]
-        keeps_columns = isinstance(out, torch.Tensor) and out.shape[-1:] == x.shape[-1:] and x.ndim > 1
-        return "sum over rows" if keeps_columns else "sum"
+        if not _keeps_columns(args, out):
+            return "sum"
+        return "sum over rows" if args[0].numel() >= FEWEST_ROWS_IN_STAGES * out.numel() else ""
     if name in _COPIES:
         source = args[1] if name == "copy_" else args[0]
         if isinstance(out, torch.Tensor) and isinstance(source, torch.Tensor):
@@ -247,11 +247,21 @@ def operator_kind(op: Any, args: tuple, out: Any) -> str:
     return name
 
 
+def _keeps_columns(args: tuple, out: Any) -> bool:
+    """Whether a reduction leaves the innermost dimension."""
+    x, dims = args[0], args[1] if len(args) > 1 else None
+    if not isinstance(out, torch.Tensor) or x.ndim < 2:
+        return False
+    if isinstance(dims, (list, tuple)) and dims:
+        return all(d % x.ndim != x.ndim - 1 for d in dims)
+    return out.shape[-1:] == x.shape[-1:]
+
+
 def _innermost(x: torch.Tensor) -> int:
     """The dimension, counted from the last, along which neighbours lie in memory; 0 where there is no choice."""
     if x.layout != torch.strided or x.is_contiguous():
         return -1 if x.numel() > 1 and x.ndim > 1 and x.shape[-1] > 1 else 0
-    strides = [(s, d - x.ndim) for d, (s, n) in enumerate(zip(x.stride(), x.shape, strict=True)) if n > 1]
+    strides = [(s, d - x.ndim) for d, (s, n) in enumerate(zip(x.stride(), x.shape, strict=True)) if n > 1 and s]
     return min(strides)[1] if strides else 0
 
 

@@ -16,6 +16,7 @@ Simplified: what is in the cache is decided by size alone (lablib/cost/memory.py
 from collections.abc import Sequence
 
 from lablib.cost import attention_time_s, memory_bound_time_s
+from lablib.cost.efficiency import operator_time_s
 from lablib.hardware import Cluster
 from lablib.parallel.context_blocks import Block
 from lablib.parallel.context_bytes import ContextSizes
@@ -42,9 +43,17 @@ class Prices:
         device = self.device
         return sum(float(memory_bound_time_s(size, device)) + device.queued_s for size in size_bytes)
 
-    def cast(self, size_bytes: float) -> float:
-        """To 32 bits or back; nothing where numbers are as wide anyway."""
+    def widen(self, size_bytes: float) -> float:
+        """To 32 bits; nothing where numbers are as wide anyway."""
+        return self.of_kind("widening", size_bytes * (1 + self.widening)) if self.widening > 1 else 0.0
+
+    def narrow(self, size_bytes: float) -> float:
+        """Back from 32 bits."""
         return self.touch(size_bytes * (1 + self.widening)) if self.widening > 1 else 0.0
+
+    def of_kind(self, kind: str, size_bytes: float, elements: float = 0.0) -> float:
+        """A kernel of a kind of `lablib.cost.efficiency.RATES`."""
+        return float(operator_time_s(kind, size_bytes, elements, self.device)) + self.device.queued_s
 
     def kernel(self, block: Block, backward: bool) -> float:
         sizes, pairs = self.sizes, (length_of(block.queries), length_of(block.keys))
@@ -61,7 +70,7 @@ class Prices:
             if i == 0 and not has_more and queries == tokens:
                 continue
             wide, row = queries * self.query * self.widening, queries * self.row
-            total += self.cast(queries * self.query) + self.touch(3 * row, 2 * row, 2 * row, 3 * wide + row, 3 * row)
+            total += self.widen(queries * self.query) + self.touch(3 * row, 2 * row, 2 * row, 3 * wide + row, 3 * row)
             if i == 0 and not has_more:
                 total += self.touch(tokens * self.query * self.widening, tokens * self.row)
             if queries < tokens:
@@ -81,7 +90,7 @@ class Prices:
     def gradients_out(self, tokens: int, keys: int) -> float:
         """The sums of gradients: made before, and narrowed behind."""
         zeros_s = self.touch(tokens * self.query * self.widening)
-        return zeros_s + self.cast(tokens * self.query) + 2 * self.cast(keys * self.keys / 2)
+        return zeros_s + self.narrow(tokens * self.query) + 2 * self.narrow(keys * self.keys / 2)
 
 
 def length_of(part: slice) -> int:

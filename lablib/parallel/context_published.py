@@ -10,7 +10,7 @@ and the table has 51 to 54%, 82 to 90%, 70 to 83%. The rest of the way is predic
 written out and read again, in 32 bits, and kernels that start anew for each round. Only FlashAttention's own speed is
 taken from the table, row by row: the library's kernel of 2024 reaches half of what an H100 can.
 
-Found: contiguous within 5 points of the table, zigzag within 6. Striped comes out 5 to 14 points too high, most where
+Found: contiguous within 2 points of the table, zigzag within 5. Striped comes out 7 to 12 points too high, most where
 there is no backward. Our reading: all its rounds are causal, and a causal kernel then took longer for its pairs than a
 full one, which the price list does not know.
 
@@ -79,7 +79,7 @@ def counted_efficiencies() -> dict[str, float]:
 def predicted_efficiencies(row: PublishedRing) -> dict[str, float]:
     """By order, from `context_time` on the row's machine with its FlashAttention as fast as it was measured."""
     cluster = _as_measured(row)
-    share_s = fair_share_s(SIZES, cluster, RANKS, forward_only=row.forward_only)
+    share_s = RANKS * _own_tokens_s(row, cluster)
     times = {name: context_time(SIZES, cluster, RANKS, "ring", name, forward_only=row.forward_only) for name in ORDERS}
     return {name: share_s / time.time_s for name, time in times.items()}
 
@@ -90,6 +90,11 @@ def _as_measured(row: PublishedRing) -> Cluster:
     if row.gpu == "H800":
         cluster = find_cluster("dgx-h100")
         cluster = replace(cluster, intra=replace(cluster.intra, bandwidth_bytes_per_s=200e9))
-    share = fair_share_s(SIZES, cluster, RANKS, forward_only=row.forward_only) * row.flash / RANKS
+    share = _own_tokens_s(row, cluster) * row.flash
     peaks = {name: peak * share for name, peak in cluster.device.peak_flops_per_s.items()}
     return replace(cluster, device=replace(cluster.device, peak_flops_per_s=peaks))
+
+
+def _own_tokens_s(row: PublishedRing, cluster: Cluster) -> float:
+    """Attention over one GPU's own tokens: the table's first column."""
+    return fair_share_s(replace(SIZES, seq_len=TOKENS_A_RANK), cluster, 1, forward_only=row.forward_only)

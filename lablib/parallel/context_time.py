@@ -162,7 +162,8 @@ def _ring(prices: Prices, network: GroupNetwork, pieces: Pieces, backward: bool)
         if n == 1:
             return first_s, 0.0
         round_s = max(prices.forward(blocks, t, True) for blocks in others)
-        compute_s = stacked_s + first_s + (n - 1) * round_s + 2 * prices.cast(t * prices.query)  # widened, narrowed
+        compute_s = stacked_s + first_s + (n - 1) * round_s
+        compute_s += prices.widen(t * prices.query) + prices.narrow(t * prices.query)
         return compute_s, sum(max(0.0, wait) for wait in (m - first_s, *[m - round_s] * (n - 2)))
     first_s, ends_s = prices.backward(own, t), prices.gradients_out(t, t)
     if n == 1:
@@ -184,8 +185,8 @@ def _gathered(prices: Prices, network: GroupNetwork, pieces: Pieces, backward: b
         compute_s = max(prices.backward(blocks, total) for blocks in ranks) + prices.gradients_out(t, total)
         compute_s += prices.touch(2 * whole, whole, 2 * whole)
         return compute_s, collective_cost("reduce_scatter", float(whole), network).time_s
-    widened_s = prices.cast(t * prices.query) if length_of(ranks[-1][0].queries) == t else 0.0
-    compute_s = max(prices.forward(blocks, t, False) for blocks in ranks) + prices.cast(t * prices.query) + widened_s
+    widened_s = prices.widen(t * prices.query) if length_of(ranks[-1][0].queries) == t else 0.0
+    compute_s = max(prices.forward(blocks, t, False) for blocks in ranks) + prices.narrow(t * prices.query) + widened_s
     compute_s += prices.touch(2 * own, own, 2 * own, 2 * whole)  # stacked, padded; put in order
     return compute_s, collective_cost("all_gather", float(whole), network).time_s
 

@@ -217,7 +217,8 @@ def test_messages_hide_behind_the_attention_to_what_came_before():
         last_s = 2 * 8 * t * 64 * 4 / 450e9
         for rank in range(n):
             assert took.communication_s[rank] > 5 * last_s
-            assert took.exposed_s[rank] + took.waiting_s[rank] < 2 * last_s
+            later_s = max(took.busy_s) - took.busy_s[rank]  # the slowest rank's kernels: halves of blocks take longer
+            assert took.exposed_s[rank] + took.waiting_s[rank] < 1.1 * last_s + later_s
     order = order_of("contiguous", n * t, n)
     slow = launch(large, "ring", order, 8, ranks=n, cluster="dgx-h100", fidelity="shapes").summary()
     assert 1.6 < slow.step_time_s / took.step_time_s < (2 * n - 1) / n

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lablib import CLUSTERS, launch
+from lablib import CLUSTERS, Cluster, launch
 from lablib.parallel import (
     ORDERS,
     PUBLISHED_RINGS,
@@ -60,7 +60,7 @@ def attend(sizes: ContextSizes, way: str, order: str, u: int, dtype: torch.dtype
         o.backward(grad)
 
 
-def simulated(sizes: ContextSizes, cluster: str, ranks: int, *args: Any, is_forward: bool = False) -> tuple[float, Any]:
+def simulated(sizes: ContextSizes, cluster: str | Cluster, ranks: int, *args: Any, is_forward: bool = False) -> tuple[float, Any]:
     dtype = {2: torch.bfloat16, 4: torch.float32}[sizes.element_bytes]
     run = launch(attend, sizes, *args, dtype, is_forward, ranks=ranks, cluster=cluster, fidelity="shapes")
     start_s = next(t for t in run.traffic.transfers if t.name == "barrier").end_s
@@ -87,10 +87,11 @@ def test_the_closed_form_is_what_the_simulator_takes_and_sends(
 
 
 def test_a_key_value_head_that_is_repeated_costs_its_copies():
-    """So short that they count: without them a tenth would be missing."""
-    sizes = ContextSizes(4, 4 * 256, 16, 1, 128)
-    expected = context_time(sizes, CLUSTERS["dgx-h100"], 4, "ulysses")
-    found_s, _ = simulated(sizes, "dgx-h100", 4, "ulysses", "contiguous", 1)
+    """So short that they count; kernels do not wait for their launches."""
+    sizes, node = ContextSizes(4, 4 * 256, 16, 1, 128), CLUSTERS["dgx-h100"]
+    node = replace(node, device=replace(node.device, launch_s=1e-12))
+    expected = context_time(sizes, node, 4, "ulysses")
+    found_s, _ = simulated(sizes, node, 4, "ulysses", "contiguous", 1)
     assert found_s == pytest.approx(expected.time_s, rel=0.04)
 
 
@@ -168,7 +169,8 @@ def test_where_each_way_wins():
         max(nodes, key=lambda way: nodes[way][i]) == "ulysses of 8 in a zigzag ring" for i in range(len(lengths))
     )
     # With slow links and a long sequence, a ring that hides its messages is better than an all-to-all that does not.
-    slow = context_efficiencies(LLAMA, CLUSTERS["pcie-a100"], 8, lengths)
+    link = replace(CLUSTERS["pcie-a100"].intra, bandwidth_bytes_per_s=12.5e9)
+    slow = context_efficiencies(LLAMA, replace(CLUSTERS["pcie-a100"], intra=link), 8, lengths)
     assert slow["zigzag ring"][0] < slow["ulysses"][0] and slow["zigzag ring"][3] > slow["ulysses"][3]
 
 
@@ -204,8 +206,8 @@ def test_pairs_alone_say_eight_fifteenths_for_contiguous_and_all_for_the_others(
 @pytest.mark.parametrize("row", PUBLISHED_RINGS, ids=lambda row: f"{row.gpu} {row.forward_only}")
 def test_predicted_efficiencies_are_near_the_published_ones_but_for_striped(row: Any):
     found, table = predicted_efficiencies(row), row.efficiencies
-    assert found["contiguous"] == pytest.approx(table["contiguous"], abs=0.05)
-    assert found["zigzag"] == pytest.approx(table["zigzag"], abs=0.06)
+    assert found["contiguous"] == pytest.approx(table["contiguous"], abs=0.02)
+    assert found["zigzag"] == pytest.approx(table["zigzag"], abs=0.05)
     assert 0.05 < found["striped"] - table["striped"] < 0.14
     assert found["contiguous"] < found["striped"] < found["zigzag"]
 
