@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
-from hypothesis.internal.conjecture import providers
+from hypothesis.internal.conjecture import junkdrawer, providers
 from hypothesis.internal.constants_ast import Constants
 from jaxtyping import install_import_hook
 
@@ -38,8 +38,10 @@ settings.register_profile("exploring", deadline=None, print_blob=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Properties are tried on the same examples every time, with `--all` on new ones; a busy machine is no failure.
 
-    Tests press the stop button. A shell starts its background jobs with SIGINT ignored, and they pass it on.
+    Tests press the stop button. A shell starts its background jobs with SIGINT ignored, and they pass it on. An
+    interrupt during a callback of the garbage collector is printed and lost; Hypothesis would add such a callback.
     """
+    junkdrawer._gc_initialized = True
     settings.load_profile("exploring" if config.getoption("--all") else "repeatable")
     if not config.getoption("--all"):
         # Hypothesis also draws the numbers that stand in the modules imported so far. Which those are depends on the

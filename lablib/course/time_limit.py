@@ -20,7 +20,8 @@ from lablib.thread_frames import thread_frames
 CPU_LIMIT_S = 30.0  # of one answer
 CLOCK_LIMIT_S = 300.0
 LAUNCH_LIMIT_S = CLOCK_LIMIT_S + 30  # of a launch in another thread, which has no limit here
-_LONGEST_TICK_S = 1.0  # also the pause before another interrupt: code may catch one and go on
+_LONGEST_TICK_S = 1.0
+_PAUSE_S = 1.0  # before another interrupt: code may catch one and go on
 _WAITING_SHARE = 0.01  # of one core: a block that uses less waits
 
 Reason = Literal["cpu", "busy", "waiting"]
@@ -118,7 +119,7 @@ class _Watch:
         tick_s = min(_LONGEST_TICK_S, *(limit_s / 10 for limit_s in self._limits_s))
         cpu_limit_s, clock_limit_s = self._limits_s
         began, half = (self._cpu(), self._clock()), None
-        while not self._stopped.wait(_LONGEST_TICK_S if self.reason else tick_s):
+        while not self._stopped.wait(_PAUSE_S if self.reason else tick_s):
             cpu_s, clock_s = self._cpu() - began[0], self._clock() - began[1]
             if half is None and clock_s >= clock_limit_s / 2:
                 half = cpu_s, clock_s

@@ -16,9 +16,9 @@ SLOWER = 1000.0  # a unit lasts milliseconds: beside it, the microseconds of a m
 
 def unit_s():
     """Seconds of a unit on a rank that is slowed."""
-    one = torch.ones(1)
-    runs = [launch(work, units, one, ranks=1, cluster=CLUSTER).timeline.makespan_s for units in (1, 2)]
-    return (runs[1] - runs[0]) * SLOWER
+    one, slow = torch.ones(1), [SlowRank(0, SLOWER)]
+    runs = [launch(work, units, one, ranks=1, cluster=CLUSTER, faults=slow).timeline.makespan_s for units in (1, 2)]
+    return runs[1] - runs[0]
 
 
 @pytest.mark.parametrize("loaders, prefetch", [(1, 1), (1, 3), (2, 1), (3, 2)])

@@ -4,7 +4,6 @@
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -435,11 +434,8 @@ def unit_scale(figure) -> float:
     return {"s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}[unit]
 
 
-def test_200_000_spans_take_seconds_at_most(examples):
-    timeline = examples.many_tiny_spans(200_000)
-    started = time.process_time()  # of this process alone: CI shares its cores
-    figure = figure_timeline(timeline)
-    assert time.process_time() - started < 8.0
+def test_200_000_spans_make_a_figure_of_bounded_size(examples):
+    figure = figure_timeline(examples.many_tiny_spans(200_000))
     assert len(bars_drawn(figure, 1e-3)) <= MAX_BARS
     assert len(figure.to_json()) < 4e6
 

@@ -60,7 +60,9 @@ def attend(sizes: ContextSizes, way: str, order: str, u: int, dtype: torch.dtype
         o.backward(grad)
 
 
-def simulated(sizes: ContextSizes, cluster: str | Cluster, ranks: int, *args: Any, is_forward: bool = False) -> tuple[float, Any]:
+def simulated(
+    sizes: ContextSizes, cluster: str | Cluster, ranks: int, *args: Any, is_forward: bool = False
+) -> tuple[float, Any]:
     dtype = {2: torch.bfloat16, 4: torch.float32}[sizes.element_bytes]
     run = launch(attend, sizes, *args, dtype, is_forward, ranks=ranks, cluster=cluster, fidelity="shapes")
     start_s = next(t for t in run.traffic.transfers if t.name == "barrier").end_s

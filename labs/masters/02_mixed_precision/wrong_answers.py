@@ -1000,11 +1000,11 @@ def choose_format(peaks, fewest_bits):
             "your code runs without an exception",
         ),
         (
-            "compares in units of 0.1 TFLOP/s",
+            "compares in units of 1 GFLOP/s",
             """
 def choose_format(peaks, fewest_bits):
     names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]
-    best = max(names, key=lambda n: round(peaks[n] / 1e11))
+    best = max(names, key=lambda n: round(peaks[n] / 1e9))
     return best, {'float16': NEEDS[1], 'float8': NEEDS[2], 'float4': NEEDS[3]}.get(best, NEEDS[0])
 """,
             "a device with two peaks that are nearly the same",

@@ -555,8 +555,8 @@ tensor_calculator(interactive)
 # <details><summary>What helps?</summary>
 #
 # On 8 ranks of `dgx-h100` a fifth of the layer is exposed. More tokens do not help: compute and bytes both grow with
-# them, and with 8 times as many it is still 19%. A wider layer does: products grow with the width squared, bytes with
-# the width. 28% at 4096 become 12% at 16,384. A slower link shows at once, inside the node, too: 54% on `pcie-a100`. So
+# them, and with 8 times as many it is still 18%. A wider layer does: products grow with the width squared, bytes with
+# the width. 27% at 4096 become 12% at 16,384. A slower link shows at once, inside the node, too: 53% on `pcie-a100`. So
 # tensor parallelism takes the fastest links, up to the GPUs of a node, and other ways of sharing work go across
 # (Narayanan et al., 2021, takeaway 1).
 #
@@ -565,11 +565,11 @@ tensor_calculator(interactive)
 # %% tags=["instructor"]
 # The numbers of this answer: the exposed share of a layer on 8 ranks.
 for name, width, tokens, percent in [
-    ("dgx-h100", 8192, 4096, 20),
-    ("dgx-h100", 8192, 32768, 19),
-    ("dgx-h100", 4096, 4096, 28),
+    ("dgx-h100", 8192, 4096, 19),
+    ("dgx-h100", 8192, 32768, 18),
+    ("dgx-h100", 4096, 4096, 27),
     ("dgx-h100", 16384, 4096, 12),
-    ("pcie-a100", 8192, 4096, 54),
+    ("pcie-a100", 8192, 4096, 53),
 ]:
     sizes = parallel.LayerSizes(tokens // 2048, 2048, width, width // 64)
     one = parallel.tensor_layer_time(sizes, find_cluster(name), 8)
