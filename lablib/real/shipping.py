@@ -14,6 +14,7 @@ import linecache
 import os
 import pickle
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,7 +89,8 @@ def _culprit(fn: Any, args: tuple, kwargs: dict[str, Any]) -> str:
 def _by_value(fn: Any) -> Iterator[None]:
     """While this lasts, cloudpickle copies what lives in modules a worker would not find, or not find as it is here."""
     own = {getattr(part, "__module__", None) for part in _layers(fn)}
-    modules = [m for m in list(sys.modules.values()) if _is_users(m) and (m.__name__ in own or not _is_importable(m))]
+    found = _Found()
+    modules = [m for m in list(sys.modules.values()) if _is_users(m) and (m.__name__ in own or not found.has(m))]
     # cloudpickle's registry has names: one module may be loaded twice (debugpy's are), or under another name than its.
     left_out = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
     by_name = {m.__name__: m for m in modules if m.__name__ in sys.modules and m.__name__ not in left_out}
@@ -120,19 +122,26 @@ def _is_users(module: Any) -> bool:
     return file is not None and is_users(file)
 
 
-def _is_importable(module: ModuleType) -> bool:
-    """Whether `import` in another process with the same `sys.path` finds this very file under this name."""
-    top, *below = module.__name__.split(".")
-    for name, finder in list(sys.modules.items()):
-        if name.startswith("__editable__") and top in (mapping := getattr(finder, "MAPPING", {})):
-            # Python itself starts with this finder of an editable installation, so a worker has it, too.
-            inside = os.path.join(os.path.realpath(mapping[top]), *below)
-            return os.path.realpath(module.__file__ or "").startswith((inside + os.sep, inside + ".py"))
-    file = Path(os.path.realpath(module.__file__ or ""))
-    parents = len(module.__name__.split(".")) - (file.stem != "__init__")
-    root = file.parents[parents] if parents < len(file.parents) else None
-    expected = module.__name__.split(".")[-1] in (file.stem, file.parent.name)
-    return expected and root is not None and any(os.path.realpath(entry or ".") == str(root) for entry in sys.path)
+class _Found:
+    """What `import` finds in another process with the same `sys.path`."""
+
+    def __init__(self) -> None:
+        # Python itself starts with the finders of editable installations, so a worker has them, too.
+        finders = [finder for name, finder in list(sys.modules.items()) if name.startswith("__editable__")]
+        self._editable = dict(ChainMap(*(getattr(finder, "MAPPING", {}) for finder in finders)))
+        self._path = {os.path.realpath(entry or ".") for entry in sys.path}
+
+    def has(self, module: ModuleType) -> bool:
+        """Whether this very file is found under this name."""
+        (top, *below), real = module.__name__.split("."), os.path.realpath(module.__file__ or "")
+        if top in self._editable:
+            inside = os.path.join(os.path.realpath(self._editable[top]), *below)
+            return real.startswith((inside + os.sep, inside + ".py"))
+        file = Path(real)
+        parents = len(below) + 1 - (file.stem != "__init__")
+        root = file.parents[parents] if parents < len(file.parents) else None
+        expected = module.__name__.split(".")[-1] in (file.stem, file.parent.name)
+        return expected and root is not None and str(root) in self._path
 
 
 def _source_lines() -> dict[str, list[str]]:

@@ -136,12 +136,22 @@ def test_a_timeout_names_the_ranks_still_running_and_their_lines():
     assert_all_end(pids)
 
 
-def test_an_interrupt_ends_the_workers_and_is_passed_on():
+def test_an_interrupt_ends_the_workers_and_is_passed_on(tmp_path):
+    def sleeps() -> None:
+        (tmp_path / os.environ["RANK"]).touch()
+        time.sleep(60)
+
+    def interrupts() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
     pids = run_real(os.getpid, ranks=2, backend="gloo").values
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    thread = threading.Thread(target=interrupts, daemon=True)
+    thread.start()
     with pytest.raises(KeyboardInterrupt):
-        run_real(time.sleep, (60,), ranks=2, backend="gloo")
+        run_real(sleeps, ranks=2, backend="gloo")
+    thread.join()
     assert_all_end(pids)
 
 
