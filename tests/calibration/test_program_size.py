@@ -1,12 +1,17 @@
 """Batches of measured programs: as on a CPU where a CPU runs them, and long enough on any GPU of the catalogue."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.calibration import batch_for
 from lablib.calibration.program_size import LEAST_S
+from lablib.course.places import find_labs
 from lablib.hardware import CLUSTERS
+
+ROOT = Path(__file__).parents[2]
 
 
 @given(st.sampled_from(sorted(CLUSTERS)), st.integers(1, 1000), st.floats(1e3, 1e18))
@@ -28,3 +33,13 @@ def test_on_a_cpu_whose_cores_ranks_share_a_batch_stays_as_it_was_recorded(batch
 def test_a_program_without_flops_is_refused(flops):
     with pytest.raises(ValueError, match="flops of a program must be positive: got"):
         batch_for(CLUSTERS["dgx-h100"], 4, flops)
+
+
+def test_every_lab_that_compares_a_step_has_a_larger_one_on_gpus():
+    """Lab 08 compares messages of a size that its text names."""
+    sources = {lab.number: lab.master.read_text(encoding="utf-8") for lab in find_labs(ROOT / "labs")}
+    comparing = {number: text for number, text in sources.items() if "comparison = reconcile(" in text}
+    assert len(comparing) > 10
+    for number in comparing.keys() - {"08"}:
+        assert "batch_for(" in comparing[number] or 'if real == "gloo" else' in comparing[number], number
+        assert number == "11" or '"shapes" if ' in comparing[number], number  # 11 compares values, too

@@ -596,7 +596,7 @@ explore(errors, draw_errors, sliders, interactive=interactive, examples=examples
 
 # %%
 from lablib import phase, reconcile
-from lablib.calibration import this_machine
+from lablib.calibration import batch_for, this_machine
 from lablib.course import print_text, recorded_comparison
 from lablib.models import GPT, GPTConfig, next_token_loss
 
@@ -614,11 +614,11 @@ def loss_of(model, tokens, dtype):
         return next_token_loss(model(tokens), tokens)
 
 
-def both_formats():
+def both_formats(batch):
     with phase("setup"):  # a first, slow call of each: this part, by its name, is left out
         device = torch.get_default_device()
         model = GPT(gpt_config, seed=0).to(device)
-        tokens = torch.zeros(2, 256, dtype=torch.long, device=device)
+        tokens = torch.zeros(batch, 256, dtype=torch.long, device=device)
         for dtype in dtypes.values():
             loss_of(model, tokens, dtype).backward()
     for name, dtype in dtypes.items():
@@ -639,8 +639,10 @@ print("guess:", my_guess_whole)
 
 # %%
 repeats = 3 if quick else 7
-there = {"ranks": 1, "backend": real, "cluster": here}
-comparison = reconcile(both_formats, **there, repeats=repeats, without="setup")
+there = {"ranks": 1, "backend": real, "cluster": here, "without": "setup"}
+there["fidelity"] = "shapes" if real == "nccl" else "values"
+batch = batch_for(here, 2, 6 * num_parameters * 2 * 256)  # larger on a GPU
+comparison = reconcile(both_formats, batch, **there, repeats=repeats)
 print_text(comparison.reading())
 recorded = recorded_comparison("02")
 print_text(f"{recorded}")

@@ -698,18 +698,25 @@ print("guesses:", my_guess_memory, "and", my_guess_time)
 
 # %%
 from lablib import phase, reconcile
-from lablib.calibration import this_machine
+from lablib.calibration import batch_for, this_machine
 from lablib.course import print_text, recorded_comparison
 from lablib.memory.measured_peak import measured_peak_bytes
-from lablib.models import GPTConfig, next_token_loss
+from lablib.models import GPTConfig, next_token_loss, num_parameters
 
-gpt_config = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=128)
+real = "nccl" if torch.cuda.device_count() else "gloo"
+here = this_machine(ranks=2, backend=real)
+sizes = {"num_layers": 4, "d_model": 256, "num_heads": 4, "vocab_size": 256}
+flops = 6 * num_parameters(GPTConfig(**sizes, max_seq_len=128)) * 16 * 128
+seq_len = batch_for(here, 128, flops)  # longer on a GPU
+gpt_config = GPTConfig(**sizes, max_seq_len=seq_len)
 cuts = {"1 of 16": 16, "4 of 4": 4, "16 of 1": 1}  # micro-batches, and the sequences of each
 
 
 def make_model():
     device = torch.get_default_device()
-    return GPT(gpt_config, device=device), torch.zeros(16, 128, dtype=torch.long, device=device)
+    return GPT(gpt_config, device=device), torch.zeros(
+        16, seq_len, dtype=torch.long, device=device
+    )
 
 
 def backward_of_16(model, tokens, micro_batch):
@@ -727,9 +734,9 @@ def all_cuts():
             backward_of_16(model, tokens, micro_batch)
 
 
-real = "nccl" if torch.cuda.device_count() else "gloo"
-there = {"ranks": 1, "backend": real, "cluster": this_machine(ranks=2, backend=real)}
-comparison = reconcile(all_cuts, **there, repeats=3 if quick else 7, without="setup")
+there = {"ranks": 1, "backend": real, "cluster": here, "without": "setup"}
+there["fidelity"] = "shapes" if real == "nccl" else "values"
+comparison = reconcile(all_cuts, **there, repeats=3 if quick else 7)
 recorded = recorded_comparison("04")
 for place, table in {
     "here": comparison.table(),

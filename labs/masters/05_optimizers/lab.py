@@ -577,10 +577,15 @@ print("steps of", ", ".join(stepped))
 
 
 # %%
+real = "nccl" if torch.cuda.device_count() else "gloo"
+here = this_machine(ranks=2, backend=real)
+count, width = (2, 1024) if real == "gloo" else (8, 4096)  # matrices: larger on a GPU
+
+
 def steps():
     with phase("setup"):  # first steps, which make the states; left out
         device = torch.get_default_device()
-        weights = [nn.Parameter(torch.randn(1024, 1024, device=device)) for _ in range(2)]
+        weights = [nn.Parameter(torch.randn(width, width, device=device)) for _ in range(count)]
         for weight in weights:
             weight.grad = torch.randn_like(weight)
         made = {name: make(weights) for name, make in stepped.items()}
@@ -591,9 +596,8 @@ def steps():
             optimizer.step()
 
 
-real = "nccl" if torch.cuda.device_count() else "gloo"
-here = this_machine(ranks=2, backend=real)
 options = {"ranks": 1, "backend": real, "cluster": here, "without": "setup"}
+options["fidelity"] = "shapes" if real == "nccl" else "values"
 comparison = reconcile(steps, **options, repeats=3 if quick else 7)
 print_text(comparison.reading())
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from lablib import find_cluster, launch, parallel, phase, reconcile
-from lablib.calibration import this_machine
+from lablib.calibration import batch_for, this_machine
 from lablib.cost import GroupNetwork, collective_cost
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.data import batches, load_corpus, train_val_split
@@ -495,9 +495,10 @@ pd.DataFrame(rows).T
 
 
 # %%
-def warm_step():
+def warm_step(times):
     with phase("setup"):
         replica, inputs, targets = prepare()
+        inputs, targets = inputs.repeat(times, 1), targets.repeat(times, 1)
         replica = parallel.DataParallel(replica, bucket_bytes=bucket_bytes)
         next_token_loss(replica(inputs), targets).backward()
         dist.barrier()
@@ -505,12 +506,12 @@ def warm_step():
 
 
 real = "nccl" if backend == "nccl" else "gloo"
-there = {
-    "ranks": real_ranks,
-    "backend": real,
-    "cluster": this_machine(ranks=real_ranks, backend=real),
-}
-comparison = reconcile(warm_step, **there, repeats=3 if quick else 7, without="setup")
+machine = this_machine(ranks=real_ranks, backend=real)
+there = {"ranks": real_ranks, "backend": real, "cluster": machine, "without": "setup"}
+there["fidelity"] = "shapes" if real == "nccl" else "values"
+flops = 6 * num_parameters(gpt_config) * parts[0].inputs.numel()
+times = batch_for(machine, 1, flops)  # the batch, more often on a GPU
+comparison = reconcile(warm_step, times, **there, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())
 

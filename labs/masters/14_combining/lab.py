@@ -22,7 +22,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from lablib import find_cluster, launch, parallel, phase, reconcile
-from lablib.calibration import this_machine
+from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import (
     figure_context_times,
@@ -33,7 +33,7 @@ from lablib.figures import (
     format_quantity,
     show,
 )
-from lablib.models import GPT, GPTConfig, next_token_loss
+from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.parallel import Mesh
 from lablib.parallel.expert_runs import recorded_expert_runs
 from lablib.plan import Parallel, axis_by_axis
@@ -985,10 +985,14 @@ print("one device, without a pause:", told)
 
 # %%
 assert real_ranks % 2 == 0, f"real_ranks must be even: got {real_ranks}."
+real = "nccl" if backend == "nccl" else "gloo"
+here = this_machine(ranks=real_ranks, backend=real)
+small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=128)
+batch_size = batch_for(here, 8, 6 * num_parameters(small) * 8 * 128)  # larger on GPUs
 REAL = parallel.Combination(
-    GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=128),
+    small,
     Mesh(pipeline=2, tensor=real_ranks // 2),
-    batch_size=8,
+    batch_size=batch_size,
     seq_len=128,
     num_micro_batches=4,
 )
@@ -997,17 +1001,17 @@ REAL = parallel.Combination(
 def small_step():
     with phase("setup"):
         step = parallel.CombinedStep(REAL, partial(torch.optim.SGD, lr=0.1))
-        tokens = torch.zeros(8, 128, dtype=torch.long, device=torch.get_default_device())
+        shape = (batch_size, REAL.seq_len)
+        tokens = torch.zeros(shape, dtype=torch.long, device=torch.get_default_device())
         model = GPT(REAL.config).to(torch.get_default_device())
         next_token_loss(model(tokens), tokens).backward()  # torch warms up
         dist.barrier()
     step(tokens, tokens)
 
 
-real = "nccl" if backend == "nccl" else "gloo"
-here = this_machine(ranks=real_ranks, backend=real)
-there = {"ranks": real_ranks, "backend": real, "cluster": here}
-comparison = reconcile(small_step, **there, repeats=3 if quick else 7, without="setup")
+there = {"ranks": real_ranks, "backend": real, "cluster": here, "without": "setup"}
+there["fidelity"] = "shapes" if real == "nccl" else "values"
+comparison = reconcile(small_step, **there, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())
 
