@@ -98,18 +98,21 @@ def answers_of(lab: Lab) -> Answers:
     return Answers(wrong, right)
 
 
-def prove(lab: Lab, only: str = "", seeds: Sequence[int] = (0,)) -> Iterator[Proof]:
+def prove(lab: Lab, only: str = "", seeds: Sequence[int] = (0,), *, every_answer: bool = True) -> Iterator[Proof]:
     """Prove every exercise of a lab, or the one called `only`.
 
     Args:
         lab: which.
         only: name of an exercise; "" for all.
         seeds: from which the checks draw their inputs; everything is proven with each.
+        every_answer: else, of the wrong answers with the same part of a message, the first alone.
 
     Raises:
         CourseError: no such exercise, or a master, checks or answers that do not belong together.
     """
     master, answers = read_master(lab), answers_of(lab)
+    if not every_answer:
+        answers = Answers({name: _one_of_each(wrong) for name, wrong in answers.wrong.items()}, answers.right)
     used = [check.check_name or "" for _, check in master.exercises]
     problem = _problem(lab, used, answers)
     if problem:
@@ -121,6 +124,13 @@ def prove(lab: Lab, only: str = "", seeds: Sequence[int] = (0,)) -> Iterator[Pro
         found = [text for seed in seeds for text in _findings(master, name, answers, seed)]
         tried = 2 + len(answers.wrong.get(name, [])) + len(answers.right.get(name, []))
         yield Proof(name, tried * len(seeds), list(dict.fromkeys(found)), time.perf_counter() - start_s)
+
+
+def _one_of_each(wrong: list[WrongAnswer]) -> list[WrongAnswer]:
+    """The first for each message; never fewer than an exercise must have."""
+    first = {one.message: one for one in reversed(wrong)}
+    chosen = [one for one in wrong if first[one.message] is one]
+    return chosen if len(chosen) >= MIN_WRONG else wrong
 
 
 def _problem(lab: Lab, used: list[str], answers: Answers) -> str:

@@ -16,8 +16,9 @@ from lablib.course.proof import answers_of, prove, try_answer
 pytestmark = pytest.mark.filterwarnings("default")
 
 
-def test_the_check_is_proven(lab: Lab, exercise_name: str):
-    for proof in prove(lab, exercise_name):
+def test_the_check_is_proven(lab: Lab, exercise_name: str, pytestconfig: pytest.Config):
+    """With every wrong answer under `--all`; else with one for each message."""
+    for proof in prove(lab, exercise_name, every_answer=pytestconfig.getoption("--all")):
         assert not proof.findings, "\n\n".join(proof.findings)
 
 
