@@ -241,6 +241,6 @@ def test_mixed_precision_of_ddp_needs_a_device_with_events():
         policy = torch.nn.parallel.distributed._MixedPrecision(param_dtype=torch.bfloat16)
         DistributedDataParallel(build(), mixed_precision=policy)(my_part())
 
-    reason = "cpu backend doesn't support events" if torch.version.cuda is None else None  # CUDA's builds look for a driver
+    reason = "cpu backend doesn't support events" if torch.version.cuda is None else None  # CUDA's want a driver
     with pytest.raises(RankError, match=reason):
         launch(program, ranks=2)
