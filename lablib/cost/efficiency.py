@@ -45,7 +45,7 @@ RATES: Mapping[str, Rate] = MappingProxyType(
         "widening": Rate(share=0.52),  # a cast to a wider dtype
         "transposed copy": Rate(bytes_per_element=26),  # the innermost dimension changes
         "sum": Rate(extra_s=5e-6),  # over the innermost dimension, or over all
-        "sum over rows": Rate(extra_s=13e-6),  # the innermost dimension stays; of fewer than 256 rows: streaming
+        "sum over rows": Rate(extra_s=13e-6),  # the innermost dimension stays
         "gelu": Rate(bytes_per_element=5.1),
         "gelu_backward": Rate(bytes_per_element=7.0),
         "_softmax": Rate(bytes_per_element=8.4),
@@ -60,7 +60,6 @@ RATES: Mapping[str, Rate] = MappingProxyType(
     }
 )
 STREAMING = Rate()
-FEWEST_ROWS_IN_STAGES = 256  # of a sum over rows: torch adds up fewer in one stage
 MOST_UNSORTED = 3072  # indices of an embedding, of which torch adds up the gradient without sorting them first
 
 

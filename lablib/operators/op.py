@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from lablib.cost.attention import flash_compute_s
-from lablib.cost.efficiency import FEWEST_ROWS_IN_STAGES, MOST_UNSORTED, operator_time_s
+from lablib.cost.efficiency import MOST_UNSORTED, operator_time_s
 from lablib.cost.elements import function_time_s
 from lablib.cost.matmul import matmul_compute_s
 from lablib.cost.memory import stream_time_s
@@ -231,9 +231,7 @@ def operator_kind(op: Any, args: tuple, out: Any) -> str:
     """The key of `lablib.cost.efficiency.RATES`: a property of operands and result, or the operator's name."""
     name = _name(op)
     if name in _SUMS and args:
-        if not _keeps_columns(args, out):
-            return "sum"
-        return "sum over rows" if args[0].numel() >= FEWEST_ROWS_IN_STAGES * out.numel() else ""
+        return "sum over rows" if _keeps_columns(args, out) else "sum"
     if name in _COPIES:
         source = args[1] if name == "copy_" else args[0]
         if isinstance(out, torch.Tensor) and isinstance(source, torch.Tensor):

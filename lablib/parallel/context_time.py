@@ -94,7 +94,7 @@ def context_time(
         one_s, sent_s = made(prices, network, pieces, backward)
         compute_s, exposed_s = compute_s + one_s, exposed_s + sent_s
         if u > 1:
-            one_s, sent_s = _ulysses(prices, _network(cluster, u, 1), sizes, ranks)
+            one_s, sent_s = _ulysses(prices, _network(cluster, u, 1), sizes, ranks, backward)
             compute_s, exposed_s = compute_s + one_s, exposed_s + sent_s
             if way == "both" and not backward:  # the queries, copied for the ring
                 compute_s += prices.touch(2 * sizes.seq_len // ring * prices.query)
@@ -191,13 +191,15 @@ def _gathered(prices: Prices, network: GroupNetwork, pieces: Pieces, backward: b
     return compute_s, collective_cost("all_gather", float(whole), network).time_s
 
 
-def _ulysses(prices: Prices, network: GroupNetwork, sizes: ContextSizes, ranks: int) -> tuple[float, float]:
+def _ulysses(
+    prices: Prices, network: GroupNetwork, sizes: ContextSizes, ranks: int, backward: bool
+) -> tuple[float, float]:
     """Copies and all-to-alls around attention: queries, keys and values there, the output back; or their gradients."""
     one, kv_heads = sizes.head_bytes(sizes.seq_len // ranks), max(sizes.kv_heads, network.size)
     there, back = (sizes.heads + 2 * kv_heads) * one, sizes.heads * one
     copies_s = prices.touch(2 * there, 2 * there, 2 * back)
     if kv_heads > sizes.kv_heads:  # repeated, or their gradients summed
-        copies_s += 2 * prices.touch((kv_heads + sizes.kv_heads) * one)
+        copies_s += 2 * prices.of_kind("sum over rows" if backward else "", (kv_heads + sizes.kv_heads) * one)
     return copies_s, sum(collective_cost("all_to_all", float(size), network).time_s for size in (there, back))
 
 

@@ -72,7 +72,7 @@ class ExpertPrices:
 
     def summed(self, tokens: int) -> float:
         """The gradients of a token's k copies, added."""
-        return self.touch(tokens * (self.sizes.k + 1) * self.sizes.row_bytes)
+        return self.of_kind("sum over rows", tokens * (self.sizes.k + 1) * self.sizes.row_bytes)
 
     def _product(
         self, m: int, n: int, k: int, count: int, rows: tuple[int, int] | None = None, dtype: str = ""
@@ -97,7 +97,7 @@ class ExpertPrices:
         is_cast = sizes.element_bytes < sizes.router_bytes
         if not backward:
             cast_s = self.touch(cast) if is_cast else 0.0
-            return cast_s + self.touch(2 * rows + weights, rows + x)
+            return cast_s + self.touch(2 * rows + weights) + self.of_kind("sum over rows", rows + x)
         cast_s = self.of_kind("widening", cast) if is_cast else 0.0
         return cast_s + self.touch(2 * rows + x, rows + x + weights) + self.of_kind("sum", rows + weights)
 

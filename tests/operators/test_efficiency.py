@@ -149,7 +149,7 @@ def test_other_gpus_scale_by_bandwidth_and_processors_stream(kind, size_bytes, s
     assert operator_time_s(kind, size_bytes, elements, cpu) == stream_time_s(size_bytes, cpu)
 
 
-@given(rows=st.integers(2, 600), columns=st.integers(2, 64), dtype=st.sampled_from([torch.bfloat16, torch.float32]))
+@given(rows=st.integers(2, 64), columns=st.integers(2, 64), dtype=st.sampled_from([torch.bfloat16, torch.float32]))
 def test_the_kind_of_a_copy_and_of_a_sum_follows_from_operands_and_result(rows, columns, dtype):
     x, aten = _x((rows, columns), dtype), torch.ops.aten
     wide, whole = x.to(torch.float64), x.t().contiguous()
@@ -159,7 +159,7 @@ def test_the_kind_of_a_copy_and_of_a_sum_follows_from_operands_and_result(rows, 
     assert operator_kind(aten.clone.default, (x,), x.clone()) == "clone"
     repeated = x[:, None].expand(rows, 3, columns)
     assert operator_kind(aten.clone.default, (repeated,), repeated.contiguous()) == "clone"
-    assert operator_kind(aten.sum.dim_IntList, (x, [0]), x.sum(0)) == ("sum over rows" if rows >= 256 else "")
+    assert operator_kind(aten.sum.dim_IntList, (x, [0]), x.sum(0)) == "sum over rows"
     assert operator_kind(aten.sum.dim_IntList, (x.expand(3, rows, columns), [2]), x.sum(1)) == "sum"
     assert operator_kind(aten.gt.Scalar, (x, 0), x > 0) == "mask"
 
