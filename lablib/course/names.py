@@ -2,7 +2,7 @@
 
 import ast
 import symtable
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 
@@ -21,13 +21,24 @@ def names(source: str) -> tuple[frozenset[str], frozenset[str]]:
             yield from used(child)
 
     table = symtable.symtable(source, "<cell>", "exec")
-    bound = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
+    nodes = list(ast.walk(ast.parse(source)))
     in_place = {  # `x += 1` uses x too, which a symbol table does not say
-        node.target.id
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+        node.target.id for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+    }
+    # The variables of a comprehension are its own. Python 3.12 and 3.13 list them with the cell's.
+    inside = [name for node in nodes if isinstance(node, ast.comprehension) for name in _stored(ast.walk(node.target))]
+    everywhere = _stored(nodes)
+    own = {name for name in inside if inside.count(name) == everywhere.count(name)}
+    bound = {
+        symbol.get_name()
+        for symbol in table.get_symbols()
+        if symbol.is_imported() or symbol.is_namespace() or (symbol.is_assigned() and symbol.get_name() not in own)
     }
     return frozenset(bound), frozenset(used(table)) | in_place
+
+
+def _stored(nodes: Iterable[ast.AST]) -> list[str]:
+    return [node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)]
 
 
 @lru_cache(maxsize=512)

@@ -234,13 +234,17 @@ def _imported(steps: list[tuple[str, Any]], at: int, modules: dict[str, ModuleTy
 
 
 def instructions(code: CodeType) -> Iterator[tuple[str, Any]]:
-    """Instructions as (operation, argument), those that do two things (Python 3.13) as two."""
+    """Instructions as (operation, argument), in Python 3.13 as before: one that does two things as two, and a variable
+    that is handed to an inner function as LOAD_CLOSURE."""
+    shared = {*code.co_cellvars, *code.co_freevars}  # read and written as LOAD_DEREF and STORE_DEREF
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "RESUME"):
             continue
         parts = re.findall("LOAD_FAST|STORE_FAST", instruction.opname)
         if len(parts) == 2 and isinstance(instruction.argval, tuple):
             yield from zip(parts, instruction.argval, strict=True)
+        elif instruction.opname.startswith("LOAD_FAST") and instruction.argval in shared:
+            yield "LOAD_CLOSURE", instruction.argval
         else:
             yield instruction.opname, instruction.argval
     yield "END", None
