@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("default")
 
 def test_the_check_is_proven(lab: Lab, exercise_name: str, pytestconfig: pytest.Config):
     """With every wrong answer under `--all`; else with one for each message."""
-    for proof in prove(lab, exercise_name, every_answer=pytestconfig.getoption("--all")):
+    for proof in prove(lab, exercise_name, every_answer=bool(pytestconfig.getoption("--all"))):
         assert not proof.findings, "\n\n".join(proof.findings)
 
 
