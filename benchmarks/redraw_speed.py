@@ -18,7 +18,7 @@ MODELS = ("gpt2", "gpt3-175b")
 
 def redraw_s(model: str, repeats: int) -> list[float]:
     """Processor seconds of each move."""
-    slider = memory_calculator(model=model).controls["micro_batch"]  # pyright: ignore[reportAttributeAccessIssue]
+    slider = memory_calculator(model=model).controls["micro_batch"]
     seconds = []
     for value in range(2, repeats + 3):
         started = time.process_time()
@@ -28,7 +28,7 @@ def redraw_s(model: str, repeats: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=12)
     repeats = parser.parse_args().repeats
     for model in MODELS:

@@ -3,7 +3,9 @@
 import functools
 import gc
 import signal
+import sys
 from collections import defaultdict
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -77,6 +79,27 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     # Each launch asks whether anything is set aside, and would count all of it again: 20 ms, where a launch takes 5.
     gc.get_freeze_count = functools.cache(gc.get_freeze_count)
+
+
+@pytest.fixture(scope="session")
+def calls_of() -> Callable[[Callable[[], object]], int]:
+    """Counts the calls of functions, Python's and C's, that an action makes: a bound on work, not on seconds."""
+
+    def count_calls(action: Callable[[], object]) -> int:
+        count = 0
+
+        def note(frame: object, event: str, arg: object) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        sys.setprofile(note)
+        try:
+            action()
+        finally:
+            sys.setprofile(None)
+        return count
+
+    return count_calls
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

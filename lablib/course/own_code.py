@@ -234,19 +234,21 @@ def _imported(steps: list[tuple[str, Any]], at: int, modules: dict[str, ModuleTy
 
 
 def instructions(code: CodeType) -> Iterator[tuple[str, Any]]:
-    """Instructions as (operation, argument), in Python 3.13 as before: one that does two things as two, and a variable
-    that is handed to an inner function as LOAD_CLOSURE."""
-    shared = {*code.co_cellvars, *code.co_freevars}  # read and written as LOAD_DEREF and STORE_DEREF
+    """Instructions as (operation, argument), the same in every Python.
+
+    Python 3.13 combines two operations in one instruction, and loads a variable that an inner function shares by
+    LOAD_FAST when it makes that function; earlier ones by LOAD_CLOSURE.
+    """
+    shared = {*code.co_cellvars, *code.co_freevars}
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("CACHE", "EXTENDED_ARG", "PUSH_NULL", "RESUME"):
             continue
         parts = re.findall("LOAD_FAST|STORE_FAST", instruction.opname)
-        if len(parts) == 2 and isinstance(instruction.argval, tuple):
-            yield from zip(parts, instruction.argval, strict=True)
-        elif instruction.opname.startswith("LOAD_FAST") and instruction.argval in shared:
-            yield "LOAD_CLOSURE", instruction.argval
-        else:
-            yield instruction.opname, instruction.argval
+        is_pair = len(parts) == 2 and isinstance(instruction.argval, tuple)
+        steps = zip(parts, instruction.argval, strict=True) if is_pair else [(instruction.opname, instruction.argval)]
+        for operation, argument in steps:
+            is_closure = operation.startswith("LOAD_FAST") and argument in shared
+            yield "LOAD_CLOSURE" if is_closure else operation, argument
     yield "END", None
 
 

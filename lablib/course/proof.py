@@ -105,7 +105,7 @@ def prove(lab: Lab, only: str = "", seeds: Sequence[int] = (0,), *, every_answer
         lab: which.
         only: name of an exercise; "" for all.
         seeds: from which the checks draw their inputs; everything is proven with each.
-        every_answer: else, of the wrong answers with the same part of a message, the first alone.
+        every_answer: try every wrong answer; otherwise the first for each message.
 
     Raises:
         CourseError: no such exercise, or a master, checks or answers that do not belong together.
@@ -127,7 +127,7 @@ def prove(lab: Lab, only: str = "", seeds: Sequence[int] = (0,), *, every_answer
 
 
 def _one_of_each(wrong: list[WrongAnswer]) -> list[WrongAnswer]:
-    """The first for each message; never fewer than an exercise must have."""
+    """The first wrong answer for each message; all, where that is fewer than an exercise needs."""
     first = {one.message: one for one in reversed(wrong)}
     chosen = [one for one in wrong if first[one.message] is one]
     return chosen if len(chosen) >= MIN_WRONG else wrong

@@ -15,7 +15,7 @@ Simplified: what is in the cache is decided by size alone (lablib/cost/memory.py
 
 from collections.abc import Sequence
 
-from lablib.cost import attention_time_s, memory_bound_time_s
+from lablib.cost import attention_time_s
 from lablib.cost.efficiency import operator_time_s
 from lablib.hardware import Cluster
 from lablib.parallel.context_blocks import Block
@@ -40,8 +40,7 @@ class Prices:
 
     def touch(self, *size_bytes: float) -> float:
         """Kernels that each move so many bytes, reads and writes together."""
-        device = self.device
-        return sum(float(memory_bound_time_s(size, device)) + device.queued_s for size in size_bytes)
+        return sum(self.of_kind("", size) for size in size_bytes)
 
     def widen(self, size_bytes: float) -> float:
         """To 32 bits; nothing where numbers are as wide anyway."""
@@ -51,9 +50,9 @@ class Prices:
         """Back from 32 bits."""
         return self.touch(size_bytes * (1 + self.widening)) if self.widening > 1 else 0.0
 
-    def of_kind(self, kind: str, size_bytes: float, elements: float = 0.0) -> float:
-        """A kernel of a kind of `lablib.cost.efficiency.RATES`."""
-        return float(operator_time_s(kind, size_bytes, elements, self.device)) + self.device.queued_s
+    def of_kind(self, kind: str, size_bytes: float) -> float:
+        """A kernel of a kind of `lablib.cost.efficiency.RATES` whose rate depends on its bytes alone."""
+        return float(operator_time_s(kind, size_bytes, 0, self.device)) + self.device.queued_s
 
     def kernel(self, block: Block, backward: bool) -> float:
         sizes, pairs = self.sizes, (length_of(block.queries), length_of(block.keys))

@@ -89,8 +89,8 @@ def _culprit(fn: Any, args: tuple, kwargs: dict[str, Any]) -> str:
 def _by_value(fn: Any) -> Iterator[None]:
     """While this lasts, cloudpickle copies what lives in modules a worker would not find, or not find as it is here."""
     own = {getattr(part, "__module__", None) for part in _layers(fn)}
-    found = _Found()
-    modules = [m for m in list(sys.modules.values()) if _is_users(m) and (m.__name__ in own or not found.has(m))]
+    importable = _Importable()
+    modules = [m for m in list(sys.modules.values()) if _is_users(m) and (m.__name__ in own or m not in importable)]
     # cloudpickle's registry has names: one module may be loaded twice (debugpy's are), or under another name than its.
     left_out = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
     by_name = {m.__name__: m for m in modules if m.__name__ in sys.modules and m.__name__ not in left_out}
@@ -122,8 +122,8 @@ def _is_users(module: Any) -> bool:
     return file is not None and is_users(file)
 
 
-class _Found:
-    """What `import` finds in another process with the same `sys.path`."""
+class _Importable:
+    """The modules that another process with the same `sys.path` can import."""
 
     def __init__(self) -> None:
         # Python itself starts with the finders of editable installations, so a worker has them, too.
@@ -131,8 +131,8 @@ class _Found:
         self._editable = dict(ChainMap(*(getattr(finder, "MAPPING", {}) for finder in finders)))
         self._path = {os.path.realpath(entry or ".") for entry in sys.path}
 
-    def has(self, module: ModuleType) -> bool:
-        """Whether this very file is found under this name."""
+    def __contains__(self, module: ModuleType) -> bool:
+        """Whether `import` finds the same file under the same name."""
         (top, *below), real = module.__name__.split("."), os.path.realpath(module.__file__ or "")
         if top in self._editable:
             inside = os.path.join(os.path.realpath(self._editable[top]), *below)

@@ -13,7 +13,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from itertools import dropwhile
 from typing import Any, NoReturn, Protocol
@@ -342,7 +342,8 @@ class _Simulation:
                 )
             try:
                 fn, args = self._program()
-                with self._modes(rank), self._faults.begin(rank) if self._faults else nullcontext():
+                surroundings, on_meta, clock = self._modes(rank)
+                with surroundings, on_meta, clock, self._faults.begin(rank) if self._faults else nullcontext():
                     try:
                         rank.value = _returned(fn, args)
                     except Exception as error:
@@ -354,18 +355,17 @@ class _Simulation:
                 if not self._turns.is_closed and dist.is_initialized():
                     dist.destroy_process_group()
 
-    def _modes(self, rank: Rank) -> ExitStack:
-        """What sees the torch functions and the operators of this rank."""
-        modes, run = ExitStack(), call
-        if self._surroundings is not None:
-            modes.enter_context(self._surroundings.of_a_rank(rank))
-        if self._fidelity == "shapes":
-            modes.enter_context(OnMeta())
-            run = MetaKernels(self._meta_answers).run
-        if self._trace or self._fidelity == "shapes":
-            pricer, trackers = (self._pricer, self._trackers) if self._trace else (Pricer(FREE), None)
-            modes.enter_context(Clock(rank, pricer, run, trackers))
-        return modes
+    def _modes(self, rank: Rank) -> tuple[AbstractContextManager, AbstractContextManager, AbstractContextManager]:
+        """The script's patches, the meta device, and the clock that sees this rank's operators.
+
+        Not an `ExitStack`: from Python 3.12 on that reads attributes of the exception, and a program's may raise.
+        """
+        surroundings = nullcontext() if self._surroundings is None else self._surroundings.of_a_rank(rank)
+        is_shapes = self._fidelity == "shapes"
+        run = MetaKernels(self._meta_answers).run if is_shapes else call
+        pricer, trackers = (self._pricer, self._trackers) if self._trace else (Pricer(FREE), None)
+        clock = Clock(rank, pricer, run, trackers) if self._trace or is_shapes else nullcontext()
+        return surroundings, OnMeta() if is_shapes else nullcontext(), clock
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         """The rank whose turn it is resized a storage."""

@@ -434,8 +434,10 @@ def unit_scale(figure) -> float:
     return {"s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}[unit]
 
 
-def test_200_000_spans_make_a_figure_of_bounded_size(examples):
-    figure = figure_timeline(examples.many_tiny_spans(200_000))
+def test_200_000_spans_take_bounded_work_and_make_a_figure_of_bounded_size(examples, calls_of):
+    timeline, figures = examples.many_tiny_spans(200_000), []
+    assert calls_of(lambda: figures.append(figure_timeline(timeline))) < 40 * 200_000
+    figure = figures[0]
     assert len(bars_drawn(figure, 1e-3)) <= MAX_BARS
     assert len(figure.to_json()) < 4e6
 

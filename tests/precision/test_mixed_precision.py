@@ -2,6 +2,7 @@
 
 import copy
 import math
+import sys
 from itertools import islice
 
 import pytest
@@ -46,8 +47,9 @@ def test_fp16_stalls_without_a_scale_and_learns_with_it_and_bf16_needs_none():
     scaled = train_on_text(torch.float16, LossScaler(), num_steps=50)
     assert end_of(fp16) > exact + 0.3
     assert abs(end_of(scaled) - exact) < 0.05
-    # The text is of Python's version, and the last bits of BF16 products are of torch's build: up to 0.18 was seen.
-    assert abs(end_of(bf16) - exact) < 0.2 < end_of(fp16) - end_of(bf16)
+    # The text is Python's own, another in each version: on 3.13, with torch for CUDA, 0.18 was seen.
+    assert abs(end_of(bf16) - exact) < (0.05 if sys.version_info < (3, 12) else 0.2)
+    assert end_of(fp16) - end_of(bf16) > 0.2
     assert fp16.zero_shares[0] > 0.2 and fp16.zero_shares[-1] > 0.5
     assert max(scaled.zero_shares[1:] + bf16.zero_shares[1:]) < 0.01
     assert set(scaled.scales) == {2.0**16} and set(fp16.scales) == {1.0}

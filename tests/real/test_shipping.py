@@ -161,26 +161,11 @@ def test_a_package_that_was_installed_into_another_folder_goes_by_name(tmp_path,
     assert "target_pkg.train" not in registered(module.work)
 
 
-def test_each_module_of_the_users_costs_the_same_however_many_are_loaded(tmp_path, monkeypatch):
-    """Calls of functions, the same on every machine: a session of a thousand modules launches as fast as a new one."""
-    few = shipping_calls()
+def test_each_module_of_the_users_costs_the_same_however_many_are_loaded(calls_of, tmp_path, monkeypatch):
+    """A session of a thousand modules launches as fast as a new one."""
+    few = calls_of(lambda: registered(len))
     for i in range(200):
         module = module_of(tmp_path / f"own_{i}.py", f"own_{i}")
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    registered(lambda: None)  # whose file each is, is asked once
-    assert (shipping_calls() - few) / 200 < 500 < len(sys.modules)
-
-
-def shipping_calls() -> int:
-    count = 0
-
-    def one(frame: object, event: str, arg: object) -> None:
-        nonlocal count
-        count += event in ("call", "c_call")
-
-    sys.setprofile(one)
-    try:
-        registered(lambda: None)
-    finally:
-        sys.setprofile(None)
-    return count
+    registered(len)  # whether a file is the user's is remembered
+    assert (calls_of(lambda: registered(len)) - few) / 200 < 500 < len(sys.modules)

@@ -4,7 +4,6 @@ The classes are made up by hypothesis: each asks for trouble in one or several o
 what it is. The property: a `RankError` of the rank that raised, and a next launch that works.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -49,10 +48,7 @@ TROUBLES: dict[str, Callable[..., Any]] = {
     "is fine": lambda *args: "a message",
 }
 BASES = [Exception, BaseException, KeyboardInterrupt, SystemExit, GeneratorExit, SyntaxError, OSError, AttributeError]
-PLACES = ["__str__", "__repr__", "__dir__", "__eq__", "__bool__", "__hash__"]
-# From 3.12 on contextlib reads the traceback of what leaves a `with` block: what that raises takes its place.
-if sys.version_info < (3, 12):
-    PLACES.append("__getattribute__")
+PLACES = ["__str__", "__repr__", "__dir__", "__getattribute__", "__eq__", "__bool__", "__hash__"]
 ATTRIBUTES = ["__notes__", "lineno", "text", "offset", "filename", "name", "obj", "msg"]
 ODD_VALUES = [7, "text", -3.5, [1, object()], {"a": 1}]
 

@@ -5,6 +5,7 @@
 # pyright: reportOptionalMemberAccess=false
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -211,6 +212,13 @@ def test_a_saved_notebook_has_picture_sentence_and_table_before_the_panel(monkey
     assert "need a running kernel" in words["text/html"] and "<script" not in words["text/html"]
     assert "application/vnd.jupyter.widget-view+json" in panel
     assert sum(len(text) for output in outputs[:2] for text in output.values()) < 100_000
+
+
+def test_a_redraw_is_the_work_of_one_figure(calls_of):
+    explorer = explorer_of(Counted())
+    explorer.controls["ranks"].value = 2  # the first move imports and caches
+    drawn = calls_of(lambda: draw({"a": [8.0, 1.0], "b": [8.0, 1.0]}))
+    assert drawn < calls_of(partial(setattr, explorer.controls["ranks"], "value", 8)) < 6 * drawn
 
 
 def test_not_interactive_shows_pictures_and_no_widget(monkeypatch):

@@ -510,7 +510,7 @@ machine = this_machine(ranks=real_ranks, backend=real)
 there = {"ranks": real_ranks, "backend": real, "cluster": machine, "without": "setup"}
 there["fidelity"] = "shapes" if real == "nccl" else "values"
 flops = 6 * num_parameters(gpt_config) * parts[0].inputs.numel()
-times = batch_for(machine, 1, flops)  # the batch, more often on a GPU
+times = batch_for(machine, 1, flops)  # repeated on a GPU
 comparison = reconcile(warm_step, times, **there, repeats=3 if quick else 7)
 show(comparison.figure())
 print_text(comparison.reading())
