@@ -77,7 +77,7 @@ from lablib.sim.recorder import Recorder
 from lablib.sim.replaced import replaced
 from lablib.sim.shapes import OnMeta, torch_without_values
 from lablib.sim.signals import own_signal_handlers
-from lablib.sim.source import is_program, program_line
+from lablib.sim.source import program_frame, program_line
 from lablib.sim.storages import heard_changes
 from lablib.sim.store import SimStore, stores_of_the_program
 from lablib.sim.threads import followed_threads
@@ -418,10 +418,7 @@ class _Simulation:
         number, thread = self._turns.running_rank()
         frame = thread_frames().get(thread or 0)
         where = f"rank {number} was at {program_line(frame)}" if frame else f"rank {number} was running"
-        innermost = frame
-        while innermost and not is_program(innermost):  # the program's own line, however deep in torch it was
-            innermost = innermost.f_back
-        frames = _programs(traceback.extract_stack(innermost or frame), _OURS) if frame else []
+        frames = _programs(traceback.extract_stack(program_frame(frame) or frame), _OURS) if frame else []
         return where + "\n" + "".join(traceback.format_list(frames[-3:]))
 
 

@@ -16,7 +16,7 @@ import torch
 
 from lablib.texts import error_text
 from lablib.torch_compat import torch_file
-from lablib.whose_code import MADE_UP, TEXT
+from lablib.whose_code import MADE_UP, TEXT, is_of_package
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -87,7 +87,7 @@ def program_line(frame: FrameType | None = None) -> Source:
     inside_lablib = UNKNOWN
     while frame is not None:
         code = code_of(frame.f_code.co_filename)
-        if code is Code.PROGRAM:
+        if code is Code.PROGRAM and not _is_audit_hook(frame):
             return Source(frame.f_code.co_filename, frame.f_lineno)
         if code is Code.BOTTOM:
             break
@@ -95,6 +95,25 @@ def program_line(frame: FrameType | None = None) -> Source:
             inside_lablib = Source(frame.f_code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return inside_lablib
+
+
+def program_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame of the program in a thread's stack, however deep in torch the thread is; None: there is none."""
+    while frame is not None and (not is_program(frame) or _is_audit_hook(frame)):
+        frame = frame.f_back
+    return frame
+
+
+def _is_audit_hook(frame: FrameType) -> bool:
+    """Whether the simulator called this frame, of an installed package: an audit hook of that package (`sys.addaudithook`).
+
+    Python calls the hooks from any function that raises an event, `sys._getframe` for one. filelock has a hook from
+    Python 3.12 on. The simulator calls a program's functions from its bottom alone.
+    """
+    caller = frame.f_back
+    if caller is None or not caller.f_code.co_filename.startswith(_MACHINERY[0]):
+        return False
+    return caller.f_code.co_filename != _BOTTOM and is_of_package(frame.f_code.co_filename)
 
 
 class Here:

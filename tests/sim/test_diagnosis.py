@@ -1,5 +1,8 @@
 """What an error says first is the cause: groups made in different orders, tags and ranks that do not exist."""
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,3 +116,32 @@ def test_a_time_limit_shows_the_programs_frames_alone():
     text = str(caught.value)
     assert 'test_diagnosis.py", line' in text
     assert "simulation.py" not in text and "scheduler.py" not in text and "threading.py" not in text
+
+
+HAS_AN_AUDIT_HOOK = """
+import sys
+import torch.distributed as dist
+import package_with_a_hook
+from lablib import LaunchTimeoutError, launch
+
+def program():
+    while dist.get_rank() == 0:
+        pass
+
+sys.addaudithook(package_with_a_hook.hook)
+for _ in range(10):
+    try:
+        launch(program, ranks=2, timeout_s=0.05)
+    except LaunchTimeoutError as error:
+        print(error)
+"""
+
+
+def test_a_packages_audit_hook_is_not_the_program(tmp_path: Path):
+    # As filelock's from Python 3.12 on: Python calls it from within the simulator's own functions.
+    (packages := tmp_path / "site-packages").mkdir()
+    (packages / "package_with_a_hook.py").write_text("def hook(event, args):\n    sum(range(1000))\n")
+    (tmp_path / "program.py").write_text(f"import sys\nsys.path.append({str(packages)!r})\n{HAS_AN_AUDIT_HOOK}")
+    run = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert run.stdout.count("rank 0 was at program.py") == 10, run.stdout + run.stderr
+    assert "package_with_a_hook" not in run.stdout
