@@ -1,6 +1,6 @@
 """What a batch size and a width do to a small GPT on real text: steps against tokens, noise scale, rates against width.
 
-    python benchmarks/batch_evidence.py [--part PART] [--out lablib/batches/batch_runs.json]
+    python benchmarks/batch_evidence.py [--part PART] [--out lablib/studies/batch_runs.json]
 
     steps   at each batch size, Adam's steps until the loss of held-out text is TARGET, with the best rate
             (found by factors of two; three seeds at that rate), and the law of steps fitted to them
@@ -28,9 +28,9 @@ import torch
 from lablib.batches.mup import apply_mup_, at_width, coordinate_check, mup_groups
 from lablib.batches.noise_scale import average_noise, estimate_from_parts, fit_steps_law
 from lablib.batches.schedules import constant
-from lablib.batches.small_runs import MODEL, NARROW, RECORDS, SCHEDULES, SEQ_LEN, held_out, loss_of, schedule_run, train
 from lablib.data import batches, load_corpus, train_val_split
 from lablib.models import GPT, next_token_loss
+from lablib.studies.batches import MODEL, NARROW, RECORDS, SCHEDULES, SEQ_LEN, held_out, loss_of, schedule_run, train
 
 TARGET, WARMUP = 2.5, 10
 BATCH_SIZES = (2, 4, 8, 16, 32, 64, 128)

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lablib import launch
 from lablib.models import GPT, GPTConfig
 from lablib.sim.lines import Lines
-from lablib.sim.memory_tracker import MemoryTracker
+from lablib.sim.memory.memory_tracker import MemoryTracker
 
 TARGET_US = 25.0
 CONFIG = GPTConfig(num_layers=4, d_model=32, num_heads=2, vocab_size=64, max_seq_len=16)

@@ -1,6 +1,6 @@
 """What each way to send less costs in loss: a small GPT on real text, data parallel on four simulated ranks.
 
-    nice python benchmarks/compression_evidence.py [--methods NAME ...] [--out lablib/compress/evidence.jsonl]
+    nice python benchmarks/compression_evidence.py [--methods NAME ...] [--out lablib/studies/compression.jsonl]
 
 Every method gets the same search, RATES on seed 0 and one more where the best lies at the edge, and then SEEDS at its
 best rate: the rate of the (inner) AdamW is
@@ -34,7 +34,6 @@ from torch import nn
 
 from lablib import RankError, launch
 from lablib.batches.schedules import cosine
-from lablib.batches.small_runs import NARROW, SEQ_LEN, held_out, loss_of
 from lablib.compress import (
     DiLoCo,
     ErrorFeedback,
@@ -51,11 +50,12 @@ from lablib.compress import (
     TopK,
     layer_fragments,
 )
-from lablib.compress.evidence import RECORDED, recorded_runs, table
 from lablib.data import batches, load_corpus, train_val_split
 from lablib.models import GPT, next_token_loss
 from lablib.optim.adamw import AdamW
 from lablib.parallel import DataParallel, all_reduce_average
+from lablib.studies.batches import NARROW, SEQ_LEN, held_out, loss_of
+from lablib.studies.compression import RECORDED, recorded_runs, table
 
 RANKS, BATCH_SIZE, NUM_STEPS, WARMUP, FINAL, LOOK_EVERY, NUM_HELD_OUT = 4, 8, 192, 38, 0.1, 64, 128
 BETAS = (0.9, 0.95)

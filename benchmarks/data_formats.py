@@ -29,8 +29,8 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from lablib.data import load_corpus
 from lablib.data.documents import cut_documents, documents
-from lablib.data.formats import FORMATS
-from lablib.data.record_format import Manifest, NoRandomAccessError, Record, Shard
+from lablib.data.formats.catalogue import FORMATS
+from lablib.data.formats.records import Manifest, NoRandomAccessError, Record, Shard
 
 PIECE_BYTES, NUM_SHARDS, NUM_RANDOM = 1_000, 4, 200
 BASE = ("memory-map", "none")

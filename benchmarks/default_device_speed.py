@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from lablib.default_device import make_tensors_of_the_process_on
+from lablib.process.default_device import make_tensors_of_the_process_on
 
 _CALLS, _ROUNDS = 100, 60
 _META = torch.device("meta")

@@ -1,8 +1,8 @@
 """How busy each expert is over a training run, without balancing, with an auxiliary loss, and with a bias.
 
-    python benchmarks/expert_evidence.py [--seeds 3] [--out lablib/parallel/expert_runs.jsonl]
+    python benchmarks/expert_evidence.py [--seeds 3] [--out lablib/studies/expert_runs.jsonl]
 
-Every method of `lablib.parallel.expert_runs` with each seed: weights and batches are the seed's, the same for all. Each
+Every method of `lablib.studies.expert_runs` with each seed: weights and batches are the seed's, the same for all. Each
 run is a line of the file, added when it is done; what is there is not run again. A line holds versions, date and a hash
 of the settings; a line of other settings is refused. At the end, the table of benchmarks/experts/README.md.
 """
@@ -22,8 +22,8 @@ from typing import Any
 import torch
 
 from lablib.data import load_corpus
-from lablib.parallel import expert_runs
-from lablib.parallel.expert_runs import METHODS, RECORDED, ExpertRun, expert_run, recorded_expert_runs
+from lablib.studies import expert_runs
+from lablib.studies.expert_runs import METHODS, RECORDED, ExpertRun, expert_run, recorded_expert_runs
 
 WINDOW = 10  # steps
 T_97 = (math.inf, 12.706, 4.303, 3.182, 2.776)  # Student's t at 97.5% for n - 1 degrees of freedom, n from 1

@@ -1,6 +1,6 @@
 """LAMB against AdamW as the batch grows, on real text: the same tokens in fewer and larger steps.
 
-    python benchmarks/large_batch_evidence.py [--out lablib/batches/large_batch_runs.json]
+    python benchmarks/large_batch_evidence.py [--out lablib/studies/large_batch_runs.json]
 
 Every run reads SEQUENCES sequences once, whatever its batch: warmup over the first tenth of its steps, then a straight
 line to zero. Both optimizers have the same search at each batch size: six rates by factors of two, and more only where
@@ -22,11 +22,11 @@ from batch_evidence import Results
 
 from lablib.batches.large_batch import linear_rate, square_root_rate
 from lablib.batches.schedules import linear
-from lablib.batches.small_runs import MODEL, RECORDS, held_out, loss_of, train
 from lablib.models import GPT
 from lablib.optim.adamw import AdamW
 from lablib.optim.base import BatchedOptimizer
 from lablib.optim.lamb import LAMB
+from lablib.studies.batches import MODEL, RECORDS, held_out, loss_of, train
 
 SEQUENCES, BATCH_SIZES, SEEDS, GRID = 8192, (8, 128), (0, 1, 2), 6
 

@@ -1,6 +1,7 @@
 """Every optimizer on the same small GPT and text: the same search of rate and decay, then fresh seeds at its best.
 
-    python benchmarks/optimizer_evidence.py [--part train|speed|memory] [--seeds 3] [--out lablib/optim/evidence.jsonl]
+    python benchmarks/optimizer_evidence.py [--part train|speed|memory] [--seeds 3] [--out
+    lablib/studies/optimizers.jsonl]
 
     train    search on seed 0; the best and its better neighbour on seed 10 too; then seeds 1, 2, ... at the one
              with the lower mean (a best that was chosen by its seed would look better than it is). Seeds give weights
@@ -29,10 +30,20 @@ import torch
 
 from lablib import launch
 from lablib.data import batches, load_corpus, train_val_split
-from lablib.optim.evidence import Result, recorded_results, table
-from lablib.optim.experiment import BATCH_SIZE, FINAL, MODEL, NUM_STEPS, SEQ_LEN, WARMUP, held_out, run, start
-from lablib.optim.search import FACTOR, best_of_means, search
-from lablib.optim.trial import held_out_loss, kinds
+from lablib.studies.optimizer_experiment import (
+    BATCH_SIZE,
+    FINAL,
+    MODEL,
+    NUM_STEPS,
+    SEQ_LEN,
+    WARMUP,
+    held_out,
+    run,
+    start,
+)
+from lablib.studies.optimizer_search import FACTOR, best_of_means, search
+from lablib.studies.optimizer_trial import held_out_loss, kinds
+from lablib.studies.optimizers import Result, recorded_results, table
 
 # The least rate of the grid, how many rates by factors of two, and the decays: lr times decay of about the same sizes.
 GRIDS: dict[str, tuple[float, int, tuple[float, float]]] = {
@@ -219,7 +230,7 @@ def main() -> None:
     parser.add_argument("--part", choices=("train", "speed", "memory"), help="one of the three; without: all")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--optimizers", nargs="+", default=list(GRIDS))
-    default = Path(__file__).parents[1] / "lablib" / "optim" / "evidence.jsonl"
+    default = Path(__file__).parents[1] / "lablib" / "studies" / "optimizers.jsonl"
     parser.add_argument("--out", type=Path, default=default)
     args = parser.parse_args()
     torch.set_num_threads(1)

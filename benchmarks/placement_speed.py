@@ -7,7 +7,8 @@ import argparse
 import statistics
 import time
 
-from lablib.parallel import Mesh, placements
+from lablib.parallel import Mesh
+from lablib.studies import placements
 from lablib.widgets import placement_calculator
 from lablib.widgets.explorer import Explorer
 

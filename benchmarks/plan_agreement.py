@@ -13,7 +13,7 @@ from gpt3_step import GPT3, SMALL, step
 from lablib import Run, launch
 from lablib.models.transformer import Transformer
 from lablib.plan import IDEAL, Parallel, Prediction, predict
-from lablib.units import format_quantity
+from lablib.text.units import format_quantity
 
 NUM_PREDICTIONS = 200
 

@@ -1,4 +1,4 @@
-"""The same run on real text in every recipe of linear layers: writes lablib/precision/recipe_runs.json.
+"""The same run on real text in every recipe of linear layers: writes lablib/studies/precision.json.
 
 python benchmarks/recipe_runs.py                 all, about 8 minutes of one core
 python benchmarks/recipe_runs.py mxfp8 nvfp4     only these; the others stay as they are
@@ -13,7 +13,7 @@ import time
 import torch
 
 from lablib.data import load_corpus
-from lablib.precision.recipe_runs import CONFIG, RECIPE_NAMES, RECORDED, recipe_losses
+from lablib.studies.precision import CONFIG, RECIPE_NAMES, RECORDED, recipe_losses
 
 ABOUT = {
     "command": "python benchmarks/recipe_runs.py",

@@ -24,15 +24,15 @@ from nbformat.v4 import new_code_cell
 
 from lablib.calibration import this_machine
 from lablib.calibration.machine import machine_text, versions
-from lablib.course.master import read_master
-from lablib.course.notebook import Version, make_notebook
+from lablib.course.building.master import read_master
+from lablib.course.building.notebook import Version, make_notebook
 from lablib.course.places import Lab, find_labs, find_labs_folder
-from lablib.data.loader import Jitter, Loader, draw_times
-from lablib.data.loader_timeline import run_loop
-from lablib.data.measured_loop import measure_loop
-from lablib.host_load import busiest, host_load
+from lablib.data.loading.loader import Jitter, Loader, draw_times
+from lablib.data.loading.loader_timeline import run_loop
+from lablib.data.loading.measured_loop import measure_loop
 from lablib.kernels.elementwise_chain import chain_time_s, fused_cost, unfused_cost
-from lablib.recorded import RecordedReconciliation
+from lablib.process.host_load import busiest, host_load
+from lablib.record.comparison import RecordedReconciliation
 
 NUMEL, BATCHES, STEP_S = 2**22, 200, 0.01
 Setting = tuple[str, float, Callable[[], float]]  # its name, predicted seconds, how it is measured

@@ -12,65 +12,6 @@ errors      how a launch can fail
 hardware    the clusters that have a name
 """
 
-from lablib.calibration import calibrate
-from lablib.errors import (
-    CollectiveMismatchError,
-    DeadlockError,
-    FaultError,
-    LaunchError,
-    LaunchTimeoutError,
-    LinkDownError,
-    RankError,
-    RankKilledError,
-    ValueNeededError,
-    WorkerError,
-)
-from lablib.faults import CorruptGradient, DelayStart, DropLink, Fault, KillRank, SlowLink, SlowRank
-from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Device, Link, find_cluster
-from lablib.launch import launch
-from lablib.phases import phase
-from lablib.reconcile import Reconciliation, reconcile
-from lablib.record import Allocation, Memory, Span, Summary, Timeline, Traffic, Transfer
-from lablib.run import Run
-from lablib.script import simulate_script
+from lablib.index import attach
 
-__all__ = [
-    "CLUSTERS",
-    "DEVICES",
-    "LINKS",
-    "Allocation",
-    "Cluster",
-    "CollectiveMismatchError",
-    "CorruptGradient",
-    "DeadlockError",
-    "DelayStart",
-    "Device",
-    "DropLink",
-    "Fault",
-    "FaultError",
-    "KillRank",
-    "LaunchError",
-    "LaunchTimeoutError",
-    "Link",
-    "LinkDownError",
-    "Memory",
-    "RankError",
-    "RankKilledError",
-    "Reconciliation",
-    "Run",
-    "SlowLink",
-    "SlowRank",
-    "Span",
-    "Summary",
-    "Timeline",
-    "Traffic",
-    "Transfer",
-    "ValueNeededError",
-    "WorkerError",
-    "calibrate",
-    "find_cluster",
-    "launch",
-    "phase",
-    "reconcile",
-    "simulate_script",
-]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from lablib.texts import safe_repr, safe_str, type_name
+from lablib.text.messages import safe_repr, safe_str, type_name
 
 if TYPE_CHECKING:
     from lablib.run import Run

@@ -1,7 +1,7 @@
 """What can go wrong on a cluster, to be tried on the simulator: `launch(..., faults=[SlowRank(3, 2.0)])`.
 
-A fault is a record; lablib/sim/faults.py makes it happen. The program knows nothing of it, as on a real cluster: a slow
-rank is late, a dead one never comes, a flipped bit travels wherever the gradients do.
+A fault is a record; lablib/sim/faults/inject.py makes it happen. The program knows nothing of it, as on a real cluster:
+a slow rank is late, a dead one never comes, a flipped bit travels wherever the gradients do.
 
     SlowRank          its compute takes `factor` times as long
     KillRank          it dies when its clock reaches `at_s`
@@ -24,7 +24,7 @@ from math import inf, isfinite
 
 from lablib.errors import unknown_name
 from lablib.signature import check_fields, whole_number
-from lablib.texts import safe_repr
+from lablib.text.messages import safe_repr
 
 KINDS = ("nan", "inf", "bit flip")
 LEVELS = ("intra", "inter")

@@ -53,18 +53,19 @@ def launch(
     a buffer is filled by the `wait()` of its own work; a handle dropped without it is an `UnwaitedWarning` and a note,
     and so are uses of what is in flight until then (`WriteInFlightWarning`, `ReadInFlightWarning`). A function of
     `torch.compile` runs there operator by operator, priced as the eager program, and a note says so
-    (lablib/sim/compiled.py).
+    (lablib/sim/operators/compiled.py).
 
     A rank starts with the notebook's settings (default dtype, working directory, ...), with random generators seeded by
     its number, and computes with one thread, as under torchrun; what it changes of these is its own, and gone when the
-    run ends (lablib/owners).
+    run ends (lablib/process/settings).
 
     Args:
         fn: a plain function, neither async nor a generator; it runs once on each rank. For keyword
             arguments use `functools.partial`.
-        args: passed on; every rank gets a copy of its own (lablib/sim/copies.py), also of what a `functools.partial` or
-            a bound method brings along. What `fn` refers to otherwise, its globals and closure, is copied on real
-            backends; on `sim` it is the notebook's own, for all ranks, and `Run.notes` says which of it they changed.
+        args: passed on; every rank gets a copy of its own (lablib/sim/ranks/copies.py), also of what a
+            `functools.partial` or a bound method brings along. What `fn` refers to otherwise, its globals and closure,
+            is copied on real backends; on `sim` it is the notebook's own, for all ranks, and `Run.notes` says which of
+            it they changed.
         ranks: how many, at least 1; at most 16,384 on sim, 1024 on real backends.
         cluster: name or record of the simulated cluster (`lablib.hardware.CLUSTERS`); ranks fill its nodes in order.
             Real backends ignore it.
@@ -86,8 +87,8 @@ def launch(
             times mean nothing. Without it such a launch is refused. LABLIB_SHARE_GPUS=1 in the environment asks for it.
         like: "nccl" (on sim): refuse what NCCL lacks, with its words and a remedy: bitwise reductions, some types,
             tensors with gaps, a receive from anyone, unbatched messages that wait for one another, tags that matter
-            (lablib/sim/nccl_limits.py). What may hang at larger sizes is a `NotOnNcclWarning` and a note. With
-            device="cuda" groups are NCCL's anyway. None: all that torch.distributed has works.
+            (lablib/sim/communication/nccl_limits.py). What may hang at larger sizes is a `NotOnNcclWarning` and a note.
+            With device="cuda" groups are NCCL's anyway. None: all that torch.distributed has works.
         faults: what goes wrong (on sim), as records: `[SlowRank(3, 2.0), KillRank(5, at_s=0.8)]` (lablib/faults.py).
 
     Returns:

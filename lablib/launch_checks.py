@@ -8,7 +8,7 @@ from typing import Any
 
 from lablib.errors import unknown_name
 from lablib.signature import whole_number
-from lablib.texts import safe_repr
+from lablib.text.messages import safe_repr
 
 BACKENDS = ("sim", "gloo", "nccl")
 FIDELITIES = ("values", "shapes")

@@ -30,15 +30,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from lablib.hardware import Cluster, find_cluster
-from lablib.host_load import HostLoad, busiest, host_load
 from lablib.launch import launch
-from lablib.markup import paragraph, table_html
+from lablib.process.host_load import HostLoad, busiest, host_load
+from lablib.record.comparison import RecordedReconciliation, beside
 from lablib.record.spent import KINDS, MAKESPAN, Part, Spent, counted, parts_of
 from lablib.record.timeline import Timeline
-from lablib.recorded import RecordedReconciliation, beside
 from lablib.run import TIMES_MEAN_NOTHING, Run, Traffic
 from lablib.signature import checked, whole_number
-from lablib.units import format_quantity, plural
+from lablib.text.markup import paragraph, table_html
+from lablib.text.units import format_quantity, plural
 
 if TYPE_CHECKING:
     import pandas as pd

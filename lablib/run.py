@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lablib.files import parse_json, read_text, write_text
 from lablib.hardware.device import Device
 from lablib.record.memory import Memory
 from lablib.record.saved import plain_records, records_of
@@ -16,8 +15,9 @@ from lablib.record.summary import Summary
 from lablib.record.timeline import COMPUTE, Span, Timeline
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import check_types, checked
-from lablib.texts import safe_str
-from lablib.units import plural
+from lablib.text.files import parse_json, read_text, write_text
+from lablib.text.messages import safe_str
+from lablib.text.units import plural
 
 __all__ = ["COMPUTE", "Memory", "Run", "Span", "Summary", "Timeline", "Traffic", "Transfer"]
 

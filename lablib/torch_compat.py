@@ -36,7 +36,7 @@ _C10D = "torch.distributed.distributed_c10d"
 _IN_C10D = "torch._C._distributed_c10d"
 _FOREACH = ("add_", "addcdiv_", "addcmul_", "clamp_max_", "clamp_min", "clamp_min_", "copy_", "div_", "lerp", "lerp_")
 _FOREACH += ("mul", "mul_", "norm", "reciprocal_", "rsqrt_", "sign_", "sqrt")
-# Settings of the process that torch's Python passes on (lablib/owners/torch_settings.py).
+# Settings of the process that torch's Python passes on (lablib/process/settings/torch_settings.py).
 _SETTINGS = """
 get_cublas_allow_bf16_reduced_precision_reduction get_cublas_allow_fp16_accumulation
 get_cublas_allow_fp16_reduced_precision_reduction get_cublas_allow_tf32 get_cudnn_allow_tf32 get_cudnn_benchmark

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from lablib import Reconciliation, Run, Span, Timeline, Traffic, Transfer, find_cluster, launch, reconcile
 from lablib.figures import describe, table
 from lablib.figures.style import STATES
-from lablib.host_load import HostLoad
+from lablib.process.host_load import HostLoad
 from lablib.run import TIMES_MEAN_NOTHING
 
 

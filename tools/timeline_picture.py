@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import nn
 
 from lablib import Timeline, launch
-from lablib.figures.bars import KINDS, picture_of, stretches_of
-from lablib.figures.lanes import Lane, extent, lanes_of
+from lablib.figures.run.bars import KINDS, picture_of, stretches_of
+from lablib.figures.run.lanes import Lane, extent, lanes_of
+from lablib.figures.run.timeline import lane_index
 from lablib.figures.style import FAINT_INK, FONT, GRID, INK, LOOKS
-from lablib.figures.timeline import lane_index
 from lablib.run import COMPUTE
 
 PICTURE = Path(__file__).parents[1] / "docs" / "timeline.svg"

@@ -13,3 +13,7 @@ packed_attention
                 that they do not see each other, and what it saves
 small_runs      small runs on real text, and the records of many of them
 """
+
+from lablib.index import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

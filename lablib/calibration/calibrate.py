@@ -32,7 +32,7 @@ from lablib.hardware.device import FREE
 from lablib.launch import launch
 from lablib.run import Run
 from lablib.signature import checked, whole_number
-from lablib.units import plural
+from lablib.text.units import plural
 
 if TYPE_CHECKING:
     from lablib.calibration.cases import BenchmarkCase
@@ -77,7 +77,7 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
 
 def measured_ranks(backend: str, ranks: int) -> int:
     """How many ranks a calibration for `ranks` measures: on GPUs no two share one, or they would time each other."""
-    from lablib.real.sharing import ranks_with_own_gpu
+    from lablib.real.gpu.sharing import ranks_with_own_gpu
 
     return ranks_with_own_gpu(backend, ranks)
 
@@ -241,7 +241,7 @@ class _Calibration:
 
         if self.on_gpu:
             memory_bytes, cores = self._launch(gpu_sizes)[0]  # asked on a rank: CUDA is initialised there already
-        else:  # what one process gets: its share of the memory, and one thread (lablib/rank_state.py)
+        else:  # what one process gets: its share of the memory, and one thread (lablib/process/rank_state.py)
             memory_bytes, cores = total_memory_bytes() / self.ranks, 1
         name = machine_text(self.on_gpu) + ("" if self.on_gpu else f", one of {plural(self.ranks, 'ranks')}")
         return Device(name, {"float32": 1.0}, memory_bytes, 1.0, num_cores=cores, source=self._source())

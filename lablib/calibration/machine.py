@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
-from lablib.units import format_quantity, plural
-from lablib.visible_gpus import gpus_text
+from lablib.process.visible_gpus import gpus_text
+from lablib.text.units import format_quantity, plural
 
 
 def machine_text(on_gpu: bool) -> str:

@@ -20,7 +20,7 @@ from lablib.hardware import Cluster
 from lablib.hardware.this_machine import profile_path
 from lablib.hardware.toml_file import load_cluster, save_cluster
 from lablib.signature import checked
-from lablib.units import plural
+from lablib.text.units import plural
 
 _WIDTH = 76  # a line of text in a notebook
 

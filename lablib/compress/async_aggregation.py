@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lablib.compress.lossy_average import Bucket, Exchange, LossyAverage
-from lablib.parallel.data_parallel import Handle, Reduce, all_reduce_average, reduce_for
+from lablib.parallel.data.overlapped import Handle, Reduce, all_reduce_average, reduce_for
 from lablib.signature import check_type, checked, whole_number
 
 

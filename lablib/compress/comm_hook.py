@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lablib.parallel.data_parallel import Handle, Reduce, all_reduce_average, reduce_for
+from lablib.parallel.data.overlapped import Handle, Reduce, all_reduce_average, reduce_for
 from lablib.torch_compat import queue_callback
 
 

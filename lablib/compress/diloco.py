@@ -28,8 +28,8 @@ from torch import Tensor, nn
 
 from lablib.compress.local_sgd import trainable
 from lablib.compress.lossy_average import check_gradients
-from lablib.parallel.data_parallel import Handle, Reduce, all_reduce_average, reduce_for
-from lablib.parallel.naive_data_parallel import broadcast_module
+from lablib.parallel.data.naive import broadcast_module
+from lablib.parallel.data.overlapped import Handle, Reduce, all_reduce_average, reduce_for
 from lablib.signature import check_type, whole_number
 
 Outer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]

@@ -33,7 +33,7 @@ from lablib.compress.int4 import Int4
 from lablib.compress.quantized import Quantizer
 from lablib.compress.quantized_reduce_scatter import exchange, mean_of
 from lablib.compress.stages import Stages
-from lablib.parallel.data_parallel import Handle
+from lablib.parallel.data.overlapped import Handle
 
 INT4 = Int4()
 

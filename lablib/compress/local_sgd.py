@@ -24,8 +24,8 @@ import torch.distributed as dist
 from torch import nn
 
 from lablib.compress.lossy_average import check_gradients
-from lablib.parallel.data_parallel import all_reduce_average
-from lablib.parallel.naive_data_parallel import broadcast_module
+from lablib.parallel.data.naive import broadcast_module
+from lablib.parallel.data.overlapped import all_reduce_average
 from lablib.signature import check_type, whole_number
 
 

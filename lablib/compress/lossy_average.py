@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lablib.compress.stages import Stages
-from lablib.parallel.data_parallel import Handle, Reduce
+from lablib.parallel.data.overlapped import Handle, Reduce
 
 # Yields communications that must end before it goes on; returns what this rank's message says.
 Exchange = Generator[Handle, None, Tensor]

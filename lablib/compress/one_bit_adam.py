@@ -37,7 +37,7 @@ from lablib.compress.one_bit import OneBit
 from lablib.optim import foreach
 from lablib.optim.adamw import new_moments, update_moments
 from lablib.optim.base import BatchedOptimizer, Settings, State, count_steps
-from lablib.parallel.data_parallel import Reduce, all_reduce_average, reduce_for
+from lablib.parallel.data.overlapped import Reduce, all_reduce_average, reduce_for
 from lablib.signature import check_type, checked, whole_number
 
 

@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lablib.compress.lossy_average import Bucket, Exchange, LossyAverage
-from lablib.parallel.data_parallel import all_reduce_average
+from lablib.parallel.data.overlapped import all_reduce_average
 from lablib.signature import checked, whole_number
 
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from lablib.compress.int8 import Int8
 from lablib.compress.quantized import Quantized, Quantizer
 from lablib.compress.stages import Stages
-from lablib.parallel.data_parallel import Handle
+from lablib.parallel.data.overlapped import Handle
 
 # torch 2.13 renamed it; 2.11 has only the old name.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -37,7 +37,7 @@ def quantized_all_gather(
     """Fill `full` with what every rank's `shard` is after quantizing; the handle's `wait` ends it.
 
     Communicates: one all-gather of bytes; on one rank nothing is sent or rounded. An `AllGather` of
-    lablib/parallel/zero_shards.py, with `functools.partial` for another quantizer.
+    lablib/parallel/zero/shards.py, with `functools.partial` for another quantizer.
 
     Arguments:
         shard: [P] of any floating dtype, the same P on every rank.

@@ -31,7 +31,7 @@ from lablib.compress.quantized import Quantizer
 from lablib.compress.quantized_all_gather import INT8, all_gather_bytes, quantized_on
 from lablib.compress.quantized_reduce_scatter import exchange, mean_of
 from lablib.compress.stages import Stages
-from lablib.parallel.data_parallel import Handle
+from lablib.parallel.data.overlapped import Handle
 from lablib.signature import checked, whole_number
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from lablib.compress.quantized import Quantizer
 from lablib.compress.quantized_all_gather import INT8, quantized_on
 from lablib.compress.stages import Stages
-from lablib.parallel.data_parallel import Handle
+from lablib.parallel.data.overlapped import Handle
 
 
 def quantized_reduce_scatter(
@@ -34,7 +34,7 @@ def quantized_reduce_scatter(
     """Fill `shard` with the mean over ranks of this rank's piece of `full`; the handle's `wait` ends it.
 
     Communicates: one all-to-all of bytes; on one rank nothing is sent or rounded. A `ReduceScatter` of
-    lablib/parallel/zero_shards.py, with `functools.partial` for another quantizer.
+    lablib/parallel/zero/shards.py, with `functools.partial` for another quantizer.
 
     Arguments:
         full: [n P] of any floating dtype, the same size on every rank; not changed.

@@ -1,6 +1,6 @@
 """A ring that quantizes at every hop: what compressing an existing ring all-reduce would do, and why nobody does.
 
-In a ring (lablib/parallel/ring_all_reduce.py) partial sums travel. Compressed, every hop quantizes what it sends: the
+In a ring (lablib/parallel/collectives/ring.py) partial sums travel. Compressed, every hop quantizes what it sends: the
 next rank reads it, adds its own part, and quantizes again. A number is rounded n - 1 times on its way to the sum and
 once more when the mean goes round. Worse, a partial sum grows, and the step with which it is rounded grows too.
 
@@ -28,7 +28,7 @@ from torch import Tensor
 from lablib.compress.quantized import Quantizer
 from lablib.compress.quantized_all_gather import INT8, quantized_on
 from lablib.compress.quantized_all_reduce import in_pieces
-from lablib.parallel.ring_all_reduce import exchange
+from lablib.parallel.collectives.ring import exchange
 from lablib.signature import checked, whole_number
 
 

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from lablib.compress.lossy_average import Bucket, Exchange, LossyAverage
 from lablib.compress.top_k import num_kept
-from lablib.parallel.data_parallel import all_reduce_average
+from lablib.parallel.data.overlapped import all_reduce_average
 from lablib.signature import checked
 
 

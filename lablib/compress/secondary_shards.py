@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from lablib.compress.stages import Stages
-from lablib.parallel.data_parallel import Handle
-from lablib.parallel.zero_shards import AllGather, all_gather_shards
+from lablib.parallel.data.overlapped import Handle
+from lablib.parallel.zero.shards import AllGather, all_gather_shards
 
 
 class SecondaryShards:

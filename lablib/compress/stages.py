@@ -16,7 +16,7 @@ launched, those ahead of it move on by a stage, so that their second communicati
     comm        [ 0, stage 1     ][ 0, 2 ][ 1, 1  ][ 1, 2 ][ 2, 1  ][ 2, 2 ]
 
 Cost: none of its own. Shapes: none.
-Source: the order of stages is that of lablib/parallel/hierarchical_aggregation.py.
+Source: the order of stages is that of lablib/parallel/data/hierarchical.py.
 Simplified: a stage begins when somebody asks, not by itself on another stream when the one before ends.
 """
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 import torch.distributed as dist
 from torch import Tensor
 
-from lablib.parallel.data_parallel import Handle
+from lablib.parallel.data.overlapped import Handle
 
 
 class Stages:

@@ -30,8 +30,8 @@ from torch import nn
 
 from lablib.compress.diloco import Fragment, Outer, nesterov
 from lablib.compress.local_sgd import trainable
-from lablib.parallel.data_parallel import Reduce, all_reduce_average, reduce_for
-from lablib.parallel.naive_data_parallel import broadcast_module
+from lablib.parallel.data.naive import broadcast_module
+from lablib.parallel.data.overlapped import Reduce, all_reduce_average, reduce_for
 from lablib.signature import check_type, checked, whole_number
 
 

@@ -27,7 +27,7 @@ Cost for N nodes of L ranks, n = N L, P numbers a shard, S8 and S4 the messages 
 Shapes: none; sizes are numbers.
 Source: Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023, arXiv
 2306.10209: section 3 (3 M and 0.75 M), abstract (4 times fewer bytes, up to 2.16 times the throughput on 384 GPUs).
-Simplified: the speedup leaves out quantizing (`when_it_pays.py`) and links inside nodes.
+Simplified: the speedup leaves out quantizing (`studies/compression_pays.py`) and links inside nodes.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ from lablib.compress.hierarchical_reduce_scatter import INT4, hierarchical_reduc
 from lablib.compress.quantized import Quantizer
 from lablib.compress.quantized_all_gather import INT8, quantized_all_gather
 from lablib.compress.secondary_shards import SecondaryShards
-from lablib.parallel.data_parallel import Handle
+from lablib.parallel.data.overlapped import Handle
 from lablib.record.traffic import Traffic
 from lablib.signature import checked, whole_number
 

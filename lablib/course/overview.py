@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from lablib.course.building.master import Master, of_notebook, read_master
+from lablib.course.building.notebook import read_notebook
 from lablib.course.errors import CourseError, CourseFailure
-from lablib.course.master import Master, of_notebook, read_master
-from lablib.course.notebook import read_notebook
 from lablib.course.places import Lab, find_lab, find_labs
 from lablib.course.progress import Entry, Labs, progress_path, read_progress, reset_progress
 from lablib.course.table import table
 from lablib.course.work import state_of
-from lablib.units import plural
+from lablib.text.units import plural
 
 
 def list_labs(folder: Path) -> str:

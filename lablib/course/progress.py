@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from lablib.course.errors import CourseFailure
-from lablib.files import parse_json, read_text, write_text
-from lablib.user_folders import user_folder
+from lablib.process.user_folders import user_folder
+from lablib.text.files import parse_json, read_text, write_text
 
 _LOCK_TIMEOUT_S = 5.0
 _OFF = "off"

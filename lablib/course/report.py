@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lablib.course.progress import Entry, Labs, parse_progress
 from lablib.course.table import table
-from lablib.markup import in_html
+from lablib.text.markup import in_html
 
 Exercises = Sequence[tuple[str, str]]  # number of the lab, name of the exercise; in order
 _CSS = """

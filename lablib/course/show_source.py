@@ -5,10 +5,10 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
-from lablib.course.check import Check
-from lablib.course.result import Source
+from lablib.course.checks.check import Check
+from lablib.course.checks.result import Source
 from lablib.signature import checked
-from lablib.texts import safe_repr
+from lablib.text.messages import safe_repr
 
 
 @checked

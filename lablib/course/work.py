@@ -17,13 +17,13 @@ from pathlib import Path
 
 from nbformat import NotebookNode
 
-from lablib.course.carry_over import Carried, carry_over
+from lablib.course.building.carry_over import Carried, carry_over
+from lablib.course.building.master import read_master
+from lablib.course.building.notebook import Version, digest, has_outputs, make_notebook, read_notebook, stamp, to_text
 from lablib.course.errors import CourseError, CourseFailure
-from lablib.course.master import read_master
-from lablib.course.notebook import Version, digest, has_outputs, make_notebook, read_notebook, stamp, to_text
 from lablib.course.places import Lab
-from lablib.files import new_file, write_text
-from lablib.units import plural
+from lablib.text.files import new_file, write_text
+from lablib.text.units import plural
 
 
 class State(Enum):

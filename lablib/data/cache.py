@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from lablib.user_folders import user_folder
+from lablib.process.user_folders import user_folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,14 @@ may stop a whole cluster for one document; to skip in silence hides how much is 
     reading.num_delivered, reading.num_lost, reading.losses     shard-00003.tar: record 17: the checksum ... differs
 
 Delivered and lost together are always all records of the manifest, each once. What can be recovered after a damage
-is the format's matter; see `formats.py`.
+is the format's matter; see `formats/catalogue.py`.
 
 A full disk while writing leaves whole shards and no manifest: a shard is written under another name and renamed.
 
 Cost: none beyond the checksums, which every reader computes.
 Source: Bairavasundaram et al., "An Analysis of Data Corruption in the Storage Stack", FAST 2008 (more
-than 400,000 checksums that differed, on 1.53 million disks in 41 months); Saltzer et al. 1984, see `record_format.py`.
+than 400,000 checksums that differed, on 1.53 million disks in 41 months); Saltzer et al. 1984, see
+`formats/records.py`.
 Simplified: a shard that cannot be read is not asked for again.
 """
 
@@ -23,8 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, Literal, TypeVar
 
-from lablib.data.formats import FORMATS
-from lablib.data.record_format import DamagedDataError, Loss, Manifest, Record
+from lablib.data.formats.catalogue import FORMATS
+from lablib.data.formats.records import DamagedDataError, Loss, Manifest, Record
 from lablib.errors import unknown_name
 from lablib.signature import checked
 

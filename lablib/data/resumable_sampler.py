@@ -36,7 +36,7 @@ from torch.utils.data import Sampler
 
 from lablib.data.sharding import Uneven, check_rank_of, dealt, epoch_order
 from lablib.signature import checked, fits, shown
-from lablib.units import plural
+from lablib.text.units import plural
 
 T = TypeVar("T")
 

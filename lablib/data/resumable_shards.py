@@ -24,7 +24,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from lablib.data.sharding import check_rank_of, epoch_order
 from lablib.signature import checked, fits, shown
-from lablib.units import plural
+from lablib.text.units import plural
 
 _REMEDY = "give it as `state_dict` made it, or begin the epoch anew."
 

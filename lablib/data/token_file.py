@@ -32,8 +32,8 @@ from torch import Tensor
 from lablib.data.cache import not_written, replacing
 from lablib.data.documents import cut_documents
 from lablib.data.tokenizer import ForeignTokensError, Tokenizer
-from lablib.files import parse_json, read_text
 from lablib.signature import check_fields, checked
+from lablib.text.files import parse_json, read_text
 
 FORMAT = "lablib tokens 1"
 TEXTS_AT_ONCE = 256  # what is encoded together: enough for every core

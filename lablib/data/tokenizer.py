@@ -32,8 +32,8 @@ from torch import Tensor, tensor
 
 from lablib.data.documents import documents
 from lablib.data.text import Corpus
-from lablib.files import parse_json, read_text, write_text
 from lablib.signature import checked, fits
+from lablib.text.files import parse_json, read_text, write_text
 
 END_OF_DOCUMENT = "<|endoftext|>"
 FORMAT = "lablib tokenizer 1"

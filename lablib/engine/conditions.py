@@ -1,8 +1,8 @@
 """The state that a cluster is in: what a collective costs there, and what keeps a communication from ending.
 
 This is the one place at which faults reach the engine: a slow link is another `cost`, a link that is down and a rank
-that dies are a reason in `stops` (lablib/sim/faults.py overrides both). The clock of a rank that is slow, or dies, goes
-on in its own way (lablib/sim/faulty_rank.py).
+that dies are a reason in `stops` (lablib/sim/faults/inject.py overrides both). The clock of a rank that is slow, or
+dies, goes on in its own way (lablib/sim/faults/rank.py).
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """One rank as the engine knows it: how far it has come in virtual time, and its ends of the wires.
 
 The engine does not know what a rank computes: whoever runs the rank, in a thread or in a process, moves its clock by
-the seconds that its work takes, and to the end of what it waits for (lablib/sim/rank.py). The rank's communication
-arrives as calls of a group (group.py).
+the seconds that its work takes, and to the end of what it waits for (lablib/sim/ranks/rank.py). The rank's
+communication arrives as calls of a group (group.py).
 """
 
 from lablib.engine.cores import Cores

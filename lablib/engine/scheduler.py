@@ -12,8 +12,8 @@ A rank that polls (`while not work.is_completed()`) gives up its turn too; when 
 make the poll come true, and that is a deadlock as well.
 
 This file runs nobody and blocks nobody. Whoever runs the ranks says what the running one does (`wait`, `poll`,
-`give_way`, `finish`), asks who is `next`, and lets that one run: threads that pass a baton (lablib/sim/turns.py), or
-processes that send a request and read the answer when their turn comes.
+`give_way`, `finish`), asks who is `next`, and lets that one run: threads that pass a baton (lablib/sim/ranks/turns.py),
+or processes that send a request and read the answer when their turn comes.
 """
 
 import heapq
@@ -23,7 +23,7 @@ from math import inf
 from lablib.engine.network import Network
 from lablib.engine.rank_clock import RankClock
 from lablib.errors import Wait
-from lablib.units import plural
+from lablib.text.units import plural
 
 _AT_ONCE, _GIVING_WAY = 0, 1  # among those with the same clock: who goes on, who lets the others go first
 _MAX_IDLE_POLLS = 10_000  # this many polls in a row, with nothing happening in between, are a deadlock

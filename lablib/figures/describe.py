@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from lablib.markup import in_picture, plain
 from lablib.signature import checked
+from lablib.text.markup import in_picture, plain
 
 if TYPE_CHECKING:
     import pandas as pd

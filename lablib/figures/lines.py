@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import PAPER_PIXELS, axis, base_layout, series_look
 from lablib.signature import checked
-from lablib.units import Unit, axis_title, format_quantity, log_ticks, unit_for
+from lablib.text.units import Unit, axis_title, format_quantity, log_ticks, unit_for
 
 PLOT_PIXELS = 300
 MARKERS_UP_TO = 40

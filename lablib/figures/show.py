@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import plotly.graph_objects as go
 
 from lablib.figures.describe import describe, table
-from lablib.figures.svg import figure_svg
+from lablib.figures.svg.picture import figure_svg
 from lablib.figures.theme import THEME_CSS
-from lablib.markup import in_html, paragraph
-from lablib.markup import table_html as plain_table
 from lablib.signature import checked
-from lablib.units import plural
+from lablib.text.markup import in_html, paragraph
+from lablib.text.markup import table_html as plain_table
+from lablib.text.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd

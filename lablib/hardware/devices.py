@@ -28,7 +28,7 @@ _LAUNCH_S = _KERNEL_OVERHEAD_S - 1.3e-6
 # and what copies are remembered to reach, about 0.9. One figure for all.
 _MEMORY_EFFICIENCY = 0.85
 # FLOPs of 16-bit products that a joule pays for over a whole training step, by generation. Fitted to all published runs
-# at once (lablib/plan/validation); what they mean: an A100 keeps up 248 of its 312 TFLOP/s at 400 W, an H100 595 of 989
+# at once (lablib/validation); what they mean: an A100 keeps up 248 of its 312 TFLOP/s at 400 W, an H100 595 of 989
 # at 700 W, a B200 1,050 of 2,250 at 1,000 W. Only the planner uses them.
 _AMPERE_FLOPS_PER_JOULE = 0.62e12
 _HOPPER_FLOPS_PER_JOULE = 0.85e12

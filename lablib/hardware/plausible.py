@@ -23,7 +23,7 @@ from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
 from lablib.hardware.link import Link
 from lablib.hardware.topology import Dragonfly, FatTree, Torus
-from lablib.units import format_quantity
+from lablib.text.units import format_quantity
 
 # Least, most and unit.
 _PLAUSIBLE: dict[tuple[type, str], tuple[float, float, str]] = {

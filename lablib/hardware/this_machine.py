@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.toml_file import load_cluster
-from lablib.user_folders import user_folder
+from lablib.process.user_folders import user_folder
 
 THIS_MACHINE = "this-machine"
 

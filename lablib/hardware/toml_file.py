@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from lablib.errors import unknown_name
-from lablib.files import parse_toml, read_text, write_text
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
 from lablib.hardware.devices import DEVICES
@@ -43,6 +42,7 @@ from lablib.hardware.links import LINKS
 from lablib.hardware.plausible import check_plausible, unlikely_together
 from lablib.hardware.topology import Dragonfly, FatTree, Torus
 from lablib.signature import checked
+from lablib.text.files import parse_toml, read_text, write_text
 
 _TOPOLOGIES: dict[str, type] = {"fat tree": FatTree, "dragonfly": Dragonfly, "torus": Torus}
 _DTYPES = ("float64", "float32", "tfloat32", "float16", "bfloat16", "float8", "float4")

@@ -28,3 +28,7 @@ recompiles       guards, and what is compiled again when one fails
 compilers        the same function in eager, TorchScript, torch.compile, JAX
 launch_overhead  when the host is the limit; CUDA graphs and mega-kernels
 """
+
+from lablib.index import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

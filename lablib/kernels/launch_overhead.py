@@ -15,7 +15,7 @@ For n kernels of d seconds, with a gap g between two kernels on the device (its 
     mega-kernel     h + n d - time in tails                one kernel: no gap, and the next part starts in idle cores
 
 A mega-kernel waits for one wave's last tiles once instead of n times: with a share t of each kernel's time in its tail,
-n d (1 - t) + t d. The simulator launches its kernels one by one in this way (lablib/sim/rank.py): h is
+n d (1 - t) + t d. The simulator launches its kernels one by one in this way (lablib/sim/ranks/rank.py): h is
 `Device.launch_s`, g is `Device.queued_s`.
 
 Larger batches make d longer and leave n and h as they are, so from some batch on a step is limited by the device.

@@ -14,3 +14,7 @@ step_script             the plain GPT's step, operator by operator
 step_outline            other models' steps, by the planner's moments
 step_memory             whether a step fits, by how much, and where it peaks
 """
+
+from lablib.index import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -33,7 +33,7 @@ from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.plan.recompute import recompute_policy
 from lablib.signature import checked
-from lablib.units import format_quantity
+from lablib.text.units import format_quantity
 
 # Bytes of a weight, and whether the optimizer steps copies of the weights in 32 bits.
 PRECISIONS: Mapping[str, tuple[int, bool]] = MappingProxyType(

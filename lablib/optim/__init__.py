@@ -27,3 +27,7 @@ search      the same search of rate and decay for every optimizer
 evidence    what was recorded, and what a few seeds can say
 choose      a choice for a budget of memory, ties said to be ties
 """
+
+from lablib.index import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -12,7 +12,7 @@ from lablib.pipeline.costs import Costs
 from lablib.pipeline.plan import Plan
 from lablib.pipeline.simulation import Simulation, read_plan, simulate
 from lablib.signature import checked
-from lablib.units import plural
+from lablib.text.units import plural
 
 
 @checked

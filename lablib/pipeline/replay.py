@@ -28,13 +28,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lablib.draw import draw
 from lablib.pipeline.costs import Costs, PieceCosts
 from lablib.pipeline.deadlock import find_deadlock
 from lablib.pipeline.plan import Action, Kind, Plan
+from lablib.record.draw import draw
 from lablib.record.timeline import COMPUTE, Span, Timeline
 from lablib.signature import checked
-from lablib.units import plural
+from lablib.text.units import plural
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

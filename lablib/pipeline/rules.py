@@ -11,7 +11,7 @@ from enum import IntEnum
 from lablib.pipeline.deadlock import find_deadlock, given
 from lablib.pipeline.messages import CommunicationPlan, Exchange, PipelineMessage, receives
 from lablib.pipeline.plan import Action, Kind, Plan
-from lablib.units import plural
+from lablib.text.units import plural
 
 
 class Rule(IntEnum):

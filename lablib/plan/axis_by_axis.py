@@ -32,7 +32,7 @@ from lablib.plan.parallel import Parallel
 from lablib.plan.predict import find_model, predict
 from lablib.plan.prediction import Prediction
 from lablib.signature import whole_number
-from lablib.units import format_quantity, plural
+from lablib.text.units import format_quantity, plural
 
 GAIN = 0.01  # a step that is less than this share faster is not faster
 

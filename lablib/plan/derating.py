@@ -3,7 +3,7 @@
 They are physical shares of what the cost model says, the same for every model, cluster and publication; none belongs to
 one data set. `IDEAL` turns them off: then a prediction is what the simulator would measure. Where a constant comes from
 is said with it; "fitted" means: to all published runs at once, within the bounds that physics allows
-(lablib/plan/validation/constants.py), and held against the fit that leaves each source out.
+(lablib/validation/constants.py), and held against the fit that leaves each source out.
 """
 
 from dataclasses import dataclass

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from lablib.draw import draw
-from lablib.markup import paragraph, table_html
 from lablib.plan.parallel import Parallel
 from lablib.plan.usual import Software
+from lablib.record.draw import draw
 from lablib.signature import check_type, shown
-from lablib.units import format_quantity, plural
+from lablib.text.markup import paragraph, table_html
+from lablib.text.units import format_quantity, plural
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from lablib.plan.prediction import Prediction
 from lablib.plan.rules import RULES, Question
 from lablib.plan.stack import find_stack
 from lablib.signature import WrongType, shown
-from lablib.units import plural
+from lablib.text.units import plural
 
 NUMBERS = (
     *("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "chunks", "replicas"),

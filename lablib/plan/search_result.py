@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from lablib.draw import draw
-from lablib.markup import paragraph, table_html
 from lablib.plan.prediction import Prediction
 from lablib.plan.predictions import Predictions
 from lablib.plan.rules import RULES
-from lablib.units import format_quantity, plural
+from lablib.record.draw import draw
+from lablib.text.markup import paragraph, table_html
+from lablib.text.units import format_quantity, plural
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,3 +18,7 @@ recipe_speed        what a linear layer takes in a recipe
 recipe_runs         the same run in every recipe, recorded
 best_format         what to train in on a device
 """
+
+from lablib.index import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from lablib.hardware import DEVICES, Device
 from lablib.precision.formats import BF16, E2M1, E4M3, FP16, FP32, Format
+from lablib.process.visible_gpus import visible_gpus
 from lablib.signature import checked
-from lablib.visible_gpus import visible_gpus
 
 PEAK_NAMES = {
     "bf16": "bfloat16",

@@ -1,15 +1,13 @@
 """Real processes: the same program on gloo (CPU) or NCCL (GPUs), measured into the same records as the simulator's.
 
-In reading order:
-
-    launch                                      the entry point
-    shipping, pickling, messages                how a function and its values travel
-    pools, pool, processes, channel             warm workers, as the launching process sees them
-    worker, groups, fresh, capture              one rank
-    calls, volume, measure, events, spans,
-    traffic                                     what is measured
-    nodes, plain                                a script on several nodes, under torchrun
-    failure, frames, gpus                       what went wrong, and where; what NCCL needs
+launch.py          the entry point
+workers/           worker processes and how a program reaches them
+measurement/       profiler events and calls, as spans and traffic
+gpu/               ranks on GPUs
+groups.py          process groups of a warm worker
+group_orders.py    the order of `new_group` calls, compared over ranks
+frames.py          stacks without the launcher's frames
+nodes.py           a script on several nodes, under torchrun
 """
 
 from lablib.real.launch import run_real

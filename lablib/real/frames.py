@@ -8,8 +8,8 @@ from types import FrameType
 
 import torch
 
-from lablib import texts
-from lablib.thread_frames import thread_frames
+from lablib.process.thread_frames import thread_frames
+from lablib.text import messages as texts
 
 _HERE = (str(Path(__file__).parent), texts.__file__)
 _LIBRARIES = (*_HERE, str(Path(torch.__file__).parent))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from lablib.group_calls import GroupCall
+from lablib.process.group_calls import GroupCall
 from lablib.real.frames import program_line
 from lablib.torch_compat import current, place
 

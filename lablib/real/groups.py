@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional  # noqa: F401 - now, as its functions keep the default group of the moment
 
+from lablib.real.gpu.warm_up import warm_up
 from lablib.real.group_orders import check_group_orders
-from lablib.real.peers import check_new_groups
-from lablib.real.rendezvous import MeetingFile
-from lablib.real.timeouts import Timeouts
-from lablib.real.warm_up import warm_up
+from lablib.real.workers.peers import check_new_groups
+from lablib.real.workers.rendezvous import MeetingFile
+from lablib.real.workers.timeouts import Timeouts
 from lablib.torch_compat import current
 
 

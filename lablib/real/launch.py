@@ -10,22 +10,22 @@ from dataclasses import replace
 from typing import Any
 
 from lablib.errors import NotOnNcclWarning, RankError, WorkerError
-from lablib.real.gpus import require_gpus
-from lablib.real.kernel_notes import kernel_notes
-from lablib.real.kernels import UNKNOWN
-from lablib.real.measure import Measurement
-from lablib.real.message_circles import circle_note
-from lablib.real.messages import Finished, Job
-from lablib.real.pickling import unpack
-from lablib.real.pool import PoolIsStale
-from lablib.real.pools import pools
-from lablib.real.sharing import sharing_note
-from lablib.real.shipping import ship
-from lablib.real.traffic import communications, traffic_of
+from lablib.process.visible_gpus import gpus_text
+from lablib.real.gpu.found import require_gpus
+from lablib.real.gpu.kernel_notes import kernel_notes
+from lablib.real.gpu.kernels import UNKNOWN
+from lablib.real.gpu.message_circles import circle_note
+from lablib.real.gpu.sharing import sharing_note
+from lablib.real.measurement.measure import Measurement
+from lablib.real.measurement.traffic import communications, traffic_of
+from lablib.real.workers.messages import Finished, Job
+from lablib.real.workers.pickling import unpack
+from lablib.real.workers.pool import PoolIsStale
+from lablib.real.workers.pools import pools
+from lablib.real.workers.shipping import ship
 from lablib.record.passes import with_phases
 from lablib.run import COMPUTE, Memory, Run, Timeline, Traffic
-from lablib.texts import error_text
-from lablib.visible_gpus import gpus_text
+from lablib.text.messages import error_text
 
 
 def run_real(
@@ -43,9 +43,9 @@ def run_real(
 
     The processes stay for the next launch of the same size and backend, in which they look new; on gloo they are forked
     with their imports done, unless the environment has LAB_FORK=off (processes.py). On "nccl" each rank's
-    tensors are made on its GPU (lablib/default_device.py), so the program need not name one, and its arguments arrive
-    there; a tensor that it takes from a global or a closure does not (lablib/arguments.py). What ranks write to stderr
-    goes to this process's stderr, named by rank.
+    tensors are made on its GPU (lablib/process/default_device.py), so the program need not name one, and its arguments
+    arrive there; a tensor that it takes from a global or a closure does not (lablib/process/arguments.py). What ranks
+    write to stderr goes to this process's stderr, named by rank.
 
     Args:
         fn: the program: a function that this process knows, from a notebook cell or anywhere.
@@ -54,7 +54,7 @@ def run_real(
         backend: "gloo" or "nccl".
         timeout_s: seconds after which a program still running is ended; None: never.
         trace: measure times; without, the timeline is empty and the traffic has bytes but no seconds.
-        share_gpus: on "nccl", let several ranks share a GPU where there are fewer GPUs than ranks (gpus.py).
+        share_gpus: on "nccl", let several ranks share a GPU where there are fewer GPUs than ranks (gpu/found.py).
 
     Returns:
         The run. Tensors in its values are on the CPU; those with a graph come detached.

@@ -29,15 +29,15 @@ from functools import partial
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-from lablib.exits import ends_well
 from lablib.inside import RANK_VARIABLE
-from lablib.real.kernel_notes import kernel_notes
+from lablib.process.exits import ends_well
+from lablib.real.gpu.kernel_notes import kernel_notes
+from lablib.real.gpu.sacrifice import sacrificial_kernels
 from lablib.real.launch import measured_records
-from lablib.real.measure import measure
-from lablib.real.plain import measurement_of, plain_measurement, shifted
-from lablib.real.sacrifice import sacrificial_kernels
+from lablib.real.measurement.measure import measure
+from lablib.real.measurement.plain import measurement_of, plain_measurement, shifted
 from lablib.run import Run
-from lablib.units import format_quantity, plural
+from lablib.text.units import format_quantity, plural
 
 _PIECE_BYTES = 2**20  # the store takes values of a few megabytes
 _ASKED = 16

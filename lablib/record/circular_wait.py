@@ -14,7 +14,8 @@ at the same time, and nothing waits, at any size.
 
 A rank waits for those whose streams are at other calls than its own; a circle of such waits is found as one of this
 graph. It stays whatever is called later, so the order in which ranks make their calls does not matter: they may be
-issued while a program runs (lablib/sim/nccl_order.py), or when it has ended (lablib/real/message_circles.py).
+issued while a program runs (lablib/sim/communication/nccl_order.py), or when it has ended
+(lablib/real/gpu/message_circles.py).
 
 Source: torch 2.11 to 2.13, ProcessGroupNCCL.cpp, `pointToPoint` and its warning ("In eager initialization mode,
 unbatched P2P ops are treated as independent collective ops, and are thus serialized"), pull requests 154132 and 156748;

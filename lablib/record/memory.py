@@ -27,12 +27,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lablib.draw import draw
-from lablib.markup import table_html
 from lablib.record.allocations import CATEGORIES, NEVER, Allocation, Allocations, MemoryTimeline
+from lablib.record.draw import draw
 from lablib.record.timeline import check_rank
 from lablib.signature import check_type, checked
-from lablib.units import plural
+from lablib.text.markup import table_html
+from lablib.text.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd

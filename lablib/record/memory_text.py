@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lablib.units import format_quantity
+from lablib.text.units import format_quantity
 
 if TYPE_CHECKING:
     from lablib.hardware.device import Device

@@ -24,9 +24,9 @@ from typing import Any
 
 import numpy as np
 
-from lablib.files import replacing
 from lablib.record.memory import Memory
 from lablib.record.timeline import COMPUTE, Span, Timeline
+from lablib.text.files import replacing
 
 Event = dict[str, Any]
 Place = tuple[int, int]  # process, thread

@@ -30,12 +30,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lablib.hardware.device import Device
-from lablib.markup import paragraph, table_html
 from lablib.record.memory import Memory
 from lablib.record.timeline import Interval, Span, Timeline, length, overlap, union
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import check_type, whole_number
-from lablib.units import format_quantity, plural
+from lablib.text.markup import paragraph, table_html
+from lablib.text.units import format_quantity, plural
 
 if TYPE_CHECKING:
     import pandas as pd

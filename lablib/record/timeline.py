@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lablib.draw import draw
+from lablib.record.draw import draw
 from lablib.record.phase_path import is_inside
 from lablib.record.rank_text import ranks_in_words
 from lablib.signature import checked
-from lablib.units import plural
+from lablib.text.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd

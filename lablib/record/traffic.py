@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from lablib.draw import draw
-from lablib.markup import table_html
+from lablib.record.draw import draw
 from lablib.record.rank_text import short_ranks
 from lablib.signature import checked
-from lablib.units import plural
+from lablib.text.markup import table_html
+from lablib.text.units import plural
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,7 +8,7 @@ for is written down where `get_backend` reads it. Ranks meet in the run's own st
     "gloo", "mpi", "ucc"         that            the host (or the device: gloo copies)
     None, "cpu:gloo,cuda:nccl"   as in torch     either
 
-What NCCL lacks is refused where NCCL was asked for by name (lablib/sim/nccl_limits.py, nccl_order.py).
+What NCCL lacks is refused where NCCL was asked for by name (lablib/sim/communication/nccl_limits.py, nccl_order.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from lablib.errors import unknown_name
 from lablib.script.marks import index_of
 from lablib.script.patches import Patches
 from lablib.script.process import Process, here
-from lablib.sim.nccl_limits import NcclLimits
+from lablib.sim.communication.nccl_limits import NcclLimits
 from lablib.sim.source import is_program
 from lablib.torch_compat import current, place, torch_file
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lablib.rank_state import device_seed
+from lablib.process.rank_state import device_seed
 from lablib.script.patches import Patches
 from lablib.script.process import NotSimulatedError, Process, here, refuse
 from lablib.script.streams import Event, Stream, StreamContext

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from lablib.default_device import default_of_thread
+from lablib.process.default_device import default_of_thread
 from lablib.script.classes import named
 from lablib.script.marks import HOST, index_of, is_memory, mark
 from lablib.script.mixing import check_generator, device_name

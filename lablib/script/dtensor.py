@@ -51,7 +51,7 @@ def answer_dtensor(patches: Patches) -> None:
             done.append(True)
             _answer(patches)
         api = import_module("torch.distributed.tensor._api")
-        op_handlers(op_dispatcher(api)).update(  # of this rank (lablib/owners/torch_modules.py)
+        op_handlers(op_dispatcher(api)).update(  # of this rank (lablib/process/settings/torch_modules.py)
             {flash_attention_for_cpu.default: _attention, flash_attention_for_cpu_backward.default: _attention_backward}
         )
 

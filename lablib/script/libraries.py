@@ -21,10 +21,10 @@ from importlib.machinery import ModuleSpec
 from typing import Any
 
 from lablib.errors import LaunchError
+from lablib.process.whose_code import is_of_package
 from lablib.script.module_state import Record, changes, is_of_a_rank, record_modules
 from lablib.script.process import here
-from lablib.units import plural
-from lablib.whose_code import is_of_package
+from lablib.text.units import plural
 
 # Their modules' state is caches, options of the host's notebook, or the tools' that run it.
 TRUSTED = frozenset(
@@ -187,7 +187,7 @@ def _error(found: dict[str, str]) -> SharedLibraryError:
 
 
 class Watching:
-    """A rank's end of a turn, as a belonging (lablib/sim/rank.py)."""
+    """A rank's end of a turn, as a belonging (lablib/sim/ranks/rank.py)."""
 
     def __init__(self, libraries: Libraries, rank: int, local_rank: int):
         self._libraries, self._rank, self._local_rank = libraries, rank, local_rank

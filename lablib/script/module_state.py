@@ -28,9 +28,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lablib.process.whose_code import module_contents, module_file
 from lablib.script.modules import is_library_file
 from lablib.torch_compat import untouched_version
-from lablib.whose_code import module_contents, module_file
 
 _MAX_ENTRIES = 1_000  # of a container; a longer one is recorded by its length
 _DEPTH = 3

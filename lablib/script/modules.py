@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lablib.whose_code import is_users, module_attribute, module_file
+from lablib.process.whose_code import is_users, module_attribute, module_file
 
 if TYPE_CHECKING:
     from lablib.script.libraries import Libraries
@@ -60,7 +60,7 @@ class ModuleFinder:
 
 
 class Modules:
-    """The entries of `sys.modules` that are one rank's own: a belonging (lablib/sim/rank.py).
+    """The entries of `sys.modules` that are one rank's own: a belonging (lablib/sim/ranks/rank.py).
 
     Args:
         finder: notices imports.

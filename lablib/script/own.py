@@ -1,8 +1,9 @@
 """What a script expects to find for itself: the settings with which each of its ranks begins, and its output.
 
-Everything that Python and torch keep once for the process is a rank's own in every simulation (lablib/owners). A script
-begins with other states of some: its arguments, its folder on the import path, and a logging that nobody has configured
-yet (`basicConfig(level=...)` differs by rank in many scripts). Loggers that libraries made before stay the host's.
+Everything that Python and torch keep once for the process is a rank's own in every simulation
+(lablib/process/settings). A script begins with other states of some: its arguments, its folder on the import path, and
+a logging that nobody has configured yet (`basicConfig(level=...)` differs by rank in many scripts). Loggers that
+libraries made before stay the host's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, BinaryIO, TextIO
 
-from lablib.owners.logs import logging_state
+from lablib.process.settings.logs import logging_state
 
 
 def begins_with(argv: Sequence[str], folder: str) -> dict[str, Any]:

@@ -39,13 +39,13 @@ from lablib.hardware import LINKS, Link
 from lablib.hardware.device import Device
 from lablib.operators.op import is_free, tensors_in
 from lablib.operators.op_bytes import op_bytes
-from lablib.rank_state import device_seed
+from lablib.process.rank_state import device_seed
 from lablib.script.marks import HOST, index_of_storage, is_memory, mark_storage, storage_of
 from lablib.script.mixing import check_devices
 from lablib.script.process import here, refuse
-from lablib.sim.clock import has_own_rule, is_fake
-from lablib.sim.op_traits import traits_of
-from lablib.sim.rank import Rank
+from lablib.sim.operators.clock import has_own_rule, is_fake
+from lablib.sim.operators.op_traits import traits_of
+from lablib.sim.ranks.rank import Rank
 from lablib.torch_compat import DispatchKey, TorchDispatchMode, has_kernel_for, schema
 
 
@@ -114,7 +114,7 @@ class Placement(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # see lablib/sim/clock.py
+        return False  # see lablib/sim/operators/clock.py
 
     @contextmanager
     def wanting(self, index: int) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 A launched function shares its modules with the notebook, as it should. A script expects a process: its own modules,
 arguments, standard error, logging, working directory and current CUDA device. `Process` holds a rank's; the parts that
-Python keeps once for the process are belongings (lablib/sim/rank.py), put in place at every turn.
+Python keeps once for the process are belongings (lablib/sim/ranks/rank.py), put in place at every turn.
 
 A rank's thread carries its `Process`, so functions that stand in for torch's find theirs with `here()`, and nothing
 global is kept.
@@ -17,10 +17,10 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from lablib.hardware.cluster import Cluster
-from lablib.sim.rank import Rank
+from lablib.sim.communication.store import SimStore
+from lablib.sim.ranks.rank import Rank
 from lablib.sim.source import program_line
-from lablib.sim.store import SimStore
-from lablib.units import format_quantity
+from lablib.text.units import format_quantity
 
 if TYPE_CHECKING:
     from lablib.script.devices import DeviceCalls

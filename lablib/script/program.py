@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from lablib.exits import ends_well
-from lablib.files import printable, read_bytes
+from lablib.process.exits import ends_well
 from lablib.script.process import here
-from lablib.texts import safe_str, traceback_text
+from lablib.text.files import printable, read_bytes
+from lablib.text.messages import safe_str, traceback_text
 
 _MAX_BYTES = 4 * 2**20  # of a script: Python takes seconds to compile so much
 

@@ -137,7 +137,7 @@ def _answer_signals(patches: Patches) -> None:
     send = os.kill
 
     def rank_raises(process: Process, number: int) -> None:
-        own = vars(threading.current_thread()).get("signal_handlers", {})  # lablib/sim/signals.py
+        own = vars(threading.current_thread()).get("signal_handlers", {})  # lablib/sim/ranks/signals.py
         handler = own.get(number, signal.SIG_DFL)
         if callable(handler) and handler is not signal.default_int_handler:
             handler(number, sys._getframe(2))

@@ -14,13 +14,13 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
+from lablib.figures.run.timeline import figure_timeline
 from lablib.figures.show import caption_html, picture_bundle, without_subtitle
-from lablib.figures.timeline import figure_timeline
-from lablib.files import write_text
-from lablib.markup import in_html
 from lablib.record.memory import Memory
 from lablib.run import Run
-from lablib.units import format_quantity, plural
+from lablib.text.files import write_text
+from lablib.text.markup import in_html
+from lablib.text.units import format_quantity, plural
 
 _MAX_LINES = 16
 _MAX_ALLOCATIONS = 6

@@ -34,8 +34,8 @@ from lablib.script.python import answer_python
 from lablib.script.streams import Streams
 from lablib.signature import whole_number
 from lablib.sim import run_sim
-from lablib.sim.rank import Rank
-from lablib.sim.store import SimStore
+from lablib.sim.communication.store import SimStore
+from lablib.sim.ranks.rank import Rank
 
 
 class Script:

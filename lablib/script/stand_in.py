@@ -12,8 +12,8 @@ What CUDA refuses, it refuses, operator by operator (mixing.py):
     torch.ones(4).numpy()                             numpy reads the host's memory alone
     dist.all_reduce(torch.ones(4, device="cpu"))      NCCL has no way to the host's memory
 
-Tensors among the program's arguments arrive on the device (lablib/arguments.py). One that it takes from elsewhere, a
-global or a closure, is in the host's memory, like all that the notebook makes.
+Tensors among the program's arguments arrive on the device (lablib/process/arguments.py). One that it takes from
+elsewhere, a global or a closure, is in the host's memory, like all that the notebook makes.
 
 Simplified: code inside torch's own C++ sees CPU tensors, so a kernel that CUDA lacks is not missed. Launches with
 fidelity="shapes" run as ever: they have one device, "meta".
@@ -33,11 +33,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib import sim
-from lablib.arguments import note_what_is_left
-from lablib.arguments import replaced as replaced_tensors
-from lablib.default_device import make_tensors_on
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import Device
+from lablib.process.arguments import note_what_is_left
+from lablib.process.arguments import replaced as replaced_tensors
+from lablib.process.default_device import make_tensors_on
 from lablib.run import Run
 from lablib.script.devices import DeviceCalls
 from lablib.script.gpu_answers import answer_gpu
@@ -46,11 +46,11 @@ from lablib.script.patches import Patches
 from lablib.script.placement import Placement
 from lablib.script.process import Process, here
 from lablib.script.streams import Streams
-from lablib.sim.copies import Copies
-from lablib.sim.rank import Rank
+from lablib.sim.communication.store import SimStore
+from lablib.sim.ranks.copies import Copies
+from lablib.sim.ranks.rank import Rank
 from lablib.sim.replaced import replaced
 from lablib.sim.simulation import run_sim
-from lablib.sim.store import SimStore
 
 
 class StandIn:

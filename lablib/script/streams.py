@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from lablib.script.process import Process, here, refuse
-from lablib.sim.rank import Rank
+from lablib.sim.ranks.rank import Rank
 
 HOST_STREAM = "host"  # of the host's own work in a timeline
 

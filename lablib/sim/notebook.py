@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lablib.process.whose_code import TEXT, is_users
 from lablib.torch_compat import version
-from lablib.whose_code import TEXT, is_users
 
 _MAX_OBJECTS = 2000  # objects that are looked at in one variable
 _DEPTH = 6

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from lablib.engine.events import Events, Transferred
 from lablib.record.timeline import WAIT
 from lablib.run import Transfer
-from lablib.sim.rank import Rank
+from lablib.sim.ranks.rank import Rank
 
 
 class Recorder:

@@ -23,7 +23,6 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed.algorithms.join import Join
 
-from lablib import owners
 from lablib.cost import GroupNetwork
 from lablib.engine.conditions import Conditions
 from lablib.engine.cores import Cores
@@ -44,48 +43,55 @@ from lablib.errors import (
     Wait,
     WriteInFlightWarning,
 )
-from lablib.exits import ends_well
 from lablib.faults import Fault
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE, Device
 from lablib.launch_checks import check_value
-from lablib.missing_cuda import note_missing_cuda
 from lablib.operators.pricer import Pricer
+from lablib.process import settings as owners
+from lablib.process.exits import ends_well
+from lablib.process.missing_cuda import note_missing_cuda
+from lablib.process.thread_frames import thread_frames
 from lablib.record.passes import with_phases
 from lablib.record.rank_text import short_ranks
 from lablib.run import Run, Span, Timeline, Traffic, Transfer
-from lablib.sim.by_thread import own_environments, own_streams
-from lablib.sim.clock import Clock, call
-from lablib.sim.collector import no_collections, older_objects_set_aside
-from lablib.sim.compiled import Compiled
-from lablib.sim.copies import Copies
-from lablib.sim.ddp_check import verify_params_across_processes
-from lablib.sim.delivery import follow
-from lablib.sim.faults import Faults
-from lablib.sim.group_labels import GroupLabels
-from lablib.sim.group_orders import GroupOrders
-from lablib.sim.memory_tracker import MemoryTrackers
-from lablib.sim.meta_kernels import Answer, MetaKernels
-from lablib.sim.named_backends import named_backends
-from lablib.sim.nccl_limits import NcclLimits
+from lablib.sim.communication.ddp_check import verify_params_across_processes
+from lablib.sim.communication.delivery import follow
+from lablib.sim.communication.group_labels import GroupLabels
+from lablib.sim.communication.group_orders import GroupOrders
+from lablib.sim.communication.named_backends import named_backends
+from lablib.sim.communication.nccl_limits import NcclLimits
+from lablib.sim.communication.process_group import (
+    SimProcessGroup,
+    ensure_one_dtype,
+    monitored_barrier,
+    notify_join_context,
+)
+from lablib.sim.communication.store import SimStore, stores_of_the_program
+from lablib.sim.communication.unwaited import overlap_notes, read_notes, unwaited_notes, written_notes
+from lablib.sim.faults.inject import Faults
+from lablib.sim.memory.collector import no_collections, older_objects_set_aside
+from lablib.sim.memory.memory_tracker import MemoryTrackers
+from lablib.sim.memory.storages import heard_changes
 from lablib.sim.notebook import Notebook
-from lablib.sim.own_settings import WORLD, OwnSettings, Settings
-from lablib.sim.process_group import SimProcessGroup, ensure_one_dtype, monitored_barrier, notify_join_context
-from lablib.sim.profilers import one_profile_at_a_time
-from lablib.sim.rank import Rank
+from lablib.sim.operators.clock import Clock, call
+from lablib.sim.operators.compiled import Compiled
+from lablib.sim.operators.meta_kernels import Answer, MetaKernels
+from lablib.sim.operators.profilers import one_profile_at_a_time
+from lablib.sim.operators.shapes import OnMeta, torch_without_values
+from lablib.sim.ranks.by_thread import own_environments, own_streams
+from lablib.sim.ranks.copies import Copies
+from lablib.sim.ranks.own_settings import WORLD, OwnSettings, Settings
+from lablib.sim.ranks.rank import Rank
+from lablib.sim.ranks.signals import own_signal_handlers
+from lablib.sim.ranks.threads import followed_threads
+from lablib.sim.ranks.turns import THREAD_NAME, RunEnded, Turns
+from lablib.sim.ranks.watchdog import naming_what_cannot_be_ended
 from lablib.sim.recorder import Recorder
 from lablib.sim.replaced import replaced
-from lablib.sim.shapes import OnMeta, torch_without_values
-from lablib.sim.signals import own_signal_handlers
 from lablib.sim.source import program_frame, program_line
-from lablib.sim.storages import heard_changes
-from lablib.sim.store import SimStore, stores_of_the_program
-from lablib.sim.threads import followed_threads
-from lablib.sim.turns import THREAD_NAME, RunEnded, Turns
-from lablib.sim.unwaited import overlap_notes, read_notes, unwaited_notes, written_notes
-from lablib.sim.watchdog import naming_what_cannot_be_ended
-from lablib.texts import traceback_text
-from lablib.thread_frames import thread_frames
+from lablib.text.messages import traceback_text
+from lablib.text.units import plural
 from lablib.torch_compat import (
     BackendPlugin,
     WorldMeta,
@@ -95,12 +101,11 @@ from lablib.torch_compat import (
     process_group_name,
     set_thread_isolation_mode,
 )
-from lablib.units import plural
 
 _TIMEOUT = timedelta(days=1)  # torch wants one; the engine sees a deadlock at once, so it never runs out
 _LAUNCHERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("sim", "script"))
 _OURS = (*_LAUNCHERS, threading.__file__)
-_ONE_AT_A_TIME = threading.Lock()  # a run borrows process-wide state (what lablib/owners lists)
+_ONE_AT_A_TIME = threading.Lock()  # a run borrows process-wide state (what lablib/process/settings lists)
 
 
 def run_sim(

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import torch
 
-from lablib.texts import error_text
+from lablib.process.whose_code import MADE_UP, TEXT, is_of_package
+from lablib.text.messages import error_text
 from lablib.torch_compat import torch_file
-from lablib.whose_code import MADE_UP, TEXT, is_of_package
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _LABLIB = os.path.dirname(os.path.dirname(__file__)) + os.sep
@@ -98,14 +98,16 @@ def program_line(frame: FrameType | None = None) -> Source:
 
 
 def program_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the program in a thread's stack, however deep in torch the thread is; None: there is none."""
+    """The innermost frame of the program in a thread's stack, however deep in torch the thread is; None: there is
+    none."""
     while frame is not None and (not is_program(frame) or _is_audit_hook(frame)):
         frame = frame.f_back
     return frame
 
 
 def _is_audit_hook(frame: FrameType) -> bool:
-    """Whether the simulator called this frame, of an installed package: an audit hook of that package (`sys.addaudithook`).
+    """Whether the simulator called this frame, of an installed package: an audit hook of that package
+    (`sys.addaudithook`).
 
     Python calls the hooks from any function that raises an event, `sys._getframe` for one. filelock has a hook from
     Python 3.12 on. The simulator calls a program's functions from its bottom alone.

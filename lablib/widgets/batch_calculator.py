@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lablib.batches.batch import BatchSize
-from lablib.figures.batch_splits import figure_batch_splits
+from lablib.figures.techniques.batch_splits import figure_batch_splits
 from lablib.plan import Parallel, predict
 from lablib.plan.prediction import Prediction
 from lablib.signature import checked

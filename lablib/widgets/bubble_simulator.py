@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from lablib.figures.pipeline_simulation import figure_pipeline_simulation
+from lablib.figures.plans.pipeline_simulation import figure_pipeline_simulation
 from lablib.pipeline import schedules
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.plan import Plan

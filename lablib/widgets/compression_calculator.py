@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from lablib.compress.when_it_pays import break_even_bandwidth, speedup_curves, speedup_of_compression
-from lablib.figures.compression_pays import figure_when_compression_pays
+from lablib.figures.techniques.compression_pays import figure_when_compression_pays
 from lablib.plan.gradient_compression import find_compression
 from lablib.signature import checked
-from lablib.units import format_quantity
+from lablib.studies.compression_pays import break_even_bandwidth, speedup_curves, speedup_of_compression
+from lablib.text.units import format_quantity
 from lablib.widgets.controls import Control, IntChoice, LogSlider
 from lablib.widgets.explore import explore
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from lablib.signature import check_fields, whole_number
-from lablib.units import format_quantity
+from lablib.text.units import format_quantity
 
 if TYPE_CHECKING:
     import ipywidgets

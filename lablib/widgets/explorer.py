@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 from lablib.errors import LaunchError
 from lablib.figures.describe import describe, table
 from lablib.figures.show import caption_html, static_svg, table_html, without_subtitle
-from lablib.markup import paragraph
+from lablib.text.markup import paragraph
 from lablib.widgets.controls import Control, Steps
 from lablib.widgets.fit import FitWidth
 from lablib.widgets.live_text import LiveText

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from lablib.data.queueing import idle_share_constant, idle_share_exponential
-from lablib.data.smallest_prefetch import idle_share
-from lablib.figures.loading import figure_idle_shares
+from lablib.data.loading.queueing import idle_share_constant, idle_share_exponential
+from lablib.data.loading.smallest_prefetch import idle_share
+from lablib.figures.techniques.loading import figure_idle_shares
 from lablib.signature import checked
 from lablib.widgets.controls import Control, IntChoice, LogSlider
 from lablib.widgets.explore import explore

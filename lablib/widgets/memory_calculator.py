@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from lablib.figures.step_memory import figure_step_memory
+from lablib.figures.run.step_memory import figure_step_memory
 from lablib.hardware.devices import DEVICES
 from lablib.memory.step_memory import OPTIMIZERS, PRECISIONS, StepMemory, memory_of_step
 from lablib.models.gpt import GPTConfig
 from lablib.models.published import TRANSFORMERS
 from lablib.signature import checked
-from lablib.units import unit_for
+from lablib.text.units import unit_for
 from lablib.widgets.controls import Choice, Control, IntChoice
 from lablib.widgets.explore import explore
 

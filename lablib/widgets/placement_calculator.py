@@ -11,14 +11,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from lablib.figures.traffic_matrix import figure_traffic_matrix
+from lablib.figures.run.traffic_matrix import figure_traffic_matrix
 from lablib.hardware import Cluster, Link, find_cluster
 from lablib.hardware.devices import DEVICES
-from lablib.parallel.mesh import Mesh
-from lablib.parallel.placement import PlacedMesh, place
+from lablib.parallel.mesh.mesh import Mesh
 from lablib.plan.order import PLACED
 from lablib.signature import checked
-from lablib.units import format_quantity
+from lablib.studies.placement import PlacedMesh, place
+from lablib.text.units import format_quantity
 from lablib.widgets.controls import Choice, Control, IntChoice, Text
 from lablib.widgets.explore import explore
 

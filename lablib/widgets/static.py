@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from lablib.errors import LaunchError
 from lablib.figures.show import show
-from lablib.markup import paragraph
+from lablib.text.markup import paragraph
 from lablib.widgets.controls import Control
 
 

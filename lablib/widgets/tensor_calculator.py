@@ -9,12 +9,12 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from lablib.figures.tensor_times import figure_tensor_times
+from lablib.figures.techniques.tensor_times import figure_tensor_times
 from lablib.hardware import find_cluster
-from lablib.parallel.tensor_bytes import LayerSizes, fewest_tokens_for_2d
-from lablib.parallel.tensor_time import WAYS, TensorLayerTime, tensor_times
+from lablib.parallel.tensor.bytes import LayerSizes, fewest_tokens_for_2d
 from lablib.signature import checked
-from lablib.units import plural
+from lablib.studies.tensor_time import WAYS, TensorLayerTime, tensor_times
+from lablib.text.units import plural
 from lablib.widgets.controls import Choice, Control, IntChoice
 from lablib.widgets.explore import explore
 

@@ -35,7 +35,7 @@ SETTINGS = {  # JupyterLab asks to fetch news at its first start, in a box that 
 
 _WITH_PARENT = """
 import os, signal, sys
-from lablib.lifetime import die_with_parent
+from lablib.process.lifetime import die_with_parent
 die_with_parent(int(sys.argv[1]), signal.SIGTERM)
 os.execv(sys.argv[2], sys.argv[2:])
 """

@@ -26,7 +26,7 @@ from lablib.compress import (
     zero_plus_plus_speedup,
 )
 from lablib.parallel import Zero, node_mesh
-from lablib.parallel.zero_shards import all_gather_shards
+from lablib.parallel.zero.shards import all_gather_shards
 
 few = settings(max_examples=5, deadline=None)
 NODES, LOCAL = (2, 3, 4), (2, 4, 8)

@@ -15,7 +15,7 @@ from lablib.cost.collectives import COLLECTIVES
 from lablib.cost.routes import routes
 from lablib.faults import DropLink, SlowLink
 from lablib.hardware import CLUSTERS, LINKS, Cluster, find_cluster
-from lablib.sim.faulty_network import FaultyNetwork
+from lablib.sim.faults.network import FaultyNetwork
 
 NVLS = [each.name for each in COLLECTIVES["all_reduce"].in_the_switch]
 ALPHA_S, BYTES_PER_S = 25e-6, 450e9  # NCCL's tuning.cc, hwLat of NVLS; NVLink 4

@@ -6,13 +6,13 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from lablib import files
-from lablib.course.assignment import make_assignment
-from lablib.course.build import build, build_instructor, build_nbgrader, check_built
+from lablib.course.building.build import build, build_instructor, build_nbgrader, check_built
+from lablib.course.building.master import read_master
+from lablib.course.building.notebook import Version, make_notebook, to_text
 from lablib.course.errors import CourseFailure
-from lablib.course.master import read_master
-from lablib.course.notebook import Version, make_notebook, to_text
+from lablib.course.grading.assignment import make_assignment
 from lablib.course.places import Lab
+from lablib.text import files
 
 
 def change_notebook(lab: Lab, source: str = "my_answer = 1") -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from lablib.course.carry_over import carry_over
-from lablib.course.notebook import stamp
+from lablib.course.building.carry_over import carry_over
+from lablib.course.building.notebook import stamp
 
 BASE = [
     ("text", "# Lab 90"),

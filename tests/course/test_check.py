@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from lablib.course import checks_for
+from lablib.course.checks.exercise import exercise
+from lablib.course.checks.trial import run_check
 from lablib.course.errors import CourseError
-from lablib.course.exercise import exercise
-from lablib.course.trial import run_check
 from lablib.errors import DeadlockError, RankError, Wait
-from lablib.files import write_text
+from lablib.text.files import write_text
 
 
 def stub(values: list[float]) -> float:

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from lablib import launch
 from lablib.course import Expect, exercise
-from lablib.course.formatting import short_repr
-from lablib.course.learner_code import learner_frames
-from lablib.course.trial import run_check
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.learner_code import learner_frames
+from lablib.course.checks.trial import run_check
 
 NUM_ELEMENTS = 2**20  # large enough for a ring, which sends fewest bytes
 
@@ -97,7 +97,7 @@ def test_a_deadlock_is_diagnosed():
 
 
 def test_the_doctors_program_runs_on_sim():
-    from lablib.course.doctor import all_probes, look
+    from lablib.course.running.doctor import all_probes, look
 
     [probe] = [probe for probe in all_probes() if probe.name == "sim"]
     assert look(probe).state == "ok", look(probe)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lablib.course.doctor import Absent, Probe, all_probes, examine, look
+from lablib.course.running.doctor import Absent, Probe, all_probes, examine, look
 
 
 def fine() -> str:

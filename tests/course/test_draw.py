@@ -5,9 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.course.draw import Draw
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import Expect
 from lablib.course.errors import CourseError
-from lablib.course.expect import Expect
 
 
 def drawn(draw: Draw) -> list:

@@ -11,11 +11,11 @@ from typing import Any
 import nbformat
 import pytest
 
-from lablib.course import execute
-from lablib.course.build import build
+from lablib.course.building.build import build
 from lablib.course.errors import CourseError, CourseFailure
-from lablib.course.execute import run_lab
 from lablib.course.places import Lab
+from lablib.course.running import execute
+from lablib.course.running.execute import run_lab
 from lablib.course.work import update
 
 

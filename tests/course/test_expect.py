@@ -10,9 +10,9 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lablib.course.comparison import difference
-from lablib.course.expect import Expect, NotAttempted, RuleBroken
-from lablib.course.formatting import short_repr
+from lablib.course.checks.comparison import difference
+from lablib.course.checks.expect import Expect, NotAttempted, RuleBroken
+from lablib.course.checks.formatting import short_repr
 
 
 def broken(word: str, *arguments: object, **options: object) -> RuleBroken:

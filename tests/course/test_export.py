@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from lablib.course.building.export import export_students
+from lablib.course.building.master import Master, read_master
 from lablib.course.errors import CourseError
-from lablib.course.export import export_students
-from lablib.course.master import Master, read_master
 from lablib.course.places import Lab, find_labs
 
 ROOT = Path(__file__).parents[2]

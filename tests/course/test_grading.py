@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from lablib.course.errors import CourseFailure
-from lablib.course.grading import reason_not_graded, write_config
+from lablib.course.grading.settings import reason_not_graded, write_config
 
 KINDS = {
     "answer": {"solution": True, "locked": False, "grade": False},
@@ -33,7 +33,7 @@ def test_a_new_course_folder_gets_settings_and_an_existing_file_stays(tmp_path: 
     assert "up to date" in write_config(tmp_path) and "900" in path.read_text()
     path.write_text("c = get_config()\n")
     said = write_config(tmp_path)
-    assert "left as it is" in said and "from lablib.course.grading import configure" in said
+    assert "left as it is" in said and "from lablib.course.grading.settings import configure" in said
     assert path.read_text() == "c = get_config()\n"
 
 

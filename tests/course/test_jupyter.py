@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lablib.course import jupyter
 from lablib.course.errors import CourseError, CourseFailure
-from lablib.course.jupyter import jupyter_command, jupyter_environment, open_lab
 from lablib.course.places import Lab
+from lablib.course.running import jupyter
+from lablib.course.running.jupyter import jupyter_command, jupyter_environment, open_lab
 
 
 @pytest.fixture

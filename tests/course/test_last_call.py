@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.course import Expect, exercise
-from lablib.course.last_call import MAX_ELEMENTS, literal
-from lablib.course.trial import run_check
+from lablib.course.checks.last_call import MAX_ELEMENTS, literal
+from lablib.course.checks.trial import run_check
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool)
 SHAPES = st.lists(st.integers(0, 4), max_size=3)

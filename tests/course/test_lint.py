@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
+from lablib.course.building.lint import declared_checks, lint
+from lablib.course.building.master import read_master
 from lablib.course.errors import CourseFailure
-from lablib.course.lint import declared_checks, lint
-from lablib.course.master import read_master
 from lablib.course.places import Lab
 
 

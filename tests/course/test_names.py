@@ -2,7 +2,7 @@
 
 import pytest
 
-from lablib.course.names import bound_at_once, names
+from lablib.course.building.names import bound_at_once, names
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import nbformat
 import pytest
 from nbformat import NotebookNode
 
-from lablib.course.build import build_nbgrader
+from lablib.course.building.build import build_nbgrader
 from lablib.course.places import Lab
 from tests.course.conftest import EXAMPLE
 

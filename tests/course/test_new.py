@@ -5,13 +5,13 @@ import sys
 
 import pytest
 
-from lablib.cli import main
-from lablib.course.build import check_built
+from lablib.cli.main import main
+from lablib.course.building.build import check_built
+from lablib.course.building.new import new_lab
+from lablib.course.checks.proof import prove
 from lablib.course.errors import CourseError
-from lablib.course.execute import run_lab
-from lablib.course.new import new_lab
 from lablib.course.places import find_lab
-from lablib.course.proof import prove
+from lablib.course.running.execute import run_lab
 
 
 @pytest.mark.filterwarnings("default")

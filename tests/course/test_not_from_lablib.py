@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from lablib import parallel
-from lablib.course.expect import RuleBroken
-from lablib.course.rules import not_from_lablib
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.rules import not_from_lablib
 
 
 def uses_exchange(x):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from lablib import launch
-from lablib.course.observe import observe
+from lablib.course.checks.observe import observe
 
 
 def change_in_place(x: torch.Tensor) -> None:

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import lablib
 from lablib import parallel, phase
-from lablib.course.expect import RuleBroken
-from lablib.course.own_code import not_from_lablib
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.own_code import not_from_lablib
 
 
 class Holder:
@@ -182,7 +182,7 @@ def by_import_of_a_module(x):
 
 
 def by_import_of_a_file(x):
-    from lablib.parallel.ring_all_reduce import ring_all_reduce as ring
+    from lablib.parallel.collectives.ring import ring_all_reduce as ring
 
     ring(x)
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.course.expect import Expect
+from lablib.course.checks.expect import Expect
 
 SHELF = """
 shelf, calls = {}, [0]

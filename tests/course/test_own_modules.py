@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from lablib import RankError
-from lablib.course.expect import Expect, RuleBroken
+from lablib.course.checks.expect import Expect, RuleBroken
 
 # Where a shelf may stand; `shelf(x)` is the dict (or another object with items) that ranks would share.
 IN_MODULES = {

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lablib.course.building.parameters import check_values, read_parameters
 from lablib.course.errors import CourseError
-from lablib.course.parameters import check_values, read_parameters
 
 CELL = """
 backend: str = "sim"  # sim | gloo | nccl: where ranks run

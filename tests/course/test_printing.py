@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lablib.course import print_error, print_text
-from lablib.course.printing import COLUMNS
+from lablib.course.checks.printing import COLUMNS
 from lablib.signature import WrongType
 
 HUNG = """the program was still running after timeout_s=2

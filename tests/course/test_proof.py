@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from lablib.course.building.master import Cell, Master, read_master
+from lablib.course.building.names import names
+from lablib.course.checks.proof import _one_of_each, answers_of, needed_cells, prove, try_answer
 from lablib.course.errors import CourseError
-from lablib.course.master import Cell, Master, read_master
-from lablib.course.names import names
 from lablib.course.places import Lab
-from lablib.course.proof import _one_of_each, answers_of, needed_cells, prove, try_answer
 
 
 def test_a_lab_is_proven_with_any_seed(lab: Lab):

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.course import recorded_comparison
-from lablib.host_load import HostLoad
-from lablib.recorded import RecordedReconciliation
+from lablib.process.host_load import HostLoad
+from lablib.record.comparison import RecordedReconciliation
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "record_labs.py"
 SPEC = importlib.util.spec_from_file_location("record_labs", FILE)

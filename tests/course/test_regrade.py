@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_output
 
-from lablib.cli import main
-from lablib.course.assignment import make_assignment
-from lablib.course.master import read_master
-from lablib.course.notebook import Version, make_notebook
+from lablib.cli.main import main
+from lablib.course.building.master import read_master
+from lablib.course.building.notebook import Version, make_notebook
+from lablib.course.grading.assignment import make_assignment
+from lablib.course.grading.regrade import regrade, with_answers
 from lablib.course.places import Lab
-from lablib.course.regrade import regrade, with_answers
 from tests.course.conftest import EXAMPLE
 
 RIGHT = "def mean(values):\n    return sum(values) / len(values)"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.cli import main
+from lablib.cli.main import main
 from lablib.course import checks_for
 from lablib.course.progress import Entry, Labs
 from lablib.course.report import as_html, as_json, class_csv, class_html, class_json, class_text, read_learners

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from lablib.course.expect import Measured
-from lablib.course.result import Hint, Result
+from lablib.course.checks.expect import Measured
+from lablib.course.checks.result import Hint, Result
 from lablib.widgets.live_text import LiveText
 from tests.contrast import contrast
 

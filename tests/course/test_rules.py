@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import launch
-from lablib.course import rules
-from lablib.course.draw import Draw
-from lablib.course.expect import Expect, NotAttempted, RuleBroken
-from lablib.course.observe import observe
+from lablib.course.checks import rules
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import Expect, NotAttempted, RuleBroken
+from lablib.course.checks.observe import observe
 from lablib.parallel import ring_all_reduce
-from lablib.units import format_quantity, plural
+from lablib.text.units import format_quantity, plural
 
 
 def broken(rule: Callable[..., Any], *args: Any, **options: Any) -> RuleBroken:

@@ -2,8 +2,8 @@
 
 import pytest
 
+from lablib.course.building.solution import has_solution, to_stub
 from lablib.course.errors import CourseError
-from lablib.course.solution import has_solution, to_stub
 
 
 def region(body: str, indent: str = "    ") -> str:

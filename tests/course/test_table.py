@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.cli import main
+from lablib.cli.main import main
 from lablib.course.table import table
 
 words = st.text("abc ", max_size=12)

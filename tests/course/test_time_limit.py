@@ -17,13 +17,13 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import lablib.course.time_limit as time_limit_module
-from lablib.course import trial
-from lablib.course.exercise import Exercise, exercise
-from lablib.course.expect import Expect
+import lablib.course.checks.time_limit as time_limit_module
+from lablib.course.checks import trial
+from lablib.course.checks.exercise import Exercise, exercise
+from lablib.course.checks.expect import Expect
+from lablib.course.checks.time_limit import TimeIsUp, time_limit
+from lablib.course.checks.trial import run_check
 from lablib.course.progress import Entry
-from lablib.course.time_limit import TimeIsUp, time_limit
-from lablib.course.trial import run_check
 
 CELL: str = """
 def forever(*values):

@@ -8,9 +8,9 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from lablib.cli import main
+from lablib.cli.main import main
 from lablib.course import work
-from lablib.course.build import build, check_built
+from lablib.course.building.build import build, check_built
 from lablib.course.errors import CourseFailure
 from lablib.course.places import Lab
 from lablib.course.work import State, open_copies, reset, state_of, update

@@ -3,8 +3,8 @@
 import pytest
 
 from lablib import simulate_script
-from lablib.data.loader import Copy, Loader
-from lablib.data.loader_timeline import steady_step_s
+from lablib.data.loading.loader import Copy, Loader
+from lablib.data.loading.loader_timeline import steady_step_s
 
 SCRIPT = """
 import sys

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.data.damage import FullDisk, cut_file, flip_byte, read_shards
-from lablib.data.formats import FORMATS
-from lablib.data.record_format import DamagedDataError, Loss, Manifest, Record, Shard, read_manifest
+from lablib.data.formats.catalogue import FORMATS
+from lablib.data.formats.records import DamagedDataError, Loss, Manifest, Record, Shard, read_manifest
 
 WAYS = [(name, compression) for name, one in FORMATS.items() for compression in one.compressions]
 STREAMED = [("webdataset", "gzip"), ("tfrecord", "gzip")]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tfrecord.reader import tfrecord_loader
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
-from lablib.data.formats import FORMATS
-from lablib.data.record_format import DamagedDataError, Record, Shard, manifest_crc, read_manifest
+from lablib.data.formats.catalogue import FORMATS
+from lablib.data.formats.records import DamagedDataError, Record, Shard, manifest_crc, read_manifest
 
 RECORDS = st.lists(st.builds(Record, id=st.text(max_size=8), data=st.binary(max_size=70)), max_size=9)
 WAYS = [(name, compression) for name, one in FORMATS.items() for compression in one.compressions]

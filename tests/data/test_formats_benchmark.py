@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.data.formats import FORMATS
-from lablib.data.record_format import Record
+from lablib.data.formats.catalogue import FORMATS
+from lablib.data.formats.records import Record
 
 FILE = Path(__file__).parents[2] / "benchmarks" / "data_formats.py"
 SPEC = importlib.util.spec_from_file_location("data_formats", FILE)

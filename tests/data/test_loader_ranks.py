@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from lablib import launch
-from lablib.data.loader import Jitter, Loader, draw_times
-from lablib.data.loader_ranks import train_with_loader_ranks, work
-from lablib.data.loader_timeline import run_loop
+from lablib.data.loading.loader import Jitter, Loader, draw_times
+from lablib.data.loading.loader_ranks import train_with_loader_ranks, work
+from lablib.data.loading.loader_timeline import run_loop
 from lablib.errors import RankError
 from lablib.faults import SlowRank
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.data.loaded_run import Cause
-from lablib.data.loader import Copy, Jitter, Loader, draw_times
-from lablib.data.loader_timeline import run_loop, steady_step_s
-from lablib.data.smallest_prefetch import smallest_prefetch
+from lablib.data.loading.loaded_run import Cause
+from lablib.data.loading.loader import Copy, Jitter, Loader, draw_times
+from lablib.data.loading.loader_timeline import run_loop, steady_step_s
+from lablib.data.loading.smallest_prefetch import smallest_prefetch
 
 TIMES = st.floats(0.01, 10.0)
 LOADERS = st.builds(

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.data.loader import Jitter, Loader, draw_times
-from lablib.data.loader_timeline import run_loop
-from lablib.data.queueing import (
+from lablib.data.loading.loader import Jitter, Loader, draw_times
+from lablib.data.loading.loader_timeline import run_loop
+from lablib.data.loading.queueing import (
     idle_share_at_most,
     idle_share_constant,
     idle_share_exponential,

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from lablib.data.dead_worker import WorkerDiedError, named_workers
-from lablib.data.loaded_run import Cause
-from lablib.data.loader import Loader
-from lablib.data.measured_loop import measure_loop
+from lablib.data.loading.dead_worker import WorkerDiedError, named_workers
+from lablib.data.loading.loaded_run import Cause
+from lablib.data.loading.loader import Loader
+from lablib.data.loading.measured_loop import measure_loop
 from lablib.data.resumable_sampler import ResumableSampler
 from lablib.data.sharding import count_seen
 

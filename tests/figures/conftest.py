@@ -15,17 +15,17 @@ import pytest
 from lablib import figures
 from lablib.batches.noise_scale import StepsLaw
 from lablib.batches.packing import best_fit
-from lablib.data.loader import Loader
-from lablib.data.loader_timeline import run_loop
+from lablib.data.loading.loader import Loader
+from lablib.data.loading.loader_timeline import run_loop
 from lablib.errors import DeadlockError, Wait
 from lablib.memory.ways_to_fit import Way
-from lablib.optim.evidence import difference
-from lablib.parallel.expert_against_dense import AgainstDense
 from lablib.pipeline import Plan, equal_memory, replay
 from lablib.pipeline.schedules import make
 from lablib.pipeline.simulation import read_plan, simulate
 from lablib.precision.exponents import ExponentCounts
 from lablib.precision.formats import FORMATS
+from lablib.studies.expert_against_dense import AgainstDense
+from lablib.studies.optimizers import difference
 
 
 def _load_examples() -> ModuleType:

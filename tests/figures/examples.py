@@ -7,16 +7,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lablib.compress.evidence import CompressedRun
 from lablib.hardware import CLUSTERS, Device
 from lablib.kernels.accesses import Access, Launch, Operand
 from lablib.models import GPTConfig
-from lablib.optim.evidence import Result
-from lablib.parallel import Mesh, PlacedMesh, placements
+from lablib.parallel import Mesh
 from lablib.plan import Parallel, Prediction
-from lablib.plan.validation import Report, published_rows, score
 from lablib.record.memory import Allocation, Memory
 from lablib.run import Span, Timeline, Traffic, Transfer
+from lablib.studies import PlacedMesh, placements
+from lablib.studies.compression import CompressedRun
+from lablib.studies.optimizers import Result
+from lablib.validation import Report, published_rows, score
 
 
 def ddp_step(num_ranks: int = 4, layers: int = 8, ops: int = 3, slow: float = 1.0, seed: int | None = None) -> Timeline:

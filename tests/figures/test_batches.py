@@ -22,7 +22,7 @@ from lablib.figures import (
     figure_steps_law,
     table,
 )
-from lablib.figures.spread import minimum_at, possible_minima
+from lablib.figures.techniques.spread import minimum_at, possible_minima
 
 LENGTHS = [3, 5, 2, 7, 1, 4]
 PACKINGS = {"alone": one_per_block(LENGTHS, 8), "best fit": best_fit(LENGTHS, 8)}

@@ -7,8 +7,8 @@ import pytest
 
 from lablib.figures import figure_expert_load, figure_expert_times, figure_rank_loads
 from lablib.figures.describe import describe, table
-from lablib.figures.expert_load import MAX_SQUARES
-from lablib.parallel import OLMOE, AgainstDense, against_dense
+from lablib.figures.techniques.expert_load import MAX_SQUARES
+from lablib.studies import OLMOE, AgainstDense, against_dense
 
 
 @pytest.fixture(scope="module")

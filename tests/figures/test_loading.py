@@ -4,9 +4,9 @@
 # pyright: reportAttributeAccessIssue=false, reportGeneralTypeIssues=false
 import pytest
 
-from lablib.data.loaded_run import Cause
-from lablib.data.loader import Copy, Loader
-from lablib.data.loader_timeline import run_loop
+from lablib.data.loading.loaded_run import Cause
+from lablib.data.loading.loader import Copy, Loader
+from lablib.data.loading.loader_timeline import run_loop
 from lablib.figures import describe, figure_idle_shares, figure_loading, table
 
 

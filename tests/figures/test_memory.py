@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from lablib import launch
 from lablib.figures import describe, figure_memory, figure_peaks, table
-from lablib.figures.memory import MAX_STEPS
+from lablib.figures.run.memory import MAX_STEPS
 from lablib.figures.style import STATES
 from lablib.hardware import Device
 from lablib.record.memory import CATEGORIES, Allocation, Memory

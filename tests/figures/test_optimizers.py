@@ -13,7 +13,7 @@ from lablib.figures import (
     figure_projection,
     figure_sign_of_noise,
 )
-from lablib.optim.evidence import recorded_results
+from lablib.studies.optimizers import recorded_results
 
 
 @pytest.mark.parametrize(("adamw", "kind"), [(8.0, None), (300.0, "log")])

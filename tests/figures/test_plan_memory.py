@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from lablib.figures import describe, figure_plan_memory, table
-from lablib.figures.plan_memory import TOO_MUCH
+from lablib.figures.plans.plan_memory import TOO_MUCH
 from lablib.figures.style import MEMORY_LOOKS
 from lablib.plan.memory import CATEGORIES
 

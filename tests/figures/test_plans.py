@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_plans, figure_predictions, table
-from lablib.figures.plans import MAX_POINTS, pareto_front
+from lablib.figures.plans.plans import MAX_POINTS, pareto_front
 from lablib.plan import Parallel
 
 # Two on the front (a, b), one that b beats in both (c), one beyond the limit and faster than all (d).

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from lablib.figures import describe, figure_lines, figure_timeline, figure_traffic_matrix
 from lablib.figures.show import MAX_SVG_BYTES, caption_html, picture_bundle, show, static_svg, without_subtitle
 from lablib.figures.style import FAINT_INK, INK
-from lablib.figures.svg import figure_svg
-from lablib.figures.svg_axes import CHARACTER
-from lablib.figures.svg_canvas import WIDTH
+from lablib.figures.svg.axes import CHARACTER
+from lablib.figures.svg.canvas import WIDTH
+from lablib.figures.svg.picture import figure_svg
 from lablib.figures.theme import AREAS, PAGE, TEXTS, THEME_CSS
 from lablib.run import Span, Timeline, Traffic, Transfer
 from tests.contrast import contrast

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_tiles, table
-from lablib.figures.tiles import _rectangles
+from lablib.figures.techniques.tiles import _rectangles
 from lablib.kernels.accesses import Access, Launch, Operand
 
 

@@ -17,7 +17,7 @@ from lablib import CLUSTERS, launch
 from lablib.errors import RankKilledError
 from lablib.faults import KillRank
 from lablib.figures import describe, figure_timeline, format_quantity, table
-from lablib.figures.bars import HEIGHTS, KINDS, MANY_SPANS, MAX_BARS, picture_of
+from lablib.figures.run.bars import HEIGHTS, KINDS, MANY_SPANS, MAX_BARS, picture_of
 from lablib.figures.style import LOOKS, STATES, kind_of_span
 from lablib.parallel import ring_all_reduce
 from lablib.run import Span, Timeline

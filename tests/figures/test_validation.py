@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from lablib.figures import describe, figure_validation, table, validation_svg
-from lablib.plan.validation import Report, published_rows, score
+from lablib.validation import Report, published_rows, score
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_communication, figure_waterfall, figure_waterfalls, table
+from lablib.figures.plans.waterfall import MAX_PLANS, differences, kind_of_part
 from lablib.figures.style import LOOKS, OTHER
-from lablib.figures.waterfall import MAX_PLANS, differences, kind_of_part
 from lablib.plan import Parallel
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}

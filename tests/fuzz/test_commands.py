@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from lablib.cli import main
+from lablib.cli.main import main
 from tests.fuzz.anything import NAMES, TEXTS
 from tests.fuzz.held import at_most
 

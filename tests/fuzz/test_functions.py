@@ -47,11 +47,11 @@ ELSEWHERE: dict[str, str] = {
     "lablib.cost.regular_group.": "the same",
     "lablib.operators.op.": "the same; takes an operator as torch dispatches it",
     "lablib.hardware.topology.Topology": "a protocol",
-    "lablib.owners.": "called by `launch` alone",
+    "lablib.process.settings.": "called by `launch` alone",
     "lablib.widgets.explore.": "calls functions of the user's, which may raise anything",
     "lablib.errors.": "exceptions, which runs make",
     "lablib.data.sources.CorpusUnavailableError": "an exception",
-    "lablib.course.check.Check": "made by `checks_for`",
+    "lablib.course.checks.check.Check": "made by `checks_for`",
 }
 
 

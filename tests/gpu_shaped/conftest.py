@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lablib.default_device import places
+from lablib.process.default_device import places
 from lablib.torch_compat import place
 
 

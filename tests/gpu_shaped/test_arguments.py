@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from lablib import launch
-from lablib.arguments import note_what_is_left
 from lablib.errors import RankError
-from lablib.real.placed import placed
-from lablib.real.worker import _call
+from lablib.process.arguments import note_what_is_left
+from lablib.real.workers.placed import placed
+from lablib.real.workers.worker import _call
 
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
 OUTSIDE = torch.ones(3)

@@ -11,8 +11,8 @@ import torch
 from torch.profiler import ProfilerActivity
 
 import lablib.launch  # noqa: F401 - the module that `launch` is imported from
-from lablib.course import doctor_gpus
-from lablib.course.doctor import all_probes, examine, look
+from lablib.course.running import doctor_gpus
+from lablib.course.running.doctor import all_probes, examine, look
 from lablib.errors import WorkerError
 
 Usage = namedtuple("Usage", "total used free")

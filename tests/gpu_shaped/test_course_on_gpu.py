@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lablib.course.master import read_master
-from lablib.course.on_gpu import cells_on_gpu
+from lablib.course.building.master import read_master
 from lablib.course.places import Lab
+from lablib.course.running.on_gpu import cells_on_gpu
 
 START = """# %% [markdown]
 # # Lab 91: On a GPU

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, random_split
 from torch.utils.data.distributed import DistributedSampler
 
-from lablib.default_device import factories, places
-from lablib.default_device import make_tensors_of_the_process_on as make_tensors_on
-from lablib.rank_state import device_seed, seed_rank
-from lablib.real.fresh import begin_on_gpu
-from lablib.real.pickling import pack, unpack
+from lablib.process.default_device import factories, places
+from lablib.process.default_device import make_tensors_of_the_process_on as make_tensors_on
+from lablib.process.rank_state import device_seed, seed_rank
+from lablib.real.workers.fresh import begin_on_gpu
+from lablib.real.workers.pickling import pack, unpack
 from lablib.torch_compat import device_constructors, num_function_modes
 
 GPU = torch.device("meta")

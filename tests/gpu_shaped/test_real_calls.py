@@ -6,10 +6,10 @@ import torch.distributed as dist
 from torch.autograd.profiler import profile
 from torch.testing._internal.distributed.fake_pg import FakeStore  # registers the backend
 
-from lablib.real.batches import BATCH_MARK
-from lablib.real.calls import CallRecorder
-from lablib.real.events import read_events
-from lablib.real.under_way import UnderWay
+from lablib.real.gpu.batches import BATCH_MARK
+from lablib.real.gpu.under_way import UnderWay
+from lablib.real.measurement.calls import CallRecorder
+from lablib.real.measurement.events import read_events
 from lablib.torch_compat import current, end_coalescing, start_coalescing
 
 

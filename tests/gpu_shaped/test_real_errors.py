@@ -9,14 +9,14 @@ import torch
 import torch.distributed as dist
 
 from lablib.errors import LaunchTimeoutError, RankError
-from lablib.real import measure as real_measure
 from lablib.real import run_real
-from lablib.real.calls import Call, CallRecorder
-from lablib.real.failure import failure_error, timeout_error
 from lablib.real.frames import main_thread_stack, traceback_text
-from lablib.real.measure import measure
-from lablib.real.messages import Failed
-from lablib.real.pickling import pack
+from lablib.real.measurement import measure as real_measure
+from lablib.real.measurement.calls import Call, CallRecorder
+from lablib.real.measurement.measure import measure
+from lablib.real.workers.failure import failure_error, timeout_error
+from lablib.real.workers.messages import Failed
+from lablib.real.workers.pickling import pack
 
 ASSERT = "CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously reported"
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from lablib.real import launch as real_launch
-from lablib.real import measure as real_measure
 from lablib.real import run_real
-from lablib.real.kernel_notes import kernel_notes
-from lablib.real.kernels import KernelCount
-from lablib.real.measure import Measurement, measure
-from lablib.real.messages import Finished
-from lablib.real.pickling import pack
-from lablib.real.sacrifice import sacrifice, sacrificial_kernels
+from lablib.real.gpu.kernel_notes import kernel_notes
+from lablib.real.gpu.kernels import KernelCount
+from lablib.real.gpu.sacrifice import sacrifice, sacrificial_kernels
+from lablib.real.measurement import measure as real_measure
+from lablib.real.measurement.measure import Measurement, measure
+from lablib.real.workers.messages import Finished
+from lablib.real.workers.pickling import pack
 from tests.gpu_shaped.kineto import LAUNCH, STREAM, Recording
 
 BEFORE_NS = 20_000_000

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_memory, figure_peaks, table
-from lablib.real import gpu_memory, run_real
 from lablib.real import launch as real_launch
-from lablib.real.measure import Measurement
-from lablib.real.messages import Finished
-from lablib.real.pickling import pack
+from lablib.real import run_real
+from lablib.real.gpu import memory as gpu_memory
+from lablib.real.measurement.measure import Measurement
+from lablib.real.workers.messages import Finished
+from lablib.real.workers.pickling import pack
 from lablib.record.memory import Memory
 from lablib.record.summary import Summary
 from lablib.record.timeline import Timeline

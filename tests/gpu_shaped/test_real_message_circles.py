@@ -10,11 +10,11 @@ from lablib import launch
 from lablib.errors import DeadlockError, NotOnNcclWarning
 from lablib.real import launch as real_launch
 from lablib.real import run_real
-from lablib.real.calls import Call
-from lablib.real.measure import Measurement
-from lablib.real.message_circles import circle_note, waiting_circle
-from lablib.real.messages import Finished
-from lablib.real.pickling import pack
+from lablib.real.gpu.message_circles import circle_note, waiting_circle
+from lablib.real.measurement.calls import Call
+from lablib.real.measurement.measure import Measurement
+from lablib.real.workers.messages import Finished
+from lablib.real.workers.pickling import pack
 
 Script = list[tuple[str, int]]  # what one rank does: ("send", to), ("recv", from), ("all", 0)
 

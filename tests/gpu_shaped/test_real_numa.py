@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.real import numa
-from lablib.real.numa import cores_near, cores_of, stay_near
+from lablib.real.workers import numa
+from lablib.real.workers.numa import cores_near, cores_of, stay_near
 
 ADDRESS = "0000:dc:00.0"
 GPU = torch.device("cuda", 0)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.real import pools as pools_module
-from lablib.real.fixed_environment import fixed_environment
-from lablib.real.pools import Pools
+from lablib.real.workers import pools as pools_module
+from lablib.real.workers.fixed_environment import fixed_environment
+from lablib.real.workers.pools import Pools
 
 
 class FakePool:

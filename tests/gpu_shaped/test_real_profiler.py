@@ -5,7 +5,7 @@ import torch
 from torch._C._profiler import ProfilerActivity, ProfilerState
 from torch.autograd import profiler as torch_profiler
 
-from lablib.real.profiler import profiler_of
+from lablib.real.measurement.profiler import profiler_of
 
 CPU, CUDA = ProfilerActivity.CPU, ProfilerActivity.CUDA
 

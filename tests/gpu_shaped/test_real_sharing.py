@@ -13,10 +13,10 @@ from lablib.calibration.calibrate import measured_ranks
 from lablib.figures import describe, figure_peaks, figure_reconcile, figure_traffic
 from lablib.real import launch as real_launch
 from lablib.real import run_real
-from lablib.real.measure import Measurement
-from lablib.real.messages import Finished
-from lablib.real.pickling import pack
-from lablib.real.sharing import environments, ranks_per_gpu, sharing_note
+from lablib.real.gpu.sharing import environments, ranks_per_gpu, sharing_note
+from lablib.real.measurement.measure import Measurement
+from lablib.real.workers.messages import Finished
+from lablib.real.workers.pickling import pack
 
 VERSIONS = [(2, 27, 7), (2, 28, 9), (2, 29, 7), (2, 30, 3), (2, 30, 7), (2, 31, 2, "rc1"), (3, 0, 0)]
 HAVE_THE_SWITCH = VERSIONS[3:]  # by NCCL's own releases: src/init.cc of v2.29.7-1 has none, that of v2.30.3-1 has it

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import Run, Span, Timeline, Traffic, launch
-from lablib.real.batches import BATCH_MARK
-from lablib.real.calls import Call
-from lablib.real.events import read_events
-from lablib.real.kernels import UNKNOWN, count_kernels
-from lablib.real.spans import spans_of
+from lablib.real.gpu.batches import BATCH_MARK
+from lablib.real.gpu.kernels import UNKNOWN, count_kernels
+from lablib.real.measurement.calls import Call
+from lablib.real.measurement.events import read_events
+from lablib.real.measurement.spans import spans_of
 from lablib.record.spent import parts_of
 from tests.gpu_shaped.kineto import BACKWARD, COMM_STREAM, MAIN, STREAM, Raw, Recording
 

@@ -7,9 +7,9 @@ import torch
 import torch.distributed as dist
 
 from lablib import launch
-from lablib.real.calls import NAMES
+from lablib.real.gpu.warm_up import warm_up
 from lablib.real.groups import Groups
-from lablib.real.warm_up import warm_up
+from lablib.real.measurement.calls import NAMES
 
 NEVER = {"monitored_barrier"}  # gloo's alone
 THE_SAME_KERNEL = {"all_gather_into_tensor", "reduce_scatter_tensor", "all_to_all"}  # as the kinds for lists, or not

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from lablib.real import worker as worker_module
-from lablib.real.messages import Finished, Go, Job, Ready, Reset
-from lablib.real.pickling import pack
-from lablib.real.worker import Worker
+from lablib.real.workers import worker as worker_module
+from lablib.real.workers.messages import Finished, Go, Job, Ready, Reset
+from lablib.real.workers.pickling import pack
+from lablib.real.workers.worker import Worker
 
 
 class Over(BaseException):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lablib import RankError, launch
-from lablib.sim.nccl_limits import _DTYPES, LIMITS, _is_contiguous, _is_dense
+from lablib.sim.communication.nccl_limits import _DTYPES, LIMITS, _is_contiguous, _is_dense
 
 OP = dist.ReduceOp
 PREMUL: Any = dist._make_nccl_premul_sum(2.0)

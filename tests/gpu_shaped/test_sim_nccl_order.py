@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from lablib import launch
 from lablib.errors import CollectiveMismatchError, DeadlockError, NotOnNcclWarning
-from lablib.sim.nccl_order import NcclOrder
+from lablib.sim.communication.nccl_order import NcclOrder
 
 
 def ring(first: str) -> float:

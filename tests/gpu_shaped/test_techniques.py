@@ -16,19 +16,19 @@ from lablib import launch
 from lablib.batches import accumulation
 from lablib.batches.packing import fill_blocks, first_fit
 from lablib.data import Corpus, batches
-from lablib.data.loader import Loader
-from lablib.data.measured_loop import measure_loop
+from lablib.data.loading.loader import Loader
+from lablib.data.loading.measured_loop import measure_loop
 from lablib.data.token_file import encode_to_file, open_tokens
 from lablib.data.tokenizer import train_tokenizer
-from lablib.default_device import make_tensors_of_the_process_on
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
 from lablib.optim import effects
-from lablib.optim.trial import Training, kinds
 from lablib.parallel import ContextParallel, gathered_attention, ring_attention, ulysses_attention
 from lablib.precision.formats import BF16
 from lablib.precision.loss_scaling import LossScaler
-from lablib.precision.recipe_runs import RECIPE_NAMES, model_in
 from lablib.precision.running_sum import running_sum
+from lablib.process.default_device import make_tensors_of_the_process_on
+from lablib.studies.optimizer_trial import Training, kinds
+from lablib.studies.precision import RECIPE_NAMES, model_in
 from lablib.torch_compat import TorchDispatchMode, tree_leaves
 
 CONFIG = GPTConfig(num_layers=2, d_model=32, num_heads=2, vocab_size=256, max_seq_len=16)

@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.cuda import nccl
 
-from lablib.course.master import read_master
-from lablib.course.parameters import check_values, read_parameters
+from lablib.course.building.master import read_master
+from lablib.course.building.parameters import check_values, read_parameters
 from lablib.course.places import find_labs
-from lablib.real.gpus import SHARE_VARIABLE
+from lablib.real.gpu.found import SHARE_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("gpu_report", ROOT / "tools" / "gpu_report.py")

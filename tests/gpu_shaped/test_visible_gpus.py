@@ -9,12 +9,12 @@ import torch.distributed as dist
 from lablib import phase
 from lablib.calibration.machine import machine_text
 from lablib.precision.best_format import find_device
+from lablib.process.visible_gpus import VisibleGpu, gpus_text, visible_gpus
 from lablib.real import launch as real_launch
 from lablib.real import run_real
-from lablib.real.measure import Measurement
-from lablib.real.messages import Finished
-from lablib.real.pickling import pack
-from lablib.visible_gpus import VisibleGpu, gpus_text, visible_gpus
+from lablib.real.measurement.measure import Measurement
+from lablib.real.workers.messages import Finished
+from lablib.real.workers.pickling import pack
 
 H100 = "NVIDIA H100 80GB HBM3"
 

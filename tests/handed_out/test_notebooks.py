@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from lablib.course.master import of_notebook
-from lablib.course.notebook import read_notebook
+from lablib.course.building.master import of_notebook
+from lablib.course.building.notebook import read_notebook
+from lablib.course.checks.proof import try_answer
 from lablib.course.places import Lab, find_labs
-from lablib.course.proof import try_answer
 
 ROOT = Path(__file__).parents[2]
 LABS = [lab for lab in find_labs(ROOT / "labs") if lab.notebook.exists()]

@@ -99,7 +99,7 @@ def test_fusing_a_large_chain_is_as_much_faster_as_it_moves_fewer_bytes():
 def test_the_roofline_shows_both_under_the_memory_roof():
     chain = ["relu", "add", "tanh"]
     costs = {name: cost(chain, 1 << 28, 4) for name, (_, cost) in WAYS.items()}
-    from lablib.figures.roofline import points_of
+    from lablib.figures.run.roofline import points_of
 
     timeline = chain_timeline(costs, H100)
     points = {point.name: point for point in points_of(timeline, H100)}

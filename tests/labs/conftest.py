@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lablib.course.master import read_master
+from lablib.course.building.master import read_master
 from lablib.course.places import Lab, find_labs
 
 ROOT = Path(__file__).parents[2]

@@ -8,9 +8,9 @@ import ast
 
 import pytest
 
-from lablib.course.master import read_master
+from lablib.course.building.master import read_master
+from lablib.course.checks.proof import answers_of, prove, try_answer
 from lablib.course.places import Lab
-from lablib.course.proof import answers_of, prove, try_answer
 
 # Labs run in notebooks, where a warning of a library is printed and no error.
 pytestmark = pytest.mark.filterwarnings("default")

@@ -14,10 +14,10 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from lablib.course.build import check_built
-from lablib.course.execute import run_lab
-from lablib.course.master import read_master
+from lablib.course.building.build import check_built
+from lablib.course.building.master import read_master
 from lablib.course.places import Lab, find_labs
+from lablib.course.running.execute import run_lab
 
 ROOT = Path(__file__).parents[2]
 MIN_EXERCISES = 3

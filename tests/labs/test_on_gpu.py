@@ -23,8 +23,8 @@ FORKS = """
 import gc, json, os, sys
 import pandas, plotly.graph_objects, torch, torch._dynamo  # torch imports the last with the first optimizer
 import lablib.script.stand_in
-from lablib.course.master import read_master
-from lablib.course.on_gpu import cells_on_gpu
+from lablib.course.building.master import read_master
+from lablib.course.running.on_gpu import cells_on_gpu
 from lablib.course.places import find_labs, find_labs_folder
 
 gc.freeze()  # a collection would touch every page, and so copy it

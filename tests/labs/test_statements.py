@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.parallel.context_merge import merge_attention
+from lablib.parallel.context.merge import merge_attention
 
 
 def _least_seconds(limits: tuple[int, ...], microbatches: int) -> int:

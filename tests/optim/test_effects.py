@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.optim import experiment
 from lablib.optim.effects import block_errors, lost_shares, mean_steps, singular_values
+from lablib.studies import optimizer_experiment as experiment
 from tests.optim.drawn import drawn
 
 

@@ -33,25 +33,27 @@ from lablib.parallel import (
     context_kept_bytes,
     context_sent_bytes,
     expert_capacity,
-    far_bytes,
     least_possible_load,
     order_of,
-    place,
     place_balanced,
-    place_best,
     place_in_order,
-    placements,
     route,
-    step_calls,
-    step_traffic,
-    strategies,
-    strategy_verdicts,
     visible_pairs,
     with_experts,
     zigzag_order,
 )
-from lablib.parallel.combined_checkpoint import load_checkpoint, save_checkpoint
+from lablib.parallel.mesh.checkpoint import load_checkpoint, save_checkpoint
 from lablib.plan.axis_by_axis import axis_by_axis
+from lablib.studies import (
+    far_bytes,
+    place,
+    place_best,
+    placements,
+    step_calls,
+    step_traffic,
+    strategies,
+    strategy_verdicts,
+)
 from tests.fuzz.held import outcome
 from tests.fuzz.test_functions import arguments
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lablib.hardware import CLUSTERS
 from lablib.models import TRANSFORMERS
 from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
-from lablib.parallel.sharded_muon_cost import newton_schulz_flops
+from lablib.parallel.zero.sharded_muon_cost import newton_schulz_flops
 from lablib.plan import IDEAL, Parallel, predict
 from lablib.plan.optimizers import OPTIMIZERS, find_optimizer
 from tests.plan.test_metamorphic import STACKS, questions

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from lablib import cli_plan
+from lablib.cli import plan as cli_plan
 from lablib.hardware import DEVICES
 from lablib.plan import Parallel, predict, predict_many, search
 from lablib.plan.stack import STACKS

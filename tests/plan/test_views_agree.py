@@ -8,10 +8,10 @@ import re
 import pytest
 from hypothesis import given, settings
 
-from lablib import cli_plan
+from lablib.cli import plan as cli_plan
 from lablib.figures import describe, figure_communication, figure_waterfall, figure_waterfalls, table
-from lablib.figures.plan_memory import figure_plan_memory
-from lablib.figures.waterfall import kind_of_part
+from lablib.figures.plans.plan_memory import figure_plan_memory
+from lablib.figures.plans.waterfall import kind_of_part
 from lablib.plan import Parallel, Prediction, predict, predict_many, search
 from lablib.plan.prediction import AXES
 from lablib.plan.predictions import NUMBERS, SPLIT

@@ -13,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from lablib.errors import LaunchError, LaunchTimeoutError, RankError
-from lablib.real import capture, run_real
-from lablib.real.channel import Channel
-from lablib.real.private import is_own_user
+from lablib.real import run_real
+from lablib.real.workers import capture
+from lablib.real.workers.channel import Channel
+from lablib.real.workers.private import is_own_user
 
 
 class Wordless(Exception):

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from lablib.rank_state import seed_rank
+from lablib.process.rank_state import seed_rank
 from lablib.real import run_real
 
 

@@ -7,11 +7,11 @@ from torch.cuda import nccl
 
 from lablib.errors import WorkerError
 from lablib.real import run_real
-from lablib.real.calls import Call
-from lablib.real.events import Event
-from lablib.real.gpus import require_gpus
-from lablib.real.sharing import environments, sharing_note
-from lablib.real.spans import spans_of
+from lablib.real.gpu.found import require_gpus
+from lablib.real.gpu.sharing import environments, sharing_note
+from lablib.real.measurement.calls import Call
+from lablib.real.measurement.events import Event
+from lablib.real.measurement.spans import spans_of
 
 
 def call(op: str, name: str) -> Call:

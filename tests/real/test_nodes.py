@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib import Reconciliation, Run, simulate_script
-from lablib.cli import main
-from lablib.cli_nodes import checked
+from lablib.cli.main import main
+from lablib.cli.nodes import checked
 from lablib.course.errors import CourseError
-from lablib.real.calls import Call
-from lablib.real.measure import Measurement
+from lablib.real.measurement.calls import Call
+from lablib.real.measurement.measure import Measurement
+from lablib.real.measurement.plain import measurement_of, plain_measurement, shifted
+from lablib.real.measurement.spans import RawSpan
 from lablib.real.nodes import _ask
-from lablib.real.plain import measurement_of, plain_measurement, shifted
-from lablib.real.spans import RawSpan
 
 SCRIPT = """
 import sys

@@ -9,11 +9,11 @@ import torch
 import torch.distributed as dist
 
 from lablib.errors import WorkerError
-from lablib.real.channel import Channel
-from lablib.real.pickling import unpack
-from lablib.real.pool import Pool
-from lablib.real.private import PrivateFolder
-from lablib.real.shipping import ship
+from lablib.real.workers.channel import Channel
+from lablib.real.workers.pickling import unpack
+from lablib.real.workers.pool import Pool
+from lablib.real.workers.private import PrivateFolder
+from lablib.real.workers.shipping import ship
 
 LENGTHS = [60, 90, 95, 100, 105, 108, 110, 150, 200]
 

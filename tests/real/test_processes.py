@@ -19,12 +19,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lablib import fork_server
 from lablib.errors import WorkerError
-from lablib.fork_server import Child, Ended, Start
-from lablib.real import processes, run_real
-from lablib.real.pools import pools
-from lablib.real.processes import Processes
+from lablib.process import fork_server
+from lablib.process.fork_server import Child, Ended, Start
+from lablib.real import run_real
+from lablib.real.workers import processes
+from lablib.real.workers.pools import pools
+from lablib.real.workers.processes import Processes
 
 GIVEN = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_")  # by torchrun
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only, and reads /proc")

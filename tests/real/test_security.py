@@ -18,11 +18,11 @@ import torch.distributed as dist
 
 from lablib.errors import LaunchError, LaunchTimeoutError
 from lablib.real import run_real
-from lablib.real.peers import Connection, check_callers, strangers
-from lablib.real.pickling import unpack
-from lablib.real.pool import Pool
-from lablib.real.private import PrivateFolder, is_own_user
-from lablib.real.shipping import ship
+from lablib.real.workers.peers import Connection, check_callers, strangers
+from lablib.real.workers.pickling import unpack
+from lablib.real.workers.pool import Pool
+from lablib.real.workers.private import PrivateFolder, is_own_user
+from lablib.real.workers.shipping import ship
 
 NOBODY = 65534
 BE_NOBODY = (

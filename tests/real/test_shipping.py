@@ -12,9 +12,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lablib import whose_code
+from lablib.process import whose_code
 from lablib.real import run_real
-from lablib.real.shipping import _by_value, ship
+from lablib.real.workers.shipping import _by_value, ship
 
 SCALE = 3.0
 

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from lablib.real.calls import Call
-from lablib.real.events import Event
-from lablib.real.measure import Measurement
-from lablib.real.spans import spans_of
-from lablib.real.traffic import communications, traffic_of
+from lablib.real.measurement.calls import Call
+from lablib.real.measurement.events import Event
+from lablib.real.measurement.measure import Measurement
+from lablib.real.measurement.spans import spans_of
+from lablib.real.measurement.traffic import communications, traffic_of
 from lablib.record.timeline import WAIT
 
 MS = 1_000_000

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
 from lablib import Run, Span, Timeline, Traffic, Transfer, launch
-from lablib.real.events import Event
-from lablib.real.labels import Phases
+from lablib.real.measurement.events import Event
+from lablib.real.measurement.labels import Phases
 from lablib.record.phase_path import joined, split, within
 from lablib.record.saved import plain_records, records_of
 from lablib.record.spent import Part, parts_of

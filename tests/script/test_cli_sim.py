@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from lablib.cli import main
-from lablib.cli_sim import progress
+from lablib.cli.main import main
+from lablib.cli.sim import progress
 from lablib.script import simulate_script
 from lablib.script.run import Script
 
@@ -152,7 +152,7 @@ def test_nonsense_in_a_call_is_one_sentence(tmp_path, options, says):
     ],
 )
 def test_a_wrong_number_of_ranks_is_refused_before_torch_is_imported(script, words, message):
-    code = "import sys; from lablib.cli import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    code = "import sys; from lablib.cli.main import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules"
     command = [sys.executable, "-c", f"{code}; sys.exit(code)", "sim", *words, str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2 and message in done.stderr

@@ -212,7 +212,7 @@ def test_libraries_that_ask_for_their_rank_while_they_are_imported_are_refused(l
 
 
 def test_the_command_says_so_and_fails(library, tmp_path, capsys, monkeypatch):
-    from lablib.cli import main
+    from lablib.cli.main import main
 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SharedLibraryError):

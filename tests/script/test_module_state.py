@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lablib.process.whose_code import module_file
 from lablib.script.module_state import changes, record_modules
-from lablib.whose_code import module_file
 
 _METHODS = """
 __getattribute__ __getattr__ __eq__ __ne__ __lt__ __hash__ __bool__ __len__ __iter__ __getitem__ __contains__ __repr__

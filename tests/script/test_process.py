@@ -16,7 +16,7 @@ from lablib import (
     launch,
     simulate_script,
 )
-from lablib.units import format_quantity
+from lablib.text.units import format_quantity
 
 pytestmark = pytest.mark.usefixtures("everything_is_given_back")
 INIT = "import torch.distributed as dist\ndist.init_process_group()\nrank = dist.get_rank()\n"

@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import RandomSampler
 
 from lablib import launch, parallel
-from lablib.course.master import read_master
-from lablib.course.on_gpu import try_on_gpu
+from lablib.course.building.master import read_master
+from lablib.course.checks.proof import try_answer
 from lablib.course.places import find_labs, find_labs_folder
-from lablib.course.proof import try_answer
+from lablib.course.running.on_gpu import try_on_gpu
 from lablib.data import Corpus, batches
 from lablib.errors import RankError
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss
@@ -43,7 +43,7 @@ def cpu_generator() -> torch.Generator:
 
 INDEX = [0, 1]
 
-# Under the default device of a launch these draw on the host (lablib/default_device.py).
+# Under the default device of a launch these draw on the host (lablib/process/default_device.py).
 DRAWS: dict[str, Callable[[], Any]] = {
     "randn": lambda: torch.randn(4, generator=cpu_generator()),
     "randperm": lambda: torch.randperm(4, generator=cpu_generator()),

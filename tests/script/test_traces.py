@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import lablib.files
+import lablib.text.files
 from lablib import LaunchError, simulate_script
-from lablib.cli import main
+from lablib.cli.main import main
 from lablib.script.own import Output
 
 pytestmark = pytest.mark.usefixtures("everything_is_given_back")
@@ -79,7 +79,7 @@ def test_a_terminal_gets_what_it_can_show_and_the_file_everything():
 
 def test_letters_beyond_ascii_on_an_ascii_terminal_are_no_error(script, tmp_path):
     command = [sys.executable, "-m", "lablib.cli", "sim", "--ranks", "1", "--out", "out", str(script)]
-    source = "import sys; from lablib.cli import main; sys.exit(main(sys.argv[1:]))"
+    source = "import sys; from lablib.cli.main import main; sys.exit(main(sys.argv[1:]))"
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
     done = subprocess.run(
         [sys.executable, "-c", source, *command[3:]], capture_output=True, text=True, env=environment, timeout=240
@@ -98,7 +98,7 @@ def test_a_full_disk_leaves_whole_files_only_and_says_which_are_missing(script, 
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         replace(source, target)
 
-    monkeypatch.setattr(lablib.files.os, "replace", full)
+    monkeypatch.setattr(lablib.text.files.os, "replace", full)
     assert main(["sim", "--ranks", "2", "--out", "out", str(script)]) == 1
     printed = capsys.readouterr()
     assert f"the report is incomplete: {fails}" in printed.err and "No space left on device" in printed.err
@@ -125,7 +125,7 @@ def test_a_run_that_fails_on_a_full_disk_says_both(script, tmp_path, monkeypatch
     def full(source, target):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(lablib.files.os, "replace", full)
+    monkeypatch.setattr(lablib.text.files.os, "replace", full)
     assert main(["sim", "--ranks", "1", "--out", "out", str(script)]) == 1
     error = capsys.readouterr().err
     assert "ValueError: broken" in error and "rank0.txt of out could not be written: No space left" in error

@@ -7,7 +7,7 @@ Settings are drawn by hypothesis; many cases share one launch, because the launc
 are small integers, so sums are exact in every dtype and in any order, and answers are compared to the bit.
 
 The same cases run on NCCL where there are GPUs, but those of which `like="nccl"` says that NCCL lacks them
-(lablib/sim/nccl_limits.py). Where gloo lacks something, `test_what_gloo_lacks` compares with a
+(lablib/sim/communication/nccl_limits.py). Where gloo lacks something, `test_what_gloo_lacks` compares with a
 computation on one device:
 
     AVG of integers, PREMUL_SUM          gloo raises; NCCL has both

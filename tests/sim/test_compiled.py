@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lablib import launch
 from lablib.errors import RankError
-from lablib.sim.compiled import NOTE
+from lablib.sim.operators.compiled import NOTE
 
 # torch's own, when it imports inductor
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")

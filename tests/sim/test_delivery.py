@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lablib import launch
 from lablib.errors import UnwaitedWarning, WriteInFlightWarning
-from lablib.sim.delivery import Delivery
+from lablib.sim.communication.delivery import Delivery
 
 OLD = -1.0
 

@@ -38,7 +38,7 @@ from lablib import (
 )
 from lablib.cost import GroupNetwork, collective_cost
 from lablib.hardware import Link, find_cluster
-from lablib.sim.corruption import flip_bit
+from lablib.sim.faults.corruption import flip_bit
 
 pytestmark = pytest.mark.usefixtures("everything_is_given_back")
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from lablib import launch
-from lablib.sim import lines, memory_tracker
+from lablib.sim import lines
+from lablib.sim.memory import memory_tracker
 from lablib.sim.replaced import replaced
 from lablib.sim.source import program_line
 

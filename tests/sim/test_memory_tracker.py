@@ -24,8 +24,8 @@ from lablib import RankError, launch
 from lablib.hardware import find_cluster
 from lablib.models import GPT, GPTConfig
 from lablib.record.memory import Memory
-from lablib.sim.clock import Clock
-from lablib.sim.memory_tracker import MemoryTracker
+from lablib.sim.memory.memory_tracker import MemoryTracker
+from lablib.sim.operators.clock import Clock
 
 
 def memory_of(program: Callable[..., Any], *args: Any, ranks: int = 1) -> Memory:

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from lablib import Cluster, Device, Link, launch
-from lablib.sim.pending import Pending
+from lablib.sim.communication.pending import Pending
 
 DEVICE = Device("toy", {"float32": 1e12}, memory_bytes=1e12, memory_bandwidth_bytes_per_s=1e9)
 TOY = Cluster("toy", DEVICE, devices_per_node=4, intra=Link("wire", 1e-6, 1e8), inter=Link("long wire", 5e-6, 1e7))

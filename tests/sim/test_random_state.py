@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lablib import launch
-from lablib.owners import random_states
-from lablib.owners.random_states import RandomStates
+from lablib.process.settings import random_states
+from lablib.process.settings.random_states import RandomStates
 
 DRAWS = {
     "normal": lambda: float(numpy.random.randn()),  # drawn in pairs: the second one waits

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lablib import launch
 from lablib.errors import LaunchError
-from lablib.sim.turns import SameCore
+from lablib.sim.ranks.turns import SameCore
 
 CORES = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
 needs_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores and Linux")

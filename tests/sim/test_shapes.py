@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lablib import RankError, ValueNeededError, launch, phase
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.precision.autocast import OPERATORS
-from lablib.sim import meta_kernels
+from lablib.sim.operators import meta_kernels
 
 
 def blocks() -> nn.Sequential:

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from lablib.sim.process_group import SimProcessGroup
-from lablib.sim.store import SimStore
-from lablib.sim.work import SimWork
+from lablib.sim.communication.process_group import SimProcessGroup
+from lablib.sim.communication.store import SimStore
+from lablib.sim.communication.work import SimWork
 
 # Not collectives: torch keeps these itself, in the C++ part of every group.
 _KEPT_BY_TORCH = {
@@ -114,7 +114,7 @@ def test_the_private_places_that_the_simulator_borrows_still_exist():
 
 def test_every_dictionary_of_torchs_world_is_a_ranks_own():
     """A property of _World that reads a module global and is not overridden would be shared by all ranks."""
-    from lablib.owners.torch_modules import World
+    from lablib.process.settings.torch_modules import World
 
     shared = [
         name

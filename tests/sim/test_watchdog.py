@@ -15,7 +15,7 @@ import torch.distributed as dist
 from nbclient import NotebookClient
 
 from lablib import DeadlockError, LaunchTimeoutError, launch
-from lablib.sim import watchdog
+from lablib.sim.ranks import watchdog
 
 pytestmark = [pytest.mark.usefixtures("everything_is_given_back"), pytest.mark.timeout(60)]
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lablib import RankError, launch
 from lablib.errors import unknown_name
-from lablib.texts import safe_repr, safe_str, traceback_text, type_name
+from lablib.text.messages import safe_repr, safe_str, traceback_text, type_name
 
 pytestmark = [pytest.mark.usefixtures("everything_is_given_back"), pytest.mark.timeout(60)]
 
@@ -126,7 +126,7 @@ def test_notes_and_causes_are_told():
 
 def test_a_rank_that_ends_itself_as_the_scheduler_would_is_no_success():
     """A program can reach the exception that unwinds ranks; raised by itself it ends the run all the same."""
-    from lablib.sim.turns import RunEnded
+    from lablib.sim.ranks.turns import RunEnded
 
     def program() -> None:
         if dist.get_rank() == 1:
@@ -152,7 +152,7 @@ def test_an_exit_with_an_object_that_resists_comparison_is_a_failure():
 
 def test_what_breaks_while_a_rank_leaves_ends_the_run(monkeypatch: pytest.MonkeyPatch):
     """A fault of the launcher's own, after the program returned: no rank may wait for that thread for ever."""
-    from lablib.sim.rank import Rank
+    from lablib.sim.ranks.rank import Rank
 
     def broken(self: Rank) -> None:
         raise OtherBase("while leaving")

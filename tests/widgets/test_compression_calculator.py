@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from lablib.compress import compressed_step
 from lablib.figures import describe, table
+from lablib.studies import compressed_step
 from lablib.widgets import compression_calculator
 from lablib.widgets.compression_calculator import BANDWIDTHS, BATCHES, NUM_GRADIENTS, compression_pays
 from lablib.widgets.explorer import Explorer

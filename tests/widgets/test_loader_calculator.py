@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from lablib.data.loader import Jitter, Loader, draw_times
-from lablib.data.loader_timeline import run_loop
+from lablib.data.loading.loader import Jitter, Loader, draw_times
+from lablib.data.loading.loader_timeline import run_loop
 from lablib.figures import describe, table
 from lablib.widgets import loader_calculator
 from lablib.widgets.explorer import Explorer

@@ -9,7 +9,8 @@ import math
 import pytest
 
 from lablib.figures import describe, figure_traffic_matrix, table
-from lablib.parallel import Mesh, place
+from lablib.parallel import Mesh
+from lablib.studies import place
 from lablib.widgets import placement_calculator
 from lablib.widgets.explorer import Explorer
 from lablib.widgets.placement_calculator import NETWORKS, network_of, placed_mesh

@@ -8,7 +8,8 @@ import pytest
 
 from lablib import CLUSTERS
 from lablib.figures import describe, table
-from lablib.parallel import LayerSizes, layer_sent_bytes, tensor_layer_time, two_dimensional_sent_bytes
+from lablib.parallel import LayerSizes, layer_sent_bytes, two_dimensional_sent_bytes
+from lablib.studies import tensor_layer_time
 from lablib.widgets import tensor_calculator
 from lablib.widgets.explorer import Explorer
 from lablib.widgets.static import Pictures

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lablib.pipeline.plan import Plan
 from lablib.signature import shown
-from lablib.units import plural
+from lablib.text.units import plural
 
 
 def check_ranks(plan: Plan, num_ranks: int) -> None:

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lablib import Run, Transfer, find_cluster, launch
 from lablib.course import Expect, exercise
-from lablib.course.rules import (
+from lablib.course.checks.rules import (
     calls_only,
     changes_nothing,
     communications_within,
@@ -24,7 +24,7 @@ from lablib.course.rules import (
     returns_new_tensors,
     sent_bytes_within,
 )
-from lablib.units import format_quantity, plural
+from lablib.text.units import format_quantity, plural
 
 CLUSTER = "dgx-h100"
 

@@ -14,15 +14,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lablib import Run, launch, phase
 from lablib.course import Expect, exercise
-from lablib.course.comparison import plain_number
-from lablib.course.draw import Draw
-from lablib.course.expect import NotAttempted, RuleBroken
-from lablib.course.formatting import short_repr
-from lablib.course.rules import not_from_lablib
+from lablib.course.checks.comparison import plain_number
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import NotAttempted, RuleBroken
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.rules import not_from_lablib
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.models.transformer_flops import palm_flops_per_token
 from lablib.record.allocations import NEVER
-from lablib.units import plural
+from lablib.text.units import plural
 
 _cross_entropy = F.cross_entropy  # as it is before any answer runs
 _TORCHS_OWN = [vars(F)[name] for name in ("linear_cross_entropy",) if name in vars(F)]  # from torch 2.13 on

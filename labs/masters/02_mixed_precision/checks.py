@@ -11,16 +11,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from lablib.course import Expect, exercise
-from lablib.course.comparison import plain_number
-from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
-from lablib.course.formatting import short_repr
-from lablib.course.observe import Observed
-from lablib.course.operators import Operators
-from lablib.course.rules import changes_nothing, communications_within, not_from_lablib, observe
+from lablib.course.checks.comparison import plain_number
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.observe import Observed
+from lablib.course.checks.operators import Operators
+from lablib.course.checks.rules import changes_nothing, communications_within, not_from_lablib, observe
 from lablib.hardware import DEVICES
 from lablib.precision.formats import E2M1, E4M3, E5M2, FP16, Format, all_values
-from lablib.units import plural
+from lablib.text.units import plural
 
 # ---- Round to BF16 --------------------------------------------------------------------------------------------------
 

@@ -816,8 +816,8 @@ pd.DataFrame(rows).T
 from lablib.hardware import DEVICES
 from lablib.precision.equal_loss import speed_claim
 from lablib.precision.quantized_linear import find_linear_recipe
-from lablib.precision.recipe_runs import excess_losses, recorded_recipe_runs
 from lablib.precision.recipe_speed import linear_step_time_s
+from lablib.studies.precision import excess_losses, recorded_recipe_runs
 
 kept = recorded_recipe_runs()
 ends, excess = excess_losses(kept.losses)

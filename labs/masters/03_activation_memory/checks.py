@@ -15,14 +15,14 @@ from torch.utils.checkpoint import CheckpointError
 
 from lablib import Run, launch
 from lablib.course import Expect, exercise
-from lablib.course.comparison import plain_number
-from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
-from lablib.course.formatting import short_repr
-from lablib.course.rules import changes_nothing, not_from_lablib, observe
+from lablib.course.checks.comparison import plain_number
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.rules import changes_nothing, not_from_lablib, observe
 from lablib.memory import checkpointing
 from lablib.memory.checkpointing import Plan, Segment, checkpoint_every, peak_bytes, recomputed
-from lablib.units import format_quantity, plural
+from lablib.text.units import format_quantity, plural
 
 
 class _Layer(nn.Module):

@@ -25,7 +25,7 @@ from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
 from lablib.figures import figure_memory, format_quantity, show
 from lablib.figures.describe import attach
-from lablib.memory import checkpointing, offload
+from lablib.memory import checkpointing, naive_offload, offload
 from lablib.memory.checkpointing import (
     Segment,
     checkpoint_every,
@@ -459,8 +459,8 @@ pd.DataFrame(twice).T
 tiny = GPTConfig(num_layers=6, d_model=256, num_heads=4, max_seq_len=256)
 WAYS = {
     "all kept": lambda kept: nullcontext(),
-    "naive": offload.naive_offload,
-    "beside": offload.offload,
+    "naive": naive_offload,
+    "beside": offload,
 }
 
 

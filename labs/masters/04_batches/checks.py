@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lablib.course import Expect, exercise
-from lablib.course.comparison import plain_number
-from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
-from lablib.course.formatting import short_repr
-from lablib.course.observe import Observed
-from lablib.course.rules import changes_nothing, communications_within, not_from_lablib, observe
-from lablib.units import plural
+from lablib.course.checks.comparison import plain_number
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.observe import Observed
+from lablib.course.checks.rules import changes_nothing, communications_within, not_from_lablib, observe
+from lablib.text.units import plural
 
 PADDED = -100
 

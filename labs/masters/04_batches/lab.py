@@ -24,14 +24,14 @@ from lablib.batches import (
     noise_scale,
     packed_attention,
     packing,
-    small_runs,
 )
 from lablib.batches.accumulation import IGNORED, summed_loss
-from lablib.batches.small_runs import MODEL, NARROW, SEQ_LEN
 from lablib.course import checks_for, show_source, try_out
 from lablib.data import Batch, batches, cut_documents, documents, load_corpus
 from lablib.figures import figure_lines, figure_packing, figure_steps_law, format_quantity, show
 from lablib.models import GPT
+from lablib.studies import batches as small_runs
+from lablib.studies.batches import MODEL, NARROW, SEQ_LEN
 
 check = checks_for("04")
 check
@@ -809,7 +809,7 @@ print(f"variable length takes {by_length / by_mask:.0%} of the FLOPs of the docu
 # %%
 from lablib.batches import large_batch
 from lablib.figures import figure_rates
-from lablib.figures.spread import minimum_at, possible_minima
+from lablib.figures.techniques.spread import minimum_at, possible_minima
 
 large = small_runs.recorded_large_batch()
 show(figure_rates(large, "batch", title="Loss after the same text"))
@@ -900,7 +900,7 @@ show(figure_coordinates(small_runs.recorded_coordinates()))
 
 # %%
 from lablib.figures import figure_rates
-from lablib.figures.spread import minimum_at, possible_minima
+from lablib.figures.techniques.spread import minimum_at, possible_minima
 
 by_width = small_runs.recorded_rates()
 show(figure_rates(by_width, title="Loss by rate and width"))

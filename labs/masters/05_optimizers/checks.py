@@ -13,15 +13,15 @@ from torch.optim.adam import _fused_adam, _multi_tensor_adam, _single_tensor_ada
 from torch.optim.adamw import adamw
 
 from lablib.course import Expect, exercise
-from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
-from lablib.course.formatting import short_repr
-from lablib.course.observe import Observed
-from lablib.course.operators import Operators
-from lablib.course.rules import changes_nothing, not_from_lablib, observe, returns_new_tensors
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.observe import Observed
+from lablib.course.checks.operators import Operators
+from lablib.course.checks.rules import changes_nothing, not_from_lablib, observe, returns_new_tensors
 from lablib.optim.blockwise import codebook
 from lablib.optim.newton_schulz import COEFFICIENTS
-from lablib.units import plural
+from lablib.text.units import plural
 
 # ---- AdamW ----------------------------------------------------------------------------------------------------------
 

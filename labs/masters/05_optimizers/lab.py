@@ -21,8 +21,8 @@ from torch import nn
 from lablib import launch
 from lablib.course import checks_for, print_text, show_source, try_out
 from lablib.figures import figure_lines, show
-from lablib.optim import experiment
 from lablib.optim.adamw import AdamW
+from lablib.studies import optimizer_experiment as experiment
 
 check = checks_for("05")
 check
@@ -179,7 +179,7 @@ print("guess:", my_guess_GB)
 
 # %%
 from lablib.optim.memory import OPTIMIZERS, state_bytes
-from lablib.optim.trial import kinds
+from lablib.studies.optimizer_trial import kinds
 
 
 def step_of(name, size=256):
@@ -399,7 +399,7 @@ print("you guessed", my_guess_values)
 # probability of the byte that came next.
 
 # %%
-from lablib.optim.evidence import about, difference, recorded_results
+from lablib.studies.optimizers import about, difference, recorded_results
 
 results = recorded_results()
 print_text(about())
@@ -544,7 +544,7 @@ check.choose_optimizer(choose_optimizer)
 # The library's guide follows the same rule, and says why. Here for the small model of the recorded trials.
 
 # %%
-from lablib.optim.choose import choose
+from lablib.studies.optimizer_choice import choose
 
 for budget in (40.0, 8.0, 5.0):
     one = choose(results, budget)[0]
@@ -660,8 +660,8 @@ for n in (3, 5):
 # %%
 from lablib import phase
 from lablib.models import GPT, model_config
-from lablib.optim.choose import state_of
-from lablib.optim.trial import kinds, make_optimizers
+from lablib.studies.optimizer_choice import state_of
+from lablib.studies.optimizer_trial import kinds, make_optimizers
 
 
 def second_step(name):
@@ -693,7 +693,7 @@ pd.DataFrame(gpt2).sort_values("need of a step").round(2)
 # much is out; a smaller need may be bought with steps inside backward, below.
 
 # %%
-from lablib.optim.choose import choose
+from lablib.studies.optimizer_choice import choose
 
 my_budget = 7.0  # bytes a parameter: what is left beside weights and gradients
 places = choose(results, my_budget, needed_bytes_per_parameter=gpt2["need of a step"])
@@ -824,7 +824,7 @@ print("each stepped in backward: peak of a step", peak_of(True))
 # what it cannot show: batches here are small, and nothing was short of memory.
 
 # %%
-from lablib.optim.evidence import PUBLISHED
+from lablib.studies.optimizers import PUBLISHED
 
 for one in PUBLISHED:
     print_text(f"{one.claim} ({one.source})")

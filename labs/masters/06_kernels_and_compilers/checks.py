@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from lablib.course import Expect, exercise
-from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
-from lablib.course.operators import Operators
-from lablib.course.rules import changes_nothing, not_from_lablib, observe
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.operators import Operators
+from lablib.course.checks.rules import changes_nothing, not_from_lablib, observe
 from lablib.kernels.accesses import Launch, record_accesses
 from lablib.kernels.jit import jit, next_power_of_2, tl
 

@@ -7,12 +7,12 @@ from numbers import Integral
 from typing import Any
 
 from lablib.course import Expect, exercise
-from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
-from lablib.course.formatting import short_repr
-from lablib.course.observe import observe
-from lablib.course.rules import not_from_lablib
-from lablib.units import plural
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.observe import observe
+from lablib.course.checks.rules import not_from_lablib
+from lablib.text.units import plural
 
 # ---- How many workers -----------------------------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from lablib.course import checks_for, print_text, show_source, try_out
-from lablib.data.loader import Copy, Jitter, Loader, draw_times
-from lablib.data.loader_timeline import run_loop, steady_step_s
+from lablib.data.loading.loader import Copy, Jitter, Loader, draw_times
+from lablib.data.loading.loader_timeline import run_loop, steady_step_s
 from lablib.figures import figure_idle_shares, figure_lines, figure_loading, show
 
 check = checks_for("07")
@@ -236,7 +236,7 @@ check.smallest_prefetch(smallest_prefetch)
 # that no P hides.
 
 # %%
-from lablib.data import smallest_prefetch as library
+from lablib.data.loading import smallest_prefetch as library
 
 loads_s = draw_times(0.08, 200, Jitter.LOGNORMAL, 0.5)
 print("200 loads of 80 ms, jitter 50%: prefetch", library.smallest_prefetch(loads_s, 0.1))
@@ -445,7 +445,7 @@ print("guess:", my_guess_off)
 
 # %%
 from lablib.course import recorded_comparison
-from lablib.data.measured_loop import measure_loop
+from lablib.data.loading.measured_loop import measure_loop
 
 num = 40 if quick else 200
 constant, jittery = [0.02] * num, draw_times(0.008, num, Jitter.LOGNORMAL, 1.0, seed=1)
@@ -556,15 +556,15 @@ show(figure_lines(flights, rates, **axes, title="An object store: rate by reques
 # Of many shards some are damaged. A *manifest* lists them, with the records of each. To skip in silence hides what is
 # missing; to end may stop a cluster for one record. Choose, but name and count it. Here one byte of a shard is flipped,
 # and another shard is cut off. (A worker that dies, such as for want of memory, is named by
-# `lablib/data/dead_worker.py`, and the epoch goes on where the loop was.)
+# `lablib/data/loading/dead_worker.py`, and the epoch goes on where the loop was.)
 
 # %%
 import tempfile
 from pathlib import Path
 
 from lablib.data.damage import cut_file, flip_byte, read_shards
-from lablib.data.formats import FORMATS
-from lablib.data.record_format import Record
+from lablib.data.formats.catalogue import FORMATS
+from lablib.data.formats.records import Record
 
 records = [Record(f"document {number}", b"some text " * 20) for number in range(20)]
 with tempfile.TemporaryDirectory() as folder:
@@ -586,7 +586,7 @@ for loss in reading.losses:
 
 # %%
 from lablib import launch
-from lablib.data.loader_ranks import train_with_loader_ranks
+from lablib.data.loading.loader_ranks import train_with_loader_ranks
 
 for loaders in (1, 2, 3):
     run = launch(train_with_loader_ranks, [250] * 12, 100, ranks=1 + loaders)

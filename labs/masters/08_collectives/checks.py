@@ -18,13 +18,13 @@ from torch import Tensor
 from lablib import Run, find_cluster
 from lablib.cost import GroupNetwork
 from lablib.course import Expect, exercise
-from lablib.course.expect import RuleBroken
-from lablib.course.learner_code import learner_frames, program_error
-from lablib.course.observe import Observed
-from lablib.course.rules import not_from_lablib, observe, works_in_place
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.learner_code import learner_frames, program_error
+from lablib.course.checks.observe import Observed
+from lablib.course.checks.rules import not_from_lablib, observe, works_in_place
 from lablib.errors import LaunchError, RankError
 from lablib.hardware import Cluster
-from lablib.units import format_quantity
+from lablib.text.units import format_quantity
 
 ONE_NODE = find_cluster("dgx-h100").free_compute().replace(devices_per_node=64)
 LINK = ONE_NODE.intra

@@ -333,7 +333,7 @@ WRONG_ANSWERS = {
             "imports lablib's",
             """
 def ring_all_reduce(tensor, group=None):
-    from lablib.parallel.tree_all_reduce import tree_all_reduce as ring
+    from lablib.parallel.collectives.tree import tree_all_reduce as ring
     ring(tensor, group)
 """,
             OWN,

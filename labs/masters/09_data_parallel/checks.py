@@ -15,12 +15,12 @@ from torch.profiler import record_function
 
 from lablib import Cluster, Device, Link, Run, find_cluster, launch
 from lablib.course import Expect, exercise
-from lablib.course.comparison import plain_number
-from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
-from lablib.course.formatting import short_repr
-from lablib.course.observe import Observed
-from lablib.course.rules import (
+from lablib.course.checks.comparison import plain_number
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.observe import Observed
+from lablib.course.checks.rules import (
     changes_nothing,
     equals_one_device,
     not_from_lablib,
@@ -30,7 +30,7 @@ from lablib.course.rules import (
 )
 from lablib.parallel import DataParallel
 from lablib.parallel import average_gradients as naive_average
-from lablib.units import plural
+from lablib.text.units import plural
 
 SAMPLES = 4  # of one rank, in one step
 

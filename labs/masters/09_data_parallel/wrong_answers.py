@@ -1391,7 +1391,7 @@ def last_all_reduce_end(ready_s, bucket_s):
         (
             "calls the library's own",
             """
-from lablib.parallel.data_parallel_scaling import end_of_last_bucket
+from lablib.studies.data_parallel_scaling import end_of_last_bucket
 def last_all_reduce_end(ready_s, bucket_s):
     return end_of_last_bucket(ready_s, [0.0] * len(ready_s), bucket_s)
 """,

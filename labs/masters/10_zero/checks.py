@@ -13,12 +13,12 @@ from torch.profiler import record_function
 
 from lablib import Cluster, Device, Link, find_cluster, launch
 from lablib.course import Expect, exercise
-from lablib.course.comparison import plain_number
-from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
-from lablib.course.formatting import short_repr
-from lablib.course.rules import changes_nothing, not_from_lablib, observe, same_calls, sent_bytes_within
-from lablib.units import plural
+from lablib.course.checks.comparison import plain_number
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.rules import changes_nothing, not_from_lablib, observe, same_calls, sent_bytes_within
+from lablib.text.units import plural
 
 # torch 2.13 gave both a new name.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor

@@ -26,10 +26,10 @@ from lablib.figures import figure_lines, figure_memory, format_quantity, show
 from lablib.figures.describe import attach
 from lablib.hardware import Link
 from lablib.models import GPT, GPTConfig, find_transformer, next_token_loss, num_parameters
-from lablib.parallel import zero_latency
-from lablib.parallel.sharded_muon_cost import muon_cost
-from lablib.parallel.zero_bytes import BF16, FP32, MIXED, zero_bytes, zero_sent_bytes
-from lablib.parallel.zero_offload import offload_time
+from lablib.parallel.zero.bytes import BF16, FP32, MIXED, zero_bytes, zero_sent_bytes
+from lablib.parallel.zero.offload import offload_time
+from lablib.parallel.zero.sharded_muon_cost import muon_cost
+from lablib.studies import zero_latency
 from lablib.widgets import Choice, IntChoice, LogSlider, explore
 
 check = checks_for("10")
@@ -933,7 +933,7 @@ pd.DataFrame(rows).T
 # %%
 import tempfile
 
-from lablib.parallel.zero_checkpoint import load_checkpoint, save_checkpoint
+from lablib.parallel.zero.checkpoint import load_checkpoint, save_checkpoint
 
 tiny = GPTConfig(num_layers=2, d_model=64, num_heads=2, vocab_size=256, max_seq_len=16)
 part = (torch.arange(12 * tiny.max_seq_len).view(12, -1) * 7) % 256  # the batch of all ranks

@@ -11,11 +11,11 @@ from torch import Tensor
 from lablib import Run
 from lablib.compress import Int4, level_bytes
 from lablib.course import Expect, exercise
-from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
-from lablib.course.formatting import short_repr
-from lablib.course.operators import Operators
-from lablib.course.rules import (
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.operators import Operators
+from lablib.course.checks.rules import (
     calls_only,
     changes_nothing,
     not_from_lablib,
@@ -25,7 +25,7 @@ from lablib.course.rules import (
     sent_bytes_within,
 )
 from lablib.parallel import node_mesh
-from lablib.units import plural
+from lablib.text.units import plural
 
 REPEATS = 4000  # roundings of each number; its mean is then off by less than 0.008 of a step, one time in three
 

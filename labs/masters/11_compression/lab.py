@@ -22,7 +22,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from lablib import Link, find_cluster, launch, parallel, phase, reconcile
 from lablib.batches.schedules import cosine
-from lablib.batches.small_runs import NARROW, SEQ_LEN, held_out, loss_of
 from lablib.calibration import this_machine
 from lablib.compress import (
     Bucket,
@@ -37,8 +36,6 @@ from lablib.compress import (
     Stages,
     StreamingDiLoCo,
     TopK,
-    break_even_bandwidth,
-    compressed_step,
     error_growth,
     hierarchical_reduce_scatter,
     layer_fragments,
@@ -53,7 +50,6 @@ from lablib.compress import (
     zero_plus_plus_options,
     zero_plus_plus_speedup,
 )
-from lablib.compress.evidence import recorded_runs, table
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
 from lablib.data import batches, load_corpus, train_val_split
 from lablib.figures import (
@@ -66,6 +62,9 @@ from lablib.figures import (
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.optim.adamw import AdamW
 from lablib.record.traffic import Traffic
+from lablib.studies import break_even_bandwidth, compressed_step
+from lablib.studies.batches import NARROW, SEQ_LEN, held_out, loss_of
+from lablib.studies.compression import recorded_runs, table
 from lablib.widgets import compression_calculator
 
 check = checks_for("11")

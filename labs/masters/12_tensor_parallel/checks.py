@@ -12,12 +12,12 @@ from torch import Tensor
 
 from lablib import Run, launch
 from lablib.course import Expect, exercise
-from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
-from lablib.course.rules import changes_nothing, not_from_lablib, observe
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.rules import changes_nothing, not_from_lablib, observe
 from lablib.parallel import SEQUENCE, TENSOR, MLPShard
-from lablib.parallel.tensor_mlp import tensor_mlp as _library_mlp
-from lablib.units import plural
+from lablib.parallel.tensor.mlp import tensor_mlp as _library_mlp
+from lablib.text.units import plural
 
 HALF = 0.5  # of a byte: budgets of bytes that are exact
 NAMES = ("up", "up_bias", "down", "down_bias")

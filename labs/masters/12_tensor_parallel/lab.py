@@ -23,7 +23,7 @@ from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import figure_matrices, figure_tensor_times, format_quantity, show
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
-from lablib.parallel.tensor_mlp import mlp_sent_bytes
+from lablib.parallel.tensor.mlp import mlp_sent_bytes
 from lablib.widgets import tensor_calculator
 
 check = checks_for("12")
@@ -508,7 +508,7 @@ for time in times:
 
 # %% [markdown]
 # (The marks: 1/n of one rank's time. Compute is above them since every rank has all of the norms and sums, and smaller
-# products are less efficient.) This is a formula (`lablib/parallel/tensor_time.py`). Does the simulator, which runs the
+# products are less efficient.) This is a formula (`lablib/studies/tensor_time.py`). Does the simulator, which runs the
 # program call by call, agree? One layer again as two layers less one:
 
 

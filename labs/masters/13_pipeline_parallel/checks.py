@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from lablib.course import Expect, exercise
-from lablib.course.comparison import difference, is_array, plain_number
-from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
-from lablib.course.formatting import short_repr
-from lablib.course.rules import changes_nothing, not_from_lablib, observe
+from lablib.course.checks.comparison import difference, is_array, plain_number
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.rules import changes_nothing, not_from_lablib, observe
 from lablib.pipeline import Costs, Plan, balanced_cut, read_plan, replay, schedules, validate
 from lablib.pipeline.deadlock import steps_done
-from lablib.units import plural
+from lablib.text.units import plural
 
 LIMITS, MICROBATCHES, AT_MOST_S = (3, 2, 2), 4, 15  # of exercise 4: one for each stage; 15 is the least there is
 _UNITS = {"milliseconds": 1e-3, "microseconds": 1e-6, "hours": 3600.0}

@@ -13,14 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from lablib import Run
 from lablib.course import Expect, exercise
-from lablib.course.comparison import is_array
-from lablib.course.draw import Draw
-from lablib.course.expect import RuleBroken
-from lablib.course.formatting import short_repr
-from lablib.course.observe import Observed
-from lablib.course.rules import calls_only, changes_nothing, not_from_lablib, observe
+from lablib.course.checks.comparison import is_array
+from lablib.course.checks.draw import Draw
+from lablib.course.checks.expect import RuleBroken
+from lablib.course.checks.formatting import short_repr
+from lablib.course.checks.observe import Observed
+from lablib.course.checks.rules import calls_only, changes_nothing, not_from_lablib, observe
 from lablib.parallel import Mesh
-from lablib.units import plural
+from lablib.text.units import plural
 
 HALF = 0.5  # of a byte: budgets of bytes that are exact
 AXES = ("data", "context", "pipeline", "tensor", "expert", "replica")

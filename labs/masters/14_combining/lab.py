@@ -35,8 +35,8 @@ from lablib.figures import (
 )
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.parallel import Mesh
-from lablib.parallel.expert_runs import recorded_expert_runs
 from lablib.plan import Parallel, axis_by_axis
+from lablib.studies.expert_runs import recorded_expert_runs
 from lablib.widgets import placement_calculator
 
 check = checks_for("14")
@@ -942,7 +942,7 @@ check.some_tokens(some_tokens)
 # %%
 import tempfile
 
-from lablib.parallel.combined_checkpoint import load_checkpoint, save_checkpoint
+from lablib.parallel.mesh.checkpoint import load_checkpoint, save_checkpoint
 
 MESHES = Mesh(pipeline=2, tensor=2), Mesh(tensor=2), Mesh(data=2)
 

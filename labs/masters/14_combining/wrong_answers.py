@@ -128,7 +128,7 @@ mesh = Mesh(data=2, pipeline=2, tensor=2)
 def groups(sizes, axis):
     return [list(g) for g in type(mesh)(**sizes).groups(axis)]
 """,
-            "lablib.parallel.mesh.Mesh",
+            "lablib.parallel.mesh.mesh.Mesh",
         ),
         (
             "torch's mesh",

@@ -1,0 +1,9 @@
+"""The `lab` command.
+
+main        the parser, and the subcommands of a few lines
+sim         `lab sim`: a script on a simulated cluster
+plan        `lab plan`: predict a run, or search for the best plan
+nodes       `lab nodes`: a program on real GPUs of several nodes
+calibrate   `lab calibrate`: measure this machine
+validate    `lab validate`: compare the planner with published runs
+"""

@@ -1,0 +1,470 @@
+"""`lab`: build, run, open and check labs from the command line.
+
+    lab open [NN] [jupyter arguments]    JupyterLab on your copy of a lab, in work/
+    lab update [NN ...], lab reset NN    the newest version with your answers in it; a fresh copy
+    lab run NN [--backend gloo] ...      a lab from top to bottom, into runs/
+    lab run SCRIPT.py --nnodes 2 ...     a script on several nodes, measured into one run
+    lab sim SCRIPT [ARGS]                a script written for torchrun, on a simulated cluster
+    lab list, lab progress, lab doctor   what there is, what is done, what works
+    lab build [--check] [NN ...]         notebooks from masters
+    lab export --students FOLDER         the course without solutions, to hand out
+    lab regrade FOLDER                   grades of earlier submissions with the checks of today
+    lab new NN NAME                      a folder for a lab of one's own
+    lab prove NN [EXERCISE]              what its checks accept and reject
+    lab calibrate [--ranks N] ...        measure this machine, for predictions that hold here
+    lab plan --model M --cluster C ...   the best plans for a model on a cluster
+    lab validate [FILE.jsonl] ...        how far off the planner is, on published runs
+
+Exit code 0: done. 1: tried and failed. 2: what was asked for makes no sense, and nothing was done. Whatever goes wrong,
+the user gets one sentence. Each command imports what it needs when it runs: `lab --help` must not wait for torch.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from lablib.course.errors import CourseError
+from lablib.errors import unknown_name
+from lablib.text.units import plural
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with its errors in one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        raise CourseError(f"{message}; `{self.prog} --help` shows what it takes.")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return _run(words)
+    except CourseError as error:
+        print(f"lab: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # `lab list | head`
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        print("lab: interrupted.", file=sys.stderr)
+        return 130
+
+
+def _run(words: list[str]) -> int:
+    parser = _parser()
+    if not words:
+        parser.print_help()
+        return 0
+    if not words[0].startswith("-") and words[0] not in COMMANDS:
+        raise CourseError(str(unknown_name("command", words[0], list(COMMANDS))))
+    # JupyterLab's own arguments are not ours to parse: everything after `open [NN]` goes to it as it stands.
+    passed_on: list[str] = []
+    if words[0] == "open" and not {"-h", "--help"} & set(words):
+        split = 2 if len(words) > 1 and not words[1].startswith("-") else 1
+        words, passed_on = words[:split], words[split:]
+    if words[0] == "run" and "--" in words:  # what a script on several nodes is given
+        split = words.index("--")
+        words, passed_on = words[:split], words[split + 1 :]
+    options = parser.parse_args(words)
+    options.passed_on = passed_on
+    return COMMANDS[options.command](options)
+
+
+def _open(options: argparse.Namespace) -> int:
+    from lablib.course.places import find_lab, find_labs_folder
+    from lablib.course.running.jupyter import open_lab
+
+    return open_lab(find_lab(options.lab, find_labs_folder()), options.passed_on)
+
+
+def _run_lab(options: argparse.Namespace) -> int:
+    if options.nnodes is not None:
+        from lablib.cli.nodes import run_on_nodes
+
+        return run_on_nodes(options)
+    if options.master is not None or options.node is not None or options.passed_on:
+        raise CourseError("--master, --node and words after -- are for a script on several nodes: add --nnodes 2")
+    from lablib.course.places import find_lab, find_labs_folder
+    from lablib.course.running.execute import run_lab
+
+    values = dict(options.parameter or [])
+    flags = {name: getattr(options, name) for name in ("backend", "ranks", "cluster", "quick")}
+    values |= {name: value for name, value in flags.items() if value is not None}
+    lab = find_lab(options.lab, find_labs_folder())
+    out = Path(options.out) if options.out else None
+    written = run_lab(lab, values, instructor=options.instructor, out=out)
+    print(f"{lab.name} ran to its end: {', '.join(str(path) for path in written)}")
+    return 0
+
+
+def _build(options: argparse.Namespace) -> int:
+    from lablib.course.building.build import build, build_instructor, build_nbgrader, check_built
+    from lablib.course.places import find_lab, find_labs, find_labs_folder
+
+    folder = find_labs_folder()
+    labs = [find_lab(text, folder) for text in options.labs] or find_labs(folder)
+    if not labs:
+        raise CourseError(f"no masters in {folder / 'masters'}: `lab new NN name` makes one.")
+    if (options.check or options.instructor or options.nbgrader) and not any(lab.master.exists() for lab in labs):
+        raise CourseError(f"no masters in {folder / 'masters'}: this copy of the course has no solutions.")
+    if options.check:
+        check_built(labs)
+        print(f"What the masters give: {plural(len(labs), 'labs')}.")
+    elif options.instructor or options.nbgrader:
+        lines = build_instructor(labs, Path(options.instructor)) if options.instructor else []
+        lines += build_nbgrader(labs, Path(options.nbgrader)) if options.nbgrader else []
+        print("\n".join(lines))
+    else:
+        for line in build([lab for lab in labs if lab.master.exists() or options.labs]):
+            print(line)
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from lablib.course.building.export import export_students
+    from lablib.course.places import find_labs, find_labs_folder
+
+    print(export_students(find_labs(find_labs_folder()), Path(options.students)))
+    return 0
+
+
+def _update(options: argparse.Namespace) -> int:
+    from lablib.course.places import find_lab, find_labs, find_labs_folder
+    from lablib.course.work import update
+
+    folder = find_labs_folder()
+    failed = False
+    for lab in [find_lab(text, folder) for text in options.labs] or find_labs(folder):
+        try:
+            print("\n".join(update(lab)))
+        except CourseError as error:  # a copy that is damaged is no reason not to update the others
+            print(f"lab: {error}", file=sys.stderr)
+            failed = True
+    return 1 if failed else 0
+
+
+def _reset(options: argparse.Namespace) -> int:
+    from lablib.course.places import find_lab, find_labs_folder
+    from lablib.course.work import reset
+
+    print("\n".join(reset(find_lab(options.lab, find_labs_folder()))))
+    return 0
+
+
+def _regrade(options: argparse.Namespace) -> int:
+    from lablib.course.grading.regrade import regrade
+
+    submissions = grades = changed = left_out = 0
+    for one in regrade(Path(options.folder)):
+        if one.reason:
+            print(f"lab: {one.name} is not graded: {one.reason}.", file=sys.stderr, flush=True)
+        print("".join(f"{line}\n" for line in one.lines), end="", flush=True)
+        submissions, grades = submissions + 1, grades + len(one.points)
+        changed, left_out = changed + len(one.lines), left_out + bool(one.reason)
+    print(f"{changed} of {plural(grades, 'grades')} in {plural(submissions, 'notebooks')} changed.")
+    return 1 if left_out else 0
+
+
+def _new(options: argparse.Namespace) -> int:
+    from lablib.course.building.build import build
+    from lablib.course.building.new import new_lab
+    from lablib.course.places import find_labs_folder
+
+    lab = new_lab(find_labs_folder(), options.number, options.name)
+    build([lab])
+    print(f"{lab.folder}: written. Edit lab.py, checks.py and wrong_answers.py there; then:")
+    print(f"  lab build {lab.number}   lab run {lab.number}   lab prove {lab.number}")
+    return 0
+
+
+def _prove(options: argparse.Namespace) -> int:
+    from lablib.course.checks.proof import prove
+    from lablib.course.places import find_lab, find_labs_folder
+
+    if options.seeds < 1:
+        raise CourseError(f"--seeds must be at least 1: got {options.seeds}.")
+    wrong = 0
+    for proof in prove(find_lab(options.lab, find_labs_folder()), options.exercise, range(options.seeds)):
+        state = "proven" if not proof.findings else f"{len(proof.findings)} findings"
+        print(f"{proof.exercise}: {state}, {proof.tried} answers tried in {proof.time_s:.1f} s", flush=True)
+        print("".join(f"\n{finding}\n" for finding in proof.findings), end="")
+        wrong += len(proof.findings)
+    return 1 if wrong else 0
+
+
+def _list(options: argparse.Namespace) -> int:
+    from lablib.course.overview import list_labs, list_sections
+    from lablib.course.places import find_lab, find_labs_folder
+
+    folder = find_labs_folder()
+    print(list_sections(find_lab(options.lab, folder)) if options.lab else list_labs(folder))
+    return 0
+
+
+def _progress(options: argparse.Namespace) -> int:
+    from lablib.course import report
+    from lablib.course.overview import exercises_of_labs, own_progress, reset, show_progress
+    from lablib.course.places import find_labs, find_labs_folder
+
+    folder = find_labs_folder()
+    if options.merge:
+        exercises = exercises_of_labs(find_labs(folder))
+        learners, left_out = report.read_learners([Path(file) for file in options.merge])
+        made = {"csv": report.class_csv, "html": report.class_html, "json": report.class_json}
+        print(made.get(options.form, report.class_text)(exercises, learners).rstrip("\n"))
+        for sentence in left_out:
+            print(f"lab: {sentence}", file=sys.stderr)
+        return 1 if left_out else 0
+    if options.form == "csv":
+        raise CourseError("--csv is a table of learners: name their files, as in lab progress --csv --merge *.json")
+    if options.reset:
+        print(reset(folder, options.reset))
+    elif options.form:
+        made = {"html": report.as_html, "json": report.as_json}[options.form]
+        print(made(exercises_of_labs(find_labs(folder)), own_progress()))
+    else:
+        print(show_progress(folder))
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from lablib.course.running.doctor import examine
+
+    return examine()
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from lablib.cli.calibrate import calibrate_command
+
+    out = Path(options.out) if options.out else None
+    return calibrate_command(options.backend, options.ranks, options.quick, out)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from lablib.cli.plan import plan_command
+
+    return plan_command(options)
+
+
+def _validate(options: argparse.Namespace) -> int:
+    from lablib.cli.validate import validate_command
+
+    file, page, readme = (Path(path) if path else None for path in (options.file, options.page, options.readme))
+    return validate_command(file, options.json, page, readme, options.cross_validate)
+
+
+def _sim(options: argparse.Namespace) -> int:
+    from lablib.launch_checks import checked_size
+
+    if options.torchrun is not None:
+        raise CourseError(
+            "lab sim takes the number of all ranks, which fill the nodes of --cluster in order: got torchrun's "
+            "--nproc-per-node or --nnodes; try --ranks 16"
+        )
+    try:
+        checked_size(options.ranks, "sim")  # before torch is imported
+    except ValueError as error:
+        raise CourseError(f"--{error}") from error
+    from lablib.cli.sim import simulate
+
+    return simulate(options)
+
+
+COMMANDS = {
+    "open": _open,
+    "update": _update,
+    "reset": _reset,
+    "run": _run_lab,
+    "sim": _sim,
+    "list": _list,
+    "progress": _progress,
+    "doctor": _doctor,
+    "build": _build,
+    "export": _export,
+    "regrade": _regrade,
+    "new": _new,
+    "prove": _prove,
+    "calibrate": _calibrate,
+    "plan": _plan,
+    "validate": _validate,
+}
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="lab", description="Labs on the techniques that make large-model training possible.")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+
+    command = commands.add_parser(
+        "open", help="open your copy of a lab in JupyterLab", usage="lab open [LAB] [jupyter arguments]"
+    )
+    command.add_argument("lab", nargs="?", default="00", metavar="LAB", help='"9", "09" or "09_name"; default 00')
+
+    command = commands.add_parser("update", help="bring your copies up to date, and carry your answers over")
+    command.add_argument("labs", nargs="*", metavar="LAB", help="default: all")
+
+    command = commands.add_parser("reset", help="a fresh copy of a lab; your earlier one is kept beside it")
+    command.add_argument("lab", metavar="LAB", help='"9", "09" or "09_name"')
+
+    command = commands.add_parser(
+        "run",
+        help="run a lab from top to bottom; notebook and HTML go to runs/. Or a script on several nodes",
+        usage="lab run LAB [options]   or   lab run SCRIPT.py --nnodes N [--ranks N] [--master HOST:PORT --node K] "
+        "[-- the script's own arguments]",
+    )
+    command.add_argument("lab", metavar="LAB", help='"9", "09", "09_name" or a path; with --nnodes a script')
+    command.add_argument("--nnodes", type=int, metavar="N", help="run a script on so many nodes, under torchrun")
+    command.add_argument("--master", metavar="HOST:PORT", help="an address of node 0; without it all nodes are here")
+    command.add_argument("--node", type=int, metavar="K", help="with --master: which node this machine is, from 0")
+    command.add_argument("--backend", help="sim, gloo or nccl")
+    command.add_argument("--ranks", help="number of ranks")
+    command.add_argument("--cluster", help="simulated cluster, for example dgx-h100")
+    command.add_argument("--quick", action=argparse.BooleanOptionalAction, help="small sizes; or the full ones")
+    command.add_argument(
+        "-p", dest="parameter", nargs=2, action="append", metavar=("NAME", "VALUE"), help="any parameter"
+    )
+    command.add_argument("--instructor", action="store_true", help="with the solutions; every check must pass")
+    command.add_argument("--out", metavar="FOLDER", help="where to write; default runs/ beside labs/")
+
+    command = commands.add_parser(
+        "sim",
+        help="run a script written for torchrun on a simulated cluster",
+        usage="lab sim [--ranks N] [--cluster NAME] [--out FOLDER] SCRIPT [the script's own arguments]",
+    )
+    command.add_argument("--ranks", type=int, default=8, help="number of ranks; default 8")
+    spellings = ("--nproc-per-node", "--nproc_per_node", "--nnodes")
+    command.add_argument(*spellings, dest="torchrun", help=argparse.SUPPRESS)  # refused, with a remedy
+    command.add_argument("--cluster", default="dgx-h100", help="simulated cluster; default dgx-h100")
+    command.add_argument("--out", metavar="FOLDER", help="where to write; default runs/SCRIPT-DATE/")
+    command.add_argument("--timeout", type=float, metavar="SECONDS", help="real seconds after which the run is ended")
+    command.add_argument("--quiet", action="store_true", help="do not show what rank 0 prints while it runs")
+    command.add_argument("script", metavar="SCRIPT", help="the file that torchrun would run")
+    arguments = command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script")
+    arguments.required = False  # a script may take none
+
+    command = commands.add_parser("list", help="the labs: question, minutes, whether built, exercises done")
+    command.add_argument("lab", nargs="?", metavar="LAB", help="the sections of one lab, with their minutes")
+
+    command = commands.add_parser("progress", help="exercises done, with dates")
+    command.add_argument("--reset", metavar="LAB", help="forget the progress of one lab")
+    command.add_argument("--merge", nargs="+", metavar="FILE", help="many learners in one table, called as their files")
+    for form, what in {"json": "for programs, and to hand in", "html": "as a page", "csv": "for a spreadsheet"}.items():
+        command.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=what)
+
+    commands.add_parser("doctor", help="what works on this machine, and the remedy for what does not")
+
+    command = commands.add_parser("build", help="make notebooks from masters")
+    command.add_argument("labs", nargs="*", metavar="LAB", help="default: all")
+    command.add_argument("--check", action="store_true", help="write nothing; fail if a notebook is not up to date")
+    command.add_argument("--instructor", metavar="FOLDER", help="write the versions with solutions there")
+    command.add_argument("--nbgrader", metavar="FOLDER", help="write nbgrader assignments there")
+
+    command = commands.add_parser("export", help="copy the course without its solutions, to hand out")
+    command.add_argument("--students", metavar="FOLDER", required=True, help="a new folder, or an earlier copy")
+
+    command = commands.add_parser("regrade", help="grade earlier submissions with today's checks; list what changes")
+    command.add_argument("folder", metavar="FOLDER", help="an nbgrader course folder, or any folder of notebooks")
+
+    command = commands.add_parser("new", help="make a folder for a lab of your own, which builds, runs and passes")
+    command.add_argument("number", metavar="NN", help="0 to 99")
+    command.add_argument("name", metavar="NAME", help="for example mixed_precision")
+
+    command = commands.add_parser(
+        "prove", help="prove a lab's checks: solution passes, stub and wrong answers do not, unusual right ones do"
+    )
+    command.add_argument("lab", metavar="LAB", help="number or name of a lab")
+    command.add_argument("exercise", nargs="?", default="", metavar="EXERCISE", help="default: all")
+    command.add_argument(
+        "--seeds", type=int, default=1, metavar="N", help="with so many draws of the inputs; default 1"
+    )
+
+    command = commands.add_parser("calibrate", help='measure this machine: the cluster "this-machine" of simulations')
+    command.add_argument("--backend", default="gloo", help="gloo (this CPU, the default) or nccl (its GPUs)")
+    command.add_argument(
+        "--ranks", type=int, default=4, help="processes that are busy at once; default 4; at most one per GPU"
+    )
+    command.add_argument("--quick", action="store_true", help="half a minute, rougher figures")
+    command.add_argument("--out", metavar="FILE.toml", help='where to write; default: where "this-machine" looks')
+
+    command = commands.add_parser(
+        "plan",
+        help="the best plans for a model on a cluster, and why not the others",
+        description="Predict every way to split a model over a cluster, print the fastest that fit, and say why the "
+        "others are out. For N give one value, some (1,2,4) or a range (4-16); where none is given, all that make "
+        "sense are tried (the head of lablib/plan/search_grid.py lists them).",
+    )
+    _plan_arguments(command)
+
+    command = commands.add_parser(
+        "validate",
+        help="put published runs to the planner: how far off is it?",
+        description="Predict the runs of a file, and print how far off that is: predicted / measured - 1 of the step "
+        "time, by source and in all, and of memory where it is stated. The head of lablib/validation/rows.py says "
+        "what a row holds.",
+    )
+    command.add_argument("file", nargs="?", metavar="FILE.jsonl", help="rows; default: those that come with lablib")
+    command.add_argument("--json", action="store_true", help="the errors in percent, for programs")
+    command.add_argument("--page", metavar="FILE.md", help="write the report there, with its picture beside it")
+    command.add_argument("--cross-validate", action="store_true", help="fit without each source in turn (minutes)")
+    command.add_argument("--readme", metavar="README.md", help="put picture and error between its validation marks")
+    return parser
+
+
+def _plan_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--model", required=True, help="a published model, for example gpt3-175b")
+    command.add_argument("--cluster", required=True, help="a cluster, for example dgx-a100, or a TOML file")
+    command.add_argument("--nodes", type=int, help="how many nodes")
+    command.add_argument("--gpus", type=int, help="or how many GPUs")
+    command.add_argument("--batch", type=int, required=True, help="sequences of a step, on all GPUs together")
+    command.add_argument("--seq-len", type=int, help="tokens of a sequence; default: the model's longest")
+    command.add_argument(
+        "--precision",
+        default="bfloat16",
+        help="of the linear layers' products: float32, tfloat32, float16, bfloat16 (default), float8 or float4",
+    )
+    command.add_argument(
+        "--stack",
+        help="training software, for example torch, torch-compile, megatron-2022 or megatron-core; default: what is "
+        "usual today on such GPUs, and the answer says which; another name is answered with all of them",
+    )
+    command.add_argument(
+        "--optimizer",
+        default="adamw",
+        help="sgd, sgd-momentum, adam, adamw (default), lamb, lion, sophia, adafactor, adam-8bit, muon or galore",
+    )
+    command.add_argument(
+        "--offload", metavar="NAME", help="optimizer, activations or both with a comma: kept in the host's memory"
+    )
+    command.add_argument(
+        "--lora", action="store_true", help="train adapters only: the model's weights have no gradients"
+    )
+    command.add_argument(
+        "--compression",
+        default="none",
+        help="of the data axis's gradients: none (default), fp16, bf16, int8, int4, one-bit, top-k or powersgd",
+    )
+    counts = {
+        "tensor": "ranks that share every matrix product",
+        "pipeline": "stages",
+        "context": "ranks that share every sequence",
+        "expert": "ranks that share the experts of a layer",
+        "expert-tensor": "ranks that share the matrices of each expert; default: 1, and as many as tensor",
+        "data": "ranks with sequences of their own",
+        "chunks": "pieces of the model on a stage",
+        "micro-batch": "sequences that go through a stage at once",
+        "zero-stage": "0 to 3: what data ranks split",
+    }
+    for name, what in counts.items():
+        command.add_argument(f"--{name}", metavar="N", help=what)
+    names = {
+        "recompute": 'none, selective, full, "every k" or "first k" layers',
+        "schedule": "gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, dualpipe-v or v-half",
+    }
+    for name, what in names.items():
+        command.add_argument(f"--{name}", metavar="NAME", help=f"{what}; one, or some with commas between")
+    command.add_argument("--top", type=int, default=10, metavar="N", help="rows of the table; default 10")
+    command.add_argument(
+        "--json", action="store_true", help="the same for programs, in seconds and bytes, with the inputs"
+    )

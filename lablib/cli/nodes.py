@@ -1,0 +1,218 @@
+"""`lab run SCRIPT.py --nnodes 2`: a script on several nodes under torchrun, measured into one run.
+
+    lab run train.py --nnodes 2 --ranks 4                                     two nodes, both on this machine (gloo)
+    lab run train.py --nnodes 2 --master 10.0.0.1:29500 --node 0 -- --steps 9 on the first of two machines
+    lab run train.py --nnodes 2 --master 10.0.0.1:29500 --node 1 -- --steps 9 on the second
+
+It prints the command of each node, and starts those that are to run here: all of them without --master, else that of
+--node. On the first node the run is left as run.json, to be read with `Run.load`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.launch_checks import MAX_RANKS
+from lablib.text.files import new_folder
+from lablib.text.units import plural
+
+LOOPBACK = "127.0.0.1"
+_MAX_NODES = 1024
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """What to run, and where.
+
+    Attributes:
+        script, arguments: as after `python`.
+        nodes, ranks: how many; each node has as many ranks as another.
+        host, port: where the first node's store is.
+        node: the one that this machine is; None: all of them.
+        out: the file in which the run is left.
+    """
+
+    script: str
+    arguments: tuple[str, ...]
+    nodes: int
+    ranks: int
+    host: str
+    port: int
+    node: int | None
+    out: Path
+
+    def command(self, node: int) -> list[str]:
+        """What starts the ranks of a node; `torchrun` is a name for its first three words."""
+        options = {
+            "--nnodes": self.nodes,
+            "--nproc-per-node": self.ranks // self.nodes,
+            "--node-rank": node,
+            "--master-addr": self.host,
+            "--master-port": self.port,
+        }
+        words = [str(word) for pair in options.items() for word in pair]
+        program = ["-m", "lablib.real.nodes", str(self.out), self.script, *self.arguments]
+        return [sys.executable, "-m", "torch.distributed.run", *words, *program]
+
+    def environment(self, node: int) -> dict[str, str]:
+        """Of the command on this machine. Where all nodes are here they share its GPUs, and talk over loopback."""
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(_import_path())}
+        if self.node is None:
+            interface = "lo0" if sys.platform == "darwin" else "lo"
+            environment |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+            if gpus := _gpus():
+                first = node * (self.ranks // self.nodes)
+                mine = gpus[first : first + self.ranks // self.nodes]
+                environment["CUDA_VISIBLE_DEVICES"] = ",".join(mine)
+        return environment
+
+
+def run_on_nodes(options: argparse.Namespace) -> int:
+    """Print the commands, start those of this machine, and wait for them.
+
+    Raises:
+        CourseError: an option breaks its rule.
+        CourseFailure: a node failed.
+    """
+    nodes = checked(options)
+    here = range(nodes.nodes) if nodes.node is None else [nodes.node]
+    for node in range(nodes.nodes):
+        where = "here" if node in here else "start it there"
+        print(f"node {node} ({where}): torchrun {shlex.join(nodes.command(node)[3:])}", flush=True)
+    codes = _wait([subprocess.Popen(nodes.command(node), env=nodes.environment(node)) for node in here])
+    failed = [f"node {node} ended with exit code {code}" for node, code in zip(here, codes, strict=True) if code]
+    if failed:
+        raise CourseFailure(f"{nodes.script} failed: {', '.join(failed)}; what it wrote stands above")
+    if 0 in here:
+        print(f'measured: {nodes.out}\nTo read it: Run.load("{nodes.out}")')
+    else:
+        print(f"measured: the run is on node 0, in {nodes.out}")
+    return 0
+
+
+def checked(options: argparse.Namespace) -> Nodes:
+    """The options as they can be run.
+
+    Raises:
+        CourseError: one breaks its rule; nothing has started.
+    """
+    script = Path(options.lab)
+    if script.suffix != ".py" or not script.is_file():
+        raise CourseError(f"several nodes run a script, a Python file: got {options.lab}; try train.py")
+    if not 1 <= options.nnodes <= _MAX_NODES:
+        raise CourseError(f"--nnodes must be 1 to {_MAX_NODES}: got {options.nnodes}; try --nnodes 2")
+    if options.backend is not None:
+        raise CourseError("a script names its backend in init_process_group: leave out --backend")
+    ranks = _ranks(options)
+    host, port = _master(options)
+    folder = Path(options.out) if options.out else new_folder(Path("runs") / script.stem)
+    return Nodes(
+        str(script),
+        tuple(options.passed_on),
+        options.nnodes,
+        ranks,
+        host,
+        port,
+        options.node if options.master else None,
+        (folder / "run.json").resolve(),
+    )
+
+
+def _ranks(options: argparse.Namespace) -> int:
+    """How many ranks there are in all: by default one a GPU, else two a node."""
+    gpus = len(_gpus())
+    # GPUs of this machine are those of one node, or of all where all are here.
+    default = (gpus * options.nnodes if options.master else gpus) or 2 * options.nnodes
+    try:
+        ranks = default if options.ranks is None else int(options.ranks)
+    except ValueError:
+        ranks = 0
+    if ranks < 1 or ranks % options.nnodes:
+        raise CourseError(
+            f"--ranks must be a multiple of --nnodes, as each node has as many: got {options.ranks or default} for "
+            f"{plural(options.nnodes, 'nodes')}; try --ranks {2 * options.nnodes}"
+        )
+    here = ranks // options.nnodes if options.master else ranks
+    if here > MAX_RANKS["gloo"]:
+        raise CourseError(
+            f"--ranks must leave {MAX_RANKS['gloo']:,} processes or fewer on a machine: got {here:,}; try --ranks "
+            f"{options.nnodes * max(1, MAX_RANKS['gloo'] // options.nnodes)}, or lab sim"
+        )
+    if gpus and here > gpus:
+        raise CourseError(
+            f"each rank needs a GPU of its own: got {plural(here, 'ranks')} here, and {plural(gpus, 'GPUs')}; "
+            f"try --ranks {gpus * (options.nnodes if options.master else 1)}, or CUDA_VISIBLE_DEVICES= for gloo"
+        )
+    return ranks
+
+
+def _master(options: argparse.Namespace) -> tuple[str, int]:
+    """Where the first node's store is: on loopback where all nodes are here."""
+    if options.master is None:
+        if options.node is not None:
+            raise CourseError(f"--node {options.node} needs --master HOST:PORT, an address of node 0 on every machine")
+        with socket.socket() as probe:
+            probe.bind((LOOPBACK, 0))
+            return LOOPBACK, probe.getsockname()[1]
+    host, _, port = options.master.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise CourseError(f"--master must be HOST:PORT: got {options.master}; try --master 10.0.0.1:29500")
+    if options.node is None or not 0 <= options.node < options.nnodes:
+        raise CourseError(
+            f"--master needs --node, this machine's number from 0 to {options.nnodes - 1}: got {options.node}; "
+            "give each machine another"
+        )
+    return host, int(port)
+
+
+def _gpus() -> list[str]:
+    """The GPUs that programs may use here, as CUDA_VISIBLE_DEVICES names them."""
+    import torch
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (named.split(",") if named else list(map(str, range(count))))[:count]
+
+
+def _import_path() -> list[str]:
+    """Where the ranks find lablib, wherever the command was called."""
+    return [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+
+
+def _wait(processes: list[subprocess.Popen]) -> list[int]:
+    """Their exit codes. When one fails, or the user interrupts, the others are ended: they would wait for it."""
+    left = list(processes)
+    try:
+        while left:
+            for process in left:
+                try:
+                    if process.wait(timeout=0.2):
+                        return [_ended(other) for other in processes]
+                    left.remove(process)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+    finally:
+        for process in processes:
+            _ended(process)
+    return [_ended(process) for process in processes]
+
+
+def _ended(process: subprocess.Popen, patience_s: float = 30.0) -> int:
+    """Its exit code; it is asked to end, so that torchrun ends its ranks, and ended if it does not."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    return process.returncode or 0

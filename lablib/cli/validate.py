@@ -1,0 +1,165 @@
+"""`lab validate`: put published runs to the planner, and say how far off it is."""
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.table import table
+from lablib.text.files import read_text, write_text
+from lablib.text.units import plural
+from lablib.validation.cross_validate import HeldOut, cross_validate, held_out_text, read_held_out
+from lablib.validation.page import markdown, mixtures_sentence, with_section
+from lablib.validation.rows import Row, published_mixtures, published_rows, read_rows
+from lablib.validation.score import Predictor, Report, score
+from lablib.validation.tables import (
+    HEADING,
+    HELD_OUT_HEADING,
+    MEMORY_HEADING,
+    SOFTWARE_HEADING,
+    WORST_HEADING,
+    held_out_lines,
+    memory_lines,
+    software_lines,
+    time_lines,
+    worst_lines,
+)
+
+_WORST = 5
+
+
+def validate_command(
+    file: Path | None,
+    as_json: bool = False,
+    page: Path | None = None,
+    readme: Path | None = None,
+    leaves_out: bool = False,
+    predictor: Predictor | None = None,
+) -> int:
+    """Score the rows of `file` (None: the published ones that come with lablib) and print the report.
+
+    Of those that come with lablib, mixtures of experts are a report of their own, as nothing was fitted to them.
+
+    Arguments:
+        as_json: print the form for programs instead of tables.
+        page: write the report there too, with its picture beside it.
+        readme: a file whose marked section gets the picture and the error; needs `page`.
+        leaves_out: fit the constants without each source in turn, which takes minutes; kept beside the page.
+        predictor: asked instead of the planner.
+
+    Raises:
+        CourseError: the rows cannot be read or mean something impossible, or the arguments make no sense.
+        CourseFailure: a file cannot be written.
+    """
+    if page is not None and page.suffix != ".md":
+        raise CourseError(f"a page is a Markdown file, whose name ends in .md: got {page}; try {page.stem}.md")
+    if readme is not None and page is None:
+        raise CourseError("--readme needs --page: the README links to the page; add --page docs/validation.md")
+    try:
+        rows = published_rows() if file is None else read_rows(file)
+        report = score(rows, predictor or _planner())
+        _check_any(rows, report)
+        mixtures = score(published_mixtures(), predictor or _planner()) if file is None else None
+        held_out = _leave_out(rows) if leaves_out else []
+    except ValueError as error:
+        raise CourseError(str(error)) from None
+    if page is not None:
+        _write(report, held_out, page, readme, mixtures)
+    if as_json:
+        answer = report.to_json() | ({"mixtures": mixtures.to_json()} if mixtures else {})
+        print(json.dumps(answer, indent=2))
+    else:
+        print(text(report, rows, held_out, mixtures))
+    return 0
+
+
+def text(
+    report: Report,
+    rows: Sequence[Row] = (),
+    held_out: Sequence[HeldOut] = (),
+    mixtures: Report | None = None,
+) -> str:
+    """The report as tables for a terminal; of `rows`, the fields that nobody used are named."""
+    parts = [table(HEADING, time_lines(report))]
+    if report.memory()["rows"]:
+        parts.append(table(MEMORY_HEADING, memory_lines(report)))
+    if held_out:
+        parts.append(table(HELD_OUT_HEADING, held_out_lines(held_out)))
+    if report.scored:
+        parts.append(table(SOFTWARE_HEADING, software_lines(report)))
+    if report.timed:
+        parts.append(table(WORST_HEADING, worst_lines(report, _WORST)))
+    if mixtures is not None and mixtures.all()["rows"]:
+        parts += [mixtures_sentence(mixtures), table(HEADING, time_lines(mixtures))]
+    if report.skipped:
+        parts.append(
+            table(("not scored", "line", "why"), [(one.id, str(one.line), one.reason) for one in report.skipped])
+        )
+    if unused := Counter(name for row in rows for name in row.unused):
+        parts.append(
+            "Fields not used: " + ", ".join(f"{name} ({plural(n, 'rows')})" for name, n in sorted(unused.items()))
+        )
+    return "\n\n".join(parts)
+
+
+def _check_any(rows: Sequence[Row], report: Report) -> None:
+    """A report about no row helps nobody: say what is wrong with the first that was meant to be scored."""
+    meant = {row.line for row in rows if row.is_scorable}
+    reasons = [f"line {one.line}, {one.id}: {one.reason}" for one in report.skipped if one.line in meant]
+    if reasons and not report.scored:
+        others = f" (and {len(reasons) - 1} more rows)" if len(reasons) > 1 else ""
+        raise ValueError(f"no row can be scored: {reasons[0]}{others}")
+
+
+def _planner() -> Predictor:
+    from lablib.plan.predict import predict
+
+    return predict
+
+
+def _leave_out(rows: Sequence[Row]) -> list[HeldOut]:
+    """Every source left out in turn, under a progress bar."""
+    from tqdm import tqdm
+
+    from lablib.validation.constants import constants, planner_with
+
+    with tqdm(total=len({row.family for row in rows}) + 1, file=sys.stderr, ascii=True) as bar:
+
+        def progress(source: str) -> None:
+            bar.set_description_str(f"without {source}")
+            bar.update()
+
+        return cross_validate(rows, constants(), planner_with, progress=progress)
+
+
+def held_out_path(page: Path) -> Path:
+    """Where the errors of left-out sources are kept for a page."""
+    return page.with_name(f"{page.stem}_held_out.json")
+
+
+def _write(
+    report: Report, held_out: Sequence[HeldOut], page: Path, readme: Path | None, mixtures: Report | None
+) -> None:
+    """The page, its picture and what was held out beside it, and the README's section."""
+    from lablib.figures.plans.validation_picture import validation_svg
+    from lablib.validation.constants import constants
+
+    picture, beside = page.with_suffix(".svg"), held_out_path(page)
+    try:
+        if held_out:
+            write_text(beside, held_out_text(held_out, constants()))
+        elif beside.exists():
+            held_out, _ = read_held_out(read_text(beside))
+        write_text(page, markdown(report, picture.name, held_out, mixtures))
+        write_text(picture, validation_svg(report))
+        if readme is not None:
+            to_picture, to_page = (Path(os.path.relpath(path, readme.parent)).as_posix() for path in (picture, page))
+            section = with_section(read_text(readme), report, to_picture, to_page, held_out, mixtures)
+            write_text(readme, section)
+    except OSError as error:
+        raise CourseFailure(f"the page cannot be written to {page}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise CourseError(f"{readme or beside}: {error}") from None

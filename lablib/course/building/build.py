@@ -1,0 +1,114 @@
+"""`lab build`: notebooks from masters.
+
+What is in labs/ is generated, and nobody works there: learners have copies in work/ (work.py). Where somebody has
+worked in labs/ all the same, that moves to work/ before the notebook is written anew.
+
+All labs are read, checked and built in memory before the first file is written: one bad master, and nothing changes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from lablib.course.building.lint import lint
+from lablib.course.building.master import Master, read_master
+from lablib.course.building.notebook import Version, has_outputs, make_notebook, notebook_of, to_text
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.files import cannot_write
+from lablib.course.grading.settings import write_config
+from lablib.course.places import Lab
+from lablib.course.work import moved_from_labs
+from lablib.text.files import read_text, write_text
+
+
+def load_all(labs: Sequence[Lab]) -> list[Master]:
+    """Read and check the masters of these labs.
+
+    Raises:
+        CourseFailure: a master that is not Python or breaks a rule; the message has one line for each finding.
+    """
+    masters: list[Master] = []
+    findings: list[str] = []
+    for lab in labs:
+        try:
+            master = read_master(lab)
+        except CourseError as error:
+            findings.append(str(error))
+            continue
+        masters.append(master)
+        findings += [str(finding) for finding in lint(master)]
+    if findings:
+        raise CourseFailure("\n".join(findings) + " Nothing was written.")
+    return masters
+
+
+def build(labs: Sequence[Lab]) -> list[str]:
+    """Write the learner notebooks that need it. Lines that say what was done."""
+    notebooks = [(master.lab, make_notebook(master, Version.LEARNER)) for master in load_all(labs)]
+    return [line for lab, notebook in notebooks for line in _build(lab, notebook)]
+
+
+def check_built(labs: Sequence[Lab]) -> None:
+    """Are all learner notebooks exactly what their masters give?
+
+    Raises:
+        CourseFailure: some are not; one line for each, with the remedy.
+    """
+    orphans = [lab for lab in labs if not lab.master.exists()]
+    problems = [f"{lab.notebook} has no master; remove it, or write {lab.master}." for lab in orphans]
+    for master in load_all([lab for lab in labs if lab not in orphans]):
+        lab = master.lab
+        difference = _difference(lab.notebook, to_text(make_notebook(master, Version.LEARNER)))
+        problems += [f"{lab.notebook} {difference}; run `lab build {lab.number}`."] * bool(difference)
+    if problems:
+        raise CourseFailure("\n".join(problems))
+
+
+def build_instructor(labs: Sequence[Lab], folder: Path) -> list[str]:
+    """Write the instructor versions, solutions included, to `folder`."""
+    return [
+        _save(folder / master.lab.notebook.name, to_text(make_notebook(master, Version.INSTRUCTOR)))
+        for master in load_all(labs)
+    ]
+
+
+def build_nbgrader(labs: Sequence[Lab], folder: Path) -> list[str]:
+    """Write nbgrader assignments to `folder`, a course folder: `source/NN_name/NN_name.ipynb`, and its settings."""
+    from lablib.course.grading.assignment import make_assignment  # which can run checks, and so imports torch
+
+    lines = [
+        _save(folder / "source" / master.lab.name / master.lab.notebook.name, to_text(make_assignment(master)))
+        for master in load_all(labs)
+    ]
+    return [*lines, write_config(folder)]
+
+
+def _build(lab: Lab, notebook: NotebookNode) -> list[str]:
+    """Write one learner notebook, if it is not there yet."""
+    if not _difference(lab.notebook, to_text(notebook)):
+        return [f"{lab.name}: up to date"]
+    moved = moved_from_labs(lab, notebook)
+    _save(lab.notebook, to_text(notebook))
+    return [*moved, f"{lab.name}: built"]
+
+
+def _save(path: Path, text: str) -> str:
+    try:
+        write_text(path, text)
+    except OSError as error:
+        raise cannot_write(path, error) from None
+    return f"{path}: built"
+
+
+def _difference(path: Path, text: str) -> str:
+    """In which way a notebook's file differs from the text it should have; "" if it does not."""
+    try:
+        found = read_text(path)
+        if found == text:
+            return ""
+        return "has outputs or execution counts" if has_outputs(notebook_of(found)) else "differs from its master"
+    except FileNotFoundError:
+        return "is missing"
+    except (OSError, ValueError):
+        return "is not a notebook"

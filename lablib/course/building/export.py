@@ -1,0 +1,97 @@
+"""`lab export --students FOLDER`: a copy of the course without solutions, to hand out.
+
+    copied      every file that git tracks, as it is now; notebooks as their masters give them; checks and recorded
+                comparisons, which notebooks read
+    left out    masters (lab.py), their wrong answers, the tests of the project and its continuous integration
+
+`make lab` and `make test` work in the copy; there `make test` checks the copy. A list of the files that were written is
+kept in it: exporting there again brings them up to date and removes those that are gone.
+"""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from lablib.course.building.build import load_all
+from lablib.course.building.notebook import Version, make_notebook, to_text
+from lablib.course.errors import CourseError
+from lablib.course.files import cannot_write
+from lablib.course.places import Lab
+from lablib.text.files import read_text, write_text
+from lablib.text.units import plural
+
+_LIST = ".exported-files"
+_LEFT_OUT = (".ci/", ".github/", "tests/", "labs/masters/")  # and notebooks, which are written from their masters
+_KEPT = re.compile(r"tests/(conftest\.py|handed_out/.*|.*README\.md)")
+
+
+def export_students(labs: Sequence[Lab], folder: Path) -> str:
+    """Write the copy to `folder`, which is new, empty or an earlier copy. Returns a line for the user.
+
+    Raises:
+        CourseError: no git repository with lablib in it, no masters, or a folder with other files.
+        CourseFailure: a master that breaks a rule, or a file that cannot be written.
+    """
+    labs = [lab for lab in labs if lab.master.is_file()]
+    if not labs:
+        raise CourseError("no masters here to export from: run lab export in the project that has the masters.")
+    root = labs[0].labs.parent
+    files = {path: root / path for path in _tracked(root) if _is_handed_out(path)}
+    for lab in labs:
+        read = [lab.checks, *lab.folder.glob("*.json"), lab.folder.parent / "README.md"]
+        files |= {path.relative_to(root).as_posix(): path for path in read if path.is_file()}
+    notebooks = {
+        master.lab.notebook.relative_to(root).as_posix(): to_text(make_notebook(master, Version.LEARNER))
+        for master in load_all(labs)
+    }
+    try:
+        earlier = _earlier(folder)
+        for path, source in files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, folder / path)
+        for path, text in notebooks.items():
+            write_text(folder / path, text)
+        written = sorted([*files, *notebooks])
+        for path in set(earlier) - set(written):
+            (folder / path).unlink(missing_ok=True)
+        write_text(folder / _LIST, "\n".join([*written, ""]))
+    except OSError as error:
+        raise cannot_write(Path(error.filename or folder), error) from None
+    return f"{folder}: {plural(len(labs), 'labs')} without solutions, {plural(len(written), 'files')}"
+
+
+def _tracked(root: Path) -> list[str]:
+    """The files that git tracks here and that are there, as paths below `root`."""
+    command = ["git", "-C", str(root), "ls-files", "-z"]
+    try:
+        done = subprocess.run(command, capture_output=True, check=True, text=True, encoding="utf-8")
+    except (OSError, subprocess.CalledProcessError):
+        raise CourseError(
+            f"lab export copies the files that git tracks: {root} is no git repository; clone it."
+        ) from None
+    paths = [path for path in done.stdout.split("\0") if (root / path).is_file()]
+    if not any(path.startswith("lablib/") for path in paths):
+        raise CourseError(
+            f"lab export copies lablib and the labs: there is no lablib in {root}; run it in the project."
+        )
+    return paths
+
+
+def _is_handed_out(path: str) -> bool:
+    is_notebook = path.startswith("labs/") and path.endswith(".ipynb")
+    return _KEPT.fullmatch(path) is not None or not (path.startswith(_LEFT_OUT) or is_notebook)
+
+
+def _earlier(folder: Path) -> list[str]:
+    """The files that an earlier export wrote to this folder."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return []
+    try:
+        listed = read_text(folder / _LIST).split("\n")
+    except (OSError, ValueError):
+        raise CourseError(
+            f"--students must name a new or empty folder, or an earlier export: {folder} holds something else."
+        ) from None
+    return [path for path in listed if path and ".." not in Path(path).parts and not Path(path).is_absolute()]

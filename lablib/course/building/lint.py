@@ -1,0 +1,247 @@
+"""The rules a master must keep, each checked when labs are built.
+
+ 1  the first cell is text: `# Lab NN: Title`, the number being that of the file, and a paragraph `**Question.** ...`
+ 2  one cell is tagged `parameters`, the first or second of the code cells; `interactive` and `quick` are among them
+ 3  a cell `check = checks_for("NN")` comes before the first check
+ 4  each exercise is followed by its check, and each check belongs to an exercise
+ 5  solutions stand in cells tagged `exercise` alone (elsewhere they would reach the learner), and each can be a stub
+ 6  a cell tagged `check` ends in `check.name(answer)`; the name exists in the lab's file of checks, and is used once
+ 7  between an exercise and its check stands a cell that tries the answer: `try_out(...)`
+ 8  each section has its minutes; those of the lab, without what is tagged `further`, are at most 60
+ 9  what a section tagged `further` binds is used in it alone, for a reader may skip it
+10  every parameter but `interactive` and `quick` is used by some cell
+11  what a cell shows by its value, a figure or a source, is its last line: of others a notebook drops the value
+12  a line of code is at most 96 characters wide: beside a list of files a notebook cuts off what is wider
+13  no line inside a paragraph begins with `-`, `+`, `*` or `12.` and a space: a notebook would show a list
+
+A finding is one sentence with file and line.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from itertools import pairwise
+
+from lablib.course.building.master import Cell, Master, at
+from lablib.course.building.names import names
+from lablib.course.building.parameters import REQUIRED
+from lablib.course.building.solution import has_solution, to_stub
+from lablib.course.errors import CourseError
+from lablib.text.files import read_text
+
+MAX_MINUTES = 60
+MAX_WIDTH = 96
+
+
+def lint(master: Master) -> list[CourseError]:
+    """Everything that is wrong with this master; empty if nothing is."""
+    rules = (
+        *(_heading, _parameters, _checks_for, _pairs, _solutions, _check_names),
+        *(_trials, _minutes, _further, _used_parameters, _dropped, _width, _lists),
+    )
+    return [at(master, cell, message) for rule in rules for cell, message in rule(master)]
+
+
+Findings = Iterator[tuple[Cell | None, str]]
+
+
+def _heading(master: Master) -> Findings:
+    first = master.cells[0] if master.cells else None
+    if first is None or first.kind != "markdown" or not master.title:
+        yield first, f"the first cell must be text that begins `# Lab {master.lab.number}: Title`; add it."
+    elif f"# Lab {master.lab.number}" not in first.source and f"# {master.lab.number}" not in first.source:
+        yield (
+            first,
+            f"the heading must have the file's number, {master.lab.number}: got {first.source.splitlines()[0]!r}.",
+        )
+    if not master.question:
+        yield first, "the first cell must ask the lab's question: add a paragraph that begins `**Question.**`."
+
+
+def _parameters(master: Master) -> Findings:
+    code = [cell for cell in master.cells if cell.kind == "code"]
+    tagged = [cell for cell in code if cell.tagged("parameters")]
+    if len(tagged) != 1:
+        yield (
+            tagged[1] if tagged else None,
+            f"exactly one cell must be tagged `parameters`: got {len(tagged)}; "
+            + ("merge them." if tagged else 'add `# %% tags=["parameters"]`.'),
+        )
+        return
+    if tagged[0] not in code[:2]:
+        yield (
+            tagged[0],
+            "the parameters must be the first or second code cell, so that every later cell sees them; move them up.",
+        )
+    try:
+        missing = [name for name in REQUIRED if name not in {parameter.name for parameter in master.parameters}]
+    except CourseError as error:
+        yield tagged[0], str(error)
+        return
+    if missing:
+        yield tagged[0], f"the parameters must include {', '.join(REQUIRED)}: missing {', '.join(missing)}."
+
+
+def _checks_for(master: Master) -> Findings:
+    checks = [cell for cell in master.cells if cell.tagged("check")]
+    wanted = f'checks_for("{master.lab.number}")'
+    before = [cell for cell in master.cells if checks and cell.line < checks[0].line and cell.kind == "code"]
+    if checks and not any(_calls_checks_for(cell, master.lab.number) for cell in before):
+        yield checks[0], f"a cell before the first check must say `check = {wanted}`; add it to the imports."
+
+
+def _pairs(master: Master) -> Findings:
+    waiting: Cell | None = None
+    for cell in master.cells:
+        if cell.tagged("exercise"):
+            if waiting:
+                yield (
+                    waiting,
+                    "an exercise must be followed by its check before the next exercise; add a cell tagged `check`.",
+                )
+            waiting = cell
+        elif cell.tagged("check"):
+            if waiting is None:
+                yield cell, "a check must come after its own exercise; add a cell tagged `exercise` above it."
+            waiting = None
+    if waiting:
+        yield waiting, "an exercise must be followed by its check; add a cell tagged `check`."
+
+
+def _solutions(master: Master) -> Findings:
+    for cell in master.cells:
+        marked = cell.kind == "code" and has_solution(cell.source)
+        if cell.tagged("exercise") and not marked:
+            yield cell, "an exercise must hold a solution between `### BEGIN SOLUTION` and `### END SOLUTION`; mark it."
+        elif not cell.tagged("exercise") and "SOLUTION" in cell.source and has_solution(cell.source):
+            yield (
+                cell,
+                'a solution must be in a code cell tagged `exercise`, or learners would see it; add tags=["exercise"].',
+            )
+        elif marked:
+            try:
+                to_stub(cell.source)
+            except CourseError as error:
+                yield cell, str(error)
+
+
+def _check_names(master: Master) -> Findings:
+    path = master.lab.checks
+    declared = declared_checks(read_text(path)) if path.is_file() else []
+    seen: set[str] = set()
+    for cell in master.cells:
+        if not cell.tagged("check"):
+            continue
+        name, call = cell.check_name, cell.check_call
+        if name is None or call is None or not call.args:
+            yield cell, "a cell tagged `check` must end in `check.name(answer)`, so that its result is shown; add it."
+        elif not path.is_file():
+            yield cell, f"check {name!r} has no file: expected {path}; write it."
+        elif name not in declared:
+            nearest = get_close_matches(name, declared, n=1)
+            hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has: {', '.join(declared) or 'none'}."
+            yield cell, f"check {name!r} is not in {path.name}: {hint}"
+        elif name in seen:
+            yield cell, f"each check must be used once: {name!r} is used again; give the second exercise its own check."
+        seen.add(name or "")
+
+
+def _trials(master: Master) -> Findings:
+    for exercise, check in master.exercises:
+        between = [cell for cell in master.cells if exercise.line < cell.line < check.line]
+        if not any(cell.kind == "code" and "try_out(" in cell.source for cell in between):
+            yield check, "a learner must be able to try an answer: add a cell with `try_out(...)` above the check."
+
+
+def _minutes(master: Master) -> Findings:
+    for section in master.sections:
+        if not section.minutes > 0:
+            yield section.cells[0], f"section {section.title!r} must say what it takes: add `minutes=5` to its cell."
+    if master.minutes > MAX_MINUTES:
+        yield (
+            None,
+            f"a lab is one hour: its sections take {master.minutes:g} minutes; shorten it, or tag a section `further`.",
+        )
+
+
+def _further(master: Master) -> Findings:
+    optional = {cell for section in master.sections if section.is_further for cell in section.cells}
+    bound: dict[str, Cell] = {}
+    for cell in master.cells:
+        if cell.kind != "code":
+            continue
+        binds, uses = names(cell.source)
+        if cell in optional:
+            bound |= dict.fromkeys(binds - bound.keys(), cell)
+            continue
+        for name in sorted((uses - binds) & bound.keys()):
+            yield (
+                cell,
+                f"a reader may skip what is tagged `further`: this cell uses {name!r} of line {bound[name].line}.",
+            )
+        for name in binds:
+            bound.pop(name, None)
+
+
+def _used_parameters(master: Master) -> Findings:
+    knobs = next((cell for cell in master.cells if cell.tagged("parameters")), None)
+    used = [names(cell.source)[1] for cell in master.cells if cell.kind == "code" and cell is not knobs]
+    try:
+        needed = [parameter.name for parameter in master.parameters if parameter.name not in REQUIRED]
+        unused = [name for name in needed if not any(name in found for found in used)]
+    except CourseError:
+        return  # _parameters says so
+    if unused:
+        yield knobs, f"every parameter must be used by some cell: {', '.join(unused)} is not; remove it."
+
+
+_SHOWN = ("show_source", "figure", "figure_", "_calculator")  # what is called so returns what is to be seen
+
+
+def _dropped(master: Master) -> Findings:
+    for cell in master.cells:
+        for statement in ast.parse(cell.source).body[:-1] if cell.kind == "code" else ():
+            if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+                name = ast.unparse(statement.value.func).split(".")[-1]
+                if name in _SHOWN or name.startswith(_SHOWN[2]) or name.endswith(_SHOWN[3]):
+                    yield (
+                        cell,
+                        f"only the last line of a cell is shown: move `{name}(...)` there, or wrap it in `show`.",
+                    )
+
+
+def _width(master: Master) -> Findings:
+    for cell in master.cells:
+        wide = [line for line in cell.source.splitlines() if cell.kind == "code" and len(line) > MAX_WIDTH]
+        for line in wide:
+            yield cell, f"a line of code is at most {MAX_WIDTH} characters wide: got {len(line)}, {line!r}; break it."
+
+
+def declared_checks(source: str) -> list[str]:
+    """Names of the functions under `@exercise(...)` in a file of checks, read without running it."""
+    return [
+        node.name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef)
+        and any(isinstance(d, ast.Call) and ast.unparse(d.func).endswith("exercise") for d in node.decorator_list)
+    ]
+
+
+_ITEM = re.compile(r"([-+*]|\d+[.)]) ")
+
+
+def _lists(master: Master) -> Findings:
+    for cell in (cell for cell in master.cells if cell.kind == "markdown"):
+        for before, line in pairwise(cell.source.splitlines()):
+            goes_on = before.strip() and not before.startswith(" ") and not _ITEM.match(before)
+            if goes_on and _ITEM.match(line):
+                yield cell, f"a line in a paragraph would begin a list: got {line[:30]!r}; break the line elsewhere."
+
+
+def _calls_checks_for(cell: Cell, number: str) -> bool:
+    """Does this cell assign `check = checks_for("NN")`?"""
+    return any(
+        isinstance(node, ast.Assign) and ast.unparse(node) in (f"check = checks_for('{number}')",)
+        for node in ast.parse(cell.source).body
+    )

@@ -1,0 +1,109 @@
+"""The notebooks made from a master: what a learner opens, and what an instructor reads. (For nbgrader: assignment.py.)
+
+    learner      stubs in place of solutions; cells tagged `instructor` left out
+    instructor   everything
+
+A notebook is a function of its master: no times, no random ids, no outputs. So the same master gives the same bytes,
+and whether somebody has worked in a notebook can be seen: its digest no longer matches the one it was built with. A
+cell's id is a fingerprint of the text it was handed out with, so the same can be seen of each cell.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_raw_cell
+
+from lablib.course.building.master import Cell, Master
+from lablib.course.building.solution import to_stub
+from lablib.text.files import parse_json, read_text
+
+_NEW_CELL = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
+_MAX_BYTES = 2**30  # with the outputs of its cells
+_KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
+
+
+class Version(Enum):
+    LEARNER = "learner"
+    INSTRUCTOR = "instructor"
+
+
+def make_notebook(master: Master, version: Version) -> nbformat.NotebookNode:
+    """The notebook of a master, in one of its versions."""
+    cells = [
+        _cell(cell, version) for cell in master.cells if version is not Version.LEARNER or not cell.tagged("instructor")
+    ]
+    # A notebook without a kernelspec makes JupyterLab ask the reader for a kernel.
+    notebook = new_notebook(cells=cells, metadata={"kernelspec": dict(_KERNEL), "language_info": {"name": "python"}})
+    notebook.metadata["lablib"] = {"lab": master.lab.name, "version": version.value}
+    stamp(notebook)
+    nbformat.validate(notebook)
+    return notebook
+
+
+def stamp(notebook: nbformat.NotebookNode) -> None:
+    """Write into a notebook what tells later, as a whole and cell by cell, whether somebody has worked in it."""
+    seen: Counter[str] = Counter()
+    for cell in notebook.cells:
+        # From the cell's own content: a cell added above does not renumber those below.
+        name = fingerprint(cell)
+        seen[name] += 1
+        cell["id"] = name if seen[name] == 1 else f"{name}-{seen[name]}"
+    about = {"digest": digest(notebook), "cells": " ".join(cell.id for cell in notebook.cells)}
+    notebook.metadata["lablib"] = notebook.metadata.get("lablib", {}) | about
+
+
+def read_notebook(path: Path) -> nbformat.NotebookNode:
+    """The notebook of a file. Raises OSError and ValueError as `read_text`, ValueError for what is no notebook."""
+    return notebook_of(read_text(path, _MAX_BYTES))
+
+
+def notebook_of(text: str) -> nbformat.NotebookNode:
+    """The notebook of a text. Raises ValueError where it is none."""
+    parse_json(text)  # whose errors are sentences
+    try:
+        return nbformat.reads(text, as_version=4)
+    except Exception as error:  # nbformat's own, and whatever its upgrades of old versions run into
+        raise ValueError(f"it is no notebook: {type(error).__name__}: {error}") from None
+
+
+def to_text(notebook: nbformat.NotebookNode) -> str:
+    """The text of the notebook's file."""
+    return nbformat.writes(notebook) + "\n"
+
+
+def digest(notebook: nbformat.NotebookNode) -> str:
+    """A fingerprint of what a notebook's author wrote: kinds, sources and tags of its cells.
+
+    Ids, outputs, counters and other metadata change when a notebook is merely opened and run, so they do not count.
+    """
+    written = [[cell.cell_type, cell.source, sorted(cell.metadata.get("tags", []))] for cell in notebook.cells]
+    return hashlib.sha256(json.dumps(written).encode()).hexdigest()[:16]
+
+
+def fingerprint(cell: nbformat.NotebookNode) -> str:
+    """Eight letters of a cell's kind and text: what its id begins with while it is as it was handed out."""
+    return hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
+
+
+def has_outputs(notebook: nbformat.NotebookNode) -> bool:
+    """Has any cell an output or an execution count?"""
+    return any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
+
+
+def _cell(cell: Cell, version: Version) -> nbformat.NotebookNode:
+    source = cell.source
+    metadata: dict[str, Any] = {"tags": list(cell.tags)} if cell.tags else {}
+    if cell.heading and cell.minutes:
+        heading, *below = source.split("\n")
+        source = "\n".join([f"{heading} ({cell.minutes:g} min)", *below])
+        metadata["minutes"] = cell.minutes
+    if cell.heading and cell.tagged("further"):
+        metadata["jp-MarkdownHeadingCollapsed"] = True  # JupyterLab folds the section
+    if version is Version.LEARNER and cell.tagged("exercise"):
+        source = to_stub(source)
+    return _NEW_CELL[cell.kind](source, metadata=metadata)

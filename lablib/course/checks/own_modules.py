@@ -1,0 +1,163 @@
+"""Modules as a rank of a check meets them: what is put into one is this rank's alone, as in a process of its own.
+
+Simulated ranks are threads and share the library's modules. An answer could make a shelf of one (`torch.shelf = {}`),
+or of what lies in it (`torch.Tensor.shelf = {}`), and take another rank's tensor from there: right values, and what was
+sent may be anything. So the copies of an answer (own_copy.py) hold stand-ins for modules:
+
+    read        the module's own attribute; of a module in it, its stand-in; of a container, a copy of this rank's own
+    written     kept in the stand-in: no other rank finds it
+    imported    inside a function, too (`__import__` of the copies' builtins)
+
+A class or function of a library is what it is for everybody. What the answer puts there, by a name that stands in its
+code, is seen when another rank's code runs next, or at its end, and refused.
+Simplified: objects that a library keeps inside its own are shared; a name that is put together when the code runs is
+not looked for.
+"""
+
+import builtins
+import copy
+import sys
+from collections import deque
+from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from lablib.course.checks.expect import RuleBroken
+from lablib.process.whose_code import is_users
+
+_CONTAINERS = (dict, list, set, deque, bytearray, SimpleNamespace, np.ndarray, torch.Tensor)
+_RULE = "every rank tells the others by communication"
+_KEPT = ("__name__", "__doc__", "__package__", "__spec__", "__file__", "__path__")
+
+
+class SharedObjects:
+    """The library's classes and functions that an answer meets, and whether it puts anything into them.
+
+    Attributes:
+        names: those in the answer's code.
+        rank: whose code ran last.
+    """
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.rank = -1
+        self._found: dict[int, tuple[Any, dict[str, Any]]] = {}
+        for kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Module, torch.autograd.Function):
+            self.meet(kind)  # of arguments, without a name
+
+    def meet(self, value: Any) -> None:
+        """The answer reaches this value."""
+        if id(value) not in self._found and isinstance(value, type | FunctionType):
+            self._found[id(value)] = value, {name: vars(value).get(name) for name in self.names}
+
+    def meet_code(self, code: CodeType) -> None:
+        """The answer has this code."""
+        new = {*code.co_names, *(text for text in code.co_consts if isinstance(text, str))} - self.names
+        self.names |= new
+        for value, before in self._found.values():
+            before.update({name: vars(value).get(name) for name in new})
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                self.meet_code(constant)
+
+    def look(self, rank: int | None = None) -> None:
+        """Refuse what was put there, at the end or (`rank`) where another rank's code runs now."""
+        if rank is not None and rank == self.rank:
+            return
+        self.rank = -1 if rank is None else rank
+        for value, before in self._found.values():
+            held = vars(value)
+            for name, was in before.items():
+                if held.get(name) is not was and not _is_librarys(held.get(name)):
+                    self._put_back(value, name, was)
+                    home = f"{value.__module__}.{value.__qualname__}"
+                    raise RuleBroken(_RULE, f"{home}.{name}, which all simulated ranks share", "communication alone")
+
+    @staticmethod
+    def _put_back(value: Any, name: str, was: Any) -> None:
+        if was is None:
+            delattr(value, name)
+        else:
+            setattr(value, name, was)
+
+
+class OwnModules:
+    """The stand-ins of one rank.
+
+    Args:
+        shared: of all ranks.
+    """
+
+    def __init__(self, rank: int, shared: SharedObjects):
+        self._rank, self._shared = rank, shared
+        self._modules: dict[int, OwnModule] = {}
+        self.builtins = {name: _own(value) for name, value in vars(builtins).items()} | {"__import__": self._import}
+
+    def of(self, module: ModuleType) -> ModuleType:
+        """What stands in for a module: the same one each time."""
+        if isinstance(module, OwnModule):
+            return module
+        if id(module) not in self._modules:
+            self._modules[id(module)] = OwnModule(module, self)
+        return self._modules[id(module)]
+
+    def taken(self, value: Any) -> Any:
+        """What the rank gets where it reads an attribute of a module."""
+        self._shared.look(self._rank)
+        if isinstance(value, ModuleType):
+            return self.of(value)
+        self._shared.meet(value)
+        return _own(value)
+
+    def _import(self, name: str, *args: Any, **options: Any) -> ModuleType:
+        return self.of(builtins.__import__(name, *args, **options))
+
+
+class OwnModule(ModuleType):
+    """Stands in for a module on one rank."""
+
+    def __init__(self, module: ModuleType, own: OwnModules):
+        super().__init__(module.__name__)
+        kept = {name: vars(module)[name] for name in _KEPT if name in vars(module)}
+        self.__dict__.update(kept | {"_lablib_module": module, "_lablib_own": own})
+
+    def __getattr__(self, name: str) -> Any:
+        module, own = self.__dict__["_lablib_module"], self.__dict__["_lablib_own"]
+        value = getattr(module, name)
+        taken = own.taken(value)
+        if taken is not value:
+            self.__dict__[name] = taken  # this rank's own from now on
+        return taken
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        module = self.__dict__["_lablib_module"]
+        if hasattr(getattr(type(module), name, None), "__set__"):
+            setattr(module, name, value)  # a setting of torch's, such as torch.backends.cudnn.benchmark
+        else:
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*dir(self.__dict__["_lablib_module"]), *self.__dict__} - {"_lablib_module", "_lablib_own"})
+
+
+def _is_librarys(value: Any) -> bool:
+    """A function that a library put there itself: an optimizer wraps its class's `step` when it is first made."""
+    return isinstance(value, FunctionType) and not is_users(value.__code__.co_filename)
+
+
+def _own(value: Any) -> Any:
+    """A copy of what an answer could use as a shelf; anything else is itself."""
+    if not isinstance(value, _CONTAINERS) and not _is_of_a_notebook(value):
+        return value
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # whatever a library keeps there
+        return copy.copy(value)
+
+
+def _is_of_a_notebook(value: Any) -> bool:
+    """An object of a class that the learner wrote."""
+    home = type(value).__module__
+    return home == "__main__" or home not in sys.modules

@@ -1,0 +1,51 @@
+"""Printing long text, above all errors, for a notebook: cells named as such, frames of libraries left out, words whole.
+
+JupyterLab breaks a long line of text anywhere, also inside a word, and names a cell by a temporary file.
+"""
+
+import re
+import textwrap
+
+from lablib.process.whose_code import is_of_package
+from lablib.signature import checked
+
+COLUMNS = 92  # what fits beside JupyterLab's file browser
+_FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
+
+
+@checked
+def print_error(error: BaseException) -> None:
+    """Print an error's message, its lines wrapped between words. Frames of installed packages are left out."""
+    print_text("\n".join(_lines_of_program(str(error))))
+
+
+@checked
+def print_text(text: str) -> None:
+    """Print any other text, its lines wrapped between words."""
+    print("\n".join(wrapped for line in text.splitlines() or [""] for wrapped in _wrap(line)))
+
+
+def _lines_of_program(text: str) -> list[str]:
+    """The lines, without the frames of installed packages and with cells named as such."""
+    kept: list[str] = []
+    skipped_indent: int | None = None  # inside a frame that is left out: what is indented further belongs to it
+    for line in text.splitlines():
+        indent = len(line) - len(line.lstrip())
+        if skipped_indent is not None and indent > skipped_indent:
+            continue
+        skipped_indent = None
+        frame = _FRAME.fullmatch(line)
+        if frame and is_of_package(frame["file"]):
+            skipped_indent = indent
+        elif frame and ("ipykernel_" in frame["file"] or frame["file"].startswith("<ipython")):
+            kept.append(f"{frame['indent']}cell line {frame['line']}, in {frame['name']}")
+        else:
+            kept.append(line)
+    return kept
+
+
+def _wrap(line: str) -> list[str]:
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [
+        ""
+    ]

@@ -1,0 +1,168 @@
+"""What a check, a hint and a solution show: for a person as text and as HTML, for a program as fields.
+
+    failed: Ring all-reduce
+      rule      bytes each rank sends
+      saw       8.389 MB, 1.333 times the budget
+      expected  at most 6.291 MB
+      next      check.ring_all_reduce.hint() for a hint (3 left)
+
+Nothing is told by colour alone: every state is written out. The status is white on a dark ground of its own, so that it
+can be read (contrast 4.5 to 1) on a page of any theme; the rest has the colours of the page.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from lablib.course.checks.expect import Measured
+from lablib.text.markup import in_html, paragraph
+from lablib.text.units import plural
+
+Status = Literal["passed", "failed", "not attempted", "not checked"]
+_COLOURS = {"passed": "#2e7d32", "failed": "#c62828", "not attempted": "#616161", "not checked": "#616161"}
+_MAX_HELD = 3  # rules that are named where another is broken
+_MARKS = {"passed": "&#10003;", "failed": "&#10007;", "not attempted": "&#9675;", "not checked": "&#9675;"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of one check.
+
+    Attributes:
+        lab, name, title: which exercise.
+        status: "passed", "failed", "not attempted", or "not checked" (the machine was too busy).
+        rule, saw, expected: the rule broken, if one was.
+        measured: the rules that held, with what was measured.
+        trace: where the learner's own code raised; "" where it did not.
+        next_step: what to do now.
+        notes: what else the learner must know (progress could not be saved, ...).
+        printed: what rank 0 printed in the last run of the check in which it printed.
+        seed: from which the inputs were drawn; None where none were, or the exercise is passed.
+        call: the answer's last call before its check failed, ready to paste; "" where there is none.
+    """
+
+    lab: str
+    name: str
+    title: str
+    status: Status
+    rule: str = ""
+    saw: str = ""
+    expected: str = ""
+    measured: Sequence[Measured] = ()
+    trace: str = ""
+    next_step: str = ""
+    notes: Sequence[str] = ()
+    printed: str = ""
+    seed: int | None = None
+    call: str = ""
+
+    @property
+    def message(self) -> str:
+        """The whole result as text."""
+        rows = [f"  {label:<9} {text}".replace("\n", "\n" + 12 * " ") for label, text in self._rows()]
+        return "\n".join([f"{self.status}: {self.title}", *rows])
+
+    def require(self) -> "Result":
+        """This result, if the exercise is passed.
+
+        Raises:
+            AssertionError: it is not.
+        """
+        if self.status != "passed":
+            raise AssertionError(f"lab {self.lab}, {self.name}: {self.message}")
+        return self
+
+    def __bool__(self) -> bool:
+        return self.status == "passed"
+
+    def __repr__(self) -> str:
+        return self.message
+
+    def _repr_html_(self) -> str:
+        rows = self._rows()
+        held = [row for row in rows if row[0] == "measured"]  # many, and nobody has to read them
+        table = _table([row for row in rows if row[0] != "measured"])
+        if held:
+            table = f"<details><summary>{plural(len(held), 'rules')} held</summary>{_table(held)}</details>{table}"
+        colour = _COLOURS[self.status]
+        return (
+            f'<div role="status" style="border-left:5px solid {colour};padding:4px 12px;margin:4px 0">'
+            f'<b style="background:{colour};color:#ffffff;padding:1px 8px;border-radius:9px">'
+            f"{_MARKS[self.status]} {self.status}</b> <b>{in_html(self.title)}</b>"
+            f"{table}</div>"
+        )
+
+    def _rows(self) -> list[tuple[str, str]]:
+        """Label and text of each line below the headline."""
+        rows = [("rule", self.rule), ("saw", self.saw), ("expected", self.expected), ("where", self.trace)]
+        if self.status == "passed":
+            rows += [("measured", f"{measured.rule}: {measured.text}") for measured in self.measured]
+        elif self.measured:
+            held = list(dict.fromkeys(m.rule for m in self.measured if m.rule != self.rule))  # it held in another case
+            more = [f"and {len(held) - _MAX_HELD} more"] if len(held) > _MAX_HELD else []
+            rows.append(("held", "; ".join(held[:_MAX_HELD] + more)))
+        rows += [
+            ("printed", self.printed),
+            ("last call", self.call),
+            ("seed", self._seed),
+            ("next", self.next_step),
+            *(("note", note) for note in self.notes),
+        ]
+        return [(label, text) for label, text in rows if text]
+
+    @property
+    def _seed(self) -> str:
+        if self.seed is None:
+            return ""
+        return f'import os; os.environ["LAB_CHECK_SEED"] = "{self.seed}"  # the next checks draw these inputs again'
+
+
+def _table(rows: Sequence[tuple[str, str]]) -> str:
+    """Label and text of each row; nothing where there is none."""
+    cells = "".join(
+        f'<tr><td style="text-align:left;vertical-align:top;opacity:.75">{label}</td>'
+        f'<td style="text-align:left;white-space:pre-wrap">{in_html(text)}</td></tr>'
+        for label, text in rows
+    )
+    return f'<table style="margin:4px 0 0 0">{cells}</table>' if cells else ""
+
+
+@dataclass(frozen=True)
+class Hint:
+    """The hints taken so far of an exercise, the newest last."""
+
+    title: str
+    shown: Sequence[str]
+    left: int
+
+    def __repr__(self) -> str:
+        if not self.shown:
+            return f"{self.title} has no hints."
+        return f"hint {len(self.shown)} of {len(self.shown) + self.left}: {self.shown[-1]}\n({self._left})"
+
+    def _repr_html_(self) -> str:
+        total = len(self.shown) + self.left
+        items = "".join(
+            f"<details{' open' if number == len(self.shown) else ''}><summary>Hint {number} of {total}: "
+            f"{in_html(self.title)}</summary>{paragraph(hint)}</details>"
+            for number, hint in enumerate(self.shown, 1)
+        )
+        return items + f"<small>{self._left}</small>" if items else paragraph(repr(self))
+
+    @property
+    def _left(self) -> str:
+        return f"{self.left} left" if self.left else "that was the last one"
+
+
+class Source:
+    """Source to be shown: as text in a terminal, folded or open in a notebook."""
+
+    def __init__(self, title: str, text: str, is_open: bool):
+        self.title, self.text, self.is_open = title, text, is_open
+
+    def __repr__(self) -> str:
+        return self.text if self.is_open else self.title
+
+    def _repr_html_(self) -> str:
+        code = f'<pre style="margin:4px 0;white-space:pre-wrap;font-family:monospace">{in_html(self.text)}</pre>'
+        return f"<details{' open' if self.is_open else ''}><summary>{in_html(self.title)}</summary>{code}</details>"

@@ -1,0 +1,102 @@
+"""An nbgrader assignment from a master: its exercises, their checks, and nothing that takes long.
+
+    text       the lab's head, and the text of each exercise's section down to its check
+    code       what exercises and checks need (proof.py), locked: before it grades, nbgrader restores what is locked;
+               what stands between an exercise and its check; other code of these sections as text, which nobody runs
+    exercise   with the solution between nbgrader's own markers, from which it makes the stub
+    check      raises unless it passes, for nbgrader grades a cell by whether it raises
+
+Training, figures and measurements stay out: a submission is graded in seconds, not minutes. While nbgrader grades,
+checks record no progress, which would be the grader's (progress.py).
+
+Metadata: nbgrader's schema 3 (nbgrader.readthedocs.io, "The metadata of nbgrader's cells").
+"""
+
+import re
+
+from nbformat import NotebookNode
+from nbformat.v4 import new_markdown_cell
+
+from lablib.course.building.master import Cell, Master
+from lablib.course.building.notebook import Version, make_notebook, stamp
+from lablib.course.checks.proof import needed_cells
+
+_CHECKS = re.compile(r"""(\bchecks_for\(["']?\w+["']?)\)""")
+_HEADING = re.compile(r"^#{1,6} ", re.MULTILINE)
+
+
+def make_assignment(master: Master) -> NotebookNode:
+    """What `nbgrader generate_assignment` takes: with solutions."""
+    notebook = make_notebook(master, Version.INSTRUCTOR)  # one cell for each of the master's
+    needed, shown, tried = set[int](), {0}, set[int]()
+    for exercise, check in master.exercises:
+        first, last = master.cells.index(exercise), master.cells.index(check)
+        shown |= set(range(_section_start(master, first), last + 1))
+        tried |= set(range(first + 1, last))
+        for cell in master.cells[first + 1 : last + 1]:
+            if cell.kind == "code":
+                needed |= {master.cells.index(one) for one in needed_cells(master, exercise, cell)}
+    cells = []
+    for position in sorted(shown | needed):
+        cell, made = master.cells[position], notebook.cells[position]
+        if cell.tagged("exercise") or cell.tagged("check"):
+            cells.append(_graded(cell, made, _name_of_exercise(master, cell)))
+        elif position in needed:
+            cells.append(_marked(made, f"needed-{made.id}", is_locked=True))
+            made.source = _CHECKS.sub(r"\1, solutions=False)", made.source)
+        elif cell.kind == "code" and position not in tried:
+            cells.append(new_markdown_cell(f"```python\n{cell.source}\n```"))
+        elif not cell.tagged("instructor"):
+            cells.append(made)
+    notebook.cells = cells
+    notebook.metadata.lablib["version"] = "nbgrader"
+    stamp(notebook)
+    return notebook
+
+
+def _section_start(master: Master, exercise: int) -> int:
+    """Where the section of the exercise at this position begins: the nearest text above it with a heading."""
+    headed = (
+        n for n in range(exercise, 0, -1) if master.cells[n].kind != "code" and _HEADING.search(master.cells[n].source)
+    )
+    return next(headed, exercise)
+
+
+def _name_of_exercise(master: Master, cell: Cell) -> str:
+    return next(check.check_name or "" for exercise, check in master.exercises if cell in (exercise, check))
+
+
+def _graded(cell: Cell, made: NotebookNode, name: str) -> NotebookNode:
+    """An exercise, whose solution nbgrader takes out, or a check, which it grades."""
+    if cell.tagged("exercise"):
+        return _marked(made, name, is_solution=True)
+    made.source = _requiring(cell)
+    return _marked(made, f"check-{name}", is_locked=True, points=cell.points)
+
+
+def _marked(
+    made: NotebookNode, grade_id: str, is_solution: bool = False, is_locked: bool = False, points: float | None = None
+) -> NotebookNode:
+    """A cell with nbgrader's metadata; one that has points is graded."""
+    made.metadata["nbgrader"] = {
+        "schema_version": 3,
+        "grade": points is not None,
+        "grade_id": grade_id,
+        "locked": is_locked,
+        "solution": is_solution,
+        "task": False,
+    } | ({} if points is None else {"points": points})
+    return made
+
+
+def _requiring(check: Cell) -> str:
+    """The check's source with its call shown and required: an exercise not passed raises, and nbgrader gives 0.
+
+    Shown by `display`, since nbgrader takes the value that a graded cell ends in for a number of points.
+    """
+    call = check.check_call
+    assert call is not None and call.end_lineno and call.end_col_offset  # rule 6 of lint
+    source = check.source.encode()  # ast counts columns in UTF-8 bytes
+    starts = [0, *(match.end() for match in re.finditer(rb"\n", source))]
+    begin, end = starts[call.lineno - 1] + call.col_offset, starts[call.end_lineno - 1] + call.end_col_offset
+    return (source[:begin] + b"display(" + source[begin:end] + b".require())" + source[end:]).decode()

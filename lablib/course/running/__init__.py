@@ -1,0 +1,10 @@
+"""Running labs.
+
+execute      `lab run`: a lab with papermill
+jupyter      `lab open`: a lab in JupyterLab
+on_gpu       a lab's programs on a stand-in for a GPU
+doctor       `lab doctor`: checks of this machine
+doctor_gpus  its checks of GPUs
+recorded     a lab's recorded comparison
+environment  environment variables for a while
+"""

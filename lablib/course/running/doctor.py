@@ -1,0 +1,213 @@
+"""`lab doctor`: what works on this machine, and the remedy for what does not.
+
+    ok       python         3.11.2
+    ok       sim            2 simulated ranks agree, 9 ms
+    missing  nccl           no CUDA device; NCCL needs an NVIDIA GPU. Everything runs without.
+    FAILED   kernel         ...
+
+A probe is a function that returns what it found or raises; whatever it raises becomes a finding, so one broken part
+never hides the others. Only what the course cannot do without makes the examination fail.
+"""
+
+import importlib
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+REINSTALL = "run `make lab` again, or `pip install -r requirements.lock`"
+_PROBE_TIMEOUT_S = 90.0
+_LONGEST = 300
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
+class Absent(Exception):
+    """A probe's word for something that is simply not there, with what that means."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One thing to examine.
+
+    Attributes:
+        name: what it is called in the report.
+        look: returns what it found; raises what is wrong.
+        remedy: what to do then.
+        required: whether the course cannot do without it.
+    """
+
+    name: str
+    look: Callable[[], str]
+    remedy: str
+    required: bool = True
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a probe found: `state` is "ok", "missing" (and not required) or "FAILED"."""
+
+    name: str
+    state: str
+    text: str
+
+
+def examine(probes: list[Probe] | None = None) -> int:
+    """Print the findings of all probes as they come; 1 if a required thing fails, else 0."""
+    chosen = all_probes() if probes is None else probes
+    width = max((len(probe.name) for probe in chosen), default=0)
+    failed = []
+    for probe in chosen:
+        finding = look(probe)
+        print(f"{finding.state:<8} {finding.name:<{width}}  {finding.text}", flush=True)
+        failed += [finding.name] if finding.state == "FAILED" else []
+    print(f"failed: {', '.join(failed)}" if failed else "everything the labs need works here.")
+    return 1 if failed else 0
+
+
+def look(probe: Probe) -> Finding:
+    """What one probe finds. Never raises."""
+    try:
+        return Finding(probe.name, "ok", probe.look())
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a library may even call sys.exit
+        words = " ".join(str(error).split())[:_LONGEST]
+        what = words if isinstance(error, Absent) else f"{type(error).__name__}: {words}"
+        return Finding(probe.name, "FAILED" if probe.required else "missing", f"{what.rstrip('. ')}; {probe.remedy}.")
+
+
+def all_probes() -> list[Probe]:
+    """Everything there is to examine, the simplest first."""
+    from lablib.course.running.doctor_gpus import gpu_probes  # here: it is made of this file's probes
+
+    packages = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "papermill", "nbconvert")
+    return [
+        Probe("python", _python, "install Python 3.11, 3.12 or 3.13 and run `make lab`"),
+        Probe("torch", _torch, REINSTALL),
+        *(Probe(name, _package(name), REINSTALL) for name in (*packages, "jupytext")),
+        Probe("kernel", _kernel, "run `python -m ipykernel install --sys-prefix`"),
+        Probe("labs", _labs, "run `lab` inside the project, or set LAB_LABS to its labs/ folder"),
+        Probe("accelerators", _accelerators, "not needed: every lab runs on a simulated cluster", required=False),
+        Probe("sim", _backend("sim"), REINSTALL),
+        Probe("gloo", _backend("gloo"), "the labs still run on `sim`; check that 127.0.0.1 accepts connections"),
+        *gpu_probes(),
+        Probe(
+            "c++",
+            _cpp_compiler,
+            "only torch.compile needs it, for this CPU: `apt install g++`, or `xcode-select --install` on macOS",
+            required=False,
+        ),
+        Probe("chromium", _chromium, "only browser tests need it: `apt install chromium`", required=False),
+    ]
+
+
+def _python() -> str:
+    if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+        raise Absent(f"Python must be 3.11 to 3.13: this is {platform.python_version()}")
+    return f"{platform.python_version()} ({sys.executable})"
+
+
+def _package(name: str) -> Callable[[], str]:
+    """A probe for a package: it is installed, and can be imported."""
+
+    def look() -> str:
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            raise Absent("not installed") from None
+        importlib.import_module(name)
+        return found
+
+    return look
+
+
+def _torch() -> str:
+    """torch, and which build it is: set-up takes CUDA's only where there is an NVIDIA driver."""
+    found = _package("torch")()
+    import torch
+
+    return f"{found}, {f'with CUDA {torch.version.cuda}' if torch.version.cuda else 'without CUDA'}"
+
+
+def _kernel() -> str:
+    """Jupyter's `python3` kernel is this Python: another one would not have lablib."""
+    from jupyter_client.kernelspec import KernelSpecManager
+
+    spec = KernelSpecManager().get_kernel_spec("python3")
+    program = shutil.which(spec.argv[0]) or spec.argv[0]
+    if (
+        spec.argv[0] not in ("python", "python3", "python3.11", "python3.12", "python3.13")
+        and program != sys.executable
+    ):
+        raise Absent(f"the kernel python3 must be this Python: it is {program}, from {spec.resource_dir}")
+    return spec.display_name
+
+
+def _labs() -> str:
+    from lablib.course.places import find_labs, find_labs_folder
+
+    folder = find_labs_folder()
+    return f"{len(find_labs(folder))} in {folder}"
+
+
+def _accelerators() -> str:
+    import torch
+
+    from lablib.process.visible_gpus import gpus_text
+
+    if torch.cuda.device_count():  # asks NVML: the doctor's own process leaves CUDA alone
+        return gpus_text()
+    if torch.backends.mps.is_available():
+        return "Apple GPU (mps)"
+    if hasattr(torch, "xpu") and torch.xpu.is_available():
+        return f"{torch.xpu.device_count()} x Intel GPU (xpu)"
+    if torch.version.cuda is None and shutil.which("nvidia-smi"):
+        raise Absent("none: this torch is without CUDA. If you have an NVIDIA GPU, `make clean`, then `make setup`")
+    raise Absent("none found")
+
+
+def _backend(name: str) -> Callable[[], str]:
+    """A probe for a backend: two ranks add their numbers."""
+
+    def look() -> str:
+        from lablib.launch import launch
+
+        start = time.perf_counter()
+        shares = name == "nccl"  # one GPU is enough to see that NCCL works
+        run = launch(_sum_of_ranks, ranks=2, backend=name, timeout_s=_PROBE_TIMEOUT_S, share_gpus=shares)
+        if [float(value) for value in run.values] != [3.0, 3.0]:
+            raise RuntimeError(f"two ranks added 1 and 2 and got {run.values}")
+        kind = "simulated ranks" if name == "sim" else "processes"
+        return f"2 {kind} agree, {1e3 * (time.perf_counter() - start):.0f} ms"
+
+    return look
+
+
+def _cpp_compiler() -> str:
+    """What torch.compile's backend for a CPU, inductor, compiles with."""
+    from lablib.kernels import torch_compiler
+
+    try:
+        return torch_compiler.find_cpp_compiler()
+    except torch_compiler.NoCppCompiler:
+        raise Absent("no C++ compiler that torch.compile can use") from None
+
+
+def _sum_of_ranks() -> float:
+    """The program that `sim` and `gloo` are tried with: 1 + 2."""
+    import torch
+    import torch.distributed as dist
+
+    x = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(x)
+    return x.item()
+
+
+def _chromium() -> str:
+    found = next((path for name in CHROMIUMS if (path := shutil.which(name))), None)
+    if found is None:
+        raise Absent("not found")
+    return found

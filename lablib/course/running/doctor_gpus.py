@@ -1,0 +1,126 @@
+"""What the doctor asks of a machine with GPUs: does NCCL work, are kernels seen, can ranks share, is there room.
+
+    ok       nccl           2 ranks on 8 x NVIDIA H100 80GB HBM3 agree, 5210 ms
+    ok       tracing        the profiler saw 3 kernels
+    ok       sharing        2 ranks on one GPU agree, 6120 ms
+    missing  /dev/shm       0.1 GB free; ...
+
+Where there are no GPUs, none of it is needed, and the doctor says so in one line. Where there are, NCCL and tracing are
+needed: without the one a lab cannot run on them, without the other its timelines have no kernels.
+"""
+
+import os
+import shutil
+import time
+
+from lablib.course.running.doctor import Absent, Probe
+from lablib.course.running.environment import environment
+from lablib.text.units import format_quantity
+
+_TIMEOUT_S = 120.0
+_SHARED_MEMORY = "/dev/shm"
+_MIN_SHARED_BYTES = 1e9  # what NCCL's user guide asks of containers: --shm-size=1g
+_NO_SHARED_MEMORY = (
+    "NCCL between GPUs without NVLink, and DataLoader's workers, pass tensors through it: start the container with "
+    "`--shm-size=1g` or more"
+)
+_NO_TRACING = (
+    "timelines of GPU runs need NVIDIA's CUPTI: install the CUDA build of torch with its packages, and in a container "
+    "allow profiling (the host's driver with NVreg_RestrictProfilingToAdminUsers=0, or `--cap-add=SYS_ADMIN`)"
+)
+
+
+def gpu_probes() -> list[Probe]:
+    """What to examine, by whether there are GPUs."""
+    if not _num_gpus():
+        remedy = "not needed: `sim` and `gloo` do everything but real GPU times"
+        return [Probe("nccl", _no_gpus, remedy, required=False)]
+    return [
+        Probe("nccl", nccl, "this machine has GPUs, which labs cannot use: NCCL_DEBUG=INFO `lab doctor` says more"),
+        Probe("tracing", tracing, _NO_TRACING),
+        Probe("sharing", sharing, "only runs of more ranks than GPUs need it: ask for fewer ranks", required=False),
+        Probe(_SHARED_MEMORY, shared_memory, _NO_SHARED_MEMORY, required=False),
+    ]
+
+
+def nccl() -> str:
+    """Ranks with a GPU each, two where there are two, add their numbers."""
+    from lablib.process.visible_gpus import gpus_text
+
+    return _agree(min(2, _num_gpus()), f"on {gpus_text()}")
+
+
+def sharing() -> str:
+    """Two ranks on the first GPU add their numbers."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    with environment(CUDA_VISIBLE_DEVICES=first, LABLIB_SHARE_GPUS="1"):
+        return _agree(2, "on one GPU")
+
+
+def tracing() -> str:
+    """The profiler of a rank sees the kernels that it starts."""
+    from lablib.launch import launch
+
+    kernels = launch(_kernels_seen, ranks=1, backend="nccl", timeout_s=_TIMEOUT_S, trace=False).values[0]
+    if not kernels:
+        raise Absent("the profiler saw no kernel of a matrix product")
+    return f"the profiler saw {kernels} kernels"
+
+
+def shared_memory() -> str:
+    """The room that processes have to pass each other tensors."""
+    free_bytes = shutil.disk_usage(_SHARED_MEMORY).free
+    text = f"{format_quantity(free_bytes, 'B', 2)} free"
+    if free_bytes < _MIN_SHARED_BYTES:
+        raise Absent(text)
+    return text
+
+
+def _no_gpus() -> str:
+    raise Absent("no CUDA device")
+
+
+def _num_gpus() -> int:
+    """0 also where torch itself is broken: another probe says that."""
+    try:
+        import torch
+
+        return torch.cuda.device_count()
+    except Exception:
+        return 0
+
+
+def _agree(ranks: int, where: str) -> str:
+    from lablib.launch import launch
+
+    start = time.perf_counter()
+    run = launch(_sum_of_ranks, ranks=ranks, backend="nccl", timeout_s=_TIMEOUT_S)
+    expected = ranks * (ranks + 1) / 2
+    if [float(value) for value in run.values] != [expected] * ranks:
+        raise RuntimeError(f"{ranks} ranks added 1 to {ranks} and got {run.values}")
+    whose = "1 rank" if ranks == 1 else f"{ranks} ranks"
+    return f"{whose} {where} agree, {1e3 * (time.perf_counter() - start):.0f} ms"
+
+
+def _sum_of_ranks() -> float:
+    """1 + ... + ranks."""
+    import torch
+    import torch.distributed as dist
+
+    x = torch.tensor([dist.get_rank() + 1.0], device="cuda")
+    dist.all_reduce(x)
+    return x.item()
+
+
+def _kernels_seen() -> int:
+    """How many kernels of a product the profiler records."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from lablib.torch_compat import ProfiledDevice
+
+    x = torch.ones(64, 64, device="cuda")
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        (x @ x).sum()
+        torch.cuda.synchronize()
+    return sum(event.device_type == ProfiledDevice.CUDA for event in profiler.events() or ())

@@ -1,0 +1,207 @@
+"""`lab run`: a lab from top to bottom with papermill, kept as a notebook and as a page.
+
+    1  what runs: the learner's copy in work/ as it stands, else the lab as it is handed out; with --instructor, the
+       master with its solutions
+    2  the parameters asked for are checked against the notebook's own, before anything runs
+    3  papermill runs it in a file with a temporary name, saved now and then (a twentieth of the time) and at the end
+    4  the notebook gets its name in one step; then the page is written beside it
+
+A failing cell ends the run; the notebook up to there is kept. Where nothing can be written, nothing half-written stays.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from lablib.course.building.master import Master, of_notebook, read_master
+from lablib.course.building.notebook import Version, make_notebook, read_notebook, to_text
+from lablib.course.building.parameters import Literal, check_values
+from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.files import cannot_write
+from lablib.course.places import Lab
+from lablib.course.running.environment import environment
+from lablib.course.work import handed_out, moved_from_labs
+from lablib.text.files import write_text
+
+_ENGINE = "lablib"  # its name at papermill's
+
+
+def run_lab(
+    lab: Lab, values: Mapping[str, str | Literal], instructor: bool = False, out: Path | None = None
+) -> list[Path]:
+    """Run a lab and return the files written: notebook and HTML.
+
+    Args:
+        lab: which one.
+        values: parameters to set; text is converted to the type the lab declares.
+        instructor: run the master's solutions; every check must pass, and no progress is recorded.
+        out: folder to write to; default `runs/` beside the labs folder.
+
+    Raises:
+        CourseError: an unknown parameter or a wrong value; nothing ran.
+        CourseFailure: a cell failed, the kernel died, or nothing could be written.
+    """
+    notebook = _source(lab, instructor)
+    parameters = _parameters(of_notebook(lab, notebook), values)
+    folder = (out or lab.labs.parent / "runs").absolute()
+    name = f"{lab.name}-{'instructor-' if instructor else ''}{datetime.now():%Y%m%d-%H%M%S}"
+    unfinished = None
+    try:
+        kept, unfinished = _reserved(folder, name)
+        write_text(unfinished, to_text(notebook))  # a folder that cannot be written to shows here, not after the run
+        with environment(**_inherited(lab, instructor)):
+            failure = _execute(lab, notebook, parameters, unfinished)
+        executed = read_notebook(unfinished)
+        executed.metadata.papermill.update(input_path=str(lab.notebook.name), output_path=kept.name)
+        write_text(kept, to_text(executed))
+    except OSError as error:
+        raise cannot_write(Path(error.filename or folder), error) from None
+    finally:
+        if unfinished is not None:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+    if failure:
+        raise CourseFailure(f"{failure} The notebook up to there is kept: {kept}")
+    try:
+        return [kept, _write_page(executed, kept.with_suffix(".html"))]
+    except OSError as error:
+        raise CourseFailure(f"{cannot_write(kept.with_suffix('.html'), error)} The notebook is kept: {kept}") from None
+
+
+def _source(lab: Lab, instructor: bool) -> nbformat.NotebookNode:
+    """The notebook to run."""
+    if instructor:
+        return make_notebook(read_master(lab), Version.INSTRUCTOR)
+    new = handed_out(lab)
+    for line in moved_from_labs(lab, new):
+        print(line)
+    if not lab.work.exists():
+        return new
+    try:
+        return read_notebook(lab.work)
+    except (OSError, ValueError) as error:
+        raise CourseFailure(
+            f"{lab.work} is not a notebook ({error}); `lab reset {lab.number}` keeps it beside a fresh copy."
+        ) from None
+
+
+def _parameters(about: Master, values: Mapping[str, str | Literal]) -> dict[str, Literal]:
+    """The values to set: those asked for, and no widgets unless they were asked for."""
+    chosen = check_values(about.parameters, values)
+    if "cluster" in chosen:
+        from lablib.hardware import find_cluster
+
+        try:
+            find_cluster(str(chosen["cluster"]))
+        except ValueError as error:
+            raise CourseError(str(error)) from None
+    if any(parameter.name == "interactive" for parameter in about.parameters):
+        chosen = {"interactive": False} | chosen
+    return chosen
+
+
+def _inherited(lab: Lab, instructor: bool) -> dict[str, str]:
+    """What the kernel inherits: where the labs are; for an instructor strict checks, and no progress."""
+    return {"LAB_LABS": str(lab.labs)} | ({"LAB_STRICT": "1", "LAB_PROGRESS": "off"} if instructor else {})
+
+
+def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Literal], path: Path) -> str:
+    """Run the notebook into `path`. What went wrong in it, as one sentence; "" if nothing did."""
+    import papermill
+    from jupyter_client.kernelspec import NoSuchKernel
+    from nbclient.exceptions import DeadKernelError
+    from papermill.engines import NBClientEngine, papermill_engines
+
+    class Engine(NBClientEngine):
+        """Saves less often: papermill writes all outputs so far before and after every cell, 10 s of lab 10's 55."""
+
+        @classmethod
+        def execute_managed_notebook(cls, nb_man: Any, *args: Any, **options: Any) -> Any:
+            nb_man.save = _seldom(nb_man.save)
+            try:
+                return super().execute_managed_notebook(nb_man, *args, **options)
+            finally:
+                del nb_man.save  # the last one is made whenever it comes
+
+    papermill_engines.register(_ENGINE, Engine)
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    bar = {"desc": f"lab {lab.number}", "unit": "cell", "disable": None}  # None: no bar where the output is a pipe
+    try:
+        papermill.execute_notebook(
+            notebook,
+            str(path).replace("{", "{{").replace("}", "}}"),  # papermill fills in fields of paths
+            parameters,
+            engine_name=_ENGINE,
+            kernel_name="python3",
+            cwd=lab.work.parent if lab.work.exists() else lab.labs,
+            progress_bar=bar,  # pyright: ignore[reportArgumentType]  # papermill takes tqdm's arguments too
+            # The rest goes to nbclient.
+            store_widget_state=False,  # one FigureWidget would add 5 MB
+            extra_arguments=["--log-level=CRITICAL"],  # its cells speak for the kernel, its log would only confuse
+        )
+    except papermill.PapermillExecutionError as error:
+        first = next((line for line in error.source.splitlines() if line.strip()), "")
+        return (
+            f"{lab.name} failed in cell In [{error.exec_count}], `{first}`: {error.ename}: {error.evalue.rstrip('. ')}."
+        )
+    except DeadKernelError:
+        return f"{lab.name}: the kernel died, perhaps for want of memory; try fewer ranks, or --quick."
+    except NoSuchKernel:
+        return "no Jupyter kernel `python3` here: run `python -m ipykernel install --sys-prefix`."
+    except KeyboardInterrupt:
+        return f"{lab.name} was interrupted."
+    return ""
+
+
+def _seldom(save: Callable[..., None]) -> Callable[..., None]:
+    """`save`, left out where it would take more than a twentieth of the time."""
+    next_s = 0.0
+
+    def save_now_and_then(**options: Any) -> None:
+        nonlocal next_s
+        start_s = time.perf_counter()
+        if start_s >= next_s:
+            save(**options)
+            end_s = time.perf_counter()
+            next_s = end_s + 19 * (end_s - start_s)
+
+    return save_now_and_then
+
+
+def _write_page(notebook: Any, path: Path) -> Path:
+    """The executed notebook as HTML."""
+    from nbconvert import HTMLExporter
+
+    logging.getLogger("traitlets").setLevel(logging.ERROR)  # it warns of figures without alternative text
+    from lablib.figures import with_drawn_figures
+
+    page, _ = HTMLExporter().from_notebook_node(with_drawn_figures(notebook))
+    write_text(path, page)
+    return path
+
+
+def _reserved(folder: Path, name: str) -> tuple[Path, Path]:
+    """A notebook's name that nothing has, and the file it is run in, which holds the name until it is given.
+
+    Two runs may begin in one second: each makes its file in one step or takes the next name.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in count(1):
+        kept = folder / (f"{name}-{number}.ipynb" if number > 1 else f"{name}.ipynb")
+        unfinished = folder / f".{kept.stem}.part.ipynb"
+        try:
+            unfinished.touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        # Looked at after the name is held: a run that had it before has given its notebook this name by now.
+        if not kept.exists() and not kept.with_suffix(".html").exists():
+            return kept, unfinished
+        unfinished.unlink()
+    raise AssertionError("numbers do not end")

@@ -1,0 +1,340 @@
+"""Records in shards: what the four formats share, from a stream of documents to files and back.
+
+A data set of millions of small files is slow to list, open and copy. So documents are written one after another into
+shards, files of some hundred megabytes, each read from its beginning to its end:
+
+    write(records, folder, shard_size)   shard-00000.tar, shard-00001.tar, ... and manifest.json, written last
+    read(shard)                          its records, in order; the first one that is damaged is an error
+    random_access(shard)                 a function: number -> record, if the format has an index or can make one
+
+A format is three functions: `encode` makes the bytes of a shard from its records, `scan` finds records in bytes,
+damaged or not, `index` finds one of them. Every record carries its number in the shard and a checksum of number, id
+and data, whatever the format checks by itself: then what is delivered is what was written (Saltzer, Reed, Clark 1984:
+only the ends can know), and a gap in the numbers says exactly how many records are lost (`damage.py`).
+
+Cost: a shard of R records and S bytes is made in memory: S bytes. Reading: one pass; a record at random costs what its
+format says (R: a look at R headers).
+Source: Saltzer, Reed, Clark, "End-to-end arguments in system design", ACM TOCS 1984; shards: Aizman, Maltby, Breuel,
+"High Performance I/O For Large Scale Deep Learning", 2020, arXiv 2001.01858.
+Simplified: a record is an id and bytes; shards hold a number of records, not of bytes. The checksum does not know its
+shard: where a record's data is itself a shard of the same format, and the header before it is damaged, webdataset and
+tfrecord look for the next header and find those inside.
+"""
+
+import json
+import mmap
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from lablib.data.cache import not_written, replacing
+from lablib.errors import unknown_name
+from lablib.signature import checked, fits, shown
+from lablib.text.files import parse_json, read_text
+
+MANIFEST = "manifest.json"
+
+
+class Record(NamedTuple):
+    """A document: any text as its id, and its bytes. Tokens go in as `tokens.numpy().tobytes()`."""
+
+    id: str
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        """The bytes as text. Raises UnicodeDecodeError."""
+        return self.data.decode("utf-8")
+
+
+class Numbered(NamedTuple):
+    """A record and its number in its shard, both as they were written."""
+
+    number: int
+    record: Record
+
+
+class Damage(NamedTuple):
+    """Bytes of a shard that are no record, and why."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A file of records; `num_records` as they were written, whatever is there now."""
+
+    path: Path
+    num_records: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What was written: the name of the format, the compression, and the shards in order."""
+
+    format: str
+    compression: str
+    shards: tuple[Shard, ...]
+
+    @property
+    def num_records(self) -> int:
+        return sum(shard.num_records for shard in self.shards)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(shard.size_bytes for shard in self.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Records of a shard that cannot be had: `count` of them from number `first` on."""
+
+    shard: Path
+    first: int
+    count: int
+    reason: str
+
+    def __str__(self) -> str:
+        which = f"record {self.first}" if self.count == 1 else f"records {self.first} to {self.first + self.count - 1}"
+        return f"{self.shard.name}: {which}: {self.reason}"
+
+
+class DamagedDataError(ValueError):
+    """A record that cannot be had, where reading was to end with it. `loss` says which."""
+
+    def __init__(self, loss: Loss):
+        self.loss = loss
+        super().__init__(f"{loss}; copy the shard again, or skip what is lost (lablib.data.damage, on_error='skip').")
+
+
+class NoRandomAccessError(ValueError):
+    """A shard whose compression has no place to begin but the first."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of shards.
+
+    Attributes:
+        name: what the manifest says.
+        suffix: of its files.
+        compressions: that it has; the first is "none".
+        encode: (records, compression) -> the bytes of a shard.
+        scan: bytes -> its records in order, each with its number, and what is no record between them.
+        index: bytes -> a function from a number to its record; it may raise where the bytes are damaged.
+    """
+
+    name: str
+    suffix: str
+    compressions: tuple[str, ...]
+    encode: Callable[[Sequence[Record], str], bytes]
+    scan: Callable[[memoryview], Iterator[Numbered | Damage]]
+    index: Callable[[memoryview], Callable[[int], Numbered | Damage]]
+
+    @checked
+    def write(
+        self,
+        records: Iterable[Record],
+        folder: Path,
+        shard_size: int,
+        compression: str = "none",
+        disk: Callable[[Any], Any] | None = None,
+    ) -> Manifest:
+        """Write the records, `shard_size` of them a shard, each there whole or not at all; the manifest comes last.
+
+        Arguments:
+            disk: wraps each file that is written to, for trying out a full one (`damage.FullDisk`).
+
+        Raises:
+            ValueError: a compression that the format lacks, a shard_size below 1, an id that is half a character.
+            OSError: no space, no permission: which shard and records, and how many shards before are whole.
+        """
+        if compression not in self.compressions:
+            raise unknown_name(f"compression of {self.name}", compression, self.compressions)
+        if shard_size < 1:
+            raise ValueError(f"shard_size must be at least 1 record: got {shard_size}.")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / MANIFEST).unlink(missing_ok=True)  # the old one must not list new shards
+        shards: list[Shard] = []
+        rest = iter(records)
+        while some := list(islice(rest, shard_size)):
+            content = self.encode([_checked_record(record) for record in some], compression)
+            path = folder / f"shard-{len(shards):05d}{self.suffix}"
+            first = len(shards) * shard_size
+            _write_whole(path, content, disk, f"records {first} to {first + len(some) - 1} of the stream")
+            shards.append(Shard(path, len(some), len(content)))
+        manifest = Manifest(self.name, compression, tuple(shards))
+        _write_whole(folder / MANIFEST, _manifest_json(manifest), disk, "the manifest")
+        return manifest
+
+    @checked
+    def read(self, shard: Shard) -> Iterator[Record]:
+        """The records of a shard in order. Raises DamagedDataError at the first that is not there."""
+        for found in self.found(shard):
+            if isinstance(found, Loss):
+                raise DamagedDataError(found)
+            yield found.record
+
+    def found(self, shard: Shard) -> Iterator[Numbered | Loss]:
+        """The records that are there, and the losses between them: together all numbers of the shard, each once."""
+        expected, reason = 0, ""
+        for one in self._scan(shard.path):
+            if isinstance(one, Damage):
+                reason = reason or one.reason  # the first damage since the last record is the cause
+            elif expected <= one.number < shard.num_records:
+                if one.number > expected:
+                    yield Loss(shard.path, expected, one.number - expected, reason or "not in the file")
+                yield one
+                expected, reason = one.number + 1, ""
+        if expected < shard.num_records:
+            reason = reason or "the file ends before"
+            yield Loss(shard.path, expected, shard.num_records - expected, reason)
+
+    @checked
+    def random_access(self, shard: Shard) -> Callable[[int], Record]:
+        """A function from a record's number to the record; the file is mapped, and its index made now.
+
+        Raises:
+            NoRandomAccessError: compressed as a whole.
+            DamagedDataError: the index is damaged; when the function is called, that record.
+            IndexError: when the function is called, no record of the shard.
+        """
+        try:
+            found_at = self.index(mapped(shard.path))
+        except NoRandomAccessError:
+            raise
+        except Exception as error:  # whatever the format's reader met first
+            raise DamagedDataError(Loss(shard.path, 0, shard.num_records, f"no index ({error})")) from error
+
+        def record_at(number: int) -> Record:
+            if not 0 <= number < shard.num_records:
+                raise IndexError(f"{shard.path} has {shard.num_records} records: there is no number {number}.")
+            try:
+                found = found_at(number)
+            except Exception as error:
+                found = Damage(f"not found ({error!r})")
+            if isinstance(found, Damage):
+                raise DamagedDataError(Loss(shard.path, number, 1, found.reason))
+            return found.record
+
+        return record_at
+
+    def _scan(self, path: Path) -> Iterator[Numbered | Damage]:
+        try:
+            content = mapped(path)
+        except OSError as error:
+            yield Damage(f"the file cannot be read ({error.strerror})")
+            return
+        yield from self.scan(content)
+
+
+@checked
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest that `write` left in a folder.
+
+    Raises:
+        OSError: there is none: nothing was written, or writing did not come to its end.
+        ValueError: another kind of file, or one that was changed: a shard with fewer records would lose the others.
+    """
+    path = folder / MANIFEST
+    try:
+        found = parse_json(read_text(path))
+        if found.pop("crc32") != manifest_crc(found):
+            raise ValueError("its checksum differs: it was changed since it was written")
+        shards = [_listed(folder, *entry) for entry in found["shards"]]
+        if len({shard.path for shard in shards}) < len(shards):
+            raise ValueError("a shard is there twice")
+        return Manifest(str(found["format"]), str(found["compression"]), tuple(shards))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is not a manifest of shards ({error!r}); write the shards again.") from None
+
+
+def _listed(folder: Path, name: str, num_records: int, size_bytes: int) -> Shard:
+    if not fits(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
+        raise ValueError(f"a shard is a file beside the manifest, not {shown(name)}")
+    if not all(fits(count, int) and count >= 0 for count in (num_records, size_bytes)):
+        raise ValueError(f"{name} has {shown(num_records)} records and {shown(size_bytes)} bytes")
+    return Shard(folder / name, num_records, size_bytes)
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file, read when they are looked at. Raises OSError."""
+    with path.open("rb") as file:
+        if not path.stat().st_size:
+            return memoryview(b"")  # nothing to map
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def record_crc(number: int, record: Record) -> int:
+    """CRC-32 of number, id and data; 2^-32 of random damages pass."""
+    return zlib.crc32(record.data, zlib.crc32(f"{number} {record.id}\n".encode()))
+
+
+def gunzip(content: memoryview) -> tuple[bytes, Damage | None]:
+    """What a gzip stream holds, up to where it is damaged. After that, nothing: every bit depends on those before."""
+    stream, out, place = zlib.decompressobj(31), bytearray(), 0
+    while place < len(content) and not stream.eof:
+        before = stream.copy()
+        try:
+            out += stream.decompress(content[place : place + 65_536])
+        except zlib.error:
+            return bytes(out) + _bytewise(before, content[place : place + 65_536]), Damage(
+                "its gzip stream is damaged here or before"
+            )
+        place += 65_536
+    return bytes(out), None if stream.eof else Damage("its gzip stream is cut")
+
+
+def is_gzip(content: memoryview) -> bool:
+    return bytes(content[:2]) == b"\x1f\x8b"
+
+
+def no_random_access(name: str) -> NoRandomAccessError:
+    """The error of a shard in gzip."""
+    return NoRandomAccessError(
+        f"a {name} shard in gzip has no random access: it is compressed as a whole; write it without."
+    )
+
+
+def _bytewise(stream: Any, content: memoryview) -> bytes:
+    """What can be had of a damaged piece: a byte at a time, until the stream breaks."""
+    out = bytearray()
+    for place in range(len(content)):
+        try:
+            out += stream.decompress(content[place : place + 1])
+        except zlib.error:
+            break
+    return bytes(out)
+
+
+def _checked_record(record: Record) -> Record:
+    if not isinstance(record, Record) or not isinstance(record.id, str) or not isinstance(record.data, bytes):
+        raise TypeError(f"a record must be Record(id, data) of text and bytes: got {record!r}")
+    try:
+        record.id.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"an id must have an encoding in UTF-8: got {record.id!r}.") from None
+    return record
+
+
+def _write_whole(path: Path, content: bytes, disk: Callable[[BinaryIO], BinaryIO] | None, what: str) -> None:
+    try:
+        with replacing(path) as file:
+            (disk(file) if disk else file).write(content)
+    except OSError as error:
+        raise not_written(error, path, f"{what} cannot be written, all before are whole") from error
+
+
+def _manifest_json(manifest: Manifest) -> bytes:
+    shards = [[shard.path.name, shard.num_records, shard.size_bytes] for shard in manifest.shards]
+    fields = {"format": manifest.format, "compression": manifest.compression, "shards": shards}
+    return json.dumps(fields | {"crc32": manifest_crc(fields)}).encode()
+
+
+def manifest_crc(fields: dict[str, Any]) -> int:
+    """CRC-32 of a manifest's other fields."""
+    return zlib.crc32(json.dumps(fields).encode())

@@ -1,0 +1,89 @@
+"""The smallest prefetch that hides a given jitter: how many batches must be loaded ahead.
+
+More prefetch never makes a batch later, so the smallest that is enough is found by halves. One slow load of X seconds
+among quick ones is hidden by
+
+    P >= X / (k S)
+
+as it is ordered when the device takes the batch k P before it, and meanwhile the device has k P steps of S seconds to
+do. Where most loads jitter, slow ones meet, and the trace itself must be run. No prefetch helps a loader that is too
+slow on the average: L > k S.
+
+Cost: log2(most prefetch) runs of the loop; k P batches of host memory for the answer.
+Source: the loop of loader_timeline.py; queueing.py has the closed form for exponential times.
+Simplified: no copies; steps of one length.
+"""
+
+from collections.abc import Sequence
+
+from lablib.data.loading.loader import Jitter, Loader, draw_times
+from lablib.data.loading.loader_timeline import run_loop
+from lablib.data.loading.queueing import check_share
+from lablib.signature import checked
+
+
+@checked
+def idle_share(
+    load_s: float,
+    step_s: float,
+    workers: int,
+    prefetch: int,
+    spread: float = 0.0,
+    num_batches: int = 600,
+    seed: int = 0,
+) -> float:
+    """Part of the time in which the device waits for batches, after the first: a run with lognormal loads.
+
+    Arguments:
+        load_s: mean seconds of a load; `workers / load_s` batches a second is the loader's rate.
+        step_s: seconds of a step.
+        workers, prefetch: as of `Loader`.
+        spread: of load times, their standard deviation over their mean.
+        num_batches, seed: how long the run is, and of its draw.
+    """
+    jitter = Jitter.LOGNORMAL if spread else Jitter.NONE
+    loads_s = draw_times(load_s, num_batches, jitter, spread, seed)
+    return run_loop(Loader(workers, prefetch), loads_s, [float(step_s)] * num_batches).idle_share_from(0)
+
+
+@checked
+def smallest_prefetch(
+    load_times_s: Sequence[float],
+    step_s: float,
+    workers: int = 1,
+    max_idle_share: float = 0.0,
+    max_prefetch: int = 1024,
+) -> int | None:
+    """The least orders a worker with which the device waits no more than this share; None: no number up to the most.
+
+    The wait for the first batch is left out, as nothing hides it.
+
+    Arguments:
+        load_times_s: seconds to load each batch, such as a measured trace.
+        step_s: seconds S of a step.
+        workers: k, at least 1.
+        max_idle_share: of the time from the start of the first step on.
+        max_prefetch: the most that is tried.
+
+    Raises:
+        ValueError: no worker, without which nothing is loaded ahead, nothing to try, or a share that is none.
+    """
+    if workers < 1 or max_prefetch < 1:
+        raise ValueError(
+            f"workers and max_prefetch must be at least 1: got {workers} and {max_prefetch}; without a worker nothing "
+            "is loaded ahead."
+        )
+    check_share(max_idle_share)
+    steps_s = [float(step_s)] * len(load_times_s)
+
+    def is_enough(prefetch: int) -> bool:
+        run = run_loop(Loader(workers=workers, prefetch=prefetch), load_times_s, steps_s)
+        return run.idle_share_from(0) <= max_idle_share + 1e-9  # sums of times are off by roundings
+
+    if not is_enough(max_prefetch):
+        return None
+    too_few, enough = 0, max_prefetch
+    while enough - too_few > 1:
+        middle = (too_few + enough) // 2
+        too_few, enough = (too_few, middle) if is_enough(middle) else (middle, enough)
+    return enough

@@ -1,0 +1,1 @@
+"""Figures of predictions: plans, pipelines, networks, collectives, validation."""

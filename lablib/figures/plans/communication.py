@@ -1,0 +1,98 @@
+"""What a predicted step communicates on each axis: what lengthens the step, and what compute hides."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import plotly.graph_objects as go
+
+from lablib.figures.describe import attach
+from lablib.figures.style import FAINT_INK, INK, LOOKS, PAPER_PIXELS, Look, axis, base_layout, empty_axis
+from lablib.signature import checked
+from lablib.text.units import axis_title, format_quantity, unit_for
+
+if TYPE_CHECKING:
+    from lablib.plan.prediction import Prediction
+
+ROW_PIXELS, BAR = 42, 0.62
+EXPOSED = LOOKS["communication"]
+HIDDEN = Look("hidden behind compute", "", "#F3DFE9", "/")  # communication's colour, paler
+
+
+@checked
+def figure_communication(prediction: Prediction, title: str = "Communication of a rank in one step") -> go.Figure:
+    """Seconds on each axis: exposed, then hidden. An axis that is not used is left out.
+
+    Returns:
+        A figure whose table has one row an axis: seconds in all, exposed, hidden, and the share of the step.
+    """
+    axes = {name: each for name, each in prediction.communication.items() if each[0] > 0}
+    names, longest_s = list(axes), max((total for total, _ in axes.values()), default=0.0)
+    unit = unit_for(longest_s, "s")
+    exposed = [float(shown) for _, shown in axes.values()]
+    hidden = [float(max(total - shown, 0.0)) for total, shown in axes.values()]
+    figure = go.Figure(layout=base_layout(title, ROW_PIXELS * max(len(axes), 2) + PAPER_PIXELS, showlegend=True))
+    start = [0.0] * len(names)
+    for look, name, seconds in ((EXPOSED, "exposed", exposed), (HIDDEN, HIDDEN.name, hidden)):
+        hover = [
+            f"<b>{a} axis</b>, {name}<br>{format_quantity(s, 's', 4)}" for a, s in zip(names, seconds, strict=True)
+        ]
+        place = {"x": [unit.of(s) for s in seconds], "y": names, "base": [unit.of(s) for s in start], "width": BAR}
+        marker = look.marker() | {"line": {"color": EXPOSED.color, "width": 1}}
+        if look is HIDDEN:
+            marker["pattern"] |= {"fgcolor": EXPOSED.color}
+        words = {"hovertext": hover, "hoverinfo": "text", "name": name, "legendgroup": f"axis: {name}"}
+        figure.add_trace(go.Bar(orientation="h", marker=marker, **place, **words))
+        start = seconds
+    texts = [_label(name, *each) for name, each in axes.items()]
+    ends = [unit.of(total) for total, _ in axes.values()]
+    same: dict[str, Any] = {"mode": "text", "textposition": "middle right", "hoverinfo": "skip", "showlegend": False}
+    figure.add_trace(go.Scatter(x=ends, y=names, text=texts, textfont={"size": 12, "color": INK}, **same))
+    figure.update_layout(
+        barmode="overlay",
+        # Room at the right for the label of the longest bar.
+        xaxis=axis(axis_title("time", unit), range=[0, 1.4 * unit.of(longest_s)]) if names else empty_axis("time (s)"),
+        yaxis=axis("", autorange="reversed", ticks="", showgrid=False, type="category", tickcolor=FAINT_INK),
+    )
+    return attach(figure, _summary(prediction), _columns(prediction))
+
+
+def _label(name: str, total_s: float, exposed_s: float) -> str:
+    space = "\N{NO-BREAK SPACE}" * 2
+    if name == "pipeline":
+        return f"{space}{format_quantity(total_s, 's')}, hidden or within the bubble"
+    if exposed_s <= 1e-9 * total_s:
+        return f"{space}{format_quantity(total_s, 's')}, all hidden"
+    if exposed_s >= (1 - 1e-9) * total_s:
+        return f"{space}{format_quantity(total_s, 's')}, none hidden"
+    return f"{space}{format_quantity(total_s, 's')}, {format_quantity(total_s - exposed_s, 's')} hidden"
+
+
+def _summary(prediction: Prediction) -> str:
+    total_s = sum(total for total, _ in prediction.communication.values())
+    if not total_s:
+        return "The ranks of this plan do not communicate."
+    exposed_s = prediction.exposed_communication_s
+    longest = max(prediction.communication, key=lambda name: prediction.communication[name][1])
+    text = (
+        f"A rank communicates for {format_quantity(total_s, 's')} of a step of "
+        f"{format_quantity(prediction.step_time_s, 's')}; "
+    )
+    text += (
+        f"{format_quantity(exposed_s, 's')} of it ({exposed_s / prediction.step_time_s:.1%} of the step) are not hidden"
+    )
+    if exposed_s:
+        text += f", most of that on the {longest} axis ({format_quantity(prediction.communication[longest][1], 's')})"
+    is_piped = prediction.communication.get("pipeline", (0.0, 0.0))[0] > 0
+    return text + (". What a stage waits for messages counts as bubble." if is_piped else ".")
+
+
+def _columns(prediction: Prediction) -> dict[str, list[Any]]:
+    rows = [(name, float(total), float(shown)) for name, (total, shown) in prediction.communication.items()]
+    return {
+        "axis": [name for name, _, _ in rows],
+        "in all (s)": [total for _, total, _ in rows],
+        "exposed (s)": [shown for *_, shown in rows],
+        "hidden (s)": [total - shown for _, total, shown in rows],
+        "exposed share of the step (%)": [100 * shown / prediction.step_time_s for *_, shown in rows],
+    }

@@ -1,0 +1,184 @@
+"""A small cluster as a picture: nodes at given places, links drawn by level (NVLink, NIC, fabric, ...)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from lablib.figures.describe import attach
+from lablib.figures.style import INK, PAPER_PIXELS, base_layout, series_look
+from lablib.signature import checked
+from lablib.text.units import plural
+
+_SYMBOLS = {"gpu": "square", "node": "square", "host": "square-open", "nic": "diamond", "switch": "circle"}
+_SYMBOLS |= {"router": "hexagon"}
+_COLORS = {
+    "gpu": "#56B4E9",
+    "node": "#B9E3F9",
+    "host": "#FFFFFF",
+    "nic": "#F0E442",
+    "switch": "#D9D9D9",
+    "router": "#D9D9D9",
+}
+_WHITE = "#FFFFFF"
+_BLACK = "#000000"
+_THICKEST = 9.0  # pixels of a link
+_OTHERS = ("triangle-up", "star", "pentagon")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One thing in a topology. `kind`: "gpu", "node", "host", "nic", "switch", "router", or a name of your own."""
+
+    name: str
+    x: float
+    y: float
+    kind: str = "gpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A link between two nodes, by name; `level` groups links in the legend ("NVLink", "InfiniBand 400G").
+
+    A link of several `wires` is drawn thicker; those of one level have as many.
+    """
+
+    a: str
+    b: str
+    level: str = "link"
+    wires: float = 1.0
+
+
+@checked
+def figure_topology(
+    nodes: Iterable[Node | tuple[str, float, float, str]],
+    edges: Iterable[Edge | tuple[str, str, str]],
+    title: str = "Topology",
+    summary: str = "",
+) -> go.Figure:
+    """Nodes by kind (symbol and colour), links by level (colour, dash and width).
+
+    Args:
+        nodes: records, or tuples (name, x, y, kind); x grows to the right and y upwards.
+        edges: records, or tuples (a, b, level).
+        summary: one sentence; None given: the counts.
+
+    Returns:
+        A figure whose table has one row a link.
+
+    Raises:
+        ValueError: if a link names an unknown node, or two nodes share a name.
+    """
+    things = [node if isinstance(node, Node) else Node(*node) for node in nodes]
+    links = [edge if isinstance(edge, Edge) else Edge(*edge) for edge in edges]
+    by_name = {node.name: node for node in things}
+    if len(by_name) < len(things):
+        raise ValueError(f"each node must have a name of its own: got {[n.name for n in things]}.")
+    for link in links:
+        for end in (link.a, link.b):
+            if end not in by_name:
+                raise ValueError(f"a link must join two nodes: got {end!r}, which is none of {list(by_name)}.")
+    height = 320 + PAPER_PIXELS - 40
+    figure = go.Figure(layout=base_layout(title, height, showlegend=True))
+    figure.add_traces(
+        [_links(links, level, number, by_name) for number, level in enumerate(_distinct(e.level for e in links))]
+    )
+    figure.add_traces([_kind(things, kind, number) for number, kind in enumerate(_distinct(n.kind for n in things))])
+    # A picture of places, not a plot: no quantity stands on its axes.
+    hidden: dict[str, Any] = {"visible": False}
+    figure.update_layout(
+        xaxis=hidden | _room([v for t in figure.data for v in t.x]),
+        yaxis=hidden | _room([v for t in figure.data for v in t.y]),
+    )
+    figure.update_layout(margin_b=48, margin_l=20, margin_r=20)
+    ends = {"from": [e.a for e in links], "to": [e.b for e in links], "level": [e.level for e in links]}
+    return attach(figure, summary or _summary(things, links), ends)
+
+
+def _distinct(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _room(points: Sequence[float | None]) -> dict[str, Any]:
+    """The range of the points with air on both sides."""
+    values = [v for v in points if v is not None]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    air = 0.12 * (high - low) or 1.0
+    return {"range": [low - air, high + air]}
+
+
+def _links(links: Sequence[Edge], level: str, number: int, by_name: Mapping[str, Node]) -> go.Scatter:
+    """All links of one level as one trace, broken between links."""
+    xs: list[float | None] = []
+    ys: list[float | None] = []
+    for link in links:
+        if link.level == level:
+            path = _path(by_name[link.a], by_name[link.b], by_name.values())
+            xs += [*(x for x, _ in path), None]
+            ys += [*(y for _, y in path), None]
+    look = series_look(number)
+    wires = max(link.wires for link in links if link.level == level)
+    line = {"color": look.color, "dash": look.dash, "width": min(2.2 * wires, _THICKEST)}
+    return go.Scatter(x=xs, y=ys, mode="lines", line=line, name=level, hoverinfo="skip")
+
+
+def _path(a: Node, b: Node, nodes: Iterable[Node]) -> list[tuple[float, float]]:
+    """A straight line, or an arc where the line would run through another node (the wrap-around of a torus)."""
+    dx, dy = b.x - a.x, b.y - a.y
+    squared = dx * dx + dy * dy
+
+    def is_between(node: Node) -> bool:
+        along = (node.x - a.x) * dx + (node.y - a.y) * dy
+        across = (node.x - a.x) * dy - (node.y - a.y) * dx
+        return 0.01 * squared < along < 0.99 * squared and abs(across) < 0.02 * squared
+
+    if not any(is_between(node) for node in nodes if node.name not in (a.name, b.name)):
+        return [(a.x, a.y), (b.x, b.y)]
+    steps = [i / 16 for i in range(17)]
+    bows = [0.1 * 4 * t * (1 - t) for t in steps]
+    return [(a.x + t * dx - bow * dy, a.y + t * dy + bow * dx) for t, bow in zip(steps, bows, strict=True)]
+
+
+def _kind(things: Sequence[Node], kind: str, number: int) -> go.Scatter:
+    chosen = [node for node in things if node.kind == kind]
+    symbol = _SYMBOLS.get(kind, _OTHERS[number % len(_OTHERS)])
+    # Short names fit inside the symbol; long ones stand beside it, clear of vertical links.
+    is_short = max(len(n.name) for n in chosen) <= 3
+    fill = _COLORS.get(kind, _WHITE)
+    ink = _BLACK if is_short and fill != _WHITE else INK  # on a fill that no theme changes, neither does the ink
+    return go.Scatter(
+        x=[n.x for n in chosen],
+        y=[n.y for n in chosen],
+        mode="markers+text" if len(things) <= 40 else "markers",
+        text=[n.name for n in chosen],
+        textposition="middle center" if is_short else "bottom right",
+        textfont={"size": 11, "color": ink} | ({} if is_short else {"shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)}),
+        marker={
+            "symbol": symbol,
+            "size": 28 if len(things) <= 40 else 15,
+            "color": fill,
+            "line": {"color": INK, "width": 1.2},
+        },
+        name=kind,
+        hovertext=[f"<b>{n.name}</b><br>{n.kind}" for n in chosen],
+        hoverinfo="text",
+    )
+
+
+def _counted(number: int, kind: str) -> str:
+    """ "8 GPUs", "1 switch"."""
+    name = kind.upper() if kind in ("gpu", "nic") else kind
+    return plural(number, name + ("es" if name.endswith("ch") else "s"))
+
+
+def _summary(things: Sequence[Node], links: Sequence[Edge]) -> str:
+    kinds = [_counted(sum(n.kind == kind for n in things), kind) for kind in _distinct(n.kind for n in things)]
+    levels = [f"{sum(e.level == level for e in links)} {level}" for level in _distinct(e.level for e in links)]
+    return (
+        f"{', '.join(kinds)}, joined by {plural(len(links), 'links')} ({', '.join(levels)})."
+        if links
+        else f"{', '.join(kinds)}."
+    )

@@ -1,0 +1,182 @@
+"""Predicted and measured on one figure: two timelines with the same lanes, and the error in numbers.
+
+The upper panel is the prediction, the lower one the measurement. The error is (predicted - measured) / measured, so
++10% means that the prediction was too slow by a tenth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from lablib.figures.describe import attach
+from lablib.figures.run.bars import KINDS, picture_of
+from lablib.figures.run.lanes import lanes_of, pixels, ranks_to_show
+from lablib.figures.run.timeline import death_marks, lane_axis, lane_index, letters, state_bars, work_bars
+from lablib.figures.style import PAPER_PIXELS, axis, base_layout
+from lablib.record.timeline import length
+from lablib.run import Timeline
+from lablib.signature import checked
+from lablib.text.units import Unit, axis_title, format_quantity, unit_for
+
+PANEL_GAP_PIXELS = 74
+
+
+@checked
+def figure_reconcile(
+    predicted: Timeline,
+    measured: Timeline,
+    labels: tuple[str, str] = ("simulated", "measured"),
+    normalize: bool = False,
+    ranks: Iterable[int] | None = None,
+    title: str | None = None,
+    same_axis: bool = True,
+    summary: str | None = None,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+) -> go.Figure:
+    """Two timelines of one program, one above the other with the same lanes.
+
+    Args:
+        predicted, measured: timelines with the same number of ranks.
+        labels: what the two are called, predicted first.
+        normalize: True draws each as a share of its own makespan, which compares shapes where speeds differ.
+        ranks: which ranks; None: all up to 16, otherwise the first 4 and the last 4.
+        title: None: the two makespans and the error.
+        same_axis: False: each panel on a time axis of its own, for makespans so far apart that the shorter could not be
+            read. Not for `normalize`.
+        summary, columns: the figure's sentence and table, where the caller has better ones (`Reconciliation`).
+
+    Returns:
+        A figure whose table has one row for each kind of work (seconds a rank, mean over ranks), for exposed
+        communication, waiting, idle time and the makespan, with ratio and error.
+
+    Raises:
+        ValueError: if the numbers of ranks differ, or for a rank that does not exist.
+    """
+    if predicted.num_ranks != measured.num_ranks:
+        raise ValueError(
+            f"both timelines must have the same number of ranks: got {predicted.num_ranks} ({labels[0]}) and "
+            f"{measured.num_ranks} ({labels[1]}); launch both with the same `ranks`."
+        )
+    both = (predicted, measured)
+    lanes = lanes_of(both, ranks_to_show(predicted.ranks, ranks))
+    units = _units(both, normalize, same_axis)
+    ends = _ends(both, normalize, same_axis)
+
+    panel = pixels(lanes)
+    figure = go.Figure(layout=base_layout("", 2 * panel + PANEL_GAP_PIXELS + PAPER_PIXELS, barmode="overlay"))
+    shown_kinds: set[str] = set()
+    for number, timeline in enumerate(both):
+        drawn = lane_index(lanes)
+        spans = [s for s in timeline if (s.rank, s.stream) in drawn]
+        picture = picture_of(spans, lane_index(lanes), timeline.makespan_s)
+        where: dict[str, Any] = {"xaxis": f"x{number + 1}", "yaxis": f"y{number + 1}"}
+        window = (0.0, ends[number] * units[number].scale)
+        whole = (timeline.start_s, timeline.end_s)
+        figure.add_traces(state_bars(timeline, lanes, units[number], whole, **where))
+        figure.add_traces(work_bars(picture, spans, lanes, units[number], window, **where))
+        figure.add_traces(letters(picture, spans, lanes, units[number], window, **where))
+        figure.add_traces(death_marks(timeline, lanes, units[number], **where))
+    traces: Any = figure.data  # plotly makes their properties at run time
+    for trace in traces:  # one legend for both panels
+        trace.showlegend = bool(trace.legendgroup) and trace.legendgroup not in shown_kinds
+        shown_kinds.add(trace.legendgroup)
+
+    share = panel / (2 * panel + PANEL_GAP_PIXELS)
+    for number, domain in enumerate(([1 - share, 1], [0, share])):
+        figure.update_layout({f"yaxis{number + 1}": lane_axis(lanes) | {"domain": domain, "anchor": f"x{number + 1}"}})
+        quantity = "share of the makespan" if normalize else "time since launch"
+        across = axis(axis_title(quantity, units[number]), range=[-0.003 * ends[number], 1.015 * ends[number]])
+        linked = {"matches": "x"} if number and ends[0] == ends[1] else {}
+        figure.update_layout({f"xaxis{number + 1}": across | {"anchor": f"y{number + 1}"} | linked})
+        heading = f"<b>{labels[number]}</b>  {format_quantity(both[number].makespan_s, 's')}"
+        place = {"xref": "paper", "yref": "paper", "x": 0, "y": domain[1], "xanchor": "left", "yanchor": "bottom"}
+        figure.add_annotation(text=heading, showarrow=False, font={"size": 13}, **place)
+    own = _columns(predicted, measured, labels)
+    summary = _summary(both, labels, own, normalize, same_axis) if summary is None else summary
+    figure.update_layout(title_text=title or _title(both, labels), margin_t=figure.layout.margin.t + 18)  # pyright: ignore
+    figure.update_layout(height=figure.layout.height + 18)  # pyright: ignore
+    return attach(figure, summary, own if columns is None else columns, (*predicted.notes, *measured.notes))
+
+
+def _units(both: Sequence[Timeline], normalize: bool, same_axis: bool) -> list[Unit]:
+    """The unit of each panel: percent of its makespan, one unit for both, or one each."""
+    if normalize:
+        return [Unit("%", timeline.makespan_s / 100 or 1.0) for timeline in both]
+    if same_axis:
+        return [unit_for([t.makespan_s for t in both], "s")] * 2
+    return [unit_for(t.makespan_s, "s") for t in both]
+
+
+def _ends(both: Sequence[Timeline], normalize: bool, same_axis: bool) -> list[float]:
+    """The right end of each panel, in its unit."""
+    if normalize:
+        return [100.0, 100.0]
+    units = _units(both, normalize, same_axis)
+    ends = [unit.of(t.makespan_s) or 1.0 for unit, t in zip(units, both, strict=True)]
+    return [max(ends)] * 2 if same_axis else ends
+
+
+def _columns(predicted: Timeline, measured: Timeline, labels: tuple[str, str]) -> dict[str, list[Any]]:
+    """The seconds of both, line by line; ratio and error are empty where the measurement is zero."""
+    seconds = [_seconds(t) for t in (predicted, measured)]
+    rows = [name for name in seconds[0] if seconds[0][name] or seconds[1][name] or name == "makespan"]
+    first, second = ([one[name] for name in rows] for one in seconds)
+    ratio = [a / b if b else None for a, b in zip(first, second, strict=True)]
+    error = [None if r is None else 100 * (r - 1) for r in ratio]
+    names = (f"{labels[0]} (s)", f"{labels[1]} (s)")
+    return {"part": rows, names[0]: first, names[1]: second, "ratio": ratio, "error (%)": error}
+
+
+def _seconds(timeline: Timeline) -> dict[str, float]:
+    """Mean seconds a rank in each kind of work, exposed, waiting and idle; and the makespan."""
+    num_ranks = max(timeline.num_ranks, 1)
+    spans = [span for span in timeline if not span.is_waiting]
+    lanes = {key: index for index, key in enumerate(sorted({(s.rank, s.stream) for s in spans}))}
+    bars = picture_of(spans, lanes, 0.0).bars
+    parts = {
+        kind: float(bars.busy_s[bars.kind == i].sum()) / num_ranks for i, kind in enumerate(KINDS) if kind != "idle"
+    }
+    states = [timeline.states(rank) for rank in range(timeline.num_ranks)]
+    for name, state in (("exposed communication", "exposed"), ("waiting", "waiting"), ("idle", "idle")):
+        parts[name] = sum(length(of_rank[state]) for of_rank in states) / num_ranks
+    return parts | {"makespan": timeline.makespan_s}
+
+
+def _title(both: Sequence[Timeline], labels: tuple[str, str]) -> str:
+    """Both makespans and the error."""
+    first, second = (t.makespan_s for t in both)
+    text = f"Makespan: {labels[0]} {format_quantity(first, 's')}, {labels[1]} {format_quantity(second, 's')}"
+    return text + (f", error {_percent(first / second - 1)}" if second else "")
+
+
+def _percent(share: float) -> str:
+    """Signed percent while that is readable; beyond a factor of ten, the factor."""
+    return f"{share:+.1%}" if abs(share) < 9 else f"{share + 1:.3g} times"
+
+
+def _summary(
+    both: Sequence[Timeline], labels: tuple[str, str], columns: dict[str, list[Any]], normalize: bool, same_axis: bool
+) -> str:
+    first, second = (t.makespan_s for t in both)
+    if not first or not second:
+        empty = labels[0] if not first else labels[1]
+        return f"The {empty} timeline has no spans, so there is nothing to compare."
+    text = (
+        f"{labels[0].capitalize()} takes {format_quantity(first, 's')} and {labels[1]} {format_quantity(second, 's')} "
+    )
+    text += f"(ratio {first / second:.3g}, error {_percent(first / second - 1)})"
+    gaps = [
+        (abs(a - b), part, a - b)
+        for part, a, b in list(zip(*list(columns.values())[:3], strict=True))
+        if part not in ("idle", "waiting", "makespan", "exposed communication")
+    ]
+    widest, part, difference = max(gaps, default=(0.0, "", 0.0))
+    if widest > 0:
+        more = "more" if difference > 0 else "less"
+        text += f"; the largest difference is in {part}: {format_quantity(widest, 's')} a rank {more} than {labels[1]}"
+    if normalize:
+        return text + ". Each panel is scaled to its own makespan."
+    return text + ("." if same_axis else ". The two time axes differ.")

@@ -1,0 +1,1 @@
+"""Figures of single techniques, most of them for one lab each."""

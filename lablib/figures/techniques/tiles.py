@@ -1,0 +1,222 @@
+"""Which program of a kernel touches which elements of its tensors, and what one chosen program reads and writes.
+
+The pictures of the Triton Puzzles (S. Rush, https://github.com/srush/Triton-Puzzles) are the model: tensors as grids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from lablib.figures.describe import attach
+from lablib.figures.style import INK, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look
+from lablib.figures.techniques.spread import TITLE_PIXELS
+from lablib.kernels.accesses import Kind, Launch, Program, distinct_bytes, hbm_bytes
+from lablib.signature import checked
+from lablib.text.units import format_quantity, plural
+
+MOST = 32  # rows or columns of a grid: beyond, numbers in the squares cannot be read
+PER_ROW, ROW_PIXELS, NUM_COLORS = 3, 250, 8
+READ, WRITTEN = {"color": "#000000", "width": 3}, {"color": "#B00020", "width": 3, "dash": "dash"}
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """A tensor as rows and columns, and who touches each element."""
+
+    name: str
+    shape: tuple[int, ...]
+    sides: tuple[int, int]
+    programs: list[list[int]]  # of each element, by number, ascending
+
+    def places(self, elements: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return np.divmod(elements, self.sides[1])
+
+
+@checked
+def figure_tiles(launch: Launch, program: Sequence[int] = (0,), title: str = "", vector_width: int = MOST) -> go.Figure:
+    """A grid for each tensor, a square an element: its colour and number tell the program that touches it.
+
+    Several programs: the first of them and a +. What the chosen program reads has a black frame, what it writes a
+    dashed red one.
+
+    Args:
+        launch: of `record_accesses`, of a small case: at most 32 rows and columns. Of a tensor with more than two
+            dimensions all but the last are rows.
+        program: its program ids; those left out are 0.
+        vector_width: a longer vector is broken into rows of so many elements, 1 to 32.
+
+    Raises:
+        ValueError: a tensor that is too large to draw, no such program, no such width, or nothing accessed.
+    """
+    chosen = _program(launch, program)
+    if not 1 <= vector_width <= MOST:
+        raise ValueError(f"vector_width must be 1 to {MOST} elements: got {vector_width}; try 8.")
+    numbers: dict[Any, int] = {one: index for index, one in enumerate(product(*map(range, launch.grid)))}
+    grids = [_grid(launch, name, numbers, vector_width) for name in _touched(launch)]
+    columns, rows = min(PER_ROW, len(grids)), -(-len(grids) // PER_ROW)
+    specs = [[{} if row * PER_ROW + col < len(grids) else None for col in range(columns)] for row in range(rows)]
+    titles = [f"{grid.name} ({' x '.join(map(str, grid.shape)) or '1'})" for grid in grids]
+    gaps: dict[str, Any] = {"horizontal_spacing": 0.08, "vertical_spacing": 0.3 / rows if rows > 1 else 0.0}
+    figure = make_subplots(rows=rows, cols=columns, specs=specs, subplot_titles=titles, **gaps)
+    size = {"height": rows * ROW_PIXELS + PAPER_PIXELS + TITLE_PIXELS, "showlegend": True}
+    figure.update_layout(base_layout(title or f"{launch.kernel}: tiles of its programs", **size))
+    figure.update_layout(margin_t=TOP_PIXELS + TITLE_PIXELS)
+    figure.update_annotations(font_size=13)
+    for index, grid in enumerate(grids):
+        place: dict[str, Any] = {"row": index // PER_ROW + 1, "col": index % PER_ROW + 1}
+        for trace in (_squares(grid), _numbers(grid, columns)):
+            figure.add_trace(trace, **place)
+        for trace in _frames(grid, launch, chosen, is_first=index == 0):
+            figure.add_trace(trace, **place)
+        figure.update_xaxes(_axis("column (number)", grid.sides[1]), **place)
+        figure.update_yaxes(_axis("row (number)", grid.sides[0], down=True), **place)
+    return attach(figure, _summary(launch, chosen), _columns(launch, chosen, grids))
+
+
+def _program(launch: Launch, program: Sequence[int]) -> Program:
+    x, y, z = [*program, 0, 0, 0][:3]
+    if not program or len(program) > 3 or any(not 0 <= a < n for a, n in zip((x, y, z), launch.grid, strict=True)):
+        raise ValueError(f"program must be one of the grid {launch.grid}: got {tuple(program)}.")
+    return x, y, z
+
+
+def _touched(launch: Launch) -> list[str]:
+    """The tensors that a program touches, in the order of the kernel's parameters."""
+    found = {one.tensor for one in launch.accesses}
+    if not found:
+        raise ValueError(f"a launch must access something to be drawn: got none of {launch.kernel}.")
+    return [name for name in launch.tensors if name in found]
+
+
+def _grid(launch: Launch, name: str, numbers: dict[Program, int], vector_width: int) -> _Grid:
+    shape = launch.tensors[name].shape
+    size = int(np.prod(shape))
+    width = shape[-1] if len(shape) > 1 else min(size, vector_width)
+    sides = -(-size // width), width
+    if max(sides) > MOST:
+        raise ValueError(f"{name} must have at most {MOST} rows and columns to be drawn: got shape {shape}.")
+    programs: list[set[int]] = [set() for _ in range(size)]
+    for access in launch.accesses:
+        if access.tensor == name:
+            for element in access.elements.tolist():
+                programs[element].add(numbers[access.program])
+    return _Grid(name, shape, sides, [sorted(one) for one in programs])
+
+
+def _squares(grid: _Grid) -> go.Heatmap:
+    """Colours by the first program; 0 is for what nobody touches."""
+    z, words = np.zeros(grid.sides), np.full(grid.sides, "", dtype=object)
+    for element, found in enumerate(grid.programs):
+        place = divmod(element, grid.sides[1])
+        z[place] = found[0] % NUM_COLORS + 1 if found else 0
+        who = ", ".join(map(str, found[:8])) + (", ..." if len(found) > 8 else "")
+        index = [int(one) for one in np.unravel_index(element, grid.shape)] if grid.shape else []
+        words[place] = f"<b>{grid.name}{index}</b><br>{f'program {who}' if who else 'no program'}"
+    colors = ["#FFFFFF"] + [_tint(series_look(index).color) for index in range(NUM_COLORS)]
+    scale = [[index / NUM_COLORS, color] for index, color in enumerate(colors)]
+    return go.Heatmap(
+        z=z, zmin=0, zmax=NUM_COLORS, colorscale=scale, showscale=False, xgap=1, ygap=1,
+        hovertext=words, hoverinfo="text",
+    )  # fmt: skip
+
+
+def _numbers(grid: _Grid, num_panels: int) -> go.Scatter:
+    """The number of the first program in each square, with a + where there are others."""
+    found = [(divmod(element, grid.sides[1]), who) for element, who in enumerate(grid.programs) if who]
+    is_wide = grid.sides[1] * num_panels > 33 or grid.sides[0] > 16
+    return go.Scatter(
+        x=[column for (_, column), _ in found],
+        y=[row for (row, _), _ in found],
+        text=[f"{who[0]}{'+' if len(who) > 1 else ''}" for _, who in found],
+        mode="text",
+        textfont={"size": 8 if is_wide else 11, "color": INK},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _frames(grid: _Grid, launch: Launch, chosen: Program, is_first: bool) -> list[go.Scatter]:
+    """Lines around what the chosen program reads, and around what it writes."""
+    traces = []
+    ways: list[tuple[str, Kind, dict[str, Any]]] = [("read", "load", READ), ("written", "store", WRITTEN)]
+    for name, kind, line in ways:
+        x, y = [], []
+        for x0, x1, y0, y1 in _rectangles(*grid.places(launch.elements(grid.name, chosen, kind, "atomic"))):
+            x += [x0, x1, x1, x0, x0, None]
+            y += [y0, y0, y1, y1, y0, None]
+        if x or is_first:  # the legend tells both
+            name = f"{name} by {_word(launch, chosen)}"
+            look = {"mode": "lines", "line": line, "hoverinfo": "skip", "cliponaxis": False}
+            traces.append(go.Scatter(x=x or [None], y=y or [None], name=name, showlegend=is_first, **look))
+    return traces
+
+
+def _rectangles(rows: np.ndarray, columns: np.ndarray) -> list[tuple[float, float, float, float]]:
+    """Frames (x0, x1, y0, y1) around places: runs of each row, joined with equal runs of the rows above."""
+    found: list[list[int]] = []  # first column, end, first row, end
+    for row in np.unique(rows).tolist():
+        here = np.sort(columns[rows == row])
+        for run in np.split(here, np.flatnonzero(np.diff(here) > 1) + 1):
+            start, end = int(run[0]), int(run[-1]) + 1
+            above = next((one for one in found if one[:2] == [start, end] and one[3] == row), None)
+            if above:
+                above[3] = row + 1
+            else:
+                found.append([start, end, row, row + 1])
+    return [(a - 0.5, b - 0.5, c - 0.5, d - 0.5) for a, b, c, d in found]
+
+
+def _tint(color: str) -> str:
+    """Lighter, so that black numbers can be read on it."""
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(255 - 0.45 * (255 - part)):02X}" for part in parts)
+
+
+def _axis(title: str, size: int, down: bool = False) -> dict[str, object]:
+    step = max(1, -(-size // 8))
+    edge = 0.5 + size / 60  # room for a frame at the end
+    places, ends = list(range(0, size, step)), [-edge, size - 1 + edge]
+    return axis(
+        title, range=ends[::-1] if down else ends, tickvals=places, ticktext=list(map(str, places)), showgrid=False
+    )
+
+
+def _word(launch: Launch, program: Program) -> str:
+    """Its number, and its ids where the grid has more than one dimension."""
+    number = int(np.ravel_multi_index(program, launch.grid))
+    num_ids = max(place for place, size in enumerate((2, *launch.grid[1:]), 1) if size > 1)
+    return f"program {number}" + (f" ({', '.join(map(str, program[:num_ids]))})" if num_ids > 1 else "")
+
+
+def _summary(launch: Launch, chosen: Program) -> str:
+    own = [one for one in launch.accesses if one.program == chosen]
+    read = sum(one.num_bytes for one in own if one.kind == "load")
+    written = sum(one.num_bytes for one in own) - read
+    total, once = sum(hbm_bytes([launch]).values()), sum(distinct_bytes([launch]).values())
+    return (
+        f"{plural(int(np.prod(launch.grid)), 'programs')} of {launch.kernel}: {_word(launch, chosen)} reads "
+        f"{format_quantity(read, 'B')} and writes {format_quantity(written, 'B')}; all together "
+        f"move {format_quantity(total, 'B')}, {format_quantity(once, 'B')} if each element came once."
+    )
+
+
+def _columns(launch: Launch, chosen: Program, grids: Sequence[_Grid]) -> dict[str, Sequence[object]]:
+    moved, once, names = hbm_bytes([launch]), distinct_bytes([launch]), [grid.name for grid in grids]
+    return {
+        "tensor": names,
+        "shape": [" x ".join(map(str, grid.shape)) for grid in grids],
+        f"read by {_word(launch, chosen)} (elements)": [launch.elements(n, chosen, "load").size for n in names],
+        f"written by {_word(launch, chosen)} (elements)": [
+            launch.elements(n, chosen, "store", "atomic").size for n in names
+        ],
+        "most programs of an element": [max(map(len, grid.programs), default=0) for grid in grids],
+        "moved by all (B)": [moved[name] for name in names],
+        "each element once (B)": [once[name] for name in names],
+    }

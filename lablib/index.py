@@ -1,0 +1,29 @@
+"""Indexes of packages: `from lablib.optim import AdamW` imports one file, and only then.
+
+The `__init__.pyi` next to a package's `__init__.py` lists its public names in reading order, for people, type checkers
+and `lazy_loader`. Some functions have the name of their file (`top_k.py` with `top_k`): the package's attribute of that
+name is the function, whether or not the file was imported before.
+"""
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import lazy_loader
+
+
+def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package whose index is the `.pyi` next to `file`."""
+    get, listed, names = lazy_loader.attach_stub(package, file)
+    module, public = sys.modules[package], frozenset(names)
+
+    class Index(type(module)):
+        """A package that keeps its public names when Python binds a file of the same name to it."""
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if not (name in public and isinstance(value, ModuleType)):
+                super().__setattr__(name, value)
+
+    module.__class__ = Index
+    return get, listed, names

@@ -1,0 +1,130 @@
+# ruff: noqa: I001  (in reading order)
+from .elementwise_chain import (
+    ONE_OPERAND as ONE_OPERAND,
+    TWO_OPERANDS as TWO_OPERANDS,
+    check_chain as check_chain,
+    unfused_cost as unfused_cost,
+    fused_cost as fused_cost,
+    run_unfused as run_unfused,
+    run_fused as run_fused,
+    chain_time_s as chain_time_s,
+    chain_timeline as chain_timeline,
+)
+from .tile_quantization import (
+    Product as Product,
+    waste as waste,
+    staircase as staircase,
+    advise as advise,
+    swiglu_width as swiglu_width,
+    pad_vocabulary as pad_vocabulary,
+    head_width_waste as head_width_waste,
+)
+from .jit import (
+    jit as jit,
+    Kernel as Kernel,
+    check_contiguous as check_contiguous,
+    cdiv as cdiv,
+    next_power_of_2 as next_power_of_2,
+    check_dot_tiles as check_dot_tiles,
+)
+from .accesses import (
+    Kind as Kind,
+    Program as Program,
+    Operand as Operand,
+    Access as Access,
+    Launch as Launch,
+    record_accesses as record_accesses,
+    hbm_bytes as hbm_bytes,
+    distinct_bytes as distinct_bytes,
+)
+from .vector_add import tiled_vector_add as tiled_vector_add, vector_add as vector_add
+from .bias_gelu import (
+    tiled_bias_gelu as tiled_bias_gelu,
+    tiled_bias_gelu_backward as tiled_bias_gelu_backward,
+    bias_gelu as bias_gelu,
+)
+from .softmax import (
+    tiled_softmax as tiled_softmax,
+    tiled_softmax_backward as tiled_softmax_backward,
+    softmax as softmax,
+)
+from .rms_norm import (
+    tiled_rms_norm as tiled_rms_norm,
+    tiled_rms_norm_backward as tiled_rms_norm_backward,
+    rms_norm as rms_norm,
+)
+from .layer_norm import (
+    tiled_layer_norm as tiled_layer_norm,
+    tiled_layer_norm_backward as tiled_layer_norm_backward,
+    layer_norm as layer_norm,
+)
+from .cross_entropy import tiled_cross_entropy as tiled_cross_entropy, cross_entropy as cross_entropy
+from .matmul import (
+    ACTIVATIONS as ACTIVATIONS,
+    tiled_matmul as tiled_matmul,
+    matmul_kernel as matmul_kernel,
+    matmul as matmul,
+)
+from .matmul_plan import (
+    MatmulTiles as MatmulTiles,
+    program_tiles as program_tiles,
+    panels as panels,
+    numbers_moved as numbers_moved,
+)
+from .attention_plan import (
+    AttentionTiles as AttentionTiles,
+    Tile as Tile,
+    AttentionPlan as AttentionPlan,
+    equal_lengths as equal_lengths,
+)
+from .flash_forward import forward_kernel as forward_kernel
+from .flash_backward import dq_kernel as dq_kernel, dk_dv_kernel as dk_dv_kernel
+from .flash_attention import (
+    TRITON as TRITON,
+    TILED as TILED,
+    flash_attention as flash_attention,
+    flash_attention_varlen as flash_attention_varlen,
+)
+from .attention_bytes import (
+    standard_numbers as standard_numbers,
+    paper_tiles as paper_tiles,
+    paper_flash_numbers as paper_flash_numbers,
+    forward_bytes as forward_bytes,
+    backward_bytes as backward_bytes,
+    forward_flops as forward_flops,
+    backward_flops as backward_flops,
+    visited_pairs as visited_pairs,
+    seen_pairs as seen_pairs,
+    kept_bytes as kept_bytes,
+    standard_kept_bytes as standard_kept_bytes,
+    on_chip_bytes as on_chip_bytes,
+    tiles_that_fit as tiles_that_fit,
+)
+from .torch_compiler import (
+    NoCppCompiler as NoCppCompiler,
+    find_cpp_compiler as find_cpp_compiler,
+    eager_operators as eager_operators,
+)
+from .graph_breaks import find_graph_breaks as find_graph_breaks
+from .recompiles import find_recompiles as find_recompiles
+from .compilers import WAYS as WAYS, count_kernels as count_kernels, compare as compare
+from .launch_overhead import (
+    one_by_one as one_by_one,
+    one_by_one_closed_form as one_by_one_closed_form,
+    cuda_graph as cuda_graph,
+    mega_kernel as mega_kernel,
+    device_seconds as device_seconds,
+    smallest_device_bound_batch as smallest_device_bound_batch,
+)
+from .tile_choice import (
+    AttentionKernel as AttentionKernel,
+    ATTENTION_TILES as ATTENTION_TILES,
+    MATMUL_TILES as MATMUL_TILES,
+    attention_tiles as attention_tiles,
+    matmul_tiles as matmul_tiles,
+    attention_shared_bytes as attention_shared_bytes,
+    matmul_shared_bytes as matmul_shared_bytes,
+    attention_options as attention_options,
+    matmul_options as matmul_options,
+    stages_that_fit as stages_that_fit,
+)

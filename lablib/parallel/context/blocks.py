@@ -1,0 +1,122 @@
+"""Which kernel calls a causal mask leaves: what nobody sees is never computed, and no mask is ever made.
+
+Tokens are pieces: ranges of positions of one step. A pair of them, queries and keys, is seen by all, by none, or in
+stairs; and a kernel has these without a mask of its own:
+
+    all      keys before the queries                      stairs   query i sees keys 0 to i: a piece with itself
+    none     keys behind the queries                      strict   stairs less the first query: a later stripe's keys
+
+    zigzag, rank 0 of 2 (0 1 . 6 7), keys of rank 1 (2 3 4 5)         keys 2  3  4  5
+                                                         queries 0 1       -  -  -  -      none
+                                                                 6 7       x  x  x  x      all: one kernel
+
+Documents cut pieces further, so that packed sequences are kernels, too, and cost what their pairs do.
+
+Cost: pieces of queries times pieces of keys, for each document.
+Legend: a piece is a `range` of positions; places count a rank's tokens as they lie one behind another.
+Source: Brandon et al., "Striped Attention", 2023, arXiv 2311.09431 (the masks of stripes); Dao,
+"FlashAttention-2", 2023, arXiv 2307.08691, section 3.1.1 (blocks behind the mask are skipped).
+Simplified: each piece of a document is a kernel call, where kernels with `cu_seqlens` take all in one.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from lablib.parallel.context.order import Documents, within
+
+
+class Block(NamedTuple):
+    """Sequences, queries and keys of one kernel call: places on the ranks that have them, not positions."""
+
+    rows: slice
+    queries: slice
+    keys: slice
+    is_causal: bool
+
+
+def blocks_of(
+    queries: Sequence[range], keys: Sequence[range], documents: Documents | None = None, is_causal: bool = True
+) -> list[Block]:
+    """What must be computed of these queries and keys: no pair twice, and none that is not seen.
+
+    >>> blocks_of([range(4, 8)], [range(0, 4)]), blocks_of([range(0, 4)], [range(4, 8)])
+    ([Block(rows=slice(None, None, None), queries=slice(0, 4, None), keys=slice(0, 4, None), is_causal=False)], [])
+
+    Arguments:
+        queries, keys: pieces of positions, as they lie one behind another; all of one step.
+        documents: for each sequence of the batch; None: each is one document.
+        is_causal: whether a query sees only keys up to its own position.
+    """
+    if documents is None:
+        ends = [piece.stop for piece in (*queries, *keys)]
+        return _in_rows(slice(None), queries, keys, [range(max(ends, default=0))], is_causal)
+    rows = ((slice(i, i + 1), spans) for i, spans in enumerate(documents))
+    return [block for row, spans in rows for block in _in_rows(row, queries, keys, spans, is_causal)]
+
+
+def _in_rows(
+    rows: slice, queries: Sequence[range], keys: Sequence[range], documents: Sequence[range], is_causal: bool
+) -> list[Block]:
+    found: list[Block] = []
+    for document in documents:
+        own, others = _places(queries, document), _places(keys, document)
+        tokens = [piece for _, piece in own]
+        ascend = all(a[-1] < b[0] for a, b in pairwise(tokens))
+        if own and is_causal and ascend and tokens == [piece for _, piece in others]:
+            # Ascending tokens with themselves: the whole is causal, however many pieces it has.
+            mine, theirs = (slice(at[0][0], at[-1][0] + len(at[-1][1])) for at in (own, others))
+            found.append(Block(rows, mine, theirs, True))
+            continue
+        pairs = ((q, k) for q in own for k in others)
+        found += [block for (i, q), (j, k) in pairs for block in _pair(rows, i, q, j, k, is_causal)]
+    return _joined(found)
+
+
+def _places(pieces: Sequence[range], document: range) -> list[tuple[int, range]]:
+    """Where the tokens of a document lie, piece by piece: first place, and their positions."""
+    found: list[tuple[int, range]] = []
+    start = 0
+    for piece in pieces:
+        if here := within(piece, document):
+            last = found[-1][1] if found else here
+            if last[-1] + 1 == here[0] and {last.step, here.step} == {1}:  # it goes on where the last one ended
+                found[-1] = (found[-1][0], range(found[-1][1].start, here.stop))
+            else:
+                found.append((start + piece.index(here[0]), here))
+        start += len(piece)
+    return found
+
+
+def _pair(rows: slice, i: int, queries: range, j: int, keys: range, is_causal: bool) -> list[Block]:
+    """One piece of queries and one of keys, first at places i and j."""
+    if not is_causal or keys[-1] <= queries[0]:
+        return [Block(rows, slice(i, i + len(queries)), slice(j, j + len(keys)), False)]
+    if keys[0] > queries[-1]:
+        return []
+    step = max(queries.step if len(queries) > 1 else 1, keys.step if len(keys) > 1 else 1)
+    assert all(piece.step == step for piece in (queries, keys) if len(piece) > 1), (queries, keys)
+    first = (queries[0] - keys[0]) // step + 1  # keys that the first query sees; each query one more
+    skipped = max(0, 1 - first)
+    whole, queries = max(0, first - 1), queries[skipped:]
+    seen = slice(i + skipped, i + skipped + len(queries))
+    stairs = Block(rows, seen, slice(j + whole, j + min(len(keys), whole + len(queries))), True)
+    return [Block(rows, seen, slice(j, j + whole), False), stairs] if whole else [stairs]
+
+
+def _joined(blocks: list[Block]) -> list[Block]:
+    """Neighbours among blocks without a mask put together: fewer and larger kernels."""
+    for along, across in (("keys", "queries"), ("queries", "keys")):
+        done: list[Block] = []
+        for block in sorted(blocks, key=lambda b: (b.is_causal, getattr(b, across).start, getattr(b, along).start)):
+            last = done[-1] if done and not block.is_causal and not done[-1].is_causal else None
+            if (
+                last
+                and getattr(last, across) == getattr(block, across)
+                and getattr(last, along).stop == getattr(block, along).start
+            ):
+                done[-1] = last._replace(**{along: slice(getattr(last, along).start, getattr(block, along).stop)})
+            else:
+                done.append(block)
+        blocks = done
+    return blocks

@@ -1,0 +1,137 @@
+"""What attention sends when ranks share every sequence, to the byte, by each way; and what each keeps for backward.
+
+    sent by a rank            forward                       backward
+    ring                      (n-1) S                       (n-1) S and n S 4/w: the gradients, in 32 bits
+    gather                    (n-1) S                       (n-1) S
+    ulysses                   (n-1)/n (2 H + 2 g) X         the same
+    both                      ulysses over u, a ring of r whose ranks have H / u heads of u times the tokens
+
+With n ranks the S of one rank shrinks, but n - 1 times of it are sent: a ring and a gather send nearly the keys and
+values of the whole sequence, on however many ranks. What Ulysses sends falls with n. So a ring pays with few key-value
+heads, Ulysses with many ranks:
+
+    ring 2 (n-1) G + n 2 G 4/w ... against ... 2 (n-1)/n (2 H + 2 g)        per X and step; H = G, 16 bits: 6 n to 8
+
+What attention keeps for backward, beside lse of B H t numbers in 32 bits:
+
+    ring      (2 H + 2 G) X          queries, output, own keys and values
+    gather    (2 H + 2 n G) X        ... and those of all ranks
+    ulysses   (2 H + 2 g) X          of all tokens, 1/n of the heads
+    both      (2 H + 2 g) X          of u times the tokens, 1/u of the heads
+
+Cost: some sums; nothing runs on ranks.
+Legend: B batch, T tokens, n ranks, t = T / n, H heads, G key-value heads, K width of a head, w bytes a number;
+X = B t K w bytes of a head's tokens, S = 2 G X of keys and values; g = max(G, n) key-value heads that travel (u for n).
+Source: Liu et al., 2023, arXiv 2310.01889, section 3; Llama Team, 2024, arXiv 2407.21783, section 3.3.2; Jacobs et al.,
+2023, arXiv 2309.14509, section 3.2; Fang and Zhao, 2024, arXiv 2405.07719.
+Simplified: sizes that n divides.
+"""
+
+from dataclasses import dataclass
+
+from lablib.errors import unknown_name
+from lablib.parallel.tensor.attention import check_heads
+from lablib.signature import check_fields, checked, whole_number
+
+WAYS = ("ring", "gather", "ulysses", "both")
+
+
+@dataclass(frozen=True, slots=True)
+class ContextSizes:
+    """Attention of one layer, and its micro-batch.
+
+    Attributes:
+        batch, seq_len: B and T.
+        heads, kv_heads, d_head: H, G and K.
+        element_bytes: w; 2 for 16 bits.
+    """
+
+    batch: int
+    seq_len: int
+    heads: int
+    kv_heads: int
+    d_head: int
+    element_bytes: int = 2
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in self.__slots__:
+            whole_number(f"ContextSizes: {name}", getattr(self, name))
+        check_heads(self.heads, self.kv_heads, 1)
+
+    @property
+    def sum_bytes(self) -> int:
+        """Of a number in which partial results are added up: 32 bits at least."""
+        return max(4, self.element_bytes)
+
+    def head_bytes(self, tokens: int) -> int:
+        """X: of one head's so many tokens of each sequence."""
+        return self.batch * tokens * self.d_head * self.element_bytes
+
+
+@checked
+def context_sent_bytes(sizes: ContextSizes, ranks: int, way: str, heads_ranks: int = 1) -> int:
+    """Bytes that a rank sends for one layer, forward and backward.
+
+    Arguments:
+        ranks: n, which divides the sequence.
+        way: one of `WAYS`.
+        heads_ranks: u, of `both`; it divides n.
+
+    Raises:
+        ValueError: another way; ranks that do not divide; heads that ranks cannot share.
+    """
+    ring, u = check_ways(sizes, ranks, way, heads_ranks)
+    sent = 0
+    if u > 1:
+        one = sizes.head_bytes(sizes.seq_len // ranks)
+        sent += 2 * (u - 1) * (2 * sizes.heads + 2 * max(sizes.kv_heads, u)) * one // u
+    keys = keys_bytes(sizes, ring, u)
+    sent += 2 * (ring - 1) * keys
+    if way in ("ring", "both") and ring > 1:
+        sent += ring * keys * sizes.sum_bytes // sizes.element_bytes
+    return sent
+
+
+@checked
+def context_kept_bytes(sizes: ContextSizes, ranks: int, way: str, heads_ranks: int = 1) -> int:
+    """Bytes that attention between its projections keeps for backward on a rank. Arguments and Raises as above."""
+    ring, u = check_ways(sizes, ranks, way, heads_ranks)
+    kv_heads = max(sizes.kv_heads, u) * (ring if way == "gather" else 1)
+    tokens = sizes.seq_len // ranks
+    lse = sizes.batch * sizes.heads * tokens * sizes.sum_bytes
+    return (2 * sizes.heads + 2 * kv_heads) * sizes.head_bytes(tokens) + lse
+
+
+def keys_bytes(sizes: ContextSizes, ring: int, heads_ranks: int) -> int:
+    """S: of the keys and values that one rank of a ring of so many has, with its share of heads."""
+    return 2 * max(sizes.kv_heads, heads_ranks) // heads_ranks * sizes.head_bytes(sizes.seq_len // ring)
+
+
+def can_share_heads(sizes: ContextSizes, ranks: int) -> bool:
+    """Whether Ulysses can cut these heads over so many ranks."""
+    try:
+        check_heads(sizes.heads, sizes.kv_heads, ranks)
+    except ValueError:
+        return False
+    return True
+
+
+def check_ways(sizes: ContextSizes, ranks: int, way: str, heads_ranks: int = 1) -> tuple[int, int]:
+    """Ranks of the ring, or of the gather, and ranks that share heads; refuses what cannot be."""
+    whole_number("ranks", ranks)
+    whole_number("heads_ranks", heads_ranks)
+    if way not in WAYS:
+        raise unknown_name("way", way, WAYS)
+    if sizes.seq_len % ranks:
+        raise ValueError(
+            f"seq_len must be a multiple of the ranks: got {sizes.seq_len} on {ranks}; "
+            f"try {-(-sizes.seq_len // ranks) * ranks}."
+        )
+    if way != "both" and heads_ranks != 1:
+        raise ValueError(f'heads_ranks is for "both": got {heads_ranks} with {way!r}; leave it out.')
+    if ranks % heads_ranks:
+        raise ValueError(f"heads_ranks must divide the ranks: got {heads_ranks} of {ranks}; try 1.")
+    u = ranks if way == "ulysses" else heads_ranks
+    check_heads(sizes.heads, sizes.kv_heads, u)
+    return ranks // u, u

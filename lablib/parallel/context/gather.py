@@ -1,0 +1,113 @@
+"""All-gather of keys and values: every rank gets those of all tokens first, then attends as one device would.
+
+Grouped queries make keys and values small beside the rest (8 of 128 heads in Llama 3 405B), so that all ranks' fit, and
+their gather is short beside an attention that grows with T^2. In return any mask works, that of documents too: there is
+no round for which a block must be cut out, and one kernel where the ring has n.
+
+               forward                                  backward
+    k, v       all-gather                               reduce-scatter of their gradients
+    q, o       stay where they are                      stay
+
+Not to be confused with `gather_from_ranks`: behind it all ranks do the same, here each has its own queries, so that the
+gradients of one key are parts on n ranks, and must be summed.
+
+Cost for n ranks, S = 2 B G T / n K w bytes of one rank's keys and values, a the all-gather's seconds:
+    time_s      forward a + p, nothing hidden; backward p and a reduce-scatter, of 16 bits as here
+    peak bytes  n S for the gathered ones, kept for backward; n S 4 / w for their gradients
+    sent bytes  (n - 1) S each way (ring)
+Shapes: B batch, H heads, G key-value heads, K width of a head; t this rank's tokens, T all.
+Source: Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.2, "Context parallelism for long
+sequences".
+Simplified: kept instead of gathered again; the gradients are summed in the dtype of the keys.
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from lablib.parallel.context.blocks import blocks_of
+from lablib.parallel.context.merge import FUSED, Passes, attention_in_blocks
+from lablib.parallel.context.order import Documents, Order
+from lablib.parallel.context.ring import require_shard
+from lablib.parallel.tensor.regions import Group, all_gather_single, reduce_scatter_single
+
+
+class _GatherTokens(torch.autograd.Function):
+    """[..., t, K] of each rank, token dimension first while it travels, the shorter shards padded."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Order, group: Group) -> Tensor:
+        ctx.call = order, group
+        longest, own = max(order.lengths), x.movedim(-2, 0)
+        padded = own.new_zeros(longest, *own.shape[1:])
+        padded[: len(own)] = own
+        gathered = padded.new_empty(order.num_ranks * longest, *own.shape[1:])
+        all_gather_single(gathered, padded, group=group)
+        shards = gathered.unflatten(0, (order.num_ranks, longest))
+        places = [(piece, rank, first) for rank, first, piece in _pieces(order)]
+        in_turn = sorted(places, key=lambda place: place[0].start) if _is_cut(order) else places
+        return torch.cat([shards[rank, first : first + len(piece)] for piece, rank, first in in_turn]).movedim(0, -2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (order, group), grad = ctx.call, grads[0].movedim(-2, 0)
+        longest, length = max(order.lengths), order.lengths[dist.get_rank(group)]
+        shards = grad.new_zeros(order.num_ranks, longest, *grad.shape[1:])
+        start = 0
+        for rank, first, piece in _pieces(order):
+            begin = piece.start if _is_cut(order) else start
+            shards[rank, first : first + len(piece)] = grad[begin : begin + len(piece)]
+            start += len(piece)
+        own = grad.new_empty(longest, *grad.shape[1:])
+        reduce_scatter_single(own, shards.flatten(0, 1), group=group)
+        return own[:length].movedim(0, -2), None, None
+
+
+def _pieces(order: Order) -> list[tuple[int, int, range]]:
+    """Every piece: its rank, where it begins there, and its positions."""
+    return [
+        (rank, sum(map(len, pieces[:i])), piece)
+        for rank, pieces in enumerate(order.pieces)
+        for i, piece in enumerate(pieces)
+    ]
+
+
+def _is_cut(order: Order) -> bool:
+    """Whether its pieces are cut from the sequence, so that they can be put in its order; stripes stay by rank."""
+    return all(piece.step == 1 for pieces in order.pieces for piece in pieces)
+
+
+def gather_tokens(
+    x: Float[Tensor, "*shape t K"], order: Order, group: Group = None
+) -> tuple[Float[Tensor, "*shape T K"], list[range]]:
+    """All ranks' tokens, and their positions: in the sequence's order, but for stripes, which stay by rank.
+
+    Communicates: one all-gather forward, one reduce-scatter backward.
+    """
+    pieces = [range(order.seq_len)] if _is_cut(order) else [piece for _, _, piece in _pieces(order)]
+    return _GatherTokens.apply(x, order, group), pieces  # pyright: ignore[reportReturnType]
+
+
+def gathered_attention(
+    q_BHtK: Float[Tensor, "B H t K"],
+    k_BGtK: Float[Tensor, "B G t K"],
+    v_BGtK: Float[Tensor, "B G t K"],
+    order: Order,
+    group: Group = None,
+    *,
+    documents: Documents | None = None,
+    is_causal: bool = True,
+    passes: Passes = FUSED,
+) -> Float[Tensor, "B H t K"]:
+    """Attention of this rank's queries over the keys of all ranks. Communicates: an all-gather, a reduce-scatter.
+
+    Arguments and Raises as `ring_attention`.
+    """
+    require_shard(q_BHtK, k_BGtK, order, group)
+    (k_BGTK, v_BGTK), keys = gather_tokens(torch.stack([k_BGtK, v_BGtK]), order, group)
+    blocks = blocks_of(order.pieces[dist.get_rank(group)], keys, documents, is_causal)
+    return attention_in_blocks(q_BHtK, k_BGTK, v_BGTK, blocks, passes)

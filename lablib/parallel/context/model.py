@@ -1,0 +1,232 @@
+"""A plain GPT whose sequences are shared by ranks; its own file knows nothing of it.
+
+    context = ContextParallel(group, order=zigzag_order, attention=ring_attention)
+    replica = DataParallel(context.parallelize(GPT(config)), group, reduce=all_reduce_sum)
+    own_tokens, own_targets = context.shard(tokens, targets)          # this rank's part of every sequence
+    loss = context.loss(replica(own_tokens), own_targets)             # that of one device, on every rank
+    loss.backward()                                                   # every gradient that of one device
+
+All of a transformer but attention works on each token alone, so that a rank needs only its own tokens and all weights.
+Four things must follow the cut:
+
+    attention    over the keys of all ranks: one of the functions beside this file
+    positions    those of this rank's tokens, which with zigzag are not one run; in packed documents from 0 in each
+    loss         the sum of this rank's tokens over the number of all ranks' tokens: a mean of the ranks' means is
+                 wrong where they have unequal numbers
+    gradients    each rank has the part of its tokens: they are summed over ranks, not averaged
+
+With data parallelism besides, loss and gradients are of the ranks of both axes together (`gradient_group`), so that
+replicas with more tokens that count weigh more.
+
+Cost for n context ranks, beside that of attention and of DataParallel (2 (n-1)/n P w bytes): two numbers, to count
+tokens and for the loss.
+Shapes: B batch, T time, t of it on this rank, D width, V vocabulary.
+Source: Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.2; torch's `context_parallel`
+(torch 2.13, torch.distributed.tensor.experimental), which shards buffers and replaces attention likewise.
+Simplified: one batch at a time: `shard` sets what attention and positions see until it is called again; no dropout.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lablib.models.gpt import GPT, Attention
+from lablib.parallel.context.order import Documents, Order, document_spans, zigzag_order
+from lablib.parallel.context.ring import ring_attention
+from lablib.parallel.context.ulysses import ulysses_attention
+from lablib.parallel.context.ulysses_and_ring import nested_order
+from lablib.parallel.data.overlapped import Handle
+from lablib.parallel.tensor.attention import check_heads
+from lablib.parallel.tensor.regions import Group, reduce_from_ranks
+from lablib.signature import check_type, checked, whole_number
+
+IGNORED = -100  # a target that does not count, as in torch's cross_entropy
+
+Attend = Callable[..., Tensor]  # (q, k, v, order, group, *, documents) -> o, as `ring_attention`
+MakeOrder = Callable[[int, int], Order]  # (seq_len, num_ranks), as `zigzag_order`
+
+
+@checked
+def check_context(
+    seq_len: int,
+    num_heads: int,
+    num_kv_heads: int,
+    num_ranks: int,
+    order: MakeOrder = zigzag_order,
+    attention: Attend = ring_attention,
+    heads_ranks: int = 1,
+) -> Order:
+    """What would be refused on every rank, before any starts; and the order of the tokens.
+
+    Arguments:
+        heads_ranks: ranks that share heads inside a ring, for `UlyssesRing`; `order` is then the ring's.
+
+    Raises:
+        ValueError: a sequence too short for its order, or an order of other tokens or ranks; heads that ranks cannot
+            share; heads_ranks that do not divide the ranks.
+    """
+    whole_number("num_ranks", num_ranks)
+    if num_ranks % whole_number("heads_ranks", heads_ranks):
+        raise ValueError(f"heads_ranks must divide the ranks: got {heads_ranks} of {num_ranks}; try 1.")
+    check_heads(num_heads, num_kv_heads, num_ranks if attention is ulysses_attention else heads_ranks)
+    ring = num_ranks // heads_ranks
+    made = order(seq_len, ring)
+    check_type("order: what it returns", made, Order)
+    if (made.seq_len, made.num_ranks) != (seq_len, ring):
+        raise ValueError(
+            f"order must be of the tokens and ranks it is asked for: got one of {made.seq_len} tokens on "
+            f"{made.num_ranks} ranks for {seq_len} on {ring}; try zigzag_order."
+        )
+    return nested_order(made, heads_ranks) if heads_ranks > 1 else made
+
+
+class ContextParallel:
+    """The ranks that share every sequence, and who has which of its tokens now.
+
+    Arguments:
+        group: of the ranks; None for all.
+        order: who has which tokens of a sequence, made anew for each length.
+        attention: `ring_attention` or one that is called like it.
+        gradient_group: over which tokens are counted and gradients summed: of context and data ranks together; None:
+            `group`.
+    """
+
+    def __init__(
+        self,
+        group: Group = None,
+        order: MakeOrder = zigzag_order,
+        attention: Attend = ring_attention,
+        gradient_group: Group = None,
+    ):
+        check_type("ContextParallel: group", group, dist.ProcessGroup | None)
+        check_type("ContextParallel: gradient_group", gradient_group, dist.ProcessGroup | None)
+        self.group, self.make_order, self.attention = group, order, attention
+        self.gradient_group = group if gradient_group is None else gradient_group
+        self.order: Order | None = None
+        self.documents: Documents | None = None
+        self.positions: Tensor | None = None
+
+    def parallelize(self, model: GPT) -> GPT:
+        """Replace attention and positions, in place, and return the model. Before `DataParallel`, and `parallelize`.
+
+        Raises:
+            ValueError: heads that ranks cannot share, where attention is Ulysses.
+        """
+        if self.attention is ulysses_attention:
+            check_heads(model.config.num_heads, model.config.num_heads, dist.get_world_size(self.group))
+        for block in model.blocks:
+            block.attention = ContextAttention(block.attention, self)  # pyright: ignore
+        model.position_embedding = ContextPositions(model.position_embedding, self)  # pyright: ignore
+        return model
+
+    def shard(
+        self, tokens_BT: Int[Tensor, "B T"], *others: Tensor, documents_BT: Int[Tensor, "B T"] | None = None
+    ) -> tuple[Tensor, ...]:
+        """This rank's tokens, and the same places of others such as targets; a view or a copy. Does not communicate.
+
+        What attention and positions see follows, until the next call.
+
+        Arguments:
+            tokens_BT: the same on all ranks of the group.
+            others: [B, T], as many.
+            documents_BT: the number of each token's document, below 0 for padding; None: each sequence is one.
+
+        Raises:
+            ValueError: a sequence too short for its order, or tensors of another shape.
+        """
+        for other in (*others, documents_BT):
+            if other is not None and other.shape[:2] != tokens_BT.shape:
+                shapes = f"{tuple(other.shape)} beside {tuple(tokens_BT.shape)}"
+                raise ValueError(f"what is cut must be [B, T], as the tokens: got {shapes}.")
+        self.order = self.make_order(tokens_BT.shape[1], dist.get_world_size(self.group))
+        tokens = self.order.tokens(dist.get_rank(self.group))
+        self.documents, positions = None, torch.tensor([tokens], device=tokens_BT.device)
+        if documents_BT is not None:
+            self.documents = document_spans(documents_BT.tolist())
+            positions = torch.tensor([_places(spans, tokens) for spans in self.documents], device=tokens_BT.device)
+        self.positions = positions
+        return tuple(self.own(x) for x in (tokens_BT, *others))
+
+    def own(self, x_BT: Float[Tensor, "B T *more"] | Int[Tensor, "B T *more"]) -> Tensor:
+        """This rank's places of something that all ranks have for every token."""
+        pieces = self._now().pieces[dist.get_rank(self.group)]
+        cut = [x_BT[:, piece.start : piece.stop : piece.step] for piece in pieces]
+        return cut[0] if len(cut) == 1 else torch.cat(cut, 1)
+
+    def attend(self, q_BHtK: Tensor, k_BHtK: Tensor, v_BHtK: Tensor) -> Tensor:
+        """Attention over the tokens of all ranks. Communicates."""
+        return self.attention(q_BHtK, k_BHtK, v_BHtK, self._now(), self.group, documents=self.documents)
+
+    def loss(self, logits_BtV: Float[Tensor, "B t V"], targets_Bt: Int[Tensor, "B t"]) -> Float[Tensor, ""]:
+        """Mean cross-entropy of all ranks' tokens, in nats; backward, this rank's part of the gradient.
+
+        Communicates: two numbers. A target of -100 does not count.
+        """
+        dtype = torch.promote_types(logits_BtV.dtype, torch.float32)
+        scores = logits_BtV.to(dtype).flatten(0, 1)
+        own = F.cross_entropy(scores, targets_Bt.flatten(), reduction="sum", ignore_index=IGNORED)
+        count = (targets_Bt != IGNORED).sum()
+        dist.all_reduce(count, group=self.gradient_group)
+        return reduce_from_ranks(own / count.clamp(min=1), self.gradient_group)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "ContextParallel":
+        return self  # a copy of a model sees the same ranks and the same batch
+
+    def _now(self) -> Order:
+        if self.order is None:
+            raise ValueError("a batch must be cut before the model sees it: call context.shard(tokens, targets) first.")
+        return self.order
+
+
+class ContextAttention(nn.Module):
+    """Attention of gpt.py over the tokens of all ranks; its layers are taken over."""
+
+    def __init__(self, attention: Attention, context: ContextParallel):
+        super().__init__()
+        self.num_heads, self.context = attention.num_heads, context
+        self.query, self.key, self.value, self.out = attention.query, attention.key, attention.value, attention.out
+
+    def forward(self, x_BtD: Float[Tensor, "B t D"]) -> Float[Tensor, "B t D"]:
+        d_head = self.query.in_features // self.num_heads  # of heads, tensor parallelism may have left some
+        q_BHtK, k_BHtK, v_BHtK = (
+            linear(x_BtD).unflatten(-1, (-1, d_head)).transpose(1, 2) for linear in (self.query, self.key, self.value)
+        )
+        return self.out(self.context.attend(q_BHtK, k_BHtK, v_BHtK).transpose(1, 2).flatten(-2))
+
+
+class ContextPositions(nn.Module):
+    """Embeddings of the positions of this rank's tokens; the weight is taken over."""
+
+    def __init__(self, embedding: nn.Embedding, context: ContextParallel):
+        super().__init__()
+        self.weight, self.context = embedding.weight, context
+
+    def forward(self, counted_t: Tensor) -> Float[Tensor, "B t D"]:
+        """`counted_t`: 0, 1, ..., as the model counts its tokens; they are not the positions."""
+        order, positions_Bt = self.context._now(), self.context.positions
+        assert positions_Bt is not None
+        longest = order.seq_len
+        if self.context.documents is not None:
+            longest = max((len(span) for spans in self.context.documents for span in spans), default=0)
+        if longest > len(self.weight):
+            raise ValueError(
+                f"a sequence, or document, must have at most max_seq_len={len(self.weight)} tokens: got {longest}."
+            )
+        return F.embedding(positions_Bt, self.weight)
+
+
+def _places(spans: tuple[range, ...], tokens: list[int]) -> list[int]:
+    """The place of each token in its document; 0 in padding."""
+    starts = {token: span.start for span in spans for token in span}
+    return [token - starts.get(token, token) for token in tokens]
+
+
+def all_reduce_sum(buffer: Tensor, group: Group = None) -> Handle:
+    """The sum over the ranks of `group`, by one all-reduce in the background: for `DataParallel(reduce=...)`."""
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+    assert work is not None  # only ranks outside of the group get None
+    return work

@@ -1,0 +1,137 @@
+"""Ulysses: an all-to-all turns some tokens of all heads into all tokens of some heads, and another turns them back.
+
+Attention works on each head alone, everything else of a transformer on each token alone. So tokens are cut everywhere
+but in attention, heads are cut there, and the kernel in the middle knows nothing of ranks:
+
+    rank r has      t tokens, H heads    ->  all-to-all  ->    T tokens, H / n heads    attention    ->  all-to-all back
+
+What a rank sends shrinks with n: of its t tokens it gives each other rank 1 / n of the heads. A ring passes all keys on
+n - 1 times. But there are no more ranks than heads, and each must be given key-value heads: G < n of them are repeated
+for the ranks that share them, so that less is saved (`check_heads`: n divides H, and G or n the other).
+
+Every rank has the same work whatever the order of tokens, so they may as well be contiguous; another order is put in
+turn by a copy.
+
+Cost for n ranks, S = B t K w bytes of one head's tokens, g = max(G, n) key-value heads that travel:
+    time_s      2 all-to-alls forward, 2 backward, none hidden
+    peak bytes  (2 H + 2 g) S beside what attention keeps
+    sent bytes  forward (n - 1) / n (2 H + 2 g) S: queries, keys and values, and the output; the same backward
+Shapes: B batch, H heads, G key-value heads, K width of a head; t this rank's tokens, T all; h = H / n, g here g / n.
+Source: Jacobs et al., "DeepSpeed Ulysses", 2023, arXiv 2309.14509, sections 3.1 and 3.2; repeated key-value heads: Fang
+and Zhao, "USP", 2024, arXiv 2405.07719.
+Simplified: queries, keys and values go in one message; none is sent while another is computed.
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from lablib.parallel.context.blocks import blocks_of
+from lablib.parallel.context.merge import FUSED, Passes, attention_in_blocks
+from lablib.parallel.context.order import Documents, Order
+from lablib.parallel.context.ring import require_shard
+from lablib.parallel.tensor.attention import check_heads
+from lablib.parallel.tensor.regions import Group
+
+
+class _TokensToHeads(torch.autograd.Function):
+    """[n, t, rest]: for each rank its heads of my tokens -> [T, rest]: my heads of all tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, lengths: tuple[int, ...], group: Group) -> Tensor:
+        ctx.call = lengths, group
+        return _exchange(x.flatten(0, 1), [x.shape[1]] * len(lengths), lengths, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        lengths, group = ctx.call
+        own = lengths[dist.get_rank(group)]
+        return _exchange(grads[0], lengths, [own] * len(lengths), group).unflatten(0, (len(lengths), own)), None, None
+
+
+class _HeadsToTokens(torch.autograd.Function):
+    """The way back."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, lengths: tuple[int, ...], group: Group) -> Tensor:
+        ctx.call = lengths, group
+        own = lengths[dist.get_rank(group)]
+        return _exchange(x, lengths, [own] * len(lengths), group).unflatten(0, (len(lengths), own))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        lengths, group = ctx.call
+        return _exchange(grads[0].flatten(0, 1), [grads[0].shape[1]] * len(lengths), lengths, group), None, None
+
+
+def _exchange(x: Tensor, sends: Any, receives: Any, group: Group) -> Tensor:
+    """All-to-all of rows: so many to each rank, so many from each."""
+    out = x.new_empty(sum(receives), *x.shape[1:])
+    dist.all_to_all_single(out, x.contiguous(), list(receives), list(sends), group=group)
+    return out
+
+
+def heads_of_all_tokens(
+    q_BHtK: Float[Tensor, "B H t K"],
+    k_BGtK: Float[Tensor, "B G t K"],
+    v_BGtK: Float[Tensor, "B G t K"],
+    lengths: tuple[int, ...],
+    group: Group = None,
+) -> tuple[Float[Tensor, "B h T K"], Float[Tensor, "B g T K"], Float[Tensor, "B g T K"]]:
+    """This rank's heads of all the group's tokens, rank behind rank. Communicates: one all-to-all, one backward.
+
+    Arguments:
+        lengths: tokens of each rank of the group.
+
+    Raises:
+        ValueError: heads that these ranks cannot share; see `check_heads`.
+    """
+    heads, kv_heads, n = q_BHtK.shape[1], k_BGtK.shape[1], len(lengths)
+    check_heads(heads, kv_heads, n)
+    kv = [x.repeat_interleave(n // kv_heads, 1) for x in (k_BGtK, v_BGtK)] if n > kv_heads else [k_BGtK, v_BGtK]
+    # For each rank its queries', keys' and values' heads together: one message.
+    parts = [x.unflatten(1, (n, -1)) for x in (q_BHtK, *kv)]
+    packed = torch.cat(parts, 2).permute(1, 3, 0, 2, 4)  # n t B heads K
+    x_TBhK = _TokensToHeads.apply(packed, lengths, group)
+    sizes = [part.shape[2] for part in parts]
+    return tuple(x.permute(1, 2, 0, 3) for x in x_TBhK.split(sizes, 2))  # pyright: ignore
+
+
+def tokens_of_all_heads(
+    o_BhTK: Float[Tensor, "B h T K"], lengths: tuple[int, ...], group: Group = None
+) -> Float[Tensor, "B H t K"]:
+    """All heads of this rank's tokens: the way back. Communicates: one all-to-all, one backward."""
+    o_ntBhK: Any = _HeadsToTokens.apply(o_BhTK.permute(2, 0, 1, 3), lengths, group)
+    return o_ntBhK.permute(2, 0, 3, 1, 4).flatten(1, 2)
+
+
+def ulysses_attention(
+    q_BHtK: Float[Tensor, "B H t K"],
+    k_BGtK: Float[Tensor, "B G t K"],
+    v_BGtK: Float[Tensor, "B G t K"],
+    order: Order,
+    group: Group = None,
+    *,
+    documents: Documents | None = None,
+    is_causal: bool = True,
+    passes: Passes = FUSED,
+) -> Float[Tensor, "B H t K"]:
+    """Attention of this rank's queries over the keys of all ranks. Communicates: two all-to-alls, two backward.
+
+    Arguments and Raises as `ring_attention`; also heads that the ranks cannot share (`check_heads`).
+    """
+    require_shard(q_BHtK, k_BGtK, order, group)
+    q, k, v = heads_of_all_tokens(q_BHtK, k_BGtK, v_BGtK, order.lengths, group)
+    pieces = [piece for rank in order.pieces for piece in rank]
+    if not order.is_in_turn:
+        back = torch.tensor(order.inverse(), device=q.device)
+        q, k, v = (x.index_select(2, back) for x in (q, k, v))
+        pieces = [range(order.seq_len)]
+    o = attention_in_blocks(q, k, v, blocks_of(pieces, pieces, documents, is_causal), passes)
+    if not order.is_in_turn:
+        o = o.index_select(2, torch.tensor(order.permutation(), device=o.device))
+    return tokens_of_all_heads(o, order.lengths, group)

@@ -1,0 +1,95 @@
+"""Buckets: pack many small gradients into a few large buffers, so that few all-reduces pay the latency.
+
+An all-reduce pays latency, however little it carries. A transformer has a dozen small parameters in each layer
+(norms, biases), and each would pay it. Packed into buckets of about 25 MiB, they pay once a bucket. Buckets are filled
+in reverse order of registration: that is about the order in which backward produces gradients, so the first bucket is
+complete first. Waiting for that moment instead of the end of backward is the next file, `data/overlapped.py`.
+
+    registered   embedding  block 0  block 1  norm  head          bucket_bytes fits two
+    buckets      [head norm]  [block 1 block 0]  [embedding]      the last one may be partly filled
+
+Cost for n ranks, S bytes of gradients in M = about S / bucket_bytes buckets, alpha and beta of the link (ring):
+    time_s      M 2(n-1) alpha + 2(n-1)/n S beta, plus 2 S of memory traffic to pack and 2 S to divide
+    peak bytes  S more: the buckets
+    sent bytes  2(n-1)/n S per rank and step, as in the naive version
+Shapes: a bucket is flat, [N] with N the elements of its gradients together.
+Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, arXiv
+2006.15704, section 3.2.2; Sergeev and Del Balso, "Horovod", 2018, arXiv 1802.05799, section 5 (tensor fusion).
+Simplified: the plan is not revised after the first backward, and the first bucket is as large as the others.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lablib.parallel.data.naive import parameters_with_gradients
+
+BUCKET_BYTES = 25 * 2**20
+
+
+def plan_buckets(params: Sequence[Tensor], bucket_bytes: int = BUCKET_BYTES) -> list[list[int]]:
+    """Which parameter goes into which bucket. Pure: tensors are only asked for their size and dtype.
+
+    Arguments:
+        params: in order of registration.
+        bucket_bytes: most bytes of a bucket; a parameter larger than that has a bucket to itself.
+
+    Returns:
+        For each bucket the indices of its parameters, both in the order in which backward fills them: from the last
+        parameter to the first. A bucket holds one dtype (and device), because one buffer has one.
+
+    Raises:
+        ValueError: `bucket_bytes` is not positive.
+    """
+    if bucket_bytes < 1:
+        raise ValueError(f"bucket_bytes must be at least 1: got {bucket_bytes}; try {BUCKET_BYTES} (25 MiB).")
+    buckets: list[list[int]] = []
+    filling: dict[tuple, tuple[list[int], int]] = {}  # (dtype, device) -> the bucket being filled, and its bytes
+    for index in reversed(range(len(params))):
+        kind = params[index].dtype, params[index].device
+        bucket, filled_bytes = filling.get(kind, ([], 0))
+        if not bucket or filled_bytes + params[index].nbytes > bucket_bytes:
+            bucket, filled_bytes = [], 0
+            buckets.append(bucket)
+        bucket.append(index)
+        filling[kind] = bucket, filled_bytes + params[index].nbytes
+    # With several dtypes, buckets fill side by side: first the one that is complete first.
+    return sorted(buckets, key=lambda bucket: -bucket[-1])
+
+
+def pack(params: Sequence[nn.Parameter]) -> Tensor:
+    """The gradients of these parameters as one flat copy [N]."""
+    return torch.cat([param.grad.flatten() for param in params if param.grad is not None])
+
+
+def unpack(buffer: Tensor, params: Sequence[nn.Parameter]) -> None:
+    """Let every gradient be its piece of the buffer: a view, so nothing is copied back. Changes `param.grad`."""
+    pieces = buffer.split([param.numel() for param in params])
+    for param, piece in zip(params, pieces, strict=True):
+        param.grad = piece.view_as(param)
+
+
+def average_gradients_in_buckets(
+    module: nn.Module, group: dist.ProcessGroup | None = None, bucket_bytes: int = BUCKET_BYTES
+) -> None:
+    """Replace every gradient by its mean over the ranks: between backward and the optimizer.
+
+    Communicates: one all-reduce for each bucket. Afterwards each `param.grad` is a view of its bucket.
+
+    Arguments:
+        module: the replica; each trainable parameter has a gradient.
+        group: None for all ranks.
+        bucket_bytes: most bytes of a bucket.
+
+    Raises:
+        ValueError: a trainable parameter has no gradient, or `bucket_bytes` is not positive.
+    """
+    world_size = dist.get_world_size(group)
+    params = list(parameters_with_gradients(module))
+    for bucket in plan_buckets(params, bucket_bytes):
+        members = [params[index] for index in bucket]
+        buffer = pack(members).div_(world_size)
+        dist.all_reduce(buffer, group=group)
+        unpack(buffer, members)

@@ -1,0 +1,175 @@
+"""Overlapped data parallelism: a bucket's all-reduce starts as soon as backward has filled it, hidden behind the rest.
+
+Backward works from the last layer to the first, so the gradients of the last layers are final long before it ends. A
+hook on every parameter hears when its gradient is ready. When the last gradient of a bucket is, the bucket is packed
+and its all-reduce starts, while backward goes on with earlier layers. What still runs when backward ends is exposed:
+at least the last bucket, which no work is left to hide.
+
+    compute    forward  | backward 3 | backward 2 | backward 1 | backward 0 |       wait |  optimizer
+    comm                             [ bucket 0 ] [ bucket 1 ]  [ bucket 2 ] [ bucket 3 ]
+                                       of layer 3   of layer 2    of layer 1   of layer 0: exposed
+
+Phases of one step (the code has the same headings):
+    1. a gradient is ready     count it; a complete bucket is launched, buckets always in the order of the plan
+    2. a bucket is launched    pack it, divide it, start its all-reduce, and do not wait
+    3. backward ends           wait for what is under way; each gradient becomes a view of its bucket
+
+Cost for n ranks, S bytes of gradients in M buckets, backward B seconds, all-reduce C seconds in all (see
+`data/bucketed.py`), bucket i ready at r_i and taking c_i:
+    time_s      forward + max(B, e_M) with e_i = max(e_{i-1}, r_i) + c_i: hidden = min(C, backward left), roughly
+    peak bytes  S for the buckets while backward runs, beside S for the gradients; then the buckets are the gradients
+    sent bytes  2(n-1)/n S per rank and step; under `no_sync` nothing
+Shapes: a bucket is flat, [N] with N the elements of its gradients together.
+Source: Li et al., "PyTorch Distributed", VLDB 2020, arXiv 2006.15704, sections 3.2.3 (overlap) and 3.2.4 (no_sync),
+algorithm 1.
+Simplified: buffers are broadcast once, not before every forward; the order of buckets is fixed by registration, not
+by the first backward; a parameter that gets no gradient is an error, not a search through the graph.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lablib.parallel.data.bucketed import BUCKET_BYTES, pack, plan_buckets, unpack
+from lablib.parallel.data.naive import broadcast_module, require_no_unused, require_once
+from lablib.torch_compat import queue_callback
+
+
+class Handle(Protocol):
+    """A communication under way, such as a `dist.Work`."""
+
+    def wait(self) -> Any: ...
+
+
+# Starts to replace a buffer by its mean over the group, and does not wait for the end.
+Reduce = Callable[[Tensor, dist.ProcessGroup | None], Handle]
+
+
+def all_reduce_average(buffer: Tensor, group: dist.ProcessGroup | None = None) -> Handle:
+    """The mean over the ranks of `group`, by one all-reduce in the background."""
+    buffer.div_(dist.get_world_size(group))  # once; before the sum, which in 16 bits might overflow
+    work = dist.all_reduce(buffer, group=group, async_op=True)
+    assert work is not None  # only ranks outside of the group get None
+    return work
+
+
+def reduce_for(reduce: Reduce, index: int, params: Sequence[Tensor]) -> Reduce:
+    """The `Reduce` of one bucket: `reduce.for_bucket(index, params)` where it keeps state for each, else itself."""
+    for_bucket = getattr(reduce, "for_bucket", None)
+    return reduce if for_bucket is None else for_bucket(index, params)
+
+
+@dataclass
+class _Backward:
+    """What one backward pass has done so far: gradients still missing in each bucket, and buckets on their way."""
+
+    num_missing: list[int]
+    seen: set[Tensor] = field(default_factory=set)
+    launched: list[tuple[Tensor, Handle]] = field(default_factory=list)
+
+
+class DataParallel(nn.Module):
+    """A replica whose gradients are, when `loss.backward()` returns, the mean over all ranks.
+
+    Construction broadcasts parameters and buffers from the group's first rank. Every backward outside of `no_sync`
+    communicates; all ranks must run it equally often.
+
+        replica = DataParallel(model)
+        loss = loss_of(replica(inputs), targets)      # this rank's part of the batch
+        loss.backward()                               # communicates
+        optimizer.step()
+
+    Arguments:
+        module: on this rank's device. Parameters that do not require gradients now are left out for good.
+        group: None for all ranks.
+        bucket_bytes: most bytes of a bucket. Smaller: more overlap, more latency.
+        reduce: how a bucket becomes its mean; see `Reduce`, `data/hierarchical.py` and `lablib.compress`. One
+            that keeps something for each bucket has `for_bucket(index, params)`, which is asked for its `Reduce`.
+
+    Raises:
+        ValueError: `bucket_bytes` is not positive, or no parameter requires a gradient; in backward, a parameter that
+            got no gradient.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: dist.ProcessGroup | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        reduce: Reduce = all_reduce_average,
+    ):
+        super().__init__()
+        self.module, self.group = module, group
+        # `named_parameters` names a tied parameter once, and autograd adds up its uses before the hook runs.
+        self._names: dict[Tensor, str] = {
+            param: name for name, param in module.named_parameters() if param.requires_grad
+        }
+        if not self._names:
+            raise ValueError("DataParallel needs a parameter to train: no parameter of the module requires a gradient.")
+        params = [param for param in module.parameters() if param.requires_grad]
+        self.buckets = [[params[i] for i in plan] for plan in plan_buckets(params, bucket_bytes)]
+        self._bucket_of: dict[Tensor, int] = {
+            param: index for index, bucket in enumerate(self.buckets) for param in bucket
+        }
+        self.reduces = [reduce_for(reduce, index, bucket) for index, bucket in enumerate(self.buckets)]
+        self._is_synchronizing = True
+        self._backward: _Backward | None = None
+        broadcast_module(module, group)
+        for param in params:
+            param.register_post_accumulate_grad_hook(self._on_gradient)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._backward = None  # a backward that raised leaves nothing behind
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward only adds to this rank's gradients and nothing is sent: for all micro-batches but the last.
+
+        The first backward outside averages what has been added up. Divide each loss by the number of micro-batches.
+        """
+        before, self._is_synchronizing = self._is_synchronizing, False
+        try:
+            yield
+        finally:
+            self._is_synchronizing = before
+
+    # ---- 1. a gradient is ready ----
+
+    def _on_gradient(self, param: Tensor) -> None:
+        """Autograd calls this with the *parameter*, once its gradient is in `param.grad`."""
+        if not self._is_synchronizing:
+            return
+        if self._backward is None:
+            self._backward = _Backward([len(bucket) for bucket in self.buckets])
+            queue_callback(self._on_backward_end)
+        now = self._backward
+        require_once(self._names[param], param in now.seen)
+        now.seen.add(param)
+        now.num_missing[self._bucket_of[param]] -= 1
+        # Never out of order: all ranks must issue the same collectives in the same order.
+        while len(now.launched) < len(self.buckets) and now.num_missing[len(now.launched)] == 0:
+            self._launch_next(now)
+
+    # ---- 2. a bucket is launched ----
+
+    def _launch_next(self, now: _Backward) -> None:
+        index = len(now.launched)
+        buffer = pack(self.buckets[index])  # memory peaks: gradients and bucket
+        handle = self.reduces[index](buffer, self.group)  # no wait: backward goes on meanwhile
+        now.launched.append((buffer, handle))
+
+    # ---- 3. backward ends ----
+
+    def _on_backward_end(self) -> None:
+        now, self._backward = self._backward, None
+        assert now is not None
+        unused = [name for param, name in self._names.items() if param not in now.seen]
+        require_no_unused(unused)
+        for bucket, (buffer, handle) in zip(self.buckets, now.launched, strict=True):
+            handle.wait()
+            unpack(buffer, bucket)

@@ -1,0 +1,228 @@
+"""Dispatch and combine: tokens to the rows of their experts, and what the experts say back to the tokens.
+
+    naive   a mask [N, E, C] says which token is in which slot of which expert; two einsums move rows by it
+    real    choices sorted by expert: rows are picked by their numbers, and nothing is multiplied by 0
+
+        choices     token 0 -> expert 1     token 1 -> expert 0     token 2 -> expert 1         k = 1
+        sorted      expert 0: token 1   |   expert 1: tokens 0, 2           a stable sort: in order of arrival
+        rows_MD     x_1 | x_0 x_2       ->  the experts, each its run of rows
+        combine     y_i = sum over choices of weight times row; each choice knows the number of its row
+
+With a capacity C an expert takes at most C choices, and the others are dropped: such a choice adds nothing, so that a
+token all of whose choices are dropped has only what the residual stream carries past the layer. Who is dropped:
+
+    LATEST   in order of arrival: first choices of all tokens before second choices (GShard)
+    SCORE    those with the least weight (V-MoE calls it batch priority)
+
+Dropless: no capacity, as many rows as there are choices. It needs products of uneven groups (`experts/products.py`).
+
+Cost for N tokens of D numbers of w bytes, k choices, and E experts of C = N k / E slots:
+    naive  FLOPs       4 N E C D = 4 N^2 k D forward: quadratic in the tokens of a rank
+           peak bytes  2 N E C w for two masks
+    real   bytes       2 N k D w read and written in dispatch, as much in combine
+           peak bytes  2 N k D w: rows, and rows in order of tokens; 16 N k for the numbers of rows
+Shapes: N tokens, k choices of each, E experts, C slots of an expert, D width, M rows: N k less those dropped. A choice
+has the number c = j N + i, for the j-th choice of token i.
+Source: Lepikhin et al., "GShard", 2020, arXiv 2006.16668, algorithm 1 and section 3.2 (masks, einsums, capacity);
+Gale et al., "MegaBlocks", 2022, arXiv 2211.15841, sections 3 and 5 (dropless, sorted); Riquelme et al., "Scaling Vision
+with Sparse Mixture of Experts", 2021, arXiv 2106.05974, section 4 (priority by score).
+Simplified: one kernel for each movement of rows; GPU libraries fuse them with the products.
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lablib.parallel.experts.routing import Routing, check_choices
+from lablib.signature import checked, whole_number
+
+
+class Drop(Enum):
+    """Whom an expert that is full drops."""
+
+    LATEST = "latest"
+    SCORE = "score"
+
+
+LATEST, SCORE = Drop.LATEST, Drop.SCORE
+
+
+@checked
+def expert_capacity(num_tokens: int, k: int, num_experts: int, factor: float) -> int:
+    """Slots C of each expert: `factor` times an even share of the choices, rounded up.
+
+    >>> expert_capacity(1024, 2, 8, 1.25)
+    320
+
+    Arguments:
+        num_tokens: N, of one rank: every rank fills its own slots.
+        factor: 1 has room for all if the load is even; 1.25 to 2 are usual.
+
+    Raises:
+        ValueError: a share below one token; k above E.
+    """
+    check_choices(num_experts, k)
+    share = whole_number("num_tokens", num_tokens) * k / num_experts
+    if not 1 <= factor * share < float("inf"):
+        raise ValueError(
+            f"an expert must have room for a token at least: got factor {factor:g} of {num_tokens} tokens x {k} "
+            f"choices / {num_experts} experts = {factor * share:.3g}; try a factor of {max(1, ceil(1 / share))}, "
+            "or more tokens."
+        )
+    return ceil(factor * share)
+
+
+# ---- naive ----
+
+
+def naive_masks(routing: Routing, capacity: int) -> tuple[Float[Tensor, "N E C"], Float[Tensor, "N E C"]]:
+    """Which token is in which slot of which expert, and with which weight; the latest are dropped."""
+    is_chosen_XE = F.one_hot(routing.experts_Nk.T.flatten(), routing.num_experts)  # X: choices in their order
+    slot_X = ((is_chosen_XE.cumsum(0) - 1) * is_chosen_XE).sum(1)  # how many came to the same expert before
+    is_in_XC = slot_X[:, None] == torch.arange(capacity, device=slot_X.device)
+    takes_kNEC = (is_chosen_XE[:, :, None] * is_in_XC[:, None]).unflatten(0, (routing.k, -1))
+    weighs_NEC = (takes_kNEC * routing.weights_Nk.T[:, :, None, None]).sum(0)
+    return takes_kNEC.sum(0).to(weighs_NEC.dtype), weighs_NEC
+
+
+def naive_dispatch(x_ND: Float[Tensor, "N D"], takes_NEC: Float[Tensor, "N E C"]) -> Float[Tensor, "E C D"]:
+    """Rows of each expert; a slot that nobody takes has a row of zeros."""
+    return torch.einsum("nd,nec->ecd", x_ND, takes_NEC.to(x_ND.dtype))
+
+
+def naive_combine(rows_ECD: Float[Tensor, "E C D"], weighs_NEC: Float[Tensor, "N E C"]) -> Float[Tensor, "N D"]:
+    """For each token the weighted sum of its rows."""
+    return torch.einsum("ecd,nec->nd", rows_ECD, weighs_NEC.to(rows_ECD.dtype))
+
+
+# ---- real ----
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Permutation:
+    """Which row is whose: made once from a routing, read by dispatch and combine.
+
+    Attributes:
+        choices_M: the choice of each row. Rows lie expert behind expert, in each in order of arrival.
+        rows_kN: the row of each choice; M for one that is dropped.
+        counts: rows of each expert, on the host; they sum to M.
+        num_dropped: choices without a row.
+    """
+
+    choices_M: Int[Tensor, " M"]
+    rows_kN: Int[Tensor, "k N"]
+    counts: tuple[int, ...]
+    num_dropped: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.choices_M)
+
+    @property
+    def tokens_M(self) -> Int[Tensor, " M"]:
+        """The token of each row."""
+        return self.choices_M.remainder(max(1, self.rows_kN.shape[1]))
+
+
+@checked
+def sort_by_expert(routing: Routing, capacity: int | None = None, drop: Drop = LATEST) -> Permutation:
+    """Sort the choices by expert. Waits for the device, as counts are needed on the host (`Routing.counts`).
+
+    Arguments:
+        capacity: most rows C of an expert; None: dropless.
+        drop: whom a full expert drops.
+
+    Raises:
+        ValueError: a capacity below 1.
+        ValueNeededError: under fidelity="shapes", a routing that is not balanced.
+    """
+    counts, experts_X = routing.counts(), routing.experts_Nk.T.flatten()
+    if capacity is not None and whole_number("capacity", capacity) < max(counts):
+        if drop is SCORE:
+            by_weight_X = routing.weights_Nk.detach().T.flatten().argsort(descending=True, stable=True)
+            choices_X = by_weight_X[experts_X[by_weight_X].argsort(stable=True)]
+        else:
+            choices_X = experts_X.argsort(stable=True)
+        kept = [of_expert[:capacity].sort().values for of_expert in choices_X.split(counts)]
+        choices_M, kept_counts = torch.cat(kept), tuple(min(count, capacity) for count in counts)
+    else:
+        choices_M, kept_counts = experts_X.argsort(stable=True), counts
+    numbers_M = torch.arange(len(choices_M), device=choices_M.device)
+    rows_X = torch.full_like(experts_X, len(choices_M)).scatter_(0, choices_M, numbers_M)
+    rows_kN = rows_X.view(routing.k, routing.num_tokens)
+    return Permutation(choices_M, rows_kN, kept_counts, sum(counts) - sum(kept_counts))
+
+
+def dispatch(x_ND: Float[Tensor, "N D"], permutation: Permutation) -> Float[Tensor, "M D"]:
+    """The tokens as rows, expert behind expert. Backward: each token's gradient is the sum over its rows.
+
+    Raises:
+        ValueError: a permutation of another number of tokens.
+    """
+    if len(x_ND) != permutation.rows_kN.shape[1]:
+        raise ValueError(
+            f"a permutation must be of the tokens it moves: got one of {permutation.rows_kN.shape[1]} for {len(x_ND)} "
+            "tokens; make it of their routing."
+        )
+    return _Dispatch.apply(x_ND, permutation)  # pyright: ignore[reportReturnType]
+
+
+def combine(
+    rows_MD: Float[Tensor, "M D"], permutation: Permutation, weights_Nk: Float[Tensor, "N k"]
+) -> Float[Tensor, "N D"]:
+    """For each token the weighted sum of its rows; a dropped choice adds 0, and its weight's gradient is 0.
+
+    Arguments:
+        rows_MD: what the experts said, in the order of `dispatch`.
+        weights_Nk: of the routing; used in the dtype of the rows.
+
+    Raises:
+        ValueError: rows or weights that are not as many as the permutation's.
+    """
+    if len(rows_MD) != permutation.num_rows or weights_Nk.T.shape != permutation.rows_kN.shape:
+        k, tokens = permutation.rows_kN.shape
+        raise ValueError(
+            f"combine takes the rows and weights of one routing: got {len(rows_MD)} rows and weights "
+            f"{tuple(weights_Nk.shape)} for {permutation.num_rows} rows of [{tokens}, {k}] choices."
+        )
+    said_kND: Tensor = _Collect.apply(rows_MD, permutation)  # pyright: ignore
+    return (said_kND * weights_Nk.T.to(rows_MD.dtype)[:, :, None]).sum(0)
+
+
+class _Dispatch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, permutation: Permutation) -> Tensor:
+        ctx.permutation = permutation
+        return x_ND.index_select(0, permutation.tokens_M)
+
+    @staticmethod
+    def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None]:
+        # Each choice picks its row and the choices are added in their order: repeats to the bit, as index_add on a
+        # GPU would not.
+        return _rows_of_choices(grad_MD, ctx.permutation).sum(0), None
+
+
+class _Collect(torch.autograd.Function):
+    """Rows of experts to the order of choices: k copies of the tokens, zeros where one was dropped."""
+
+    @staticmethod
+    def forward(ctx: Any, rows_MD: Tensor, permutation: Permutation) -> Tensor:
+        ctx.permutation = permutation
+        return _rows_of_choices(rows_MD, permutation)
+
+    @staticmethod
+    def backward(ctx: Any, grad_kND: Tensor) -> tuple[Tensor, None]:
+        return grad_kND.flatten(0, 1).index_select(0, ctx.permutation.choices_M), None
+
+
+def _rows_of_choices(rows_MD: Tensor, permutation: Permutation) -> Tensor:
+    if permutation.num_dropped:
+        rows_MD = torch.cat([rows_MD, rows_MD.new_zeros(1, rows_MD.shape[1])])
+    return rows_MD.index_select(0, permutation.rows_kN.flatten()).unflatten(0, permutation.rows_kN.shape)

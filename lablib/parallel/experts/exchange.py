@@ -1,0 +1,183 @@
+"""Tokens to the ranks of their experts and back: how many rows first, then an all-to-all of as many as there are.
+
+    rank 0: tokens sorted by expert   0 0 0 1 | 2 3 3      experts 0, 1 on rank 0; 2, 3 on rank 1
+    rank 1:                           1 1 | 2 2 2 3
+
+    counts     rank 0 sends (3, 1) and (1, 2), and gets (3, 1) from itself, (0, 2) from rank 1
+    there      rank 0 gets rows           0 0 0 1 | 1 1    rank behind rank
+    reordered                             0 0 0 | 1 1 1    expert behind expert
+    back       the same in reverse
+
+The numbers of rows are sizes of the next all-to-all, so the host waits for them. Where all ranks are known to send the
+same (a balanced routing), it does not.
+
+Cost for n ranks, E experts, M rows sent and R received, of D numbers of w bytes; alpha and beta of the link:
+    time_s      alpha for the counts; each way alpha + D w beta for each row of the busiest rank that crosses the link
+    sent bytes  8 (n-1)/n E of counts; D w for each row that goes to another rank or back, and as much in backward
+    peak bytes  R D w, and as much again while rows are put in the order of experts
+Shapes: E experts, e = E / n on this rank, M rows sent, R rows received, D width.
+Source: Lepikhin et al., "GShard", 2020, arXiv 2006.16668, section 3; Gale et al., "MegaBlocks", 2022, arXiv 2211.15841
+(rows without a capacity).
+Simplified: rows cross the network once for each choice, also where two experts of a token lie on one rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from lablib.parallel.experts.dispatch import expert_capacity
+from lablib.parallel.experts.routing import check_choices
+from lablib.parallel.tensor.regions import Group, shard_range
+from lablib.signature import checked, whole_number
+
+# ---- who has which experts ----
+
+
+@checked
+def check_experts(
+    num_experts: int,
+    k: int,
+    ranks: int,
+    *,
+    num_tokens: int | None = None,
+    capacity_factor: float | None = None,
+    d_ff: int | None = None,
+    tensor_ranks: int = 1,
+    cuts_experts: bool = True,
+) -> int:
+    """What would be refused on every rank, before any starts; and the experts of a rank.
+
+    Arguments:
+        ranks: over which experts are spread, along the axis "expert".
+        num_tokens: of one rank, for the capacity.
+        d_ff: hidden width of an expert, to be cut over the tensor ranks.
+        tensor_ranks, cuts_experts: as in `ExpertParallel`.
+
+    Raises:
+        ValueError: k above E, ranks that do not divide the experts, tensor ranks that divide neither hidden units (cut)
+            nor experts (whole); a capacity below one token of a rank's part of the tokens.
+    """
+    check_choices(num_experts, k)
+    spread = whole_number("ranks", ranks, example=2)
+    if not cuts_experts:
+        spread *= whole_number("tensor_ranks", tensor_ranks, example=2)
+    if num_experts % spread:
+        near = next(n for n in range(min(spread, num_experts), 0, -1) if num_experts % n == 0)
+        raise ValueError(
+            f"the experts must be a multiple of the ranks they are spread over: got {num_experts} experts on {spread} "
+            f"ranks; try {near} ranks, or {-(-num_experts // spread) * spread} experts."
+        )
+    whole_number("tensor_ranks", tensor_ranks, example=2)
+    if cuts_experts and d_ff is not None and d_ff % tensor_ranks:
+        raise ValueError(
+            f"an expert's hidden width must be a multiple of the tensor ranks that cut it: got {d_ff} on "
+            f"{tensor_ranks} ranks; try d_ff={-(-d_ff // tensor_ranks) * tensor_ranks}."
+        )
+    if num_tokens is not None:
+        whole_number("num_tokens", num_tokens)
+        parts = 1 if cuts_experts else tensor_ranks
+        if capacity_factor is not None:
+            last = (num_tokens - 1) // -(-num_tokens // parts)  # that has tokens: it may have fewest
+            start, end = shard_range(num_tokens, last, parts)
+            expert_capacity(end - start, k, num_experts, capacity_factor)
+    return num_experts // spread
+
+
+# ---- counts and rows ----
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """How many rows go where, on the host.
+
+    Attributes:
+        sent: rows to each rank of the group.
+        received: from each rank, for each expert of this one.
+    """
+
+    sent: tuple[int, ...]
+    received: tuple[tuple[int, ...], ...]
+
+    @property
+    def from_ranks(self) -> tuple[int, ...]:
+        """Rows from each rank."""
+        return tuple(map(sum, self.received))
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Rows of each expert of this rank."""
+        return tuple(map(sum, zip(*self.received, strict=True)))
+
+
+def exchange_counts(
+    counts: Sequence[int], group: Group = None, *, is_balanced: bool = False, device: torch.device | str | None = None
+) -> Exchange:
+    """Tell every rank how many rows it gets for each of its experts. Communicates: one all-to-all of E numbers.
+
+    Arguments:
+        counts: rows of each of the E experts, from this rank.
+        is_balanced: all ranks have the same counts; they are exchanged, and not read (`route`, `balanced`).
+        device: of the numbers on their way: where tensors of the model are.
+
+    Raises:
+        ValueError: ranks that do not divide the experts.
+    """
+    n, rank = dist.get_world_size(group), dist.get_rank(group)
+    own = check_experts(len(counts), 1, n)
+    sent = torch.tensor(list(counts), device=device)
+    received = torch.empty_like(sent)
+    if n > 1:
+        dist.all_to_all_single(received, sent, group=group)
+    to_ranks = tuple(sum(counts[i * own : (i + 1) * own]) for i in range(n))
+    if is_balanced or n == 1:
+        return Exchange(to_ranks, (tuple(counts[rank * own : (rank + 1) * own]),) * n)
+    return Exchange(to_ranks, tuple(map(tuple, received.view(n, own).tolist())))
+
+
+class _ExchangeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> Tensor:
+        ctx.call = received, sent, group
+        out = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(out, rows.contiguous(), list(received), list(sent), group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _ExchangeRows.apply(grad, *ctx.call), None, None, None  # pyright: ignore[reportReturnType]
+
+
+def exchange_rows(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group = None) -> Tensor:
+    """All-to-all of rows: so many to each rank, so many from each, rank behind rank. Backward: the way back.
+
+    Communicates: one all-to-all forward, one backward.
+    """
+    if dist.get_world_size(group) == 1:
+        return rows
+    return _ExchangeRows.apply(rows, tuple(sent), tuple(received), group)  # pyright: ignore[reportReturnType]
+
+
+def reordered(rows: Tensor, blocks: Sequence[Sequence[int]]) -> Tensor:
+    """Rows in blocks [i][j], one behind the other, in the order of j, then i."""
+    if len(blocks) == 1 or len(blocks[0]) == 1:
+        return rows
+    pieces = rows.split([size for of_one in blocks for size in of_one])
+    inner = len(blocks[0])
+    return torch.cat([piece for j in range(inner) for piece in pieces[j::inner]])
+
+
+def to_experts(rows_MD: Float[Tensor, "M D"], exchange: Exchange, group: Group = None) -> Float[Tensor, "R D"]:
+    """Rows to the ranks of their experts, and there in order of the experts. Communicates: one all-to-all each way."""
+    rows_RD = exchange_rows(rows_MD, exchange.sent, exchange.from_ranks, group)
+    return reordered(rows_RD, exchange.received)
+
+
+def from_experts(rows_RD: Float[Tensor, "R D"], exchange: Exchange, group: Group = None) -> Float[Tensor, "M D"]:
+    """The way back. Communicates: one all-to-all each way."""
+    by_rank = reordered(rows_RD, list(zip(*exchange.received, strict=True)))
+    return exchange_rows(by_rank, exchange.from_ranks, exchange.sent, group)

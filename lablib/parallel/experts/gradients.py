@@ -1,0 +1,118 @@
+"""Gradients where experts are spread: which are averaged over which ranks, and divided by what.
+
+All ranks along "data" and "expert" have tokens of their own, and the loss is the mean of theirs. A rank's experts have
+seen the tokens of all ranks of its expert group, so that their gradient is a sum over these already:
+
+    Mesh(data=2, expert=2)         sum over                        divided by
+    router, attention, norms       all 4 ranks                     4
+    experts                        2 ranks along "data"            4, not 2: what is summed came from 4 losses
+
+Two mistakes train, and train something else: to average experts over all ranks (it adds up the gradients of different
+experts), and to divide by the ranks one sums over (experts learn n times as fast as the rest).
+
+    naive   after backward, an all-reduce for each parameter
+    real    `DataParallel(model, data_group, reduce=ExpertReduce(model, everyone))`: in buckets, beside backward
+
+Cost for n_d data ranks and n_e expert ranks, P dense parameters and Q of all experts, of w bytes:
+    sent bytes  2 (n-1)/n P w with n = n_d n_e, and 2 (n_d - 1)/n_d (Q / n_e) w: nothing for experts without replicas
+Shapes: a bucket is flat.
+Source: Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (groups); Singh et al., 2023, arXiv
+2303.06318, section 3.
+Simplified: a bucket is cut where dense and expert parameters meet; each piece is a collective of its own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lablib.parallel.data.naive import parameters_with_gradients
+from lablib.parallel.data.overlapped import Handle, Reduce
+from lablib.parallel.experts.layer import mixtures
+from lablib.parallel.tensor.regions import Group
+from lablib.signature import check_type
+
+
+def expert_parameters(model: nn.Module) -> set[Tensor]:
+    """The parameters that only ranks with the same experts share: of routed experts, not of routers or shared ones."""
+    return {param for mixture in mixtures(model) for param in mixture.experts.parameters()}
+
+
+def average_expert_gradients(model: nn.Module, data_group: Group, everyone: Group = None) -> None:
+    """Naive: make every gradient that of the mean over all ranks' losses, after backward.
+
+    Communicates: one all-reduce for each parameter. Changes `param.grad` in place.
+
+    Arguments:
+        data_group: ranks with the same experts.
+        everyone: ranks with tokens of their own: along data and expert together; None for all.
+
+    Raises:
+        ValueError: a trainable parameter has no gradient.
+    """
+    of_experts = expert_parameters(model)
+    for param in parameters_with_gradients(model):
+        assert param.grad is not None
+        param.grad.div_(dist.get_world_size(everyone))
+        dist.all_reduce(param.grad, group=data_group if param in of_experts else everyone)
+
+
+class ExpertReduce:
+    """Real: for `DataParallel(model, data_group, reduce=ExpertReduce(model, everyone))`.
+
+    DataParallel's own group is that of the ranks with the same experts, over which it broadcasts the model. Dense
+    parameters must be the same along "expert" as well: `ExpertParallel.parallelize` broadcasts them.
+
+    Arguments:
+        model: as `ExpertParallel.parallelize` returned it.
+        everyone: ranks with tokens of their own: along data and expert together; None for all.
+
+    Raises:
+        ValueError: a model without mixtures.
+    """
+
+    def __init__(self, model: nn.Module, everyone: Group = None):
+        check_type("ExpertReduce: model", model, nn.Module)
+        check_type("ExpertReduce: everyone", everyone, dist.ProcessGroup | None)
+        self.of_experts, self.everyone = expert_parameters(model), everyone
+        if not self.of_experts:
+            raise ValueError("ExpertReduce is for a model with mixtures: got none; DataParallel alone will do.")
+
+    def for_bucket(self, index: int, params: Sequence[Tensor]) -> Reduce:
+        """Of one bucket: its parameters in runs that are of experts, or are not."""
+        runs = [
+            (is_of_expert, sum(param.numel() for param in run))
+            for is_of_expert, run in groupby(params, self.of_experts.__contains__)
+        ]
+
+        def reduce(buffer: Tensor, data_group: Group = None) -> Handle:
+            buffer.div_(dist.get_world_size(self.everyone))
+            pieces = buffer.split([size for _, size in runs])
+            return _Several(
+                [
+                    _all_reduce(piece, data_group if is_of_expert else self.everyone)
+                    for piece, (is_of_expert, _) in zip(pieces, runs, strict=True)
+                ]
+            )
+
+        return reduce
+
+    def __call__(self, buffer: Tensor, group: Group = None) -> Handle:
+        raise AssertionError("what a bucket holds must be known: DataParallel asks for_bucket")
+
+
+@dataclass(frozen=True, slots=True)
+class _Several:
+    handles: Sequence[Handle]
+
+    def wait(self) -> None:
+        for handle in self.handles:
+            handle.wait()
+
+
+def _all_reduce(piece: Tensor, group: Group) -> Handle:
+    work = dist.all_reduce(piece, group=group, async_op=True)
+    assert work is not None  # only ranks outside of the group get None
+    return work

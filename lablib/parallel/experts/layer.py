@@ -1,0 +1,256 @@
+"""A mixture of experts: a router and E MLPs in the place of one, of which every token visits k; and a GPT with them.
+
+    model = with_experts(GPT(config), num_experts=8, k=2)
+    loss = next_token_loss(model(tokens), targets)
+    for mixture in mixtures(model):
+        loss = loss + 0.01 * balancing_loss(mixture.routing)
+
+    x -> router -> routing
+    x -> dispatch -> rows of expert 0 | 1 | ... -> up, GELU, down of each -> combine by weight (+ shared experts) -> y
+
+Parameters grow with E, and what a token computes with k: the reason for all of this. Shared experts are seen by every
+token, with weight 1, so that the others need not all learn what every token needs; S of them are one MLP of S F.
+
+Router and scores are computed in float32 at least, whatever the model's dtype: a choice among near scores that are
+rounded to 8 bits is noise.
+
+Cost of the forward pass for N tokens, in a dtype of w bytes a number:
+    FLOPs       4 N (k + S) D F + 2 N D E; a dense MLP 4 N D F
+    peak bytes  weights 2 (E + S) D F w + D E w; activations 2 N k (F + D) w, for backward
+Shapes: N tokens, D width, E experts, k of them for a token, F hidden width of one, M rows, S shared experts.
+Source: Shazeer et al., 2017, arXiv 1701.06538, section 2; Fedus et al., "Switch Transformers", 2021, arXiv 2101.03961,
+section 2 (in the place of the MLP; capacity factor; float32 router); Lepikhin et al., "GShard", 2020, arXiv 2006.16668,
+section 2.2 (every other layer); Dai et al., "DeepSeekMoE", 2024, arXiv 2401.06066, section 3.2 (shared experts).
+Simplified: GELU and no biases in experts; `routing` keeps its graph until the next forward; no dropout.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lablib.errors import unknown_name
+from lablib.models.gpt import GPT
+from lablib.parallel.experts.dispatch import LATEST, Drop, combine, dispatch, expert_capacity, sort_by_expert
+from lablib.parallel.experts.products import Product, loop_product
+from lablib.parallel.experts.routing import Gates, Routing, check_choices, check_weights, route, softmax_gates
+from lablib.signature import check_fields, checked, whole_number
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureConfig:
+    """What a mixture is like.
+
+    Attributes:
+        num_experts, k: E, and how many of them a token visits.
+        num_shared: shared experts S.
+        capacity_factor: room of an expert, in even shares (`expert_capacity`); None: dropless.
+        drop: whom a full expert drops.
+        gates, normalized, scale, groups, groups_of_token, balanced: as in `route`.
+        has_bias: whether there is a bias for the choice, which `update_bias_` moves.
+        product: `loop_product`, `padded_product` or `grouped_product`.
+    """
+
+    num_experts: int
+    k: int
+    num_shared: int = 0
+    capacity_factor: float | None = None
+    drop: Drop = LATEST
+    gates: Gates = softmax_gates
+    normalized: bool | None = None
+    scale: float = 1.0
+    groups: int = 1
+    groups_of_token: int = 1
+    balanced: bool = False
+    has_bias: bool = False
+    product: Product = loop_product
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_choices(self.num_experts, self.k, self.groups, self.groups_of_token)
+        check_weights(self.k, self.normalized, self.scale)
+        whole_number("num_shared", self.num_shared, minimum=0, example=1)
+        if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
+            raise ValueError(
+                f"capacity_factor must be a positive number, or None: got {self.capacity_factor:g}; try 1.25."
+            )
+
+
+class ExpertMLPs(nn.Module):
+    """E MLPs side by side, without biases; `forward(rows_MD, counts)` gives each its run of rows.
+
+    Arguments:
+        up_EDF, down_EFD: their matrices.
+        product: of rows and matrices.
+    """
+
+    def __init__(self, up_EDF: Tensor, down_EFD: Tensor, product: Product = loop_product):
+        super().__init__()
+        self.up, self.down, self.product = nn.Parameter(up_EDF), nn.Parameter(down_EFD), product
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.up)
+
+    def forward(self, rows_MD: Float[Tensor, "M D"], counts: tuple[int, ...]) -> Float[Tensor, "M D"]:
+        hidden_MF = F.gelu(self.product(rows_MD, self.up, counts), approximate="tanh")
+        return self.product(hidden_MF, self.down, counts)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_experts} experts, {self.up.shape[1]} to {self.up.shape[2]}"
+
+
+class MixtureOfExperts(nn.Module):
+    """Router, experts and shared experts: `mixture(x)` has the shape of x, (..., D).
+
+    Attributes:
+        routing: of the last forward, for losses; None before. It keeps what backward needs.
+        num_dropped: choices dropped in the last forward.
+        bias_E: of the choice, float32; None without `has_bias`.
+
+    Arguments:
+        config: what it is like.
+        d_model, d_ff: widths D and F.
+        generator: of the first weights, on the CPU: N(0, 0.02), and `residual_std` for those that write to the stream.
+        dtype, device: of the parameters.
+    """
+
+    routing: Routing | None
+    bias_E: Tensor | None
+    needs_all_tokens = True  # of its tensor ranks: sequence parallelism is refused (`tensor/plan.py`)
+
+    def __init__(
+        self,
+        config: MixtureConfig,
+        d_model: int,
+        d_ff: int,
+        *,
+        generator: torch.Generator | None = None,
+        residual_std: float = 0.02,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ):
+        super().__init__()
+        device = torch.get_default_device() if device is None else torch.device(device)
+        generator = generator or torch.Generator("cpu").manual_seed(0)
+
+        def drawn(std: float, *shape: int) -> Tensor:
+            if device.type == "meta":
+                return torch.empty(shape, dtype=dtype, device=device)
+            # In float64 on the CPU and rounded, as in gpt.py: the same mixture whatever its dtype and device.
+            whole = torch.empty(shape, dtype=torch.float64, device="cpu").normal_(0.0, std, generator=generator)
+            return whole.to(device, dtype)
+
+        whole_number("d_model", d_model, example=64)
+        whole_number("d_ff", d_ff, example=256)
+        self.config, self.routing, self.num_dropped = config, None, 0
+        self.router = nn.Linear(d_model, config.num_experts, bias=False, device="meta")
+        self.router.weight = nn.Parameter(drawn(0.02, config.num_experts, d_model))
+
+        def mlps(count: int, width: int) -> ExpertMLPs:
+            up, down = drawn(0.02, count, d_model, width), drawn(residual_std, count, width, d_model)
+            return ExpertMLPs(up, down, config.product)
+
+        self.experts = mlps(config.num_experts, d_ff)
+        self.shared = mlps(1, config.num_shared * d_ff) if config.num_shared else None
+        self.register_buffer("bias_E", torch.zeros(config.num_experts, device=device) if config.has_bias else None)
+
+    def forward(self, x: Float[Tensor, "*tokens D"]) -> Float[Tensor, "*tokens D"]:
+        x_ND = x.reshape(-1, x.shape[-1])
+        self.routing = self.route(x_ND)
+        return self.mix(x_ND, self.routing).view(x.shape)
+
+    def route(self, x_ND: Float[Tensor, "N D"]) -> Routing:
+        """Who sees which token."""
+        config, dtype = self.config, torch.promote_types(x_ND.dtype, torch.float32)
+        with _without_autocast(x_ND.device.type):
+            logits_NE = F.linear(x_ND.to(dtype), self.router.weight.to(dtype))
+        return route(
+            logits_NE,
+            config.k,
+            gates=config.gates,
+            normalized=config.normalized,
+            scale=config.scale,
+            bias_E=self.bias_E,
+            groups=config.groups,
+            groups_of_token=config.groups_of_token,
+            balanced=config.balanced,
+        )
+
+    def mix(self, x_ND: Float[Tensor, "N D"], routing: Routing) -> Float[Tensor, "N D"]:
+        """What the chosen and the shared experts say, by weight."""
+        permutation = sort_by_expert(routing, self.capacity(routing), self.config.drop)
+        self.num_dropped = permutation.num_dropped
+        rows_MD = self.experts(dispatch(x_ND, permutation), permutation.counts)
+        y_ND = combine(rows_MD, permutation, routing.weights_Nk)
+        return y_ND if self.shared is None else y_ND + self.shared(x_ND, (len(x_ND),))
+
+    def capacity(self, routing: Routing) -> int | None:
+        """Most rows of an expert; None: as many as come."""
+        factor = self.config.capacity_factor
+        if factor is None or not routing.num_tokens:
+            return None
+        return expert_capacity(routing.num_tokens, routing.k, routing.num_experts, factor)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"routing": None}  # a copy has the weights, and not the graph of the last forward
+
+
+def _without_autocast(device_type: str) -> Any:
+    is_there = torch.amp.is_autocast_available(device_type)  # not for "meta"
+    return torch.autocast(device_type, enabled=False) if is_there else nullcontext()
+
+
+@checked
+def with_experts(
+    model: GPT, num_experts: int, k: int, *, d_ff: int | None = None, every: int = 1, seed: int = 0, **options: Any
+) -> GPT:
+    """Put a mixture in the place of the MLP of every so many blocks, in place, and return the model.
+
+    Arguments:
+        num_experts, k: E, and how many of them a token visits.
+        d_ff: hidden width of an expert; None: that of the MLP.
+        every: 1 for all blocks, 2 for every other one, beginning with the second.
+        seed: of the first weights of routers and experts: N(0, 0.02) and the model's std for residual projections.
+        options: others of `MixtureConfig`.
+
+    Raises:
+        ValueError: what `MixtureConfig` refuses, or does not know; a model that has mixtures already, or too few blocks
+            for `every`.
+    """
+    known = [field.name for field in fields(MixtureConfig)][2:]
+    for name in options:
+        if name not in known:
+            raise unknown_name("option", name, known)
+    config = MixtureConfig(num_experts, k, **options)
+    width = model.config.hidden_size if d_ff is None else whole_number("d_ff", d_ff)
+    if next(mixtures(model), None) is not None:
+        raise ValueError("with_experts takes a model whose blocks have MLPs: got one with mixtures; make a new GPT.")
+    if not whole_number("every", every, example=1) <= len(model.blocks):
+        raise ValueError(
+            f"every must be at most the number of blocks: got {every} of {len(model.blocks)}; try every=1."
+        )
+    generator = torch.Generator("cpu").manual_seed(seed)
+    for block in list(model.blocks)[every - 1 :: every]:
+        weight = block.get_parameter("mlp.up.weight")
+        block.mlp = MixtureOfExperts(
+            config,
+            model.config.d_model,
+            width,
+            generator=generator,
+            residual_std=0.02 / math.sqrt(2 * model.config.num_layers),
+            dtype=weight.dtype,
+            device=weight.device,
+        ).train(block.training)
+    return model
+
+
+def mixtures(model: nn.Module) -> Iterator[MixtureOfExperts]:
+    """The mixtures of a model, from the first block on."""
+    return (module for module in model.modules() if isinstance(module, MixtureOfExperts))

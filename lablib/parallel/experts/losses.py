@@ -1,0 +1,137 @@
+"""What keeps experts equally busy: an auxiliary loss, or a bias without a loss; and a loss that keeps logits small.
+
+A router that is left alone feeds what it likes: an expert with more tokens learns faster and is chosen more. f_e is the
+share of the choices that expert e got, P_e the mean of its scores, divided by their sum over experts; with an even load
+f_e = 1 / E.
+
+    auxiliary loss    E sum_e f_e P_e                     1 if all is even. f has no gradient: P of busy experts falls
+    loss-free bias    b_e += rate sign(mean - count_e)    no gradient; b joins in the choice, and never in the weights
+    z-loss            mean of logsumexp(logits)^2         large logits round badly; holds them small
+
+f is taken over the tokens of all ranks of a group. An auxiliary loss by rank asks more: that *each rank's* tokens be
+spread evenly, though one rank may have code and another poems, whose experts need not be the same. A loss of the group
+is not the mean of the ranks' losses:
+
+    rank 0: f = P = (1, 0)    rank 1: f = P = (0, 1)        by rank: (2 + 2) / 2 = 2     of the group: 1, all is even
+
+Sums over ranks of what is not linear need f alone: P is a mean, and the mean of its gradients over ranks is what data
+parallelism makes anyway. So each rank returns its part, whose *mean* over the ranks is the loss of the group, and
+gradients that are averaged over ranks are those of the group, also where ranks have unequal numbers of tokens.
+
+Cost: one all-reduce of E + 1 numbers; sums over N E numbers.
+Shapes: N tokens of this rank, E experts, k of them for a token.
+Source: Fedus et al., "Switch Transformers", 2021, arXiv 2101.03961, equations 4 to 6; Zoph et al., "ST-MoE", 2022,
+arXiv 2202.08906, equation 5 (z-loss); Wang et al., "Auxiliary-Loss-Free Load Balancing", 2024, arXiv 2408.15664,
+algorithm 1 (sign update); DeepSeek-AI, 2024, arXiv 2412.19437, equations 17 to 20 (P of sigmoids); Qiu et al., "Demons
+in the Detail", 2025, arXiv 2501.11873 (f over all ranks).
+Simplified: for k > 1, f and P are shares of k N choices and of all scores; no loss by sequence (DeepSeek-V3 has one).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from lablib.parallel.experts.routing import Routing
+from lablib.parallel.tensor.regions import Group
+from lablib.signature import checked
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Load:
+    """How busy the experts were.
+
+    Attributes:
+        counts_E: choices of each expert, by the tokens of all ranks of a group.
+        num_tokens: of these ranks together, a tensor of one number.
+        num_ranks: how many they are.
+    """
+
+    counts_E: Int[Tensor, " E"]
+    num_tokens: Int[Tensor, ""]
+    num_ranks: int = 1
+
+    @property
+    def shares_E(self) -> Float[Tensor, " E"]:
+        """f: of all choices, those of each expert; they sum to 1."""
+        return self.counts_E / self.counts_E.sum().clamp(min=1)
+
+    @property
+    def imbalance(self) -> Float[Tensor, ""]:
+        """The busiest expert's choices over the mean: 1 if all is even, E at most. It is what the others wait for."""
+        return self.shares_E.max() * len(self.counts_E)
+
+
+@checked
+def own_load(routing: Routing) -> Load:
+    """The load by this rank's tokens alone. Does not communicate."""
+    counts_E = routing.counts_E()
+    return Load(counts_E, counts_E.new_tensor(routing.num_tokens))
+
+
+@checked
+def group_load(routing: Routing, group: Group = None) -> Load:
+    """The load by the tokens of all ranks of the group. Communicates: one all-reduce of E + 1 numbers."""
+    own = own_load(routing)
+    numbers = torch.cat([own.counts_E, own.num_tokens[None]])
+    dist.all_reduce(numbers, group=group)
+    return Load(numbers[:-1], numbers[-1], dist.get_world_size(group))
+
+
+@checked
+def balancing_loss(routing: Routing, load: Load | None = None) -> Float[Tensor, ""]:
+    """Switch's auxiliary loss: this rank's part, the mean of which over the ranks of `load` is the whole loss.
+
+    Add it to the loss of the model with a factor such as 0.01, and average gradients over the same ranks.
+
+    Arguments:
+        load: of a group (`group_load`); None: of this rank's tokens, a loss by rank.
+
+    Raises:
+        ValueError: a load of another number of experts.
+    """
+    load = own_load(routing) if load is None else load
+    if len(load.counts_E) != routing.num_experts:
+        raise ValueError(
+            f"the load must be of the routing's experts: got {len(load.counts_E)} and {routing.num_experts}; "
+            "give group_load of the same routing."
+        )
+    # Sigmoids do not sum to 1, and could all fall together; a softmax is left as it is.
+    scores_NE = routing.scores_NE / routing.scores_NE.sum(1, keepdim=True).clamp(min=1e-20)
+    shares_E = load.shares_E.to(scores_NE.dtype)
+    return routing.num_experts * (shares_E * scores_NE).sum() * _factor(load)
+
+
+@checked
+def router_z_loss(routing: Routing, load: Load | None = None) -> Float[Tensor, ""]:
+    """ST-MoE's z-loss; this rank's part, as of `balancing_loss`. Its usual factor is 0.001."""
+    load = own_load(routing) if load is None else load
+    logits_NE = routing.logits_NE.to(routing.scores_NE.dtype)
+    return logits_NE.logsumexp(-1).square().sum() * _factor(load)
+
+
+@torch.no_grad()
+@checked
+def update_bias_(bias_E: Float[Tensor, " E"], load: Load, rate: float = 0.001) -> None:
+    """Loss-free balancing, after a step: the bias of busy experts falls, that of idle ones rises. Changes `bias_E`.
+
+    Give the load of all ranks, or their biases part.
+
+    Raises:
+        ValueError: a load of another number of experts, or a rate that is negative or not finite.
+    """
+    if bias_E.shape != load.counts_E.shape:
+        raise ValueError(
+            f"a bias must have a number for each expert: got {tuple(bias_E.shape)} and {len(load.counts_E)} experts."
+        )
+    if not 0 <= rate < float("inf"):
+        raise ValueError(f"rate must be 0 or more, and finite: got {rate}; try rate=0.001.")
+    # mean - count, times E: whole numbers, so that an even load is exactly 0.
+    bias_E += rate * (load.counts_E.sum() - load.counts_E * len(load.counts_E)).sign()
+
+
+def _factor(load: Load) -> Tensor:
+    """What makes the sum over own tokens a part whose mean over ranks is the mean over all tokens."""
+    return load.num_ranks / load.num_tokens.clamp(min=1)

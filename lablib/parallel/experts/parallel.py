@@ -1,0 +1,94 @@
+"""Expert parallelism: the experts are spread over ranks, and tokens travel to them and back.
+
+    naive   GShard's: masks, and as many slots for every expert on every rank: all-to-alls of equal parts
+    real    dropless or not: counts first, then as many rows as there are
+
+    rank 0: tokens sorted by expert   0 0 0 1 | 2 3 3      experts 0, 1 on rank 0; 2, 3 on rank 1
+    rank 1:                           1 1 | 2 2 2 3
+
+    1. sort       the choices by expert, that is by rank
+    2. counts     all-to-all of E numbers: how many rows come from each rank for each expert of mine
+    3. there      uneven all-to-all of rows
+    4. experts    rows in order of my experts, products of uneven groups
+    5. back       the same all-to-all the other way round
+    6. combine    weighted sum, on the rank of the token
+
+Every rank has its own tokens: the axis "expert" lies inside data parallelism. What gradients must then be averaged over
+which ranks: `experts/gradients.py`. How rows travel: `experts/exchange.py`. A model's experts spread, also beside
+tensor
+parallelism: `experts/parallelize.py`.
+
+Cost for n ranks, N tokens of each, an even load, w bytes a number, alpha and beta of the link:
+    FLOPs       4 N k D F forward (n / E-th of the experts see n times a rank's tokens)
+    time_s      2 (alpha + (n-1)/n N k D w beta) forward, as much backward, and alpha for the counts: none of it hidden
+    sent bytes  4 (n-1)/n N k D w for a step, and 8 (n-1)/n E. An uneven load: what the busiest rank receives decides
+    peak bytes  weights 2 E/n D F w; rows as often as they are received: the busiest rank has up to n times the mean
+Shapes: N tokens of this rank, D width, E experts, e = E / n on this rank, C slots, F hidden, k choices, M rows sent, R
+rows received.
+Source: Lepikhin et al., "GShard", 2020, arXiv 2006.16668, section 3 (all-to-all); Rajbhandari et al., "DeepSpeed-MoE",
+2022, arXiv 2201.05596, section 5.2 (expert beside data parallelism).
+Simplified: nothing is sent while experts compute (`experts/overlap.py`); a capacity is of one rank's tokens.
+"""
+
+from collections.abc import Callable
+
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor
+
+from lablib.parallel.experts.dispatch import (
+    Permutation,
+    combine,
+    dispatch,
+    naive_combine,
+    naive_dispatch,
+    naive_masks,
+)
+from lablib.parallel.experts.exchange import Exchange, check_experts, exchange_counts, from_experts, to_experts
+from lablib.parallel.experts.routing import Routing
+from lablib.parallel.tensor.regions import Group
+
+Compute = Callable[[Tensor, tuple[int, ...]], Tensor]  # (rows of my experts, how many of each) -> rows
+
+
+def naive_expert_parallel(
+    x_ND: Float[Tensor, "N D"], routing: Routing, compute: Compute, capacity: int, group: Group = None
+) -> Float[Tensor, "N D"]:
+    """GShard's: each expert has as many slots for every rank, full or not. Communicates: two all-to-alls each way.
+
+    No number is asked for on the host, so that it runs under fidelity="shapes" whatever the routing. All ranks have
+    the same capacity.
+    """
+    n = dist.get_world_size(group)
+    own = check_experts(routing.num_experts, routing.k, n)
+    takes_NEC, weighs_NEC = naive_masks(routing, capacity)
+    rows = naive_dispatch(x_ND, takes_NEC).flatten(0, 1)  # expert behind expert, so rank behind rank
+    full = Exchange((own * capacity,) * n, ((capacity,) * own,) * n)
+    rows = from_experts(compute(to_experts(rows, full, group), full.counts), full, group)
+    return naive_combine(rows.unflatten(0, (-1, capacity)), weighs_NEC)
+
+
+def expert_parallel(
+    x_ND: Float[Tensor, "N D"],
+    routing: Routing,
+    compute: Compute,
+    permutation: Permutation,
+    group: Group = None,
+) -> Float[Tensor, "N D"]:
+    """What experts on all ranks say of this rank's tokens. Communicates: counts, and two all-to-alls each way.
+
+    Arguments:
+        routing: of these tokens.
+        compute: the experts of this rank, such as `ExpertMLPs`.
+        permutation: of `sort_by_expert(routing, ...)`: phase 1.
+    """
+    # ---- 2. counts ----
+    exchange = exchange_counts(permutation.counts, group, is_balanced=routing.is_balanced, device=x_ND.device)
+    # ---- 3. there ----
+    rows_RD = to_experts(dispatch(x_ND, permutation), exchange, group)
+    # ---- 4. experts ----
+    rows_RD = compute(rows_RD, exchange.counts)
+    # ---- 5. back ----
+    rows_MD = from_experts(rows_RD, exchange, group)
+    # ---- 6. combine ----
+    return combine(rows_MD, permutation, routing.weights_Nk)

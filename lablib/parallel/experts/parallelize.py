@@ -1,0 +1,196 @@
+"""The experts of a plain model spread over ranks, also beside tensor parallelism; the model's file knows nothing of it.
+
+    model = ExpertParallel(mesh.group("expert")).parallelize(with_experts(GPT(config), num_experts=8, k=2))
+
+Each mixture is replaced by one that has this rank's experts; router and bias are on every rank. With tensor
+parallelism, all whose ranks have the same tokens, experts are either
+
+    cut     each over the tensor ranks, by its hidden units; tokens go along "expert" alone, k times on every tensor
+            rank, and y leaves the region as a sum
+    whole   on one rank each: experts spread over "expert" and "tensor" together; a tensor rank takes its 1 / T of the
+            tokens, and y is gathered. Fewer bytes to send, and products that are not narrower
+
+Cost for R expert ranks, T tensor ranks, N tokens, w bytes a number, beside that of `experts/parallel.py`:
+    time_s      a pass: cut: an all-reduce of N D w; whole: an all-gather of N D w
+    peak bytes  weights 2 E / (R T) D F w, both ways
+    sent bytes  a pass: cut: 2 (T-1)/T N D w; whole: (T-1)/T N D w. `experts/bytes.py` has all, to the byte
+Shapes: N tokens of this rank, n = N / T of them if experts are whole, D width, E experts, F hidden, f = F / T if cut,
+k choices.
+Source: Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (expert beside data and tensor
+parallelism); Singh et al., "A Hybrid Tensor-Expert-Data Parallelism Approach", 2023, arXiv 2303.06318, section 4
+(tokens that tensor ranks send twice).
+Simplified: the axis of tensor parallelism has whole sequences, not tokens that are cut (sequence parallelism).
+"""
+
+# pyright: reportIncompatibleMethodOverride=false
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lablib.parallel.data.naive import broadcast_module
+from lablib.parallel.experts.dispatch import sort_by_expert
+from lablib.parallel.experts.exchange import check_experts
+from lablib.parallel.experts.layer import ExpertMLPs, MixtureOfExperts, mixtures
+from lablib.parallel.experts.parallel import expert_parallel
+from lablib.parallel.experts.routing import Routing
+from lablib.parallel.tensor.regions import (
+    Group,
+    copy_to_ranks,
+    gather_from_ranks,
+    reduce_from_ranks,
+    scatter_to_ranks,
+    shard_of,
+)
+from lablib.signature import check_type
+
+
+class ExpertParallel:
+    """Over which ranks the experts of a model are spread.
+
+        mesh = Mesh(data=2, expert=4)
+        parallel = ExpertParallel(mesh.group("expert"))
+        model = parallel.parallelize(with_experts(GPT(config), num_experts=8, k=2))
+        replica = DataParallel(model, mesh.group("data"), reduce=ExpertReduce(model, mesh.group("data", "expert")))
+
+    Arguments:
+        group: of the ranks that share the experts, each with its own tokens; None for all. Where experts are whole
+            beside tensor parallelism, the ranks of both axes.
+        tensor_group: ranks that all have the same tokens; None: there are none.
+        cuts_experts: whether each expert is cut over `tensor_group`; else each is whole on one rank.
+    """
+
+    def __init__(self, group: Group = None, tensor_group: Group = None, *, cuts_experts: bool = True):
+        check_type("ExpertParallel: group", group, dist.ProcessGroup | None)
+        check_type("ExpertParallel: tensor_group", tensor_group, dist.ProcessGroup | None)
+        self.group, self.tensor_group, self.cuts_experts = group, tensor_group, cuts_experts
+
+    def parallelize(self, model: nn.Module, *, broadcasts: bool = True) -> Any:
+        """Leave each rank its experts, in place, and return the model. After `parallelize`, before `DataParallel`.
+
+        Communicates: broadcasts the model from the group's first rank (beside whole experts on tensor ranks, the
+        mixtures alone), unless all hold the same for certain (`broadcasts`).
+
+        Raises:
+            ValueError: a model without mixtures, or what `check_experts` refuses.
+        """
+        if not (found := list(mixtures(model))):
+            raise ValueError("expert parallelism is for a model with mixtures: got none; call with_experts first.")
+        tensor_ranks = 1 if self.tensor_group is None else dist.get_world_size(self.tensor_group)
+        ranks = dist.get_world_size(self.group)
+        for mixture in found:
+            if isinstance(mixture, ParallelMixture):
+                raise ValueError("the experts are spread already: call parallelize once.")
+            check_experts(
+                mixture.config.num_experts,
+                mixture.config.k,
+                ranks,
+                d_ff=mixture.experts.up.shape[2],
+                tensor_ranks=tensor_ranks if self.cuts_experts else 1,
+            )
+        if broadcasts:
+            of_mixtures = nn.ModuleList(found)
+            # Tensor shards differ along "tensor", which is in the group where experts are whole.
+            broadcast_module(model if self.tensor_group is None or self.cuts_experts else of_mixtures, self.group)
+            if self.tensor_group is not None:
+                broadcast_module(of_mixtures, self.tensor_group)
+        for name, module in list(model.named_modules()):
+            if isinstance(module, MixtureOfExperts):
+                owner, _, last = name.rpartition(".")
+                setattr(model.get_submodule(owner), last, ParallelMixture(module, self).train(module.training))
+        return model
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "ExpertParallel":
+        return self  # a copy of a model has the same ranks
+
+
+BY_EXPERT, BY_HIDDEN = (0, 0), (2, 1)  # which dimension of up [E, D, F] and of down [E, F, D] is cut
+
+
+class ExpertShards(ExpertMLPs):
+    """What this rank has of some experts. `tensor/state.py` makes it whole again.
+
+    Arguments:
+        whole: all experts; copied from.
+        cuts: one behind the other: BY_EXPERT or BY_HIDDEN, and over which group.
+    """
+
+    def __init__(self, whole: ExpertMLPs, cuts: Sequence[tuple[tuple[int, int], Group]]):
+        weights = {"up": whole.up.detach(), "down": whole.down.detach()}
+        made: dict[str, list[tuple[int, int, Group]]] = {"up": [], "down": []}
+        for dims, group in cuts:
+            for key, dim in zip(weights, dims, strict=True):
+                made[key].append((dim, weights[key].shape[dim], group))
+                weights[key] = shard_of(weights[key], dim, group)
+        super().__init__(weights["up"].clone(), weights["down"].clone(), whole.product)
+        self.up.requires_grad_(whole.up.requires_grad)
+        self.down.requires_grad_(whole.down.requires_grad)
+        self.group, self.multiple_of = cuts[0][1], 1
+        self.cuts = {key: of[0][:2] for key, of in made.items()}
+        self.further_cuts = {key: of[1:] for key, of in made.items()}
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "ExpertShards":
+        made = object.__new__(type(self))
+        memo[id(self)] = made
+        for key, value in self.__dict__.items():  # groups stay what they are
+            made.__dict__[key] = value if key in ("group", "cuts", "further_cuts") else copy.deepcopy(value, memo)
+        return made
+
+
+class ParallelMixture(MixtureOfExperts):
+    """A mixture whose experts are spread; router and bias are taken over, and every rank has them."""
+
+    def __init__(self, mixture: MixtureOfExperts, parallel: ExpertParallel):
+        nn.Module.__init__(self)
+        self.config, self.routing, self.num_dropped = mixture.config, None, 0
+        self.parallel, self.router = parallel, mixture.router
+        self.register_buffer("bias_E", mixture.bias_E)
+        cuts = [(BY_EXPERT, parallel.group)]
+        self.shared: Any = mixture.shared
+        if parallel.tensor_group is not None and parallel.cuts_experts:
+            cuts.append((BY_HIDDEN, parallel.tensor_group))
+            if mixture.shared is not None:
+                self.shared = ExpertShards(mixture.shared, [(BY_HIDDEN, parallel.tensor_group)])
+        self.experts = ExpertShards(mixture.experts, cuts)
+
+    def mix(self, x_ND: Float[Tensor, "N D"], routing: Routing) -> Float[Tensor, "N D"]:
+        tensor_group = self.parallel.tensor_group
+        if tensor_group is None:
+            return self._with_shared(x_ND, self._routed(x_ND, routing))
+        if self.parallel.cuts_experts:
+            # f at the entrance of all that the region reads, g where the sum over tensor ranks leaves it.
+            x_ND = copy_to_ranks(x_ND, tensor_group)
+            routing = replace(routing, weights_Nk=copy_to_ranks(routing.weights_Nk, tensor_group))
+            return reduce_from_ranks(self._with_shared(x_ND, self._routed(x_ND, routing)), tensor_group)
+        y_nD = self._routed(scatter_to_ranks(x_ND, 0, tensor_group), _own_part(routing, tensor_group))
+        return self._with_shared(x_ND, gather_from_ranks(y_nD, 0, len(x_ND), tensor_group))
+
+    def _routed(self, x_ND: Tensor, routing: Routing) -> Tensor:
+        permutation = sort_by_expert(routing, self.capacity(routing), self.config.drop)
+        self.num_dropped = permutation.num_dropped
+        return expert_parallel(x_ND, routing, self.experts, permutation, self.parallel.group)
+
+    def _with_shared(self, x_ND: Tensor, y_ND: Tensor) -> Tensor:
+        return y_ND if self.shared is None else y_ND + self.shared(x_ND, (len(x_ND),))
+
+
+def _own_part(routing: Routing, tensor_group: Group) -> Routing:
+    """The routing of this tensor rank's part of the tokens."""
+    ranks = dist.get_world_size(tensor_group)
+    if routing.is_balanced and routing.num_tokens * routing.k % (ranks * routing.num_experts):
+        raise ValueError(
+            "a balanced routing whose tokens are shared by tensor ranks must give each of them an even load: got "
+            f"{routing.num_tokens} tokens x {routing.k} choices on {ranks} ranks for {routing.num_experts} experts; "
+            f"try a multiple of {ranks * routing.num_experts} tokens."
+        )
+    return replace(
+        routing,
+        experts_Nk=shard_of(routing.experts_Nk, 0, tensor_group),
+        weights_Nk=scatter_to_ranks(routing.weights_Nk, 0, tensor_group),
+        scores_NE=shard_of(routing.scores_NE.detach(), 0, tensor_group),  # losses are of the routing of all tokens
+        logits_NE=shard_of(routing.logits_NE.detach(), 0, tensor_group),
+    )

@@ -1,0 +1,192 @@
+"""A combination of axes as data: the model, the mesh, the batch and the schedule; refused before any rank starts.
+
+    how = Combination(config, Mesh(data=2, pipeline=2, tensor=2), batch_size=8, seq_len=16, num_micro_batches=2)
+    launch(program, ranks=how.mesh.num_ranks)            # `CombinedStep(how, ...)` on every rank
+
+Where the number of ranks is given, `how.mesh.require(ranks)` refuses another than the axes multiply to.
+
+What each axis divides, and so what it must fit:
+
+    data       the sequences of a batch         batch_size / (data * num_micro_batches) sequences in a micro-batch
+    context    the tokens of each sequence      the same number on every rank, 2 * context pieces with zigzag
+    tensor     heads, vocabulary, MLP           with sequence parallelism a context rank's tokens, too
+    pipeline   layers, in pieces                num_chunks on each rank; as many micro-batches as the schedule needs
+
+An axis that the mesh has not, has one rank. The order of the axes is their placement (`mesh.py`) and changes no number
+but the order of sums.
+
+Cost: a model without memory, and the plan of the pipeline; some tens of milliseconds for a hundred layers.
+Shapes: none of its own.
+Source: Narayanan et al., SC 2021, arXiv 2104.04473, section 3; Llama Team, 2024, arXiv 2407.21783, section 3.3.2 (four
+axes).
+Simplified: a GPT; every micro-batch has equally many sequences, every context rank equally many tokens; no experts yet.
+"""
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+
+from lablib.errors import unknown_name
+from lablib.models.gpt import GPT, GPTConfig
+from lablib.parallel.context.model import Attend, MakeOrder, check_context
+from lablib.parallel.context.order import zigzag_order
+from lablib.parallel.context.ring import ring_attention
+from lablib.parallel.mesh.mesh import Mesh
+from lablib.parallel.tensor.plan import GPT_PLAN, GPT_SEQUENCE_PLAN, Vocabulary, check_plan
+from lablib.parallel.tensor.plan import Plan as TensorPlan
+from lablib.parallel.tensor.vocabulary import padded_vocabulary
+from lablib.pipeline.balance import balanced_cut
+from lablib.pipeline.communication import with_communication
+from lablib.pipeline.executor import flops_of, units_of
+from lablib.pipeline.messages import CommunicationPlan
+from lablib.pipeline.plan import Kind
+from lablib.pipeline.schedules import SCHEDULES, make
+from lablib.signature import check_fields, whole_number
+from lablib.torch_compat import disable_current_modes
+
+DATA, CONTEXT, TENSOR, PIPELINE = "data", "context", "tensor", "pipeline"
+AXES = (DATA, CONTEXT, TENSOR, PIPELINE)
+AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """How a GPT is trained on a mesh.
+
+    Attributes:
+        config: of the whole model.
+        mesh: axes among data, context, tensor and pipeline, in any order.
+        batch_size: sequences of a step, on all ranks together.
+        seq_len: tokens of each.
+        num_micro_batches: in which each replica takes its sequences.
+        schedule: of the pipeline, one of `lablib.pipeline.schedules.SCHEDULES`.
+        num_chunks: pieces of the model on each rank, for schedules that take it.
+        sequence_parallel: norms and the residual stream cut over the tensor axis.
+        uneven_vocabulary: what to do with words that the tensor ranks do not divide: "refuse", "chunk" or "pad".
+        order, attention: of the context axis; the attention is `ring_attention` or one called like it.
+        recompute: whether a piece is run again in backward and only its input held.
+        autocast: torch.bfloat16 or torch.float16: the dtype of products; None: that of the parameters.
+        units: of each piece of the model, which of `units_of(model)` it has; the largest is as small as can be.
+
+    Raises:
+        ValueError: anything that ranks could not do, with the rule, the value and a remedy.
+    """
+
+    config: GPTConfig
+    mesh: Mesh
+    batch_size: int
+    seq_len: int
+    num_micro_batches: int = 1
+    schedule: str = "1f1b"
+    num_chunks: int = 1
+    sequence_parallel: bool = False
+    uneven_vocabulary: str = "refuse"
+    order: MakeOrder = zigzag_order
+    attention: Attend = ring_attention
+    recompute: bool = False
+    autocast: torch.dtype | None = None
+    units: tuple[range, ...] = field(init=False, default=(), compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for axis in self.mesh.axes:
+            if axis not in AXES:
+                raise unknown_name("axis", axis, list(AXES))
+        self._check_batch()
+        self._check_sequence()
+        self._check_vocabulary()
+        if kind := SCHEDULES.get(self.schedule):  # before a plan is made, which may be long
+            self._check_layers(self.num_chunks if kind.takes_chunks else kind.num_chunks)
+        plan = self.plan.plan
+        self._check_autocast(any(action.kind is Kind.W for row in plan for action in row))
+        with disable_current_modes():  # within a launch, too, it takes no time and no memory
+            model = GPT(self.config, device="meta")
+            if self.size(TENSOR) > 1:
+                check_plan(model, self.tensor_plan, self.size(TENSOR))
+            costs = [flops_of(unit, self.seq_len) for unit in units_of(model)]
+        object.__setattr__(self, "units", balanced_cut(costs, plan.num_pieces))
+
+    @cached_property
+    def plan(self) -> CommunicationPlan:
+        """The pipeline's, with messages."""
+        return with_communication(make(self.schedule, self.size(PIPELINE), self.num_micro_batches, self.num_chunks))
+
+    @cached_property
+    def tensor_plan(self) -> TensorPlan:
+        """Which module is cut how over the tensor axis."""
+        plan = GPT_SEQUENCE_PLAN if self.sequence_parallel else GPT_PLAN
+        return {
+            name: replace(style, uneven=self.uneven_vocabulary) if isinstance(style, Vocabulary) else style
+            for name, style in plan.items()
+        }
+
+    def size(self, axis: str) -> int:
+        """Ranks along an axis; 1 where the mesh has it not."""
+        return self.mesh.sizes.get(axis, 1)
+
+    @property
+    def full_mesh(self) -> Mesh:
+        """The mesh with all four axes, those that it had not of one rank: the same ranks at the same places."""
+        return Mesh(**self.mesh.sizes, **{axis: 1 for axis in AXES if axis not in self.mesh.axes})
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences of a micro-batch on one replica."""
+        return self.batch_size // (self.size(DATA) * self.num_micro_batches)
+
+    def _check_batch(self) -> None:
+        for name in ("batch_size", "seq_len", "num_micro_batches", "num_chunks"):
+            whole_number(name, getattr(self, name))
+        replicas, num = self.size(DATA), self.num_micro_batches
+        if self.batch_size % (replicas * num):
+            raise ValueError(
+                f"batch_size must be a multiple of data * num_micro_batches: got {self.batch_size} for {replicas} * "
+                f"{num}; try {-(-self.batch_size // (replicas * num)) * replicas * num}."
+            )
+
+    def _check_sequence(self) -> None:
+        if self.seq_len > self.config.max_seq_len:
+            raise ValueError(
+                f"a sequence must have at most max_seq_len={self.config.max_seq_len} tokens: got {self.seq_len}."
+            )
+        context, tensor = self.size(CONTEXT), self.size(TENSOR)
+        lengths = {self.seq_len}
+        if context > 1:
+            heads = max(1, self.config.num_heads // tensor)
+            lengths = set(check_context(self.seq_len, heads, heads, context, self.order, self.attention).lengths)
+        cuts = tensor if self.sequence_parallel else 1
+        if len(lengths) > 1 or min(lengths) % cuts:
+            pieces = (2 if context > 1 and self.order is zigzag_order else 1) * context * cuts
+            raise ValueError(
+                f"every rank must have equally many tokens of a sequence: got {self.seq_len} tokens for context "
+                f"{context}" + f" and tensor {tensor} with sequence parallelism" * (cuts > 1) + "; pad to "
+                f"{-(-self.seq_len // pieces) * pieces}."
+            )
+
+    def _check_vocabulary(self) -> None:
+        size, tensor = self.config.vocab_size, self.size(TENSOR)
+        if self.uneven_vocabulary == "refuse" and size % tensor:
+            raise ValueError(
+                f"the vocabulary must be a multiple of the tensor ranks: got {size} words for {tensor}; make it "
+                f'{padded_vocabulary(size, tensor)}, or say uneven_vocabulary="pad" or "chunk".'
+            )
+
+    def _check_layers(self, num_chunks: int) -> None:
+        units, num_pieces = self.config.num_layers + 2, self.size(PIPELINE) * num_chunks
+        if num_pieces > units:
+            raise ValueError(
+                f"every piece of the pipeline needs a layer: got {num_pieces} pieces for {self.config.num_layers} "
+                f"layers, an embedding and a head; try {num_pieces - 2} layers, or pipeline={units // num_chunks}."
+            )
+
+    def _check_autocast(self, is_split: bool) -> None:
+        if self.autocast is not None and self.autocast not in AUTOCAST_DTYPES:
+            raise ValueError(
+                f"autocast must be {' or '.join(map(str, AUTOCAST_DTYPES))}, or None: got {self.autocast}."
+            )
+        if self.autocast is not None and is_split:
+            raise ValueError(
+                f"weight gradients that are put off do not pass through autocast: got autocast={self.autocast} with "
+                f'{self.schedule}; try schedule="1f1b", or autocast=None.'
+            )

@@ -1,0 +1,169 @@
+"""This rank's part of a GPT: of some layers, for some tokens, a shard of each matrix; the GPT knows nothing of it.
+
+    pipeline   which layers        the others are not there
+    context    which tokens        attention and positions over the tokens of all context ranks
+    tensor     which rows          each layer replaced by its shard
+
+in this order: a layer that is not here is never copied, and tensor parallelism cuts what context parallelism left. The
+modules keep the names that they have in the whole model, so that parameters of all ranks together are those of the
+model: "blocks.7.mlp.up.weight" is the same matrix wherever a shard of it lies.
+
+The pipeline wants all pieces of the model. Those of other ranks are stand-ins without layers. One of them has a
+parameter of this rank where both are tied, so that the gradient is summed over both (lablib/pipeline/executor/tied.py).
+
+Cost for P parameters of w bytes, on t tensor and p pipeline ranks: P w / (t p) for the part, and more where layers do
+not divide evenly; the whole model on the host while it is cut, unless only shapes are computed.
+Shapes: B batch, T time, D width; t of the tokens of a rank.
+Source: Narayanan et al., SC 2021, arXiv 2104.04473, section 3; NVIDIA/Megatron-LM, megatron/core/transformer (layers
+numbered through the stages).
+Simplified: every rank draws the whole model and keeps its part, so that it is the model of one device to the bit.
+"""
+
+import copy
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from lablib.models.gpt import GPT
+from lablib.parallel.context.model import ContextAttention, ContextParallel
+from lablib.parallel.mesh.check import TENSOR, Combination
+from lablib.parallel.tensor.parallelize import parallelize
+from lablib.parallel.tensor.plan import fits
+from lablib.parallel.tensor.regions import Group, copy_to_ranks
+from lablib.parallel.tensor.sequence_parallel import own_tokens
+from lablib.pipeline.executor.stages import Embedding, Head
+from lablib.precision.autocast import autocast
+from lablib.torch_compat import disable_current_modes
+
+
+class Part(nn.Module):
+    """The modules of a GPT that this rank has, by the GPT's own names; parameters are this rank's own.
+
+    Arguments:
+        model: whole, the same on all ranks; it is left as it is.
+        how: the combination.
+        units: the numbers of the units of the model that are here; see `units_of`.
+        context: who has which tokens; None: all tokens are here.
+        group: of the tensor axis.
+    """
+
+    def __init__(self, model: GPT, how: Combination, units: list[int], context: ContextParallel | None, group: Group):
+        super().__init__()
+        last = how.config.num_layers + 1
+        # Modules are copied, parameters not: only this rank's shards of them are, below.
+        shared: dict[int, Any] = {id(param): param for param in model.parameters()}
+        if 0 in units:
+            self.token_embedding = copied(model.token_embedding, shared)
+            self.position_embedding = copied(model.position_embedding, shared)
+        blocks = {str(i - 1): copied(model.blocks[i - 1], shared) for i in units if 0 < i < last}
+        self.blocks = nn.ModuleDict(blocks)
+        if last in units:
+            self.final_norm, self.head = copied(model.final_norm, shared), copied(model.head, shared)
+        # ---- context ----
+        if context is not None:
+            for block in self.blocks.values():
+                block.attention = ContextAttention(block.attention, context)  # pyright: ignore
+        # ---- tensor ----
+        if how.size(TENSOR) > 1:
+            names = [name for name, _ in self.named_modules()]
+            plan = {key: style for key, style in how.tensor_plan.items() if any(fits(name, key) for name in names)}
+            parallelize(self, group, plan, broadcasts=False)
+        if context is not None and 0 in units:
+            weight = self.position_embedding.weight
+            self.position_embedding = Positions(weight, context, group if how.sequence_parallel else None)  # pyright: ignore
+        self._take_over()
+
+    def unit(self, number: int) -> nn.Module:
+        """A unit of the model that is here."""
+        if number == 0:
+            return Embedding(self)  # pyright: ignore
+        name = str(number - 1)
+        return self.blocks[name] if name in self.blocks else Head(self)  # pyright: ignore
+
+    def _take_over(self) -> None:
+        """Every parameter becomes one of this rank's own, on its device; tied ones stay tied."""
+        device, new = torch.empty(0).device, dict[nn.Parameter, nn.Parameter]()
+        for owner in self.modules():
+            for key, param in owner.named_parameters(recurse=False):
+                if param not in new:
+                    new[param] = nn.Parameter(param.detach().to(device, copy=True), param.requires_grad)
+                setattr(owner, key, new[param])
+
+
+class Positions(nn.Module):
+    """Embeddings of the positions of a context rank's tokens, or with sequence parallelism of some of those.
+
+    Arguments:
+        weight: whole on every rank.
+        context: says which positions its tokens have.
+        group: over which a context rank's tokens are cut; None: they are not.
+    """
+
+    def __init__(self, weight: nn.Parameter, context: ContextParallel, group: Group):
+        super().__init__()
+        self.weight, self.context, self.group = weight, context, group
+
+    def forward(self, counted_t: Tensor) -> Float[Tensor, "B t D"]:
+        """`counted_t`: 0, 1, ..., as the model counts its tokens; they are not the positions."""
+        positions_Bt = self.context.positions
+        assert positions_Bt is not None
+        if self.group is None:
+            return F.embedding(positions_Bt, self.weight)
+        return F.embedding(own_tokens(positions_Bt, -1, self.group), copy_to_ranks(self.weight, self.group))
+
+
+class Piece(nn.Module):
+    """Some units one behind the other, under autocast where the combination has it."""
+
+    def __init__(self, units: list[nn.Module], dtype: torch.dtype | None):
+        super().__init__()
+        self.units, self.dtype = nn.Sequential(*units), dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.dtype is None:
+            return self.units(x)
+        with autocast("cuda" if x.is_cuda else "cpu", self.dtype):  # "meta" follows the CPU's
+            return self.units(x)
+
+
+class Elsewhere(nn.Module):
+    """Stands for a piece of another rank, which has the same parameter as this one, or none."""
+
+    def __init__(self, tied: nn.Parameter | None):
+        super().__init__()
+        self.tied = tied
+
+
+def make_model(how: Combination, seed: int, dtype: torch.dtype) -> GPT:
+    """The whole model on the host; where only shapes are computed, without memory. No part of what is simulated."""
+    device = "meta" if torch.empty(0).is_meta else "cpu"
+    with disable_current_modes():
+        return GPT(how.config, seed=seed, dtype=dtype, device=device)
+
+
+def pieces_of(part: Part, how: Combination, own: list[int]) -> list[nn.Module]:
+    """All pieces of the pipeline, those of other ranks as stand-ins. `own`: the numbers of this rank's."""
+    tied = tied_parameter(part) if how.config.tied_head else None
+    ends = (0, len(how.units) - 1)
+    return [
+        Piece([part.unit(i) for i in units], how.autocast)
+        if number in own
+        else Elsewhere(tied if number in ends else None)
+        for number, units in enumerate(how.units)
+    ]
+
+
+def tied_parameter(part: Part) -> nn.Parameter | None:
+    """The embedding, or the head that is tied to it, where one of them is here."""
+    for name in ("token_embedding", "head"):
+        if hasattr(part, name):
+            return getattr(part, name).weight
+    return None
+
+
+def copied(module: nn.Module, shared: dict[int, Any]) -> Any:
+    """A copy of a module with the same parameters."""
+    return copy.deepcopy(module, dict(shared))

@@ -1,0 +1,270 @@
+"""A whole training step on a mesh: data, context, tensor and pipeline parallelism, ZeRO-1, mixed precision, clipping.
+
+    how = Combination(config, Mesh(data=2, pipeline=2, tensor=2), batch_size=8, seq_len=16, num_micro_batches=2)
+
+    def program():
+        step = CombinedStep(how, partial(torch.optim.AdamW, lr=1e-3), max_norm=1.0)
+        for tokens, targets in batches:                  # the whole batch, the same on all ranks
+            loss, norm, was_skipped = step(tokens, targets)          # those of one device, on all ranks
+
+    launch(program, ranks=how.mesh.num_ranks)
+
+Each technique stands in its own file, and is used here as it is. What they have to agree on:
+
+    who has which part     `mesh/part.py`: layers by pipeline, tokens by context, rows by tensor
+    the loss               the mean over micro-batches, replicas and context ranks: all have equally many tokens
+    the gradient           tensor ranks: complete; pipeline ranks: of their layers; data and context: a mean
+    the norm               over all ranks, each number once: `mesh/optimizer.py`
+    an overflow            on one rank skips the step on all
+
+Phases of a step (the code has the same headings):
+    1. share     this rank's sequences and tokens, as micro-batches
+    2. run       the pipeline's plan; gradients of a piece are reduced as soon as it is done
+    3. clip      unscale, norm over all axes, shorten
+    4. step      the optimizer on shards, then parameters gathered
+
+Cost: the sum of its techniques, see each: activations between stages, B T D w bytes a micro-batch and boundary, over
+context and, with sequence parallelism, tensor ranks; tensor parallelism's all-reduces in every layer; keys and values
+round the context ring; once a step 2 (n-1)/n of the part's gradients, n = data * context; two numbers for loss, norm.
+Shapes: B batch, T time, D width, V vocabulary; lower-case letters are a rank's.
+Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
+arXiv 2104.04473 (data, pipeline and tensor); Llama Team, 2024, arXiv 2407.21783, section 3.3.2 (context); Korthikanti
+et al., 2022, arXiv 2205.05198 (sequence); Rajbhandari et al., 2020, arXiv 1910.02054 (ZeRO-1).
+Simplified: every rank is given the whole batch; no dropout; no experts yet.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib.models.gpt import GPT, next_token_loss
+from lablib.parallel.context.model import ContextParallel
+from lablib.parallel.mesh.check import CONTEXT, DATA, PIPELINE, TENSOR, Combination
+from lablib.parallel.mesh.optimizer import CombinedOptimizer, OptimizerFn, Owned
+from lablib.parallel.mesh.part import Part, make_model, pieces_of, tied_parameter
+from lablib.parallel.tensor.state import whole
+from lablib.parallel.tensor.vocabulary import vocabulary_parallel_loss
+from lablib.phases import phase
+from lablib.pipeline.executor import Pipeline
+from lablib.pipeline.executor.boundaries import Shape
+from lablib.precision.loss_scaling import LossScaler
+from lablib.signature import check_type, check_types
+from lablib.torch_compat import disable_current_modes
+
+
+class Stepped(NamedTuple):
+    """The mean loss of the batch in nats, the gradient's norm before clipping, and whether the step was skipped."""
+
+    loss: Tensor
+    norm: Tensor
+    was_skipped: bool
+
+
+class CombinedStep:
+    """This rank's part of a model in training on a mesh.
+
+    Arguments:
+        how: the combination.
+        optimizer_fn: makes the optimizer of this rank's shards; it must work element by element.
+        max_norm: to which the gradient of the whole model is shortened; infinity: it is measured only.
+        scaler: of the loss; for torch.float16 one with the usual rule, if None.
+        model: the whole model, the same on all ranks, which is left as it is; None: drawn from `seed`.
+        seed, dtype: of a model that is drawn.
+
+    Attributes:
+        part: this rank's modules, by the names that they have in the whole model.
+        pipeline: that of `part`.
+        sharded: the optimizer, and what it knows of the parameters.
+
+    Communicates, to make groups; all ranks of the mesh call it.
+
+    Raises:
+        ValueError: not as many ranks as the mesh has, a norm that is not positive, another model, or one with frozen
+            parameters.
+    """
+
+    def __init__(
+        self,
+        how: Combination,
+        optimizer_fn: OptimizerFn,
+        *,
+        max_norm: float = math.inf,
+        scaler: LossScaler | None = None,
+        model: GPT | None = None,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+    ):
+        check_types(
+            "CombinedStep",
+            [
+                *[("how", how, Combination), ("optimizer_fn", optimizer_fn, Callable), ("max_norm", max_norm, float)],
+                *[("scaler", scaler, LossScaler | None), ("model", model, GPT | None), ("seed", seed, int)],
+                ("dtype", dtype, torch.dtype),
+            ],
+        )
+        how.mesh.require(dist.get_world_size())
+        _require_model(model, how)
+        if not max_norm > 0:
+            raise ValueError(f"max_norm must be positive: got {max_norm}; try 1.0, or math.inf to measure only.")
+        if scaler is None and how.autocast == torch.float16:
+            scaler = LossScaler()
+        self.how, self.max_norm, self.scaler = how, max_norm, scaler
+        mesh = how.full_mesh
+        self.at = mesh.coordinates(dist.get_rank())
+        self._groups = {axis: mesh.group(axis) for axis in (TENSOR, PIPELINE, CONTEXT)}
+        replicas = mesh.group(DATA, CONTEXT)
+        self.context = None
+        if how.size(CONTEXT) > 1:
+            self.context = ContextParallel(self._groups[CONTEXT], how.order, how.attention)
+        model = make_model(how, seed, dtype) if model is None else model
+        own = [number for number, stage in enumerate(how.plan.plan.rank_of) if stage == self.at[PIPELINE]]
+        units = [unit for number in own for unit in how.units[number]]
+        self.part = Part(model, how, units, self.context, self._groups[TENSOR])
+        self._dtype = next(self.part.parameters()).dtype
+        self.pipeline = Pipeline(
+            how.plan,
+            pieces_of(self.part, how, own),
+            self._loss,
+            group=self._groups[PIPELINE],
+            recompute=how.recompute,
+            shapes_of=self._shapes,
+        )
+        tied = tied_parameter(self.part) if how.config.tied_head else None
+        pieces = self.pipeline.pieces
+        self.sharded = CombinedOptimizer(self.part, pieces, replicas, self._counts, tied, optimizer_fn)
+
+    def __call__(self, tokens_BT: Tensor, targets_BT: Tensor) -> Stepped:
+        """One step: gradients of the batch's mean loss, and the optimizer's update. Communicates.
+
+        Arguments:
+            tokens_BT, targets_BT: the whole batch, the same on all ranks.
+
+        Raises:
+            ValueError: a batch of another shape than the combination has, or of numbers that are no words of it.
+        """
+        loss = self.backward(tokens_BT, targets_BT)
+        return Stepped(loss, *self.update())
+
+    def backward(self, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+        """Loss and gradients, without the optimizer's update. Communicates.
+
+        Returns:
+            The mean loss of the batch, on all ranks. The gradients are there as shards; see `full_gradients`.
+
+        Raises:
+            ValueError: a batch of another shape than the combination has, or of numbers that are no words of it.
+        """
+        # ---- 1. share ----
+        inputs, targets = self._micro_batches(tokens_BT, targets_BT)
+        # ---- 2. run ----
+        num, scale = len(inputs), 1.0 if self.scaler is None else self.scaler.loss_scale
+        self.sharded.begin()
+        losses = self.pipeline.step(inputs, targets, [scale / num] * num, on_gradients=self.sharded.reduce)
+        self.sharded.finish()
+        return self._mean(losses)
+
+    def update(self) -> tuple[Tensor, bool]:
+        """Clip, and step the optimizer: the norm before, and whether the step was skipped. Communicates."""
+        with phase("optimizer"):
+            # ---- 3. clip ----
+            norm, was_skipped = self.sharded.clip(self.max_norm, self.scaler)
+            # ---- 4. step ----
+            self.sharded.step(self.scaler)
+        return norm, was_skipped
+
+    # ---- the whole model, on every rank ----
+
+    def full_gradients(self) -> dict[str, Tensor]:
+        """The gradients as one device has them, by the model's names. Communicates.
+
+        Between `backward` and `update` times the loss scale, where there is one; after it clipped.
+        """
+        return self._full(dict(self.sharded.gradients()))
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        """The parameters as one device has them, by the model's names. Communicates."""
+        return self._full({owned: owned.param.detach() for b in self.sharded.buffers for owned in b.owned})
+
+    def full_optimizer_state(self, key: str) -> dict[str, Tensor]:
+        """What the optimizer keeps for each parameter under a key ("exp_avg"), by the model's names. Communicates."""
+        state = self.sharded.optimizer.state
+        return self._full(dict(self.sharded.gathered(lambda buffer: state[buffer.unit.master][key])))
+
+    def _full(self, here: dict[Owned, Tensor]) -> dict[str, Tensor]:
+        own = {one.name: whole(tensor, one.owner, one.key) for one, tensor in here.items()}
+        parts: list[dict[str, Tensor]] = [{} for _ in range(self.how.size(PIPELINE))]
+        dist.all_gather_object(parts, own, group=self._groups[PIPELINE])
+        found = {name: tensor for each in reversed(parts) for name, tensor in each.items()}
+        if self.how.config.tied_head:
+            found.pop("head.weight", None)
+        return found
+
+    # ---- what the parts ask ----
+
+    def _micro_batches(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        for name, given in (("tokens", tokens_BT), ("targets", targets_BT)):
+            _require_batch(name, given, self.how)
+        own = [x.chunk(self.how.size(DATA))[self.at[DATA]] for x in (tokens_BT, targets_BT)]
+        if self.context is not None:
+            own = list(self.context.shard(*own))
+        tokens, targets = (list(x.split(self.how.micro_batch_size)) for x in own)
+        return tokens, targets
+
+    def _loss(self, logits_BtV: Tensor, targets_Bt: Tensor) -> Tensor:
+        if self.how.size(TENSOR) == 1:
+            return next_token_loss(logits_BtV, targets_Bt)
+        return vocabulary_parallel_loss(logits_BtV, targets_Bt, self.how.config.vocab_size, self._groups[TENSOR])
+
+    def _shapes(self, tokens_bt: Tensor) -> list[Shape]:
+        """Of the residual stream between pieces."""
+        num_tokens = tokens_bt.shape[1] // (self.how.size(TENSOR) if self.how.sequence_parallel else 1)
+        shape = (tokens_bt.shape[0], num_tokens, self.how.config.d_model)
+        return [(shape, self._dtype)] * (len(self.how.units) - 1)
+
+    def _mean(self, losses: list[Tensor]) -> Tensor:
+        """The mean over all micro-batches of all ranks that have a loss, on all ranks. Communicates: one number."""
+        copies = self.how.mesh.num_ranks // self.how.size(PIPELINE)
+        dtype = torch.promote_types(self._dtype, torch.float32)
+        mean = torch.stack(losses).mean().to(dtype) / copies if losses else torch.zeros((), dtype=dtype)
+        dist.all_reduce(mean)
+        return mean
+
+    def _counts(self, owned: Owned) -> bool:
+        """Whether this rank counts a parameter in the norm, and saves it: of equal copies one does."""
+        is_cut = owned.key in getattr(owned.owner, "cuts", {})
+        is_second = self.how.config.tied_head and owned.name == "head.weight"  # the embedding is on another stage
+        return (is_cut or self.at[TENSOR] == 0) and not is_second
+
+
+def _require_batch(name: str, given: Tensor, how: Combination) -> None:
+    """Refuse what is no batch of the combination. Numbers are looked at on the host alone: no device is waited for."""
+    check_type(f"CombinedStep: {name}", given, Tensor)
+    wanted, size = [how.batch_size, how.seq_len], how.config.vocab_size
+    if list(given.shape) != wanted:
+        raise ValueError(
+            f"a batch must be batch_size x seq_len = {wanted} of the combination, whole on every rank: "
+            f"got {name} {list(given.shape)}."
+        )
+    if given.dtype != torch.int64:
+        raise ValueError(f"{name} must be words' numbers in torch.int64: got {given.dtype}; try {name}.long().")
+    with disable_current_modes():  # no part of the step that is timed
+        odd = [] if given.device.type != "cpu" else [x for x in map(int, given.aminmax()) if not 0 <= x < size]
+    if odd:
+        raise ValueError(
+            f"{name} must be 0 to {size - 1}, words of the vocabulary, and all of them count: got {odd[0]}; a target "
+            "that is not to count needs ContextParallel.loss."
+        )
+
+
+def _require_model(model: GPT | None, how: Combination) -> None:
+    if model is None:
+        return
+    if model.config != how.config:
+        raise ValueError(f"the model must be that of the combination, {how.config}: got {model.config}.")
+    frozen = [name for name, param in model.named_parameters() if not param.requires_grad]
+    if frozen:
+        raise ValueError(f"every parameter must train, as they share flat buffers: {frozen[0]} requires no gradient.")

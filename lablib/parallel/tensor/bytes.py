@@ -1,0 +1,214 @@
+"""What a tensor-parallel layer sends and keeps, to the byte: with f and g, with sequence parallelism, gathered again.
+
+    each way of a layer         forward                          backward                         sent by a rank
+    f and g                     2 all-reduces                    2 all-reduces                    8 (n-1)/n S
+    sequence                    2 all-gathers, 2 reduce-scatters  the same                        8 (n-1)/n S
+    sequence, gathered again    the same                         2 all-gathers more               10 (n-1)/n S
+
+What a layer keeps for backward, per rank, as lablib's does with flash attention and no dropout:
+
+                                f and g         sequence        gathered again
+    inputs of two norms         2 S             2 S / n         2 S / n
+    inputs of the two regions   2 S             2 S             2 S / n          what the norms give, gathered
+    queries, keys, values       3 S / n         3 S / n         3 S / n
+    attention's output          S / n           S / n           S / n
+    hidden, before and after    2 F/D S / n     2 F/D S / n     2 F/D S / n
+    statistics of two norms     4 N s           4 N s / n       4 N s / n        mean and 1 / deviation
+    logsumexp of the scores     N H s / n       N H s / n       N H s / n
+
+With F = 4 D and w = 2: 8 + 24/n, 4 + 28/n and 32/n times N D, beside the last two rows. Korthikanti et al. have
+10 + 24/n and 34/n: two masks of dropout, of N D bytes, are the difference; and 5 N H T / n for scores that are kept,
+which flash attention does not (`korthikanti_bytes` has theirs from the same rows).
+
+When does cutting both factors of a product beat cutting one? On a grid of q x q = n ranks, 2D tensor parallelism sends
+blocks of activations along rows and blocks of weights along columns: 3 (q-1)/n (7 S + 12 D^2 w) for a layer. The
+activations' part falls with q, where one dimension's 8 (n-1)/n S does not; so it wins where a batch has many tokens:
+
+    N > 36 D / (8 q - 13)        4 ranks: N > 12 D, 16 ranks: 1.9 D, 64 ranks: 0.7 D
+
+Cost: some sums; nothing here runs on ranks, and torch is not needed.
+Legend: N = B T tokens, T time, D width, F hidden, H heads, n ranks; w bytes a number, S = N D w; s bytes a statistic.
+Source: Korthikanti et al., 2022, arXiv 2205.05198, equations 1 to 4 and section 4.2.2; Xu et al., "An Efficient 2D
+Method for Training Super-Large Deep Learning Models" (Optimus), 2021, arXiv 2104.05343, table 1 (7 bsh + 12 h^2).
+Simplified: rings; sizes that n divides; as many key-value heads as heads; 2D: bytes alone, F = 4 D, and its many more
+messages left out.
+"""
+
+from dataclasses import dataclass
+from math import isqrt
+
+from lablib.signature import check_fields, checked, whole_number
+
+
+@dataclass(frozen=True, slots=True)
+class LayerSizes:
+    """A layer of a GPT and its micro-batch.
+
+    Attributes:
+        batch, seq_len: B and T.
+        width, heads: D and H.
+        hidden: F; 0 means 4 D.
+        element_bytes: w, of activations; 2 for 16 bits.
+        statistic_bytes: s, of a norm's mean and of a logsumexp; 4, with float64 8.
+    """
+
+    batch: int
+    seq_len: int
+    width: int
+    heads: int
+    hidden: int = 0
+    element_bytes: int = 2
+    statistic_bytes: int = 4
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in self.__slots__:
+            whole_number(f"LayerSizes: {name}", getattr(self, name), minimum=0 if name == "hidden" else 1)
+
+    @property
+    def tokens(self) -> int:
+        """N = B T."""
+        return self.batch * self.seq_len
+
+    @property
+    def activation_bytes(self) -> int:
+        """S = N D w, of the residual stream."""
+        return self.tokens * self.width * self.element_bytes
+
+    @property
+    def hidden_size(self) -> int:
+        return self.hidden or 4 * self.width
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A row of what a rank keeps: its name, its bytes on this rank, and whether each rank has a part of its own."""
+
+    name: str
+    size_bytes: int
+    is_cut: bool
+
+
+@checked
+def kept_by_layer(
+    layer: LayerSizes, ranks: int, *, sequence: bool = False, gathers_again: bool = False
+) -> tuple[Kept, ...]:
+    """What one layer keeps for backward on each rank, row by row.
+
+    Arguments:
+        ranks: n, which divides the heads, the hidden width and, with `sequence`, the tokens of a sequence.
+        sequence: sequence parallelism.
+        gathers_again: backward gathers the inputs of the regions again (`tensor/overlap.py`).
+
+    Raises:
+        ValueError: ranks that do not divide; gathering again without sequence parallelism.
+    """
+    check_layer(layer, ranks, sequence, gathers_again)
+    stream, statistic = layer.activation_bytes, layer.tokens * layer.statistic_bytes
+    hidden = layer.tokens * layer.hidden_size * layer.element_bytes
+    rows = (
+        ("inputs of norms", 2 * stream, sequence),
+        ("inputs of regions", 2 * stream, gathers_again),
+        ("queries, keys, values", 3 * stream, True),
+        ("attention's output", stream, True),
+        ("hidden, before and after GELU", 2 * hidden, True),
+        ("statistics of norms", 4 * statistic, sequence),
+        ("logsumexp of scores", layer.heads * statistic, True),
+    )
+    return tuple(Kept(name, size // ranks if is_cut else size, is_cut) for name, size, is_cut in rows)
+
+
+@checked
+def kept_bytes(layer: LayerSizes, ranks: int, *, sequence: bool = False, gathers_again: bool = False) -> int:
+    """The sum of `kept_by_layer`. Arguments and Raises as there."""
+    return sum(row.size_bytes for row in kept_by_layer(layer, ranks, sequence=sequence, gathers_again=gathers_again))
+
+
+@checked
+def korthikanti_bytes(layer: LayerSizes, ranks: int, *, sequence: bool = False) -> float:
+    """The paper's bytes from our rows: what ours adds taken off, and dropout's masks and the scores put on.
+
+    With sequence parallelism the paper gathers again. Arguments and Raises as `kept_by_layer`.
+    """
+    rows = kept_by_layer(layer, ranks, sequence=sequence, gathers_again=sequence)
+    ours = sum(row.size_bytes for row in rows if row.name not in ("statistics of norms", "logsumexp of scores"))
+    masks = 2 * layer.tokens * layer.width / (ranks if sequence else 1)
+    scores = layer.tokens * layer.heads * layer.seq_len * (2 * layer.element_bytes + 1) / ranks
+    return ours + masks + scores
+
+
+@checked
+def layer_sent_bytes(layer: LayerSizes, ranks: int, *, sequence: bool = False, gathers_again: bool = False) -> float:
+    """Bytes that each rank sends for one layer, forward and backward, by rings.
+
+    With sequence parallelism also for gradients of what is used on cut tokens: two norms and two biases, 6 D numbers.
+    Arguments and Raises as `kept_by_layer`.
+    """
+    check_layer(layer, ranks, sequence, gathers_again)
+    share = (ranks - 1) / ranks
+    weights = 2 * 6 * layer.width * layer.element_bytes if sequence else 0
+    return share * ((10 if gathers_again else 8) * layer.activation_bytes + weights)
+
+
+@checked
+def gpt_sent_bytes(
+    layer: LayerSizes,
+    num_layers: int,
+    ranks: int,
+    *,
+    sequence: bool = False,
+    max_seq_len: int = 0,
+    loss_bytes: int = 4,
+) -> float:
+    """Bytes that each rank sends in a step of lablib's GPT by `GPT_PLAN` or `GPT_SEQUENCE_PLAN`, the loss by words.
+
+    Arguments:
+        num_layers: L.
+        max_seq_len: rows of the position embedding, whose gradient is summed with `sequence`; 0: T.
+        loss_bytes: of a number in the loss.
+        Others as `kept_by_layer`, and Raises.
+    """
+    whole_number("num_layers", num_layers, minimum=0)
+    positions = whole_number("max_seq_len", max_seq_len, minimum=0) or layer.seq_len
+    layers = num_layers * layer_sent_bytes(layer, ranks, sequence=sequence)
+    share = 2 * (ranks - 1) / ranks
+    ends = share * 2 * layer.activation_bytes  # the embedding forward, the head backward; or a half of both each way
+    loss = share * 3 * layer.tokens * whole_number("loss_bytes", loss_bytes, example=4)
+    weights = share * (2 + positions) * layer.width * layer.element_bytes if sequence else 0.0  # the last norm
+    return layers + ends + loss + weights
+
+
+@checked
+def two_dimensional_sent_bytes(layer: LayerSizes, ranks: int) -> float:
+    """Bytes that each rank of a q x q grid sends for one layer with 2D tensor parallelism, forward and backward.
+
+    Raises:
+        ValueError: ranks that are no square.
+    """
+    side = _side(ranks)
+    weights = 12 * layer.width**2 * layer.element_bytes
+    return 3 * (side - 1) / ranks * (7 * layer.activation_bytes + weights)
+
+
+@checked
+def fewest_tokens_for_2d(width: int, ranks: int) -> float:
+    """Tokens of a micro-batch above which 2D sends less than f and g. Raises as `two_dimensional_sent_bytes`."""
+    return 36 * whole_number("width", width, example=4096) / (8 * _side(ranks) - 13)
+
+
+def _side(ranks: int) -> int:
+    side = isqrt(whole_number("ranks", ranks, minimum=4, example=4))
+    if side**2 != ranks:
+        raise ValueError(f"2D tensor parallelism needs a square of ranks: got {ranks}; try {side**2}.")
+    return side
+
+
+def check_layer(layer: LayerSizes, ranks: int, sequence: bool = False, gathers_again: bool = False) -> None:
+    """Refuse ranks that do not divide the sizes. Raises ValueError."""
+    whole_number("ranks", ranks)
+    if gathers_again and not sequence:
+        raise ValueError("gathers_again is of sequence parallelism: got sequence=False.")
+    sizes = {"heads": layer.heads, "width": layer.width, "hidden": layer.hidden_size}
+    for name, size in (sizes | {"seq_len": layer.seq_len} if sequence else sizes).items():
+        if size % ranks:
+            raise ValueError(f"{name} must be a multiple of the ranks: got {size} and {ranks} ranks.")

@@ -1,0 +1,366 @@
+"""ZeRO-Offload: the optimizer's state and the FP32 parameters live in the host's memory, and the host takes the step.
+
+ZeRO-2 leaves each rank 1/n of the gradients and of the optimizer's state. Both can leave the GPU: a gradient shard is
+wanted by nobody but the optimizer, which computes little for its bytes. So each shard goes to the host while backward
+goes on, the host steps it there, and what comes back are parameters in 16 bits. On the GPU stay 2 bytes a parameter;
+with stage 3 and its shards on the host, too (`ZeroInfinity`), only what is gathered.
+
+    compute   backward 3 | backward 2 | backward 1 | backward 0 |                              | forward
+    out                  [ shard 3 ]  [ shard 2 ]  [ shard 1 ]  [ shard 0 ]
+    host                            [ step 3   ][ step 2   ][ step 1   ][ step 0   ]
+    in                                                          [ 3 ][ 2 ][ 1 ]    [ 0 ]
+
+The host has issued all of backward long before the device is done, so it steps the first shards meanwhile. Parameters
+come back when backward, which still reads the old ones, has ended.
+
+Phases of one step (the code has the same headings):
+    1. a shard is reduced     start its copy to the host, on a stream of its own, and free it
+    2. the host steps         unit by unit: wait for its gradient, add it up, step it
+    3. parameters come back   each unit's copy starts when it is stepped, while the host steps the next; all-gather
+
+Cost for n ranks, P parameters of w bytes in M units, gradients of g bytes; Adam in FP32 moves 28 bytes a parameter, and
+g + 4 + 4 + w for the casts; beta the host link and h the host's memory, bytes a second:
+    time_s      for a unit  b of backward,  d = g P/(n M)/beta,  c = (28 + casts) P/(n M)/h,  u = w P/(n M)/beta
+                exposed     max(M u, b + d + c + M u - M b, b + d + c + (M - 1) max(b, d, c) + u - M b)
+    bytes       on the GPU w P at rest, and two buckets while backward runs; 12 P/n on the host with Adam, and g P/n
+    sent bytes  as stage 2; over the host link (g + w) P/n
+`offload_time` has these; `tokens_for_share` from where on the step is a small share: the host's work does not grow with
+the batch.
+
+Shapes: a shard is [N / n].
+Source: Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", 2021, arXiv 2101.06840, sections 3 to
+5; Rajbhandari et al., "ZeRO-Infinity", 2021, arXiv 2104.07857 (parameters).
+Simplified: no one-step delayed update (the first, section 5.2: the host steps while the next forward runs, with
+parameters a step old); nothing goes to NVMe; no clipping, for which all gradients must be there before the first step;
+the formula leaves out the reduce-scatter, the all-gather and latencies.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lablib.parallel.data.overlapped import Handle
+from lablib.parallel.zero.module import OptimizerFn
+from lablib.parallel.zero.shards import FlatUnit, all_gather_shards
+from lablib.parallel.zero.stage1 import Reduction
+from lablib.parallel.zero.stage2 import Zero2
+from lablib.parallel.zero.stage3 import Zero3
+from lablib.parallel.zero.units import GatheredUnit
+from lablib.phases import host_work
+from lablib.signature import checked, whole_number
+
+HOST_BYTES_PER_S = 50e9  # of one of 8 GPUs that share 16 channels of DDR4-3200, 410 GB/s
+
+
+class HostLink:
+    """Copies between a device and its host, each way on a stream of its own; where there is no GPU, at once."""
+
+    def __init__(self, device: torch.device):
+        self._has_gpu = device.type == "cuda"
+        self._out, self._in = (torch.cuda.Stream(), torch.cuda.Stream()) if self._has_gpu else (None, None)
+
+    def empty(self, like: Tensor, dtype: torch.dtype) -> Tensor:
+        """Memory on the host, pinned where there is a GPU."""
+        return torch.empty(like.shape, dtype=dtype, device="cpu", pin_memory=self._has_gpu)
+
+    def to_host(self, target: Tensor, source: Tensor) -> Any:
+        """Start to copy; returns what to `synchronize` with before the host looks, None if it need not."""
+        return self._copy(self._out, target, source)
+
+    def to_device(self, target: Tensor, source: Tensor) -> Any:
+        return self._copy(self._in, target, source)
+
+    def outgoing(self) -> AbstractContextManager[Any]:
+        """What is issued inside follows the copies to the host; compute waits for none of it."""
+        return torch.cuda.stream(self._out) if self._has_gpu else nullcontext()
+
+    def incoming(self) -> AbstractContextManager[Any]:
+        """The same of the copies to the device."""
+        return torch.cuda.stream(self._in) if self._has_gpu else nullcontext()
+
+    def _copy(self, stream: Any, target: Tensor, source: Tensor) -> Any:
+        if stream is None:
+            target.copy_(source)
+            return None
+        stream.wait_stream(torch.cuda.current_stream())  # what computes the source, or still reads the target
+        with torch.cuda.stream(stream):
+            target.copy_(source, non_blocking=True)
+            for tensor in (target, source):
+                if tensor.device.type == "cuda":
+                    tensor.record_stream(stream)  # its memory is not given away before the copy is over
+            return stream.record_event()
+
+
+class HostUnit:
+    """A unit's shard on the host: what the optimizer steps, and the gradients that have come.
+
+    Attributes:
+        master: the shard in the module's dtype.
+        arrived: gradients of this step's micro-batches, and when each will be there.
+    """
+
+    def __init__(self, unit: FlatUnit, link: HostLink):
+        self.unit, self._link = unit, link
+        master = link.empty(unit.master.detach(), unit.master.dtype)
+        master.copy_(unit.master.detach())
+        self.master = nn.Parameter(master)
+        self.arrived: list[tuple[Tensor, Any]] = []
+        self._params = link.empty(unit.shard.detach(), unit.shard.dtype)
+        unit.master = unit.shard  # the device's copy goes
+
+    def take(self, shard: Tensor) -> None:
+        """Start to copy a reduced gradient to the host."""
+        host = self._link.empty(shard, shard.dtype)
+        self.arrived.append((host, self._link.to_host(host, shard)))
+
+    def gather_gradient(self) -> None:
+        """Wait for the gradients, and add them up in the master's dtype."""
+        for host, event in self.arrived:
+            if event is not None:
+                event.synchronize()
+            grad = host.to(self.master.dtype)
+            self.master.grad = grad if self.master.grad is None else self.master.grad.add_(grad)
+        self.arrived.clear()
+
+    def give_back(self, target: Tensor) -> None:
+        """Cast the parameters on the host, and start to copy them to the device."""
+        self._params.copy_(self.master.detach())
+        self._link.to_device(target, self._params)
+
+
+class _Offloaded:
+    """What both stages share: units on the host, one optimizer for each."""
+
+    def __init__(self, units: list[FlatUnit], optimizer_fn: OptimizerFn, host_bytes_per_s: float):
+        device = units[0].shard.device
+        self.link, self.host_bytes_per_s = HostLink(device), host_bytes_per_s
+        self.hosts = {unit: HostUnit(unit, self.link) for unit in units if unit.is_trainable}
+        self.optimizers = [optimizer_fn([host.master]) for host in self.hosts.values()]
+
+    def step(self, give_back: Any) -> None:
+        """Phases 2 and 3; `give_back(host)` starts the way back of one unit."""
+        missing = [host.unit.layout.names[0] for host in self.hosts.values() if not host.arrived]
+        if missing:
+            raise ValueError(f"a step needs reduced gradients: there are none for {missing[0]}; run backward first.")
+        for host, optimizer in zip(self.hosts.values(), self.optimizers, strict=True):
+            with host_work(self.host_bytes_per_s):
+                host.gather_gradient()
+                optimizer.step()
+                host.master.grad = None
+                give_back(host)
+
+    def forget(self) -> None:
+        for host in self.hosts.values():
+            host.arrived.clear()
+
+
+class ZeroOffload(Zero2):
+    """ZeRO-2 whose optimizer works on the host.
+
+        zero = ZeroOffload(model, partial(torch.optim.AdamW, fused=True), param_dtype=torch.bfloat16)
+        loss_of(zero(inputs), targets).backward()      # gradients leave while it runs
+        zero.step()                                    # on the host; communicates
+
+    Arguments:
+        module: on this rank's device.
+        optimizer_fn: makes the optimizer of one unit's shard, in the host's memory.
+        host_bytes_per_s: of the host's memory, a rank's share: what the simulator prices the step with.
+        options: of `Zero2`.
+
+    Attributes:
+        optimizers: one for each unit.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer_fn: OptimizerFn,
+        *,
+        host_bytes_per_s: float = HOST_BYTES_PER_S,
+        **options: Any,
+    ):
+        super().__init__(module, **options)
+        self._offloaded = _Offloaded(self.units, optimizer_fn, host_bytes_per_s)
+        self.optimizers = self._offloaded.optimizers
+
+    # ---- 1. a shard is reduced ----
+
+    def _start(self, unit: FlatUnit, full: Tensor) -> Reduction:
+        reduction = super()._start(unit, full)
+        with self._offloaded.link.outgoing():
+            reduction.handle.wait()  # the copy waits, backward goes on
+            self._offloaded.hosts[unit].take(reduction.shard)
+        return reduction
+
+    def _finish(self, reduction: Reduction) -> None:
+        reduction.handle.wait()  # no more than one bucket is on its way; its shard has gone
+
+    # ---- 2. the host steps, 3. parameters come back ----
+
+    def step(self) -> None:
+        """Step on the host, and bring the parameters up to date on every rank. Communicates.
+
+        Raises:
+            ValueError: gradients have not been reduced since the last step.
+        """
+        handles: list[Handle] = []
+
+        def give_back(host: HostUnit) -> None:
+            host.give_back(host.unit.shard.data)
+            with self._offloaded.link.incoming():
+                handles.append(self._all_gather(host.unit.shard.detach(), host.unit.full, self.group))
+
+        self._offloaded.step(give_back)
+        for handle in handles:
+            handle.wait()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._offloaded.forget()
+
+
+class ZeroInfinity(Zero3):
+    """ZeRO-3 whose shards, parameters and all, live on the host: the GPU has what is gathered, and activations.
+
+    A unit's shard is copied to the device just before it is gathered, and prefetched like that. Used as `ZeroOffload`,
+    with the options of `Zero3` but for `all_gather` and `backward_all_gather`.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer_fn: OptimizerFn,
+        *,
+        host_bytes_per_s: float = HOST_BYTES_PER_S,
+        **options: Any,
+    ):
+        super().__init__(module, all_gather=self._gather_from_host, **options)
+        self._free_all()
+        self._offloaded = _Offloaded(self.units, optimizer_fn, host_bytes_per_s)
+        self.optimizers = self._offloaded.optimizers
+        for unit in self._gathered_units:
+            shards_to_host(unit, self._offloaded.link)
+        for unit, host in self._offloaded.hosts.items():
+            unit.add_gradient = host.take  # phase 1: what was reduced goes to the host
+
+    def _gather_from_host(self, shard: Tensor, full: Tensor, group: dist.ProcessGroup | None) -> Handle:
+        link = self._offloaded.link
+        on_device = torch.empty_like(shard, device=full.device)
+        link.to_device(on_device, shard)
+        with link.incoming():
+            return all_gather_shards(on_device, full, group)
+
+    # ---- 2. the host steps; parameters come back when they are gathered ----
+
+    def step(self) -> None:
+        """Step on the host. Raises ValueError where gradients have not been reduced since the last step."""
+        self._free_all()
+        self._offloaded.step(lambda host: host.unit.shard.data.copy_(host.master.detach()))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        self._offloaded.forget()
+
+
+def shards_to_host(unit: GatheredUnit, link: HostLink) -> None:
+    """Move a unit's shards, and the module's pieces of them, into the host's memory."""
+    kept = dict.fromkeys(kept for *_, kept in unit._slots)  # in the order of the layouts, tied ones once
+    places = iter(kept)
+    for flat in unit.flats:
+        shard = link.empty(flat.shard.detach(), flat.shard.dtype)
+        shard.copy_(flat.shard.detach())
+        flat.shard = flat.master = nn.Parameter(shard, requires_grad=flat.is_trainable)
+        pieces = {piece.name: piece for piece in flat.layout.pieces(dist.get_rank(flat.group))}
+        for name in flat.layout.names:
+            start, numel = (pieces[name].start_in_shard, pieces[name].numel) if name in pieces else (0, 0)
+            next(places).data = shard[start : start + numel]
+
+
+# ---- when it pays ----
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadTime:
+    """Seconds that ZeRO-Offload adds to a step, and what it saves.
+
+    Attributes:
+        gradients_s, host_s, params_s: of the copies to the host, the host's step, and the copies back.
+        exposed_s: what of them is not hidden.
+        saved_bytes: of the device's memory, at rest.
+    """
+
+    gradients_s: float
+    host_s: float
+    params_s: float
+    exposed_s: float
+    saved_bytes: float
+
+
+@checked
+def offload_time(
+    params: float,
+    ranks: int,
+    units: int,
+    backward_s: float,
+    link_bytes_per_s: float,
+    host_bytes_per_s: float = HOST_BYTES_PER_S,
+    param_bytes: int = 2,
+    grad_bytes: int = 2,
+) -> OffloadTime:
+    """The formulas of the head, for Adam in FP32 and equal units.
+
+    Arguments:
+        params: P, above 0.
+        ranks, units: n and M.
+        backward_s: of the whole model.
+        link_bytes_per_s, host_bytes_per_s: beta and h, above 0.
+        param_bytes, grad_bytes: w and g.
+
+    Raises:
+        ValueError: a number that cannot be.
+    """
+    for name, value in (("ranks", ranks), ("units", units), ("param_bytes", param_bytes), ("grad_bytes", grad_bytes)):
+        whole_number(name, value, example=2)
+    rates = ("link_bytes_per_s", link_bytes_per_s, 25e9), ("host_bytes_per_s", host_bytes_per_s, 50e9)
+    for name, value, example in (("params", params, 7e9), *rates):
+        _require(name, value, example)
+    if not (isfinite(backward_s) and backward_s >= 0):
+        raise ValueError(f"backward_s must be 0 or more, and finite: got {backward_s}; try 0.5.")
+    numbers = params / ranks
+    moved = 7 * 4 + (grad_bytes + 4) + (4 + param_bytes)
+    gradients_s, params_s = (numbers * size / link_bytes_per_s for size in (grad_bytes, param_bytes))
+    host_s = numbers * moved / host_bytes_per_s
+    b, d, c, u = (seconds / units for seconds in (backward_s, gradients_s, host_s, params_s))
+    first_s = b + d + c
+    last_s = first_s + (units - 1) * max(b, d, c)
+    exposed_s = max(params_s, first_s + params_s - backward_s, last_s + u - backward_s)
+    return OffloadTime(gradients_s, host_s, params_s, exposed_s, numbers * (12 + grad_bytes))
+
+
+@checked
+def tokens_for_share(exposed_s: float, params: float, flops_per_s: float, share: float = 0.1) -> float:
+    """Tokens on each rank from which on the exposed seconds are at most this share of forward, backward and them.
+
+    6 P t / F of compute grow with the tokens, the host's step does not: t = exposed (1 / share - 1) F / (6 P).
+
+    Arguments:
+        exposed_s: of `offload_time`.
+        params: P, above 0.
+        flops_per_s: F that a rank reaches, above 0.
+        share: above 0, at most 1.
+    """
+    for name, value, example in (("params", params, 7e9), ("flops_per_s", flops_per_s, 1e14), ("share", share, 0.1)):
+        _require(name, value, example)
+    if share > 1 or not exposed_s >= 0:
+        raise ValueError(f"share must be at most 1, and exposed_s 0 or more: got {share} and {exposed_s}; try 0.1.")
+    return exposed_s * (1 / share - 1) * flops_per_s / (6 * params)
+
+
+def _require(name: str, value: float, example: float) -> None:
+    if not (isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be above 0, and finite: got {value}; try {example:g}.")

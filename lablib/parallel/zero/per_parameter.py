@@ -1,0 +1,163 @@
+"""Sharding each parameter by its rows, as FSDP2 does, beside the flat buffer of a unit: padding, copies, what is kept.
+
+A flat shard cuts through matrices. Here every parameter is cut along its first dimension instead: a rank has ceil(D/n)
+of its D rows (the last ranks fewer, or none). So a shard is still a matrix with a name and a dtype of its own, and may
+be frozen alone; optimizers by parameter and checkpoints without unflattening follow. A collective wants one buffer,
+though, in which a rank's shards lie together, and not a parameter's. So every gather is followed by a copy out of it,
+and every reduce-scatter by a copy into one:
+
+    shards            rank 0: [ w 2 rows ][ b 2 ]     rank 1: [ w 1 row, 1 of padding ][ b 1, 1 ]
+    gathered          [ w0 w1 b0 b1 | w2 .  b2 . ]    by rank
+    copied out        w [ w0 w1 w2 ]   b [ b0 b1 b2 ] by parameter
+
+    flat                 padding < n elements a unit             no copies: a parameter is a view of what was gathered
+    by parameter         padding < n rows a parameter            3 in a step of stage 3: out, out, in
+
+Cost for n ranks, S bytes of a unit (padded: S'), of one gather (the reduce-scatter is its mirror):
+    time_s      (n-1) alpha + (n-1)/n S' beta, and reading and writing S' of memory
+    peak bytes  2 S' while it is copied
+    sent bytes  (n-1)/n S' per rank
+Shapes: a parameter is [D, ...]; a shard [d, ...] with d = ceil(D / n), padded; d_i rows of it are real.
+Source: torch.distributed.fsdp.fully_shard (torch 2.13, documentation: "per-parameter sharding"); Liang et al.,
+"TorchTitan", 2024, arXiv 2410.06511, section 2.1.1; flat: Zhao et al., "PyTorch FSDP", VLDB 2023, arXiv 2304.11277.
+Simplified: one dtype; shards are kept padded; nothing is overlapped.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib.parallel.zero.shards import FlatLayout, all_gather_shards, reduce_scatter_average
+from lablib.signature import checked, whole_number
+
+Shapes = Sequence[tuple[int, ...]]
+
+
+@checked
+def rows_of(num_rows: int, world_size: int, rank: int) -> int:
+    """Real rows of a parameter on a rank: ceil(D / n) on the first, fewer or none on the last. As `torch.chunk`."""
+    whole_number("world_size", world_size)
+    if not 0 <= rank < world_size:
+        raise ValueError(f"rank must be 0 to {world_size - 1}, one of {world_size}: got {rank}.")
+    chunk = -(-num_rows // world_size)
+    return min(max(num_rows - rank * chunk, 0), chunk)
+
+
+@checked
+def padded_shard_numel(shape: tuple[int, ...], world_size: int) -> int:
+    """Elements that every rank keeps of a parameter: ceil(D / n) rows. A number without dimensions is one row."""
+    rows, *rest = shape or (1,)
+    return -(-rows // whole_number("world_size", world_size)) * prod(rest)
+
+
+def shard_rows(param: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """This rank's rows of a parameter that every rank has, padded with zeros: a new tensor [d, ...]."""
+    n, rank = dist.get_world_size(group), dist.get_rank(group)
+    rows = param.detach().reshape(param.shape or (1,))
+    chunk = -(-len(rows) // n)
+    shard = rows.new_zeros(chunk, *rows.shape[1:])
+    own = rows[rank * chunk : (rank + 1) * chunk]
+    shard[: len(own)] = own
+    return shard
+
+
+def gather_by_parameter(
+    shards: Sequence[Tensor], shapes: Shapes, group: dist.ProcessGroup | None = None
+) -> list[Tensor]:
+    """The full parameters of a unit from every rank's padded shards. Communicates: one all-gather.
+
+    Phases:
+        1. copy in     this rank's shards into one buffer
+        2. all-gather
+        3. copy out    every parameter's rows from all ranks' parts; then padding is cut off
+    """
+    n = dist.get_world_size(group)
+    # ---- 1. copy in ----
+    own = torch.cat([shard.flatten() for shard in shards])
+    # ---- 2. all-gather ----
+    by_rank = own.new_empty(n * own.numel())
+    all_gather_shards(own, by_rank, group).wait()
+    # ---- 3. copy out ----
+    parts = by_rank.view(n, -1).split([shard.numel() for shard in shards], dim=1)
+    return [part.reshape(-1)[: prod(shape)].view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def reduce_scatter_by_parameter(gradients: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> list[Tensor]:
+    """This rank's padded shards of the mean of full gradients. Communicates: one reduce-scatter.
+
+    Phases:
+        1. copy in     every gradient's rows, padded, to the part of the rank that keeps them
+        2. reduce-scatter
+        3. shards are views of what came
+    """
+    n = dist.get_world_size(group)
+    shapes = [tuple(gradient.shape) for gradient in gradients]
+    numels = [padded_shard_numel(shape, n) for shape in shapes]
+    # ---- 1. copy in ----
+    by_rank = gradients[0].new_zeros(n, sum(numels))
+    for gradient, part in zip(gradients, by_rank.split(numels, dim=1), strict=True):
+        chunk = part.size(1)
+        for rank, piece in enumerate(gradient.detach().flatten().split(max(chunk, 1))):
+            part[rank, : piece.numel()] = piece
+    # ---- 2. reduce-scatter ----
+    own = by_rank.new_empty(sum(numels))
+    reduce_scatter_average(by_rank.flatten(), own, group).wait()
+    # ---- 3. shards are views of what came ----
+    return [piece.view(-1, *shape[1:]) for piece, shape in zip(own.split(numels), shapes, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutCost:
+    """What a layout costs in a step of stage 3, for one unit.
+
+    Attributes:
+        layout: "flat" or "by parameter".
+        padding_bytes: of parameters, on all ranks together.
+        sent_bytes: by every rank, in two gathers and a reduce-scatter (rings).
+        copied_bytes: read and written by every rank, only to bring things to their place in a buffer.
+        empty_shards: parameters of which some rank has nothing, summed over ranks.
+    """
+
+    layout: str
+    padding_bytes: int
+    sent_bytes: int
+    copied_bytes: int
+    empty_shards: int
+
+
+@checked
+def compare_layouts(shapes: Sequence[tuple[int, ...]], world_size: int, element_bytes: int = 2) -> list[LayoutCost]:
+    """One row for each layout of a unit with these parameters: a table for a lab.
+
+    Flat, gradients are copied into the buffer that is reduced. By parameter, that copy is padded; and all that was
+    gathered is copied out, twice in a step.
+
+    Raises:
+        ValueError: no parameter, or a count below 1.
+    """
+    whole_number("element_bytes", element_bytes)
+    if not shapes:
+        raise ValueError("compare_layouts needs the shapes of a unit's parameters: got none.")
+    numel = sum(map(prod, shapes))
+    flat = FlatLayout(tuple(map(str, range(len(shapes)))), tuple(map(tuple, shapes)), world_size)
+    held = [{piece.name for piece in flat.pieces(rank)} for rank in range(world_size)]
+    by_rows = sum(padded_shard_numel(tuple(shape), world_size) for shape in shapes)
+    empty_rows = sum(rows_of((*shape, 1)[0], world_size, rank) == 0 for shape in shapes for rank in range(world_size))
+    return [
+        LayoutCost(
+            layout,
+            padding_bytes=(shard * world_size - numel) * element_bytes,
+            sent_bytes=3 * (world_size - 1) * shard * element_bytes,
+            copied_bytes=num_copies * 2 * shard * world_size * element_bytes + in_bytes,
+            empty_shards=empty,
+        )
+        for layout, shard, num_copies, in_bytes, empty in (
+            ("flat", flat.shard_numel, 1, 0, sum(len(shapes) - len(names) for names in held)),
+            # And 1 + 1 times this rank's shards, into the buffer that is gathered.
+            ("by parameter", by_rows, 3, 2 * 2 * by_rows * element_bytes, empty_rows),
+        )
+    ]

@@ -1,0 +1,258 @@
+"""ZeRO stage 1: the optimizer's state is sharded. Each rank steps its part of the parameters, then all gather them.
+
+Replicas of plain data parallelism do the same optimizer step n times, with n copies of its state: for Adam twice (with
+master parameters three times) as many bytes as FP32 parameters have. Here a rank steps only its shard, and has state
+for its shard only. It needs the mean gradient of that shard alone, so a bucket is reduce-scattered, not all-reduced;
+after the step an all-gather gives all ranks the new parameters. Together these send what the all-reduce would.
+
+    compute    forward | backward 3 | backward 2 | backward 1 |    wait | step of 1/n |  wait
+    comm                            [ reduce-scatter 3 ][ 2 ][ 1 ]                    [ all-gather ]
+
+Phases of one step (the code has the same headings):
+    1. a gradient is ready     count it; a complete bucket is launched, in the order of the plan: `data/overlapped.py`
+    2. a bucket is launched    pack it; it is the gradient from now on. Start its reduce-scatter, and do not wait
+    3. backward ends           wait for what is under way; put this rank's part of the mean into its place
+    4. the shards have changed all-gather the parameters
+
+Cost for n ranks, P parameters of p bytes (gradients: the same), K bytes of optimizer state and master copy for each:
+    time_s      as data parallelism, but for the all-gather after the step, (n-1) alpha + (n-1)/n S beta, exposed
+    peak bytes  (p + p + K/n) P at rest, and a bucket while backward runs
+    sent bytes  2(n-1)/n S per rank and step, S = p P: no more than data parallelism; under `no_sync` nothing
+Shapes: a full buffer is [N], N the padded elements of a bucket; a shard is [N / n].
+Source: Rajbhandari et al., "ZeRO", SC 2020, arXiv 1910.02054, sections 5.1 and 7.2.1.
+Simplified: all parameters are gathered before the next forward begins; buffers are broadcast once; frozen parameters
+stay on every rank.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from lablib.parallel.data.bucketed import BUCKET_BYTES, plan_buckets
+from lablib.parallel.data.naive import broadcast_module, require_no_unused, require_once
+from lablib.parallel.data.overlapped import Handle
+from lablib.parallel.zero.shards import (
+    AllGather,
+    FlatUnit,
+    ReduceScatter,
+    all_gather_shards,
+    reduce_scatter_average,
+    require_same_ranks,
+    require_shardable,
+)
+from lablib.torch_compat import queue_callback, tree_leaves, tree_map_only
+
+
+@dataclass
+class Reduction:
+    """The reduce-scatter of a unit's gradient that is under way: from `full` to `shard`."""
+
+    unit: FlatUnit
+    full: Tensor
+    shard: Tensor
+    handle: Handle
+
+
+@dataclass
+class _Backward:
+    """What one backward pass has done so far: gradients still missing in each bucket, and buckets launched."""
+
+    num_missing: list[int]
+    seen: set[Tensor] = field(default_factory=set)
+    num_launched: int = 0
+    under_way: list[Reduction] = field(default_factory=list)
+
+
+class Zero1(nn.Module):
+    """A replica with sharded optimizer state: after `loss.backward()` each rank has its shards' mean gradients.
+
+        sharded = Zero1(model)
+        optimizer = torch.optim.AdamW([unit.master for unit in sharded.units])
+        loss_of(sharded(inputs), targets).backward()      # communicates
+        sharded.before_step(); optimizer.step(); sharded.after_step()      # communicates; `Zero` has them as one
+
+    Arguments:
+        module: on this rank's device. Parameters that do not require gradients now are left out for good.
+        group: the ranks that share the state; None for all.
+        bucket_bytes: most bytes of a bucket.
+        reduce_scatter, all_gather: how gradients and parameters travel; see `zero/shards.py`.
+        param_dtype: of computing and gathering; None: as the parameters are. The optimizer steps a copy of its shard in
+            the parameters' own dtype.
+        reduce_dtype: of reducing and keeping gradients: `param_dtype` (None), or that of the parameters.
+        multiple_of: a shard's elements are a multiple of this.
+
+    Raises:
+        ValueError: no parameter to train, several dtypes or devices, a group without this rank; in backward, a
+            parameter that got no gradient, or one whose gradient was reduced before in this step.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: dist.ProcessGroup | None = None,
+        bucket_bytes: int = BUCKET_BYTES,
+        *,
+        reduce_scatter: ReduceScatter = reduce_scatter_average,
+        all_gather: AllGather = all_gather_shards,
+        param_dtype: torch.dtype | None = None,
+        reduce_dtype: torch.dtype | None = None,
+        multiple_of: int = 1,
+    ):
+        super().__init__()
+        require_shardable(module, group)
+        self.module, self.group, self.param_dtype = module, group, param_dtype
+        self.world_size = dist.get_world_size(group)
+        self._reduce_scatter, self._all_gather = reduce_scatter, all_gather
+        self._is_synchronizing = True
+        self._backward: _Backward | None = None
+        broadcast_module(module, group)
+        named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
+        self.units = [
+            FlatUnit(
+                [named[i] for i in plan],
+                group,
+                in_place=True,
+                param_dtype=param_dtype,
+                reduce_dtype=reduce_dtype,
+                multiple_of=multiple_of,
+            )
+            for plan in plan_buckets([param for _, param in named], bucket_bytes)
+        ]
+        self._names: dict[Tensor, str] = {param: name for name, param in named}
+        self._unit_of: dict[Tensor, int] = {param: i for i, unit in enumerate(self.units) for param in unit.params}
+        for param in module.parameters():
+            if not param.requires_grad and param_dtype is not None:
+                param.data = param.data.to(param_dtype)
+        for unit in self.units:
+            for param, view in zip(unit.params, unit.layout.views(unit.full), strict=True):
+                param.data = view
+                param.register_post_accumulate_grad_hook(self._on_gradient)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        require_same_ranks(self.group, self.world_size)
+        for reduction in self._backward.under_way if self._backward else ():
+            reduction.handle.wait()
+        self._backward = None  # a backward that raised leaves nothing behind
+        args, kwargs = cast_floating((args, kwargs), self.param_dtype)
+        output = self.module(*args, **kwargs)
+        for out in tree_leaves(output):
+            if isinstance(out, Tensor) and out.requires_grad:
+                out.register_hook(self._on_backward_begin)
+        return output
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward only adds to this rank's full gradients, and nothing is sent."""
+        before, self._is_synchronizing = self._is_synchronizing, False
+        try:
+            yield
+        finally:
+            self._is_synchronizing = before
+
+    # ---- 1. a gradient is ready ----
+
+    def _on_gradient(self, param: Tensor) -> None:
+        """Autograd calls this with the *parameter*, once its gradient is in `param.grad`."""
+        if not self._is_synchronizing:
+            return
+        self._on_backward_begin()
+        now = self._backward
+        assert now is not None
+        require_once(self._names[param], param in now.seen)
+        now.seen.add(param)
+        now.num_missing[self._unit_of[param]] -= 1
+        # Never out of order: all ranks must issue the same collectives in the same order.
+        while now.num_launched < len(self.units) and now.num_missing[now.num_launched] == 0:
+            self._launch(self.units[now.num_launched], now)
+            now.num_launched += 1
+
+    def _on_backward_begin(self, grad: Tensor | None = None) -> None:
+        # The gradient of the module's output comes first: before any backward within backward, which has another end.
+        if self._is_synchronizing and self._backward is None:
+            self._backward = _Backward([len(unit.params) for unit in self.units])
+            queue_callback(self._on_backward_end)
+
+    # ---- 2. a bucket is launched ----
+
+    def _launch(self, unit: FlatUnit, now: _Backward) -> None:
+        require_not_reduced(unit)
+        full = unit.pack_gradients(unit.params)
+        if full.dtype == unit.full.dtype:  # the bucket is the gradient; in another dtype both are kept
+            for param, view in zip(unit.params, unit.layout.views(full), strict=True):
+                param.grad = view
+        now.under_way.append(self._start(unit, full))
+
+    def _start(self, unit: FlatUnit, full: Tensor) -> Reduction:
+        shard = full.new_empty(unit.layout.shard_numel)
+        return Reduction(unit, full, shard, self._reduce_scatter(full, shard, self.group))
+
+    # ---- 3. backward ends ----
+
+    def _on_backward_end(self) -> None:
+        now, self._backward = self._backward, None
+        assert now is not None
+        for reduction in now.under_way:
+            self._finish(reduction)
+        require_no_unused([name for param, name in self._names.items() if param not in now.seen])
+
+    def _finish(self, reduction: Reduction) -> None:
+        """The mean of this rank's part takes its place in the full gradient; other parts of it are of no use now."""
+        reduction.handle.wait()
+        unit, own = reduction.unit, reduction.unit.layout.shard_of(dist.get_rank(self.group))
+        unit.gradient = reduction.shard
+        if reduction.full.dtype == unit.full.dtype:
+            unit.gradient = reduction.full[own].copy_(reduction.shard)
+
+    # ---- 4. the shards have changed ----
+
+    def before_step(self) -> None:
+        """Gradients as the optimizer wants them. Raises ValueError where a backward is still missing."""
+        require_reduced(self.units)
+        for unit in self.units:
+            unit.before_step()
+
+    def after_step(self) -> None:
+        """Give every rank the parameters that the optimizer has stepped on theirs. Communicates."""
+        for unit in self.units:
+            unit.after_step()
+        handles = [self._all_gather(unit.shard.detach(), unit.full, self.group) for unit in self.units]
+        for handle in handles:
+            handle.wait()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, full and sharded. They are always freed, whatever `set_to_none` says."""
+        for unit in self.units:
+            unit.master.grad = unit.shard.grad = None
+            for param in unit.params:
+                param.grad = None
+
+
+def cast_floating(tree: Any, dtype: torch.dtype | None) -> Any:
+    """Floating-point tensors in nested arguments, cast; None: as they are."""
+    if dtype is None:
+        return tree
+    return tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, tree)
+
+
+def require_not_reduced(unit: FlatUnit) -> None:
+    """In stage 1 the mean lies among local gradients, so nothing can be added to it."""
+    if unit.gradient is not None:
+        raise ValueError(
+            f"stage 1 reduces gradients once a step: {unit.layout.names[0]} has been reduced; run all backward passes "
+            "but the last under no_sync(), and zero_grad() after each step."
+        )
+
+
+def require_reduced(units: list[FlatUnit]) -> None:
+    """A step needs the mean gradient of every trainable unit."""
+    missing = [unit.layout.names[0] for unit in units if unit.is_trainable and unit.gradient is None]
+    if missing:
+        raise ValueError(
+            f"a step needs reduced gradients: there are none for {missing[0]}; run backward first, and the last one of "
+            "a step outside of no_sync()."
+        )

@@ -1,0 +1,18 @@
+"""Processes: forks, exit codes, the state that a process owns, and the machine it runs on.
+
+settings       the settings of Python and torch that a process owns, and a rank therefore owns
+rank_state     seeds and threads of a rank
+arguments      tensors in a program's arguments
+default_device the device on which a program's tensors are created
+torchrun       the environment variables of torchrun
+fork_server    a server that forks worker processes
+lifetime       a process that ends with its parent
+exits          exit codes
+group_calls    one rank's call of `new_group`, for comparison over ranks
+whose_code     classify a source file: user code, installed package, or standard library
+thread_frames  the innermost frame of each thread
+host_load      the load of the host before a benchmark
+visible_gpus   GPUs that this process can use
+missing_cuda   remedy for a program that finds no CUDA device
+user_folders   folders for a user's settings, data and cache
+"""

@@ -1,0 +1,263 @@
+"""A process that starts others on request: it has done their imports once, and forks.
+
+Importing torch takes more than a second of a core, for each process again. A process that has imported it forks as many
+as are wanted in a few milliseconds each, and they share the memory of the libraries until they write to it.
+
+    launcher              server                   its children
+       |  -- Start ------->  |  -- fork ---------->  |    each leads a session, writes to files, calls one function
+       |  <- Ended --------  |  <- SIGCHLD --------  |    what each has started ends with it
+       |  -- End --------->  |  -- SIGKILL ------->  |
+
+A forked child has what the server had: its libraries, and what these read from the environment when they started. So a
+server holds for one environment (real/fixed_environment.py). A fork keeps one thread, so where a library has started
+others when it was imported, or where a fork after an import is unsafe (CUDA, macOS), a child becomes a new interpreter.
+
+The idea is that of the `forkserver` of Python's multiprocessing, which offers its children neither sessions nor files.
+This one knows nothing of ranks. Only it waits for its children, so it never signals a process id that has passed to
+another process.
+"""
+
+import contextlib
+import gc
+import importlib
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import NoReturn
+
+from lablib.process.lifetime import die_with_parent
+
+_LONGEST_WAIT_S = 1.0  # then look for children that are gone, whatever became of their signal
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """What one child starts with: its whole environment, and the files that its output is appended to."""
+
+    environment: dict[str, str]
+    stdout: str
+    stderr: str
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start these children, a set of that number, in that folder. Each calls `function` of `module` with `args`.
+
+    `imports` names modules that children may need, too: the server imports those that it can, before it forks. `limits`
+    and `cores` are the launcher's now, which may have changed since it started the server.
+    """
+
+    number: int
+    children: tuple[Child, ...]
+    folder: str
+    module: str
+    function: str
+    args: tuple[str, ...]
+    imports: tuple[str, ...] = ()
+    limits: dict[int, tuple[int, int]] = field(default_factory=dict)  # of resources, as `resource.getrlimit` has them
+    cores: tuple[int, ...] = ()  # those that they may use; empty: all that the server may
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """End the children of a set that still run."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A child is gone. `code` is its exit code, or the number of the signal that ended it, negative.
+
+    `error` says why it never came to be.
+    """
+
+    number: int
+    child: int
+    code: int
+    error: str = ""
+
+
+def code_of(function: str, *args: object) -> str:
+    """What a new interpreter is to be given (`python -P -c`) to call a function of this module."""
+    path = f"import sys; sys.path.append({_ROOT!r})"
+    return f"{path}; from lablib.process.fork_server import {function}; {function}(*{args!r})"
+
+
+def serve(descriptor: int, parent: int, does_imports: bool) -> NoReturn:
+    """Start and end children until None comes, or the other end is closed; then end those that still run.
+
+    Args:
+        descriptor: one end of a pair of Unix sockets, which this process inherited.
+        parent: the process id of the process at the other end.
+        does_imports: import what children need and fork them with it; else each becomes a new interpreter.
+    """
+    die_with_parent(parent)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # the launcher may block it, and pass that on
+    _Server(Connection(descriptor), does_imports).run()
+    os._exit(0)
+
+
+class _Server:
+    def __init__(self, connection: Connection, does_imports: bool):
+        self._connection, self._does_imports = connection, does_imports
+        self._running: dict[int, tuple[int, int]] = {}  # process id: number of the set, and of the child in it
+        self._woken, self._waking = socket.socketpair()
+        for end in (self._woken, self._waking):
+            end.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # with a handler, the signal is written to the socket
+        signal.set_wakeup_fd(self._waking.fileno(), warn_on_full_buffer=False)
+
+    def run(self) -> None:
+        try:
+            while True:
+                ready = wait([self._connection, self._woken], _LONGEST_WAIT_S)
+                if self._woken in ready:
+                    self._woken.recv(4096)
+                self._collect()
+                if self._connection in ready:
+                    message = self._connection.recv()
+                    if message is None:
+                        break
+                    self._start(message) if isinstance(message, Start) else self._end(message.number)
+        except (EOFError, OSError):
+            pass
+        for number in {number for number, _ in self._running.values()}:
+            self._end(number)
+
+    def _start(self, start: Start) -> None:
+        server = os.getpid()
+        is_ready = self._does_imports and self._import(start)
+        for index, child in enumerate(start.children):
+            try:
+                pid = os.fork()
+            except OSError as error:
+                self._connection.send(Ended(start.number, index, 1, str(error)))
+                continue
+            if pid == 0:
+                self._become(child, start, server, is_ready)
+            self._running[pid] = start.number, index
+
+    def _import(self, start: Start) -> bool:
+        """Import what these children need; whether they can be forked with it."""
+        for name in start.imports:
+            if name not in sys.modules:
+                with contextlib.suppress(Exception):  # children can do without
+                    importlib.import_module(name)
+        try:
+            importlib.import_module(start.module)
+        except BaseException:  # a new interpreter finds the same, and has a file to say so
+            return False
+        gc.freeze()  # or a collection in a child would write to every page that it shares
+        return _num_threads() == 1
+
+    def _end(self, number: int) -> None:
+        for pid, (its_number, _) in self._running.items():
+            if its_number == number:
+                _end_session(pid)
+                os.kill(pid, signal.SIGKILL)
+
+    def _collect(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while (found := _dead_child()) != (0, 0):
+                pid, status = found
+                if pid in self._running:  # else one that an import has started
+                    self._connection.send(Ended(*self._running.pop(pid), os.waitstatus_to_exitcode(status)))
+
+    def _become(self, child: Child, start: Start, server: int, is_ready: bool) -> NoReturn:
+        """The rest of a child's life."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for end in (self._connection, self._woken, self._waking):
+                end.close()
+            os.setsid()
+            die_with_parent(server)
+            for path, descriptor in (child.stdout, 1), (child.stderr, 2):
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+                os.dup2(file, descriptor)
+                os.close(file)
+            _take_over(start)
+            if not is_ready:
+                words = [sys.executable, "-P", "-c", code_of("call", start.module, start.function, start.args)]
+                os.execve(sys.executable, words, child.environment)
+            _set_environment(child.environment)
+            call(start.module, start.function, start.args)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+
+def _dead_child() -> tuple[int, int]:
+    """The process id and status of a child that is dead, whose session has been ended; zeros where there is none.
+
+    Raises:
+        ChildProcessError: there is no child at all.
+    """
+    if not hasattr(os, "waitid"):  # macOS, before Python 3.13: its number has been free for a moment
+        found = os.waitpid(-1, os.WNOHANG)
+        _end_session(found[0])
+        return found
+    dead = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if dead is None:
+        return 0, 0
+    _end_session(dead.si_pid)
+    return os.waitpid(dead.si_pid, 0)
+
+
+def _end_session(leader: int) -> None:
+    """End what a child has started, unless it has left the child's session."""
+    if leader == 0:
+        return
+    with contextlib.suppress(OSError):  # not yet the leader of a session; on macOS: dead, not waited for
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _take_over(start: Start) -> None:
+    """What the launcher has now and a process passes on: its folder, its limits, its cores."""
+    with contextlib.suppress(OSError):  # it has been removed
+        os.chdir(start.folder)
+    for number, limit in start.limits.items():
+        with contextlib.suppress(OSError, ValueError):  # who is not root raises none
+            resource.setrlimit(number, limit)
+    if start.cores:
+        with contextlib.suppress(OSError):
+            os.sched_setaffinity(0, start.cores)
+
+
+def _set_environment(variables: dict[str, str]) -> None:
+    for name in set(os.environ) - set(variables):
+        with contextlib.suppress(OSError):  # an entry without a name, which nobody can take away
+            del os.environ[name]
+    for name, value in variables.items():
+        with contextlib.suppress(OSError):
+            os.environ[name] = value
+    time.tzset()
+
+
+def _num_threads() -> int:
+    """Of this process, those that libraries have started included; a fork has only the one that forks."""
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
+
+
+def call(module: str, function: str, args: tuple[str, ...]) -> None:
+    """Import a module and call a function of it."""
+    getattr(importlib.import_module(module), function)(*args)

@@ -1,0 +1,65 @@
+"""What a process owns and a rank therefore owns: one list, each with `take` and `give_back`.
+
+    interpreter.py      environment, streams, paths, working directory, hooks, collector, limits, locale, warnings
+    logs.py             logging
+    torch_settings.py   dtype, determinism, precision, kernels, hooks, threads
+    torch_modules.py    process groups, and what context managers change
+    random_states.py    random generators
+
+Ranks of a simulation are threads that take turns in one process, ranks on real backends are processes that serve one
+program after another. The rule is the same for both:
+
+    A rank starts with a copy of the notebook's settings as they are at the launch, as it starts with a copy of the
+    arguments; what it changes is its own, and is gone when the run ends.
+
+On processes the copy is of what is plain data (`travels`); streams, hooks, handlers and filters start there as in a new
+process. Modes of a thread (`is_of_thread`: grad mode, autocast, default device, decimal context) start on every rank as
+in a new thread. Random generators start from the rank's number (lablib/process/rank_state.py).
+
+The simulator swaps these states with the turn (lablib/sim/ranks/own_settings.py), or answers by thread (by_thread.py);
+the process takes `taken(AROUND_A_RUN)` before a run and gives it back at the end. A worker process remembers `taken()`
+when it starts, and before each program gives that back, with the launching process's `taken(TRAVELLING)` over it.
+
+Simplified: a process owns more than this (resource limits, other libraries' modules); a module's own variables are
+shared by simulated ranks.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from lablib.process.settings import interpreter, logs, random_states, torch_modules, torch_settings
+from lablib.process.settings.setting import Owner
+
+OWNERS: tuple[Owner, ...] = (
+    *(interpreter.OWNERS + logs.OWNERS + torch_settings.OWNERS),
+    *(torch_modules.OWNERS + random_states.OWNERS),
+)
+OF_THE_PROCESS = tuple(owner for owner in OWNERS if not owner.is_of_thread)
+AROUND_A_RUN = tuple(owner for owner in OWNERS if not owner.is_of_thread or owner.is_always)
+TRAVELLING = tuple(owner for owner in OF_THE_PROCESS if owner.travels)
+
+
+def taken(owners: Iterable[Owner] = OWNERS) -> dict[str, Any]:
+    """The states of these owners now, by name."""
+    return {owner.name: owner.take() for owner in owners}
+
+
+def give_back(states: dict[str, Any]) -> None:
+    """Put this process back into the states that were taken, each owner for itself: only what may differ is touched.
+
+    Raises:
+        ExceptionGroup: some owners could not be given back (a working directory that was removed); the others were.
+    """
+    errors = []
+    for owner in OWNERS:
+        try:
+            if owner.name in states and (owner.is_always or owner.take() != states[owner.name]):
+                owner.give_back(states[owner.name])
+        except Exception as error:
+            error.add_note(f"while giving back {owner.name}")
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("some settings of the process could not be given back", errors)
+
+
+__all__ = ["AROUND_A_RUN", "OF_THE_PROCESS", "OWNERS", "TRAVELLING", "Owner", "give_back", "taken"]

@@ -1,0 +1,62 @@
+"""Logging: the root logger, every named one's level, handlers and filters, and `logging.disable`.
+
+There are a hundred loggers once torch is imported, and looking at all takes 20 us, so the functions that change them
+are named. A logger whose `propagate` or `disabled` is assigned, and nothing else, is noticed at the end of a run only.
+"""
+
+import logging
+from typing import Any
+
+from lablib.process.settings.setting import Owner
+
+_NEW = (logging.NOTSET, True, False, (), ())  # how `getLogger` makes one
+
+
+def logging_state(root: Any = None, manager: Any = None) -> tuple:
+    """The state now; or of a root logger and its manager that are in place nowhere yet."""
+    root, manager = root or logging.root, manager or logging.Logger.manager
+    loggers = {logger: state for logger in _loggers(root, manager) if (state := _state(logger)) != _NEW}
+    handlers = {handler: (handler.level, handler.formatter) for *_, some, _ in loggers.values() for handler in some}
+    return root, manager, manager.disable, logging.raiseExceptions, logging.lastResort, loggers, handlers
+
+
+def _give_back(state: tuple) -> None:
+    root, manager, disable, raises, last_resort, loggers, handlers = state
+    logging.root = logging.Logger.root = root
+    logging.Logger.manager = manager
+    logging.raiseExceptions, logging.lastResort = raises, last_resort
+    for logger in _loggers(root, manager):
+        if _state(logger) != (before := loggers.get(logger, _NEW)):
+            logger.level, logger.propagate, logger.disabled = before[:3]
+            logger.handlers[:], logger.filters[:] = before[3:]
+    for handler, (level, formatter) in handlers.items():
+        handler.level, handler.formatter = level, formatter
+    manager.disable = disable
+    manager._clear_cache()  # which loggers remember of their levels
+
+
+def _loggers(root: Any, manager: logging.Manager) -> list[logging.Logger]:
+    named: list[Any] = list(manager.loggerDict.values())
+    return [root, *(one for one in named if isinstance(one, logging.Logger))]  # the rest are placeholders
+
+
+def _state(logger: logging.Logger) -> tuple:
+    return logger.level, logger.propagate, logger.disabled, tuple(logger.handlers), tuple(logger.filters)
+
+
+OWNERS = (
+    Owner(
+        "logging",
+        logging_state,
+        _give_back,
+        setters=(
+            (logging.Manager, "_clear_cache"),  # a level was set, or `logging.disable` called
+            (logging.Logger, "addHandler"),
+            (logging.Logger, "removeHandler"),
+            (logging.Filterer, "addFilter"),
+            (logging.Filterer, "removeFilter"),
+            (logging.Handler, "setLevel"),
+            (logging.Handler, "setFormatter"),
+        ),
+    ),
+)

@@ -1,0 +1,115 @@
+"""The states of torch's, Python's and numpy's default generators, taken and put back together.
+
+Simulated ranks swap them on every turn. torch hands its state out in a microsecond, Python in twenty; numpy takes
+sixty, more than all else that a turn costs. So the Mersenne twisters of both (624 words and a position) are copied as
+the bytes they are: numpy's at the address that it publishes for this purpose, Python's where its object begins, if a
+generator made here is found to have its state there. The one other part, the second of two normal numbers drawn at
+once, is an attribute in Python; in numpy it is rare, and a rank that has one waiting gets the slow way.
+"""
+
+import ctypes
+import random
+from array import array
+from typing import Any, Self
+
+import numpy.random  # numpy loads it on first use: a tenth of a second that belongs to the import, not to a launch
+import torch
+
+from lablib.process.settings.setting import Owner
+
+_TWISTER_BYTES = 624 * 4 + 4  # the key and the position
+_Twister = ctypes.c_char * _TWISTER_BYTES
+
+
+def _twister_of(generator: random.Random) -> Any:
+    """The memory of a generator of Python's, behind the head of its object; None where its state is not there."""
+    _, (*words, position), _ = generator.getstate()
+    if random.Random.__base__.__basicsize__ < object.__basicsize__ + _TWISTER_BYTES:  # pyright: ignore
+        return None
+    memory = _Twister.from_address(id(generator) + object.__basicsize__)
+    return memory if memory.raw == array("I", [position, *words]).tobytes() else None
+
+
+_PYTHONS: Any = vars(random)["_inst"]
+_PYTHONS_TWISTER = _twister_of(_PYTHONS)
+
+
+def _take_pythons() -> Any:
+    return (_PYTHONS_TWISTER.raw, _PYTHONS.gauss_next) if _PYTHONS_TWISTER else random.getstate()
+
+
+def _set_pythons(state: Any) -> None:
+    if _PYTHONS_TWISTER:
+        _PYTHONS_TWISTER.raw, _PYTHONS.gauss_next = state
+    else:
+        random.setstate(state)
+
+
+class RandomStates:
+    """The three states, as the generators hold them when this is made.
+
+    Args:
+        before: those that were put last; quicker where numpy's generator has not been used since.
+    """
+
+    __slots__ = ("_torch", "_python", "_numpy", "_numpy_bytes", "_is_plain")
+
+    def __init__(self, before: Self | None = None) -> None:
+        self._torch = torch.default_generator.get_state()
+        self._python = _take_pythons()
+        address = _twister_address()
+        self._numpy_bytes = held = _Twister.from_address(address).raw if address else b""
+        self._numpy: Any
+        if before is not None and before._is_plain and held == before._numpy_bytes:
+            self._numpy, self._is_plain = before._numpy, True
+        else:
+            self._numpy = numpy.random.get_state()
+            self._is_plain = bool(held) and not self._numpy[3]  # no second normal number waits
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RandomStates) and self._comparable() == other._comparable()
+
+    def _comparable(self) -> tuple:
+        kind, key, *rest = self._numpy
+        return self._torch.tolist(), self._python, kind, key.tolist(), rest
+
+    def give_back(self) -> None:
+        """Make the generators hold these."""
+        torch.default_generator.set_state(self._torch)
+        _set_pythons(self._python)
+        numpy.random.set_state(self._numpy)
+
+    # ---- at every turn of a simulated rank ----
+
+    def put(self) -> None:
+        """The same, where those that it replaces were taken by `taken_again`."""
+        address = _twister_address()
+        if not self._is_plain or not address:
+            return self.give_back()
+        torch.default_generator.set_state(self._torch)
+        _set_pythons(self._python)
+        ctypes.memmove(address, self._numpy_bytes, _TWISTER_BYTES)
+
+    def taken_again(self) -> "RandomStates":
+        """What the generators hold after these were put. Leaves no second normal number behind for the next rank."""
+        now = RandomStates(self)
+        if not now._is_plain and now._numpy_bytes:
+            numpy.random.set_state((*now._numpy[:3], 0, 0.0))
+        return now
+
+
+def _twister_address() -> int:
+    """Where numpy's default generator keeps its state; 0 if the program has put another kind in its place."""
+    generator = numpy.random.get_bit_generator()  # pyright: ignore[reportAttributeAccessIssue]
+    return generator.ctypes.state_address if type(generator) is numpy.random.MT19937 else 0
+
+
+OWNERS = (
+    Owner(
+        "random generators",
+        RandomStates,
+        RandomStates.give_back,
+        is_always=True,
+        at_turns=(RandomStates.put, RandomStates.taken_again),
+    ),
+)

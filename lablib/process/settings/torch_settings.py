@@ -1,0 +1,189 @@
+"""What torch keeps once for the process."""
+
+import itertools
+from typing import Any
+
+import torch
+from torch.nn.modules import module
+from torch.utils.hooks import RemovableHandle
+
+from lablib import torch_compat
+from lablib.process.settings.setting import Owner, Pair, attributes, flags
+from lablib.torch_compat import PRINT_OPTIONS, current, optimizer_post_hooks, optimizer_pre_hooks, place
+
+_dist: Any = torch.distributed
+_PRECISIONS = [("generic", "all"), *itertools.product(("cuda", "mkldnn"), ("all", "matmul", "conv", "rnn"))]
+_HOOKS = [hooks for name, hooks in vars(module).items() if name.startswith("_global_") and isinstance(hooks, dict)]
+_HOOKS += [optimizer_pre_hooks, optimizer_post_hooks]
+
+
+# ---- determinism ----
+
+
+_DETERMINISM = (
+    torch_compat.get_deterministic_algorithms,
+    torch_compat.get_deterministic_algorithms_warn_only,
+    torch_compat.get_deterministic_fill_uninitialized_memory,
+)
+
+
+def _determinism() -> tuple[int, bool]:
+    return torch.get_deterministic_debug_mode(), torch_compat.get_deterministic_fill_uninitialized_memory()
+
+
+def _set_determinism(state: tuple[int, bool]) -> None:
+    # torch.use_deterministic_algorithms does the same, and imports the compiler first: a second's work.
+    torch_compat.set_deterministic_algorithms(state[0] > 0, warn_only=state[0] == 1)
+    torch_compat.set_deterministic_fill_uninitialized_memory(state[1])
+
+
+# ---- float32 in fewer bits ----
+
+
+_OLDER_PRECISIONS: tuple[Pair, ...] = (
+    (torch_compat.get_float32_matmul_precision, torch_compat.set_float32_matmul_precision),
+    (torch_compat.get_cublas_allow_tf32, torch_compat.set_cublas_allow_tf32),
+    (torch_compat.get_cudnn_allow_tf32, torch_compat.set_cudnn_allow_tf32),
+)
+
+
+def _either(read: Any) -> Any:
+    """torch has two interfaces for this, and refuses to answer by the older where the newer was used."""
+    try:
+        return read()
+    except RuntimeError:
+        return None
+
+
+def _precisions() -> tuple:
+    each = tuple([torch_compat.get_fp32_precision_getter(*which) for which in _PRECISIONS])
+    return (*(_either(read) for read, _ in _OLDER_PRECISIONS), each)
+
+
+def _set_precisions(state: tuple) -> None:
+    """The older settings first: they set some of the newer. What is inherited stays so: only what differs is set."""
+    *older, each = state
+    for (read, write), value in zip(_OLDER_PRECISIONS, older, strict=True):
+        if value is not None and _either(read) != value:
+            write(value)
+    for which, value in zip(_PRECISIONS, each, strict=True):
+        if torch_compat.get_fp32_precision_getter(*which) != value:
+            torch_compat.set_fp32_precision_setter(*which, value)
+
+
+# ---- which kernels ----
+
+_KERNELS: tuple[Pair, ...] = (
+    (torch_compat.get_cudnn_benchmark, torch_compat.set_cudnn_benchmark),
+    (torch_compat.get_cudnn_deterministic, torch_compat.set_cudnn_deterministic),
+    (torch_compat.get_cudnn_enabled, torch_compat.set_cudnn_enabled),
+    (
+        torch_compat.get_cublas_allow_fp16_reduced_precision_reduction,
+        lambda on: torch_compat.set_cublas_allow_fp16_reduced_precision_reduction(*on),
+    ),
+    (
+        torch_compat.get_cublas_allow_bf16_reduced_precision_reduction,
+        lambda on: torch_compat.set_cublas_allow_bf16_reduced_precision_reduction(*on),
+    ),
+    (torch_compat.get_cublas_allow_fp16_accumulation, torch_compat.set_cublas_allow_fp16_accumulation),
+    (torch_compat.get_flash_sdp_enabled, torch_compat.set_sdp_use_flash),
+    (torch_compat.get_mem_efficient_sdp_enabled, torch_compat.set_sdp_use_mem_efficient),
+    (torch_compat.get_math_sdp_enabled, torch_compat.set_sdp_use_math),
+    (torch_compat.get_cudnn_sdp_enabled, torch_compat.set_sdp_use_cudnn),
+    (torch_compat.get_overrideable_sdp_enabled, torch_compat.set_sdp_use_overrideable),
+    (torch_compat.get_mkldnn_enabled, torch_compat.set_mkldnn_enabled),
+    (torch_compat.get_mkldnn_deterministic, torch_compat.set_mkldnn_deterministic),
+    (torch_compat.get_nnpack_enabled, torch_compat.set_nnpack_enabled),
+    (torch_compat.get_qengine, torch_compat.set_qengine),
+)
+
+
+# ---- hooks ----
+
+
+def _hooks() -> tuple:
+    return tuple([tuple(hooks.items()) for hooks in _HOOKS])
+
+
+def _set_hooks(state: tuple) -> None:
+    for hooks, items in zip(_HOOKS, state, strict=True):
+        hooks.clear()
+        hooks.update(items)
+
+
+# ---- modes of the thread ----
+
+
+def _default_device() -> torch.device | None:
+    context = getattr(current("DEVICE_CONTEXT"), "device_context", None)
+    return None if context is None else context.device
+
+
+def _autocast_pairs() -> list:
+    pairs: list = [(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled)]
+    for kind in ("cpu", "cuda"):
+        pairs += [
+            (
+                lambda kind=kind: torch.is_autocast_enabled(kind),
+                lambda on, kind=kind: torch.set_autocast_enabled(kind, on),
+            ),
+            (
+                lambda kind=kind: torch.get_autocast_dtype(kind),
+                lambda to, kind=kind: torch.set_autocast_dtype(kind, to),
+            ),
+        ]
+    return pairs
+
+
+OWNERS = (
+    flags("default dtype", (torch.get_default_dtype, torch.set_default_dtype)),
+    Owner("determinism", _determinism, _set_determinism, travels=True, reads=lambda: _DETERMINISM),
+    flags(
+        "anomaly mode",
+        (torch.is_anomaly_enabled, lambda on: torch.set_anomaly_enabled(on, torch.is_anomaly_check_nan_enabled())),
+        (torch.is_anomaly_check_nan_enabled, lambda on: torch.set_anomaly_enabled(torch.is_anomaly_enabled(), on)),
+    ),
+    Owner(
+        "float32 precision",
+        _precisions,
+        _set_precisions,
+        setters=(
+            place("set_float32_matmul_precision"),
+            place("set_cublas_allow_tf32"),
+            place("set_cudnn_allow_tf32"),
+            (vars(type(torch.backends.cudnn))["allow_tf32"], "setter"),
+            place("set_fp32_precision_setter"),
+        ),
+        travels=True,
+    ),
+    flags("kernels", *_KERNELS),
+    attributes(
+        "print options",
+        PRINT_OPTIONS,
+        "precision",
+        "threshold",
+        "edgeitems",
+        "linewidth",
+        "sci_mode",
+        travels=True,
+    ),
+    flags("repeated warnings of torch", (torch_compat.get_warnAlways, torch_compat.set_warnAlways)),
+    Owner(
+        "debug level of torch.distributed",
+        _dist.get_debug_level,
+        _dist.set_debug_level,
+        setters=((_dist, "set_debug_level"),),
+        travels=True,
+    ),
+    Owner(
+        "hooks of all modules and optimizers",
+        _hooks,
+        _set_hooks,
+        setters=((RemovableHandle, "__init__"), (RemovableHandle, "remove")),
+    ),
+    Owner("default device", _default_device, torch.set_default_device, is_of_thread=True),
+    flags("grad mode", (torch.is_grad_enabled, torch.set_grad_enabled), is_of_thread=True),
+    flags("autocast", *_autocast_pairs(), is_of_thread=True),
+    # Setting it also sets what new threads start with, which nobody can ask.
+    Owner("number of threads", torch.get_num_threads, torch.set_num_threads, is_of_thread=True, is_always=True),
+)

@@ -1,0 +1,183 @@
+"""What ran on the GPU and who launched it: the spans of a rank on a GPU, with the times of kernels.
+
+A host's time never stands for a GPU's. So an operation without a kernel has no span, and a run without one recorded
+kernel has no compute spans at all.
+
+    operation       its kernels, where they follow each other closely; what the host's slowness pulls apart is several
+                    spans, as the GPU had nothing to do between them
+    collective      NCCL's kernels among those that its call launched. One that launched none (a group of one rank) has
+                    no span, and takes none of a later call.
+    batch           sends and receives between start and end of coalescing (`batch_isend_irecv`) are one NCCL group,
+                    whose kernel is launched at the end. It has a number, and its end a mark (batches.py),
+                    so each call of it has the times of that kernel.
+    host copies     on a side stream they overlap compute and use the link to the host: their streams are
+                    "comm:host:send" and "comm:host:recv", as on the simulator. On the default stream they are compute.
+    Triton's        a kernel outside of all operations has the phase of its launch, not of its start on the GPU
+
+NCCL names its kernels ncclDevKernel_AllReduce_Sum_f32_RING_LL, ncclDevKernel_SendRecv (src/device, 2.28.9 and 2.29.7).
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from lablib.real.gpu.batches import BATCH_MARK
+from lablib.real.gpu.issued import Issued
+from lablib.real.measurement.calls import Call
+from lablib.real.measurement.events import Event, Operation, walk
+from lablib.real.measurement.labels import Phases
+from lablib.real.measurement.raw_span import RawSpan, compute_span
+from lablib.record.passes import UNNAMED
+from lablib.run import COMPUTE
+
+UNKNOWN = "comm:unknown"  # the stream of communication that no recorded call explains
+# How CUDA names a copy; as the simulator calls it, and its direction (lablib/script/placement.py).
+_HOST_COPIES = {"Memcpy HtoD": ("copy host to device", "recv"), "Memcpy DtoH": ("copy device to host", "send")}
+_CLOSE_NS = 2_000  # between kernels that wait for each other the GPU pauses for a microsecond
+# The launch of one kernel. A graph's launch starts many; one that is captured into a graph starts none.
+_LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel")
+_CAPTURE = ("cudaStreamBeginCapture", "cudaStreamEndCapture")
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCount:
+    """What the profiler recorded of one rank's GPU.
+
+    Attributes:
+        is_recorded: whether it recorded anything of the GPU, also before the program (sacrifice.py).
+        kernels: what it recorded on the GPU while the program ran.
+        launches: kernels that the program launched.
+        lost: those of them that it did not record.
+        strays: kernels of NCCL that no recorded call launched; they stand on the stream "comm:unknown".
+    """
+
+    is_recorded: bool
+    kernels: int = 0
+    launches: int = 0
+    lost: int = 0
+    strays: int = 0
+
+
+class Kernels:
+    """The kernels (and copies) of a GPU that no operation has taken yet."""
+
+    def __init__(self, events: Iterable[Event]):
+        self._by_id: dict[int, list[Event]] = defaultdict(list)
+        self._by_correlation: dict[int, list[Event]] = defaultdict(list)
+        self._left: dict[int, Event] = {}
+        for event in events:
+            if event.on_device and not event.is_label:
+                self._left[id(event)] = event
+                self._by_id[event.launched_by].append(event)
+                self._by_correlation[event.correlation].append(event)
+        self._by_id.pop(0, None)
+        self._by_correlation.pop(0, None)
+
+    def take(self, op: Operation) -> list[Event]:
+        """Those that an operation launched, in order of start."""
+        found = [kernel for one in op.ids for kernel in self._by_id.get(one, ())]
+        found += [kernel for one in op.correlations for kernel in self._by_correlation.get(one, ())]
+        return sorted(filter(None, (self._left.pop(id(k), None) for k in found)), key=lambda k: k.start_ns)
+
+    def left(self) -> list[Event]:
+        return list(self._left.values())
+
+
+def gpu_spans(
+    events: list[Event], calls: list[Call], phases: Phases, default_stream: int | None = None
+) -> list[RawSpan]:
+    """The spans of one rank on a GPU, but those of its calls. Changes `calls`: their phase, and when they ran.
+
+    `default_stream`: the number of the rank's default stream; None: the lowest one that was used.
+    """
+    spans: list[RawSpan] = []
+    if default_stream is None:
+        default_stream = lowest_stream(events)
+    kernels, queues = Kernels(events), Issued(calls)
+    operations = list(walk(e for e in events if not e.on_device))
+    batches: dict[int, list[Call]] = defaultdict(list)
+    for call in calls:
+        batches[call.batch].append(call)
+    # torch's own numbers first: they hold also where a call of CUDA seems to lie outside of the operation that made it.
+    for op in sorted(operations, key=lambda op: not op.ids):
+        event, own = op.event, kernels.take(op)
+        phase = phases.at(event.start_ns, event.thread, op.in_backward)
+        if copies := [kernel for kernel in own if _host_copy(kernel, default_stream)]:
+            spans += [_alone(kernel, phase, default_stream) for kernel in copies]
+            own = [kernel for kernel in own if kernel not in copies]
+        if event.name.startswith(BATCH_MARK):
+            transport = [kernel for kernel in own if _is_nccl(kernel)]
+            for call in batches[int(event.name.removeprefix(BATCH_MARK))]:
+                call.ran(transport)
+        elif event.name.startswith("c10d::"):
+            if call := queues.next(event, phase):
+                transport = [kernel for kernel in own if _is_nccl(kernel)] or own  # one rank alone copies, if anything
+                call.ran(transport)
+                own = [kernel for kernel in own if kernel not in transport]
+            spans += _pieces(op, phase, own)
+        elif op.ids:
+            spans += _pieces(op, phase, own)
+        else:
+            spans += [_alone(kernel, phase, default_stream) for kernel in own]
+    issuing = {event.id: event for event in events if event.id}
+    for kernel in kernels.left():
+        launch = issuing.get(kernel.launched_by)
+        phase = phases.at(launch.start_ns, launch.thread, False) if launch else UNNAMED
+        spans.append(_alone(kernel, phase, default_stream))
+    return spans
+
+
+def lowest_stream(events: Iterable[Event]) -> int:
+    """The GPU stream with the lowest number: the default one, which exists before a program can make another."""
+    return min((event.thread for event in events if event.on_device and not event.is_label), default=0)
+
+
+def count_kernels(events: list[Event], is_recorded: bool, spans: Iterable[RawSpan]) -> KernelCount:
+    """How many kernels the program launched, and how many of those the profiler lost or knows no call of."""
+    launches, kernels = list(_launches(events)), [e for e in events if e.on_device and not e.is_label]
+    shown = {kernel.correlation for kernel in kernels}
+    lost = sum(launch.correlation not in shown for launch in launches)
+    strays = sum(span.stream == UNKNOWN for span in spans)
+    return KernelCount(is_recorded, len(kernels), len(launches), lost, strays)
+
+
+def _launches(events: Iterable[Event]) -> Iterator[Event]:
+    capturing: set[int] = set()
+    for event in sorted((e for e in events if e.is_cuda_call), key=lambda e: e.start_ns):
+        if event.name.startswith(_CAPTURE[0]):
+            capturing.add(event.thread)
+        elif event.name.startswith(_CAPTURE[1]):
+            capturing.discard(event.thread)
+        elif event.name.startswith(_LAUNCHES) and event.thread not in capturing:
+            yield event
+
+
+def _pieces(op: Operation, phase: str, kernels: list[Event]) -> Iterator[RawSpan]:
+    """The spans of an operation: kernels that follow each other closely are one; each with its share of the FLOPs."""
+    pieces: list[tuple[int, int]] = []
+    for kernel in kernels:
+        if pieces and kernel.start_ns - pieces[-1][1] <= _CLOSE_NS:
+            pieces[-1] = (pieces[-1][0], max(pieces[-1][1], kernel.end_ns))
+        else:
+            pieces.append((kernel.start_ns, kernel.end_ns))
+    busy_ns = sum(end_ns - start_ns for start_ns, end_ns in pieces)
+    for start_ns, end_ns in pieces:
+        share = (end_ns - start_ns) / busy_ns if busy_ns else 1 / len(pieces)
+        yield compute_span(op, phase, start_ns, end_ns, op.flops * share)
+
+
+def _host_copy(event: Event, default_stream: int) -> tuple[str, str] | None:
+    """Name and direction of a copy between host and device on a side stream; None for other events."""
+    return None if event.thread == default_stream else _HOST_COPIES.get(event.name[: len("Memcpy HtoD")])
+
+
+def _alone(kernel: Event, phase: str, default_stream: int) -> RawSpan:
+    if copy := _host_copy(kernel, default_stream):
+        name, way = copy
+        return RawSpan(f"comm:host:{way}", name, phase, kernel.start_ns, kernel.end_ns, 0.0, kernel.size_bytes)
+    stream = UNKNOWN if _is_nccl(kernel) else COMPUTE
+    return RawSpan(stream, kernel.name, phase, kernel.start_ns, kernel.end_ns)
+
+
+def _is_nccl(event: Event) -> bool:
+    return "nccl" in event.name.lower()

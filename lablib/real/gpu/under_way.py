@@ -1,0 +1,71 @@
+"""Which communications of a rank on a GPU are not complete: what a program that never ends waits for.
+
+NCCL's calls return before the GPU has done them, so a hang shows where the program next waits for the GPU, far from the
+call that has no partner. Each call's work is kept until it is complete. Asking that takes a microsecond, and may be
+done by another thread than the one that made the call.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from lablib.real.measurement.calls import Call
+
+_MAX_LINES = 8
+
+
+class UnderWay:
+    """The calls that have not been seen to be complete, each with its work."""
+
+    def __init__(self) -> None:
+        # NCCL does the calls of one group, and the messages of one pair, one after another.
+        self._works: dict[tuple[str, int, int], deque[tuple[Call, dist.Work]]] = defaultdict(deque)
+
+    def add(self, call: Call, work: Any) -> None:
+        """Remember a call and what it returned: a `Work`, or torch's script object of one.
+
+        Inside a batch NCCL's calls return no work, which torch boxes as an object of nothing: those are left out.
+        """
+        unboxed = _unboxed(work)
+        works = self._works[call.group_id, call.source, call.target]
+        while works and _is_complete(works[0][1]):
+            works.popleft()
+        if unboxed is not None:
+            works.append((call, unboxed))
+
+    def text(self) -> str:
+        """The calls that are not complete, one a line, the oldest first; empty where there are none."""
+        waiting = [pair for works in list(self._works.values()) for pair in list(works)]
+        left = [call for call, work in waiting if not _is_complete(work)]
+        left.sort(key=lambda call: call.start_ns)
+        lines = [f"  {_told(call)}" for call in left[:_MAX_LINES]]
+        if len(left) > _MAX_LINES:
+            lines.append(f"  ... and {len(left) - _MAX_LINES} more")
+        return "\n".join(lines)
+
+    def clear(self) -> None:
+        self._works.clear()
+
+
+def _unboxed(work: Any) -> dist.Work | None:
+    try:
+        return work if work is None or isinstance(work, dist.Work) else dist.Work.unbox(work)
+    except (RuntimeError, TypeError):
+        return None
+
+
+def _is_complete(work: dist.Work) -> bool:
+    try:
+        return work.is_completed()
+    except RuntimeError:  # the GPU has failed: it says nothing of this call
+        return False
+
+
+def _told(call: Call) -> str:
+    number = f" #{call.sequence}" if call.sequence >= 0 else ""
+    where = f"  ({call.line})" if call.line else ""
+    return f"{call.span_name}{number} of group {call.group}, {call.size_bytes:.0f} bytes{where}"

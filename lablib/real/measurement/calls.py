@@ -1,0 +1,264 @@
+"""Recording every communication call of a rank: which operation, in which group, how many bytes.
+
+The profiler alone does not know enough: gloo's events carry no group and no sequence number, and point-to-point calls
+carry no peer. So each `c10d::` operation gets one more kernel in front of its own (on the dispatch key BackendSelect,
+which every call passes), which writes a `Call` and goes on. That sees what no wrapper of `torch.distributed` functions
+would: calls that DDP's C++ reducer, DTensor and functional collectives make. The seconds come from the profiler.
+
+On GPUs batches of calls have numbers (batches.py), and the work of a call is kept until it is complete (under_way.py).
+"""
+
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lablib.real.frames import program_line
+from lablib.real.gpu.batches import Batches
+from lablib.real.gpu.under_way import UnderWay
+from lablib.real.measurement.events import Event
+from lablib.real.measurement.volume import volume
+from lablib.record.rank_text import numbered, short_ranks
+from lablib.torch_compat import (
+    DispatchKey,
+    current,
+    default_group,
+    destroy_library,
+    keys_after,
+    schema,
+    source_rank,
+)
+
+# The operations of the dispatcher, and the functions of torch.distributed that a program calls.
+NAMES = {
+    "allreduce_": "all_reduce",
+    "allreduce_coalesced_": "all_reduce",
+    "broadcast_": "broadcast",
+    "reduce_": "reduce",
+    "allgather_": "all_gather",
+    "_allgather_base_": "all_gather_into_tensor",
+    "allgather_coalesced_": "all_gather",
+    "allgather_into_tensor_coalesced_": "all_gather_into_tensor",
+    "reduce_scatter_": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced_": "reduce_scatter_tensor",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "alltoall_": "all_to_all",
+    "alltoall_base_": "all_to_all_single",
+    "barrier": "barrier",
+    "monitored_barrier_": "monitored_barrier",
+    "send": "send",
+    "recv_": "recv",
+    "recv_any_source_": "recv",
+}
+
+_LATEST = 4  # of each group; two threads of gloo can be working on two
+_SETTLE_S = 0.05
+
+
+@dataclass(slots=True)
+class Call:
+    """One communication call of one rank.
+
+    Attributes:
+        op, name: the dispatcher's name ("allreduce_") and torch.distributed's ("all_reduce").
+        group, group_id: the name readers see ("world", "dp"), and the one that is equal on all members and no other.
+        members: global ranks of the group, in group order.
+        sequence: 0, 1, ... for collectives, counted per group; for point-to-point calls per group, pair and tag.
+        source, target: global ranks of a point-to-point call; -1 otherwise.
+        tag: of a point-to-point call.
+        size_bytes, sent_bytes: S, and what leaves this rank, by the table of volume.py.
+        thread: system id of the thread that made the call.
+        batch: number of the batch that it was made in, from 1; 0: in none.
+        line: the line of the program that made it, on GPUs; "" where it is not known.
+        start_ns, end_ns: when it was made, 0; afterwards when it ran, as far as the profiler saw. So is `phase`.
+    """
+
+    op: str
+    name: str
+    group: str
+    group_id: str
+    members: tuple[int, ...]
+    sequence: int
+    source: int
+    target: int
+    tag: int
+    size_bytes: float
+    sent_bytes: float
+    thread: int
+    phase: str = ""
+    start_ns: int = 0
+    end_ns: int = 0
+    batch: int = 0
+    line: str = ""
+
+    def ran(self, events: Sequence[Event]) -> None:
+        """It was carried out by these events of the profiler: from the first start to the last end. None: unchanged."""
+        if events:
+            self.start_ns, self.end_ns = min(e.start_ns for e in events), max(e.end_ns for e in events)
+
+    @property
+    def is_point_to_point(self) -> bool:
+        return self.name in ("send", "recv")
+
+    @property
+    def stream(self) -> str:
+        """Its lane in the timeline: sends and receives of a rank run at the same time, each in a lane of its own."""
+        return f"comm:{self.group}:{self.name}" if self.is_point_to_point else f"comm:{self.group}"
+
+    @property
+    def span_name(self) -> str:
+        """How its span is called: with the other end, where there is one."""
+        if not self.is_point_to_point:
+            return self.name
+        return f"send to {self.target}" if self.name == "send" else f"recv from {self.source}"
+
+
+class CallRecorder:
+    """Collects the calls of this process while `recording`.
+
+    Args:
+        on_gpu: whether the library is NCCL, which batches calls and goes on working when a call has returned.
+    """
+
+    def __init__(self, on_gpu: bool = False) -> None:
+        self.calls: list[Call] = []
+        self.under_way = UnderWay()
+        self._on_gpu = on_gpu
+        self._batches = Batches(self._batch_ended)
+        self._counts: Counter[tuple] = Counter()
+        self._open_receives: list[tuple[Call, Any]] = []
+        self._latest: dict[str, deque[Any]] = defaultdict(lambda: deque(maxlen=_LATEST))
+        self._labels: dict[str, str] = {}  # by the id of a group
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """While this lasts, every communication call is recorded. The calls themselves are unchanged."""
+        library = torch.library.Library("c10d", "IMPL")
+        below = keys_after(DispatchKey.BackendSelect)
+        try:
+            for op_name in NAMES:
+                if hasattr(torch.ops.c10d, op_name):
+                    op = getattr(torch.ops.c10d, op_name).default
+                    library.impl(op_name, self._kernel(op_name, op, below), "BackendSelect", with_keyset=True)
+            with self._batches.numbering() if self._on_gpu else nullcontext():
+                yield
+        finally:
+            destroy_library(library)
+            self.under_way.clear()
+            self._close_receives()
+
+    def _kernel(self, op_name: str, op: Any, below: Any) -> Callable[..., Any]:
+        argument_names = [argument.name for argument in schema(op).arguments]
+
+        def record_and_go_on(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            call = self._record(op_name, dict(zip(argument_names, args, strict=False)) | kwargs)
+            result = op.redispatch(keyset & below, *args, **kwargs)
+            if op_name == "recv_any_source_":
+                self._open_receives.append((call, result))
+            elif self._on_gpu:
+                self.under_way.add(call, result[-1] if isinstance(result, tuple) else result)
+            elif not call.is_point_to_point and op_name != "monitored_barrier_":
+                self._latest[call.group_id].append(result[-1] if isinstance(result, tuple) else result)
+            return result
+
+        return record_and_go_on
+
+    def _batch_ended(self, batch: int, work: Any) -> None:
+        for call in reversed(self.calls):
+            if call.batch == batch:
+                self.under_way.add(call, work)
+            elif 0 < call.batch < batch:
+                break
+
+    def _record(self, op_name: str, arguments: dict[str, Any]) -> Call:
+        group = dist.ProcessGroup.unbox(arguments["process_group"])
+        members, me = tuple(_members(group)), group.rank()
+        size_bytes, sent_bytes = volume(op_name, arguments, me, len(members))
+        source, target = -1, -1
+        if op_name == "send":
+            source, target = members[me], members[arguments["dst"]]
+        elif op_name == "recv_":
+            source, target = members[arguments["src"]], members[me]
+        elif op_name == "recv_any_source_":
+            target = members[me]
+        call = Call(
+            op=op_name,
+            name=NAMES[op_name],
+            group=self._label(group),
+            group_id=group.group_name,
+            members=members,
+            sequence=-1,
+            source=source,
+            target=target,
+            tag=arguments.get("tag", 0),
+            size_bytes=size_bytes,
+            sent_bytes=sent_bytes,
+            thread=threading.get_native_id(),
+            start_ns=time.time_ns(),
+            batch=self._batches.number(group),
+            line=program_line() if self._on_gpu else "",
+        )
+        if op_name != "recv_any_source_":
+            self._number(call)
+        self.calls.append(call)
+        return call
+
+    def _label(self, group: dist.ProcessGroup) -> str:
+        """How a group is called: by its name, numbered where this rank has an older one of that name."""
+        if group.group_name not in self._labels:
+            groups = {one.group_name: one for one in [*current("process_world").pg_map, group]}
+            self._labels = {id_: label for id_, label in self._labels.items() if id_ in groups}
+            for id_ in (id_ for id_ in groups if id_ not in self._labels):
+                self._labels[id_] = numbered(_display_name(groups[id_]), set(self._labels.values()).__contains__)
+        return self._labels[group.group_name]
+
+    def settle(self) -> None:
+        """Wait a moment until the library has done what the program has waited for.
+
+        gloo lets the program go on just before it closes the profiler's event; without its end an event is lost.
+        """
+        deadline = time.monotonic() + _SETTLE_S
+        latest = [dist.Work.unbox(work) for works in self._latest.values() for work in works]
+        while not all(work.is_completed() for work in latest) and time.monotonic() < deadline:
+            time.sleep(0.0002)
+        self._latest.clear()
+
+    def _number(self, call: Call) -> None:
+        pair = (call.name, call.source, call.target, call.tag) if call.is_point_to_point else ()
+        key = (call.group_id, *pair)
+        call.sequence = self._counts[key]
+        self._counts[key] += 1
+
+    def _close_receives(self) -> None:
+        """Who sent what `recv(src=None)` received is known only afterwards."""
+        for call, work in self._open_receives:
+            try:
+                call.source = call.members[source_rank(dist.Work.unbox(work))]
+            except (RuntimeError, IndexError):  # never completed
+                continue
+            self._number(call)
+        self._open_receives.clear()
+
+
+def _members(group: dist.ProcessGroup) -> list[int]:
+    try:
+        return dist.get_process_group_ranks(group)
+    except (KeyError, ValueError):  # a group that torch.distributed does not list
+        return list(range(group.size()))
+
+
+def _display_name(group: dist.ProcessGroup) -> str:
+    """ "world", the description given to `new_group`, or else the ranks: "0,2", "4-7"."""
+    if group.group_name == default_group().group_name:
+        return "world"
+    if group.group_desc and group.group_desc != "undefined":
+        return group.group_desc
+    return short_ranks(_members(group))

@@ -1,0 +1,136 @@
+"""Measuring one rank: its program runs under torch's profiler while its communication calls are recorded.
+
+Overhead: some microseconds for each operation, so a program of tiny operations looks slower than it is; some
+milliseconds for each launch, outside of what is timed.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.profiler import profile
+
+from lablib.real.gpu.errors import explain
+from lablib.real.gpu.kernels import KernelCount, count_kernels, lowest_stream
+from lablib.real.gpu.sacrifice import sacrifice
+from lablib.real.measurement.calls import Call, CallRecorder
+from lablib.real.measurement.events import Event, read_events
+from lablib.real.measurement.profiler import profiler_of
+from lablib.real.measurement.raw_span import RawSpan
+from lablib.real.measurement.spans import spans_of
+
+_CLOCK_SLACK_NS = 1_000_000  # the clocks of host and GPU agree far better; what differs more has another clock
+
+
+@dataclass(slots=True)
+class Measurement:
+    """What one rank measured. Times are `time.time_ns()`: one clock for all ranks of a machine.
+
+    `kernels` says how much of a GPU's work was recorded; None where nothing was timed, and on the CPU.
+    """
+
+    start_ns: int = 0
+    spans: list[RawSpan] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+    kernels: KernelCount | None = None
+
+
+def measure(
+    program: Callable[[], Any],
+    wait_for_start: Callable[[], None],
+    trace: bool,
+    on_gpu: bool,
+    sacrificed: int = 0,
+    recorder: CallRecorder | None = None,
+) -> tuple[Any, Measurement]:
+    """Run a program and measure it; `wait_for_start` is called when everything else is ready.
+
+    Without `trace` the profiler stays off: communication is counted, but neither timed nor drawn.
+
+    Args:
+        program: takes nothing.
+        wait_for_start: returns at the moment at which all ranks begin.
+        trace: measure times.
+        on_gpu: whether the rank computes on a GPU.
+        sacrificed: how many kernels to launch before it, where times are measured on a GPU (sacrifice.py).
+        recorder: of its communication; None: a new one.
+
+    Returns what the program returned, and what was measured. Raises what the program raises.
+    """
+    recorder = recorder or CallRecorder(on_gpu)
+    profiler = profiler_of(trace, on_gpu)
+    with recorder.recording(), _on(profiler):
+        if trace and on_gpu:
+            sacrifice(sacrificed)
+        wait_for_start()
+        start_ns = time.time_ns()
+        if on_gpu:
+            value = _to_the_end(program, recorder)
+        else:
+            value = program()
+            recorder.settle()
+    measured = Measurement(start_ns, calls=recorder.calls)
+    if trace:
+        recorded = read_events(profiler.kineto_results)
+        events = since(recorded, start_ns)
+        default = lowest_stream(recorded) if on_gpu else None  # the sacrificed kernels ran on it
+        measured.spans = spans_of(events, recorder.calls, threading.get_native_id(), on_gpu, default)
+        if on_gpu:
+            measured.kernels = count_kernels(events, any(event.on_device for event in recorded), measured.spans)
+    return value, measured
+
+
+def _to_the_end(program: Callable[[], Any], recorder: CallRecorder) -> Any:
+    """Run a program until its GPU has nothing left to do: kernels still running belong to it."""
+    has_returned = False
+    try:
+        value = program()
+        has_returned = True
+        wait_for_gpu()
+    except RuntimeError as error:
+        explain(error, recorder.under_way.text(), has_returned)
+        raise
+    return value
+
+
+def wait_for_gpu() -> None:
+    """Where a rank is while its program has returned and its GPU still works (frames.py knows this name)."""
+    torch.cuda.synchronize()
+
+
+def since(events: list[Event], start_ns: int) -> list[Event]:
+    """The events of the program, which began at this moment: not what ran on the GPU for what came before it.
+
+    A kernel that claims to have begun before its own launch has another clock's times, and is lost.
+    """
+    launched_ns = {event.correlation: event.start_ns for event in events if event.is_cuda_call}
+
+    def belongs(event: Event) -> bool:
+        if not event.on_device or event.is_label:
+            return event.end_ns >= start_ns
+        at_ns = launched_ns.get(event.correlation, start_ns)
+        return at_ns >= start_ns and event.start_ns >= at_ns - _CLOCK_SLACK_NS
+
+    return [event for event in events if belongs(event)]
+
+
+@contextmanager
+def _on(profiler: profile) -> Iterator[None]:
+    """The profiler's session. Where the program fails, its error is the one that is raised.
+
+    After a failed assertion on a GPU every call of CUDA fails, also that with which the profiler ends.
+    """
+    profiler.__enter__()
+    try:
+        yield
+    except BaseException as error:
+        try:
+            profiler.__exit__(type(error), error, error.__traceback__)
+        except RuntimeError:
+            pass
+        raise
+    profiler.__exit__(None, None, None)

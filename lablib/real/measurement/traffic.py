@@ -1,0 +1,116 @@
+"""From the calls of each rank to the communications of the run: who met whom.
+
+Collectives meet by group and sequence number: the third collective of a group on one rank is the third on each. A send
+meets the receive with the same group, pair and tag, in order.
+
+A library begins when its rank calls, and then waits for the last one inside. Here, as on the simulator, what comes
+before the last call is waiting, and the communication begins with it. A message is over when its receiver has it: the
+sender may wait for it much later, at the end of a pipeline's step, and gloo's record of a send ends only then.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from lablib.real.measurement.calls import Call
+from lablib.real.measurement.measure import Measurement
+from lablib.real.measurement.raw_span import RawSpan
+from lablib.record.timeline import WAIT
+from lablib.run import Span, Traffic, Transfer
+
+Meeting = dict[int, Call]  # rank -> its call
+_NEVER_NS = 2**63
+
+
+def traffic_of(measured: Sequence[Measurement], zero_ns: int, backend: str) -> Traffic:
+    """The communications of a run.
+
+    Args:
+        measured: what each rank measured, in rank order.
+        zero_ns: the host's time at which the run began.
+        backend: its name stands as the algorithm: the library chooses one and does not tell.
+    """
+    transfers = [
+        transfer
+        for number, calls in enumerate(_meetings(measured))
+        if (transfer := _transfer(calls, zero_ns, backend, number)) is not None
+    ]
+    return Traffic(tuple(sorted(transfers, key=lambda t: (t.start_s, t.end_s))))
+
+
+def communications(measured: Sequence[Measurement], zero_ns: int) -> Iterator[Span]:
+    """The spans of communication, and of waiting for the last rank before each, as far as the profiler saw them."""
+    for number, calls in enumerate(_meetings(measured)):
+        last_ns, over_ns = _last_ns(calls), _over_ns(calls)
+        for place, call in calls.items():
+            if call.end_ns:
+                end_ns = min(call.end_ns, over_ns)
+                rank, met_ns = max(place, ~place), min(last_ns, end_ns)
+                tie = {"transfer_id": number, "place": _among(call, rank)}
+                if call.start_ns < met_ns:
+                    stream = f"{WAIT}{call.group}"
+                    waited = RawSpan(stream, call.span_name, call.phase, call.start_ns, met_ns)
+                    yield replace(waited.at(rank, zero_ns), **tie)
+                times = (met_ns, end_ns, 0.0, call.size_bytes)
+                yield replace(RawSpan(call.stream, call.span_name, call.phase, *times).at(rank, zero_ns), **tie)
+
+
+def _meetings(measured: Sequence[Measurement]) -> list[Meeting]:
+    meetings: dict[tuple, Meeting] = {}
+    for rank, one in enumerate(measured):
+        for call in one.calls:
+            pair = (call.source, call.target, call.tag) if call.is_point_to_point else ()
+            meetings.setdefault((call.group_id, call.sequence, *pair), {})[_place(call, rank)] = call
+    return list(meetings.values())
+
+
+def _among(call: Call, rank: int) -> int:
+    """The place of a rank among those of its transfer."""
+    return int(call.name == "recv") if call.is_point_to_point else call.members.index(rank)
+
+
+def _last_ns(calls: Meeting) -> int:
+    """When the last rank began, of those whose time is known."""
+    return max((call.start_ns for call in calls.values() if call.end_ns), default=0)
+
+
+def _over_ns(calls: Meeting) -> int:
+    """When a message is over, where it is known when its receiver had it; no limit else, and to a collective."""
+    return next((call.end_ns for call in calls.values() if call.name == "recv" and call.end_ns), _NEVER_NS)
+
+
+def _place(call: Call, rank: int) -> int:
+    """A rank that sends to itself calls twice; a receive is filed under the complement of its rank."""
+    return ~rank if call.name == "recv" else rank
+
+
+def _transfer(calls: Meeting, zero_ns: int, backend: str, number: int) -> Transfer | None:
+    first = next(iter(calls.values()))
+    if first.is_point_to_point:
+        send = calls.get(first.source)
+        if send is None:  # a receive that nobody answered
+            return None
+        ranks: tuple[int, ...] = (first.source, first.target)
+        name, sent = "send", (send.sent_bytes, 0.0)
+    else:
+        ranks, name = first.members, first.name
+        sent = tuple(calls[rank].sent_bytes if rank in calls else 0.0 for rank in ranks)
+    called_ns = [calls[place].start_ns for place in _places(first, ranks) if place in calls and calls[place].end_ns]
+    end_ns = min(max(c.end_ns or c.start_ns for c in calls.values()), _over_ns(calls))
+    start_ns = min(_last_ns(calls) or min(c.start_ns for c in calls.values()), end_ns)
+    return Transfer(
+        group=first.group,
+        name=name,
+        ranks=ranks,
+        algorithm=backend,
+        tensor_bytes=max(c.size_bytes for c in calls.values()),
+        sent_bytes=sent,
+        start_s=(start_ns - zero_ns) / 1e9,
+        end_s=(end_ns - zero_ns) / 1e9,
+        issued_s=tuple((ns - zero_ns) / 1e9 for ns in called_ns) if len(called_ns) == len(ranks) else (),
+        id=number,
+    )
+
+
+def _places(call: Call, ranks: Sequence[int]) -> Sequence[int]:
+    """Where the calls of these ranks stand in their meeting."""
+    return (call.source, ~call.target) if call.is_point_to_point else ranks

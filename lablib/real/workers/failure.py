@@ -1,0 +1,116 @@
+"""Which of several failures is the cause, and the one error that says so.
+
+When a rank fails, others often fail after it: gloo tells them "connection closed by peer". So a failure that only says
+that a peer is gone counts as a consequence; of the others the earliest is the cause.
+"""
+
+from dataclasses import dataclass
+
+from lablib.errors import LaunchError, LaunchTimeoutError, RankError, WorkerError
+from lablib.real.workers.capture import MAX_BYTES
+from lablib.real.workers.messages import Failed
+from lablib.real.workers.pickling import unpack
+from lablib.text.units import plural
+
+_TAIL_LINES = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """A worker process ended in the middle of a program. `at_ns` is when that was seen (`time.time_ns`)."""
+
+    at_ns: int
+    lost_peer: bool = False
+
+
+def failure_error(
+    failures: dict[int, Failed | Death],
+    pids: dict[int, int],
+    causes_of_death: dict[int, str],
+    stdout: dict[int, str],
+    stderr: dict[int, str],
+) -> LaunchError:
+    """The error for the cause among `failures`; every argument is keyed by rank. Its notes are what that rank wrote."""
+    rank = min(failures, key=lambda rank: (failures[rank].lost_peer, failures[rank].at_ns, rank))
+    failed = failures[rank]
+    if isinstance(failed, Death):
+        said = _tail(stderr[rank])
+        error: LaunchError = WorkerError(
+            f"the worker process of rank {rank} (pid {pids[rank]}) {causes_of_death[rank]} while the program ran; the "
+            f"other ranks were ended" + (f". Its last words:\n{said}" if said else "")
+        )
+    else:
+        original = _original(failed)
+        error = RankError(rank, original, failed.traceback)
+        error.__cause__ = original if failed.error is not None else None
+        _add_stderr(error, rank, stderr[rank])
+    if printed := _tail(stdout[rank]):
+        error.add_note(f"rank {rank} had printed:\n{printed}")
+    return error
+
+
+def timeout_error(
+    timeout_s: float,
+    ranks: int,
+    stacks: dict[int, str],
+    under_way: dict[int, str] | None = None,
+    stderr: dict[int, str] | None = None,
+    interference: str = "",
+) -> LaunchTimeoutError:
+    """The error for ranks that had not returned.
+
+    Args:
+        timeout_s: how long they had.
+        ranks: how many there were.
+        stacks: where each of those that had not returned was.
+        under_way: which communications of a rank were not complete, as text, where that is known (on GPUs).
+        stderr: what each of them had written there.
+        interference: what is known of other users' connections to them (peers.py).
+    """
+    names = ", ".join(map(str, stacks))
+    lines = [
+        f"the program was still running after timeout_s={timeout_s:g}: of {plural(ranks, 'ranks')}, "
+        f"{names} had not returned and "
+        f"were ended; look for a communication that not all ranks make, or raise timeout_s"
+    ]
+    if interference:
+        lines.append(interference)
+    for rank, stack in stacks.items():
+        lines.append(f"rank {rank} was at\n{stack}" if stack else f"rank {rank} did not say where it was")
+        if calls := (under_way or {}).get(rank):
+            lines.append(f"its communications that were not complete:\n{calls}")
+    error = LaunchTimeoutError("\n".join(lines))
+    for rank, text in (stderr or {}).items():
+        _add_stderr(error, rank, text)
+    return error
+
+
+def endless_error(rank: int, stream: str) -> LaunchError:
+    """The error for a rank that prints without end."""
+    return LaunchError(
+        f"a rank may write up to {MAX_BYTES / 1e9:.1f} GB to {stream}, which is kept until the program ends: rank "
+        f"{rank} wrote more, so all ranks were ended; print less, or write to a file"
+    )
+
+
+def _add_stderr(error: LaunchError, rank: int, text: str) -> None:
+    if said := _tail(text):
+        error.add_note(f"rank {rank} had written to stderr:\n{said}")
+
+
+def _original(failed: Failed) -> BaseException:
+    """The exception itself; where it cannot travel or be rebuilt here, one with its name and text."""
+    if failed.error is not None:
+        try:
+            original = unpack(failed.error)
+            if isinstance(original, BaseException):
+                return original
+        except BaseException:  # noqa: B036 - an exception class may need arguments that its pickle lacks, or raise anything
+            pass
+    return type(failed.type_name, (RuntimeError,), {})(failed.text)
+
+
+def _tail(text: str) -> str:
+    """The last lines, without the long list of modules that a crash report ends with."""
+    lines = [line for line in text.strip().splitlines() if not line.startswith("Extension modules:")]
+    return "\n".join(lines[-_TAIL_LINES:])

@@ -1,0 +1,88 @@
+"""A warm worker must look like a new process to every program: same settings, same environment, same seeds.
+
+Reset before each launch: everything that a process owns (lablib/process/settings), with the launching process's
+settings in place of those that travel, and the user's own modules and classes (forgotten, so that an edited file is
+read again). Not
+reset: changes a program makes to installed packages themselves. What cannot be given back, such as a thread that still
+runs, ends the worker, and the next launch starts new ones.
+"""
+
+import os
+import sys
+import threading
+from typing import Any
+
+import torch
+
+from lablib.process import settings as owners
+from lablib.process.default_device import make_tensors_of_the_process_on
+from lablib.process.rank_state import compute_with_one_thread, device_seed, seed_rank
+from lablib.process.whose_code import is_users, module_file
+from lablib.real.workers.pickling import forget_classes
+
+_END_OF_THREAD_S = 0.2  # threads of an executor end when it is collected
+
+
+class FreshState:
+    """The state a rank starts every program with, remembered when the worker starts.
+
+    Args:
+        rank: this rank.
+        device: "cpu", or the rank's GPU, where tensors are made unless the program says otherwise (default_device.py).
+    """
+
+    def __init__(self, rank: int, device: torch.device):
+        self._rank, self._device = rank, device
+        compute_with_one_thread()
+        seed_rank(rank)
+        self._settings = owners.taken()
+        self._threads = set(threading.enumerate())
+
+    def check_nothing_is_left(self) -> None:
+        """Undo what the last program did, so that the next cannot meet it.
+
+        Raises:
+            Exception: a setting cannot be given back, or a thread or a process of the program still runs: this process
+                will never look new again.
+        """
+        owners.give_back(self._settings)
+        for thread in set(threading.enumerate()) - self._threads:
+            if type(thread).__name__ != "_DummyThread":  # one of C++ that has called Python: torch's own
+                thread.join(_END_OF_THREAD_S)
+                if thread.is_alive():
+                    raise RuntimeError(f"the last program left the thread {thread.name!r} running")
+        if _has_children():
+            raise RuntimeError("the last program left processes running")
+
+    def restore(self, settings: dict[str, Any]) -> None:
+        """Make this process look new, with these settings of the process that launches."""
+        _forget_users_modules()
+        forget_classes()
+        owners.give_back(self._settings | settings)
+        torch.clear_autocast_cache()
+        if self._device.type == "cuda":
+            begin_on_gpu(self._rank, self._device)
+
+
+def begin_on_gpu(rank: int, device: torch.device) -> None:
+    """Make the GPU the current and the default device, with random numbers that are the rank's own."""
+    torch.cuda.set_device(device)
+    make_tensors_of_the_process_on(device)
+    torch.cuda.default_generators[device.index].manual_seed(device_seed(rank))
+
+
+def _has_children() -> bool:
+    """Whether a process that this one started still runs."""
+    try:
+        while os.waitpid(-1, os.WNOHANG) != (0, 0):
+            pass  # that one has ended
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _forget_users_modules() -> None:
+    for name, module in list(sys.modules.items()):
+        file = module_file(module)
+        if name != "__main__" and file is not None and is_users(file):
+            del sys.modules[name]

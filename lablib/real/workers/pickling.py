@@ -1,0 +1,129 @@
+"""Packing values for another process: everything by value, tensors as they are needed there.
+
+cloudpickle ships functions and classes that the other side cannot import. On top of that, tensors are packed so that
+
+  - memory is not copied (`pickle.PickleBuffer`, see channel.py), and two tensors that are one storage stay one;
+  - a tensor on a GPU arrives on the CPU;
+  - a view of part of a storage brings that part alone;
+  - a result of autograd arrives detached, because its graph stays behind; a leaf keeps `requires_grad` and `.grad`.
+
+A class defined in a notebook goes out with the program and comes back inside the values. It must come back as the very
+class of the notebook: cloudpickle recognizes it, but would also overwrite its methods with the copies from the worker
+(bound to the worker's globals). `unpack` leaves a class alone that this process knows.
+"""
+
+import importlib
+import io
+import pickle
+import sys
+from dataclasses import dataclass
+from types import BuiltinFunctionType, ModuleType
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import torch
+from cloudpickle import cloudpickle as cloudpickle_internals
+from torch import Tensor, nn
+
+from lablib.process.default_device import places
+from lablib.torch_compat import loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A pickle and its buffers. Packing and sending are two steps, so an error can be told from a lost connection."""
+
+    data: bytes
+    buffers: list[Any]
+
+
+def pack(value: Any) -> Packed:
+    """Pickle a value. Communicates nothing; waits for pending functional collectives inside the value.
+
+    Raises:
+        Exception: whatever the first object that cannot be pickled raises.
+    """
+    file, buffers = io.BytesIO(), []
+    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
+    return Packed(file.getvalue(), buffers)
+
+
+def unpack(packed: Packed) -> Any:
+    """The value again, its tensors on the CPU. Raises whatever a class raises that cannot be rebuilt here."""
+    return _Unpickler(io.BytesIO(packed.data), buffers=packed.buffers).load()
+
+
+def forget_classes() -> None:
+    """Build classes anew from now on, also one that this process knows: its functions may use other globals by now."""
+    for known in ("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"):
+        getattr(cloudpickle_internals, known, {}).clear()
+
+
+class _Pickler(cloudpickle.Pickler):
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) in (Tensor, nn.Parameter) and obj.layout == torch.strided and obj.device.type != "meta":
+            return _reduce_tensor(obj)
+        if isinstance(obj, torch.UntypedStorage) and obj.device.type != "meta":
+            memory: Any = torch.empty(0, dtype=torch.uint8, device=obj.device).set_(obj).cpu().numpy()  # pyright: ignore
+            return _rebuild_storage, (pickle.PickleBuffer(memory),)
+        if type(obj) is BuiltinFunctionType and obj in places():
+            return getattr, places()[obj]  # by the name under which a rank on a GPU has its own (default_device.py)
+        if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+            # torch's configuration modules, such as torch.distributed.config: cloudpickle takes one along when a
+            # program says `config` somewhere beside `torch.distributed`, and cannot pickle their class.
+            return importlib.import_module, (obj.__name__,)
+        functional = loaded("torch.distributed._functional_collectives")
+        if functional and isinstance(obj, functional.AsyncCollectiveTensor):
+            return _itself, (obj.trigger_wait(),)  # pyright: ignore[reportAttributeAccessIssue]
+        return super().reducer_override(obj)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._known = set(getattr(cloudpickle_internals, "_DYNAMIC_CLASS_TRACKER_BY_CLASS", ()))
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if name == "_class_setstate" and module.startswith("cloudpickle"):
+            return lambda cls, state: cls if cls in self._known else found(cls, state)
+        return found
+
+
+def _reduce_tensor(x: Tensor) -> tuple[Any, ...]:
+    """How a dense tensor is rebuilt: storage, geometry, gradient, and the attributes the program hung on it."""
+    plain = x.detach().resolve_conj().resolve_neg()
+    if plain.numel() * plain.element_size() < plain.untyped_storage().nbytes():
+        plain = plain.clone()
+    geometry = (plain.dtype, plain.storage_offset(), tuple(plain.size()), plain.stride())
+    requires_grad = x.requires_grad and x.is_leaf
+    gradient = x.grad if x.is_leaf else None
+    args = (type(x) is nn.Parameter, plain.untyped_storage(), geometry, requires_grad, gradient)
+    return _rebuild_tensor, args, x.__dict__ or None, None, None, _set_attributes
+
+
+def _rebuild_tensor(
+    is_parameter: bool, storage: torch.UntypedStorage, geometry: tuple, requires_grad: bool, gradient: Tensor | None
+) -> Tensor:
+    dtype, offset, size, stride = geometry
+    x = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, size, stride)  # pyright: ignore
+    x = nn.Parameter(x, requires_grad) if is_parameter else x.requires_grad_(requires_grad)
+    x.grad = gradient
+    return x
+
+
+def _set_attributes(x: Tensor, attributes: dict[str, Any]) -> None:
+    for name, value in attributes.items():
+        setattr(x, name, value)
+
+
+def _rebuild_storage(buffer: Any) -> torch.UntypedStorage:
+    array = np.frombuffer(buffer, dtype=np.uint8)
+    if array.size == 0:
+        return torch.UntypedStorage(0)
+    return torch.from_numpy(array if array.flags.writeable else array.copy()).untyped_storage()
+
+
+def _itself(x: Any) -> Any:
+    return x

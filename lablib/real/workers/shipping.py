@@ -1,0 +1,150 @@
+"""Shipping a program: the function a notebook defines must run in a process that has never seen the notebook.
+
+What the worker can import as this process does (installed packages, files on `sys.path`) goes by name; everything else
+by value: functions of cells and scripts (`__main__`), and those of modules that are found here alone (a test module, a
+module loaded by hand). The module of the launched function itself always goes by value unless it is installed, so that
+an edited and reloaded file runs as edited.
+
+A function can only travel if what it refers to can. A lock, an open file, a socket or a running generator belongs to
+one process: the program must make its own on each rank.
+"""
+
+import inspect
+import linecache
+import os
+import pickle
+import sys
+from collections import ChainMap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import cloudpickle
+
+from lablib.process import settings as owners
+from lablib.process.whose_code import is_users, module_file
+from lablib.real.workers.messages import Job
+from lablib.real.workers.pickling import Packed, pack
+
+
+def ship(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], trace: bool) -> Job:
+    """The job that calls `fn(*args, **kwargs)` on a rank.
+
+    Raises:
+        ValueError: something that the call needs cannot be copied to another process; the message names it. Or the
+            working directory, in which ranks start, has been removed.
+    """
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ValueError(
+            "ranks start in the working directory, so it must exist: it has been removed; os.chdir to another first"
+        ) from None
+    with _by_value(fn):
+        program = _pack_program(fn, args, kwargs)
+    settings = owners.taken(owners.TRAVELLING)
+    path = [os.path.abspath(entry) for entry in sys.path]
+    return Job(program, trace, settings | {"sys.path": (path, tuple(path))}, _source_lines())
+
+
+def _pack_program(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Packed:
+    try:
+        return pack((fn, args, kwargs))
+    except RecursionError:
+        raise
+    except Exception as error:
+        culprit = _culprit(fn, args, kwargs)
+        raise ValueError(
+            f"the program and its arguments are copied to every rank's process, so all of it must be picklable: "
+            f"{culprit or describe_callable(fn)} is not ({type(error).__name__}: {error}); make it inside the "
+            f"function, or pass plain data and tensors"
+        ) from error
+
+
+def describe_callable(fn: Any) -> str:
+    """The name a reader knows a function by."""
+    return f"{getattr(fn, '__qualname__', None) or type(fn).__qualname__!s}()"
+
+
+def _culprit(fn: Any, args: tuple, kwargs: dict[str, Any]) -> str:
+    """Name the first argument, or variable that the function uses, that cannot be packed."""
+    parts = [(f"argument {i}", value) for i, value in enumerate(args)]
+    parts += [(f"argument {name}=", value) for name, value in kwargs.items()]
+    function = inspect.unwrap(fn) if callable(fn) else fn
+    if inspect.isfunction(function):
+        used = inspect.getclosurevars(function)
+        parts += [(f"{name!r}, which {describe_callable(fn)} uses,", v) for name, v in used.nonlocals.items()]
+        parts += [(f"{name!r}, which {describe_callable(fn)} uses,", v) for name, v in used.globals.items()]
+    for label, value in parts:
+        try:
+            pack(value)
+        except (Exception, pickle.PicklingError):
+            return f"{label} of type {type(value).__qualname__}"
+    return ""
+
+
+@contextmanager
+def _by_value(fn: Any) -> Iterator[None]:
+    """While this lasts, cloudpickle copies what lives in modules a worker would not find, or not find as it is here."""
+    own = {getattr(part, "__module__", None) for part in _layers(fn)}
+    importable = _Importable()
+    modules = [m for m in list(sys.modules.values()) if _is_users(m) and (m.__name__ in own or m not in importable)]
+    # cloudpickle's registry has names: one module may be loaded twice (debugpy's are), or under another name than its.
+    left_out = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
+    by_name = {m.__name__: m for m in modules if m.__name__ in sys.modules and m.__name__ not in left_out}
+    modules = list(by_name.values())
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)
+
+
+def _layers(fn: Any) -> Iterator[Any]:
+    """A callable and what it wraps: decorators, partials, bound methods, callable objects."""
+    seen: list[Any] = []
+    while fn is not None and not any(fn is known for known in seen):
+        seen.append(fn)
+        yield fn
+        yield type(fn)
+        fn = getattr(fn, "__wrapped__", None) or getattr(fn, "func", None) or getattr(fn, "__func__", None)
+
+
+def _is_users(module: Any) -> bool:
+    """Whether a module holds the user's own code (lablib/process/whose_code.py)."""
+    if not issubclass(type(module), ModuleType):  # programs put odd things into sys.modules
+        return False
+    file = module_file(module)
+    return file is not None and is_users(file)
+
+
+class _Importable:
+    """The modules that another process with the same `sys.path` can import."""
+
+    def __init__(self) -> None:
+        # Python itself starts with the finders of editable installations, so a worker has them, too.
+        finders = [finder for name, finder in list(sys.modules.items()) if name.startswith("__editable__")]
+        self._editable = dict(ChainMap(*(getattr(finder, "MAPPING", {}) for finder in finders)))
+        self._path = {os.path.realpath(entry or ".") for entry in sys.path}
+
+    def __contains__(self, module: ModuleType) -> bool:
+        """Whether `import` finds the same file under the same name."""
+        (top, *below), real = module.__name__.split("."), os.path.realpath(module.__file__ or "")
+        if top in self._editable:
+            inside = os.path.join(os.path.realpath(self._editable[top]), *below)
+            return real.startswith((inside + os.sep, inside + ".py"))
+        file = Path(real)
+        parents = len(below) + 1 - (file.stem != "__init__")
+        root = file.parents[parents] if parents < len(file.parents) else None
+        expected = module.__name__.split(".")[-1] in (file.stem, file.parent.name)
+        return expected and root is not None and str(root) in self._path
+
+
+def _source_lines() -> dict[str, list[str]]:
+    """The source of code that has no file, such as notebook cells: tracebacks and `inspect` want it on a rank too."""
+    cached = list(linecache.cache.items())
+    return {name: entry[2] for name, entry in cached if len(entry) == 4 and not os.path.exists(name)}

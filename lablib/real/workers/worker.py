@@ -1,0 +1,212 @@
+"""One rank: a process that waits for programs, runs each as a new process would, and reports.
+
+Two threads. The main thread runs programs. The listening thread reads what the launcher sends, so that the process can
+answer `Where` while a program hangs, and ends when the launcher is gone.
+"""
+
+import faulthandler
+import gc
+import linecache
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from lablib.process.arguments import note_what_is_left
+from lablib.process.exits import ends_well
+from lablib.process.missing_cuda import note_missing_cuda
+from lablib.real.frames import main_thread_stack, traceback_text
+from lablib.real.gpu.memory import begin_count, give_back_cache, peak_bytes
+from lablib.real.gpu.sacrifice import sacrificial_kernels
+from lablib.real.groups import Groups
+from lablib.real.measurement.calls import CallRecorder
+from lablib.real.measurement.measure import Measurement, measure
+from lablib.real.workers.capture import Capture
+from lablib.real.workers.channel import Channel
+from lablib.real.workers.fresh import FreshState
+from lablib.real.workers.messages import (
+    Armed,
+    Failed,
+    Finished,
+    Go,
+    Hello,
+    Job,
+    Ready,
+    Reset,
+    Setup,
+    Where,
+    Whereabouts,
+)
+from lablib.real.workers.numa import stay_near
+from lablib.real.workers.pickling import Packed, pack, unpack
+from lablib.real.workers.placed import placed
+from lablib.real.workers.rendezvous import MeetingFile
+from lablib.text.messages import error_text, safe_str, type_name
+
+# How gloo, NCCL and the store say that another rank is gone: a consequence, never the cause of a failure.
+_LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "remote process exited")
+
+
+def main(address: str, meeting_file: str) -> None:
+    """Serve the launcher that listens at this socket path until it goes; ranks meet in the file. Does not return."""
+    faulthandler.enable(all_threads=False)  # a crash in C code then says where, on stderr, which the launcher reads
+    meeting = MeetingFile(meeting_file)
+    channel = Channel.connect(address)
+    os.register_at_fork(after_in_child=channel.close)  # or this end would stay open in a child, however the rank ends
+    rank, running = int(os.environ["RANK"]), Running()
+    channel.send(Hello(rank, os.getpid()))
+    setup: Setup = channel.receive()
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(channel, inbox, running), daemon=True).start()
+    Worker(channel, inbox, setup, meeting, rank, running).serve()
+
+
+@dataclass(slots=True)
+class Running:
+    """What the listening thread must know of the program that the main thread runs."""
+
+    recorder: CallRecorder = field(default_factory=CallRecorder)
+
+
+def _listen(channel: Channel, inbox: "queue.SimpleQueue[Any]", running: Running) -> None:
+    while True:
+        try:
+            message = channel.receive()
+        except (EOFError, OSError):
+            os._exit(0)  # the launcher is gone, and nobody wants what the main thread is doing
+        if isinstance(message, Where):
+            channel.send(Whereabouts(main_thread_stack(), running.recorder.under_way.text()))
+        else:
+            inbox.put(message)
+
+
+def _call(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> Any:
+    try:
+        return fn(*args, **kwargs)
+    except SystemExit as end:  # a script may end a rank with exit code 0; anything else is a failure
+        if ends_well(end.code):
+            return None
+        raise
+    except Exception as error:
+        if on_gpu:
+            note_what_is_left(error, (fn, args, kwargs))
+        else:
+            note_missing_cuda(error, 'backend="sim", device="cuda"')
+        raise
+
+
+class Worker:
+    """The main thread of a rank."""
+
+    def __init__(
+        self,
+        channel: Channel,
+        inbox: "queue.SimpleQueue[Any]",
+        setup: Setup,
+        meeting: MeetingFile,
+        rank: int,
+        running: "Running",
+    ):
+        self._channel, self._inbox, self._rank, self._running = channel, inbox, rank, running
+        self._sessions = 0  # of the profiler
+        self._capture = Capture()
+        os.environ.update(setup.environment)
+        device = torch.device("cpu")
+        if setup.backend == "nccl":
+            device = torch.device("cuda", rank % torch.cuda.device_count())
+            torch.cuda.set_device(device)
+            stay_near(device)
+        self._device, self._on_gpu = device, device.type == "cuda"
+        self._state = FreshState(rank, device)
+        self._groups = Groups(setup.backend, device, meeting)
+
+    def serve(self) -> None:
+        """Run programs for ever; the listening thread ends the process."""
+        self._measure(int, lambda: None, trace=True)  # the first profile of a process is slow
+        gc.collect()
+        gc.freeze()  # what stands now is never garbage: collecting after each program stays cheap
+        self._renew()
+        while True:
+            message = self._inbox.get()
+            if isinstance(message, Job):
+                self._channel.send(self._run(message))
+            elif isinstance(message, Reset):
+                gc.collect()  # tensors of the program, and groups it forgot
+                give_back_cache(self._device)
+                self._renew()
+
+    def _renew(self) -> None:
+        try:
+            self._state.check_nothing_is_left()
+            self._groups.renew()
+            self._channel.send(Ready())
+        except Exception as error:  # whatever the backend raises, the launcher must hear it
+            self._channel.send(Ready(error_text(error)))
+
+    def _run(self, job: Job) -> Finished | Failed:
+        """Run one program in a rank that looks new."""
+        process = os.getpid()
+        try:
+            self._state.restore(job.settings)
+            self._groups.allow(job.timeout_s)
+            self._capture.start()
+            for name, lines in job.source_lines.items():  # no time stamp: linecache must not look for a file
+                linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+            program = unpack(job.program)
+            if self._on_gpu:
+                program = placed(program, self._device)
+            begin_count(self._device)
+            call = partial(_call, *program, self._on_gpu)
+            value, measured = self._measure(call, self._wait_for_start, job.trace)
+            peak = peak_bytes(self._device)  # before packing: that moves the value to the host
+            return Finished(self._pack(value), *self._capture.stop(), measured, peak)
+        except BaseException as error:  # also SystemExit
+            return self._failure(error)
+        finally:
+            if os.getpid() != process:  # a child that the program forked has come to its end: it is no rank
+                os._exit(0)
+
+    def _measure(
+        self, program: Callable[[], Any], wait_for_start: Callable[[], None], trace: bool
+    ) -> tuple[Any, Measurement]:
+        self._sessions += trace
+        self._running.recorder = recorder = CallRecorder(self._on_gpu)
+        return measure(program, wait_for_start, trace, self._on_gpu, sacrificial_kernels(self._sessions), recorder)
+
+    def _wait_for_start(self) -> None:
+        """Tell the launcher that this rank could start, and start with all others at the moment it names."""
+        self._channel.send(Armed())
+        message = self._inbox.get()
+        assert isinstance(message, Go)
+        time.sleep(max(0.0, (message.at_ns - time.time_ns()) / 1e9))
+
+    def _pack(self, value: Any) -> Packed:
+        try:
+            return pack(value)
+        except BaseException as error:  # a class may raise anything while it is pickled
+            raise TypeError(
+                f"a rank's value is sent to the launching process, so it must be picklable: the "
+                f"{type_name(value)} that rank {self._rank} returned is not ({error_text(error)}); "
+                f"return plain data and tensors (of a DTensor, its full_tensor() or to_local())"
+            ) from None
+
+    def _failure(self, error: BaseException) -> Failed:
+        at_ns = time.time_ns()
+        packed = None
+        try:
+            sent = pack(error)
+            if isinstance(unpack(sent), BaseException):  # some exceptions can be pickled and not rebuilt
+                packed = sent
+        except BaseException:  # noqa: B036 - its class may raise anything; then its name and text must do
+            pass
+        text = safe_str(error)
+        says_so = any(sign in text.lower() for sign in _LOST_PEER)
+        lost_peer = says_so and issubclass(type(error), (RuntimeError, OSError))
+        stdout, stderr = self._capture.stop()
+        return Failed(type_name(error), text, traceback_text(error), packed, lost_peer, at_ns, stdout, stderr)

@@ -1,0 +1,93 @@
+"""A comparison of predicted and measured that somebody recorded: its numbers, and where, when and how calm it was.
+
+Kept as a small JSON file beside the lab that shows it, so that a learner on a busy machine sees what a calm one gave.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lablib.signature import checked
+from lablib.text.files import parse_json, read_text, write_text
+from lablib.text.markup import paragraph, table_html
+from lablib.text.units import format_quantity, plural
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PART = ("kind", "name", "group", "size_bytes")  # what makes two rows the same part
+
+
+@dataclass(frozen=True)
+class RecordedReconciliation:
+    """The numbers of a `Reconciliation` without its runs.
+
+    Attributes:
+        about: machine, date, versions, backend, ranks, load.
+        said: the sentence on makespans, error and noise.
+        reading: whether the machine was quiet, and what can be read.
+        rows: those of `Reconciliation.table()`; None where that has NaN.
+    """
+
+    about: Mapping[str, str]
+    said: str
+    reading: str
+    rows: Sequence[Mapping[str, Any]]
+
+    @staticmethod
+    @checked
+    def load(path: str | Path) -> RecordedReconciliation:
+        """Read what `save` wrote.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it holds something else.
+        """
+        try:
+            return RecordedReconciliation(**parse_json(read_text(path)))
+        except TypeError:
+            raise ValueError(f"{path} must be what save() of a comparison wrote; record it again") from None
+
+    @checked
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON. Raises OSError where that cannot be."""
+        write_text(path, json.dumps(asdict(self), indent=1) + "\n")
+
+    def sentence(self) -> str:
+        """What was predicted and measured, on which machine and when."""
+        about = self.about
+        where = f"{about['machine']}, {_ranks(about['ranks'])} on {about['backend']}, {about['date']}"
+        return f"{self.said} Recorded on {where} (torch {about['torch']}, Python {about['python']})."
+
+    def table(self) -> pd.DataFrame:
+        """The rows, as `Reconciliation.table()` gives them."""
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    def __repr__(self) -> str:
+        return f"{self.sentence()} {self.reading}"
+
+    def _repr_html_(self) -> str:
+        table = table_html(self.table(), index=False, float_format="{:.3g}".format, na_rep="-")
+        return paragraph(self.sentence()) + paragraph(self.reading) + table
+
+
+def beside(here: pd.DataFrame, recorded: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
+    """Some columns of two tables of parts, side by side, by name and size of the part; the order of `here`."""
+    import pandas as pd
+
+    both = here.merge(recorded, how="left", on=list(PART), suffixes=(" here", " recorded"))
+    sizes = [f" of {format_quantity(size, 'B')}" if size else "" for size in both["size_bytes"]]
+    both["name"] = both["name"] + sizes
+    chosen = [f"{column} {side}" for side in ("here", "recorded") for column in columns]
+    return pd.DataFrame(both.set_index("name")[chosen])
+
+
+def _ranks(count: str) -> str:
+    """A file may say anything: what is no number stays as it is."""
+    return plural(int(count), "ranks") if count.isdecimal() else f"{count} ranks"

@@ -1,0 +1,56 @@
+"""DistributedDataParallel's check that all ranks hold the same parameters, with one tensor on each rank instead of n.
+
+DDP asks twice: how many parameters has every rank, and are their sizes those of rank 0? torch's own answer to the first
+question makes n tensors on each of n ranks: a million tensors for 1,024 ranks of one process, most of the time of a
+small run. This one gathers the same numbers into one tensor, and sends the same bytes. Phantoms are taken to hold what
+the simulated ranks hold.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib.sim.communication.process_group import SimProcessGroup
+from lablib.text.units import plural
+from lablib.torch_compat import verify_params
+
+
+def verify_params_across_processes(group: Any, params: list[Tensor], logger: Any = None) -> None:
+    """What DDP calls before it uses its parameters.
+
+    Raises:
+        RuntimeError: this rank has another number of parameters than one of the others, or another size than rank 0.
+    """
+    if not isinstance(group, SimProcessGroup):
+        verify_params(group, params, logger)
+        return
+    with group.phantoms_alike():
+        _verify(group, params)
+
+
+def _verify(group: SimProcessGroup, params: list[Tensor]) -> None:
+    counts = torch.empty(group.size(), dtype=torch.int64, device="cpu")
+    group.all_gather_single(counts, torch.tensor([len(params)], device="cpu")).wait()
+    for rank, count in enumerate(counts.tolist()):
+        if count != len(params):
+            raise RuntimeError(
+                f"DDP needs the same model on all ranks: rank {group.rank()} has {plural(len(params), 'parameters')}, "
+                f"rank {rank} has {count}."
+            )
+    layouts = [tuple(number for pair in zip(p.shape, p.stride(), strict=True) for number in pair) for p in params]
+    mine = torch.tensor([number for layout in layouts for number in layout], dtype=torch.int64, device="cpu")
+    theirs = mine.clone()
+    options = dist.BroadcastOptions()
+    options.rootRank = 0
+    group.broadcast([theirs], options).wait()
+    found = theirs.tolist()
+    for index, (param, layout) in enumerate(zip(params, layouts, strict=True)):
+        expected, found = found[: len(layout)], found[len(layout) :]
+        if tuple(expected) != layout:
+            raise RuntimeError(
+                f"DDP needs the same model on all ranks: parameter {index} has shape {list(param.shape)} and strides "
+                f"{list(param.stride())} on rank {group.rank()}, on rank 0 shape {expected[::2]} and strides "
+                f"{expected[1::2]}."
+            )

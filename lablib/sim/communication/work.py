@@ -1,0 +1,154 @@
+"""The handle of a communication under way: `wait` gives up the turn until it is over, then joins the streams.
+
+Waiting has two sides (lablib/engine/communication.py). The *data* is there when the last rank has joined; until then
+`wait` lets other ranks run. The *end* is final when virtual time has come so far; `wait` moves this rank's clock to
+it. Then, and not before, the rank's buffers are filled (delivery.py).
+
+A future (`get_future`) is handed out once the data is there, without moving the clock: what the program does meanwhile
+overlaps; its `wait`, and the first operation that touches the result, join the streams (pending.py). What is chained to
+it runs on a stream of its own (future.py).
+
+Simplified: torch waits for a future outside Python, where no other rank could have a turn, so none is handed out early,
+and buffers are filled when it is. A rank that takes the future of a call, and only then sends what others need in order
+to join it, is told a deadlock.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lablib.engine.communication import Communication
+from lablib.sim.communication.future import SimFuture
+from lablib.sim.ranks.rank import Rank
+from lablib.sim.ranks.turns import Turns
+from lablib.sim.source import Here, Source, program_line
+
+
+@dataclass(slots=True, eq=False)
+class Issued:
+    """A communication that one rank has issued.
+
+    Attributes:
+        event: what it is for all who take part.
+        member: this rank's number in it (delivery.py).
+        source: the line of the program.
+        is_own: whether the program made the call; torch drops handles of its own that it knows to be over.
+        blocks: whether the call waits before it returns: nothing can happen meanwhile on this rank.
+    """
+
+    event: Communication
+    member: int
+    source: Source
+    is_own: bool
+    blocks: bool = False
+
+
+class SimWork(dist.Work):
+    """Work of one rank: one or several communications (several after coalescing).
+
+    Args:
+        rank, turns: who waits, and how.
+        issued: what for.
+        results: tensors that the communication writes on this rank.
+
+    Attributes:
+        is_barrier: whether the host waits for it, not its stream alone.
+    """
+
+    def __init__(self, rank: Rank, turns: Turns, issued: Sequence[Issued], results: Sequence[Tensor]):
+        super().__init__()
+        self._rank = rank
+        self._turns = turns
+        self.issued = list(issued)
+        self.results = list(results)
+        self.is_barrier = False
+        self._polled_at_s: float | None = None
+
+    def wait(self, timeout: Any = None) -> bool:
+        self._turns.check(self._rank.rank)
+        for issued in self.issued:
+            self._wait_for(issued, joins=True)
+            self._rank.join(issued.event.end_s)
+        if self.is_barrier:
+            self._rank.host_waits()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it is over, in virtual time too. A poll takes no time, so a loop that does nothing else would never
+        see the end: its second poll does. A single poll of what is under way is False, as on real processes."""
+        self._turns.check(self._rank.rank)
+        for issued in self.issued:
+            if not issued.event.has_data:
+                # Give the others a turn: what this rank polls for can only be done by them.
+                self._turns.poll(partial(issued.event.describe, self._rank.rank, program_line(), "polls for"))
+        if not self.is_success():
+            return False
+        if not all(issued.event.is_final for issued in self.issued):
+            self._turns.give_way(self._rank.clock_s)  # who is over by now is known when all have come so far
+        if not self.is_over() and self._polled_at_s != self._rank.clock_s:
+            self._polled_at_s = self._rank.clock_s
+            return False
+        # A poll that succeeds has seen the end of the communication.
+        return self.wait()
+
+    def is_success(self) -> bool:
+        return all(issued.event.has_data for issued in self.issued)
+
+    def is_over(self) -> bool:
+        """Whether `wait` would return at once, in virtual time too."""
+        events = [issued.event for issued in self.issued]
+        return all(event.is_final and event.end_s <= self._rank.clock_s for event in events)
+
+    def exception(self) -> None:
+        return None
+
+    def result(self) -> list[Tensor]:
+        self._turns.check(self._rank.rank)
+        for issued in self.issued:
+            self._wait_for(issued, joins=False)
+        if not self.is_over():
+            # Without the results: what is kept of a tensor that the program drops must not keep it alive.
+            end = SimWork(self._rank, self._turns, self.issued, [])
+            for tensor in self.results:
+                self._rank.pending.add(tensor, end)
+        return self.results
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def block_current_stream(self) -> None:
+        self.wait()
+
+    def source_rank(self) -> int:
+        return self._source_rank()
+
+    def _source_rank(self) -> int:
+        """Group rank of the sender that a `recv` from any source met."""
+        return getattr(self.issued[0].event, "matched", -1)
+
+    def get_future(self) -> torch.futures.Future:
+        value = self.result()
+        return SimFuture(self._rank, SimWork(self._rank, self._turns, self.issued, []), value)
+
+    def _wait_for(self, issued: Issued, joins: bool) -> None:
+        """Let others run until the data is there; or, to join it, until its end is final. Then fill the buffers."""
+        event, rank = issued.event, self._rank
+        is_unwaited = issued in rank.unwaited
+        if rank.in_flight is not None:
+            rank.in_flight.waited_again = not (is_unwaited or issued.blocks)
+            if is_unwaited:
+                rank.in_flight.remove(issued)
+        event.cargo.waiting.add(issued.member)
+        if not (event.is_final if joins else event.has_data):
+            (event.end_waiters if joins else event.data_waiters).append(rank.rank)
+            self._turns.wait(partial(event.describe, rank.rank, Here()), joins)
+        self._turns.check()
+        if issued.member in event.cargo.owed:
+            event.cargo.fill(issued.member)
+        if is_unwaited:
+            rank.unwaited.pop(issued, None)

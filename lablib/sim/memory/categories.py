@@ -1,0 +1,156 @@
+"""What each allocation of a rank is, as the program lets it be known; `lablib.record.memory` lists the categories.
+
+    parameter         an operator gets an nn.Parameter, or an optimizer steps a leaf that requires gradients
+    gradient          autograd's AccumulateGrad puts it into `.grad`, or it is found there after backward (DDP's bucket
+                      views, FSDP2's shards and whoever else writes `.grad` by hand)
+    optimizer state   `Optimizer.step` touched it, outside any closure, and it is alive when the step ends
+    activation        made by an operator that autograd records; or made without (checkpointed forward) and then used as
+                      part of the graph
+    communication     a collective gets it
+
+Each stronger than those below it: a buffer of a collective that holds `.grad` is a gradient (DDP's buckets with
+`gradient_as_bucket_view`), any other bucket is communication.
+"""
+
+import weakref
+from array import array
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lablib.record.allocations import CATEGORIES
+from lablib.sim.memory.storages import TrackedStorage, inner
+from lablib.torch_compat import base_of, current_autograd_node, storage_id
+
+PARAMETER, GRADIENT, OPTIMIZER, ACTIVATION, COMMUNICATION, OTHER = range(len(CATEGORIES))
+
+
+class Categories:
+    """The categories of one rank's allocations.
+
+    Args:
+        live: the storages that are watched, by their address.
+        of: the category of each allocation, to be written.
+
+    Attributes:
+        is_stepping: inside `Optimizer.step`.
+    """
+
+    def __init__(self, live: dict[int, TrackedStorage], of: array):
+        self.of = of
+        self.is_stepping = False
+        self._live = live
+        self._params: dict[int, weakref.ref[Tensor]] = {}
+        self._steps: list[list[TrackedStorage]] = []  # what the steps under way have touched
+
+    def close(self) -> None:
+        """The rank has ended."""
+        self.find_gradients()
+        self._params.clear()
+        self._steps.clear()
+
+    def read(self, tensor: Tensor, tracked: TrackedStorage) -> None:
+        """An operator has this argument."""
+        if type(tensor) is not Tensor:
+            self.know_parameter(tensor, tracked)
+        if self.is_stepping:
+            self._step_touches(tensor, tracked)
+        elif self.of[tracked.allocation] == OTHER and tensor.requires_grad and not _is_leaf(tensor):
+            self.of[tracked.allocation] = ACTIVATION
+
+    # ---- parameters ----
+
+    def know_parameter(self, tensor: Tensor, tracked: TrackedStorage | None = None) -> None:
+        """If this is an nn.Parameter, its memory is a parameter's, and its `.grad` is worth looking at."""
+        known = self._params.get(id(tensor))
+        if known is not None and known() is tensor:
+            if tracked is not None:  # `param.data = ...` gives it other memory
+                self.of[tracked.allocation] = PARAMETER
+        elif isinstance(tensor, torch.nn.Parameter):
+            self._params[id(tensor)] = weakref.ref(tensor)
+            for found in self._watches(tensor):
+                self.of[found.allocation] = PARAMETER
+            self._find_gradient(tensor)
+
+    def forget(self, *tensors: Tensor) -> None:
+        """Hold no reference to these: they are known again when an operator gets them."""
+        for tensor in tensors:
+            self._params.pop(id(tensor), None)
+
+    def _watches(self, tensor: Tensor) -> Iterator[TrackedStorage]:
+        for part in inner(tensor):
+            tracked = self._live.get(storage_id(part.untyped_storage()))
+            if tracked is not None:
+                yield tracked
+
+    # ---- gradients ----
+
+    def find_gradients(self) -> None:
+        """Whatever is in `.grad` of a known parameter is a gradient."""
+        for key, ref in list(self._params.items()):
+            param = ref()
+            if param is None:
+                del self._params[key]
+            else:
+                self._find_gradient(param)
+
+    def _find_gradient(self, param: Tensor) -> None:
+        gradient = param.grad if base_of(param) is None and param.is_leaf else None
+        if gradient is not None:
+            for tracked in self._watches(gradient):
+                self._is_gradient(tracked)
+
+    def perhaps_gradient(self, tensor: Tensor, tracked: TrackedStorage) -> None:
+        """AccumulateGrad keeps the gradient that comes first: as it is, or a copy in the parameter's layout."""
+        node: Any = current_autograd_node()
+        # Hooks run inside the node too, and may have other tensors in hand.
+        if type(node).__name__ == "AccumulateGrad" and node.variable.shape == tensor.shape:
+            self._is_gradient(tracked)
+
+    def _is_gradient(self, tracked: TrackedStorage) -> None:
+        if self.of[tracked.allocation] != PARAMETER:
+            self.of[tracked.allocation] = GRADIENT
+
+    # ---- optimizer state ----
+
+    def enter_step(self) -> None:
+        """An `Optimizer.step` begins."""
+        self.find_gradients()
+        self._steps.append([])
+        self.is_stepping = True
+
+    def leave_step(self) -> None:
+        """It ends: what it touched, and what is alive and nothing else, is its state."""
+        for tracked in self._steps.pop() if self._steps else ():
+            if tracked() is not None and self.of[tracked.allocation] == OTHER:
+                self.of[tracked.allocation] = OPTIMIZER
+        self.is_stepping = bool(self._steps)
+
+    def made(self, tracked: TrackedStorage) -> None:
+        """An operator inside the step allocated it."""
+        self._steps[-1].append(tracked)
+
+    def _step_touches(self, tensor: Tensor, tracked: TrackedStorage) -> None:
+        if torch.is_grad_enabled():
+            return  # the closure that it was given computes the loss
+        root = _root(tensor)
+        if root.requires_grad and root.is_leaf:
+            self.of[tracked.allocation] = PARAMETER
+        elif self.of[tracked.allocation] == OTHER:
+            self._steps[-1].append(tracked)
+
+
+def _root(tensor: Tensor) -> Tensor:
+    """What a view is a view of; else the tensor."""
+    base = base_of(tensor)
+    return tensor if base is None else base
+
+
+def _is_leaf(tensor: Tensor) -> bool:
+    """Whether no operator that autograd recorded made it."""
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # a view that `no_grad` made and that was changed twice since: torch refuses to say
+        return _root(tensor).is_leaf

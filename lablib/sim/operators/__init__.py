@@ -1,0 +1,10 @@
+"""Operators of a simulated rank: their price, their shapes, and torch's modes around them.
+
+clock         the compute stream: each operator advances the rank's clock
+op_traits     facts about an operator that clock and memory tracker need, from its schema
+shapes        `fidelity="shapes"`: tensors without values
+meta_kernels  fast meta kernels
+autocast      `torch.autocast` with shapes alone
+compiled      compiled functions, run eagerly
+profilers     torch's profiler, one per process
+"""

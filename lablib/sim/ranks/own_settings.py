@@ -1,0 +1,154 @@
+"""Each rank's own settings of Python and torch (lablib/process/settings), put in place when its turn begins.
+
+Random generators, process groups and hooks of the interpreter are swapped at every turn. Passing it takes some 10 us,
+and there are thirty settings besides, which hardly any program changes. So a rank's turn ends with one look at those
+that are quick to read; the others are looked at from the first time that a function which sets them is called. What the
+next rank left is put in place only where it differs from what stands there.
+
+A rank's own is its default process group, too: `torch.distributed.group.WORLD`. A module's own lines run once, in the
+turn of the rank that imports it first. Functions with `group=group.WORLD` as a default (all of
+torch.distributed.nn.functional) would keep that rank's end of the group for every rank, and for every later launch. So
+there it is None, which stands for the default group in all of torch.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from inspect import CO_OPTIMIZED
+from operator import call
+from types import FrameType
+from typing import Any
+
+from lablib.process.settings import OF_THE_PROCESS
+from lablib.sim.replaced import replaced
+from lablib.torch_compat import WorldMeta, place
+
+_ALWAYS = tuple(owner for owner in OF_THE_PROCESS if owner.is_always)
+_LOOKED_AT = tuple(owner for owner in OF_THE_PROCESS if not owner.is_always)
+_C10D, _PROCESS_WORLD = place("process_world")
+_HOLDERS, _NAMES = zip(*(place for owner in _ALWAYS for place in owner.places), strict=True)
+_PUT = [owner.at_turns[0] for owner in _ALWAYS if owner.at_turns]
+_TAKE_AGAIN = [owner.at_turns[1] for owner in _ALWAYS if owner.at_turns]
+
+
+class Settings:
+    """What is in place now, for the ranks of one run.
+
+    Attributes:
+        states: of every owner that is looked at, as the last rank left it; as it was when this was made, at first.
+        always: of every other, by name, as it was when this was made.
+    """
+
+    def __init__(self) -> None:
+        self.states: list[Any] = [owner.take() for owner in _LOOKED_AT]
+        self.always: dict[str, Any] = {owner.name: owner.take() for owner in _ALWAYS}
+        self._quick = [(at, owner) for at, owner in enumerate(_LOOKED_AT) if not owner.setters]
+        self._looks()
+
+    def _looks(self) -> None:
+        """What to look at from now on, and how it looks."""
+        self._reads, self._lists = [], []
+        for _, owner in self._quick:
+            self._reads += owner.reads() if owner.reads else () if owner.lists else (owner.take,)
+            self._lists += owner.lists
+        self._seen = self._look()
+
+    def _look(self) -> list[Any]:
+        lists = list(map(call, self._lists))
+        return [*map(call, self._reads), *map(id, lists), *map(tuple, lists)]
+
+    def look(self) -> None:
+        """Note what a rank leaves."""
+        if self._look() != self._seen:
+            self._take(at for at, _ in self._quick)
+
+    def _take(self, places: Iterable[int]) -> None:
+        self.states = self.states.copy()
+        for at in places:
+            self.states[at] = _LOOKED_AT[at].take()
+        self._looks()
+
+    def put(self, states: list[Any]) -> None:
+        """Put these in place. Equal ones stay the same object, so that nobody need compare them again."""
+        differing = [
+            (at, state)
+            for at, (state, now) in enumerate(zip(states, self.states, strict=True))
+            if state is not now and state != now
+        ]
+        for at, state in differing:
+            _LOOKED_AT[at].give_back(state)
+        if differing:  # a module of torch that was imported meanwhile has a table now
+            self._take(at for at, _ in differing)
+
+    @contextmanager
+    def watched(self) -> Iterator["Settings"]:
+        """While this lasts, functions that set what is slow to read mark it as worth a look from then on."""
+        with ExitStack() as stack:
+            for at, owner in enumerate(_LOOKED_AT):
+                for holder, name in owner.setters:
+                    stack.enter_context(replaced((holder, name, self._telling(getattr(holder, name), at))))
+            yield self
+
+    def _telling(self, setter: Callable[..., Any], at: int) -> Callable[..., Any]:
+        @wraps(setter)
+        def mark_and_call(*args: Any, **kwargs: Any) -> Any:
+            if all(at != place for place, _ in self._quick):
+                self.look()  # what the rank has changed before, in this turn
+                self._quick.append((at, _LOOKED_AT[at]))
+                self._looks()
+            return setter(*args, **kwargs)
+
+        return mark_and_call
+
+
+class OwnSettings:
+    """One rank's, which begin as they are when the run begins: a belonging (rank.py).
+
+    Args:
+        settings: what is in place.
+        others: with which others it begins, by the owner's name.
+    """
+
+    def __init__(self, settings: Settings, others: dict[str, Any]):
+        self._settings = settings
+        states = settings.always | others
+        self._values = [value for owner in _ALWAYS if owner.places for value in states[owner.name]]
+        self._others = [states[owner.name] for owner in _ALWAYS if owner.at_turns]
+        self._states = settings.states
+        if others.keys() & {owner.name for owner in _LOOKED_AT}:
+            now = zip(_LOOKED_AT, settings.states, strict=True)
+            self._states = [others.get(owner.name, state) for owner, state in now]
+
+    def put(self) -> None:
+        for holder, name, value in zip(_HOLDERS, _NAMES, self._values, strict=True):
+            setattr(holder, name, value)
+        for put, state in zip(_PUT, self._others, strict=True):
+            put(state)
+        if self._states is not self._settings.states:
+            self._settings.put(self._states)
+
+    def take(self) -> None:
+        self._values = list(map(getattr, _HOLDERS, _NAMES))
+        for at, take_again in enumerate(_TAKE_AGAIN):
+            self._others[at] = take_again(self._others[at])
+        self._settings.look()
+        self._states = self._settings.states
+
+
+def _world(cls: type) -> Any:
+    frame = sys._getframe(1)
+    is_function = frame.f_code.co_flags & CO_OPTIMIZED
+    return getattr(_C10D, _PROCESS_WORLD).default_pg if is_function or not _is_import(frame) else None
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Whether a frame runs lines of a module, or of a class in one, outside any function; not a script's own."""
+    while frame is not None and not frame.f_code.co_flags & CO_OPTIMIZED:
+        if frame.f_code.co_name == "<module>":
+            return frame.f_globals.get("__name__") != "__main__"
+        frame = frame.f_back
+    return False
+
+
+WORLD = property(_world, vars(WorldMeta)["WORLD"].fset)

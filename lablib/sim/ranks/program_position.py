@@ -1,0 +1,74 @@
+"""Where a rank's program is while an operator runs: phase, line, and whether forward code runs again for backward.
+
+Recomputation. Activation checkpointing runs forward code again inside backward, with autograd recording. Nothing else
+records there, but backward itself when it is asked to be differentiable (`create_graph=True`).
+"""
+
+import sys
+
+import torch
+
+from lablib.record.phase_path import recomputed
+from lablib.sim.lines import Backward, Lines
+from lablib.sim.ranks.rank import Rank
+from lablib.torch_compat import graph_task_id, is_call_of
+
+
+class ProgramPosition:
+    """Answers for one rank; found once for each operator, and only when somebody asks.
+
+    Args:
+        rank: whose.
+        lines: the lines of the run's programs.
+
+    Attributes:
+        found: what `now` has found; None: nobody has asked since another operator runs.
+        graph_task: the backward in which the operator runs; -1: none.
+    """
+
+    def __init__(self, rank: Rank, lines: Lines):
+        self._rank = rank
+        self._lines = lines
+        self.found: tuple[str, str] | None = None
+        self.graph_task = -1
+        self._backward = Backward(-1)
+        self._recorded = (-1, False)  # the last backward that recorded, and whether it was asked to
+
+    def moves(self) -> None:
+        """Another operator or communication runs now."""
+        self.found, self.graph_task = None, graph_task_id()
+
+    def now(self) -> tuple[str, str]:
+        """Path of phases and line: "forward", "train.py:12: loss = model(x)"."""
+        if self.found is None:
+            phase = self._rank.phase()
+            if self.graph_task != -1 and phase.endswith("backward") and self.is_recompute():
+                phase = recomputed(phase)
+            if self._backward.graph_task != self.graph_task:
+                self._backward = Backward(self.graph_task)
+            self.found = phase, self._lines.here(self._backward)
+        return self.found
+
+    def is_recompute(self) -> bool:
+        """Whether this is forward code run again inside backward."""
+        return self.graph_task != -1 and torch.is_grad_enabled() and not self._is_creating_graph()
+
+    def is_forward(self) -> bool:
+        """Whether autograd records what runs now, for a backward that is still to come."""
+        return torch.is_grad_enabled() and (self.graph_task == -1 or not self._is_creating_graph())
+
+    def _is_creating_graph(self) -> bool:
+        if self._recorded[0] != self.graph_task:
+            self._recorded = self.graph_task, _asked_for_graph()
+        return self._recorded[1]
+
+
+def _asked_for_graph() -> bool:
+    """Look at the call of autograd's engine: `_engine_run_backward(outputs, gradients, retain_graph, create_graph)`."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if is_call_of(frame, "run_backward_in_graph"):
+            given = frame.f_locals.get("args", ())
+            return len(given) > 2 and given[2] is True
+        frame = frame.f_back
+    return False

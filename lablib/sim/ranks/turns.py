@@ -1,0 +1,432 @@
+"""Ranks take turns: each is a thread, exactly one runs, and control passes only where a rank must wait.
+
+Whose turn it is, and when nobody can go on, the engine says (lablib/engine/scheduler.py). Here the turn is a baton:
+passing it is one lock released and one acquired, about 10 us.
+
+An error on one rank ends the run: every other rank is woken, one at a time, with `RunEnded` raised where it waits, so
+that its `finally` blocks run and no thread is left. A deadlock or a mismatch ends it the same way, and is not raised
+inside a rank: on a real cluster it would be a hang, which no `except` can catch either.
+"""
+
+import ctypes
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from math import inf
+from types import FrameType
+from typing import NoReturn
+
+from lablib.engine.scheduler import Scheduler
+from lablib.errors import DeadlockError, LaunchError, RankError, Wait
+from lablib.process.thread_frames import thread_frames
+from lablib.sim.ranks.rank import Rank
+from lablib.sim.ranks.threads import owner as owner_of
+from lablib.sim.ranks.threads import set_owner, wait_to_be_run
+from lablib.sim.ranks.watchdog import Watchdog, end_wait
+from lablib.sim.source import handling, is_program, program_line
+
+THREAD_NAME = "sim rank"
+_TURNS = 100  # after a turn that moved, as many are kept on its core
+_SLICE_S = 0.2  # how soon an interrupt is noticed, at the latest
+_STEP_S = 0.02  # how often a rank that is being ended is looked at
+_MAX_REFUSALS = 10  # a rank whose communication is refused so often, and goes on, catches everything
+_UNWINDING_S = 0.5  # what a rank gets for its `finally` blocks before it is interrupted again
+_PATIENCE_S = 5.0  # after which a rank that no exception reaches (a long call outside Python) is given up
+
+
+class RunEnded(BaseException):
+    """Raised inside a rank to unwind it when the run is over. Not an Exception: a program must not swallow it."""
+
+
+class RunEndedForGood(RunEnded):
+    """The same for a program that catches everything and goes on: the next line that it runs raises again.
+
+    Every frame of the program gets a trace function, as a debugger would set one, and that raises. Python takes a trace
+    function away once it has raised, so one of these leaves one `try` block.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        frame = sys._getframe(1)
+        while frame is not None and frame.f_code is not Turns._thread.__code__:
+            if is_program(frame):
+                frame.f_trace = _raise_again
+            frame = frame.f_back
+        sys.settrace(_raise_again)
+
+
+def _raise_again(frame: FrameType, event: str, arg: object) -> Callable | None:
+    if event == "line" and is_program(frame):
+        raise RunEnded
+    return _raise_again if event != "call" else None
+
+
+class _Seat:
+    """One rank's thread."""
+
+    def __init__(self, rank: Rank):
+        self.rank = rank
+        self.wake = threading.Lock()
+        self.wake.acquire()
+        self.thread: threading.Thread | None = None
+        self.ident = 0  # of the thread, once it runs
+        self.native_id = 0  # of the thread too, as the system calls it
+        self.has_turn = False
+        self.is_unwinding = False
+        self.num_refusals = 0
+        self.has_finished = False
+
+
+class Turns:
+    """Runs one body a rank, one at a time. Use once.
+
+    Args:
+        ranks: in rank order.
+        scheduler: says whose turn it is.
+        blame: makes the error for a run in which no rank can go on, from a headline and what each waits for.
+    """
+
+    def __init__(
+        self,
+        ranks: Sequence[Rank],
+        scheduler: Scheduler,
+        blame: Callable[[str, Sequence[Wait]], LaunchError] = DeadlockError,
+    ):
+        self._scheduler = scheduler
+        self._blame = blame
+        self._seats = {rank.rank: _Seat(rank) for rank in ranks}
+        self._cores = SameCore()
+        self._num_calls = 0
+        self._over = threading.Event()
+        self._ending = False
+        self.is_closed = False
+        self.error: BaseException | None = None
+
+    @property
+    def current(self) -> int:
+        """The rank whose turn it is."""
+        return self._scheduler.current
+
+    def clock_s(self, rank: int) -> float:
+        """How far a rank has come."""
+        return self._scheduler.clock_s(rank)
+
+    # ---- called from outside the ranks ----
+
+    def run(self, body: Callable[[int], None], on_error: Callable[[int, BaseException], BaseException], timeout_s=None):
+        """Run `body(rank)` on every rank until all have returned or one has failed.
+
+        Returns True, or False when `timeout_s` of real time ran out first (ranks are left as they are: call `end`).
+        The error that ended the run, as `on_error(rank, exception)` made it, is in `self.error`.
+        """
+        for seat in self._seats.values():
+            name = f"{THREAD_NAME} {seat.rank.rank}"
+            seat.thread = threading.Thread(target=self._thread, args=(seat, body, on_error), name=name, daemon=True)
+            set_owner(seat.thread, seat.rank.rank)
+        for seat in self._seats.values():
+            assert seat.thread is not None
+            try:
+                seat.thread.start()
+            except RuntimeError as error:
+                raise LaunchError(
+                    f"a rank is a thread, and this machine starts no more of them: got ranks={len(self._seats)}, and "
+                    f"{seat.rank.rank} could start; try ranks={max(1, seat.rank.rank // 2)}"
+                ) from error
+        first = self._scheduler.next()
+        assert first is not None
+        self._give_turn(self._seats[first])
+        deadline_s = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
+        threads = [seat.thread for seat in self._seats.values() if seat.thread]
+        watchdog = Watchdog(lambda: self._num_calls, self.running_rank, threads)
+        # In slices, so that an interrupt is seen that does not wake a waiting thread (`_thread.interrupt_main`).
+        while not self._over.wait(min(_SLICE_S, max(0.0, deadline_s - time.monotonic()))):
+            if time.monotonic() >= deadline_s:
+                return False
+            if reason := watchdog.look():
+                self._end_with(self._deadlock(reason))
+        return True
+
+    def end(self) -> list[int]:
+        """Unwind every rank that has not finished, one after another, and wait for its thread.
+
+        Returns the ranks that could not be ended: their threads are in a call outside Python that takes very long.
+        """
+        self._ending = True
+        stuck: list[int] = []
+        left = list(self._seats.values())
+        while left:
+            seat = next((seat for seat in left if seat.has_turn), None)
+            if seat is None:
+                seat = left[0]
+                seat.is_unwinding = True
+                self._scheduler.current = seat.rank.rank
+                self._give_turn(seat)  # it waits, and finds that the run is over
+            deadline_s = time.monotonic() + _PATIENCE_S
+            self._interrupt(seat, deadline_s)
+            if not _is_alive(seat):
+                left.remove(seat)
+            elif time.monotonic() >= deadline_s:
+                left.remove(seat)
+                stuck.append(seat.rank.rank)
+        self.is_closed = True
+        return stuck
+
+    def _interrupt(self, seat: _Seat, deadline_s: float) -> None:
+        """Have the interpreter raise `RunEnded` in a rank that runs, until it has ended or given its turn away.
+
+        A rank that is on its way out is left alone at first.
+        """
+        next_s = time.monotonic() + (_UNWINDING_S if seat.is_unwinding else 0.0)
+        while seat.has_turn and _is_alive(seat) and time.monotonic() < deadline_s:
+            is_free = not _takes_a_lock_of_logging(seat) or time.monotonic() > deadline_s - _PATIENCE_S / 2
+            if time.monotonic() >= next_s and not seat.has_finished and is_free:
+                _raise_in(seat, RunEndedForGood if seat.is_unwinding else RunEnded)
+                next_s = time.monotonic() + _UNWINDING_S
+                seat.is_unwinding = True
+            assert seat.thread is not None
+            seat.thread.join(_STEP_S)
+
+    def running_rank(self) -> tuple[int, int | None]:
+        """The rank whose turn it is, and its thread's identity."""
+        thread = self._seats[self.current].thread
+        return self.current, thread.ident if thread else None
+
+    # ---- called from the rank whose turn it is ----
+
+    def check(self, owner: int | None = None) -> None:
+        """Raise `RunEnded` when the run is over: a rank that is being unwound must not communicate.
+
+        Args:
+            owner: the rank whose group or handle is used. Another rank's ends the run.
+
+        Raises RuntimeError in a thread that the program started itself, and ends the run for the same reason.
+        """
+        current = self._scheduler.current
+        seat = self._seats[current]
+        self._num_calls += 1
+        if seat.ident != threading.get_ident():
+            self._refuse_thread()
+        if self._ending:
+            seat.is_unwinding = True
+            seat.num_refusals += 1
+            raise RunEndedForGood if seat.num_refusals > _MAX_REFUSALS else RunEnded
+        if owner is not None and owner != current:
+            self.fail(_foreign(current, owner))
+
+    def _refuse_thread(self) -> NoReturn:
+        """End the run for a thread that communicates in the place of the rank that started it."""
+        thread = threading.current_thread()
+        started_by = owner_of(thread)
+        rank = self.current if started_by is None else started_by
+        place = str(program_line())
+        error = RuntimeError(
+            f"a simulated rank communicates from one thread only: the thread {thread.name!r}, which the program "
+            f"started, communicates in the place of rank {rank}{f' ({place})' if place else ''}; "
+            f"call torch.distributed from the function that was launched"
+        )
+        if not self._ending:
+            self._end_with(_told(RankError, rank, error))
+        raise error
+
+    def fail(self, error: BaseException) -> NoReturn:
+        """End the run with this error, from the rank whose turn it is."""
+        self._fail(error)
+        raise RunEnded
+
+    def wait(self, describe: Callable[[], Wait], joins: bool = True) -> None:
+        """Give up the turn until somebody wakes this rank up. Arguments: as the scheduler's."""
+        self._scheduler.wait(_with_handling(describe), joins)
+        self._switch()
+
+    def poll(self, describe: Callable[[], Wait], until_s: float = inf) -> bool:
+        """Give up the turn once; go on when every other runnable rank has had one.
+
+        Returns whether the virtual moment `until_s` has come: nobody is left who could do anything before it.
+        """
+        if not self._scheduler.poll(_with_handling(describe), until_s):
+            self.fail(self._deadlock())
+        self._switch()
+        return self._scheduler.time_is_up(until_s)
+
+    def give_way(self, at_s: float) -> None:
+        """Go on when every rank has gone as far as it can before `at_s`, and until then."""
+        self._scheduler.give_way(at_s)
+        self._switch()
+
+    def progress(self) -> None:
+        """Something happened that a polling rank may see."""
+        self._scheduler.progress()
+
+    # ---- the baton ----
+
+    def _switch(self) -> None:
+        self.check()
+        seat, next_rank = self._seats[self._scheduler.current], self._scheduler.next()
+        if next_rank is None:
+            self.fail(self._deadlock())
+        if next_rank == seat.rank.rank:
+            return
+        seat.rank.leave()
+        self._give_turn(self._seats[next_rank], seat)
+        seat.wake.acquire()
+        self._cores.free()
+        seat.rank.enter()
+        self.check()
+
+    def _give_turn(self, seat: _Seat, giver: _Seat | None = None) -> None:
+        self._num_calls += 1
+        seat.has_turn = True
+        if giver is not None:
+            giver.has_turn = False
+            self._cores.bind(seat.native_id)
+        seat.wake.release()
+
+    def _thread(self, seat: _Seat, body: Callable[[int], None], on_error) -> None:
+        seat.ident, seat.native_id = threading.get_ident(), threading.get_native_id()
+        wait_to_be_run()
+        try:
+            seat.wake.acquire()
+            self._cores.free()
+            self._guard(seat, on_error, self._live, seat, body)
+            seat.has_finished = True
+            if not self.is_closed:  # else the process has its own things back, and this thread is a left-over
+                self._guard(seat, on_error, seat.rank.leave)
+            self._guard(seat, on_error, self._finish, seat)
+        except RunEnded:
+            self._over.set()  # `end` came when this thread was just ending by itself
+
+    def _guard(self, seat: _Seat, on_error, step: Callable[..., None], *args: object) -> None:
+        """Do a step. Whatever it raises, but by the run's end, ends the run with an error: nothing raised is lost."""
+        try:
+            step(*args)
+        except BaseException as error:  # noqa: B036 - whatever a rank raises ends the run, and the launch raises it
+            if not self._ending:
+                self._fail(_told(on_error, seat.rank.rank, error))
+
+    def _live(self, seat: _Seat, body: Callable[[int], None]) -> None:
+        seat.rank.enter()
+        self.check()
+        body(seat.rank.rank)
+
+    def _finish(self, seat: _Seat) -> None:
+        """This rank's thread is done: hand over, or end the run."""
+        if self._ending:
+            self._over.set()
+            return
+        self._scheduler.finish()
+        if (next_rank := self._scheduler.next()) is not None:
+            self._give_turn(self._seats[next_rank], seat)
+        elif self._scheduler.is_over:
+            self._over.set()
+        else:
+            self._fail(self._deadlock())
+
+    def _fail(self, error: BaseException) -> None:
+        self._seats[self.current].is_unwinding = True
+        self._end_with(error)
+
+    def _end_with(self, error: BaseException) -> None:
+        if self.error is None and not self._ending:
+            self.error = error
+        self._ending = True
+        self._over.set()
+
+    def _deadlock(self, reason: str = "") -> LaunchError:
+        headline, waits = self._scheduler.stuck()
+        return self._blame(f"deadlock: {reason}" if reason else f"deadlock: {headline}.", waits)
+
+
+def _with_handling(describe: Callable[[], Wait]) -> Callable[[], Wait]:
+    """The same, with the error that the rank is handling meanwhile."""
+    text = handling()
+    return partial(_adding, describe, text) if text else describe
+
+
+def _adding(describe: Callable[[], Wait], text: str) -> Wait:
+    wait = describe()
+    return replace(wait, why=wait.why + text) if wait.why else replace(wait, what=wait.what + text)
+
+
+def _foreign(rank: int, owner: int) -> LaunchError:
+    """The error for a rank that uses what another rank's process would have."""
+    return LaunchError(
+        f"rank {rank} uses a process group or the handle of a communication that belongs to rank {owner} "
+        f"({program_line()}): it reached rank {rank} through a global, a default argument or another shared object, "
+        f"and processes share none; let each rank use its own."
+    )
+
+
+def _told(on_error: Callable[[int, BaseException], BaseException], rank: int, error: BaseException) -> BaseException:
+    """What `on_error` makes of an error. It asks the program's own class, which may raise once more."""
+    try:
+        return on_error(rank, error)
+    except BaseException:  # noqa: B036 - then the error as it is
+        return RankError(rank, error)
+
+
+def _is_alive(seat: _Seat) -> bool:
+    return seat.thread is not None and seat.thread.is_alive()
+
+
+def _takes_a_lock_of_logging(seat: _Seat) -> bool:
+    """Whether the thread is between asking for a handler's lock and the `try` that gives it back.
+
+    An exception raised there would leave the lock taken for ever, and every later message of this process waiting.
+    """
+    frame = thread_frames().get(seat.thread.ident or 0) if seat.thread is not None else None
+    code = frame.f_code if frame is not None else None
+    return code is not None and code.co_filename == logging.__file__ and code.co_name in ("acquire", "handle")
+
+
+def _raise_in(seat: _Seat, error: type[RunEnded]) -> None:
+    """Have the interpreter raise this in the seat's thread, at its next step of Python."""
+    thread = seat.thread
+    if thread is not None and thread.ident is not None:
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))
+        end_wait(thread.ident)
+
+
+class SameCore:
+    """Hand the turn from rank to rank on one processor core. Does nothing on one core, or without Linux.
+
+    Linux wakes a thread on an idle core, where there is one: turns would move from core to core and leave their caches.
+    So a thread is bound to the core of its waker while it sleeps, and is free again once it runs: its computation, and
+    threads and processes that it starts, may use every core. The two system calls take about 10 us per turn, so threads
+    are bound only while turns move; on a busy machine they stay where they are.
+
+    Simplified: a rank that binds itself (`os.sched_setaffinity`) loses that with its next turn.
+    """
+
+    def __init__(self) -> None:
+        cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+        self._is_used = len(cores) > 1
+        if self._is_used:
+            self._libc = ctypes.PyDLL(None)  # PyDLL: these calls take less time than giving the interpreter away
+            self._size = max(cores) // 64 * 8 + 8  # bytes of a mask: whole words
+            self._every = self._mask(cores)
+            self._single = {core: self._mask({core}) for core in cores}
+        self._core, self._turns_left, self._is_bound = -1, 0, False
+
+    def _mask(self, cores: set[int]) -> bytes:
+        return sum(1 << core for core in cores).to_bytes(self._size, "little")
+
+    def bind(self, thread_id: int) -> None:
+        """Have another thread, which sleeps, wake up on this core. `thread_id` is its `threading.get_native_id()`."""
+        if self._is_used and thread_id:
+            core = self._libc.sched_getcpu()
+            if core != self._core:
+                self._core, self._turns_left = core, _TURNS
+            if self._turns_left and core in self._single:
+                self._turns_left -= 1
+                self._is_bound = self._libc.sched_setaffinity(thread_id, self._size, self._single[core]) == 0
+
+    def free(self) -> None:
+        """Let the calling thread run on every core again."""
+        if self._is_bound:
+            self._is_bound = False
+            self._libc.sched_setaffinity(0, self._size, self._every)

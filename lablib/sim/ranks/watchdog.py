@@ -1,0 +1,136 @@
+"""Sees that nothing happens in a run, says where the rank stands, and tells a wait that can never end.
+
+Ranks take turns, so a rank that waits in a lock, a queue or a `threading.Barrier` for another rank waits for ever: the
+other has no turn meanwhile. That is known for sure where the rank is in `threading.Condition.wait` without a timeout
+(Event, Barrier, Queue, Semaphore and Future wait there), and no thread runs that could end it. A rank that computes for
+long, or waits for something outside, is left alone: its place is told, once and then more and more rarely.
+
+Left alone, though they may wait for ever: a bare `threading.Lock().acquire()`, `queue.SimpleQueue().get()` and whatever
+else waits in C. Such a call has no frame, so neither the call nor its timeout can be seen, and what it waits for may be
+a signal handler's or a C thread's to give. They are told; `timeout_s` or an interrupt ends the run.
+"""
+
+import faulthandler
+import sys
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from lablib.process.thread_frames import thread_frames
+from lablib.sim.source import is_program, program_line
+
+_SURE_AFTER_S = 3.0
+_GRACE_S = 10.0
+_LONGEST_TIMER_S = 1e6
+_FIRST_WORD_AFTER_S = 30.0
+# Their threads serve the notebook's kernel, warm workers, or processes of the tests, and know nothing of a program.
+_SERVERS = (
+    *("ipykernel", "IPython", "zmq", "tornado", "anyio", "debugpy", "pydevd", "_pydevd", "tqdm", "execnet"),
+    "lablib.real",
+)
+
+
+class Watchdog:
+    """Looks at a run now and then, from the launcher's thread.
+
+    Args:
+        num_calls: how many calls the ranks have made.
+        running: number and thread of the rank whose turn it is.
+        ranks_threads: the threads of all ranks.
+    """
+
+    def __init__(
+        self,
+        num_calls: Callable[[], int],
+        running: Callable[[], tuple[int, int | None]],
+        ranks_threads: Collection[threading.Thread],
+    ):
+        self._num_calls, self._running, self._ranks_threads = num_calls, running, ranks_threads
+        self._seen = -1
+        self._since_s = time.monotonic()
+        self._speak_after_s = _FIRST_WORD_AFTER_S
+
+    def look(self) -> str:
+        """Why the run can never go on; "" if it may. Says on stderr where a rank is that has made no call for long."""
+        if (num_calls := self._num_calls()) != self._seen:
+            self._seen, self._since_s, self._speak_after_s = num_calls, time.monotonic(), _FIRST_WORD_AFTER_S
+        quiet_s = time.monotonic() - self._since_s
+        rank, ident = self._running()
+        frame = thread_frames().get(ident or 0) if quiet_s >= _SURE_AFTER_S else None
+        if frame is None:
+            return ""
+        if _is_wait(frame) and frame.f_locals.get("timeout") is None and not self._somebody_else_runs():
+            return (
+                f"rank {rank} waits in {_primitive(frame)} ({program_line(frame)}), and nobody can end that: ranks of "
+                f"the simulator take turns, and no other has one while a rank waits outside torch.distributed. Real "
+                f"ranks are processes and would not share this object; use torch.distributed to wait for another rank."
+            )
+        if quiet_s >= self._speak_after_s:
+            self._speak_after_s *= 4
+            place = program_line(frame)
+            print(
+                f"launch: rank {rank} has made no call for {quiet_s:.0f} s: it is at {place}; no other rank has a turn "
+                f"meanwhile. Interrupt the run if it should not be there (timeout_s= ends it by itself).",
+                file=sys.__stderr__,
+            )
+        return ""
+
+    def _somebody_else_runs(self) -> bool:
+        """Whether there is a thread that could know what a rank waits for."""
+        known = {threading.get_ident(), threading.main_thread().ident, *(t.ident for t in self._ranks_threads)}
+        return any(not _serves_others(frame) for ident, frame in thread_frames().items() if ident not in known)
+
+
+@contextmanager
+def naming_what_cannot_be_ended(timeout_s: float | None) -> Iterator[None]:
+    """Some seconds after the limit, have a thread of C write to stderr where every thread is.
+
+    A call of C code that never lets other threads run (`sum(iter(int, 1))`) keeps the launcher from running as well, so
+    that this is all that can be said. Python has one such timer: one that the user has set is gone meanwhile.
+    """
+    if timeout_s is None or timeout_s > _LONGEST_TIMER_S:
+        yield
+        return
+    try:
+        faulthandler.dump_traceback_later(timeout_s + _GRACE_S, file=sys.__stderr__ or sys.stderr)
+    except (OSError, ValueError, AttributeError, RuntimeError):
+        pass  # stderr is closed, or no file
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def end_wait(ident: int) -> None:
+    """Let a thread out of the wait it is in, for an exception that has been set for it.
+
+    The lock that it waits for is the wait's own: nothing of the program is released.
+    """
+    frame = thread_frames().get(ident)
+    if frame is not None and _is_wait(frame) and (waiter := frame.f_locals["waiter"]).locked():
+        waiter.release()
+
+
+def _serves_others(frame: FrameType | None) -> bool:
+    """Whether a thread runs code of a server, and none of the program."""
+    is_server = False
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith(_SERVERS):
+            is_server = True
+        elif is_program(frame):
+            return False
+        frame = frame.f_back
+    return is_server
+
+
+def _is_wait(frame: FrameType) -> bool:
+    return frame.f_code is threading.Condition.wait.__code__ and "waiter" in frame.f_locals
+
+
+def _primitive(frame: FrameType) -> str:
+    """What the program called: "threading.Barrier.wait"."""
+    while frame.f_back is not None and not is_program(frame.f_back):
+        frame = frame.f_back
+    return f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"

@@ -1,0 +1,21 @@
+"""Studies: comparisons, published tables, recorded runs and claims that labs discuss. No technique imports one.
+
+data_parallel_scaling                           seconds and efficiency of data parallelism
+zero_claims, zero_latency, zero3_published      claims about ZeRO, stage 3 on a thousand ranks, published runs
+tensor_time                                     seconds of a tensor-parallel layer
+context_prices, context_cost, context_published seconds of attention over ranks; published runs
+expert_prices, expert_cost, expert_best         seconds of a mixture; the best number of expert-parallel ranks
+expert_overlap_time, expert_rebalance           overlap of the exchange; experts moved to balance ranks
+expert_against_dense, expert_published          mixtures next to dense models; published runs
+expert_runs                                     recorded runs of routers
+placement, placement_bytes                      orders of a mesh's axes, and bytes on each level of the network
+strategy_choice                                 which kinds of parallelism fit a model on a cluster
+batches, optimizers, compression, precision     recorded runs of a small GPT
+optimizer_experiment, optimizer_trial, optimizer_search, optimizer_choice
+                                                how the optimizers' runs were made, and a choice by memory
+compression_pays                                seconds saved on the network against seconds of packing
+"""
+
+from lablib.index import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -1,0 +1,125 @@
+"""A choice among optimizers by what was recorded of them and by the memory there is, ties said to be ties.
+
+    1. out      those that need more bytes a parameter than the budget, or take longer for a step than is allowed
+    2. first    of the rest, the one with the least loss, and with it all that are as good: the 95% interval of the
+                difference ends at most `margin` above it
+    3. next     the same of those that are left, until none is
+
+Within a place the loss decides nothing: there the one that needs fewer bytes stands first, then the faster one. A wide
+interval is no tie: who has little evidence must not gain by it.
+
+To be as good is not transitive: B may be as good as A, C as good as B, and C not as A. So a place is measured from its
+first one, and B stands with A.
+
+Cost: none.
+Source: studies/optimizers.py, whose limits are its own: small models, short runs, a few seeds.
+Simplified: a budget counts what is there beside weights and gradients while the optimizer steps. Activations are freed
+by then: where backward holds more than a step needs, state alone counts.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from lablib.signature import checked
+from lablib.studies.optimizer_trial import kinds, make_optimizers
+from lablib.studies.optimizers import MARGIN_NATS, Result, difference
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One optimizer in the order of preference.
+
+    Attributes:
+        name: of its file.
+        place: 1 for the first and all that are as good; None for one that is out.
+        reason: why it stands there.
+    """
+
+    name: str
+    place: int | None
+    reason: str
+
+
+@checked
+def choose(
+    results: Mapping[str, Result],
+    budget_bytes_per_parameter: float,
+    slowest_step: float = math.inf,
+    needed_bytes_per_parameter: Mapping[str, float] | None = None,
+    margin: float = MARGIN_NATS,
+) -> list[Choice]:
+    """The optimizers in order of preference; those that are out last.
+
+    Arguments:
+        results: as `recorded_results()` gives them.
+        budget_bytes_per_parameter: bytes that there are for each parameter beside weights and gradients, in a step.
+        slowest_step: the longest step that is allowed, in AdamW's.
+        needed_bytes_per_parameter: name -> bytes, state and all else that a step needs, of a model of yours; None: as
+            recorded.
+        margin: nats that may be lost for fewer bytes.
+
+    Raises:
+        ValueError: a budget, a step or a margin below 0.
+    """
+    if not (budget_bytes_per_parameter >= 0 and slowest_step >= 0 and margin >= 0):
+        raise ValueError(
+            "the budget, the slowest step and the margin must be 0 or more: "
+            f"got {budget_bytes_per_parameter}, {slowest_step} and {margin}; try 8.0, 2.0 and {MARGIN_NATS}."
+        )
+    need = needed_bytes_per_parameter or {name: one.needed_bytes_per_parameter for name, one in results.items()}
+    out = {
+        name: _why_out(result, need[name], budget_bytes_per_parameter, slowest_step) for name, result in results.items()
+    }
+    left = sorted((name for name in results if not out[name]), key=lambda name: results[name].loss)
+    choices: list[Choice] = []
+    place = 1
+    while left:
+        first = left[0]
+        tied = [name for name in left if difference(results[name].losses, results[first].losses).at_most <= margin]
+        tied.sort(key=lambda name: (need[name], results[name].step_ratio))
+        choices += [Choice(name, place, _why_in(results, name, first, len(tied), need[name])) for name in tied]
+        left = [name for name in left if name not in tied]
+        place += len(tied)
+    return choices + [Choice(name, None, reason) for name, reason in out.items() if reason]
+
+
+@checked
+def state_of(model: nn.Module) -> dict[str, float]:
+    """Bytes of state a parameter that each optimizer would keep for a GPT, set up as in the trials.
+
+    A model on the device "meta" will do: `GPT(model_config("gpt2"), device="meta")`. Nothing is trained or changed.
+    """
+    numel = sum(param.numel() for param in model.parameters())
+    found = {}
+    for name in kinds(1):
+        optimizers = make_optimizers(name, model, 1e-3, 0.0)
+        states = [
+            optimizer.new_state(param.detach().to("meta"), group)
+            for optimizer in optimizers
+            for group in optimizer.param_groups
+            for param in group["params"]
+        ]
+        tensors = (value for state in states for value in state.values() if isinstance(value, Tensor))
+        found[name] = sum(tensor.nbytes for tensor in tensors) / numel
+    return found
+
+
+def _why_out(result: Result, needed: float, budget: float, slowest: float) -> str:
+    if needed > budget:
+        return f"needs {needed:.2f} bytes a parameter, and the budget is {budget:g}."
+    if result.step_ratio > slowest:
+        return f"a training step takes {result.step_ratio:.2f} of AdamW's, and {slowest:g} is allowed."
+    return ""
+
+
+def _why_in(results: Mapping[str, Result], name: str, first: str, num_tied: int, needed: float) -> str:
+    result = results[name]
+    cost = f"needs {needed:.2f} bytes a parameter; a training step takes {result.step_ratio:.2f} of AdamW's time"
+    if name == first:
+        tie = f", and {num_tied - 1} more as good" if num_tied > 1 else ""
+        return f"the least loss of what is left, {result.loss:.3f} nats{tie}; {cost}."
+    apart = difference(result.losses, results[first].losses)
+    return f"as good as {first}, at most {apart.at_most:.3f} nats more; {cost}."

@@ -1,0 +1,291 @@
+"""Recorded trials of every optimizer, what a few seeds can say about them, and what they cannot.
+
+Each optimizer was searched in the same way (studies/optimizer_search.py) and then run on seeds that the search had not
+seen. A seed gives the first weights and the order of the text, the same for all: two optimizers are compared seed by
+seed, and what is easy or hard about a seed drops out.
+
+    d_s = loss of A on seed s - loss of B on seed s             n seeds, mean d, standard deviation s_d
+    95% interval of the true difference: d +- t s_d / sqrt(n)   t = 4.30 for n = 3, 2.78 for n = 5, 1.96 for many
+
+An interval that holds 0 allows either to be the better one: within noise. One that does not may still be chance, once
+in twenty comparisons; among ten optimizers beside AdamW expect one such in two tables.
+
+Within noise is not equal: the noisier the losses, the more is within it. A choice asks another question, whether what
+is lost can matter: A is as good as B where the upper end of the interval is at most `MARGIN_NATS`. Noise then only
+harms. The margin, 0.05 nats a byte, is a fifth of what Muon gains here, and about as much as five seeds can show:
+intervals of those near AdamW reach 0.02 to 0.05 to either side.
+
+Cost: none. The trials are a file; `benchmarks/optimizer_evidence.py` makes them anew.
+Source: Student, "The probable error of a mean", 1908; protocol: studies/optimizer_search.py and
+studies/optimizer_trial.py.
+Simplified: differences are taken as normal, which three cannot show. One model, one text, one length: an order found
+here is an order here. What others found at larger sizes: `PUBLISHED`.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lablib.errors import unknown_name
+from lablib.signature import checked
+from lablib.studies.optimizer_search import best_of_means
+from lablib.text.files import read_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RECORDED = Path(__file__).with_name("optimizers.jsonl")
+MARGIN_NATS = 0.05
+# Student's t at 97.5% for n - 1 degrees of freedom, n from 2.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+
+
+@dataclass(frozen=True)
+class Published:
+    """What others found: the usual advice, or a comparison under equal tuning."""
+
+    claim: str
+    source: str
+
+
+PUBLISHED = (
+    Published(
+        "Ten optimizers, each tuned, 0.1 to 1.2 billion parameters: those that use matrices (Muon, SOAP) are the "
+        "fastest, 1.4 times AdamW at 0.1 billion and 1.1 times at 1.2 billion; orders can flip while the rate decays.",
+        "Wen et al., 2025, arXiv 2509.02046, abstract",
+    ),
+    Published(
+        "With rates carried to other widths by a rule for each optimizer, Muon, SOAP and Shampoo stay near 1.4 times "
+        "AdamW from 190 million to 1.4 billion parameters; with a wrong rule the gain vanishes with size.",
+        "Qiu et al., 2025, arXiv 2512.05620, abstract",
+    ),
+    Published(
+        "AdamW, Lion and Sophia, each tuned with muP, end in about the same range: Sophia with the least loss, Lion "
+        "with the fewest GPU hours, AdamW best downstream.",
+        "Schlotthauer et al., 2025, arXiv 2507.08472, abstract",
+    ),
+    Published(
+        "Advice: Adafactor for very large models, whose states would not fit.",
+        "Shazeer and Stern, 2018, arXiv 1804.04235; used by Raffel et al., 2019, arXiv 1910.10683, for T5",
+    ),
+    Published("Advice: LAMB for large batches, up to 32,868 sequences for BERT.", "You et al., 2019, arXiv 1904.00962"),
+    Published(
+        "Advice: Sophia for language models, half the steps of AdamW to the same loss.",
+        "Liu et al., 2023, arXiv 2305.14342, abstract",
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was recorded of one optimizer.
+
+    Attributes:
+        name: of its file.
+        lr, weight_decay: the best of the search.
+        num_trials: settings that the search tried.
+        is_inside: whether a smaller and a larger rate were worse than the best.
+        losses: seed -> held-out loss at the end, nats a byte.
+        tokens: at each look.
+        curve: held-out loss at each look, mean over seeds; of fewer sequences than `losses`.
+        bytes_per_parameter: of state, mean over all parameters of the model.
+        temporary_bytes_per_parameter: that a step needs beyond weights, gradients and state.
+        step_ratio: processor seconds of a training step, over AdamW's in the same process.
+        optimizer_ratio: the same of the optimizer's part.
+    """
+
+    name: str
+    lr: float
+    weight_decay: float
+    num_trials: int
+    is_inside: bool
+    losses: Mapping[int, float]
+    tokens: Sequence[int]
+    curve: Sequence[float]
+    bytes_per_parameter: float
+    temporary_bytes_per_parameter: float
+    step_ratio: float
+    optimizer_ratio: float
+
+    @property
+    def loss(self) -> float:
+        """Mean over seeds."""
+        return statistics.mean(self.losses.values())
+
+    @property
+    def needed_bytes_per_parameter(self) -> float:
+        """What must be there beside weights and gradients: state, and what a step needs on top."""
+        return self.bytes_per_parameter + self.temporary_bytes_per_parameter
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Loss of one optimizer less that of another, seed by seed.
+
+    Attributes:
+        each: of every seed that both ran.
+        mean: of these.
+        half_width: of the 95% interval around the mean.
+    """
+
+    each: tuple[float, ...]
+    mean: float
+    half_width: float
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether either may be the better one."""
+        return not abs(self.mean) > self.half_width
+
+    @property
+    def at_most(self) -> float:
+        """Upper end of the interval: what the first may lose more than the second."""
+        return self.mean + self.half_width
+
+    def sentence(self, first: str, second: str) -> str:
+        """What may be said."""
+        if self.is_noise:
+            return (
+                f"{first} and {second}: within noise ({self.mean:+.3f} +- {self.half_width:.3f} nats, "
+                f"{len(self.each)} seeds)."
+            )
+        word = "less" if self.mean < 0 else "more"
+        return f"{first} loses {abs(self.mean):.3f} +- {self.half_width:.3f} nats {word} than {second}."
+
+
+@checked
+def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:
+    """The difference of two runs' losses on the seeds that both have, with its 95% interval.
+
+    Arguments:
+        first, second: seed -> loss.
+
+    Raises:
+        ValueError: fewer than two seeds in common: nothing is known about noise.
+    """
+    seeds = sorted(first.keys() & second.keys())
+    if len(seeds) < 2:
+        raise ValueError(f"two runs must have at least 2 seeds in common: got {len(seeds)}; run more seeds of both.")
+    each = tuple(first[seed] - second[seed] for seed in seeds)
+    t = _T[len(each) - 2] if len(each) - 2 < len(_T) else 1.96
+    return Difference(each, statistics.mean(each), t * statistics.stdev(each) / math.sqrt(len(each)))
+
+
+@checked
+def recorded_results(path: Path = RECORDED) -> dict[str, Result]:
+    """The recorded trials, the least loss first, of every optimizer whose last part (speed) is there.
+
+    Raises:
+        OSError, ValueError: no such file, or it holds something else.
+    """
+    text = read_text(path)
+    try:
+        rows = [json.loads(line) for line in text.splitlines()]
+        names = dict.fromkeys(row["optimizer"] for row in rows if row["part"] == "speed")
+        (settings,) = (row for row in rows if row["part"] == "settings")
+        results = [_result(name, [row for row in rows if row["optimizer"] == name], settings) for name in names]
+    except (KeyError, TypeError, IndexError, ValueError):
+        raise ValueError(f"{path} must hold trials as benchmarks/optimizer_evidence.py writes them.") from None
+    return {result.name: result for result in sorted(results, key=lambda result: result.loss)}
+
+
+@checked
+def about(path: Path = RECORDED) -> str:
+    """Versions, dates and machine of the recorded trials, in words."""
+    rows = [json.loads(line) for line in read_text(path).splitlines()]
+
+    def all_of(key: str) -> str:
+        return ", ".join(sorted({row[key] for row in rows}))
+
+    seconds = sum(row["cpu_s"] for row in rows)
+    return (
+        f"{len(rows)} rows, {seconds / 60:.0f} minutes of one core ({all_of('machine')}), {all_of('date')}; torch "
+        f"{all_of('torch')}, Python {all_of('python')}; settings {all_of('settings')}."
+    )
+
+
+@checked
+def within_noise(results: Mapping[str, Result], name: str) -> list[str]:
+    """The other optimizers that this one cannot be told apart from.
+
+    Raises:
+        ValueError: there is no result of this name.
+    """
+    if name not in results:
+        raise unknown_name("optimizer", name, list(results))
+    others = (other for other in results if other != name)
+    return [other for other in others if difference(results[name].losses, results[other].losses).is_noise]
+
+
+@checked
+def verdicts(results: Mapping[str, Result]) -> "pd.DataFrame":
+    """Every pair: whether the optimizer of the row loses less or more than that of the column, or it is noise."""
+    import pandas as pd
+
+    names = list(results)
+    pairs = {second: {first: _verdict(results[first], results[second]) for first in names} for second in names}
+    return pd.DataFrame(pairs, index=names, columns=names)
+
+
+@checked
+def table(results: Mapping[str, Result], reference: str = "adamw") -> "pd.DataFrame":
+    """One row an optimizer: loss, its difference from the reference with its interval, what may be said, and costs."""
+    import pandas as pd
+
+    rows = []
+    for name, result in results.items():
+        apart = difference(result.losses, results[reference].losses)
+        rows.append(
+            {
+                "optimizer": name,
+                "loss (nats)": result.loss,
+                f"less {reference}'s": apart.mean,
+                "+- 95%": apart.half_width,
+                "verdict": _verdict(result, results[reference]),
+                "lr": result.lr,
+                "decay": result.weight_decay,
+                "trials": result.num_trials,
+                "state (B/parameter)": result.bytes_per_parameter,
+                "step needs (B/parameter)": result.temporary_bytes_per_parameter,
+                "step time (1 = AdamW)": result.step_ratio,
+            }
+        )
+    return pd.DataFrame(rows).set_index("optimizer")
+
+
+def _verdict(first: Result, second: Result) -> str:
+    if first is second:
+        return "itself"
+    apart = difference(first.losses, second.losses)
+    return "noise" if apart.is_noise else "less" if apart.mean < 0 else "more"
+
+
+def _result(name: str, rows: Sequence[dict[str, Any]], settings: dict[str, Any]) -> Result:
+    parts = {part: [row for row in rows if row["part"] == part] for part in ("search", "final", "speed", "memory")}
+    trials: dict[tuple[float, float], list[float]] = {}
+    for row in parts["search"]:
+        trials.setdefault((row["lr"], row["weight_decay"]), []).append(row["loss"])
+    lr, decay = best_of_means(trials)
+    rates = [rate for rate, other in trials if other == decay]
+    finals = [row for row in parts["final"] if (row["lr"], row["weight_decay"]) == (lr, decay)]
+    memory, speed = parts["memory"][0], parts["speed"][0]
+    batch_size, seq_len, _ = settings["batch"]
+    curves = [[loss for _, loss in row["curve"]] for row in finals]
+    return Result(
+        name,
+        lr,
+        decay,
+        len(trials),
+        min(rates) < lr < max(rates),
+        {row["seed"]: row["loss"] for row in finals},
+        [step * batch_size * seq_len for step, _ in finals[0]["curve"]],
+        [statistics.mean(losses) for losses in zip(*curves, strict=True)],
+        memory["state_bytes"] / memory["num_parameters"],
+        memory["temporary_bytes"] / memory["num_parameters"],
+        speed["step_ratio"],
+        speed["optimizer_ratio"],
+    )

@@ -1,0 +1,181 @@
+"""Placement: every order of a mesh's axes on a cluster, priced, and explained by the bytes on each level.
+
+The axes and their sizes are chosen; their order is not: which ranks are neighbours, and share a node? Each axis sends
+other bytes (placement_bytes.py), and hides others behind its compute. What is in the node travels ten times faster; so
+the axis with most exposed bytes goes last, and the order of the others is what is left of the nodes.
+
+    step = compute + bubble + what no axis hides                                        lablib/plan/predict.py, order=
+
+The seconds are the planner's, each group priced where its ranks lie (lablib/plan/order.py); the bytes are those of the
+collectives that it prices. An axis of experts is a part of the data axis (`Mesh(data=2, expert=4, tensor=2)` has eight
+data ranks for everything but experts).
+
+    who waits     all ranks of an axis, for what it leaves exposed; in a pipeline for messages: by how much the step is
+                  shorter where these take no time
+
+Cost: for each order one prediction (a millisecond), and the messages of its groups.
+Source: Narayanan et al., SC21, arXiv 2104.04473, section 3, takeaways 1 to 3; Llama Team, 2024, arXiv 2407.21783,
+section 3.3.2 (tensor, context, pipeline, data: by bandwidth and by latency that can be hidden).
+Simplified: as order.py: wires that two axes use at the same time are not shared.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from lablib.hardware import Cluster, find_cluster
+from lablib.models.gpt import GPTConfig
+from lablib.models.transformer import Transformer
+from lablib.parallel.mesh.mesh import Mesh
+from lablib.plan import Parallel, Prediction
+from lablib.plan.order import PLACED, placed_machine
+from lablib.plan.predict import Asked, asked_for, prediction_of
+from lablib.signature import check_type, checked, shown
+from lablib.studies.placement_bytes import AXES, LEVELS, StepTraffic, step_calls, step_traffic
+from lablib.text.units import format_quantity
+
+MAX_RANKS = 1024  # bytes between more of them are many
+
+
+@dataclass(frozen=True)
+class PlacedMesh:
+    """A mesh on a cluster: its step, and what travels where.
+
+    Attributes:
+        mesh: the order of its axes is the placement.
+        cluster: where.
+        prediction: the planner's.
+        exposed_s: axis -> seconds of a step in which ranks wait for it.
+        asked: what was predicted.
+    """
+
+    mesh: Mesh
+    cluster: Cluster
+    prediction: Prediction
+    exposed_s: Mapping[str, float]
+    asked: Asked
+
+    @property
+    def step_time_s(self) -> float:
+        return self.prediction.step_time_s
+
+    @property
+    def total_s(self) -> dict[str, float]:
+        """Axis -> seconds of a step on the wires, hidden or not."""
+        return {axis: self.prediction.communication[axis][0] for axis in AXES}
+
+    @cached_property
+    def traffic(self) -> StepTraffic:
+        """Bytes between ranks."""
+        chunks, schedule = self.asked.parallel.chunks, self.asked.choices.schedule
+        return step_traffic(step_calls(self.asked), self.mesh, self.cluster, chunks, schedule)
+
+    @cached_property
+    def sent_bytes(self) -> dict[str, dict[str, float]]:
+        """Axis -> level -> bytes that a mean rank sends in a step."""
+        return {axis: self.traffic.sent_bytes(axis) for axis in AXES if axis in self.traffic.matrices}
+
+    @property
+    def waits_for(self) -> tuple[str, str]:
+        """The axis that ranks wait for longest, and the farthest level that it travels on; ("", "") where none wait."""
+        axis = max(self.exposed_s, key=lambda axis: self.exposed_s[axis], default="")
+        if not axis or not self.exposed_s[axis] > 0:
+            return "", ""
+        sent = self.sent_bytes.get(axis, {})
+        return axis, next((level for level in reversed(LEVELS) if sent.get(level)), "")
+
+    def sentence(self) -> str:
+        """The placement in one sentence."""
+        order = ", ".join(f"{axis} {size}" for axis, size in self.mesh.sizes.items())
+        text = f"{order}: a step takes {format_quantity(self.step_time_s, 's')}"
+        axis, level = self.waits_for
+        if not axis:
+            return f"{text}, and nobody waits for wires."
+        words = {"node": "inside nodes", "rail": "along rails", "across": "across rails", "": "nowhere"}[level]
+        share = self.exposed_s[axis] / self.step_time_s
+        return f"{text}; ranks wait longest for the {axis} axis, which travels {words}: {share:.0%} of the step."
+
+    def __repr__(self) -> str:
+        return f"PlacedMesh({self.sentence()})"
+
+
+def place(
+    model: str | Transformer | GPTConfig,
+    mesh: Mesh,
+    cluster: str | Cluster,
+    batch: int,
+    *,
+    zero_stage: int = 0,
+    chunks: int = 1,
+    sequence_parallel: bool | None = None,
+    **options: Any,
+) -> PlacedMesh:
+    """One order of the axes, priced.
+
+    Arguments:
+        model: sizes, or a published model's name.
+        mesh: axes among data, tensor, pipeline, context and expert; the last has neighbours. Data and expert ranks
+            together have a copy of everything but experts.
+        cluster: a name, a record or a TOML file.
+        batch: sequences of a step, on all ranks together.
+        zero_stage, chunks, sequence_parallel: as in `Parallel`.
+        options: of `lablib.plan.predict`: micro_batch, seq_len, schedule, recompute, stack, derating, ...
+
+    Raises:
+        ValueError: an axis of another name; more than 1024 ranks; and what `predict` refuses: names nobody knows, sizes
+            that do not divide, an axis of experts beside one of context.
+    """
+    check_type("place: mesh", mesh, Mesh)
+    found = find_cluster(cluster)
+    for axis in mesh.axes:
+        if axis not in PLACED:
+            raise ValueError(f"the axes of a placement are {', '.join(PLACED)}: got {shown(axis)}; rename or drop it.")
+    if mesh.num_ranks > MAX_RANKS:
+        raise ValueError(
+            f"a placement counts the bytes between {MAX_RANKS:,} ranks or fewer: got {mesh.num_ranks:,}; try fewer "
+            "data ranks, which only repeat the others."
+        )
+    for name in ("parallel", "order"):
+        if name in options:
+            raise ValueError(f"a placement has its {name} from the mesh: got {name} besides; leave it out.")
+    sizes = {axis: mesh.sizes.get(axis, 1) for axis in PLACED}
+    parallel = Parallel(
+        sizes["data"] * sizes["expert"],
+        *(sizes["tensor"], sizes["pipeline"], sizes["context"], sizes["expert"]),
+        chunks=chunks,
+        sequence_parallel=sequence_parallel,
+        zero_stage=zero_stage,
+    )
+    asked = asked_for(model, found, parallel, batch, order=mesh.axes, **options)
+    step_calls(asked)  # refuses what it cannot count
+    prediction = prediction_of(asked)
+    exposed = {axis: prediction.communication[axis][1] for axis in AXES if axis != "pipeline"}
+    exposed["pipeline"] = prediction.step_time_s - _without_messages(asked, mesh).step_time_s
+    return PlacedMesh(mesh, found, prediction, exposed, asked)
+
+
+def _without_messages(asked: Asked, mesh: Mesh) -> Prediction:
+    """The same where messages between stages take no time."""
+    machine = placed_machine(asked.choices.machine, asked.parallel, mesh.axes, has_free_messages=True)
+    return prediction_of(asked._replace(choices=replace(asked.choices, machine=machine)))
+
+
+def placements(
+    model: str | Transformer | GPTConfig, mesh: Mesh, cluster: str | Cluster, batch: int, **options: Any
+) -> tuple[PlacedMesh, ...]:
+    """Every order of the mesh's axes, the fastest first; of equally fast ones the one that sends less across nodes.
+
+    Axes of one rank are left out, as their order changes nothing. Arguments and Raises as `place`.
+    """
+    check_type("placements: mesh", mesh, Mesh)
+    place(model, mesh, cluster, batch, **options)  # whatever is wrong is said of what was asked
+    several = {axis: size for axis, size in mesh.sizes.items() if size > 1} or dict(mesh.sizes)
+    placed = [place(model, each, cluster, batch, **options) for each in Mesh(**several).placements()]
+    return tuple(sorted(placed, key=lambda one: (one.step_time_s, far_bytes(one))))
+
+
+@checked
+def far_bytes(placement: PlacedMesh) -> float:
+    """Bytes that a mean rank sends to other nodes in a step."""
+    return sum(sent["rail"] + sent["across"] for sent in placement.sent_bytes.values())

@@ -1,0 +1,317 @@
+"""What a step sends on each axis of a mesh, and how far it travels: inside a node, along a rail, or across rails.
+
+    axis        what travels, of one rank                                                how often in a step
+    tensor      S each way of every block: a sum, or with sequence parallelism halves    4 in a layer, L/p m times
+                S at the embedding, and S at the head, on the first and the last stage   m
+    context     keys and values of a ring, and their gradients (context/bytes.py)        L/p m
+    expert      R k D w to the experts and back                                          4 in a layer, L/p m
+    pipeline    S (S/t with sequence parallelism) to the next stage, as much back        m v
+    data        gradients g P; with ZeRO-1 and 2 parameters w P after the step           1 (gradients of ZeRO-2: m)
+                ZeRO-3: w P_layer twice and g P_layer for every layer                    L/p m
+
+Which messages a collective is made of depends on where its ranks lie (lablib/cost/routes.py), and so do its bytes by
+level: a sum over eight nodes of eight sends 7/8 of a tensor inside each node, and of what is left 7/8 along rails.
+
+    node     both ranks on one node
+    rail     on two nodes, in the same place of each: their NICs are on one switch, in a network wired by rails
+    across   on two nodes, in different places: the message passes the spine as well
+
+Cost: for each way in which an axis' groups lie on nodes, the messages of each of its collectives once.
+Legend: S = R D w bytes of R tokens of a micro-batch, D width, w bytes a number, g of a gradient; P parameters of a
+rank, L layers, p stages, v pieces of each, m micro-batches, t tensor ranks, k experts of a token.
+Source: the files whose collectives they are: tensor/bytes.py, context/bytes.py, zero/bytes.py, lablib/plan/layer.
+Rails: NVIDIA, "Doubling all2all Performance with NCCL 2.12", 2022 (PXN and rail-optimized networks; from memory).
+Simplified: attention that is computed again does not send its ring again; DDP's buckets count as one sum. The
+topologies of this project have no rails: a rail is a name for where bytes go, and costs what the way across does.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+from lablib.cost import GroupNetwork, collective_cost
+from lablib.cost.routes import routes
+from lablib.errors import unknown_name
+from lablib.hardware import Cluster
+from lablib.parallel.context.bytes import ContextSizes, context_sent_bytes
+from lablib.parallel.mesh.mesh import Mesh
+from lablib.pipeline.closed_form import V_SHAPED
+from lablib.plan.predict import Asked
+from lablib.plan.setup import Choices, Split, has_both_ends
+from lablib.plan.step import Step, sizes_of
+from lablib.record.traffic import Traffic, Transfer
+from lablib.signature import checked
+
+LEVELS = ("node", "rail", "across")
+AXES = ("tensor", "context", "expert", "pipeline", "data")
+_WIDEST = {"data": ("data", "expert", "context"), "copies of experts": ("data",)}
+
+
+@dataclass(frozen=True, slots=True)
+class StepCall:
+    """A collective that a step makes again and again, or the messages between stages.
+
+    Attributes:
+        axis: which of `AXES` it is for.
+        what: travels.
+        name: the collective, "ring" (each rank to the next of a circle) or "send" (to the next stage).
+        size_bytes: S of the cost model; of "ring" and "send" what one rank sends.
+        times: a step, each group.
+        over: axes of the mesh that its groups lie along.
+        stage: which stage's groups make it: 0, -1; None: all. "ends": the first and the last stage of each pipeline.
+    """
+
+    axis: str
+    what: str
+    name: str
+    size_bytes: float
+    times: float
+    over: tuple[str, ...]
+    stage: int | str | None = None
+
+
+@checked
+def step_calls(asked: Asked) -> tuple[StepCall, ...]:
+    """What each group of a split sends in a step; asked as `lablib.plan.predict`'s arguments are.
+
+    Raises:
+        ValueError: gradients that are compressed.
+    """
+    choices, split = asked.choices, asked.split
+    if not choices.compression.is_none:
+        raise ValueError(
+            f"a placement counts whole gradients: got compression={choices.compression.name!r}; leave it out."
+        )
+    step = asked.step
+    calls = [
+        *_tensor(choices, split, step),
+        *_context(choices, split),
+        *_expert(choices, split),
+        *_pipeline(choices, split),
+        *_data(choices, split, step),
+    ]
+    has_others = {axis for axis in AXES if getattr(split, axis) > 1}  # of experts, the data axis has them
+    return tuple(call for call in calls if has_others & set(call.over) and call.size_bytes * call.times > 0)
+
+
+def _stream_bytes(choices: Choices, split: Split) -> float:
+    """S."""
+    return sizes_of(choices, split).rows * choices.model.d_model * choices.machine.width
+
+
+def _passes(choices: Choices, split: Split, step: Step) -> float:
+    """How often a step passes a layer, forward and backward, and forward again where it is recomputed."""
+    once_s = step.work.forward.tensor_s
+    each = split.num_microbatches * choices.model.num_layers / split.pipeline
+    again = step.repeated.tensor_s / (each * once_s) if once_s else 0.0
+    return each * (2 + again)
+
+
+def _tensor(choices: Choices, split: Split, step: Step) -> Iterator[StepCall]:
+    size, passes, over = _stream_bytes(choices, split), _passes(choices, split, step), ("tensor",)
+    mixture, is_split = choices.model.experts, choices.sequence_parallel
+    blocks, share = 2.0, 0.0
+    if mixture:
+        share = choices.model.num_expert_layers / choices.model.num_layers
+        blocks -= share * (is_split and not mixture.num_shared)
+    for name in ("all_gather", "reduce_scatter") if is_split else ("all_reduce",):
+        yield StepCall("tensor", "activations", name, size, blocks * passes, over)
+    if mixture and is_split:
+        arrived = size * mixture.num_active  # the ranks that share an expert gather what each of them was sent
+        for name in ("all_gather", "reduce_scatter"):
+            yield StepCall("tensor", "tokens of experts", name, arrived, share * passes, over)
+    m = split.num_microbatches
+    yield StepCall("tensor", "embedding", "all_reduce", size, m, over, 0)
+    yield StepCall("tensor", "head", "all_reduce", size, m, over, 0 if has_both_ends(choices, split) else -1)
+
+
+def _context(choices: Choices, split: Split) -> Iterator[StepCall]:
+    if split.context == 1:
+        return
+    model, times = choices.model, split.num_microbatches * choices.model.num_layers / split.pipeline
+    heads, kv_heads = max(model.num_heads // split.tensor, 1), max(model.kv_heads // split.tensor, 1)
+    d_head = round((model.head_size + model.value_size) / 2)
+    sizes = ContextSizes(split.micro_batch, split.seq_len, heads, kv_heads, d_head, choices.machine.width)
+    sent = context_sent_bytes(sizes, split.context, "ring")
+    yield StepCall("context", "keys and values", "ring", sent, times, ("context",))
+
+
+def _expert(choices: Choices, split: Split) -> Iterator[StepCall]:
+    mixture = choices.model.experts
+    if not mixture:
+        return
+    passes = 2 * split.num_microbatches * choices.model.num_expert_layers / split.pipeline
+    passes *= 1 + 0.5 * (choices.recompute.kind == "full") * choices.recompute.share(
+        choices.model.num_layers / split.pipeline
+    )
+    size = _stream_bytes(choices, split) / (split.tensor if choices.sequence_parallel else 1)
+    yield StepCall("expert", "tokens", "all_to_all", size * mixture.num_active, 2 * passes, ("expert",))
+
+
+def _pipeline(choices: Choices, split: Split) -> Iterator[StepCall]:
+    stack = choices.machine.stack
+    size = _stream_bytes(choices, split) / (split.tensor if stack.splits_messages else 1)
+    yield StepCall("pipeline", "activations and their gradients", "send", size, split.num_microbatches, ("pipeline",))
+
+
+def _data(choices: Choices, split: Split, step: Step) -> Iterator[StepCall]:
+    on, held, m = choices.machine, step.held, split.num_microbatches
+    layers = choices.model.num_layers / split.pipeline
+    kinds = [("data", held.layer)] + ([("copies of experts", held.expert_layer)] if choices.model.experts else [])
+    for kind, layer in kinds:
+        yield from _reduced(choices, layer, layers, m, _WIDEST[kind], None)
+    both = has_both_ends(choices, split)
+    yield from _reduced(choices, held.embedding, 1, m, _WIDEST["data"], 0)
+    yield from _reduced(choices, held.head, 1, m, _WIDEST["data"], 0 if both else -1)
+    if choices.model.tied_head and not both:
+        size = held.tied * on.gradient_bytes
+        yield StepCall("data", "gradients of the tied table", "all_reduce", size, 1, ("pipeline",), "ends")
+
+
+def _reduced(
+    choices: Choices, each: float, count: float, m: int, over: tuple[str, ...], stage: int | None
+) -> Iterator[StepCall]:
+    """Gradients of `count` pieces of so many parameters, and with ZeRO the parameters."""
+    on, zero = choices.machine, choices.zero_stage
+    gradients, parameters = each * on.gradient_bytes, each * on.width
+    if zero == 3:
+        gathers = 1 + choices.reshard_after_forward
+        yield StepCall("data", "parameters", "all_gather", parameters, count * m * gathers, over, stage)
+        yield StepCall("data", "gradients", "reduce_scatter", gradients, count * m, over, stage)
+        return
+    has_halves = zero and on.stack.has_reduce_scatter and not on.stack.is_eager
+    name, times = ("reduce_scatter" if has_halves else "all_reduce"), (m if zero == 2 else 1)
+    yield StepCall("data", "gradients", name, count * gradients, times, over, stage)
+    if zero:
+        # Eager ZeRO-1 broadcasts each tensor from its owner instead: as many bytes, of the mean rank.
+        yield StepCall("data", "parameters", "all_gather", count * parameters, 1, over, stage)
+
+
+# ---- where it goes ----
+
+
+@dataclass(frozen=True, slots=True)
+class StepTraffic:
+    """Bytes of a step between ranks, axis by axis.
+
+    Attributes:
+        mesh, cluster: where.
+        matrices: axis -> bytes from each rank (row) to each (column).
+        traffic: the same as a record of communications, for `figure_traffic_matrix`.
+    """
+
+    mesh: Mesh
+    cluster: Cluster
+    matrices: Mapping[str, np.ndarray]
+    traffic: Traffic
+
+    def sent_bytes(self, axis: str) -> dict[str, float]:
+        """Bytes of a mean rank on this axis, by level; 0 for an axis on which nothing is sent.
+
+        Raises:
+            ValueError: an axis of another name.
+        """
+        if axis not in AXES:
+            raise unknown_name("axis", axis, AXES)
+        if axis not in self.matrices:
+            return dict.fromkeys(LEVELS, 0.0)
+        sent = self.matrices[axis]
+        ranks, per_node = np.arange(len(sent)), self.cluster.devices_per_node
+        is_near = (ranks // per_node)[:, None] == ranks // per_node
+        is_same_place = (ranks % per_node)[:, None] == ranks % per_node
+        masks = {"node": is_near, "rail": ~is_near & is_same_place, "across": ~is_near & ~is_same_place}
+        return {level: float(sent[masks[level]].sum()) / len(sent) for level in LEVELS}
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeated:
+    """Routes of a communication that is made so many times."""
+
+    pairs: tuple[tuple[int, int, float], ...]
+    network: GroupNetwork
+
+    def __call__(self) -> dict[tuple[int, int], float]:
+        return {(a, b): sent for a, b, sent in self.pairs}
+
+
+@checked
+def step_traffic(
+    calls: tuple[StepCall, ...], mesh: Mesh, cluster: Cluster, chunks: int = 1, schedule: str = "1f1b"
+) -> StepTraffic:
+    """Who sends how much to whom, of `step_calls` on a mesh.
+
+    Arguments:
+        chunks, schedule: of the pipeline: with several pieces on a rank messages go round, in a V there and back.
+    """
+    matrices: dict[str, np.ndarray] = {}
+    transfers = []
+    for call in calls:
+        matrix = matrices.setdefault(call.axis, np.zeros((mesh.num_ranks, mesh.num_ranks)))
+        for number, ranks in enumerate(_groups(call, mesh)):
+            pairs = tuple(_pairs(call, ranks, cluster, chunks, schedule))
+            for a, b, sent in pairs:
+                matrix[a, b] += sent
+            net = _net(cluster, ranks)
+            sent_by = {rank: 0.0 for rank in ranks}
+            for a, _, sent in pairs:
+                sent_by[a] += sent
+            name = "send" if call.name in ("send", "ring") else call.name
+            transfers.append(
+                Transfer(
+                    *(f"{call.axis} {number}", name, ranks, "", call.size_bytes, tuple(sent_by.values()), 0.0, 0.0),
+                    route=_Repeated(pairs, net),
+                )
+            )
+    return StepTraffic(mesh, cluster, matrices, Traffic(tuple(transfers)))
+
+
+def _groups(call: StepCall, mesh: Mesh) -> Iterator[tuple[int, ...]]:
+    """As `Mesh.groups`, of the stages that make the call."""
+    over = [place for place, axis in enumerate(mesh.axes) if axis in call.over]
+    box = np.arange(mesh.num_ranks).reshape(tuple(mesh.sizes.values()))
+    if isinstance(call.stage, int) and "pipeline" in mesh.axes:
+        stage = mesh.axes.index("pipeline")
+        box = box.take([call.stage], axis=stage)
+    groups = np.moveaxis(box, over, range(box.ndim - len(over), box.ndim))
+    for ranks in groups.reshape(-1, prod(mesh.sizes[mesh.axes[place]] for place in over)).tolist():
+        yield (ranks[0], ranks[-1]) if call.stage == "ends" else tuple(ranks)
+
+
+def _pairs(
+    call: StepCall, ranks: tuple[int, ...], cluster: Cluster, chunks: int, schedule: str
+) -> Iterator[tuple[int, int, float]]:
+    """(from, to, bytes of a step) in one group."""
+    size = call.size_bytes * call.times
+    if call.name == "ring":
+        yield from ((a, b, size) for a, b in zip(ranks, (*ranks[1:], ranks[0]), strict=True))
+    elif call.name == "send":
+        there = (2 if schedule in V_SHAPED else chunks) * size
+        for a, b in zip(ranks, ranks[1:], strict=False):
+            yield a, b, there
+            yield b, a, there
+        if chunks > 1 and schedule not in V_SHAPED:
+            yield ranks[-1], ranks[0], (chunks - 1) * size
+            yield ranks[0], ranks[-1], (chunks - 1) * size
+    else:
+        base = ranks[0] // cluster.devices_per_node * cluster.devices_per_node
+        shape = tuple(rank - base for rank in ranks)
+        for a, b, sent in _messages(call.name, call.size_bytes, shape, cluster):
+            yield base + a, base + b, sent * call.times
+
+
+@lru_cache(maxsize=4096)
+def _messages(
+    name: str, size_bytes: float, ranks: tuple[int, ...], cluster: Cluster
+) -> tuple[tuple[int, int, float], ...]:
+    """The messages of one collective. Groups that lie alike on their nodes are taken to send alike."""
+    net = _net(cluster, ranks)
+    algorithm = collective_cost(name, size_bytes, net).algorithm
+    return tuple((a, b, sent) for (a, b), sent in routes(name, algorithm, net, size_bytes).items())
+
+
+@lru_cache(maxsize=4096)
+def _net(cluster: Cluster, ranks: tuple[int, ...]) -> GroupNetwork:
+    return GroupNetwork(cluster, ranks)

@@ -1,0 +1,274 @@
+"""The table of strategies that goes round, computed anew for any model and cluster: where each range holds, where not.
+
+    strategy     efficiency    memory saved    communication
+    data         85 to 95%     0               high
+    model        75 to 85%     60 to 80%       medium              tensor ranks here
+    pipeline     80 to 90%     40 to 60%       low
+    ZeRO-2       80 to 90%     50 to 75%
+    ZeRO-3       70 to 80%     75 to 90%
+    FSDP         85 to 95%     60 to 80%
+
+The table says neither model nor ranks nor wires, and all of its numbers depend on them. Here they are
+
+    efficiency   throughput of n ranks / (n times that of one). The batch grows with the ranks: as many sequences for
+                 each. Where one device does not hold the model, its throughput is that of one with memory enough.
+                 Above 1 with ZeRO, which shares the optimizer's work
+    saved        1 - bytes of the fullest of n ranks / bytes of one rank, at their peak, each with micro-batches of one
+                 sequence; of states alone beside it: parameters, gradients, optimizer
+    sent         bytes that a mean rank sends in a step; "high, medium, low" holds where data > model > pipeline
+
+FSDP has two readings: `FULL_SHARD` is ZeRO-3 under another name, so that one range of the two must fail; what keeps
+parameters from forward to backward (`SHARD_GRAD_OP`) gathers them once less.
+
+Cost: two predictions for each strategy and number of ranks.
+Source: the table is in circulation; no origin found. The numbers: lablib.plan.predict, placement_bytes.py.
+Simplified: one strategy at a time, ranks in the order that suits it; what plans combine is axis_by_axis.py.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from lablib.hardware import Cluster, find_cluster
+from lablib.models.gpt import GPTConfig
+from lablib.models.transformer import Transformer
+from lablib.parallel.mesh.mesh import Mesh
+from lablib.plan import Parallel, Prediction
+from lablib.plan.predict import Asked, asked_for, prediction_of
+from lablib.plan.rules import Question, obstacles
+from lablib.signature import checked, whole_number
+from lablib.studies.placement import MAX_RANKS
+from lablib.studies.placement_bytes import step_calls, step_traffic
+
+STATES = ("parameter", "gradient", "optimizer state")
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyClaim:
+    """A row of the table that goes round: shares between 0 and 1, and a word where there is one."""
+
+    efficiency: tuple[float, float]
+    saved: tuple[float, float]
+    communication: str = ""
+
+
+_FSDP = StrategyClaim((0.85, 0.95), (0.60, 0.80))
+CLAIMS: Mapping[str, StrategyClaim] = MappingProxyType(
+    {
+        "data": StrategyClaim((0.85, 0.95), (0.0, 0.0), "high"),
+        "model": StrategyClaim((0.75, 0.85), (0.60, 0.80), "medium"),
+        "pipeline": StrategyClaim((0.80, 0.90), (0.40, 0.60), "low"),
+        "ZeRO-2": StrategyClaim((0.80, 0.90), (0.50, 0.75)),
+        "ZeRO-3": StrategyClaim((0.70, 0.80), (0.75, 0.90)),
+        "FSDP": _FSDP,
+        "FSDP, gathered once": _FSDP,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyRow:
+    """One strategy on so many ranks.
+
+    Attributes:
+        strategy: one of `CLAIMS`.
+        ranks: n.
+        efficiency: throughput of n ranks over n times that of one.
+        saved, states_saved: shares of the bytes at the peak, and of the states' alone.
+        sent_bytes: of a mean rank in a step.
+        exposed_share: of the step, what ranks wait for wires; the bubble of a pipeline is not among it.
+        fits: whether it fits into a device; `base_fits`: whether one rank would.
+    """
+
+    strategy: str
+    ranks: int
+    efficiency: float
+    saved: float
+    states_saved: float
+    sent_bytes: float
+    exposed_share: float
+    fits: bool
+    base_fits: bool
+
+    @property
+    def claim(self) -> StrategyClaim:
+        return CLAIMS[self.strategy]
+
+    @property
+    def efficiency_holds(self) -> bool:
+        """Whether the efficiency, to a per cent, lies in the range that is claimed."""
+        return _is_in(self.efficiency, self.claim.efficiency)
+
+    @property
+    def saved_holds(self) -> bool:
+        """Whether the memory that is saved does, in all or of the states alone."""
+        return _is_in(self.saved, self.claim.saved) or _is_in(self.states_saved, self.claim.saved)
+
+
+@dataclass(frozen=True, slots=True)
+class StrategyVerdict:
+    """What became of a row of the table.
+
+    Attributes:
+        strategy: one of `CLAIMS`.
+        ranks: those that were computed.
+        efficiency, saved: the least and the most over them.
+        efficiency_holds_on, saved_holds_on: the ranks on which the claim holds.
+    """
+
+    strategy: str
+    ranks: tuple[int, ...]
+    efficiency: tuple[float, float]
+    saved: tuple[float, float]
+    efficiency_holds_on: tuple[int, ...]
+    saved_holds_on: tuple[int, ...]
+
+    def sentence(self) -> str:
+        """Where it holds and where not, in one sentence."""
+        claim = CLAIMS[self.strategy]
+        parts = [
+            f"{what} {low:.0%} to {high:.0%}, claimed {a:.0%} to {b:.0%}: {_on(holds, self.ranks)}"
+            for what, (low, high), (a, b), holds in (
+                ("efficiency", self.efficiency, claim.efficiency, self.efficiency_holds_on),
+                ("memory saved", self.saved, claim.saved, self.saved_holds_on),
+            )
+        ]
+        return f"{self.strategy}: {'; '.join(parts)}."
+
+
+@checked
+def strategies(
+    model: str | Transformer | GPTConfig,
+    cluster: str | Cluster,
+    ranks: Sequence[int] = (2, 4, 8, 16, 32, 64),
+    sequences: int = 8,
+    **options: Any,
+) -> tuple[StrategyRow, ...]:
+    """Every strategy on every number of ranks that it can have; what cannot be split so is left out.
+
+    Arguments:
+        model, cluster: as in `lablib.plan.predict`.
+        ranks: numbers of ranks, 2 or more.
+        sequences: of a step, for each rank.
+        options: of `predict`: seq_len, stack, precision, recompute, derating, ...
+
+    Raises:
+        ValueError: no number of ranks, or one below 2 or above 1024; an option that a strategy chooses; what `predict`
+            refuses of one rank.
+    """
+    if not ranks:
+        raise ValueError("there must be a number of ranks: got none; try (2, 8, 64).")
+    for n in ranks:
+        if whole_number("ranks", n, minimum=2, example=8) > MAX_RANKS:
+            raise ValueError(f"ranks must be {MAX_RANKS:,} or fewer, for the bytes between them: got {n}; try 64.")
+    whole_number("sequences", sequences)
+    if taken := [name for name in ("parallel", "order", "batch", "micro_batch", "compression") if name in options]:
+        raise ValueError(f"{taken[0]} is what a strategy chooses: got it among the options; leave it out.")
+    found = find_cluster(cluster)
+    base = prediction_of(asked_for(model, found, Parallel(), sequences, **options))
+    rows = []
+    for strategy in CLAIMS:
+        for n in ranks:
+            parallel = _split(strategy, int(n))
+            if _is_possible(base, parallel, model, found, sequences * n, options):
+                asked = asked_for(model, found, parallel, sequences * n, order=_axis(parallel), **options)
+                rows.append(_row(strategy, n, asked, base, found))
+    return tuple(rows)
+
+
+@checked
+def strategy_verdicts(rows: Sequence[StrategyRow]) -> tuple[StrategyVerdict, ...]:
+    """What became of each row of the table. A table: `pd.DataFrame(strategy_verdicts(rows))`."""
+    by_strategy: dict[str, list[StrategyRow]] = {}
+    for row in rows:
+        by_strategy.setdefault(row.strategy, []).append(row)
+    return tuple(
+        StrategyVerdict(
+            name,
+            tuple(row.ranks for row in some),
+            _ends([row.efficiency for row in some]),
+            _ends([row.saved for row in some]),
+            tuple(row.ranks for row in some if row.efficiency_holds),
+            tuple(row.ranks for row in some if row.saved_holds),
+        )
+        for name, some in by_strategy.items()
+    )
+
+
+@checked
+def communication_holds_on(rows: Sequence[StrategyRow]) -> tuple[int, ...]:
+    """The ranks on which data sends more than model, and model more than pipeline: "high, medium, low"."""
+    sent: dict[int, dict[str, float]] = {}
+    for row in rows:
+        sent.setdefault(row.ranks, {})[row.strategy] = row.sent_bytes
+    words = ("data", "model", "pipeline")
+    return tuple(
+        n for n, by in sent.items() if all(name in by for name in words) and by["data"] > by["model"] > by["pipeline"]
+    )
+
+
+@checked
+def efficiencies(rows: Sequence[StrategyRow], ranks: Sequence[int]) -> dict[str, list[float]]:
+    """Strategy -> its efficiency on each of these ranks, of those that have them all: for `figure_scaling`."""
+    found = {(row.strategy, row.ranks): row.efficiency for row in rows}
+    return {name: [found[name, n] for n in ranks] for name in CLAIMS if all((name, n) in found for n in ranks)}
+
+
+def _split(strategy: str, n: int) -> Parallel:
+    if strategy == "model":
+        return Parallel(tensor=n)
+    if strategy == "pipeline":
+        return Parallel(pipeline=n)
+    stage = {"data": 0, "ZeRO-2": 2}.get(strategy, 3)
+    return Parallel(data=n, zero_stage=stage, reshard_after_forward=strategy != "FSDP, gathered once")
+
+
+def _axis(parallel: Parallel) -> tuple[str, ...]:
+    return tuple(axis for axis in ("data", "tensor", "pipeline") if getattr(parallel, axis) > 1)
+
+
+def _is_possible(
+    base: Prediction, parallel: Parallel, model: Any, cluster: Cluster, batch: int, options: Mapping[str, Any]
+) -> bool:
+    """Whether heads, width, layers and the network allow the split: what is not wrong with the question itself."""
+    asked = asked_for(model, cluster, Parallel(), base.batch, **options)
+    split, axes = asked.split, (parallel.data, parallel.tensor, parallel.pipeline, 1, 1, parallel.tensor, 1, 1)
+    ways = (parallel.has_sequence_parallel, parallel.zero_stage, asked.choices.machine.stack.is_eager)
+    question = Question(asked.choices.model, cluster, asked.choices.schedule, *axes, 1, batch, split.seq_len, *ways)
+    return not list(obstacles(question))
+
+
+def _row(strategy: str, n: int, asked: Asked, base: Prediction, cluster: Cluster) -> StrategyRow:
+    found = prediction_of(asked)
+    mesh = Mesh(**{axis: n for axis in _axis(asked.parallel)})
+    traffic = step_traffic(step_calls(asked), mesh, cluster)
+    return StrategyRow(
+        strategy,
+        int(n),
+        efficiency=found.tokens_per_s_per_gpu / base.tokens_per_s_per_gpu,
+        saved=1 - found.peak_memory_bytes / base.peak_memory_bytes,
+        states_saved=1 - _states(found) / _states(base),
+        sent_bytes=sum(sum(traffic.sent_bytes(axis).values()) for axis in traffic.matrices),
+        exposed_share=found.exposed_communication_s / found.step_time_s,
+        fits=found.fits,
+        base_fits=base.fits,
+    )
+
+
+def _states(found: Prediction) -> float:
+    return max(sum(stage[name] for name in STATES) for stage in found.memory)
+
+
+def _is_in(share: float, ends: tuple[float, float]) -> bool:
+    return ends[0] - 0.005 <= share <= ends[1] + 0.005
+
+
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def _on(holds: tuple[int, ...], ranks: tuple[int, ...]) -> str:
+    if not holds:
+        return "on none of these ranks"
+    return "on all of these ranks" if holds == ranks else f"on {', '.join(map(str, holds))} ranks alone"

@@ -1,0 +1,233 @@
+"""Seconds of one tensor-parallel layer: what is computed, and the communication that no product hides.
+
+Every rank computes 1/n of the products, but what it sends for each token does not shrink: 8 (n-1)/n S bytes a layer. So
+more ranks mean less to hide behind, and a link that is ten times slower, as that between nodes is, shows at once:
+
+    exposed / compute  ~  16/3 n R / (B (24 D + 4 T))        R FLOP/s of a rank, B bytes a second of its link, 16 bits
+
+More sequences do not help: both sides grow with them. A wider layer does, and a longer sequence a little.
+
+    way                exposed in forward          exposed in backward
+    f and g            2 c                         2 c
+    overlapped         2 c                         the sum of max(0, c - t_W) over the two entrances
+    sequence           2 a + 2 r                   2 a + 2 r
+    gathered again     2 a + 2 r                   2 a, and max(0, a - t_X) + max(0, r - t_W) at each entrance
+    in chunks          the sum of (n-1) max(0, m - p) over all products
+    the last three     also the sums of what is used on cut tokens: two norms, two biases, in backward
+
+with c an all-reduce, a and r an all-gather and a reduce-scatter, m a message, p, t_X, t_W products (of a chunk, of the
+input's and of the weight's gradient). In chunks smaller products take longer together; that, and adding partial sums,
+counts as compute.
+
+Cost: a price list; nothing runs. torch is not needed.
+Legend: N = B T tokens, D width, F hidden, H heads, n ranks, S = N D w bytes, as in `tensor/bytes.py`.
+Source: Shoeybi et al., 2019, arXiv 1909.08053, section 5.1 (tensor parallelism within a node); Narayanan et al.,
+"Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, arXiv 2104.04473, section 3.2 and takeaway 1;
+Wang et al., ASPLOS 2023 (chunks); prices: lablib/cost.
+Simplified: all ranks equally fast; GELU, no dropout; a collective takes no cores from a product that runs beside it;
+with several sequences the copies that bring tokens of one rank together are left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from lablib.cost import GroupNetwork, attention_time_s, collective_cost, matmul_time_s
+from lablib.cost.efficiency import operator_time_s
+from lablib.errors import unknown_name
+from lablib.hardware import Cluster
+from lablib.parallel.tensor.bytes import LayerSizes, check_layer
+from lablib.signature import checked
+
+WAYS = ("f and g", "overlapped", "sequence", "gathered again", "in chunks")
+_DTYPES = {2: "bfloat16", 4: "float32", 8: "float64"}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorLayerTime:
+    """One layer, forward and backward, in seconds.
+
+    Attributes:
+        way, ranks: how, and on how many.
+        compute_s: products, attention, and what is done on each token alone.
+        communication_s: of all collectives or messages, hidden or not.
+        exposed_s: the part of it that nothing hides.
+    """
+
+    way: str
+    ranks: int
+    compute_s: float
+    communication_s: float
+    exposed_s: float
+
+    @property
+    def layer_s(self) -> float:
+        return self.compute_s + self.exposed_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Matrix:
+    """One weight of the layer as this rank has it: [rows, columns], and how many such read one input."""
+
+    rows: int
+    columns: int
+    count: int = 1
+
+
+class _Prices:
+    """Seconds on one rank of a cluster."""
+
+    def __init__(self, layer: LayerSizes, cluster: Cluster, ranks: int):
+        if layer.element_bytes not in _DTYPES:
+            raise ValueError(f"element_bytes must be one of {sorted(_DTYPES)}: got {layer.element_bytes}; try 2.")
+        self.layer, self.cluster, self.ranks, self.device = layer, cluster, ranks, cluster.device
+        self.dtype = _DTYPES[layer.element_bytes]
+
+    def forward(self, matrix: _Matrix, tokens: int) -> float:
+        return matrix.count * self._product(tokens, matrix.rows, matrix.columns)
+
+    def input_grad(self, matrix: _Matrix, tokens: int) -> float:
+        """dX of all that read it, and the sum of these."""
+        adds = (matrix.count - 1) * self.touch(3 * tokens * matrix.columns)
+        return matrix.count * self._product(tokens, matrix.columns, matrix.rows) + adds
+
+    def weight_grad(self, matrix: _Matrix, tokens: int) -> float:
+        return matrix.count * self._product(matrix.rows, matrix.columns, tokens, (matrix.rows, matrix.columns))
+
+    def _product(self, m: int, n: int, k: int, rows: tuple[int, int] | None = None) -> float:
+        return float(matmul_time_s(m, n, k, self.dtype, self.device, rows=rows)) + self.device.queued_s
+
+    def touch(self, numbers: float, kind: str = "", elements: float = 0.0) -> float:
+        """A kernel that reads and writes so many, of a kind of `lablib.cost.efficiency.RATES`."""
+        moved_s = operator_time_s(kind, numbers * self.layer.element_bytes, elements, self.device)
+        return float(moved_s) + self.device.queued_s
+
+    def attention(self, backward: bool) -> float:
+        sizes = (self.layer.batch, self.layer.heads // self.ranks, self.layer.seq_len, self.layer.seq_len)
+        d_head = self.layer.width // self.layer.heads
+        options = {"causal": True, "backward": backward}
+        one = attention_time_s(*sizes, d_head, self.dtype, self.device, **options)  # pyright: ignore[reportArgumentType]
+        return float(one) + self.device.queued_s
+
+    def collective(self, name: str) -> float:
+        return _collective_s(name, float(self.layer.activation_bytes), self.cluster, self.ranks)
+
+    def shared_weights(self) -> tuple[float, float]:
+        """Copies and all-reduces of the gradients of two norms and two biases."""
+        size_bytes = float(self.layer.width * self.layer.element_bytes)
+        return 6 * self.touch(2 * self.layer.width), 6 * _collective_s(
+            "all_reduce", size_bytes, self.cluster, self.ranks
+        )
+
+    def message(self) -> float:
+        chunk_bytes = self.layer.activation_bytes / self.ranks
+        return _network(self.cluster, self.ranks).ring.time_s(chunk_bytes) + self.cluster.collective_overhead_s
+
+
+@checked
+def tensor_layer_time(layer: LayerSizes, cluster: Cluster, ranks: int, way: str = "f and g") -> TensorLayerTime:
+    """The seconds of one layer, forward and backward.
+
+    Arguments:
+        layer: sizes, and the micro-batch.
+        cluster: where the first `ranks` ranks are.
+        ranks: n, that divide the heads, the hidden width, and all but with f the sequence.
+        way: one of `WAYS`.
+
+    Raises:
+        ValueError: another way, or sizes that the ranks do not divide.
+    """
+    if way not in WAYS:
+        raise unknown_name("way", way, WAYS)
+    cuts_sequence = way in WAYS[2:]
+    check_layer(layer, ranks, sequence=cuts_sequence)
+    prices, width, hidden = _Prices(layer, cluster, ranks), layer.width // ranks, layer.hidden_size // ranks
+    entrances = (_Matrix(width, layer.width, 3), _Matrix(hidden, layer.width))
+    exits = (_Matrix(layer.width, width), _Matrix(layer.width, hidden))
+    outside_s = _outside_s(prices, cuts_sequence)
+    if way == "in chunks" and ranks > 1:
+        return _in_chunks(prices, entrances, exits, outside_s)
+    tokens = layer.tokens
+    products_s = sum(
+        price(matrix, tokens)
+        for matrix in (*entrances, *exits)
+        for price in (prices.forward, prices.input_grad, prices.weight_grad)
+    )
+    if ranks == 1:
+        return TensorLayerTime(way, 1, outside_s + products_s, 0.0, 0.0)
+    sums_s = prices.shared_weights()[1] if cuts_sequence else 0.0
+    if way == "f and g":  # f copies what it reduces
+        outside_s += 2 * prices.touch(2 * tokens * layer.width)
+    hidden_behind = [(prices.input_grad(one, tokens), prices.weight_grad(one, tokens)) for one in entrances]
+    communication_s, exposed_s = _whole_collectives(prices, way, hidden_behind)
+    return TensorLayerTime(way, ranks, outside_s + products_s, communication_s + sums_s, exposed_s + sums_s)
+
+
+@checked
+def tensor_times(
+    layer: LayerSizes, cluster: Cluster, ranks: Sequence[int], way: str = "f and g"
+) -> list[TensorLayerTime]:
+    """`tensor_layer_time` on each number of ranks: for `lablib.figures.figure_tensor_times`."""
+    return [tensor_layer_time(layer, cluster, one, way) for one in ranks]
+
+
+def _outside_s(prices: _Prices, cuts_sequence: bool) -> float:
+    """Attention, GELU, and biases, norms and residual sums, forward and backward."""
+    layer, ranks = prices.layer, prices.ranks
+    stream = layer.tokens * layer.width / (ranks if cuts_sequence else 1)
+    hidden = layer.tokens * layer.hidden_size / ranks
+    norms = prices.touch(2 * stream, "native_layer_norm") + prices.touch(3 * stream, "native_layer_norm_backward")
+    residuals = 2 * prices.touch(3 * stream)
+    biases = prices.touch(2 * stream) + prices.touch(stream, "sum over rows")
+    per_token = 2 * (norms + residuals + biases)
+    own_biases = 3 * prices.touch(layer.tokens * layer.width / ranks, "sum over rows")
+    own_biases += prices.touch(hidden, "sum over rows")
+    gelu = prices.touch(2 * hidden, "gelu", hidden) + prices.touch(3 * hidden, "gelu_backward", hidden)
+    if cuts_sequence and ranks > 1:
+        per_token += prices.shared_weights()[0]
+    return prices.attention(False) + prices.attention(True) + gelu + per_token + own_biases
+
+
+def _whole_collectives(prices: _Prices, way: str, hidden_behind: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Seconds of communication, and of what is exposed; `hidden_behind`: t_X and t_W of each entrance."""
+    reduce_s = prices.collective("all_reduce")
+    if way == "f and g":
+        return 4 * reduce_s, 4 * reduce_s
+    if way == "overlapped":
+        return 4 * reduce_s, 2 * reduce_s + sum(max(0.0, reduce_s - weight_s) for _, weight_s in hidden_behind)
+    gather_s, scatter_s = prices.collective("all_gather"), prices.collective("reduce_scatter")
+    if way == "sequence":
+        return 4 * (gather_s + scatter_s), 4 * (gather_s + scatter_s)
+    behind = sum(max(0.0, gather_s - x_s) + max(0.0, scatter_s - w_s) for x_s, w_s in hidden_behind)
+    return 6 * gather_s + 4 * scatter_s, 4 * gather_s + 2 * scatter_s + behind
+
+
+def _in_chunks(
+    prices: _Prices, entrances: Sequence[_Matrix], exits: Sequence[_Matrix], outside_s: float
+) -> TensorLayerTime:
+    """Every product of an entrance or an exit is n products, beside n - 1 messages (`tensor/asynchronous.py`)."""
+    ranks, layer, message_s = prices.ranks, prices.layer, prices.message()
+    tokens = layer.tokens // ranks
+    add_s = prices.touch(3 * tokens * layer.width)
+    rings = [  # seconds of a chunk's products, and of adding
+        *((prices.forward(one, tokens), 0.0) for one in entrances),
+        *((prices.forward(one, tokens), add_s) for one in exits),
+        *((prices.input_grad(one, tokens), add_s) for one in entrances),
+        *((prices.weight_grad(one, tokens), 0.0) for one in entrances),
+        *((prices.input_grad(one, tokens) + prices.weight_grad(one, tokens), 0.0) for one in exits),
+    ]
+    compute_s = sum(ranks * product_s + (ranks - 1) * adding_s for product_s, adding_s in rings)
+    exposed_s = sum((ranks - 1) * max(0.0, message_s - product_s) for product_s, _ in rings)
+    communication_s = len(rings) * (ranks - 1) * message_s
+    sums_s = prices.shared_weights()[1]
+    return TensorLayerTime("in chunks", ranks, outside_s + compute_s, communication_s + sums_s, exposed_s + sums_s)
+
+
+@lru_cache(maxsize=4096)
+def _collective_s(name: str, size_bytes: float, cluster: Cluster, ranks: int) -> float:
+    return collective_cost(name, size_bytes, _network(cluster, ranks)).time_s
+
+
+@lru_cache(maxsize=64)
+def _network(cluster: Cluster, ranks: int) -> GroupNetwork:
+    return GroupNetwork(cluster, range(ranks))

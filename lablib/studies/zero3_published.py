@@ -1,0 +1,136 @@
+"""ZeRO-3 against Megatron's three axes, as published in 2021, and what is predicted for each of the twelve runs.
+
+Narayanan et al. trained GPT-3 and a model of 530 billion parameters both ways, on 384 to 2240 A100s, with the batch
+held: more GPUs, fewer sequences on each. PTD-P keeps its rate. ZeRO-3 falls to a third, as the bytes that a rank
+gathers stay and the compute that could hide them halves.
+
+Predicted three times, for each run:
+
+    planner        lablib.plan.predict, software of its time: layers prefetched, every NIC of a node in use
+    hidden         max(compute, communication)      zero_latency.py: one gather a parameter, in one ring through one NIC
+    exposed        compute + communication          of each node; compute is the planner's
+
+The planner is within 2% of PTD-P, and 30 to 77% too fast for ZeRO-3: it plans for today's. In all six rows of ZeRO-3
+what was measured lies between hidden and exposed (37% too fast at worst, and 31% too slow): gathers of single
+parameters in one ring would explain it. From 768 to 1536 GPUs a step is no shorter, as only compute was halved.
+
+Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC21, arXiv
+2104.04473, table 2: from memory; its two columns, TFLOP/s and days, agree by the paper's equation 4 (tests). That
+gathers went by parameter and in one ring is our reading of the numbers: the paper says neither.
+Simplified: full recomputation; 1F1B without interleaving for PTD-P, where the paper does not say; no accumulation.
+"""
+
+from dataclasses import dataclass
+
+from lablib.hardware.catalogue import find_cluster
+from lablib.models.published import find_transformer
+from lablib.models.transformer import Transformer
+from lablib.models.transformer_flops import megatron_step_flops
+from lablib.plan.parallel import Parallel
+from lablib.plan.predict import predict
+from lablib.studies.zero_latency import zero3_time
+
+TOKENS = 300e9  # of the column of days
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedStep:
+    """A row of the table.
+
+    Attributes:
+        model: of the catalogue.
+        model_parallel: ranks that share a replica: 1 is ZeRO-3, others PTD-P.
+        batch, gpus, micro_batch: sequences of a step, GPUs, and sequences of a micro-batch on one rank.
+        tflops: TFLOP/s of a GPU, recomputation among them.
+        days: for 300 billion tokens.
+    """
+
+    model: str
+    model_parallel: int
+    batch: int
+    gpus: int
+    micro_batch: int
+    tflops: float
+    days: float
+
+    @property
+    def is_zero3(self) -> bool:
+        return self.model_parallel == 1
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, by the paper's own FLOPs (equation 3)."""
+        model = find_transformer(self.model)
+        flops = megatron_step_flops(self.batch, 2048, model.num_layers, model.d_model, model.vocab_size)
+        return flops / (self.tflops * 1e12 * self.gpus)
+
+
+_GPT3, _530B = "megatron-175b", "megatron-529.6b"
+ROWS = (
+    PublishedStep(_GPT3, 1, 1536, 384, 4, 144, 90),
+    PublishedStep(_GPT3, 1, 1536, 768, 2, 88, 74),
+    PublishedStep(_GPT3, 1, 1536, 1536, 1, 44, 74),
+    PublishedStep(_530B, 1, 2560, 640, 4, 138, 169),
+    PublishedStep(_530B, 1, 2240, 1120, 2, 98, 137),
+    PublishedStep(_530B, 1, 2240, 2240, 1, 48, 140),
+    PublishedStep(_GPT3, 96, 1536, 384, 1, 153, 84),
+    PublishedStep(_GPT3, 96, 1536, 768, 1, 149, 43),
+    PublishedStep(_GPT3, 96, 1536, 1536, 1, 141, 23),
+    PublishedStep(_530B, 280, 2240, 560, 1, 171, 156),
+    PublishedStep(_530B, 280, 2240, 1120, 1, 167, 80),
+    PublishedStep(_530B, 280, 2240, 2240, 1, 159, 42),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A row beside its predictions, in seconds of a step. `hidden_s` and `exposed_s` are of ZeRO-3 alone, else None."""
+
+    row: PublishedStep
+    measured_s: float
+    planner_s: float
+    hidden_s: float | None
+    exposed_s: float | None
+
+    @property
+    def planner_error(self) -> float:
+        """Predicted over measured, minus 1."""
+        return self.planner_s / self.measured_s - 1
+
+
+def compared() -> tuple[Compared, ...]:
+    """Every row with its predictions. A table: `pd.DataFrame(compared())`."""
+    return tuple(_compare(row) for row in ROWS)
+
+
+def _compare(row: PublishedStep) -> Compared:
+    model, cluster = find_transformer(row.model), find_cluster("dgx-a100")
+    tensor = 1 if row.is_zero3 else 8
+    pipeline = row.model_parallel // tensor
+    parallel = Parallel(row.gpus // row.model_parallel, tensor, pipeline, zero_stage=3 if row.is_zero3 else 0)
+    prediction = predict(
+        model,
+        cluster,
+        parallel,
+        row.batch,
+        micro_batch=row.micro_batch,
+        precision="float16",
+        recompute="full",
+        stack="megatron-2021",
+    )
+    measured_s, planner_s = row.step_s, prediction.step_time_s
+    if not row.is_zero3:
+        return Compared(row, measured_s, planner_s, None, None)
+    compute_s = planner_s - prediction.communication["data"][1]
+    communication_s = _by_parameter_s(model, row.gpus)
+    return Compared(row, measured_s, planner_s, max(compute_s, communication_s), compute_s + communication_s)
+
+
+def _by_parameter_s(model: Transformer, ranks: int) -> float:
+    """Megatron's tensors, one by one: queries, keys and values are one matrix."""
+    width, vocab_size = model.d_model, model.vocab_size
+    matrices = [out * inner * width**2 for out, inner in ((3, 1), (1, 1), (4, 1), (1, 4))]
+    vectors = [out * width for out in (3, 1, 4, 1)] + 4 * [width]
+    ends = [vocab_size * width, model.max_seq_len * width, width, width]
+    units = model.num_layers * (matrices + vectors) + ends
+    return zero3_time(units, find_cluster("dgx-a100"), ranks, algorithm="ring").step_s

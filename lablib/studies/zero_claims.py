@@ -1,0 +1,325 @@
+"""Claims about ZeRO that go round, recomputed: for which ranks and which precision each is true, what it leaves out.
+
+A rank holds for each parameter what all ranks hold (w bytes) and its n-th part of what ZeRO splits (s bytes). Which is
+which depends on the stage and on the precision (zero/bytes.py), written as bytes of parameter + gradient + optimizer:
+
+    stage      w          s              2 + 2 + 12 (mixed precision, Adam)      4 + 4 + 8 (FP32, Adam)
+    0          p + g + k  0              16                                      16
+    1          p + g      k              4 + 12 / n                              8 + 8 / n
+    2          p          g + k          2 + 14 / n                              4 + 12 / n
+    3          0          p + g + k      16 / n                                  16 / n
+
+    bytes a rank          P (w + s / n)
+    saving                T / (w + s / n), below T / w however large n is        T of stage 0
+    ranks for a saving k  n >= s / (T / k - w), where that is positive; none where it is not
+    ranks to fit M bytes  n >= s / (M / P - w)
+
+So "half" is exact on 3 ranks with mixed precision, and only a limit in FP32; "4x" and "8x" are limits that no number of
+ranks reaches; and "N times" is exact.
+
+Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", 2019, arXiv
+1910.02054, section 5, figure 1 and table 1. Of each claim, see `claims`.
+Simplified: what the paper counts, so no activations, buffers, gathered units, padding or fragmentation;
+`left_out_bytes` takes what one knows of them. A gigabyte is 10^9 bytes.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from itertools import combinations, product
+from math import ceil, floor, inf, isfinite
+from types import MappingProxyType
+
+from lablib.errors import unknown_name
+from lablib.parallel.zero.bytes import (
+    BF16,
+    FP32,
+    MIXED,
+    MIXED_FP32_GRADIENTS,
+    HeldBytes,
+    TrainingPrecision,
+    zero_bytes,
+)
+from lablib.signature import checked, shown, whole_number
+
+GB = 10**9
+PARTS = ("parameter", "gradient", "optimizer")
+_SUBSETS = tuple(parts for count in (3, 2, 1) for parts in combinations(PARTS, count))
+
+
+# What people mean by "mixed precision" differs, and with it the bytes.
+PRECISIONS: Mapping[str, TrainingPrecision] = MappingProxyType(
+    {
+        "mixed": MIXED,  # the paper's: master copy and two moments in FP32
+        "mixed, FP32 gradients": MIXED_FP32_GRADIENTS,  # Megatron-LM's
+        "FP32": FP32,
+        "BF16, FP32 moments": TrainingPrecision(2, 2, 0, 8),  # no master copy
+        "BF16": BF16,
+        "mixed, 8-bit Adam": TrainingPrecision(2, 2, 4, 2),
+        "FP32, SGD": TrainingPrecision(4, 4, 0, 0),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One way to understand a claim "from so many bytes to so many".
+
+    Attributes:
+        precision: one of `PRECISIONS`.
+        parts: what is counted.
+        stage: of ZeRO.
+        min_ranks, max_ranks: between which it is true to its last digit; `max_ranks` may be infinite.
+    """
+
+    precision: str
+    parts: tuple[str, ...]
+    stage: int
+    min_ranks: int
+    max_ranks: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A claim and what became of it.
+
+    Attributes:
+        text: as it goes round.
+        source: where it is from, or what is known of that.
+        true_for: where it holds, worked out by the functions of this file.
+        left_out: what it does not count.
+    """
+
+    text: str
+    source: str
+    true_for: str
+    left_out: str
+
+
+@checked
+def bytes_a_rank(params: float, stage: int, ranks: int, precision: str = "mixed", left_out_bytes: float = 0) -> float:
+    """P (w + s / n), and what is left out of it: bytes of one rank.
+
+    Arguments:
+        params: P, of the model.
+        stage: 0 to 3.
+        ranks: n, that share the states.
+        precision: one of `PRECISIONS`.
+        left_out_bytes: activations, buffers, fragmentation, if one knows them.
+
+    Raises:
+        ValueError: another stage or precision, less than one rank, or a number that cannot be.
+    """
+    whole, split = _whole_and_split(stage, _known(precision))
+    whole_number("ranks", ranks)
+    _require("params", params, 7e9)
+    _require("left_out_bytes", left_out_bytes, 0)
+    return params * (whole + split / ranks) + left_out_bytes
+
+
+@checked
+def largest_saving(stage: int, precision: str = "mixed") -> float:
+    """T / w: what the saving tends to as ranks are added; infinite in stage 3. Arguments as `bytes_a_rank`."""
+    whole = _whole_and_split(stage, _known(precision))[0]
+    return _known(precision).total / whole if whole else inf
+
+
+@checked
+def ranks_for_saving(saving: float, stage: int, precision: str = "mixed") -> int | None:
+    """The fewest ranks on which a rank holds 1 / saving of what it would without ZeRO; None: no number of ranks does.
+
+    Arguments:
+        saving: 1 or more; 2 is "half".
+        stage, precision: as `bytes_a_rank`.
+    """
+    _require("saving", saving, 2, minimum=1)
+    whole, split = _whole_and_split(stage, _known(precision))
+    return _fewest_ranks(whole, split, Fraction(_known(precision).total) / Fraction(saving))
+
+
+@checked
+def ranks_to_fit(
+    params: float, device_bytes: float, stage: int, precision: str = "mixed", left_out_bytes: float = 0
+) -> int | None:
+    """The fewest ranks on which the model fits; None: it fits on no number of ranks.
+
+    Arguments:
+        params: P, above 0.
+        device_bytes: memory of one device.
+        Others as `bytes_a_rank`.
+    """
+    _require("params", params, 7e9, is_positive=True)
+    _require("device_bytes", device_bytes, 80 * GB)
+    _require("left_out_bytes", left_out_bytes, 0)
+    room_bytes = Fraction(device_bytes) - Fraction(left_out_bytes)
+    return _fewest_ranks(*_whole_and_split(stage, _known(precision)), room_bytes / Fraction(params))
+
+
+@checked
+def largest_model(
+    device_bytes: float, stage: int = 0, ranks: int = 1, precision: str = "mixed", left_out_bytes: float = 0
+) -> float:
+    """Parameters of the largest model that fits. With stage 0, up to there nothing needs to be sharded.
+
+    Arguments:
+        device_bytes: memory of one device.
+        Others as `bytes_a_rank`.
+    """
+    _require("device_bytes", device_bytes, 80 * GB)
+    return max(0.0, device_bytes - left_out_bytes) / bytes_a_rank(1, stage, ranks, precision)
+
+
+@checked
+def readings(params: float, after: str, before: str | None = None) -> tuple[Reading, ...]:
+    """Everything that a claim "from so many bytes to so many" may mean: each precision, stage and part of the states.
+
+    A number is met where it rounds to the one stated. A stage that splits nothing of what is counted is no reading.
+
+    Arguments:
+        params: of the model, above 0.
+        after, before: bytes on one rank with ZeRO and without, as stated: "35 GB", "1.2 TB"; None: not stated.
+
+    Raises:
+        ValueError: no number of parameters, or a text that is no number of bytes.
+    """
+    _require("params", params, 7e9, is_positive=True)
+    least_after, most_after = _stated("after", after)
+    least_before, most_before = _stated("before", before) if before is not None else (0, inf)
+    found = []
+    for (name, precision), parts in product(PRECISIONS.items(), _SUBSETS):
+        counts_nothing = parts != PARTS and any(not sum(_whole_and_split(0, precision, (part,))) for part in parts)
+        if counts_nothing or not least_before <= params * sum(_whole_and_split(0, precision, parts)) <= most_before:
+            continue
+        for stage in (1, 2, 3):
+            whole, split = (params * size for size in _whole_and_split(stage, precision, parts))
+            if split == params * _whole_and_split(stage - 1, precision, parts)[1] or whole >= most_after:
+                continue
+            min_ranks = max(1, ceil(split / (most_after - whole)))
+            max_ranks = floor(split / (least_after - whole)) if least_after > whole else inf
+            if min_ranks <= max_ranks:
+                found.append(Reading(name, parts, stage, min_ranks, max_ranks))
+    return tuple(found)
+
+
+def claims() -> tuple[Claim, ...]:
+    """The claims, each with what the functions above find. A table: `pd.DataFrame(claims())`."""
+    return (
+        Claim(
+            "stage 1 halves the memory",
+            "in circulation",
+            f"mixed precision: from {ranks_for_saving(2, 1)} ranks on. FP32: "
+            f"{_limit(1, 'FP32')}. Without a master copy (BF16): {_limit(1, 'BF16')}",
+            _STATES_ALONE,
+        ),
+        Claim(
+            "stage 1 saves 4x, stage 2 8x, stage 3 as many times as there are ranks",
+            'arXiv 1910.02054, figure 1 and the list after it ("up to")',
+            f"mixed precision, stage 1: {_limit(1)}; 3.8x from {ranks_for_saving(3.8, 1)} ranks on. Stage 2: "
+            f"{_limit(2)}; 7.6x from {ranks_for_saving(7.6, 2)} on. Stage 3: exact. FP32: the limits are "
+            f"{largest_saving(1, 'FP32'):g}x and {largest_saving(2, 'FP32'):g}x",
+            _STATES_ALONE + "; of stage 3 the units that are gathered, which no number of ranks makes smaller",
+        ),
+        Claim(
+            "10B parameters take 20 GB instead of 80 GB",
+            "in circulation; no source found",
+            _in_words(readings(10e9, "20 GB", "80 GB")),
+            _STATES_ALONE + f"; with mixed precision 10B take {bytes_a_rank(10e9, 0, 1) / GB:g} GB",
+        ),
+        Claim(
+            "175B parameters take 35 GB a GPU instead of 1.2 TB",
+            "in circulation. Hu et al., LoRA, 2021, arXiv 2106.09685, section 4.2, has 1.2 TB (to 350 GB) and 35 MB "
+            "(from 350 GB), and not of ZeRO; from memory, not verified",
+            f"1.2 TB: {_in_words(readings(175e9, '35 GB', '1.2 TB'))}. 35 GB alone, all states: "
+            + _in_words(reading for reading in readings(175e9, "35 GB") if reading.parts == PARTS),
+            _STATES_ALONE + f"; with mixed precision 175B take {bytes_a_rank(175e9, 0, 1) / GB:g} GB",
+        ),
+        Claim(
+            "7B parameters train on one GPU",
+            "in circulation",
+            "80 GB: "
+            + "; ".join(name for name in PRECISIONS if ranks_to_fit(7e9, 80 * GB, 0, name))
+            + f". Plain mixed precision needs {bytes_a_rank(7e9, 0, 1) / GB:g} GB, or stage 1 on "
+            f"{ranks_to_fit(7e9, 80 * GB, 1)} GPUs of 80 GB",
+            _STATES_ALONE + "; fine-tuning with adapters keeps states for these alone",
+        ),
+        Claim(
+            "1T parameters fit on 1024 GPUs of 16 GB",
+            "in circulation; arXiv 1910.02054, section 1, has 16 GB of states a GPU, of 32 GB; table 1 has 15.6 GB",
+            f"mixed precision, stage 3: from {ranks_to_fit(1e12, 16 * GB, 3)} ranks on, which leaves "
+            f"{16 - bytes_a_rank(1e12, 3, 1024) / GB:.2f} GB on 1024. With 4 GB for what is left out: from "
+            f"{ranks_to_fit(1e12, 16 * GB, 3, 'mixed', 4 * GB)} on",
+            _STATES_ALONE + "; table 1 says so: model states",
+        ),
+        Claim(
+            "models of up to 1.4B parameters need no sharding on GPUs of 32 GB",
+            "arXiv 1910.02054, section 1",
+            f"mixed precision: the states of up to {largest_model(32 * GB) / GB:.1f}B fit in 32 GB, of "
+            f"{largest_model(80 * GB) / GB:.0f}B in 80 GB, of {largest_model(141 * GB) / GB:.1f}B in 141 GB; "
+            f"1.4B leave {32 - bytes_a_rank(1.4e9, 0, 1) / GB:.1f} GB of 32 for the rest",
+            "nothing: it was measured. The rest is activations, buffers and fragmentation",
+        ),
+    )
+
+
+_STATES_ALONE = "activations, buffers, fragmentation"
+
+
+def _limit(stage: int, precision: str = "mixed") -> str:
+    return f"never {largest_saving(stage, precision):g}x, which is the limit for many ranks"
+
+
+def _in_words(found: Iterable[Reading]) -> str:
+    """Each reading of all states as "FP32, stage 3, 4 ranks", and how many there are besides that count a part."""
+    found = list(found)
+    texts = []
+    for each in (each for each in found if each.parts == PARTS):
+        most = f" to {each.max_ranks:g}" if isfinite(each.max_ranks) else " or more"
+        ranks = f"{each.min_ranks}{'' if each.min_ranks == each.max_ranks else most}"
+        texts.append(f"{each.precision}, stage {each.stage}, {ranks} ranks")
+    if num_partial := len(found) - len(texts):
+        texts.append(f"and {num_partial} ways to count a part of the states alone")
+    return "; ".join(texts) or "no precision and no part of the states gives both numbers"
+
+
+def _stated(name: str, text: str) -> tuple[float, float]:
+    """Between which numbers of bytes one lies that rounds to this text."""
+    match = re.fullmatch(r"(\d{1,9})(\.\d{1,9})? ?([kMGTP]?B)", text)
+    if match is None:
+        raise ValueError(f'{name} must be a number of bytes in words: got {shown(text)}; try "35 GB".')
+    scale = 1000 ** ("B", "kB", "MB", "GB", "TB", "PB").index(match[3])
+    value, half = float(match[1] + (match[2] or "")), 0.5 / 10 ** (len(match[2]) - 1 if match[2] else 0)
+    return (value - half) * scale, (value + half) * scale
+
+
+@cache
+def _whole_and_split(stage: int, precision: TrainingPrecision, parts: tuple[str, ...] = PARTS) -> tuple[int, int]:
+    """w and s of the head, of some parts: one parameter on one rank has w + s bytes, two on two have 2 w + s."""
+    one, two = (_bytes_of(zero_bytes(stage, [n], n, precision), parts) for n in (1, 2))
+    return two - one, 2 * one - two
+
+
+def _bytes_of(held: HeldBytes, parts: tuple[str, ...]) -> int:
+    by_part = {"parameter": held.parameter, "gradient": held.gradient, "optimizer": held.master + held.state}
+    return sum(by_part[part] for part in parts)
+
+
+def _fewest_ranks(whole: int, split: int, bytes_per_param: Fraction) -> int | None:
+    """The smallest n with w + s / n <= bytes_per_param; exact, as 12 / (16 / 3 - 4) is 9 and not a little more."""
+    room = bytes_per_param - whole
+    if room < 0 or (room == 0 and split):
+        return None
+    return max(1, ceil(split / room)) if split else 1
+
+
+def _known(precision: str) -> TrainingPrecision:
+    if precision not in PRECISIONS:
+        raise unknown_name("precision", precision, list(PRECISIONS))
+    return PRECISIONS[precision]
+
+
+def _require(name: str, value: float, example: float, minimum: float = 0, is_positive: bool = False) -> None:
+    if not isfinite(value) or value < minimum or (is_positive and value == 0):
+        rule = "above 0" if is_positive else f"{minimum:g} or more"
+        raise ValueError(f"{name} must be {rule}, and finite: got {value}; try {example:g}.")

@@ -1,0 +1,206 @@
+"""Which transformer a row is about: its stated sizes, and by rule what it leaves out.
+
+A1  Sizes that are stated hold. ffn not stated: 4 x hidden. kv_heads not stated: as many as heads.
+A2  The name says the kind. Llama, Mixtral, Qwen, DeepSeek, Kimi, GPT-OSS, Grok, Gemma: SwiGLU, rotary positions,
+    RMS norm, no biases, a head of its own. MPT, GPT and every other: GELU, learned positions, layer norm, biases, a
+    tied head; BLOOM the same with ALiBi.
+A3  An exact parameter count (`params`) tells whether the head is tied, positions are learned and there are biases:
+    the combination that gives it. A rounded one (`params_b`) tells only of the head, and only where the digits
+    that were printed do.
+A4  A mixture of experts whose name is known (models/published.py, and MORE below) brings its experts, its latent
+    and the width of its heads; a row that states only a known name brings all sizes from there.
+A5  Megatron pads the vocabulary to a multiple of 128 x tensor parallel ranks (its default); other software not.
+A6  Heads not stated: the divisor of the width, and multiple of the tensor parallel ranks, nearest to heads of 128.
+A7  Layers that predict further tokens (mtp_layers: DeepSeek-V3, arXiv 2412.19437, section 2.2) are layers more; their
+    projection and their pass through the head are not counted.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+from types import MappingProxyType
+from typing import Any
+
+from lablib.models import TRANSFORMERS, Experts, Transformer, transformer_parameters
+from lablib.validation.fields import SIZES
+from lablib.validation.rows import Row
+from lablib.validation.synonyms import is_named
+
+GATED = ("llama", "mixtral", "mistral", "qwen", "deepseek", "kimi", "gptoss", "grok", "gemma")
+GPT_KIND: Mapping[str, Any] = {
+    "activation": "gelu",
+    "positions": "learned",
+    "norm": "layer",
+    "has_bias": True,
+    "tied_head": True,
+}
+LLAMA_KIND: Mapping[str, Any] = {
+    "activation": "swiglu",
+    "positions": "rotary",
+    "norm": "rms",
+    "has_bias": False,
+    "tied_head": False,
+}
+# Layers that are no attention (state space models): this planner has no price for them. Nemotron-H, Nemotron Nano and
+# Nemotron 3 have such layers; Nemotron-340B, Nemotron-3-8B (2023) and Nemotrons made of a Llama have none.
+NOT_TRANSFORMERS = re.compile(
+    r"mamba|jamba|hyena|qwen3[ _-]?next(?![a-z])|nemotron[ _-]?h(?![a-z])|^(?!.*llama).*nemotron[ _-]?nano"
+    r"|nemotron[ _-]?3(?!\d|[ _-]?(8|22)b)"
+)
+# A convention that a source states once for all of its tables.
+HEADS_BY_SOURCE: Mapping[str, int] = MappingProxyType({"bigscience": 64})
+_SOURCE = "config.json of the released weights, from memory, not verified"
+_OSS = replace(
+    TRANSFORMERS["llama-3-8b"], d_model=2880, num_heads=64, num_kv_heads=8, d_head=64, d_ff=2880, vocab_size=201088
+)
+MORE = (
+    replace(_OSS, name="gpt-oss-20b", num_layers=24, has_bias=True, experts=Experts(32, 4, 2880), source=_SOURCE),
+    replace(_OSS, name="gpt-oss-120b", num_layers=36, has_bias=True, experts=Experts(128, 4, 2880), source=_SOURCE),
+    replace(
+        TRANSFORMERS["deepseek-v3"],
+        name="kimi-k2",
+        num_heads=64,
+        num_kv_heads=64,
+        vocab_size=163840,
+        experts=Experts(384, 8, 2048, 1, 1),
+        source=_SOURCE,
+    ),
+)
+
+
+def transformer_of(row: Row, pads_vocabulary: bool) -> Transformer:
+    """The model of a row, by the rules above.
+
+    Raises:
+        ValueError: the sizes do not fit together, or the row names a model nobody knows and states no sizes.
+    """
+    name = squeezed(row.model.get("name", ""))
+    if NOT_TRANSFORMERS.search(row.model.get("name", "").lower()):
+        raise ValueError(f"{row.model['name']} has layers that are no attention, which are not modelled; leave it out")
+    known = _known(name)
+    if not any(size in row.model for size in SIZES):
+        if known is None:
+            raise ValueError(f"the sizes of {row.model['name']!r} are not stated, and not known here")
+        model = replace(known, max_seq_len=row.model["seq"])
+    else:
+        model = _stated(row, name, known)
+    model = replace(model, num_layers=model.num_layers + row.model.get("mtp_layers", 0))
+    return _padded(model, row.parallel.get("tp", 1)) if pads_vocabulary else model
+
+
+def squeezed(name: str) -> str:
+    """A name without what people write differently, but for the point of a number; Llama 3.1 has the sizes of Llama 3.
+
+    >>> squeezed("Llama3.1-70B"), squeezed("llama 3 70b"), squeezed("GPT-3 1.3B")
+    ('llama370b', 'llama370b', 'gpt31.3b')
+    """
+    return re.sub(r"(?<!\d)\.|\.(?!\d)|[^a-z0-9.]", "", name.lower()).replace("llama3.1", "llama3")
+
+
+def _known(name: str) -> Transformer | None:
+    """The published model with the longest name that is part of this one."""
+    models = {squeezed(model.name): model for model in (*TRANSFORMERS.values(), *MORE)}
+    # A number goes on to its end: "gpt2" is no part of "gpt20b" nor of "gpt2.7b".
+    names = [
+        key for key in models if re.search(rf"{re.escape(key)}(?!(?<=\d)\.?\d+[bm])", name) and re.search(r"\d", key)
+    ]
+    return models[max(names, key=len)] if names else None
+
+
+def _stated(row: Row, name: str, known: Transformer | None) -> Transformer:
+    """Rules A1 to A4 and A6: the sizes of the row, the rest by its name and its parameter count."""
+    model = row.model
+    kind = dict(LLAMA_KIND if any(word in name for word in GATED) else GPT_KIND)
+    if "bloom" in name or is_named(row.source.get("title", "").lower(), "bloom"):
+        kind["positions"] = "alibi"
+    heads = model.get("heads") or (known.num_heads if known else unstated_heads(row))
+    transformer = Transformer(
+        name=model.get("name", row.id),
+        num_layers=model["layers"],
+        d_model=model["hidden"],
+        num_heads=heads,
+        num_kv_heads=model.get("kv_heads"),
+        vocab_size=model["vocab"],
+        max_seq_len=model["seq"],
+        d_ff=model.get("ffn"),
+        d_head=model.get("head_dim"),
+        experts=_experts(model, known.experts if known else None),
+        source=row.source.get("url", ""),
+        **kind,
+    )
+    if known and known.experts:
+        transformer = replace(
+            transformer,
+            d_ff=known.d_ff,
+            latent=known.latent,
+            d_head=model.get("head_dim", known.d_head),
+            num_kv_heads=model.get("kv_heads", known.num_kv_heads),
+            has_bias=known.has_bias,
+        )
+    elif "params" in model or "params_b" in model:
+        transformer = _nearest_to_count(transformer, row)
+    return transformer
+
+
+def _experts(model: Mapping[str, Any], known: Experts | None) -> Experts | None:
+    """The experts of a row: what it states, the rest from the known model of that name."""
+    stated = {
+        "num_experts": model.get("experts"),
+        "num_active": model.get("experts_per_token"),
+        "d_ff": model.get("expert_ffn"),
+        "num_shared": model.get("shared_experts"),
+        "num_dense_layers": model.get("dense_layers"),
+    }
+    stated = {name: value for name, value in stated.items() if value is not None}
+    if known:
+        # A model that was cut short keeps a layer with experts.
+        dense = {"num_dense_layers": min(known.num_dense_layers, model["layers"] - 1)}
+        return replace(known, **(dense | stated))
+    if model.get("experts", 1) == 1:
+        return None
+    usual = {"num_active": 2, "d_ff": model.get("ffn", 4 * model["hidden"])}
+    return Experts(**(usual | stated))
+
+
+def unstated_heads(row: Row) -> int:
+    """Rule A6."""
+    title = f"{row.source.get('title', '')} {row.source.get('url', '')}".lower()
+    said = next((heads for word, heads in HEADS_BY_SOURCE.items() if word in title), None)
+    if said and row.model["hidden"] % said == 0:
+        return said
+    return likely_heads(row.model["hidden"], row.parallel.get("tp", 1))
+
+
+def likely_heads(hidden: int, tensor: int) -> int:
+    """The number of heads nearest to 128 wide that divides the width and that `tensor` ranks can share.
+
+    >>> likely_heads(4096, 1), likely_heads(14400, 8)
+    (32, 120)
+    """
+    fitting = [heads for heads in range(tensor, hidden + 1, tensor) if hidden % heads == 0]
+    return min(fitting or [1], key=lambda heads: (abs(heads - hidden / 128), heads))
+
+
+def _nearest_to_count(model: Transformer, row: Row) -> Transformer:
+    """Rule A3."""
+    heads, positions, biases = (model.tied_head, not model.tied_head), (model.positions,), (model.has_bias,)
+    if "params" in row.model:
+        count, slack = row.model["params"], 0.5
+        positions = (model.positions, "rotary" if model.positions == "learned" else "learned")
+        biases = (model.has_bias, not model.has_bias)
+    else:
+        billions = row.model["params_b"]
+        count, slack = billions * 1e9, 0.5e9 if billions == int(billions) else 0.05e9  # "175" means 174.5 to 175.5
+    choices = [
+        replace(model, tied_head=head, positions=position, has_bias=bias)
+        for head, position, bias in product(heads, positions, biases)
+    ]
+    # The first choice is the name's own: it stays unless the count clearly speaks for another.
+    return min(choices, key=lambda choice: max(0.0, abs(transformer_parameters(choice).total - count) - slack))
+
+
+def _padded(model: Transformer, tensor: int) -> Transformer:
+    """Rule A5."""
+    multiple = 128 * tensor
+    return replace(model, vocab_size=-(-model.vocab_size // multiple) * multiple)

@@ -1,0 +1,210 @@
+"""From a row to what the predictor is asked: every convention is a numbered rule.
+
+C1 to C14 stand here (C4 to C6 and C12 to C14 are applied in software.py, C1, C8 and C9 in splits.py), A1 to A7 in
+architecture.py, M1 to M5 in machine.py.
+
+    C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
+        Experts: ep x etp divides what a stage has. etp not stated: experts are split as attention is, over data and
+        context ranks, and what is left of ep over the tensor ranks.
+    C2  Batch: global; else local x dp; else micro x grad_accum x dp.
+    C3  Micro-batch: stated; else batch / (dp x grad_accum); else, where a local batch is stated (torchtitan), as many
+        micro-batches as the pipeline has pieces: pp x vpp, and one without (pipeline_parallel_microbatches' default).
+    C4  Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32 in the text before any bracket; a text of both 16-bit
+        kinds, and none at all, is bfloat16 where the GPU has it, else float16. But "bf16/fp16" of BLOOM's topology
+        search is float16 except where its notes say "load-balanced": from there on its text has the BF16 optimizer.
+    C5  Software, as `stack` states it; else by the source's title and address.
+        llm-foundry: "fsdp-flash".
+        torchtitan: "torch-compile" where its notes say "compile" or it has FP8 (which it speeds up only so),
+        "torch-compile-2024" where besides its title or address has a month of that year or earlier; else "fsdp-flash".
+        Megatron and what is built on it, on GPUs before Hopper: "megatron-deepspeed" where DeepSpeed, BLOOM or vTrain
+        (which measured it) is named.
+        Else what was usual (usual.py) at the row's `date`, or the latest year in title and address (arXiv numbers among
+        them); today, where there is none and on Hopper and later GPUs. No source at all is taken for Megatron.
+    C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full; "none (moe_act)" is none:
+        single modules are not counted; other words: synonyms.py). Not stated is none for "megatron-core": flash
+        attention keeps no scores, and NVIDIA's recipes recompute nothing but keep in the host's memory what does not
+        fit (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 00919dc). Elsewhere it is open (C11).
+    C7  Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp: 2 chunks where a local batch
+        is stated (torchtitan's default), else open. A pipeline and neither: 1F1B. A V has 2 pieces on each stage.
+    C8  Sharding: fsdp as named by torch (FULL_SHARD: ZeRO-3; SHARD_GRAD_OP: ZeRO-3 that keeps the parameters gathered;
+        HYBRID_SHARD: within a node) or, as a number, the ranks of Megatron-FSDP's sharding group; 0, "none"
+        or false is not stated. Else zero_stage; else 1 for "megatron-core" (Megatron-Core's distributed optimizer), 0
+        for others. torchtitan keeps ZeRO-3's parameters gathered where there is a pipeline (its default).
+    C9  Sequence parallelism: stated; else on with tensor parallelism, but for Megatron before flash attention, which
+        had none.
+    C10 Notes with the word "LoRA" (not "no LoRA", nor "exploration") train adapters only.
+    C11 What is still open (micro-batch, chunks, recomputation) was tuned by those who published: of all choices that
+        divide, the fastest whose predicted memory the GPU has. `cases_of` returns them all; score.py takes that one.
+    C12 Dispatcher: DeepEP and HybridEP send a token once to each node and rank ("deduplicated"); others, and none
+        stated, once for each of its experts. ep_overlap: exchanges hide behind another micro-batch.
+    C13 Optimizer: the one whose name is in the text; AdamW where none is stated. Another text is refused.
+    C14 Offload: "optimizer" and "activations" in the text of `offload` are kept by the host. A text that says only
+        where or whether ("cpu", "true") means the optimizer, as in ZeRO-Offload. Parameters, others: refused.
+
+A row that no rule makes sense of raises ValueError, and is reported as skipped with that reason.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from lablib.hardware import Cluster
+from lablib.models import Transformer
+from lablib.pipeline.closed_form import V_SHAPED
+from lablib.plan.parallel import Parallel
+from lablib.plan.stack import Stack, find_stack
+from lablib.validation.architecture import transformer_of
+from lablib.validation.machine import cluster_of
+from lablib.validation.rows import Row
+from lablib.validation.software import (
+    offload_of,
+    optimizer_of,
+    precision_of,
+    recompute_of,
+    stack_of,
+    with_dispatcher,
+)
+from lablib.validation.splits import data_ranks, parallel_of
+from lablib.validation.synonyms import is_named, schedule_named
+
+MICRO_BATCHES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The arguments of one prediction. Attributes as those of `predict`."""
+
+    model: Transformer
+    cluster: Cluster
+    parallel: Parallel
+    batch: int
+    micro_batch: int
+    seq_len: int
+    precision: str
+    recompute: str
+    schedule: str
+    optimizer: str
+    stack: str | Stack
+    trainable: str
+    offload: tuple[str, ...]
+
+    def arguments(self) -> dict[str, Any]:
+        """Keyword arguments of `predict`."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    @property
+    def num_microbatches(self) -> int:
+        """Of a step, on one rank of the data axis."""
+        return self.batch // (self.parallel.data * self.micro_batch)
+
+
+def cases_of(row: Row) -> tuple[Case, ...]:
+    """All the runs that a row may be about: one, or as many as what it leaves open allows.
+
+    Raises:
+        ValueError: the row cannot be modelled, and why.
+    """
+    cluster = cluster_of(row)
+    stack = stack_of(row, cluster)
+    data = data_ranks(row)
+    if row.parallel.get("ep", 1) > 1 and not _may_have_experts(row):
+        raise ValueError(f"ep is {row.parallel['ep']}, but no experts are stated and the model's name is not known")
+    batch = batch_of(row, data)
+    if batch % data:
+        raise ValueError(f"the batch must be a multiple of dp: got {batch} and {data}")
+    case = Case(
+        model=transformer_of(row, pads_vocabulary="megatron" in stack),
+        cluster=cluster,
+        parallel=parallel_of(row, data, stack, cluster),
+        batch=batch,
+        micro_batch=1,
+        seq_len=row.model["seq"],
+        precision=precision_of(row, cluster),
+        recompute="none",
+        schedule=_schedule(row),
+        optimizer=optimizer_of(row),
+        stack=with_dispatcher(row, stack),
+        trainable="lora" if is_named(row.text("notes"), "q?lora") else "all",
+        offload=offload_of(row),
+    )
+    if not (choices := tuple(_choices(row, case))):
+        raise ValueError(
+            f"model.layers must have a multiple of pp that can be interleaved: got {case.model.num_layers} layers, "
+            f"{case.parallel.pipeline} stages and {case.batch // case.parallel.data} sequences a replica; state vpp"
+        )
+    return choices
+
+
+def _choices(row: Row, case: Case) -> Iterator[Case]:
+    """Rule C11."""
+    chunk_choices = _chunks(row, case)
+    for chunks, recompute in product(chunk_choices, recompute_of(row, find_stack(case.stack).name)):
+        parallel = replace(case.parallel, chunks=chunks)
+        schedule = "1f1b" if chunks == 1 and case.schedule == "interleaved" else case.schedule
+        if chunks > 1 and schedule == "1f1b":
+            schedule = "interleaved"
+        for micro_batch in _micro_batches(row, case, parallel.pipeline * chunks):
+            choice = replace(case, micro_batch=micro_batch, parallel=parallel, recompute=recompute, schedule=schedule)
+            # Interleaving takes micro-batches in rounds of as many as there are stages.
+            if chunks == 1 or len(chunk_choices) == 1 or choice.num_microbatches % parallel.pipeline == 0:
+                yield choice
+
+
+def batch_of(row: Row, data: int) -> int:
+    """Rule C2: sequences in a step, all ranks."""
+    batch = row.batch
+    if "global" in batch:
+        return batch["global"]
+    local = batch.get("local") or batch["micro"] * batch["grad_accum"]
+    return local * data
+
+
+def _micro_batches(row: Row, case: Case, pieces: int) -> tuple[int, ...]:
+    """Rule C3, for a pipeline of so many pieces; where nothing is stated, the sizes that divide a replica's batch."""
+    batch, local = row.batch, case.batch // case.parallel.data
+    if "micro" in batch:
+        choices = (batch["micro"],)
+    elif "grad_accum" in batch:
+        choices = (local // batch["grad_accum"],)
+    elif "local" in batch:
+        choices = (max(1, local // pieces),)
+    else:
+        choices = tuple(size for size in MICRO_BATCHES if local % size == 0)
+    if choices[0] < 1 or local % choices[0]:
+        raise ValueError(f"the batch of a replica must be a multiple of the micro-batch: got {local} and {choices[0]}")
+    return choices
+
+
+def _schedule(row: Row) -> str:
+    """Rule C7, without the chunks."""
+    if row.parallel.get("pp", 1) == 1:
+        return "1f1b"
+    name = schedule_named(row.text("schedule"))
+    return "interleaved" if name == "1f1b" and row.parallel.get("vpp", 1) > 1 else name
+
+
+def _chunks(row: Row, case: Case) -> tuple[int, ...]:
+    """Rule C7: the chunks stated, or those that divide the layers of a stage."""
+    if case.parallel.pipeline == 1:
+        return (1,)
+    if case.schedule in V_SHAPED:
+        return (2,)
+    if "vpp" in row.parallel:
+        return (row.parallel["vpp"],)
+    if case.schedule == "interleaved" and "local" in row.batch:
+        return (2,)
+    is_open = case.schedule == "interleaved" or "vpp not stated" in row.text("notes")
+    if not is_open:
+        return (1,)
+    layers = case.model.num_layers // case.parallel.pipeline
+    return tuple(chunks for chunks in range(1, layers + 1) if layers % chunks == 0)
+
+
+def _may_have_experts(row: Row) -> bool:
+    if "experts" in row.model:
+        return True
+    try:
+        return transformer_of(row, pads_vocabulary=False).experts is not None
+    except ValueError:
+        return True  # the reason is told where the model is made

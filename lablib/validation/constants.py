@@ -1,0 +1,74 @@
+"""The planner's constants that were fitted, with the least and the most that physics allows; and a planner with others.
+
+    matmul_share          0.70 to 0.95    a training step's products against the same product repeated
+    memory_share          0.80 to 1.00    of what the catalogue already takes for streaming (0.85 of the bandwidth)
+    intra_share           0.75 to 0.88    NCCL over NVLink: 0.81 to 0.84 measured
+    inter_share           0.70 to 0.95    NCCL over network cards
+    generation_share      0.35 to 0.75    FlashAttention one generation behind its device: 0.47 to 0.5 published
+    dispatch_s            10 to 30 us     an eager operator on the host, with autograd and Python
+    FLOPs a joule         A100 0.50 to 0.75 T (its peak at 400 W is 0.78), H100 0.70 to 1.10 T (1.41), B200 0.85 to
+                          1.40 T (2.25); a Hopper GPU under a lower limit keeps its ratio to the H100
+
+Everything else in the planner is a published figure, a count of what the software does, or an estimate that says so.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+from lablib.hardware import DEVICES, Cluster
+from lablib.plan.derating import Derating
+from lablib.plan.predict import predict
+from lablib.plan.prediction import Prediction
+from lablib.validation.cross_validate import Constant
+from lablib.validation.score import Predictor
+
+BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "matmul_share": (0.70, 0.95),
+        "memory_share": (0.80, 1.00),
+        "intra_share": (0.75, 0.88),
+        "inter_share": (0.70, 0.95),
+        "generation_share": (0.35, 0.75),
+        "dispatch_s": (10e-6, 30e-6),
+    }
+)
+# A generation of devices, by the one that stands for it: bounds of its FLOPs a joule.
+PER_JOULE: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {"A100-80GB-SXM": (0.50e12, 0.75e12), "H100-80GB-SXM": (0.70e12, 1.10e12), "B200-SXM": (0.85e12, 1.40e12)}
+)
+
+
+def constants() -> dict[str, Constant]:
+    """The constants as they are now."""
+    now = Derating()
+    shares = {name: Constant(getattr(now, name), low, high) for name, (low, high) in BOUNDS.items()}
+    return shares | {name: Constant(_per_joule(name), low, high) for name, (low, high) in PER_JOULE.items()}
+
+
+def planner_with(values: Mapping[str, float]) -> Predictor:
+    """The planner with these values in the place of its own."""
+    derating = replace(Derating(), **{name: value for name, value in values.items() if name in BOUNDS})
+    # attention_generation tells the generations of devices apart.
+    scale = {
+        DEVICES[name].attention_generation: value / _per_joule(name)
+        for name, value in values.items()
+        if name in PER_JOULE
+    }
+    return partial(_predict, derating, scale)
+
+
+def _per_joule(name: str) -> float:
+    figure = DEVICES[name].flops_per_joule
+    assert figure is not None
+    return figure
+
+
+def _predict(derating: Derating, scale: Mapping[int, float], *, cluster: Cluster, **arguments: Any) -> Prediction:
+    device = cluster.device
+    factor = scale.get(device.attention_generation, 1.0)
+    if device.flops_per_joule and factor != 1.0:
+        cluster = cluster.replace(device=replace(device, flops_per_joule=device.flops_per_joule * factor))
+    return predict(cluster=cluster, derating=derating, **arguments)

@@ -1,0 +1,122 @@
+"""Which cluster a row was measured on: the GPU's own node from the catalogue, changed by what the row states.
+
+M1  The GPU's name is matched without punctuation and packaging (synonyms.py); "A100" alone is the one with 80 GB,
+    "H100" alone the one with 80 GB. A name that matches no device as a whole is refused.
+M2  Its node is that of the catalogue (DGX A100, DGX H100, GB200 NVL72, ...), with as many GPUs as the row states; where
+    it states nodes alone, with gpus / nodes of them.
+M3  A rack of 72 GPUs holds 64 of a run whose GPUs are a multiple of 64: its 16 whole trays of 4 (from memory, not
+    verified: NVIDIA's block scheduling).
+M4  The text of the interconnect changes bandwidths between nodes. Parts of it (between ";" or ",") that say "intra" or
+    "in node" or "NVLink" are left alone where the GPU has NVLink: that comes with the GPU, and a text that gives less
+    is about a model of it. The others are between nodes. "4 x 100 Gb/s" multiplies; "per node" or
+    "node-to-node" is shared by the node's GPUs; Gb are bits, GB bytes.
+    Collectives over Omni-Path reach a fifth of it: 10 of 50 GB/s a node, measured with 4 nodes of 8 A100
+    (bigscience-workshop/bigscience, experiments/bandwidth/all_reduce_bench-a100-n4.txt, 41.8 Gb/s of all-reduce).
+M5  Its technology gives the latency (RoCE, EFA, Ethernet, Slingshot; else InfiniBand's). Nothing stated: the node's
+    own NICs.
+"""
+
+import re
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from lablib.errors import unknown_name
+from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Link
+from lablib.validation.rows import Row
+from lablib.validation.synonyms import gpu_key
+
+# GPU names without punctuation -> device, cluster of the catalogue.
+GPUS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "v100": ("V100-32GB-SXM2", "dgx-v100"),
+        "v10032gb": ("V100-32GB-SXM2", "dgx-v100"),
+        "a100": ("A100-80GB-SXM", "dgx-a100"),
+        "a10080gb": ("A100-80GB-SXM", "dgx-a100"),
+        "a10040gb": ("A100-40GB-SXM", "dgx-a100"),
+        "h100": ("H100-80GB-SXM", "dgx-h100"),
+        "h10080gb": ("H100-80GB-SXM", "dgx-h100"),
+        "h10096gb24tbs500w": ("H100-96GB-SXM-500W", "dgx-h100"),
+        **dict.fromkeys(("a800", "a80080gb"), ("A800-80GB-SXM", "hgx-a800")),
+        **dict.fromkeys(("h800", "h80080gb"), ("H800-80GB-SXM", "hgx-h800")),
+        "h200": ("H200-SXM", "hgx-h200"),
+        "b200": ("B200-SXM", "dgx-b200"),
+        "b300": ("B300-SXM", "dgx-b300"),
+        "gb200": ("GB200", "gb200-nvl72"),
+        "gb300": ("GB300", "gb300-nvl72"),
+        "mi300x": ("MI300X", "mi300x"),
+    }
+)
+# Words of an interconnect -> a link whose latency it has.
+TECHNOLOGIES = {"roce": "roce-400", "efa": "efa-v2", "ethernet": "ethernet-100", "slingshot": "slingshot-11"}
+_BANDWIDTH = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([GT])(b|B)(?:it)?(?:/s|ps)")
+_INSIDE = ("intra", "in node", "within", "nvlink", "nvswitch")
+_SHARED = ("per node", "node-to-node", "per host", "per server")
+_OMNI_PATH_SHARE = 0.2
+_RACK, _WHOLE_TRAYS = 72, 64
+
+
+def cluster_of(row: Row) -> Cluster:
+    """The cluster of a row, by the rules above.
+
+    Raises:
+        ValueError: a GPU that the catalogue lacks (the nearest are named).
+    """
+    device, base = _gpu(row.hardware["gpu"])
+    cluster = CLUSTERS[base].replace(device=DEVICES[device])
+    per_node = _per_node(row) or cluster.devices_per_node
+    if per_node == _RACK and row.hardware["gpus"] % _WHOLE_TRAYS == 0:
+        per_node = _WHOLE_TRAYS
+    cluster = cluster.replace(devices_per_node=per_node)
+    text = row.hardware.get("interconnect", "")
+    for part in re.split(r"[;,]", text):
+        bandwidth = bandwidth_bytes_per_s(part, per_node)
+        if bandwidth is None:
+            continue
+        level = "intra" if any(word in part.lower() for word in _INSIDE) else "inter"
+        if level == "intra" and cluster.intra.name.startswith("NVLink"):
+            continue
+        latency_s = _latency_s(text, getattr(cluster, level), level)
+        share = _OMNI_PATH_SHARE if "omni-path" in part.lower() else 1.0
+        changed = Link(part.strip(), latency_s, bandwidth, f"row {row.id}", share)
+        cluster = cluster.replace(**{level: changed})
+    return cluster
+
+
+def _per_node(row: Row) -> int | None:
+    """Rule M2; of a rack (M3) nodes are its trays, and say nothing."""
+    nodes, gpus = row.hardware.get("nodes"), row.hardware["gpus"]
+    stated = row.hardware.get("gpus_per_node")
+    return stated if stated or not nodes else -(-gpus // nodes)
+
+
+def _gpu(name: str) -> tuple[str, str]:
+    """Rule M1."""
+    key = gpu_key(name)
+    if key not in GPUS:
+        raise unknown_name("GPU", name, list(GPUS))
+    return GPUS[key]
+
+
+def bandwidth_bytes_per_s(part: str, gpus_per_node: int) -> float | None:
+    """Rule M4: the bandwidth in a part of an interconnect's text, for one GPU and direction; None where it has none.
+
+    >>> bandwidth_bytes_per_s("4 x 100 Gb/s Omni-Path per node", 8), bandwidth_bytes_per_s("150 GB/s intra-node", 8)
+    (6250000000.0, 150000000000.0)
+    """
+    found = _BANDWIDTH.search(part)
+    if not found:
+        return None
+    times, number, prefix, unit = found.groups()
+    total = int(times or 1) * float(number) * {"G": 1e9, "T": 1e12}[prefix] / (8 if unit == "b" else 1)
+    is_shared = any(word in part.lower() for word in _SHARED) or (times and "per gpu" not in part.lower())
+    return total / gpus_per_node if is_shared and "intra" not in part.lower() else total
+
+
+def _latency_s(text: str, link: Link, level: str) -> float:
+    """Rule M5."""
+    if level == "intra":
+        return link.latency_s
+    # At the start of a word: there is "roce" in "process" and "efa" in "default".
+    names = [name for word, name in TECHNOLOGIES.items() if re.search(f"(?<![a-z]){word}", text.lower())]
+    name = names[0] if names else "infiniband-ndr"
+    return LINKS[name].latency_s

@@ -1,0 +1,197 @@
+"""Published measurements as rows of a file: read strictly, with one clear error for what cannot be meant.
+
+One JSON object a line:
+
+    id          FAMILY-anything; rows of one family are reported together
+    model       layers, hidden, heads, kv_heads, ffn, seq, vocab, name, params or params_b; where it has them experts,
+                experts_per_token, expert_ffn, shared_experts, dense_layers, mtp_layers
+    hardware    gpu, gpus, gpus_per_node, nodes, interconnect, cluster
+    parallel    dp, tp, pp, cp, ep, etp, vpp, zero_stage, fsdp, sequence_parallel, ep_overlap, model_parallel (tp x pp),
+                offload: what the host keeps, "optimizer", "activations" or both
+    batch       global (sequences in a step), micro, grad_accum, local (sequences of one replica in a step)
+    measured    iteration_s, tokens_per_s, model_tflops_per_gpu, mfu, memory_gib_per_gpu, ... (measured.py)
+    precision, recompute, schedule, optimizer, dispatcher, graphs, attention_flops, notes, kind, how_read: text
+    stack       the software, a name of stack.py;  date: of the measurement, its year first (2024-06)
+    source      title and url;  scorable: true or false
+
+A field that is missing, of the wrong type, outside every plausible size, or nearly a known name is an error with its
+line (fields.py has each field's kind and range, and other names that sources give it). A field of any other name is not
+used, and listed in `Row.unused`; known ones that no answer depends on are LABELS of fields.py. What a source leaves
+open (heads, micro-batch, recomputation) may be missing: case.py has the rules. Rows that say `"scorable": false` are
+not read on.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lablib.text.files import parse_json, read_text
+from lablib.validation.fields import FIELDS, SECTIONS, SIZES, by_usual_names, checked, path_of, shown, unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One published measurement. Sections hold only known fields, each checked; numbers keep the file's units.
+
+    Attributes:
+        line: where it stands in the file, from 1.
+        id: its name; `family` is the part before the first "-", `group` the first two parts.
+        model, hardware, parallel, batch, measured, source: the sections of the file.
+        texts: precision, recompute, schedule, optimizer, dispatcher, notes and the other fields of text, where stated.
+        is_scorable: False where the file says that the row is no measurement of a step.
+        unused: fields of names nobody knows.
+    """
+
+    line: int
+    id: str
+    model: Mapping[str, Any]
+    hardware: Mapping[str, Any]
+    parallel: Mapping[str, Any]
+    batch: Mapping[str, Any]
+    measured: Mapping[str, float]
+    source: Mapping[str, str]
+    texts: Mapping[str, str] = field(default_factory=dict)
+    is_scorable: bool = True
+    unused: tuple[str, ...] = ()
+
+    @property
+    def family(self) -> str:
+        """The source: what the id has before its first "-"."""
+        return self.id.split("-")[0]
+
+    @property
+    def group(self) -> str:
+        """A table of the source: what the id has before its second "-"."""
+        return "-".join(self.id.split("-")[:2])
+
+    def text(self, name: str) -> str:
+        """A text of the row in lower case; "" where it is not stated."""
+        return self.texts.get(name, "").lower()
+
+
+def published_rows() -> list[Row]:
+    """The 296 rows that come with this package, each with its source."""
+    return read_rows(Path(__file__).with_name("published_runs.jsonl"))
+
+
+def published_mixtures() -> list[Row]:
+    """Published runs of mixtures of experts, which come with this package too. Nothing was fitted to them."""
+    return read_rows(Path(__file__).with_name("published_moe_runs.jsonl"))
+
+
+def read_rows(path: str | Path) -> list[Row]:
+    """The rows of a JSON Lines file; blank lines are passed over.
+
+    Raises:
+        ValueError: the file cannot be read or has no row; or the first thing wrong in it, with file, line and field.
+    """
+    path = Path(path)
+    try:
+        lines = read_text(path).split("\n")
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    return parse_rows(lines, path.name)
+
+
+def parse_rows(lines: Iterable[str], name: str = "rows") -> list[Row]:
+    """`read_rows` of lines already read; `name` stands for the file in errors. Raises ValueError as that does."""
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                rows.append(_row(line, number))
+            except ValueError as error:
+                raise ValueError(f"{name}, line {number}: {error}") from None
+    if not rows:
+        raise ValueError(f"{name} has no rows: give a file of JSON objects, one a line")
+    return rows
+
+
+def _row(line: str, number: int) -> Row:
+    try:
+        record = parse_json(line, object_pairs_hook=_without_repetition)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}; one object a line") from None
+    if not isinstance(record, dict):
+        raise ValueError(f"a row must be a JSON object, {{...}}: got {type(record).__name__}")
+    record = _without_null(record)
+    if record.get("scorable") is False:
+        return Row(number, str(record.get("id", f"line {number}")), {}, {}, {}, {}, {}, {}, is_scorable=False)
+    unused = unknown("", record, (*FIELDS[""], *SECTIONS))
+    sections: dict[str, Any] = {}
+    for section in SECTIONS:
+        given = record.get(section, {})
+        if not isinstance(given, dict):
+            raise ValueError(f"field {section}: must be an object, {{...}}: got {shown(given)}")
+        given = by_usual_names(section, _without_null(given))
+        unused += unknown(section, given, FIELDS[section])
+        sections[section] = checked(section, given)
+    top = checked("", {key: value for key, value in record.items() if key not in SECTIONS})
+    if not top.get("id"):
+        raise ValueError('field id: missing; give each row a name, "FAMILY-anything"')
+    top.pop("scorable", None)
+    row = Row(number, top.pop("id"), **sections, texts=top, unused=tuple(unused))
+    _check_nothing_missing(row)
+    return row
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose fields are each stated once: of two values nobody knows which is meant."""
+    record = dict(pairs)
+    if len(record) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"field {twice}: stated {names.count(twice)} times; leave one")
+    return record
+
+
+def _without_null(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in record.items() if value is not None}
+
+
+def _check_nothing_missing(row: Row) -> None:
+    named_only = "name" in row.model and not any(size in row.model for size in SIZES)
+    needed = [("hardware", "gpu"), ("hardware", "gpus"), ("model", "seq")]
+    needed += [] if named_only else [("model", size) for size in SIZES]
+    for section, key in needed:
+        if key not in getattr(row, section):
+            raise ValueError(f"field {path_of(section, key)}: missing; {FIELDS[section][key].rule()}")
+    if not ({"global", "local"} & set(row.batch) or {"micro", "grad_accum"} <= set(row.batch)):
+        raise ValueError("field batch.global: missing; the sequences of one step (or local, or micro and grad_accum)")
+    if not row.measured:
+        names = ", ".join(FIELDS["measured"])
+        raise ValueError(f"field measured: missing; one of {names}")
+    _check_axes(row)
+    _check_counts(row)
+
+
+def _check_axes(row: Row) -> None:
+    """An axis may be left out where the others give the number of GPUs."""
+    split = row.parallel.get("dp", 0) * row.parallel.get("cp", 1)
+    for axis in ("tp", "pp"):
+        split *= row.parallel.get(axis, 1)
+    missing = [axis for axis in ("tp", "pp") if axis not in row.parallel]
+    if missing and split and split != row.hardware["gpus"]:
+        raise ValueError(
+            f"field {path_of('parallel', missing[0])}: missing; the others give {split} ranks, hardware.gpus is "
+            f"{row.hardware['gpus']}"
+        )
+
+
+def _check_counts(row: Row) -> None:
+    """What is stated twice is the same both times."""
+    axes, hardware = row.parallel, row.hardware
+    if "model_parallel" in axes and axes["model_parallel"] != axes.get("tp", 1) * axes.get("pp", 1):
+        raise ValueError(
+            f"field parallel.model_parallel: must be tp x pp: got {axes['model_parallel']} and {axes.get('tp', 1)} x "
+            f"{axes.get('pp', 1)}"
+        )
+    nodes, gpus = hardware.get("nodes"), hardware["gpus"]
+    if nodes and nodes > gpus:
+        raise ValueError(f"field hardware.nodes: must be hardware.gpus or fewer: got {nodes} and {gpus}")
+    if nodes and "gpus_per_node" in hardware and -(-gpus // hardware["gpus_per_node"]) != nodes:
+        raise ValueError(
+            f"field hardware.nodes: must be gpus / gpus_per_node: got {nodes} and {gpus} / {hardware['gpus_per_node']}"
+        )

@@ -1,0 +1,184 @@
+"""`lab plan`: what it prints, what it refuses, and its exit codes."""
+
+import json
+import re
+from contextlib import redirect_stdout
+from io import StringIO
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lablib.cli import plan as cli_plan
+from lablib.cli.main import main
+from lablib.pipeline.closed_form import WITH_CLOSED_FORM
+from lablib.plan import search
+from lablib.plan.optimizers import OPTIMIZERS
+from lablib.plan.predict import PRECISIONS
+from lablib.plan.recompute import KINDS
+
+ASKED = ["plan", "--model", "gpt3-13b", "--cluster", "dgx-a100", "--nodes", "2", "--batch", "64"]
+FEW = ["--schedule", "1f1b,zb-v", "--recompute", "none, full", "--context", "1"]
+
+
+def test_the_best_plans_are_a_table_with_the_reasons_of_the_others(capsys: pytest.CaptureFixture):
+    assert main([*ASKED, *FEW, "--top", "3"]) == 0
+    said = capsys.readouterr()
+    lines = said.out.splitlines()
+    best = search("gpt3-13b", "dgx-a100", 64, nodes=2, schedule=["1f1b", "zb-v"], recompute=["none", "full"], context=1)
+    assert lines[0] == "gpt3-13b on 16 GPUs of dgx-a100, a step of 64 sequences of 2,048 tokens:"
+    assert [line.split()[0] for line in lines[3:6]] == ["1", "2", "3"]
+    assert str(best.best.parallel) in lines[3] and f"{best.best.mfu:.1%}" in lines[3]
+    assert f"{len(best.plans):,} plans tried" in said.out
+    for kind, count in best.rejected.counts.items():
+        assert any(line.startswith(kind) and f"{count:,}" in line for line in lines), kind
+    assert said.err == ""
+
+
+def test_json_says_the_same_in_seconds_and_bytes(capsys: pytest.CaptureFixture):
+    assert main([*ASKED, *FEW, "--json", "--top", "2", "--tensor", "2-4", "--micro-batch", "1,2"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    given = {"schedule": ["1f1b", "zb-v"], "recompute": ["none", "full"], "tensor": [2, 3, 4], "micro_batch": [1, 2]}
+    found = search("gpt3-13b", "dgx-a100", 64, nodes=2, context=1, **given)
+    assert len(said["best"]) == 2 and said["tried"] == len(found.plans) and said["fit"] == len(found.order)
+    assert said["best"][0]["step_time_s"] == found.best.step_time_s
+    assert {kind: each["plans"] for kind, each in said["rejected"].items()} == found.rejected.counts
+    assert said["nearest"] is None
+
+
+@settings(deadline=None, max_examples=10)
+@given(data=st.data())
+def test_json_repeats_its_inputs_so_that_a_search_with_them_is_the_same(data):
+    flags = {
+        "--seq-len": st.sampled_from(["1024", "2048"]),
+        "--precision": st.sampled_from(["bfloat16", "float16"]),
+        "--stack": st.sampled_from(["megatron-core", "torch-compile"]),
+        "--optimizer": st.sampled_from(sorted(OPTIMIZERS)),
+        "--offload": st.sampled_from(["optimizer", "activations", "optimizer,activations"]),
+        "--compression": st.sampled_from(["none", "int8", "powersgd"]),
+        "--zero-stage": st.sampled_from(["0", "0,1"]),
+        "--micro-batch": st.sampled_from(["1", "1,2", "2-4"]),
+        "--schedule": st.sampled_from(["1f1b", "1f1b,zb-h1"]),
+    }
+    words = [*ASKED, "--tensor", "4,8", "--pipeline", "1,2", "--recompute", "full", "--json", "--top", "2"]
+    for flag, values in flags.items():
+        if data.draw(st.booleans()):
+            words += [flag, data.draw(values)]
+    words += ["--lora"] * ("--compression" not in words and data.draw(st.booleans()))
+    with redirect_stdout(StringIO()) as said:
+        main(words)
+    answer = json.loads(said.getvalue())
+    found = search(**answer["inputs"])
+    assert json.loads(json.dumps(cli_plan.to_json(found, 2))) == {k: v for k, v in answer.items() if k != "inputs"}
+    assert answer["inputs"]["seq_len"] and answer["inputs"]["model"] == "gpt3-13b"
+    for flag in flags:
+        if flag in words:
+            given = answer["inputs"][flag[2:].replace("-", "_")]
+            told = words[words.index(flag) + 1]
+            assert str(given) == told or set(map(str, given)) <= {*told.split(","), "2", "3", "4"}
+
+
+@pytest.mark.parametrize(
+    ("words", "change"),
+    [
+        (["--offload", "optimizer"], {"offload": ("optimizer",)}),
+        (["--offload", "optimizer, activations"], {"offload": ("optimizer", "activations")}),
+        (["--lora"], {"trainable": "lora"}),
+        (["--compression", "int8"], {"compression": "int8"}),
+        (["--optimizer", "muon"], {"optimizer": "muon"}),
+    ],
+)
+def test_an_option_is_the_argument_of_search(words, change, capsys: pytest.CaptureFixture):
+    assert main([*ASKED, *FEW, *words, "--json"]) == 0
+    best = json.loads(capsys.readouterr().out)["best"][0]
+    few = {"schedule": ["1f1b", "zb-v"], "recompute": ["none", "full"], "context": 1}
+    changed, plain = (search("gpt3-13b", "dgx-a100", 64, nodes=2, **few, **more).best for more in (change, {}))
+    assert best["step_time_s"] == changed.step_time_s != plain.step_time_s
+
+
+def test_a_plan_above_95_percent_of_the_memory_is_tight(capsys: pytest.CaptureFixture):
+    found = search("gpt3-13b", "dgx-a100", 64, nodes=2, recompute="none")
+    assert main([*ASKED, "--recompute", "none", "--top", "100000"]) == 0
+    lines = capsys.readouterr().out.splitlines()[3 : 3 + len(found.top(100000))]
+    shares = [each.peak_memory_bytes / each.memory_limit_bytes for each in found.top(100000)]
+    assert [", tight" in line for line in lines] == [share > 0.95 for share in shares]
+    assert any(share > 0.95 for share in shares) and not all(share > 0.95 for share in shares)
+    tight = next(each for each in found.top(100000) if each.is_tight)
+    assert "fits, tight." in tight.sentence()
+
+
+def test_where_nothing_fits_the_nearest_miss_is_said_and_the_exit_code_is_1(capsys: pytest.CaptureFixture):
+    words = ["plan", "--model", "gpt3-175b", "--cluster", "dgx-a100", "--gpus", "8", "--batch", "8", "--tensor", "8"]
+    assert main(words) == 1
+    assert "none fits; the nearest (tensor 8) needs" in capsys.readouterr().out
+    assert main([*words, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["nearest"]["tensor"] == 8
+
+
+def test_long_searches_show_a_bar_that_is_gone_at_the_end(monkeypatch, capsys: pytest.CaptureFixture):
+    monkeypatch.setattr(cli_plan, "_BAR_AFTER_S", 0.0)
+    assert main([*ASKED, *FEW]) == 0
+    said = capsys.readouterr()
+    assert "plans/s" in said.err and "plans/s" not in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--tensor", "some"], "--tensor is a number, some (1,2,4) or a range (4-16): got 'some'"),
+        (["--micro-batch", "4-1"], "--micro-batch is a range without a number: got '4-1'; try the smaller first"),
+        (
+            ["--tensor", "1-99999999999"],
+            "--tensor is at most 100,000 numbers: got '1-99999999999'; try a shorter range",
+        ),
+        (["--tensor", "3", "--pipeline", "1"], "try divisors of 16"),
+        (["--schedule", "1f1c"], "did you mean '1f1b'"),
+        (["--recompute", "much"], "recompute is"),
+        (["--precision", "bf16"], "unknown precision 'bf16'"),
+        (["--gpus", "8"], "give nodes or gpus, one of the two"),
+        (["--top", "0"], "--top must be 1 or more: got 0"),
+        (["--optimizer", "adamv"], "did you mean"),
+        (["--offload", "weights"], "unknown offload 'weights'"),
+        (["--compression", "int9"], "unknown gradient compression 'int9'"),
+        (["--lora", "--compression", "int8"], "compression is of gradients"),
+        (["--batch", "many"], "invalid int value: 'many'"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence_and_exit_code_2(words, sentence, capsys: pytest.CaptureFixture):
+    assert main([*ASKED, *words]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("lab: ") and sentence in said.err and said.err.count("\n") == 1
+    assert said.out == ""
+
+
+def test_a_model_nobody_knows_is_answered_with_the_nearest(capsys: pytest.CaptureFixture):
+    assert main(["plan", "--model", "gpt3-175c", "--cluster", "dgx-a100", "--nodes", "1", "--batch", "8"]) == 2
+    assert "did you mean 'gpt3-175b'" in capsys.readouterr().err
+
+
+def test_experts_may_be_whole_beside_split_attention(capsys: pytest.CaptureFixture):
+    asked = ["plan", "--model", "mixtral-8x7b", "--cluster", "dgx-h100", "--nodes", "4", "--batch", "64"]
+    few = [
+        "--tensor",
+        "4",
+        "--expert",
+        "8",
+        "--expert-tensor",
+        "1",
+        "--schedule",
+        "1f1b",
+        "--seq-len",
+        "4096",
+        "--json",
+    ]
+    assert main([*asked, *few]) == 0
+    best = json.loads(capsys.readouterr().out)["best"]
+    assert {(each["expert"], each["expert_tensor"]) for each in best} == {(8, 1)}
+
+
+def test_the_help_has_every_name_that_may_be_given(capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit):
+        main(["plan", "--help"])
+    whole_lines = re.sub(r"-\n\s+", "-", capsys.readouterr().out)
+    said = re.split(r"[\s,;:]+", whole_lines)
+    assert {*PRECISIONS, *OPTIMIZERS, *WITH_CLOSED_FORM, *KINDS} <= set(said)

@@ -1,0 +1,182 @@
+"""Experts copied and packed: bounds for any loads, the best by trying all, and the example of the source."""
+
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lablib.parallel import ExpertPlacement, least_possible_load, place_balanced, place_in_order
+from lablib.studies import place_best, rebalance_over_run
+from lablib.studies.expert_runs import recorded_expert_runs
+
+# github.com/deepseek-ai/EPLB, README: 12 experts of two layers, 16 slots on 8 GPUs, 4 groups, 2 nodes; and its output.
+LOADS = ([90, 132, 40, 61, 104, 165, 39, 4, 73, 56, 183, 86], [20, 107, 104, 64, 19, 197, 187, 157, 172, 86, 16, 27])
+SLOTS = ([5, 6, 5, 7, 8, 4, 3, 4, 10, 9, 10, 2, 0, 1, 11, 1], [7, 10, 6, 8, 6, 11, 8, 9, 2, 4, 5, 1, 5, 0, 3, 1])
+
+
+@st.composite
+def cases(draw: Any, most_experts: int = 24) -> tuple[list[float], int, int]:
+    ranks = draw(st.integers(1, 6))
+    experts = ranks * draw(st.integers(1, max(1, most_experts // ranks)))
+    loads = draw(st.lists(st.integers(0, 1000), min_size=experts, max_size=experts))
+    return loads, ranks, experts // ranks + draw(st.integers(0, 2))
+
+
+@given(cases())
+@settings(max_examples=200, deadline=None)
+def test_every_expert_is_somewhere_and_no_rank_is_below_the_bound_or_worse_than_in_order(case: Any):
+    loads, ranks, slots = case
+    placed = place_balanced(loads, ranks, slots)
+    assert [len(rank) for rank in placed.ranks] == [slots] * ranks
+    assert min(placed.copies) >= 1 and sum(placed.copies) == ranks * slots
+    each = placed.rank_loads(loads)
+    assert sum(each) == pytest.approx(sum(loads))
+    busiest, naive = max(each), max(place_in_order(len(loads), ranks).rank_loads(loads))
+    assert least_possible_load(loads, ranks, slots) - 1e-9 <= busiest <= naive + 1e-9
+    assert placed.imbalance(loads) >= 1 - 1e-12
+    assert place_balanced(loads, ranks, slots) == placed
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_nothing_is_better_than_what_trying_all_finds(data: Any):
+    ranks, slots = data.draw(st.sampled_from([(1, 4), (2, 2), (2, 3), (3, 2), (2, 4), (4, 2), (3, 3)]))
+    experts = data.draw(st.integers(1, ranks * slots))
+    loads = data.draw(st.lists(st.integers(0, 50), min_size=experts, max_size=experts))
+    best = max(place_best(loads, ranks, slots).rank_loads(loads))
+    found = max(place_balanced(loads, ranks, slots).rank_loads(loads))
+    assert least_possible_load(loads, ranks, slots) - 1e-9 <= best <= found + 1e-9
+    if experts == ranks * slots and slots == 1:
+        assert best == max(loads)
+
+
+def test_trying_all_finds_what_packing_misses():
+    loads = [8, 1, 1, 2]
+    assert max(place_in_order(4, 2).rank_loads(loads)) == 9
+    assert max(place_balanced(loads, 2, 3).rank_loads(loads)) == pytest.approx(8 / 3 + 8 / 3 + 1)
+    assert max(place_best(loads, 2, 3).rank_loads(loads)) == 6 == least_possible_load(loads, 2, 3)
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_the_example_of_the_source_is_found_again(layer: int):
+    """But for which of two copies of equal load is where: the ranks' loads are the same."""
+    loads, slots = LOADS[layer], SLOTS[layer]
+    theirs = ExpertPlacement(tuple(tuple(slots[i : i + 2]) for i in range(0, 16, 2)), 12)
+    ours = place_balanced(loads, 8, 2, num_nodes=2, num_groups=4)
+    assert ours.copies == theirs.copies
+    assert ours.rank_loads(loads) == pytest.approx(theirs.rank_loads(loads))
+    # All over, without nodes, the busiest has less; within nodes all copies of a group's experts are in one of them.
+    assert max(place_balanced(loads, 8, 2).rank_loads(loads)) <= max(ours.rank_loads(loads))
+    for group in range(4):
+        nodes = {r // 4 for r, rank in enumerate(ours.ranks) for expert in rank if expert // 3 == group}
+        assert len(nodes) == 1
+
+
+@given(st.lists(st.integers(0, 1000), min_size=16, max_size=16), st.sampled_from([(1, 4), (2, 2), (2, 4), (4, 4)]))
+@settings(max_examples=50, deadline=None)
+def test_nodes_are_never_worse_than_in_order_and_hold_the_same_groups(loads: list[int], sizes: tuple[int, int]):
+    nodes, groups = sizes
+    placed = place_balanced(loads, 8, 3, num_nodes=nodes, num_groups=groups)
+    assert max(placed.rank_loads(loads)) <= max(place_in_order(16, 8).rank_loads(loads)) + 1e-9
+    assert min(placed.copies) >= 1 and {len(rank) for rank in placed.ranks} == {3}
+
+
+def test_more_slots_bring_skewed_loads_near_the_mean():
+    """Loads as 1 / rank (Zipf), 64 experts on 8 ranks: one slot more a rank takes most of the imbalance."""
+    loads = [1000 / (1 + i) for i in range(64)]
+    found = [place_balanced(loads, 8, slots).imbalance(loads) for slots in (8, 9, 10)]
+    assert place_in_order(64, 8).imbalance(loads) == pytest.approx(4.58, abs=0.01)
+    # Without a copy the best there is: the heaviest expert beside the seven lightest.
+    assert found[0] == pytest.approx(8 * (loads[0] + sum(loads[-7:])) / sum(loads))
+    assert found[1] < 1.05 and found[2] < 1.01
+
+
+def test_what_moves_is_what_a_rank_had_not():
+    before, after = place_in_order(4, 2), ExpertPlacement(((0, 3), (2, 1)), 4)
+    assert before.num_moved(before) == 0 and after.num_moved(before) == 2
+    assert place_in_order(4, 2, 3).num_moved(before) == 0  # a slot more holds a rank's own
+
+
+def test_no_tokens_are_balanced():
+    assert place_balanced([0, 0], 2, 1).imbalance([0, 0]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "message"),
+    [
+        (place_balanced, ([1.0, -1.0], 2, 1), "a load must be 0 or more tokens, and finite: got -1.0"),
+        (place_balanced, ([1.0, float("nan")], 2, 1), "a load must be 0 or more tokens, and finite: got nan"),
+        (place_balanced, ([], 2, 1), "loads must have a number for each"),
+        (place_balanced, ([1.0] * 4, 2, 1), "every expert must have a slot: got 2 ranks x 1 for 4; try slots_a_rank=2"),
+        (place_balanced, ([1.0] * 4, 4, 1, 3), "num_nodes must divide num_ranks: got 3 and 4"),
+        (place_balanced, ([1.0] * 4, 4, 1, 2, 3), "num_nodes must divide num_groups: got 2 and 3"),
+        (place_balanced, ([1.0] * 4, 4, 1, 1, 3), "num_groups must divide the experts: got 3 and 4"),
+        (place_balanced, ([1.0] * 4, 0, 1), "num_ranks must be a whole number"),
+        (place_best, ([1.0] * 4, 4, 3), "all placements are too many: got 12 slots; try at most 10"),
+        (place_in_order, (6, 4), "num_ranks must divide num_experts: got 4 and 6; try 3"),
+    ],
+)
+def test_what_cannot_be_placed_is_refused(function: Any, arguments: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        function(*arguments)
+
+
+def test_loads_of_other_experts_are_refused():
+    with pytest.raises(ValueError, match="loads must have a number for each of the 4: got 3"):
+        place_in_order(4, 2).rank_loads([1, 2, 3])
+
+
+# ---- over a run ----
+
+
+def drawn_run(skew: float, steps: int = 40) -> list[list[int]]:
+    """Choices of 2,048 a step among 8 experts whose chances stay; 0 is even, and what is left is the draw."""
+    rng = np.random.default_rng(0)
+    chances = np.exp(skew * np.arange(8))
+    return rng.multinomial(2048, chances / chances.sum(), steps).tolist()
+
+
+def test_a_skew_that_stays_is_balanced_from_past_loads_but_a_draw_is_not():
+    skewed = rebalance_over_run(drawn_run(-0.5), 4, 3, window=4)
+    assert skewed.gained > 1.7 and mean(skewed.planned[1:]) < mean(skewed.known) + 0.05
+    even = rebalance_over_run(drawn_run(0.0), 4, 3, window=4)
+    assert 0.95 < even.gained < 1.05 and mean(even.known) < mean(even.in_order)
+
+
+def test_on_real_runs_copies_help_where_nothing_else_balances():
+    """The table of the head: means of layers and seeds of the recorded runs, 8 experts on 4 ranks of 3 slots."""
+    table = {}
+    for method in ("nothing", "auxiliary loss", "bias"):
+        layers = [[step[layer] for step in run.counts] for run in recorded_expert_runs()[method] for layer in (0, 1)]
+        found = [rebalance_over_run(counts, 4, 3) for counts in layers]
+        each = ([one.in_order for one in found], [one.planned for one in found], [one.known for one in found])
+        table[method] = [mean(map(mean, values)) for values in each]
+    assert table["nothing"] == pytest.approx([1.94, 1.26, 1.12], abs=0.01)
+    assert table["auxiliary loss"] == pytest.approx([1.42, 1.36, 1.06], abs=0.01)
+    assert table["bias"] == pytest.approx([1.29, 1.27, 1.04], abs=0.01)
+
+
+def test_a_plan_stays_for_its_steps_and_is_made_of_those_before_it():
+    counts = [[8, 1, 1, 2], [8, 1, 1, 2], [1, 1, 2, 8], [1, 1, 2, 8]]
+    found = rebalance_over_run(counts, 2, 3, every=2, window=1)
+    old = place_balanced(counts[1], 2, 3)
+    assert found.planned == (*found.in_order[:2], *(old.imbalance(one) for one in counts[2:]))
+    assert found.moved == old.num_moved(place_in_order(4, 2, 3))
+    assert found.known == tuple(place_balanced(one, 2, 3).imbalance(one) for one in counts)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], 2, 2), "a run must have a step"),
+        (([[1, 2]], 2, 1, 0), "every must be a whole number"),
+        (([[1, 2]], 2, 1, 1, 0), "window must be a whole number"),
+        (([[1, 2, 3]], 2, 2), "num_ranks must divide num_experts: got 2 and 3"),
+    ],
+)
+def test_runs_that_cannot_be_are_refused(arguments: Any, message: str):
+    with pytest.raises(ValueError, match=message):
+        rebalance_over_run(*arguments)

@@ -1,0 +1,207 @@
+"""The closed forms of ZeRO: as the paper prints them, and to the byte what the simulator's memory and traffic say."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from lablib import launch
+from lablib.parallel import DataParallel, FlatLayout, Zero
+from lablib.parallel.zero.bytes import (
+    BF16,
+    FP32,
+    MIXED,
+    MIXED_FP32_GRADIENTS,
+    TrainingPrecision,
+    zero_bytes,
+    zero_sent_bytes,
+)
+
+few = settings(max_examples=10, deadline=None)
+
+# Rajbhandari et al. 2020, arXiv 1910.02054, table 1: GB a rank with mixed precision and Adam, stages 1, 2, 3.
+TABLE_1 = {
+    (7.5e9, 1): (120, 120, 120),
+    (7.5e9, 4): (52.5, 41.3, 30),
+    (7.5e9, 16): (35.6, 21.6, 7.5),
+    (7.5e9, 64): (31.4, 16.6, 1.88),
+    (7.5e9, 256): (30.4, 15.4, 0.47),
+    (7.5e9, 1024): (30.1, 15.1, 0.12),
+    (128e9, 1): (2048, 2048, 2048),
+    (128e9, 16): (608, 368, 128),
+    (128e9, 1024): (513, 257, 2),
+    (1e12, 1): (16000, 16000, 16000),
+    (1e12, 64): (4187, 2218, 250),
+    (1e12, 1024): (4011, 2013, 15.6),
+}
+
+
+@pytest.mark.parametrize(("size", "printed"), TABLE_1.items())
+def test_bytes_are_those_of_the_papers_table(size: tuple[float, int], printed: tuple[float, ...]):
+    numel, ranks = int(size[0]), size[1]
+    found = [zero_bytes(stage, [numel], ranks).total / 1e9 for stage in (1, 2, 3)]
+    for gigabytes, expected in zip(found, printed, strict=True):
+        # Printed to three digits, of which some are cut and not rounded.
+        assert gigabytes == pytest.approx(expected, rel=0.004, abs=0.006)
+
+
+def test_plain_data_parallelism_holds_16_bytes_a_parameter_with_mixed_precision():
+    assert zero_bytes(0, [1000], 64).total == 16_000 == 1000 * MIXED.total
+    assert [one.total for one in (FP32, MIXED, MIXED_FP32_GRADIENTS, BF16)] == [16, 16, 18, 8]
+
+
+@given(
+    numels=st.lists(st.integers(0, 10_000), min_size=1, max_size=5),
+    ranks=st.integers(1, 100),
+    multiple=st.integers(1, 64),
+)
+def test_stages_hold_less_and_less_and_padding_is_less_than_a_multiple_a_rank(numels, ranks, multiple):
+    held = [zero_bytes(s, numels, ranks, multiple_of=multiple).total for s in (1, 2, 3)]
+    assert held == sorted(held, reverse=True)
+    sharded = zero_bytes(3, numels, ranks, multiple_of=multiple).total * ranks
+    assert 0 <= sharded - 16 * sum(numels) < 16 * len(numels) * ranks * multiple
+
+
+@given(numel=st.integers(1, 500), ranks=st.integers(1, 12), multiple=st.integers(1, 9))
+def test_every_element_lies_on_one_shard(numel, ranks, multiple):
+    sizes = (numel // 2, numel - numel // 2)
+    layout = FlatLayout(("a", "b"), ((sizes[0],), (sizes[1], 1)), ranks, multiple)
+    assert layout.shard_numel % multiple == 0
+    assert sum(layout.real_numel(rank) for rank in range(ranks)) == numel
+    seen = {"a": [], "b": []}
+    for rank in range(ranks):
+        pieces = layout.pieces(rank)
+        assert sum(piece.numel for piece in pieces) == layout.real_numel(rank)
+        for piece in pieces:
+            assert piece.start_in_shard + piece.numel <= layout.shard_numel
+            seen[piece.name] += range(piece.start_in_param, piece.start_in_param + piece.numel)
+    assert seen == {"a": list(range(sizes[0])), "b": list(range(sizes[1]))}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: zero_bytes(4, [1], 2), "stage must be 0"),
+        (lambda: zero_bytes(1, [-1], 2), "numel must be a whole number"),
+        (lambda: zero_bytes(1, [1], 0), "world_size must be a whole number"),
+        (lambda: zero_sent_bytes(2, [1], 2, root_numel=3), "root_numel is of stage 3 alone"),
+        (lambda: TrainingPrecision(-1, 2, 2, 2), "parameter must be a whole number"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(call, message: str):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+# ---- as measured ----
+
+
+def layers(sizes: list[int], dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    pairs = zip(sizes, sizes[1:], strict=False)
+    return nn.Sequential(*(nn.Linear(a, b, dtype=dtype) for a, b in pairs))
+
+
+def train(stage: int, sizes: list[int], dtype: torch.dtype, options: dict, num_frozen: int) -> list[int]:
+    """Two steps, and a backward before a barrier; the elements of each unit that trains."""
+    module = layers(sizes, dtype)
+    if num_frozen:
+        module[0].weight.requires_grad_(False)  # no name for it: what a program holds is not freed
+    zero = Zero(module, torch.optim.AdamW, stage, **options)
+    x = torch.ones(2, sizes[0], dtype=options.get("param_dtype") or dtype)
+    for step in range(3):
+        zero(x).square().mean().backward()
+        if step < 2:
+            zero.step()
+            zero.zero_grad()
+    dist.barrier()
+    x + 1  # later than the barrier: all is held until here
+    return [unit.layout.numel for unit in zero.units if unit.is_trainable]
+
+
+PRECISIONS = {
+    "fp32": (torch.float32, {}, FP32),
+    "bf16": (torch.bfloat16, {}, BF16),
+    "mixed": (torch.float32, {"param_dtype": torch.bfloat16}, MIXED),
+    "mixed, fp32 gradients": (
+        torch.float32,
+        {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32},
+        MIXED_FP32_GRADIENTS,
+    ),
+}
+
+
+@few
+@given(
+    stage=st.integers(1, 3),
+    ranks=st.integers(1, 5),
+    precision=st.sampled_from(list(PRECISIONS)),
+    sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    bucket_bytes=st.sampled_from([1, 100, 10_000]),
+    num_frozen=st.integers(0, 1),
+)
+def test_memory_at_rest_is_the_closed_form_to_the_byte(stage, ranks, precision, sizes, bucket_bytes, num_frozen):
+    dtype, options, closed_form = PRECISIONS[precision]
+    options = options if stage == 3 else options | {"bucket_bytes": bucket_bytes}
+    run = launch(partial(train, stage, sizes, dtype, options, num_frozen), ranks=ranks)
+    barrier = next(t for t in run.traffic.transfers if t.name == "barrier")
+    frozen = [sizes[0] * sizes[1]] if num_frozen else []
+    counted = TrainingPrecision(*(getattr(closed_form, name) for name in closed_form.__slots__[:4]), step_counter=4)
+    expected = zero_bytes(stage, run.values[0], ranks, counted, frozen_numels=frozen)
+    for rank in range(ranks):
+        held = run.memory.at(rank, barrier.start_s)
+        assert held["gradient"] == expected.gradient
+        assert held["parameter"] == expected.parameter + expected.master
+        assert held["optimizer state"] == expected.state
+        assert held["communication"] == held["activation"] == 0
+
+
+@few
+@given(
+    stage=st.integers(0, 3),
+    ranks=st.integers(2, 5),
+    sizes=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    num_micro_batches=st.integers(1, 3),
+    no_sync=st.booleans(),
+    reshard=st.booleans(),
+)
+def test_traffic_of_a_step_is_the_closed_form_to_the_byte(stage, ranks, sizes, num_micro_batches, no_sync, reshard):
+    no_sync |= stage < 2
+
+    def program():
+        module = layers(sizes, torch.float64)
+        options: dict[str, Any] = {"reshard_after_forward": reshard} if stage == 3 else {"bucket_bytes": 300}
+        zero = Zero(module, torch.optim.SGD, stage, **options) if stage else DataParallel(module, bucket_bytes=300)
+        for micro_batch in range(num_micro_batches):
+            is_last = micro_batch == num_micro_batches - 1
+            if no_sync and not is_last:
+                with zero.no_sync():
+                    zero(torch.ones(1, sizes[0], dtype=torch.float64)).sum().backward()
+            else:
+                zero(torch.ones(1, sizes[0], dtype=torch.float64)).sum().backward()
+        if isinstance(zero, Zero):
+            zero.step()
+            return [unit.layout.numel for unit in zero.units]
+        return [sum(param.numel() for param in bucket) for bucket in zero.buckets]
+
+    run = launch(program, ranks=ranks)
+    expected = zero_sent_bytes(
+        stage,
+        run.values[0],
+        ranks,
+        TrainingPrecision(8, 8, 0, 0),
+        num_micro_batches=num_micro_batches,
+        no_sync=no_sync,
+        reshard_after_forward=reshard,
+    )
+    sent = [transfer for transfer in run.traffic.transfers if transfer.name != "broadcast"]
+    total = sum(sum(transfer.sent_bytes) for transfer in sent)
+    if stage == 0:  # an all-reduce does not pad
+        numel = sum(run.values[0])
+        assert total == pytest.approx(2 * (ranks - 1) * numel * 8)
+    else:
+        assert total == pytest.approx(ranks * expected)
