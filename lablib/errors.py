@@ -1,4 +1,4 @@
-"""The errors a launch can end in: one class for each kind of failure a distributed program has.
+"""Errors of a launch: one class for each kind of failure of a distributed program.
 
     LaunchError
       RankError                 an exception on one rank; `__cause__` is the original

@@ -1,4 +1,4 @@
-"""What can go wrong on a cluster, to be tried on the simulator: `launch(..., faults=[SlowRank(3, 2.0)])`.
+"""Faults to try on the simulator: `launch(..., faults=[SlowRank(3, 2.0)])`.
 
 A fault is a record; lablib/sim/faults/inject.py makes it happen. The program knows nothing of it, as on a real cluster:
 a slow rank is late, a dead one never comes, a flipped bit travels wherever the gradients do.

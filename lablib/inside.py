@@ -1,4 +1,4 @@
-"""A program that a launch runs must not launch: each of its ranks would start as many again, without end.
+"""Refuse a launch inside a rank of a launch: each rank would start as many again, without end.
 
 That happens by accident: a script without `if __name__ == "__main__":` that a worker imports, a notebook's cell that is
 run by what the cell launched. Simulated ranks know what they are. A process that is a rank finds its number in its

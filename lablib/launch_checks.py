@@ -1,4 +1,4 @@
-"""What `launch` may be asked for: a program that ranks can run, how many of them, and for how long."""
+"""Checks of the arguments of `launch`: the program, the number of ranks, the time limit."""
 
 import inspect
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Name what a program is doing, for every timeline that is made of it.
+"""Phases: names for the parts of a program, shown in timelines.
 
     with lablib.phase("forward"):
         loss = model(x)

@@ -1,4 +1,4 @@
-"""Predicted beside measured: one program on the simulator and on real processes, and where they differ.
+"""Predicted and measured: one program on the simulator and on real processes, and the differences.
 
 The table has a row for each phase of compute and for each communication, and for what is left (lablib/record/spent.py,
 which also says from when time counts and when a communication begins).

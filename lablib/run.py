@@ -1,4 +1,4 @@
-"""What a launch returns: values, timeline, memory, traffic and output, the same records on every backend."""
+"""The result of a launch: values, timeline, memory, traffic and output, the same records on every backend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How large a batch is, how it is made of parts, and what its size changes. Read `batch.py` first.
+"""Batches: their size, accumulation, schedules, and the effects of size. Read `batch.py` first.
 
 batch           micro-batch x accumulation x data ranks = global batch
 accumulation    a large batch in parts, each token with the same weight

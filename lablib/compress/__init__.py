@@ -1,4 +1,4 @@
-"""Fewer bytes between ranks: gradients and parameters compressed, one technique a file; the same on sim, gloo and NCCL.
+"""Communication compression: fewer bytes between ranks, one technique per file; the same on sim, gloo and NCCL.
 
 Quantizers, each with the same methods (`Quantizer`):
     quantized      codes, scales, messages: what all of them share

@@ -5,7 +5,7 @@ from .int4 import Int4 as Int4
 from .asymmetric import Asymmetric as Asymmetric
 from .fp8 import Fp8 as Fp8
 from .rotated import Rotated as Rotated
-from .stages import InTurn as InTurn, Stages as Stages
+from .stages import InSequence as InSequence, Stages as Stages
 from .quantized_all_gather import quantized_all_gather as quantized_all_gather
 from .quantized_reduce_scatter import quantized_reduce_scatter as quantized_reduce_scatter
 from .quantized_all_reduce import quantized_all_reduce as quantized_all_reduce, two_phase_bytes as two_phase_bytes

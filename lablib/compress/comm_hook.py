@@ -6,7 +6,7 @@ answers a future without waiting, and has autograd call it back at the end of ba
 for the handles in order and fills the futures.
 
     ddp = DistributedDataParallel(model)
-    ddp.register_comm_hook(None, comm_hook(InTurn(quantized_all_reduce)))
+    ddp.register_comm_hook(None, comm_hook(InSequence(quantized_all_reduce)))
 
 Cost: that of the reduction. Shapes: a bucket is flat, [N].
 Source: torch, "DDP Communication Hooks", https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html.

@@ -38,8 +38,8 @@ from lablib.signature import checked, whole_number
 def quantized_all_reduce(buffer: Tensor, group: dist.ProcessGroup | None = None, quantizer: Quantizer = INT8) -> Stages:
     """Replace `buffer` by its mean over the ranks; the handle's `wait` ends it. A `Reduce` for `DataParallel`.
 
-        replica = DataParallel(model, reduce=InTurn(quantized_all_reduce))
-        replica = DataParallel(model, reduce=InTurn(partial(quantized_all_reduce, quantizer=Int4(block=64))))
+        replica = DataParallel(model, reduce=InSequence(quantized_all_reduce))
+        replica = DataParallel(model, reduce=InSequence(partial(quantized_all_reduce, quantizer=Int4(block=64))))
 
     Communicates: an all-to-all and an all-gather of bytes; on one rank nothing is sent or rounded.
 

@@ -9,8 +9,8 @@ Written as a generator it reads from top to bottom, and yields at each communica
         ...                                                                         # here the pieces have come
         yield dist.all_gather_single(...)
 
-`Stages` is the handle of one such generator. `InTurn` makes a `Reduce` of it for `DataParallel`: whenever a bucket is
-launched, those ahead of it move on by a stage, so that their second communications run during backward too.
+`Stages` is the handle of one such generator. `InSequence` makes a `Reduce` of it for `DataParallel`: whenever a bucket
+is launched, those ahead of it move on by a stage, so that their second communications run during backward too.
 
     backward    | bucket 0 ready | bucket 1 ready | bucket 2 ready | ends
     comm        [ 0, stage 1     ][ 0, 2 ][ 1, 1  ][ 1, 2 ][ 2, 1  ][ 2, 2 ]
@@ -51,10 +51,10 @@ class Stages:
             self.move_on()
 
 
-class InTurn:
+class InSequence:
     """A `Reduce` for `DataParallel` of one that answers `Stages`; buckets must come in the same order on every rank.
 
-    replica = DataParallel(model, reduce=InTurn(quantized_all_reduce))
+    replica = DataParallel(model, reduce=InSequence(quantized_all_reduce))
     """
 
     def __init__(self, reduce: Callable[[Tensor, dist.ProcessGroup | None], Stages]):
@@ -76,7 +76,7 @@ class InTurn:
 class _Flight:
     """One bucket on its way; waiting for it brings the others forward, too."""
 
-    def __init__(self, turns: InTurn, stages: Stages):
+    def __init__(self, turns: InSequence, stages: Stages):
         self._turns, self._stages = turns, stages
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""THE cost model: seconds and bytes of an operation and of a collective. The simulator's clock and the planner read it.
+"""The cost model: seconds and bytes of an operation and of a collective, for the simulator's clock and the planner.
 
 Closed forms in sizes (numbers or numpy arrays), without torch; what an operator of torch costs: lablib/operators.
 
@@ -7,6 +7,7 @@ One operation on one device:
 arrays.py       minimum and rounding up, for numbers and arrays alike
 precision.py    the bytes of a number
 memory.py       operations limited by memory
+elements.py     functions computed element by element, on a CPU
 efficiency.py   GPU operators limited by memory, by kind, as measured
 matmul.py       a matrix product: tiles, waves and depth
 attention.py    attention, fused (flash) or unfused
@@ -17,7 +18,6 @@ network.py      the edges that the rounds of a collective travel over
 collective.py   one collective, by algorithm: alpha-beta
 exchange.py     an all-to-all whose messages differ in size
 nvls.py         an all-reduce whose sums the switch makes
-payload.py      the bytes that it is about
 library.py      what a library does that has no choice of algorithms: gloo
 routes.py       who sends how much to whom in it
 regular_rounds.py  the edges of a mesh's groups, by formulas

@@ -1,6 +1,6 @@
 """What ranks can wait for: a collective that members join, or a message that is posted. Either happens twice.
 
-    data    the last rank has joined: the bytes can move (what they are, the engine does not know: `cargo`)
+    data    the last rank has joined: the bytes can move (what they are, the engine does not know: `payload`)
     end     virtual time has come so far that nothing can change the moment any more at which the transfer is over
 
 Ranks meet in a collective by counting: a rank's seventh call on a group meets the others' seventh. They must agree on
@@ -27,14 +27,14 @@ class Communication:
     """A communication as those who wait for it see it.
 
     Attributes:
-        cargo: what moves; whoever runs the ranks knows what that is.
+        payload: what moves; whoever runs the ranks knows what that is.
         has_data: whether all who take part have come.
         is_final: whether `end_s` is known.
         stopped: why it never ends, where a fault sees to that.
         data_waiters, end_waiters: global ranks to wake then.
     """
 
-    cargo: Any = None
+    payload: Any = None
     has_data: bool = False
     is_final: bool = False
     end_s: float = 0.0

@@ -53,7 +53,7 @@ WHOSE_RANKS = (
     "Is `group` given to every call? `group_dst` and `group_src` take ranks of the group, `dst` and `src` those of the "
     "world."
 )
-Misfit = Callable[[Mapping[int, Joined]], CollectiveMismatchError | None]
+FindMismatch = Callable[[Mapping[int, Joined]], CollectiveMismatchError | None]
 
 
 @dataclass(slots=True, eq=False)
@@ -84,7 +84,7 @@ class Group:
     Attributes:
         simulated_ranks: the global ranks of its members that are simulated, in group order.
         has_phantoms: whether nobody simulates some of its members.
-        cargo: what whoever runs the ranks keeps with the group, for all its members.
+        payload: what whoever runs the ranks keeps with the group, for all its members.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class Group:
         self._costs: dict[tuple[str, float, int], CollectiveCost] = {}
         self._wire_sets: dict[tuple[str, str, int], int] = {}
         self._hung: list[Hung] = []
-        self.cargo: Any = None
+        self.payload: Any = None
 
     def is_phantom(self, place: int) -> bool:
         """Whether nobody simulates this member."""
@@ -126,15 +126,17 @@ class Group:
 
     # ---- collectives ----
 
-    def join(self, place: int, newcomer: Joined, kind: str, root: int = 0, misfit: Misfit | None = None) -> Meeting:
+    def join(
+        self, place: int, joined: Joined, kind: str, root: int = 0, find_mismatch: FindMismatch | None = None
+    ) -> Meeting:
         """One member joins its next collective. When the last has come, the data may move.
 
         Args:
             place: the member's, in group order.
-            newcomer: what it brings.
+            joined: what it brings.
             kind: the collective, as the cost model calls it.
             root: place of the root, where there is one.
-            misfit: finds what does not fit together, of what all have brought, by place.
+            find_mismatch: the error for contributions that do not fit together, from all of them by place; else None.
 
         Raises:
             CollectiveMismatchError: it does not fit what others brought.
@@ -143,15 +145,15 @@ class Group:
         self._num_calls[place] += 1
         meeting = self._meetings.get(index)
         if meeting is None:
-            meeting = self._meetings[index] = Meeting(self.label, self._simulated, newcomer.name, index)
-        first = next(iter(meeting.joined.values()), newcomer)
-        if newcomer.name != first.name or newcomer.agreement != first.agreement:
-            raise meeting.mismatch(first, newcomer)
-        meeting.joined[place] = newcomer
+            meeting = self._meetings[index] = Meeting(self.label, self._simulated, joined.name, index)
+        first = next(iter(meeting.joined.values()), joined)
+        if joined.name != first.name or joined.agreement != first.agreement:
+            raise meeting.mismatch(first, joined)
+        meeting.joined[place] = joined
         if len(meeting.joined) == len(self._simulated):
             del self._meetings[index]
             arrived = [meeting.joined[i] for i in self._simulated]
-            if misfit and (error := misfit(dict(zip(self._simulated, arrived, strict=True)))):
+            if find_mismatch and (error := find_mismatch(dict(zip(self._simulated, arrived, strict=True)))):
                 raise error
             meeting.joined.clear()
             self._events.emit(AllJoined(meeting, kind, root, arrived, self.size))

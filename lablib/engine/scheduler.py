@@ -12,8 +12,8 @@ A rank that polls (`while not work.is_completed()`) gives up its turn too; when 
 make the poll come true, and that is a deadlock as well.
 
 This file runs nobody and blocks nobody. Whoever runs the ranks says what the running one does (`wait`, `poll`,
-`give_way`, `finish`), asks who is `next`, and lets that one run: threads that pass a baton (lablib/sim/ranks/turns.py),
-or processes that send a request and read the answer when their turn comes.
+`yield_turn`, `finish`), asks who is `next`, and lets that one run: threads that pass a baton
+(lablib/sim/ranks/turns.py), or processes that send a request and read the answer when their turn comes.
 """
 
 import heapq
@@ -100,7 +100,7 @@ class Scheduler:
         self._num_patient += until_s < inf
         return True
 
-    def give_way(self, at_s: float) -> None:
+    def yield_turn(self, at_s: float) -> None:
         """It goes on when every rank has gone as far as it can before `at_s`, and until then."""
         heapq.heappush(self._runnable, (at_s, _GIVING_WAY, self.current))
 

@@ -1,4 +1,4 @@
-"""What a cluster is made of: frozen records of devices, links and topologies, and a catalogue with a source a figure.
+"""Devices, links, topologies and clusters as frozen records, and a catalogue with a source for each figure.
 
 device.py      one accelerator (or CPU): peak FLOP/s by dtype, memory, bandwidth
 link.py        one kind of wire: latency and bandwidth
@@ -9,6 +9,7 @@ links.py       the wires that have a name
 catalogue.py   the clusters that have a name
 this_machine.py  where the profile of this machine is kept
 toml_file.py   clusters of one's own, in TOML files
+checks.py      numbers that are finite and in range
 plausible.py   figures that are probably in another unit
 """
 

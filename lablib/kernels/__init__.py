@@ -1,4 +1,4 @@
-"""Fused kernels in Triton, each beside a tiled reference in plain torch: what a GPU reads, keeps on chip and writes.
+"""Fused kernels in Triton, each next to a tiled reference in torch: bytes read, kept on chip and written.
 
 elementwise_chain  bytes decide: a chain of element-wise operators, unfused and fused
 tile_quantization  tiles and waves: what a size wastes, and which are better

@@ -1,4 +1,4 @@
-"""What a step keeps for backward, and how to keep less. Read `saved_tensors.py` first.
+"""Activation memory: the tensors kept for backward, and ways to keep fewer. Read `saved_tensors.py` first.
 
 saved_tensors           what each operator keeps, read from autograd's graph
 checkpointing           keep inputs of segments, compute the rest again: plans as data

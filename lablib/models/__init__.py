@@ -1,4 +1,15 @@
-"""One plain GPT that knows nothing of parallelism, and a catalogue of published sizes. Read `gpt.py` first."""
+"""A plain GPT without parallelism, and a catalogue of published sizes. Read `gpt.py` first.
+
+gpt                 the GPT
+sizes               its parameters, counted
+catalogue           sizes to train here, by name
+transformer         published architectures: attention, experts, latents
+published           published sizes, by name
+transformer_sizes   parameters of a published architecture
+transformer_flops   its FLOPs per token and step
+training_compute    FLOPs of a whole training: 6 N D
+drawing             random numbers on the device of a model
+"""
 
 from lablib.models.catalogue import MODELS, ModelRecord, model_config
 from lablib.models.gpt import GPT, GPTConfig, next_token_loss

@@ -1,4 +1,4 @@
-"""What one operator of torch costs, from the tensors it gets: FLOPs, bytes and seconds, by the formulas of lablib/cost.
+"""Cost of one operator of torch, from its tensors: FLOPs, bytes and seconds, by the formulas of lablib/cost.
 
 op_bytes.py         the bytes that it moves
 peaks.py            the peak that its dtype computes at

@@ -1,4 +1,4 @@
-"""Optimizers: what each keeps, and its update as a formula. Read `adamw.py` first.
+"""Optimizers: the state of each, and its update as a formula. Read `adamw.py` first.
 
 base        what all share: groups, closures, state that is checked, counted and loaded
 checks      one error for each bad input

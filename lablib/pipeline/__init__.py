@@ -1,4 +1,4 @@
-"""Pipeline schedules as data: what each stage does, in which order; and what that costs.
+"""Pipeline schedules as data: the actions of each stage in order, and their cost.
 
 plan.py             an action, a plan
 schedules/          GPipe, 1F1B and the others: each a function that returns a plan

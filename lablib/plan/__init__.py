@@ -1,4 +1,4 @@
-"""What a run would cost, in closed form: step time, memory, communication; the best split; and how far off we are.
+"""The planner: step time, memory and communication of a run in closed form, and the search for the best split.
 
 parallel.py     how a model is split over ranks
 stack.py        the software a run is made with
@@ -27,8 +27,7 @@ search_result.py        the best of them, and why not the others
 axis_by_axis.py from one GPU that does not hold the model to a plan, each axis with its reason
 
 optimizers.py, gradient_compression.py     what they keep, move and compute
-papers/         formulas as their papers print them
-validation/     published runs, and how far off predictions of them are
+recompute.py    activation recomputation: tensors kept, and work done twice
 """
 
 from lablib.plan.axis_by_axis import AxisStep, axis_by_axis

@@ -32,7 +32,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 from lablib.inside import RANK_VARIABLE
 from lablib.process.exits import ends_well
 from lablib.real.gpu.kernel_notes import kernel_notes
-from lablib.real.gpu.sacrifice import sacrificial_kernels
+from lablib.real.gpu.warm_up_kernels import warm_up_kernel_count
 from lablib.real.launch import measured_records
 from lablib.real.measurement.measure import measure
 from lablib.real.measurement.plain import measurement_of, plain_measurement, shifted
@@ -75,11 +75,11 @@ def main(words: Sequence[str]) -> None:
     if on_gpu:
         torch.cuda.set_device(at.local_rank)
     store = _meeting_place(at)
-    measure(int, lambda: None, True, on_gpu, sacrificial_kernels(1))  # the first profile of a process is slow
+    measure(int, lambda: None, True, on_gpu, warm_up_kernel_count(1))  # the first profile of a process is slow
     offset_ns, within_ns = _clock(store, at)
     began = time.perf_counter()
     program = partial(_run, script, arguments)
-    _, measured = measure(program, lambda: _all_are_here(store, at), True, on_gpu, sacrificial_kernels(2))
+    _, measured = measure(program, lambda: _all_are_here(store, at), True, on_gpu, warm_up_kernel_count(2))
     wall_s = time.perf_counter() - began
     _put(store, f"measured/{at.rank}", json.dumps(plain_measurement(shifted(measured, offset_ns))))
     store.set(f"within/{at.rank}", str(within_ns))

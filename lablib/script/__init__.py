@@ -11,13 +11,18 @@ Read in this order:
     python.py      atexit, signals, DataLoader, checkpoints, autocast
     backends.py    nccl and gloo, answered by the simulator
     placement.py   which tensors are on the device
+    mixing.py      which tensors of host and device an operator may mix
+    marks.py       the mark of a tensor on the device
+    dtensor.py     DTensors on the device
+    cuda_kernels.py  operators that torch has for GPUs alone
+    gpu_answers.py   functions of torch that are replaced on a simulated GPU
+    stand_in.py    a stand-in for a GPU: programs as with backend="nccl"
     devices.py     "cuda" in arguments and attributes
     classes.py     torch.device and torch.Generator
     streams.py     streams and events in virtual time
     cuda.py        what each function of torch.cuda answers
     patches.py     replaced for the run, and put back
-    report.py      what a run leaves behind
-    command.py     `lab sim`
+    report.py      files and figures of a run
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from lablib.process.settings.logs import logging_state
 
 
 def begins_with(argv: Sequence[str], folder: str) -> dict[str, Any]:
-    """The states of a rank's owners, by name.
+    """The states of a rank's settings, by name.
 
     Args:
         argv: the script and its arguments.

@@ -1,8 +1,8 @@
 """A script, and what its ranks find around them: `Script("train.py", ["--steps", "10"], ranks=8).run()`.
 
-It is `launch`'s simulation (lablib/sim) with another function, "run this file as `__main__`", in surroundings that make
-each rank look like a process of its own with a CUDA device (process.py, modules.py, own.py, cuda.py, devices.py), and
-`nccl` and `gloo` like the simulator (backends.py).
+It is `launch`'s simulation (lablib/sim) with another function, "run this file as `__main__`", in an environment that
+makes each rank look like a process of its own with a CUDA device (process.py, modules.py, own.py, cuda.py, devices.py),
+and `nccl` and `gloo` like the simulator (backends.py).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from lablib.sim.ranks.rank import Rank
 
 
 class Script:
-    """A script, and what its ranks find around them (`lablib.sim.simulation.Surroundings`). Runs once.
+    """A script, and what its ranks find around them (`lablib.sim.simulation.RankEnvironment`). Runs once.
 
     Attributes:
         processes: one a rank, once it runs.
@@ -77,7 +77,7 @@ class Script:
                 cluster=self.cluster,
                 timeout_s=timeout_s,
                 trace=trace,
-                surroundings=self,
+                environment=self,
             )
         except LaunchError as error:
             if (shared := self._libraries.error()) is not None and not isinstance(error, SharedLibraryError):
@@ -123,7 +123,7 @@ class Script:
                 first = cluster.node(rank.rank) * cluster.devices_per_node
                 # Looking comes first, while the rank's modules are in their places.
                 watching = Watching(self._libraries, rank.rank, rank.rank - first)
-                rank.belongings += [watching, Modules(hidden.finder, self._mains[rank.rank])]
+                rank.per_rank_state += [watching, Modules(hidden.finder, self._mains[rank.rank])]
                 rank.begins_with |= begins_with(self._argv, folder)
                 self.processes.append(
                     Process(

@@ -54,7 +54,7 @@ from lablib.sim.simulation import run_sim
 
 
 class StandIn:
-    """A launched function, and what its ranks find around them (`lablib.sim.simulation.Surroundings`).
+    """A launched function, and what its ranks find around them (`lablib.sim.simulation.RankEnvironment`).
 
     Args:
         fn, args: what was launched.
@@ -132,7 +132,7 @@ def _on_device(one: Tensor | nn.Module, index: int) -> Tensor | nn.Module:
 def run_on_cuda(fn: Callable[..., Any], args: Sequence[Any], **options: Any) -> Run:
     """`lablib.sim.run_sim` with a GPU for each rank, whose memory is not the host's."""
     stand_in = StandIn(fn, args, options["ranks"], options["cluster"])
-    run = run_sim(stand_in.program, (), **options, surroundings=stand_in)
+    run = run_sim(stand_in.program, (), **options, environment=stand_in)
     return replace(run, notes=(*run.notes, *stand_in.notes))
 
 

@@ -48,7 +48,7 @@ from lablib.hardware.cluster import Cluster
 from lablib.hardware.device import FREE, Device
 from lablib.launch_checks import check_value
 from lablib.operators.pricer import Pricer
-from lablib.process import settings as owners
+from lablib.process import settings as process_settings
 from lablib.process.exits import ends_well
 from lablib.process.missing_cuda import note_missing_cuda
 from lablib.process.thread_frames import thread_frames
@@ -119,12 +119,12 @@ def run_sim(
     fidelity: str = "values",
     faults: Sequence[Fault] = (),
     simulate: Sequence[int] | None = None,
-    surroundings: "Surroundings | None" = None,
+    environment: "RankEnvironment | None" = None,
     like: str | None = None,
 ) -> Run:
     """Run `fn(*args)` on every rank of a simulated cluster, or on those of `simulate`.
 
-    With `surroundings` (script mode) the program initializes its process group itself. With `like="nccl"` groups refuse
+    With `environment` (script mode) the program initializes its process group itself. With `like="nccl"` groups refuse
     what NCCL's would.
 
     Raises:
@@ -139,7 +139,7 @@ def run_sim(
             "one simulation runs at a time in a process: a launch is under way in another thread; wait for its end."
         )
     try:
-        return _Simulation(fn, args, ranks, cluster, trace, fidelity, faults, simulate, surroundings, like).run(
+        return _Simulation(fn, args, ranks, cluster, trace, fidelity, faults, simulate, environment, like).run(
             timeout_s
         )
     finally:
@@ -151,7 +151,7 @@ def is_rank() -> bool:
     return threading.current_thread().name.startswith(THREAD_NAME)
 
 
-class Surroundings(Protocol):
+class RankEnvironment(Protocol):
     """What a program finds around it when it is a whole script (lablib/script), not a function."""
 
     def of_the_run(self, ranks: list[Rank], store: SimStore, cluster: Cluster) -> AbstractContextManager[Any]:
@@ -174,14 +174,14 @@ class _Simulation:
         fidelity: str,
         faults: Sequence[Fault],
         simulate: Sequence[int] | None = None,
-        surroundings: "Surroundings | None" = None,
+        environment: "RankEnvironment | None" = None,
         like: str | None = None,
     ):
         # A script makes its arguments itself.
-        self._program = (lambda: (fn, args)) if surroundings else Copies(fn, args).copy
-        self._notebook = Notebook(*((len, ()) if surroundings else (fn, args)))
+        self._program = (lambda: (fn, args)) if environment else Copies(fn, args).copy
+        self._notebook = Notebook(*((len, ()) if environment else (fn, args)))
         self._cluster, self._trace = cluster, trace
-        self._fidelity, self._surroundings = fidelity, surroundings
+        self._fidelity, self._environment = fidelity, environment
         self._like, self._nccl_notes = like, dict[str, None]()
         self._meta_answers: dict[tuple, Answer] = {}
         self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
@@ -212,7 +212,7 @@ class _Simulation:
         self._events = Events()
         self._recorder = Recorder(self._by_number, self._events)
         follow(self._events)
-        self._turns = Turns(self._ranks, self._scheduler, self._blame)
+        self._turns = Turns(self._ranks, self._scheduler, self._error_of)
         self._group_orders = GroupOrders()
         if self._faults:
             self._faults.turns = self._turns
@@ -222,8 +222,8 @@ class _Simulation:
         self._began_s = time.perf_counter()
         changed_torch = torch_without_values() if self._fidelity == "shapes" else nullcontext()
         around = nullcontext()
-        if self._surroundings is not None:
-            around = self._surroundings.of_the_run(self._ranks, self._store, self._cluster)
+        if self._environment is not None:
+            around = self._environment.of_the_run(self._ranks, self._store, self._cluster)
         heard = heard_changes(self._resized, self._swapped)
         process = _borrowed_process(self._make_group, self._by_number)
         name_group = self._group_orders.checking(process_group_name, lambda: self._turns.current)
@@ -233,7 +233,7 @@ class _Simulation:
             stores_of_the_program(self._store, is_rank),
             process,
             changed_torch,
-            _optimizers_of(self._cluster.device) if self._surroundings is None else nullcontext(),
+            _optimizers_of(self._cluster.device) if self._environment is None else nullcontext(),
             heard,
             around,
             own_environments({rank.rank: rank.environ for rank in self._ranks}),
@@ -243,7 +243,7 @@ class _Simulation:
             Settings().watched() as settings,
         ):
             for rank in self._ranks:
-                rank.belongings.append(OwnSettings(settings, rank.begins_with))
+                rank.per_rank_state.append(OwnSettings(settings, rank.begins_with))
             error: BaseException | None = None
             try:
                 with naming_what_cannot_be_ended(timeout_s):
@@ -283,7 +283,7 @@ class _Simulation:
         by_luck = [*unwaited, *written, *read, *overlaps, *self._nccl_notes]
         return self._result([*notes, *by_luck, *self._compiled.notes(), *self._notebook.notes()])
 
-    def _blame(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
+    def _error_of(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
         """What to call it when no rank can go on. Called while everybody waits: nothing moves any more."""
         if cause := self._group_orders.cause_of_deadlock():
             headline = f"{headline} {cause}"
@@ -291,7 +291,7 @@ class _Simulation:
             headline = f"{headline} {WHOSE_RANKS}"
         if self._faults is None:
             return DeadlockError(headline, waits)
-        error = self._faults.blame(headline, waits)
+        error = self._faults.error_of(headline, waits)
         if isinstance(error, FaultError):
             end_s = max(
                 [rank.clock_s for rank in self._ranks] + [span[5] for rank in self._ranks for span in rank.spans]
@@ -337,7 +337,7 @@ class _Simulation:
         """What one rank's thread does."""
         rank = self._by_number[number]
         with torch.autograd.set_multithreading_enabled(False):
-            if self._surroundings is None:
+            if self._environment is None:
                 dist.init_process_group(
                     "sim",
                     rank=number,
@@ -347,12 +347,12 @@ class _Simulation:
                 )
             try:
                 fn, args = self._program()
-                surroundings, on_meta, clock = self._modes(rank)
-                with surroundings, on_meta, clock, self._faults.begin(rank) if self._faults else nullcontext():
+                environment, on_meta, clock = self._modes(rank)
+                with environment, on_meta, clock, self._faults.begin(rank) if self._faults else nullcontext():
                     try:
                         rank.value = _returned(fn, args)
                     except Exception as error:
-                        if self._surroundings is None:
+                        if self._environment is None:
                             note_missing_cuda(error, 'device="cuda"')
                         raise
             finally:
@@ -365,12 +365,12 @@ class _Simulation:
 
         Not an `ExitStack`: from Python 3.12 on that reads attributes of the exception, and a program's may raise.
         """
-        surroundings = nullcontext() if self._surroundings is None else self._surroundings.of_a_rank(rank)
+        environment = nullcontext() if self._environment is None else self._environment.of_a_rank(rank)
         is_shapes = self._fidelity == "shapes"
         run = MetaKernels(self._meta_answers).run if is_shapes else call
         pricer, trackers = (self._pricer, self._trackers) if self._trace else (Pricer(FREE), None)
         clock = Clock(rank, pricer, run, trackers) if self._trace or is_shapes else nullcontext()
-        return surroundings, OnMeta() if is_shapes else nullcontext(), clock
+        return environment, OnMeta() if is_shapes else nullcontext(), clock
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
         """The rank whose turn it is resized a storage."""
@@ -480,7 +480,7 @@ def _optimizers_of(device: Device) -> AbstractContextManager[None]:
 @contextmanager
 def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: Mapping[int, Rank]):
     """Register the backend, isolate torch's per-thread registries, and give everything back afterwards."""
-    before = owners.taken(owners.AROUND_A_RUN)
+    before = process_settings.taken(process_settings.AROUND_A_RUN)
     unraisablehook = sys.unraisablehook
     # A rank that is ended in the middle of a destructor goes on: that is no error to print.
     sys.unraisablehook = lambda u: None if isinstance(u.exc_value, RunEnded) else unraisablehook(u)
@@ -509,7 +509,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         backend_plugins["SIM"] = between_runs  # torch keeps what stands there: it would keep the program as well
         set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
-        owners.give_back(before)
+        process_settings.give_back(before)
 
 
 def _seed_no_device(seed: int) -> None:

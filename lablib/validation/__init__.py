@@ -1,4 +1,4 @@
-"""How far off the planner is: published runs as rows, each put to the predictor by stated rules, and the error.
+"""Comparison of the planner with published runs: rows, rules for what a source leaves open, and errors.
 
 fields.py           what a row may hold
 rows.py             a file of published measurements, read strictly

@@ -19,9 +19,9 @@ from lablib import RankError, find_cluster, launch
 from lablib.compress import (
     Asymmetric,
     Fp8,
+    InSequence,
     Int4,
     Int8,
-    InTurn,
     Quantized,
     Rotated,
     comm_hook,
@@ -201,7 +201,7 @@ def gradients(wrap, steps: int = 1) -> Tensor:
 
 def hooked(module: nn.Module, quantizer) -> nn.Module:
     ddp = DistributedDataParallel(module, bucket_cap_mb=0.0005)
-    ddp.register_comm_hook(None, comm_hook(InTurn(partial(quantized_all_reduce, quantizer=quantizer))))
+    ddp.register_comm_hook(None, comm_hook(InSequence(partial(quantized_all_reduce, quantizer=quantizer))))
     return ddp
 
 
@@ -211,10 +211,10 @@ WRAPS = {
         module, bucket_bytes=500, reduce=partial(quantized_all_reduce, quantizer=EXACT)
     ),
     "exact, in turn": lambda module: DataParallel(
-        module, bucket_bytes=500, reduce=InTurn(partial(quantized_all_reduce, quantizer=EXACT))
+        module, bucket_bytes=500, reduce=InSequence(partial(quantized_all_reduce, quantizer=EXACT))
     ),
     "exact, hook": lambda module: hooked(module, EXACT),
-    "int8": lambda module: DataParallel(module, bucket_bytes=500, reduce=InTurn(quantized_all_reduce)),
+    "int8": lambda module: DataParallel(module, bucket_bytes=500, reduce=InSequence(quantized_all_reduce)),
     "int8, hook": lambda module: hooked(module, Int8()),
     "int4": lambda module: DataParallel(module, reduce=partial(quantized_all_reduce, quantizer=Int4(block=16))),
 }
@@ -246,7 +246,7 @@ def test_buckets_in_turn_hide_their_second_phase_behind_backward():
     cluster = find_cluster("pcie-a100")
     alone, in_turn = (
         launch(gpt_step, reduce, ranks=4, cluster=cluster).timeline.without("setup")
-        for reduce in (lambda: quantized_all_reduce, lambda: InTurn(quantized_all_reduce))
+        for reduce in (lambda: quantized_all_reduce, lambda: InSequence(quantized_all_reduce))
     )
     starts_s = [
         {name: [s.start_s for s in timeline.select(0, "comm") if name in s.name] for name in ("all_to_all", "gather")}

@@ -9,7 +9,7 @@ from lablib.real import launch as real_launch
 from lablib.real import run_real
 from lablib.real.gpu.kernel_notes import kernel_notes
 from lablib.real.gpu.kernels import KernelCount
-from lablib.real.gpu.sacrifice import sacrifice, sacrificial_kernels
+from lablib.real.gpu.warm_up_kernels import run_warm_up_kernels, warm_up_kernel_count
 from lablib.real.measurement import measure as real_measure
 from lablib.real.measurement.measure import Measurement, measure
 from lablib.real.workers.messages import Finished
@@ -35,7 +35,7 @@ class StandIn:
 
 @pytest.fixture
 def gpu(monkeypatch):
-    """A rank that believes in its GPU. Returns (a recording in real time, the number of kernels sacrificed)."""
+    """A rank that believes in its GPU. Returns (a recording in real time, the number of warm-up kernels)."""
     recording, spent = Recording(), []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     monkeypatch.setattr(real_measure, "profiler_of", lambda trace, on_gpu: StandIn(recording))
@@ -48,12 +48,12 @@ def gpu(monkeypatch):
                 recording.launch("elementwise", 100)
         recording.synchronize()
 
-    monkeypatch.setattr(real_measure, "sacrifice", spend)
+    monkeypatch.setattr(real_measure, "run_warm_up_kernels", spend)
     return recording, spent
 
 
-def measured(program, sacrificed=5):
-    return measure(program, lambda: None, trace=True, on_gpu=True, sacrificed=sacrificed)[1]
+def measured(program, warm_up=5):
+    return measure(program, lambda: None, trace=True, on_gpu=True, warm_up_kernels=warm_up)[1]
 
 
 def work(recording, kernels=3, lost=0):
@@ -96,11 +96,11 @@ def test_a_kernel_that_began_before_its_own_launch_and_one_launched_before_the_p
 
     def program():
         work(recording, kernels=2)()
-        sacrificed, wrong = (next(r for r in recording.raws if r.label == name) for name in ("elementwise", "gemm"))
+        warm_up, wrong = (next(r for r in recording.raws if r.label == name) for name in ("elementwise", "gemm"))
         recording.now += 50_000_000
         with recording.operation("aten::mm"):
             late = recording.launch("gemm", 1_000)
-        sacrificed.start, sacrificed.end = wrong.start + 10, wrong.end + 10  # as another clock may have it
+        warm_up.start, warm_up.end = wrong.start + 10, wrong.end + 10  # as another clock may have it
         late.start, late.end = wrong.start + 20, wrong.end + 20
 
     found = measured(program)
@@ -138,11 +138,11 @@ def test_the_error_of_a_program_is_raised_though_the_profiler_cannot_end_either(
         measured(program)
 
 
-# ---- the sacrifice ----
+# ---- warm-up kernels ----
 
 
 def test_each_session_of_a_process_spends_more_kernels_than_it_can_lose():
-    spent = [sacrificial_kernels(session) for session in range(1, 3000)]
+    spent = [warm_up_kernel_count(session) for session in range(1, 3000)]
     assert all(kernels > session for session, kernels in enumerate(spent[:2000], 1))
     assert max(spent) <= 4096
 
@@ -156,7 +156,7 @@ def test_a_sacrifice_is_so_many_kernels_on_the_gpu_and_ends_with_waiting(monkeyp
 
     monkeypatch.setattr(torch, "zeros", lambda *size, device: Number() if device == "cuda" else pytest.fail(device))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("wait"))
-    sacrifice(4)
+    run_warm_up_kernels(4)
     assert done == ["kernel"] * 4 + ["wait"]
 
 

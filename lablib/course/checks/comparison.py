@@ -35,12 +35,12 @@ def difference(saw: Any, expected: Any, rtol: float | None, atol: float, at: str
     else:
         if _same(saw, expected, rtol, atol):
             return None
-        got, want = told_apart(short_repr, plain_number(saw), expected)
+        got, want = distinguishable(short_repr, plain_number(saw), expected)
         return got + where, want
     return next((found for place, s, e in pairs if (found := difference(s, e, rtol, atol, place))), None)
 
 
-def told_apart(tell: Callable[..., str], *values: Any) -> list[str]:
+def distinguishable(tell: Callable[..., str], *values: Any) -> list[str]:
     """Each value as text: `tell(value)`; where two numbers read the same, `tell(value, digits=n)` with more digits."""
     texts = [tell(value) for value in values]
     if len(set(texts)) < len(values) and all(isinstance(value, Real) for value in values):
@@ -94,7 +94,7 @@ def _arraydifference(saw: Any, expected: Any, rtol: float | None, atol: float, w
     element = f"[{', '.join(map(str, worst))}]" if worst else ""
     place = where + element if where else element and f" at {element}"
     count = f", {int(bad.sum())} of {bad.size} elements differ" if bad.size > 1 else ""
-    told, wanted = told_apart(lambda number, digits=12: f"{number:.{digits}g}", got[worst], want[worst])
+    told, wanted = distinguishable(lambda number, digits=12: f"{number:.{digits}g}", got[worst], want[worst])
     return f"{told}{place}{count}", wanted
 
 

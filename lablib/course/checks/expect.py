@@ -19,7 +19,7 @@ from functools import cached_property
 from numbers import Real
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from lablib.course.checks.comparison import difference, is_array, plain_number, told_apart
+from lablib.course.checks.comparison import difference, distinguishable, is_array, plain_number
 from lablib.course.checks.formatting import short_repr
 from lablib.course.checks.time_limit import LAUNCH_LIMIT_S
 from lablib.signature import checked
@@ -145,11 +145,11 @@ class Expect:
             return format_quantity(value, unit, digits=digits)
 
         if not saw <= at_most + 1e-9 * abs(at_most):
-            over = f", {told_apart(_times, saw / at_most, 1.0)[0]} times the budget" if at_most else ""
-            spent, most = told_apart(in_units, saw, at_most)
+            over = f", {distinguishable(_times, saw / at_most, 1.0)[0]} times the budget" if at_most else ""
+            spent, most = distinguishable(in_units, saw, at_most)
             raise RuleBroken(rule, spent + over, f"at most {most}")
         if not saw >= at_least - 1e-9 * abs(at_least):
-            spent, least = told_apart(in_units, saw, at_least)
+            spent, least = distinguishable(in_units, saw, at_least)
             raise RuleBroken(rule, f"{spent}: less than the task needs", f"at least {least}")
         self.measured.append(Measured(rule, f"{in_units(saw)}, at most {in_units(at_most)}"))
 

@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lablib.course.checks.comparison import difference, told_apart
+from lablib.course.checks.comparison import difference, distinguishable
 from lablib.course.checks.expect import Expect, RuleBroken
 from lablib.course.checks.formatting import short_repr
 from lablib.course.checks.observe import Observed
@@ -270,7 +270,7 @@ def _atol(expected: Tensor) -> float:
 
 
 def _times_the_mean(factor: float, number: int, over: str) -> str:
-    times = f"{told_apart(lambda value, digits=4: f'{value:.{digits}g}', factor, 1.0)[0]} times the mean"
+    times = f"{distinguishable(lambda value, digits=4: f'{value:.{digits}g}', factor, 1.0)[0]} times the mean"
     return times + (f", as a sum over {number} {over} is" if abs(factor - number) < 1e-3 else "")
 
 

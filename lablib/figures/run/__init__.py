@@ -1,1 +1,12 @@
-"""Figures of a run: timeline, memory, traffic, waits, roofline, predicted next to measured."""
+"""Figures of a run.
+
+timeline         one lane per rank and stream, one bar per span
+lanes, bars      the lanes, and the bars of many spans
+memory, peaks    bytes over time by category, and the peak of each rank
+step_memory      the peak of one step, and the step itself
+traffic          bytes that leave each rank
+traffic_matrix   bytes between ranks
+roofline         speed of each operation, and the limit of the device
+waits            a deadlock
+reconcile        predicted next to measured
+"""

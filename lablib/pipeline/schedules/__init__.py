@@ -1,4 +1,4 @@
-"""The pipeline schedules, one a file, all with one contract: sizes in, a `Plan` out.
+"""The pipeline schedules, one per file, with one contract: sizes in, a `Plan` out.
 
     gpipe(p, m)                   all forwards, all backwards
     one_f_one_b(p, m)             in turns
@@ -7,6 +7,8 @@
     zb_h1(p, m) zb_h2(p, m)       weight gradients fill the bubble
     zb_v(p, m) dualpipe_v(p, m)   the same, with two pieces a rank in a V
     v_half(p, m) v_min(p, m)      the same, for less memory
+
+row.py writes one rank's actions as phases, v_blocks.py repeats the building block of the V schedules.
 
 `SCHEDULES` has them by name, and `make("zb-v", 4, 8)` is `zb_v(4, 8)`.
 """

@@ -1,4 +1,4 @@
-"""What a process owns and a rank therefore owns: one list, each with `take` and `give_back`.
+"""Settings that a process owns, and a rank therefore owns: one list, each with `take` and `give_back`.
 
     interpreter.py      environment, streams, paths, working directory, hooks, collector, limits, locale, warnings
     logs.py             logging
@@ -16,9 +16,10 @@ On processes the copy is of what is plain data (`travels`); streams, hooks, hand
 process. Modes of a thread (`is_of_thread`: grad mode, autocast, default device, decimal context) start on every rank as
 in a new thread. Random generators start from the rank's number (lablib/process/rank_state.py).
 
-The simulator swaps these states with the turn (lablib/sim/ranks/own_settings.py), or answers by thread (by_thread.py);
-the process takes `taken(AROUND_A_RUN)` before a run and gives it back at the end. A worker process remembers `taken()`
-when it starts, and before each program gives that back, with the launching process's `taken(TRAVELLING)` over it.
+The simulator swaps these states with the turn (lablib/sim/ranks/own_settings.py), or answers by thread
+(lablib/sim/ranks/by_thread.py); the process takes `taken(AROUND_A_RUN)` before a run and gives it back at the end. A
+worker process remembers `taken()` when it starts, and before each program gives that back, with the launching process's
+`taken(TRAVELLING)` over it.
 
 Simplified: a process owns more than this (resource limits, other libraries' modules); a module's own variables are
 shared by simulated ranks.
@@ -28,38 +29,38 @@ from collections.abc import Iterable
 from typing import Any
 
 from lablib.process.settings import interpreter, logs, random_states, torch_modules, torch_settings
-from lablib.process.settings.setting import Owner
+from lablib.process.settings.setting import ProcessSetting
 
-OWNERS: tuple[Owner, ...] = (
-    *(interpreter.OWNERS + logs.OWNERS + torch_settings.OWNERS),
-    *(torch_modules.OWNERS + random_states.OWNERS),
+SETTINGS: tuple[ProcessSetting, ...] = (
+    *(interpreter.SETTINGS + logs.SETTINGS + torch_settings.SETTINGS),
+    *(torch_modules.SETTINGS + random_states.SETTINGS),
 )
-OF_THE_PROCESS = tuple(owner for owner in OWNERS if not owner.is_of_thread)
-AROUND_A_RUN = tuple(owner for owner in OWNERS if not owner.is_of_thread or owner.is_always)
-TRAVELLING = tuple(owner for owner in OF_THE_PROCESS if owner.travels)
+OF_THE_PROCESS = tuple(setting for setting in SETTINGS if not setting.is_of_thread)
+AROUND_A_RUN = tuple(setting for setting in SETTINGS if not setting.is_of_thread or setting.is_always)
+TRAVELLING = tuple(setting for setting in OF_THE_PROCESS if setting.travels)
 
 
-def taken(owners: Iterable[Owner] = OWNERS) -> dict[str, Any]:
-    """The states of these owners now, by name."""
-    return {owner.name: owner.take() for owner in owners}
+def taken(settings: Iterable[ProcessSetting] = SETTINGS) -> dict[str, Any]:
+    """The states of these settings now, by name."""
+    return {setting.name: setting.take() for setting in settings}
 
 
 def give_back(states: dict[str, Any]) -> None:
-    """Put this process back into the states that were taken, each owner for itself: only what may differ is touched.
+    """Put this process back into the states that were taken, each setting for itself: only what may differ is touched.
 
     Raises:
-        ExceptionGroup: some owners could not be given back (a working directory that was removed); the others were.
+        ExceptionGroup: some settings could not be given back (a working directory that was removed); the others were.
     """
     errors = []
-    for owner in OWNERS:
+    for setting in SETTINGS:
         try:
-            if owner.name in states and (owner.is_always or owner.take() != states[owner.name]):
-                owner.give_back(states[owner.name])
+            if setting.name in states and (setting.is_always or setting.take() != states[setting.name]):
+                setting.give_back(states[setting.name])
         except Exception as error:
-            error.add_note(f"while giving back {owner.name}")
+            error.add_note(f"while giving back {setting.name}")
             errors.append(error)
     if errors:
         raise ExceptionGroup("some settings of the process could not be given back", errors)
 
 
-__all__ = ["AROUND_A_RUN", "OF_THE_PROCESS", "OWNERS", "TRAVELLING", "Owner", "give_back", "taken"]
+__all__ = ["AROUND_A_RUN", "OF_THE_PROCESS", "SETTINGS", "TRAVELLING", "ProcessSetting", "give_back", "taken"]

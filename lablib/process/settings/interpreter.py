@@ -14,7 +14,7 @@ import warnings
 from functools import partial
 from typing import Any
 
-from lablib.process.settings.setting import Owner, attributes, contents, flags
+from lablib.process.settings.setting import ProcessSetting, attributes, contents, flags
 
 _BUILTINS = ("print", "open", "input", "breakpoint", "__import__")  # which programs replace: a print for rank 0 alone
 
@@ -77,12 +77,12 @@ def _filters_changed() -> None:
     warnings._filters_mutated()  # pyright: ignore[reportAttributeAccessIssue]
 
 
-OWNERS = (
-    Owner("working directory", _folder, _go_back, setters=((os, "chdir"), (os, "fchdir")), travels=True),
+SETTINGS = (
+    ProcessSetting("working directory", _folder, _go_back, setters=((os, "chdir"), (os, "fchdir")), travels=True),
     contents("sys.path", sys, "path", travels=True),
     contents("sys.argv", sys, "argv", travels=True),
     contents("sys.meta_path", sys, "meta_path"),
-    Owner("environment", lambda: dict(os.environ), _set_environment, is_of_thread=True),
+    ProcessSetting("environment", lambda: dict(os.environ), _set_environment, is_of_thread=True),
     attributes("standard streams", sys, "stdin", "stdout", "stderr", is_of_thread=True),
     # init_process_group puts one there on every rank.
     attributes(
@@ -93,7 +93,7 @@ OWNERS = (
     ),
     attributes("hook for errors of threads", threading, "excepthook", "__excepthook__"),
     attributes("replaced builtins", builtins, *_BUILTINS),
-    Owner(
+    ProcessSetting(
         "garbage collector",
         lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug(), tuple(gc.callbacks)),
         _set_collector,
@@ -106,8 +106,8 @@ OWNERS = (
         (sys.getrecursionlimit, sys.setrecursionlimit),
         (socket.getdefaulttimeout, socket.setdefaulttimeout),
     ),
-    Owner("umask", _mask, lambda mask: _ignore(os.umask(mask)), setters=((os, "umask"),), travels=True),
-    Owner(
+    ProcessSetting("umask", _mask, lambda mask: _ignore(os.umask(mask)), setters=((os, "umask"),), travels=True),
+    ProcessSetting(
         "locale",
         lambda: locale.setlocale(locale.LC_ALL, None),
         lambda state: _ignore(locale.setlocale(locale.LC_ALL, state)),
@@ -116,8 +116,8 @@ OWNERS = (
     ),
     contents("warnings filters", warnings, "filters", changed=_filters_changed),
     attributes("how warnings are shown", warnings, "showwarning", "formatwarning", "_showwarnmsg_impl"),
-    Owner("decimal context", _decimals, _set_decimals, is_of_thread=True),
-    Owner("signal handlers", _handlers, _set_handlers, is_of_thread=True),
+    ProcessSetting("decimal context", _decimals, _set_decimals, is_of_thread=True),
+    ProcessSetting("signal handlers", _handlers, _set_handlers, is_of_thread=True),
 )
 
 

@@ -7,7 +7,7 @@ are named. A logger whose `propagate` or `disabled` is assigned, and nothing els
 import logging
 from typing import Any
 
-from lablib.process.settings.setting import Owner
+from lablib.process.settings.setting import ProcessSetting
 
 _NEW = (logging.NOTSET, True, False, (), ())  # how `getLogger` makes one
 
@@ -44,8 +44,8 @@ def _state(logger: logging.Logger) -> tuple:
     return logger.level, logger.propagate, logger.disabled, tuple(logger.handlers), tuple(logger.filters)
 
 
-OWNERS = (
-    Owner(
+SETTINGS = (
+    ProcessSetting(
         "logging",
         logging_state,
         _give_back,

@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy.random  # numpy loads it on first use: a tenth of a second that belongs to the import, not to a launch
 import torch
 
-from lablib.process.settings.setting import Owner
+from lablib.process.settings.setting import ProcessSetting
 
 _TWISTER_BYTES = 624 * 4 + 4  # the key and the position
 _Twister = ctypes.c_char * _TWISTER_BYTES
@@ -104,8 +104,8 @@ def _twister_address() -> int:
     return generator.ctypes.state_address if type(generator) is numpy.random.MT19937 else 0
 
 
-OWNERS = (
-    Owner(
+SETTINGS = (
+    ProcessSetting(
         "random generators",
         RandomStates,
         RandomStates.give_back,

@@ -1,4 +1,4 @@
-"""An owner: one thing that Python or torch keeps once for the process, which can be taken down and given back."""
+"""One setting that Python or torch keeps once for the process: its state can be taken, and given back."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Owner:
+class ProcessSetting:
     """One setting, or a few that belong together.
 
     Attributes:
@@ -45,8 +45,8 @@ class Owner:
 Pair = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
-def flags(name: str, *pairs: Pair, is_of_thread: bool = False) -> Owner:
-    """An owner of flags, each a function that reads it and one that sets it. Only what differs is set."""
+def flags(name: str, *pairs: Pair, is_of_thread: bool = False) -> ProcessSetting:
+    """A setting of flags, each a function that reads it and one that sets it. Only what differs is set."""
     reads = [read for read, _ in pairs]
 
     def take() -> tuple:
@@ -57,11 +57,11 @@ def flags(name: str, *pairs: Pair, is_of_thread: bool = False) -> Owner:
             if read() != value:
                 write(value)
 
-    return Owner(name, take, give_back, is_of_thread=is_of_thread, travels=True, reads=lambda: reads)
+    return ProcessSetting(name, take, give_back, is_of_thread=is_of_thread, travels=True, reads=lambda: reads)
 
 
-def attributes(name: str, holder: Any, *names: str, **more: Any) -> Owner:
-    """An owner of some attributes of one object."""
+def attributes(name: str, holder: Any, *names: str, **more: Any) -> ProcessSetting:
+    """A setting of some attributes of one object."""
 
     def take() -> tuple:
         return tuple([getattr(holder, attribute) for attribute in names])
@@ -71,11 +71,13 @@ def attributes(name: str, holder: Any, *names: str, **more: Any) -> Owner:
             setattr(holder, attribute, value)
 
     reads, places = [partial(attrgetter(*names), holder)], tuple((holder, attribute) for attribute in names)
-    return Owner(name, take, give_back, places=places, reads=lambda: reads, **more)
+    return ProcessSetting(name, take, give_back, places=places, reads=lambda: reads, **more)
 
 
-def contents(name: str, holder: Any, attribute: str, changed: Callable[[], None] | None = None, **more: Any) -> Owner:
-    """An owner of a list, which programs replace and change in place; `changed` is told when it is given back."""
+def contents(
+    name: str, holder: Any, attribute: str, changed: Callable[[], None] | None = None, **more: Any
+) -> ProcessSetting:
+    """A setting of a list, which programs replace and change in place; `changed` is told when it is given back."""
 
     def take() -> tuple[list, tuple]:
         now = getattr(holder, attribute)
@@ -88,4 +90,4 @@ def contents(name: str, holder: Any, attribute: str, changed: Callable[[], None]
         if changed is not None:
             changed()
 
-    return Owner(name, take, give_back, lists=(partial(getattr, holder, attribute),), **more)
+    return ProcessSetting(name, take, give_back, lists=(partial(getattr, holder, attribute),), **more)

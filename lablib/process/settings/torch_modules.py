@@ -21,7 +21,7 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from lablib.process.settings.setting import Owner, attributes
+from lablib.process.settings.setting import ProcessSetting, attributes
 from lablib.torch_compat import World as PlainWorld
 from lablib.torch_compat import loaded, op_dispatcher, op_handlers, place, rng_tracker, set_op_handlers, set_rng_tracker
 
@@ -84,7 +84,7 @@ def _reads_of_tables() -> list:
     return [*reads, *([partial(rng_tracker, drawing)] if drawing else []), *stands, *(table().copy for table in stands)]
 
 
-OWNERS = (
+SETTINGS = (
     attributes("process groups", *place("process_world"), is_always=True),
-    Owner("tables in modules of torch", _tables, _set_tables, reads=_reads_of_tables),
+    ProcessSetting("tables in modules of torch", _tables, _set_tables, reads=_reads_of_tables),
 )

@@ -8,7 +8,7 @@ from torch.nn.modules import module
 from torch.utils.hooks import RemovableHandle
 
 from lablib import torch_compat
-from lablib.process.settings.setting import Owner, Pair, attributes, flags
+from lablib.process.settings.setting import Pair, ProcessSetting, attributes, flags
 from lablib.torch_compat import PRINT_OPTIONS, current, optimizer_post_hooks, optimizer_pre_hooks, place
 
 _dist: Any = torch.distributed
@@ -135,15 +135,15 @@ def _autocast_pairs() -> list:
     return pairs
 
 
-OWNERS = (
+SETTINGS = (
     flags("default dtype", (torch.get_default_dtype, torch.set_default_dtype)),
-    Owner("determinism", _determinism, _set_determinism, travels=True, reads=lambda: _DETERMINISM),
+    ProcessSetting("determinism", _determinism, _set_determinism, travels=True, reads=lambda: _DETERMINISM),
     flags(
         "anomaly mode",
         (torch.is_anomaly_enabled, lambda on: torch.set_anomaly_enabled(on, torch.is_anomaly_check_nan_enabled())),
         (torch.is_anomaly_check_nan_enabled, lambda on: torch.set_anomaly_enabled(torch.is_anomaly_enabled(), on)),
     ),
-    Owner(
+    ProcessSetting(
         "float32 precision",
         _precisions,
         _set_precisions,
@@ -168,22 +168,24 @@ OWNERS = (
         travels=True,
     ),
     flags("repeated warnings of torch", (torch_compat.get_warnAlways, torch_compat.set_warnAlways)),
-    Owner(
+    ProcessSetting(
         "debug level of torch.distributed",
         _dist.get_debug_level,
         _dist.set_debug_level,
         setters=((_dist, "set_debug_level"),),
         travels=True,
     ),
-    Owner(
+    ProcessSetting(
         "hooks of all modules and optimizers",
         _hooks,
         _set_hooks,
         setters=((RemovableHandle, "__init__"), (RemovableHandle, "remove")),
     ),
-    Owner("default device", _default_device, torch.set_default_device, is_of_thread=True),
+    ProcessSetting("default device", _default_device, torch.set_default_device, is_of_thread=True),
     flags("grad mode", (torch.is_grad_enabled, torch.set_grad_enabled), is_of_thread=True),
     flags("autocast", *_autocast_pairs(), is_of_thread=True),
     # Setting it also sets what new threads start with, which nobody can ask.
-    Owner("number of threads", torch.get_num_threads, torch.set_num_threads, is_of_thread=True, is_always=True),
+    ProcessSetting(
+        "number of threads", torch.get_num_threads, torch.set_num_threads, is_of_thread=True, is_always=True
+    ),
 )

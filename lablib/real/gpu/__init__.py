@@ -3,7 +3,7 @@
 found            GPUs for NCCL, or a sentence about what is missing
 sharing          several ranks on one GPU
 warm_up          first-use work of a GPU, before any measurement
-sacrifice        kernels that start each profiler session
+warm_up_kernels  kernels that start each profiler session
 kernels          kernels of a rank and the operators that launched them
 issued           the recorded call of a profiler event
 batches          coalesced calls

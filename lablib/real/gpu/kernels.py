@@ -44,7 +44,7 @@ class KernelCount:
     """What the profiler recorded of one rank's GPU.
 
     Attributes:
-        is_recorded: whether it recorded anything of the GPU, also before the program (sacrifice.py).
+        is_recorded: whether it recorded anything of the GPU, also before the program (warm_up_kernels.py).
         kernels: what it recorded on the GPU while the program ran.
         launches: kernels that the program launched.
         lost: those of them that it did not record.

@@ -16,7 +16,7 @@ from torch.autograd.profiler import profile
 
 from lablib.real.gpu.errors import explain
 from lablib.real.gpu.kernels import KernelCount, count_kernels, lowest_stream
-from lablib.real.gpu.sacrifice import sacrifice
+from lablib.real.gpu.warm_up_kernels import run_warm_up_kernels
 from lablib.real.measurement.calls import Call, CallRecorder
 from lablib.real.measurement.events import Event, read_events
 from lablib.real.measurement.profiler import profiler_of
@@ -44,7 +44,7 @@ def measure(
     wait_for_start: Callable[[], None],
     trace: bool,
     on_gpu: bool,
-    sacrificed: int = 0,
+    warm_up_kernels: int = 0,
     recorder: CallRecorder | None = None,
 ) -> tuple[Any, Measurement]:
     """Run a program and measure it; `wait_for_start` is called when everything else is ready.
@@ -56,7 +56,7 @@ def measure(
         wait_for_start: returns at the moment at which all ranks begin.
         trace: measure times.
         on_gpu: whether the rank computes on a GPU.
-        sacrificed: how many kernels to launch before it, where times are measured on a GPU (sacrifice.py).
+        warm_up_kernels: kernels to launch before it, where times are measured on a GPU (warm_up_kernels.py).
         recorder: of its communication; None: a new one.
 
     Returns what the program returned, and what was measured. Raises what the program raises.
@@ -65,7 +65,7 @@ def measure(
     profiler = profiler_of(trace, on_gpu)
     with recorder.recording(), _on(profiler):
         if trace and on_gpu:
-            sacrifice(sacrificed)
+            run_warm_up_kernels(warm_up_kernels)
         wait_for_start()
         start_ns = time.time_ns()
         if on_gpu:
@@ -77,7 +77,7 @@ def measure(
     if trace:
         recorded = read_events(profiler.kineto_results)
         events = since(recorded, start_ns)
-        default = lowest_stream(recorded) if on_gpu else None  # the sacrificed kernels ran on it
+        default = lowest_stream(recorded) if on_gpu else None  # the warm-up kernels ran on it
         measured.spans = spans_of(events, recorder.calls, threading.get_native_id(), on_gpu, default)
         if on_gpu:
             measured.kernels = count_kernels(events, any(event.on_device for event in recorded), measured.spans)

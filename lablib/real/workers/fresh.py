@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lablib.process import settings as owners
+from lablib.process import settings as process_settings
 from lablib.process.default_device import make_tensors_of_the_process_on
 from lablib.process.rank_state import compute_with_one_thread, device_seed, seed_rank
 from lablib.process.whose_code import is_users, module_file
@@ -35,7 +35,7 @@ class FreshState:
         self._rank, self._device = rank, device
         compute_with_one_thread()
         seed_rank(rank)
-        self._settings = owners.taken()
+        self._settings = process_settings.taken()
         self._threads = set(threading.enumerate())
 
     def check_nothing_is_left(self) -> None:
@@ -45,7 +45,7 @@ class FreshState:
             Exception: a setting cannot be given back, or a thread or a process of the program still runs: this process
                 will never look new again.
         """
-        owners.give_back(self._settings)
+        process_settings.give_back(self._settings)
         for thread in set(threading.enumerate()) - self._threads:
             if type(thread).__name__ != "_DummyThread":  # one of C++ that has called Python: torch's own
                 thread.join(_END_OF_THREAD_S)
@@ -58,7 +58,7 @@ class FreshState:
         """Make this process look new, with these settings of the process that launches."""
         _forget_users_modules()
         forget_classes()
-        owners.give_back(self._settings | settings)
+        process_settings.give_back(self._settings | settings)
         torch.clear_autocast_cache()
         if self._device.type == "cuda":
             begin_on_gpu(self._rank, self._device)

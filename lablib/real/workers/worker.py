@@ -23,7 +23,7 @@ from lablib.process.exits import ends_well
 from lablib.process.missing_cuda import note_missing_cuda
 from lablib.real.frames import main_thread_stack, traceback_text
 from lablib.real.gpu.memory import begin_count, give_back_cache, peak_bytes
-from lablib.real.gpu.sacrifice import sacrificial_kernels
+from lablib.real.gpu.warm_up_kernels import warm_up_kernel_count
 from lablib.real.groups import Groups
 from lablib.real.measurement.calls import CallRecorder
 from lablib.real.measurement.measure import Measurement, measure
@@ -177,7 +177,7 @@ class Worker:
     ) -> tuple[Any, Measurement]:
         self._sessions += trace
         self._running.recorder = recorder = CallRecorder(self._on_gpu)
-        return measure(program, wait_for_start, trace, self._on_gpu, sacrificial_kernels(self._sessions), recorder)
+        return measure(program, wait_for_start, trace, self._on_gpu, warm_up_kernel_count(self._sessions), recorder)
 
     def _wait_for_start(self) -> None:
         """Tell the launcher that this rank could start, and start with all others at the moment it names."""

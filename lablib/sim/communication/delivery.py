@@ -123,14 +123,14 @@ def follow(events: Events) -> None:
 
 def _load_collective(event: AllJoined) -> None:
     brought: list[Tensors] = [joined.tensors for joined in event.arrived]
-    if event.meeting.cargo is None:  # a group of one
-        event.meeting.cargo = Delivery()
+    if event.meeting.payload is None:  # a group of one
+        event.meeting.payload = Delivery()
     sent, received = [each.sent for each in brought], [each.received for each in brought]
     if len(brought) < event.size and _have_values(sent, received):
         places = event.meeting.members
         sent = _by_place(sent, places, event.size, sent[0] if brought[0].fills_in else ())
         received = _by_place(received, places, event.size, ())
-    event.meeting.cargo.load(sent, received, brought[0].move, is_alike=event.kind in _SAME_FOR_ALL)
+    event.meeting.payload.load(sent, received, brought[0].move, is_alike=event.kind in _SAME_FOR_ALL)
     for joined in event.arrived:
         joined.tensors = None  # what the program drops must not live on while it travels
 
@@ -151,9 +151,9 @@ def _by_place(of_arrived: PerMember, places: Iterable[int], size: int, of_phanto
 def _load_message(event: Matched) -> None:
     """The two sides share one delivery from now on."""
     send, receive = event.send, event.receive
-    send.cargo.join(receive.cargo)
-    receive.cargo = send.cargo
-    send.cargo.load([[send.tensors], []], [[], [receive.tensors]], _move_message)
+    send.payload.join(receive.payload)
+    receive.payload = send.payload
+    send.payload.load([[send.tensors], []], [[], [receive.tensors]], _move_message)
     send.tensors = receive.tensors = None
 
 

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.join import Join
 
 from lablib.cost.collectives import CALLS
 from lablib.engine.communication import ANY_SOURCE, Agreement, Communication, Joined, Message
-from lablib.engine.group import Group, Misfit
+from lablib.engine.group import FindMismatch, Group
 from lablib.errors import CollectiveMismatchError, DeadlockError, LaunchError, Wait
 from lablib.record.rank_text import ranks_in_words
 from lablib.sim.communication import exchange
@@ -96,8 +96,8 @@ class SimProcessGroup(dist.ProcessGroup):
             note: told what may go wrong.
         """
         self._nccl, self._note = limits, note
-        if self._group.cargo is None:
-            self._group.cargo = NcclOrder(self._group.simulated_ranks, self._group.label, is_eager)
+        if self._group.payload is None:
+            self._group.payload = NcclOrder(self._group.simulated_ranks, self._group.label, is_eager)
 
     # ---- identity ----
 
@@ -227,7 +227,7 @@ class SimProcessGroup(dist.ProcessGroup):
             agree=_alike("gather", inputs, root=self._global(root)),
             move=lambda sent, received: exchange.gather(sent, received, root),
             opts=opts,
-            misfit=lambda joined: _parts_misfit("gather", joined, root, "receives", "sends"),
+            find_mismatch=lambda joined: _parts_mismatch("gather", joined, root, "receives", "sends"),
             root=root,
         )
 
@@ -243,7 +243,7 @@ class SimProcessGroup(dist.ProcessGroup):
             agree=_alike("scatter", outputs, root=self._global(root)),
             move=lambda sent, received: exchange.scatter(sent, received, root),
             opts=opts,
-            misfit=lambda joined: _parts_misfit("scatter", joined, root, "sends", "receives"),
+            find_mismatch=lambda joined: _parts_mismatch("scatter", joined, root, "sends", "receives"),
             root=root,
         )
 
@@ -302,12 +302,12 @@ class SimProcessGroup(dist.ProcessGroup):
     alltoall_base = all_to_all_single  # pyright: ignore[reportAssignmentType]
 
     def _all_to_all(self, name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any) -> SimWork:
-        def misfit(joined: Mapping[int, Joined]) -> CollectiveMismatchError | None:
+        def mismatch(joined: Mapping[int, Joined]) -> CollectiveMismatchError | None:
             for i, receiver in joined.items():
                 for r, sender in joined.items():
                     given, wanted = sender.tensors.sent[i].numel(), receiver.tensors.received[r].numel()
                     if given != wanted:
-                        return _misfit(
+                        return _mismatch(
                             f"{name}: rank {sender.rank} sends {plural(given, 'elements')} to rank "
                             f"{receiver.rank}, which expects "
                             f"{wanted}; make input split {i} of rank {sender.rank} equal output split {r} of rank "
@@ -324,7 +324,7 @@ class SimProcessGroup(dist.ProcessGroup):
             agree=_alike(name, inputs),
             move=exchange.all_to_all,
             opts=opts,
-            misfit=misfit,
+            find_mismatch=mismatch,
             uneven=_sizes_if_uneven(inputs),
         )
 
@@ -362,7 +362,7 @@ class SimProcessGroup(dist.ProcessGroup):
         try:
             if message.is_in_order:
                 me, peer = (self._group.global_ranks[place] for place in (self._member, message.peer))
-                self._note_if(self._group.cargo.message(message.kind, me, peer, str(message.source)))
+                self._note_if(self._group.payload.message(message.kind, me, peer, str(message.source)))
             post(message)
         except (CollectiveMismatchError, DeadlockError) as error:
             self._turns.fail(error)
@@ -375,7 +375,7 @@ class SimProcessGroup(dist.ProcessGroup):
         """Give up the turn until no rank can send anything that is issued before the first send that is there."""
         at_s = receive.issue_s
         while True:
-            self._turns.give_way(at_s)
+            self._turns.yield_turn(at_s)
             if (first_s := self._group.first_send_s(receive)) <= at_s:
                 return
             at_s = first_s
@@ -403,7 +403,7 @@ class SimProcessGroup(dist.ProcessGroup):
         agree: Agreement,
         move: Move,
         opts: Any = None,
-        misfit: Misfit | None = None,
+        find_mismatch: FindMismatch | None = None,
         root: int = 0,
         own: tuple[str, Any, Any] | None = None,
         results: Sequence[Tensor] | None = None,
@@ -424,7 +424,7 @@ class SimProcessGroup(dist.ProcessGroup):
         raw_received = raw_sent if received is sent else _raw(received)
         if rank.memory_tracker is not None:
             rank.memory_tracker.communicates(raw_sent if received is sent else (*raw_sent, *raw_received))
-        newcomer = Joined(
+        joined = Joined(
             rank.rank,
             name,
             agree,
@@ -442,12 +442,12 @@ class SimProcessGroup(dist.ProcessGroup):
             self._knows_values(name, root, raw_received)
         try:
             if self._nccl and all(map(self._nccl.is_own, (*sent, *received))):
-                self._note_if(self._group.cargo.collective(rank.rank, name, str(source)))
-            meeting = self._group.join(self._member, newcomer, CALLS[name][0], root, misfit)
+                self._note_if(self._group.payload.collective(rank.rank, name, str(source)))
+            meeting = self._group.join(self._member, joined, CALLS[name][0], root, find_mismatch)
         except (CollectiveMismatchError, DeadlockError) as error:
             self._turns.fail(error)
-        if meeting.cargo is None:
-            meeting.cargo = Delivery()
+        if meeting.payload is None:
+            meeting.payload = Delivery()
         results = received if results is None else results
         if self._coalesced is None and not rank.unwaited and not getattr(opts, "asyncOp", True):
             # torch waits before it returns: nobody can forget to, or use a tensor meanwhile.
@@ -503,7 +503,7 @@ class SimProcessGroup(dist.ProcessGroup):
             self._group.label,
             tensor,
             is_in_order=self._nccl is not None and self._nccl.is_own(tensor),
-            cargo=Delivery(),
+            payload=Delivery(),
         )
 
     def _global(self, member: int) -> int:
@@ -638,11 +638,11 @@ def _moves_nothing(sent: PerMember, received: PerMember) -> None:
     """What a barrier does."""
 
 
-def _misfit(headline: str, *calls: Joined) -> CollectiveMismatchError:
+def _mismatch(headline: str, *calls: Joined) -> CollectiveMismatchError:
     return CollectiveMismatchError(headline, [Wait(j.rank, j.text(), str(j.source)) for j in calls])
 
 
-def _parts_misfit(
+def _parts_mismatch(
     name: str, joined: Mapping[int, Joined], root: int, root_verb: str, verb: str
 ) -> CollectiveMismatchError | None:
     """Whether the root's part for some rank is not what that rank gives or expects."""
@@ -654,7 +654,7 @@ def _parts_misfit(
         part = parts[place]
         given = (other.tensors.received if root_sends else other.tensors.sent)[0]
         if part.shape != given.shape or part.dtype != given.dtype:
-            return _misfit(
+            return _mismatch(
                 f"{name}: the root, rank {joined[root].rank}, {root_verb} {_describe(part)} for rank {other.rank}, "
                 f"which {verb} {_describe(given)}; make them the same.",
                 *([joined[root]] if other is joined[root] else [joined[root], other]),

@@ -89,7 +89,7 @@ class SimWork(dist.Work):
         if not self.is_success():
             return False
         if not all(issued.event.is_final for issued in self.issued):
-            self._turns.give_way(self._rank.clock_s)  # who is over by now is known when all have come so far
+            self._turns.yield_turn(self._rank.clock_s)  # who is over by now is known when all have come so far
         if not self.is_over() and self._polled_at_s != self._rank.clock_s:
             self._polled_at_s = self._rank.clock_s
             return False
@@ -143,12 +143,12 @@ class SimWork(dist.Work):
             rank.in_flight.waited_again = not (is_unwaited or issued.blocks)
             if is_unwaited:
                 rank.in_flight.remove(issued)
-        event.cargo.waiting.add(issued.member)
+        event.payload.waiting.add(issued.member)
         if not (event.is_final if joins else event.has_data):
             (event.end_waiters if joins else event.data_waiters).append(rank.rank)
             self._turns.wait(partial(event.describe, rank.rank, Here()), joins)
         self._turns.check()
-        if issued.member in event.cargo.owed:
-            event.cargo.fill(issued.member)
+        if issued.member in event.payload.owed:
+            event.payload.fill(issued.member)
         if is_unwaited:
             rank.unwaited.pop(issued, None)

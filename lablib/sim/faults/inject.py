@@ -138,7 +138,7 @@ class Faults(Conditions):
 
     # ---- the end ----
 
-    def blame(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
+    def error_of(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
         """The error for a run in which no rank can go on."""
         if not self._dead and not self._cut:
             return DeadlockError(headline, waits)

@@ -128,7 +128,7 @@ class Clock(TorchDispatchMode):
         if traits.is_block:
             self._enter_or_leave(func, args)
         if types or num_function_modes():
-            # A mode of the program's surroundings (shapes.py) must not answer for the tensors that are looked at here.
+            # A mode around the program (shapes.py) must not answer for the tensors that are looked at here.
             with DisableTorchFunction():
                 return self._operator(traits, args, kwargs)
         return self._operator(traits, args, kwargs)

@@ -24,34 +24,34 @@ from lablib.process.settings import OF_THE_PROCESS
 from lablib.sim.replaced import replaced
 from lablib.torch_compat import WorldMeta, place
 
-_ALWAYS = tuple(owner for owner in OF_THE_PROCESS if owner.is_always)
-_LOOKED_AT = tuple(owner for owner in OF_THE_PROCESS if not owner.is_always)
+_ALWAYS = tuple(setting for setting in OF_THE_PROCESS if setting.is_always)
+_LOOKED_AT = tuple(setting for setting in OF_THE_PROCESS if not setting.is_always)
 _C10D, _PROCESS_WORLD = place("process_world")
-_HOLDERS, _NAMES = zip(*(place for owner in _ALWAYS for place in owner.places), strict=True)
-_PUT = [owner.at_turns[0] for owner in _ALWAYS if owner.at_turns]
-_TAKE_AGAIN = [owner.at_turns[1] for owner in _ALWAYS if owner.at_turns]
+_HOLDERS, _NAMES = zip(*(place for setting in _ALWAYS for place in setting.places), strict=True)
+_PUT = [setting.at_turns[0] for setting in _ALWAYS if setting.at_turns]
+_TAKE_AGAIN = [setting.at_turns[1] for setting in _ALWAYS if setting.at_turns]
 
 
 class Settings:
     """What is in place now, for the ranks of one run.
 
     Attributes:
-        states: of every owner that is looked at, as the last rank left it; as it was when this was made, at first.
+        states: of every setting that is looked at, as the last rank left it; as it was when this was made, at first.
         always: of every other, by name, as it was when this was made.
     """
 
     def __init__(self) -> None:
-        self.states: list[Any] = [owner.take() for owner in _LOOKED_AT]
-        self.always: dict[str, Any] = {owner.name: owner.take() for owner in _ALWAYS}
-        self._quick = [(at, owner) for at, owner in enumerate(_LOOKED_AT) if not owner.setters]
+        self.states: list[Any] = [setting.take() for setting in _LOOKED_AT]
+        self.always: dict[str, Any] = {setting.name: setting.take() for setting in _ALWAYS}
+        self._quick = [(at, setting) for at, setting in enumerate(_LOOKED_AT) if not setting.setters]
         self._looks()
 
     def _looks(self) -> None:
         """What to look at from now on, and how it looks."""
         self._reads, self._lists = [], []
-        for _, owner in self._quick:
-            self._reads += owner.reads() if owner.reads else () if owner.lists else (owner.take,)
-            self._lists += owner.lists
+        for _, setting in self._quick:
+            self._reads += setting.reads() if setting.reads else () if setting.lists else (setting.take,)
+            self._lists += setting.lists
         self._seen = self._look()
 
     def _look(self) -> list[Any]:
@@ -85,8 +85,8 @@ class Settings:
     def watched(self) -> Iterator["Settings"]:
         """While this lasts, functions that set what is slow to read mark it as worth a look from then on."""
         with ExitStack() as stack:
-            for at, owner in enumerate(_LOOKED_AT):
-                for holder, name in owner.setters:
+            for at, setting in enumerate(_LOOKED_AT):
+                for holder, name in setting.setters:
                     stack.enter_context(replaced((holder, name, self._telling(getattr(holder, name), at))))
             yield self
 
@@ -107,18 +107,18 @@ class OwnSettings:
 
     Args:
         settings: what is in place.
-        others: with which others it begins, by the owner's name.
+        others: with which others it begins, by the setting's name.
     """
 
     def __init__(self, settings: Settings, others: dict[str, Any]):
         self._settings = settings
         states = settings.always | others
-        self._values = [value for owner in _ALWAYS if owner.places for value in states[owner.name]]
-        self._others = [states[owner.name] for owner in _ALWAYS if owner.at_turns]
+        self._values = [value for setting in _ALWAYS if setting.places for value in states[setting.name]]
+        self._others = [states[setting.name] for setting in _ALWAYS if setting.at_turns]
         self._states = settings.states
-        if others.keys() & {owner.name for owner in _LOOKED_AT}:
+        if others.keys() & {setting.name for setting in _LOOKED_AT}:
             now = zip(_LOOKED_AT, settings.states, strict=True)
-            self._states = [others.get(owner.name, state) for owner, state in now]
+            self._states = [others.get(setting.name, state) for setting, state in now]
 
     def put(self) -> None:
         for holder, name, value in zip(_HOLDERS, _NAMES, self._values, strict=True):

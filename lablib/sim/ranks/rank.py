@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from lablib.sim.source import Source
 
 
-class Belonging(Protocol):
+class PerRankState(Protocol):
     """Something that a process would have for itself: `put` it in place when the rank's turn begins, `take` it away."""
 
     def put(self) -> None: ...
@@ -104,11 +104,11 @@ class Rank(RankClock):
         for key, value in torchrun.items():
             self.environ[os.environ.encodekey(key)] = os.environ.encodevalue(value)  # type: ignore[attr-defined]
 
-        self.belongings: list[Belonging] = []
+        self.per_rank_state: list[PerRankState] = []
 
     def enter(self) -> None:
         """The rank's turn begins."""
-        for belonging in self.belongings:
+        for belonging in self.per_rank_state:
             belonging.put()
         if not self._has_begun:
             self._begin()
@@ -121,7 +121,7 @@ class Rank(RankClock):
 
     def leave(self) -> None:
         """The rank's turn ends."""
-        for belonging in self.belongings:
+        for belonging in self.per_rank_state:
             belonging.take()
 
     def phase(self) -> str:

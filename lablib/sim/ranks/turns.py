@@ -88,17 +88,17 @@ class Turns:
     Args:
         ranks: in rank order.
         scheduler: says whose turn it is.
-        blame: makes the error for a run in which no rank can go on, from a headline and what each waits for.
+        error_of: makes the error for a run in which no rank can go on, from a headline and what each waits for.
     """
 
     def __init__(
         self,
         ranks: Sequence[Rank],
         scheduler: Scheduler,
-        blame: Callable[[str, Sequence[Wait]], LaunchError] = DeadlockError,
+        error_of: Callable[[str, Sequence[Wait]], LaunchError] = DeadlockError,
     ):
         self._scheduler = scheduler
-        self._blame = blame
+        self._error_of = error_of
         self._seats = {rank.rank: _Seat(rank) for rank in ranks}
         self._cores = SameCore()
         self._num_calls = 0
@@ -253,9 +253,9 @@ class Turns:
         self._switch()
         return self._scheduler.time_is_up(until_s)
 
-    def give_way(self, at_s: float) -> None:
+    def yield_turn(self, at_s: float) -> None:
         """Go on when every rank has gone as far as it can before `at_s`, and until then."""
-        self._scheduler.give_way(at_s)
+        self._scheduler.yield_turn(at_s)
         self._switch()
 
     def progress(self) -> None:
@@ -338,7 +338,7 @@ class Turns:
 
     def _deadlock(self, reason: str = "") -> LaunchError:
         headline, waits = self._scheduler.stuck()
-        return self._blame(f"deadlock: {reason}" if reason else f"deadlock: {headline}.", waits)
+        return self._error_of(f"deadlock: {reason}" if reason else f"deadlock: {headline}.", waits)
 
 
 def _with_handling(describe: Callable[[], Wait]) -> Callable[[], Wait]:

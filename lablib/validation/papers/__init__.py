@@ -1,4 +1,4 @@
-"""Formulas as their papers and tools print them, to hold the planner against.
+"""Formulas as printed in papers and tools, to compare the planner with.
 
 activations.py  Korthikanti et al., 2022: what a layer keeps
 deepspeed.py    DeepSpeed's estimators

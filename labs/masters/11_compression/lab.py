@@ -28,9 +28,9 @@ from lablib.compress import (
     DiLoCo,
     ErrorFeedback,
     Fp8,
+    InSequence,
     Int4,
     Int8,
-    InTurn,
     PowerSGD,
     Rotated,
     Stages,
@@ -273,7 +273,7 @@ show(figure_lines(NUM_RANKS, grown, "ranks", "relative error of the mean", log_x
 
 # %%
 def in_two_phases():
-    return InTurn(partial(quantized_all_reduce, quantizer=Int4()))
+    return InSequence(partial(quantized_all_reduce, quantizer=Int4()))
 
 
 flat_run = launch(step, in_two_phases, ranks=ranks, cluster=machine)
@@ -408,7 +408,7 @@ def in_two_levels():
         yield quantized_all_gather(shard, full, group, Int4())
         buffer.copy_(full[: buffer.numel()])
 
-    return InTurn(lambda buffer, group=None: Stages(stages(buffer, group)))
+    return InSequence(lambda buffer, group=None: Stages(stages(buffer, group)))
 
 
 levels_run = launch(step, in_two_levels, ranks=ranks, cluster=machine)

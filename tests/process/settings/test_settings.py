@@ -1,4 +1,4 @@
-"""Each owner, one by one: a rank has its own, the notebook keeps its own, and the next launch starts clean."""
+"""Each setting, one by one: a rank has its own, the notebook keeps its own, and the next launch starts clean."""
 
 import builtins
 import contextlib
@@ -33,7 +33,7 @@ from torch.distributed.tensor import _random as dtensor_random
 from torch.nn.modules.module import register_module_forward_hook
 
 from lablib import DeadlockError, LaunchTimeoutError, RankError, launch
-from lablib.process.settings import OF_THE_PROCESS, OWNERS, Owner, taken
+from lablib.process.settings import OF_THE_PROCESS, SETTINGS, ProcessSetting, taken
 
 # How a program changes each; on one rank with 1, on another with 2.
 CHANGES: dict[str, Callable[[int], Any]] = {
@@ -112,16 +112,16 @@ class Finder:
         return None
 
 
-def seen(owner: Owner) -> Any:
+def seen(setting: ProcessSetting) -> Any:
     """Its state now, of which nothing changes afterwards: tables of torch are given back as they are, and changed."""
-    state = owner.take()
-    if owner.name.startswith("tables"):
+    state = setting.take()
+    if setting.name.startswith("tables"):
         return [part.copy() if isinstance(part, (dict, set)) else part for part in state]
     return state
 
 
 def all_seen() -> dict[str, Any]:
-    return {owner.name: seen(owner) for owner in OWNERS}
+    return {setting.name: seen(setting) for setting in SETTINGS}
 
 
 def functions_in_place() -> dict[tuple[str, ...], int]:
@@ -148,45 +148,45 @@ def ignored(*_: Any) -> None:
 
 
 def test_every_owner_has_an_example():
-    assert list(CHANGES) == [owner.name for owner in OWNERS]
+    assert list(CHANGES) == [setting.name for setting in SETTINGS]
 
 
-@pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.name)
-def test_a_rank_has_its_own_the_notebook_keeps_its_own_and_the_next_launch_starts_clean(owner):
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_a_rank_has_its_own_the_notebook_keeps_its_own_and_the_next_launch_starts_clean(setting):
     def program() -> tuple[Any, Any, Any]:
-        before, rank = seen(owner), dist.get_rank()
+        before, rank = seen(setting), dist.get_rank()
         if rank < 2:
-            CHANGES[owner.name](rank + 1)
-        own = seen(owner)
+            CHANGES[setting.name](rank + 1)
+        own = seen(setting)
         for _ in range(3):
             dist.barrier()
-        return before, own, seen(owner)
+        return before, own, seen(setting)
 
-    host = seen(owner)
+    host = seen(setting)
     first, second, third = launch(program, ranks=3).values
-    if owner.name in KNOWS_ITS_RANK:
+    if setting.name in KNOWS_ITS_RANK:
         assert first[0] != second[0] != third[0] != first[0]
     else:
         assert first[0] == second[0] == third[0]  # All start alike,
-        assert launch(seen, owner, ranks=1).values == [first[0]]  # and so does the next launch;
-        assert first[0] == host or owner.is_of_thread  # as the notebook has it.
+        assert launch(seen, setting, ranks=1).values == [first[0]]  # and so does the next launch;
+        assert first[0] == host or setting.is_of_thread  # as the notebook has it.
     assert first[1] != second[1] and first[1] != first[0]  # Two change it,
     assert [own == after for _, own, after in (first, second, third)] == [True] * 3  # each sees its own,
-    assert third[1] == third[0] and seen(owner) == host  # and the third and the notebook see nothing of it.
+    assert third[1] == third[0] and seen(setting) == host  # and the third and the notebook see nothing of it.
 
 
-_orders = st.lists(st.sampled_from([owner for owner in OWNERS if owner.setters]), unique=True, min_size=2)
+_orders = st.lists(st.sampled_from([setting for setting in SETTINGS if setting.setters]), unique=True, min_size=2)
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.sampled_from(OWNERS), max_size=3), st.tuples(_orders, _orders))
-def test_a_rank_keeps_all_that_it_changes_in_one_turn_in_whatever_order(first: list[Owner], orders: tuple):
+@given(st.lists(st.sampled_from(SETTINGS), max_size=3), st.tuples(_orders, _orders))
+def test_a_rank_keeps_all_that_it_changes_in_one_turn_in_whatever_order(first: list[ProcessSetting], orders: tuple):
     """Setters that are watched come last: each notes what it changes, and forgets nothing that changed before."""
 
     def program() -> list[str]:
         rank = dist.get_rank()
-        for owner in (*first, *orders[rank]):
-            CHANGES[owner.name](rank + 1)
+        for setting in (*first, *orders[rank]):
+            CHANGES[setting.name](rank + 1)
         own = all_seen()
         for _ in range(3):
             dist.barrier()
@@ -197,10 +197,10 @@ def test_a_rank_keeps_all_that_it_changes_in_one_turn_in_whatever_order(first: l
 
 @pytest.mark.parametrize("name", ["random generators"])
 def test_a_rank_that_knows_its_number_starts_the_next_launch_as_it_started_the_last(name: str):
-    owner = next(owner for owner in OWNERS if owner.name == name)
+    setting = next(setting for setting in SETTINGS if setting.name == name)
 
     def program(changes: bool) -> Any:
-        start = owner.take()
+        start = setting.take()
         if changes:
             CHANGES[name](1)
         return start
@@ -210,17 +210,17 @@ def test_a_rank_that_knows_its_number_starts_the_next_launch_as_it_started_the_l
 
 def test_on_processes_it_is_the_same():
     def program() -> dict[str, tuple[str, bool, bool]]:
-        from lablib.process.settings import OWNERS  # the worker's own, not a copy
+        from lablib.process.settings import SETTINGS  # the worker's own, not a copy
 
         seen = {}
-        for owner in OWNERS:
-            before = repr(owner.take())
+        for setting in SETTINGS:
+            before = repr(setting.take())
             if change:
-                CHANGES[owner.name](dist.get_rank() + 1)
-            own = owner.take()
-            seen[owner.name] = before, own
+                CHANGES[setting.name](dist.get_rank() + 1)
+            own = setting.take()
+            seen[setting.name] = before, own
             dist.barrier()
-        return {o.name: (seen[o.name][0], o.take() == seen[o.name][1], o.travels) for o in OWNERS}
+        return {o.name: (seen[o.name][0], o.take() == seen[o.name][1], o.travels) for o in SETTINGS}
 
     launch(lambda: DTensor.__name__, ranks=2, backend="gloo")  # what its import adds to the filters is no program's
     change = True
@@ -299,10 +299,10 @@ def launch_until(end: str, program: Callable[[], None], **options: Any) -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("owner", OWNERS, ids=lambda owner: owner.name)
-def test_however_a_run_ends_an_owner_that_ranks_changed_is_as_before(owner: Owner, end: str):
+@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
+def test_however_a_run_ends_a_setting_that_ranks_changed_is_as_before(setting: ProcessSetting, end: str):
     host, classes = all_seen(), (type(sys), type(os.environ))
-    launch_until(end, lambda: CHANGES[owner.name](1 + dist.get_rank()))
+    launch_until(end, lambda: CHANGES[setting.name](1 + dist.get_rank()))
     assert all_seen() == host and (type(sys), type(os.environ)) == classes
 
 

@@ -12,12 +12,12 @@ import torch
 _MARGIN, _PER_SESSION, _MAX_KERNELS = 16, 2, 4096
 
 
-def sacrificial_kernels(session: int) -> int:
+def warm_up_kernel_count(session: int) -> int:
     """How many kernels to spend on the `session`-th session of a process, counted from 1."""
     return min(_MAX_KERNELS, _MARGIN + _PER_SESSION * session)
 
 
-def sacrifice(kernels: int) -> None:
+def run_warm_up_kernels(kernels: int) -> None:
     """Launch that many small kernels on the current GPU and wait for them: some 5 us each."""
     number = torch.zeros((), device="cuda")
     for _ in range(kernels):
