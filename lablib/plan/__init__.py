@@ -6,11 +6,11 @@ derating.py     what real machines lose and the simulator does not
 machine.py      what pieces of a step take on one rank
 order.py        which axis has neighbouring ranks; any order of them, priced
 layer/          one transformer layer: its passes, and what it keeps
-ends.py         embedding, head and loss
+embedding_and_head.py   embedding, head and loss
 eager/          all of a step operator by operator, as eager torch runs it
-held.py         parameters on one rank
+parameters_per_rank.py  parameters on one rank
 pieces.py       what plans share, worked out once
-usual.py        the software that is taken where none is named
+default_stack.py        the software that is taken where none is named
 setup.py        the choices and the numbers of a plan, or of many
 data_axis.py    what ranks with other sequences tell each other, and how much of it shows
 optimizer_step.py       the update of the parameters

@@ -260,8 +260,8 @@ class _Walk:
         if p.pipeline > 1 and p.pipeline % 2 == 0:
             chunks = p.chunks if p.pipeline > 2 else 1
             fewer = {"pipeline": p.pipeline // 2, "data": 2 * p.data, "chunks": chunks}
-            for again in ("none", "selective", "full"):
-                changes.append(("fewer stages", lambda again=again: self.tried(again, **fewer)))
+            for recompute in ("none", "selective", "full"):
+                changes.append(("fewer stages", lambda recompute=recompute: self.tried(recompute, **fewer)))
         for less in {"full": ("selective", "none"), "selective": ("none",)}.get(now.recompute, ()):
             changes.append(("less recompute", lambda less=less: self.tried(less)))
         if p.data % 2 == 0:

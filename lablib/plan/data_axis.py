@@ -35,8 +35,8 @@ from lablib.cost.arrays import Numbers, maximum
 from lablib.pipeline.closed_form import StageTime
 from lablib.plan.eager import data as eager_data
 from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
-from lablib.plan.held import Held
 from lablib.plan.machine import Axis
+from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.setup import Choices, Split, has_both_ends
 
 
@@ -60,15 +60,17 @@ class Waiting(NamedTuple):
         return self.forward_s + self.backward_s - self.copies_s
 
 
-def sharded_layer(choices: Choices, split: Split, held: Held, forward_s: Numbers, backward_s: Numbers) -> Waiting:
+def sharded_layer(
+    choices: Choices, split: Split, parameters: ParametersPerRank, forward_s: Numbers, backward_s: Numbers
+) -> Waiting:
     """ZeRO-3, one layer: its traffic hides behind the layer's own compute; what is left over holds everybody up."""
     if choices.zero_stage < 3:
         return Waiting()
     if choices.machine.stack.is_eager:
-        return Waiting(*eager_data.sharded_layer_s(choices, split, held, forward_s, backward_s))
-    gather_s = _layer_gather_s(choices, split, held)
-    regather_s = _layer_gather_s(choices, split, held, is_backward=True) * choices.reshard_after_forward
-    reduce_s = _layer_reduce_s(choices, split, held) * (choices.trainable == "all")
+        return Waiting(*eager_data.sharded_layer_s(choices, split, parameters, forward_s, backward_s))
+    gather_s = _layer_gather_s(choices, split, parameters)
+    regather_s = _layer_gather_s(choices, split, parameters, is_backward=True) * choices.reshard_after_forward
+    reduce_s = _layer_reduce_s(choices, split, parameters) * (choices.trainable == "all")
     each = 1 - _is_gathered_once(choices, split)
     return Waiting(
         each * maximum(gather_s - forward_s, 0.0),
@@ -78,31 +80,35 @@ def sharded_layer(choices: Choices, split: Split, held: Held, forward_s: Numbers
 
 
 def data_axis(
-    choices: Choices, split: Split, held: Held, layers: Numbers, one: StageTime, embedding_s: Numbers
+    choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers, one: StageTime, embedding_s: Numbers
 ) -> Axis:
     """What travels once a step.
 
     Arguments:
-        held: parameters of a layer and of the ends, on one rank.
+        parameters: of a layer, of the embedding and of the head, on one rank.
         layers: of a stage, in the mean.
         one: seconds of a layer for one micro-batch: what the traffic can hide behind.
         embedding_s: seconds of the embedding's backward.
     """
     if choices.trainable != "all" and choices.zero_stage < 3:
         return Axis()
-    outside = held.embedding + has_both_ends(choices, split) * held.head
+    outside = parameters.embedding + has_both_ends(choices, split) * parameters.head
     is_eager = choices.machine.stack.is_eager
     if is_eager and choices.zero_stage == 3:
-        wires_s, copies_s = (split.num_microbatches * each for each in eager_data.sharded_ends_s(choices, split, held))
+        wires_s, copies_s = (
+            split.num_microbatches * each for each in eager_data.sharded_ends_s(choices, split, parameters)
+        )
         return Axis(wires_s, wires_s, copies_s)
     if is_eager and choices.compression.is_none:
-        return eager_data.reduced(choices, split, held, layers, layers * (one.input_s + one.weight_s), embedding_s)
+        return eager_data.reduced(
+            choices, split, parameters, layers, layers * (one.input_s + one.weight_s), embedding_s
+        )
     if choices.zero_stage == 3:
-        return _sharded_ends(choices, split, held, layers, outside, one)
-    reduce_s, packing_s = _reduced_s(choices, split, held, layers, outside)
-    gather_s = _gather_s(choices, split, layers * held.layer + outside) * (choices.zero_stage > 0)
+        return _sharded_ends(choices, split, parameters, layers, outside, one)
+    reduce_s, packing_s = _reduced_s(choices, split, parameters, layers, outside)
+    gather_s = _gather_s(choices, split, layers * parameters.layer + outside) * (choices.zero_stage > 0)
     if choices.model.experts and choices.zero_stage:
-        gather_s = gather_s + _gathered_s(choices, layers * held.expert_layer, *_expert_shards(split), False)
+        gather_s = gather_s + _gathered_s(choices, layers * parameters.expert_layer, *_expert_shards(split), False)
     # ZeRO-2 keeps its shard of the gradients alone, so it reduces those of every micro-batch.
     before = (split.num_microbatches - 1) * (choices.zero_stage == 2)
     total_s, packing_s = (1 + before) * reduce_s + gather_s, (1 + before) * packing_s
@@ -118,7 +124,7 @@ def data_axis(
 
 
 def _sharded_ends(
-    choices: Choices, split: Split, held: Held, layers: Numbers, outside: Numbers, one: StageTime
+    choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers, outside: Numbers, one: StageTime
 ) -> Axis:
     """ZeRO-3: what `sharded_layer` has not: the first layer's traffic and that of the ends have nothing to hide behind.
 
@@ -127,7 +133,7 @@ def _sharded_ends(
     """
     is_once = _is_gathered_once(choices, split)
     trained = 1.0 * (choices.trainable == "all")
-    layer_s = _layer_gather_s(choices, split, held) + trained * _layer_reduce_s(choices, split, held)
+    layer_s = _layer_gather_s(choices, split, parameters) + trained * _layer_reduce_s(choices, split, parameters)
     ends_s = 2 * _gather_s(choices, split, outside) + trained * _reduce_s(choices, split, outside)
     times = 1 + (split.num_microbatches - 1) * (1 - is_once)
     total_s = times * (layer_s + ends_s)
@@ -142,48 +148,54 @@ def _is_gathered_once(choices: Choices, split: Split) -> Numbers:
 
 
 def _reduced_s(
-    choices: Choices, split: Split, held: Held, layers: Numbers, outside: Numbers
+    choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers, outside: Numbers
 ) -> tuple[Numbers, Numbers]:
     """The gradients of a stage summed over the data axis once, without ZeRO-3: on the wires; to pack and unpack."""
-    on = choices.machine
-    numbers = layers * held.layer + outside
+    machine = choices.machine
+    numbers = layers * parameters.layer + outside
     packing_s = 0.0
     if not choices.compression.is_none:
         reduce_s, packing_s = _exchanged_s(choices, split, numbers), _packing_s(choices, split, numbers)
-    elif choices.zero_stage == 0 or not on.stack.has_reduce_scatter:
-        size = numbers * on.gradient_bytes
-        reduce_s = on.collective_s("all_reduce", size, split.data * split.context, split.tensor)
+    elif choices.zero_stage == 0 or not machine.stack.has_reduce_scatter:
+        size = numbers * machine.gradient_bytes
+        reduce_s = machine.collective_s("all_reduce", size, split.data * split.context, split.tensor)
     else:
         reduce_s = _reduce_s(choices, split, numbers)
     if choices.model.experts:
-        reduce_s = reduce_s + _reduced_experts_s(choices, split, layers * held.expert_layer)
+        reduce_s = reduce_s + _reduced_experts_s(choices, split, layers * parameters.expert_layer)
     if choices.model.tied_head:
-        pair_s = on.collective_s("all_reduce", held.tied * on.gradient_bytes, 2, maximum(split.num_ranks - 1, 1))
+        pair_s = machine.collective_s(
+            "all_reduce", parameters.tied * machine.gradient_bytes, 2, maximum(split.num_ranks - 1, 1)
+        )
         reduce_s = reduce_s + pair_s * (1 - has_both_ends(choices, split))
     return reduce_s, packing_s
 
 
 def _reduced_experts_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
     """The same of the experts, whose gradients nobody compresses."""
-    on = choices.machine
-    if choices.zero_stage == 0 or not on.stack.has_reduce_scatter:
-        return on.collective_s("all_reduce", numbers * on.gradient_bytes, split.expert_copies, split.expert_stride)
+    machine = choices.machine
+    if choices.zero_stage == 0 or not machine.stack.has_reduce_scatter:
+        return machine.collective_s(
+            "all_reduce", numbers * machine.gradient_bytes, split.expert_copies, split.expert_stride
+        )
     return _summed_s(choices, numbers, *_expert_shards(split), split.expert_replicas)
 
 
-def _layer_gather_s(choices: Choices, split: Split, held: Held, is_backward: bool = False) -> Numbers:
+def _layer_gather_s(
+    choices: Choices, split: Split, parameters: ParametersPerRank, is_backward: bool = False
+) -> Numbers:
     """All-gather of a layer: its experts over the ranks that have the same ones, the rest over all."""
-    shared_s = _gather_s(choices, split, held.layer, is_backward)
+    shared_s = _gather_s(choices, split, parameters.layer, is_backward)
     if not choices.model.experts:
         return shared_s
-    return shared_s + _gathered_s(choices, held.expert_layer, *_expert_shards(split), is_backward)
+    return shared_s + _gathered_s(choices, parameters.expert_layer, *_expert_shards(split), is_backward)
 
 
-def _layer_reduce_s(choices: Choices, split: Split, held: Held) -> Numbers:
-    shared_s = _reduce_s(choices, split, held.layer)
+def _layer_reduce_s(choices: Choices, split: Split, parameters: ParametersPerRank) -> Numbers:
+    shared_s = _reduce_s(choices, split, parameters.layer)
     if not choices.model.experts:
         return shared_s
-    return shared_s + _summed_s(choices, held.expert_layer, *_expert_shards(split), split.expert_replicas)
+    return shared_s + _summed_s(choices, parameters.expert_layer, *_expert_shards(split), split.expert_replicas)
 
 
 def _expert_shards(split: Split) -> tuple[Numbers, Numbers]:
@@ -211,42 +223,42 @@ def _summed_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers, r
 
 
 def _gathered_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers, is_backward: bool) -> Numbers:
-    on = choices.machine
+    machine = choices.machine
     has_copy = is_backward and "hpZ" in choices.zero_plus_plus
-    width = 1 if "qwZ" in choices.zero_plus_plus and not has_copy else on.width
+    width = 1 if "qwZ" in choices.zero_plus_plus and not has_copy else machine.width
     if has_copy:
-        n = on.in_node(n, stride)
-    return on.collective_s("all_gather", numbers * width, n, stride)
+        n = machine.in_node(n, stride)
+    return machine.collective_s("all_gather", numbers * width, n, stride)
 
 
 def _scattered_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers) -> Numbers:
-    on = choices.machine
+    machine = choices.machine
     if "qgZ" in choices.zero_plus_plus:
         # All-to-alls of INT4, in the node and across, in the place of a ring: half a byte a number.
-        return on.collective_s("all_to_all", numbers * 0.5, n, stride)
-    return on.collective_s("reduce_scatter", numbers * on.gradient_bytes, n, stride)
+        return machine.collective_s("all_to_all", numbers * 0.5, n, stride)
+    return machine.collective_s("reduce_scatter", numbers * machine.gradient_bytes, n, stride)
 
 
 def _exchanged_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
     """The exchange of compressed gradients in one of three ways."""
-    on, method, n = choices.machine, choices.compression, split.data * split.context
-    size = method.wire_bytes(numbers, **_shape(choices), grad_bytes=on.gradient_bytes)
+    machine, method, n = choices.machine, choices.compression, split.data * split.context
+    size = method.wire_bytes(numbers, **_shape(choices), grad_bytes=machine.gradient_bytes)
     if method.exchange == ALL_GATHER:
-        return on.collective_s("all_gather", n * size, n, split.tensor)
+        return machine.collective_s("all_gather", n * size, n, split.tensor)
     if method.exchange == TWO_PHASE:
-        pieces_s = on.collective_s("all_to_all", size, n, split.tensor)
-        return pieces_s + on.collective_s("all_gather", size, n, split.tensor)
-    return on.collective_s("all_reduce", size, n, split.tensor)
+        pieces_s = machine.collective_s("all_to_all", size, n, split.tensor)
+        return pieces_s + machine.collective_s("all_gather", size, n, split.tensor)
+    return machine.collective_s("all_reduce", size, n, split.tensor)
 
 
 def _packing_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
     """Packing and unpacking compressed gradients: bytes that are moved, and products of PowerSGD's factors."""
-    on, method, n = choices.machine, choices.compression, split.data * split.context
-    moved_bytes = method.moved_bytes(numbers, ranks=n, **_shape(choices), grad_bytes=on.gradient_bytes)
+    machine, method, n = choices.machine, choices.compression, split.data * split.context
+    moved_bytes = method.moved_bytes(numbers, ranks=n, **_shape(choices), grad_bytes=machine.gradient_bytes)
     # Each of the three products goes over its matrix once, for so long or as long as its FLOPs take.
-    product_bytes = 3 * on.gradient_bytes * numbers * (method.rank is not None)
-    flops_s = method.flops(numbers, **_shape(choices)) / on.device.matmul_rate("float32")
-    packing_s = on.stream_s(moved_bytes - product_bytes) + maximum(on.stream_s(product_bytes), flops_s)
+    product_bytes = 3 * machine.gradient_bytes * numbers * (method.rank is not None)
+    flops_s = method.flops(numbers, **_shape(choices)) / machine.device.matmul_rate("float32")
+    packing_s = machine.stream_s(moved_bytes - product_bytes) + maximum(machine.stream_s(product_bytes), flops_s)
     return packing_s * (n > 1)  # one rank has nobody to send to
 
 

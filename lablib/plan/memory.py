@@ -59,17 +59,17 @@ class Memory(NamedTuple):
 
 def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> Memory:
     """What a rank of pipeline stage `rank` keeps at its peak. The head's stage holds a tied table as well."""
-    on, model = choices.machine, choices.model
+    machine, model = choices.machine, choices.model
     first, last = rank == 0, _has_head(choices, split, rank)
     layers = layers_of(model.num_layers, split.pipeline, rank)
-    if on.stack.is_eager:
+    if machine.stack.is_eager:
         found = eager_peak.peak(choices, split, step, rank, layers, _held_microbatches(choices, split, rank))
-        return Memory(*found)._replace(other=found[-1] + on.derating.base_bytes)
-    held = step.held
-    head = last * (held.head + held.tied)
-    outside = first * held.embedding + head - first * last * held.tied
-    shared = layers * held.layer + outside
-    expert = layers * held.expert_layer
+        return Memory(*found)._replace(other=found[-1] + machine.derating.base_bytes)
+    parameters = step.parameters
+    head = last * (parameters.head + parameters.tied)
+    outside = first * parameters.embedding + head - first * last * parameters.tied
+    shared = layers * parameters.layer + outside
+    expert = layers * parameters.expert_layer
     shards, expert_shards = split.shards, split.expert_shards
 
     def split_from(size: Numbers, from_stage: int) -> Numbers:
@@ -79,12 +79,12 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
         return shared * size / shards + expert * size / expert_shards
 
     trained = 1.0 if choices.trainable == "all" else 0.0
-    copies = on.stack.extra_gradient_bytes if on.gradient_bytes == 4 else 0
-    own = own_parameters(choices, split, layers * held.layer, expert, outside)
+    copies = machine.stack.extra_gradient_bytes if machine.gradient_bytes == 4 else 0
+    own = own_parameters(choices, split, layers * parameters.layer, expert, outside)
     is_kept = choices.trainable == "all" and "optimizer" not in choices.offload
     state = state_bytes(choices, own) if is_kept else 0.0 * shared
-    whole = held.layer + held.expert_layer * (expert_shards > 1)  # of a layer, what ZeRO-3 gathers
-    gradient = split_from((on.gradient_bytes + copies) * trained, 2)
+    whole = parameters.layer + parameters.expert_layer * (expert_shards > 1)  # of a layer, what ZeRO-3 gathers
+    gradient = split_from((machine.gradient_bytes + copies) * trained, 2)
     buffers = _buffers(choices, split, shared, rank)
     held_bytes, working, logits = _activations(choices, split, step, layers, rank)
     at_layer, at_head = _gathered(choices, split, layers * whole, whole, outside, head)
@@ -93,19 +93,19 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     # While the optimizer is at work there are its updates, where it writes them out, and no activations.
     update = update_bytes(choices, own.total) if is_kept else 0.0
     of_step = gradient + update
-    if choices.zero_stage == 3 and not on.stack.keeps_gradients:
+    if choices.zero_stage == 3 and not machine.stack.keeps_gradients:
         # At the end of backward one layer is left, and every gradient is there.
         left = held_bytes / maximum(layers, 1) + working
         has_one, is_early = split.num_microbatches == 1, activation > gradient + left
         activation = where(has_one, where(is_early, activation, left), activation)
         gradient = where(has_one & is_early, 0.0 * gradient, gradient)
     return Memory(
-        parameter=split_from(on.width, 3) + _copy_bytes(choices, split, shared, expert),
+        parameter=split_from(machine.width, 3) + _copy_bytes(choices, split, shared, expert),
         gradient=gradient,
         optimizer_state=state,
         activation=activation,
         communication_buffer=buffers + where(is_at_head, at_head, at_layer),
-        other=on.derating.base_bytes + maximum(of_step - gradient - activation, 0.0 * buffers),
+        other=machine.derating.base_bytes + maximum(of_step - gradient - activation, 0.0 * buffers),
     )
 
 
@@ -113,9 +113,9 @@ def _copy_bytes(choices: Choices, split: Split, shared: Numbers, expert: Numbers
     """hpZ: the second copy that ranks of a node share, where those that split the first are in several nodes."""
     if "hpZ" not in choices.zero_plus_plus:
         return 0.0 * shared
-    on = choices.machine
+    machine = choices.machine
     groups = ((shared, split.shards, split.tensor), (expert, split.expert_shards, split.expert_stride))
-    sizes = [numbers * on.width / on.in_node(n, s) * (on.in_node(n, s) < n) for numbers, n, s in groups]
+    sizes = [numbers * machine.width / machine.in_node(n, s) * (machine.in_node(n, s) < n) for numbers, n, s in groups]
     return sizes[0] + sizes[1]
 
 
@@ -133,14 +133,14 @@ def peak_bytes(choices: Choices, split: Split, step: Step) -> Numbers:
 
 def _buffers(choices: Choices, split: Split, shared: Numbers, rank: Numbers) -> Numbers:
     """What communication keeps of a stage with so many parameters: messages, error feedback, buckets."""
-    on = choices.machine
-    message = 1.0 * split.micro_batch * (split.seq_len // split.context) * choices.model.d_model * on.width
+    machine = choices.machine
+    message = 1.0 * split.micro_batch * (split.seq_len // split.context) * choices.model.d_model * machine.width
     # One that comes in, and the output of each micro-batch in flight, or the one that goes out.
-    messages = 1 + (_held_microbatches(choices, split, rank) if on.stack.keeps_outputs else 1)
+    messages = 1 + (_held_microbatches(choices, split, rank) if machine.stack.keeps_outputs else 1)
     message = message * (split.pipeline > 1) * messages / (split.tensor if choices.sequence_parallel else 1)
     n = split.data * split.context
     error = choices.compression.memory_bytes(shared, ranks=n)
-    return message + (n > 1) * (error + on.stack.bucket_bytes)
+    return message + (n > 1) * (error + machine.stack.bucket_bytes)
 
 
 def _gathered(
@@ -151,16 +151,16 @@ def _gathered(
     Arguments:
         stage, layer, outside, head: parameters of the stage's layers, of one, of both ends, of the head.
     """
-    on = choices.machine
-    gradient_bytes = on.gradient_bytes if choices.trainable == "all" else 0
+    machine = choices.machine
+    gradient_bytes = machine.gradient_bytes if choices.trainable == "all" else 0
     if choices.zero_stage < 3:
         return 0.0 * layer, 0.0 * layer
     if choices.reshard_after_forward:
         # The layer at work and the next one; the gradients of one. The head's are not made yet.
-        return layer * (2 * on.width + gradient_bytes), head * on.width
+        return layer * (2 * machine.width + gradient_bytes), head * machine.width
     # Gathered for the whole step; with a pipeline, gradients are summed over micro-batches before they are split.
     unsplit = (split.pipeline > 1) * (stage + outside) * gradient_bytes
-    whole = (stage + outside) * on.width
+    whole = (stage + outside) * machine.width
     return whole + maximum(unsplit, layer * gradient_bytes), whole + unsplit
 
 

@@ -35,9 +35,9 @@ from lablib.cost.arrays import Numbers, maximum, minimum
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
 from lablib.plan.eager import optimizer as eager_optimizer
-from lablib.plan.held import Held
 from lablib.plan.machine import Pass
 from lablib.plan.optimizers import Optimizer
+from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.setup import Choices, Split, has_both_ends
 
 _CLIPPING_BYTES = 12
@@ -85,36 +85,38 @@ def state_bytes(choices: Choices, own: Own) -> Numbers:
     return layers + optimizer.state_bytes(own.ends, rows=rows, columns=columns, has_master=has_master)
 
 
-def optimizer_step_s(choices: Choices, split: Split, held: Held, layers: Numbers, passes_s: Numbers) -> Numbers:
+def optimizer_step_s(
+    choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers, passes_s: Numbers
+) -> Numbers:
     """Seconds of one update of a stage's parameters; 0 where only adapters are trained.
 
     Arguments:
-        held: parameters of a layer and of the ends, on one rank.
+        parameters: of a layer, of the embedding and of the head, on one rank.
         layers: of a stage, in the mean.
         passes_s: seconds of all forward and backward passes of the step.
     """
-    on, optimizer = choices.machine, choices.optimizer
+    machine, optimizer = choices.machine, choices.optimizer
     if choices.trainable != "all":
         return 0.0 * layers
     estimate_s = optimizer.extra_gradients * passes_s
-    ends = held.embedding + has_both_ends(choices, split) * held.head
-    own = own_parameters(choices, split, layers * held.layer, layers * held.expert_layer, ends)
+    ends = parameters.embedding + has_both_ends(choices, split) * parameters.head
+    own = own_parameters(choices, split, layers * parameters.layer, layers * parameters.expert_layer, ends)
     if "optimizer" in choices.offload:
-        link_s = own.total * (on.gradient_bytes + on.width) / choices.host_link.bandwidth_bytes_per_s
+        link_s = own.total * (machine.gradient_bytes + machine.width) / choices.host_link.bandwidth_bytes_per_s
         return link_s + estimate_s
     if eager_optimizer.is_torchs(choices):
-        return eager_optimizer.step_s(choices, split, held, layers) + estimate_s
+        return eager_optimizer.step_s(choices, split, parameters, layers) + estimate_s
     tensors = maximum(layers * _tensors_of_layer(choices.model) / (split.shards if choices.zero_stage else 1), 1)
-    flops_s = optimizer.flops_per_param * own.total / on.device.peak("float32")
-    memory_s = maximum(on.stream_s(_moved_bytes(choices, own)), flops_s)
+    flops_s = optimizer.flops_per_param * own.total / machine.device.peak("float32")
+    memory_s = maximum(machine.stream_s(_moved_bytes(choices, own)), flops_s)
     kernels = optimizer.num_kernels(tensors)
-    update_s = maximum(on.time_s(Pass(memory_s=memory_s, kernels=kernels)), on.host_s(kernels))
+    update_s = maximum(machine.time_s(Pass(memory_s=memory_s, kernels=kernels)), machine.host_s(kernels))
     return update_s + _projection_s(choices, own.layers) + _newton_schulz_s(choices, own.layers) + estimate_s
 
 
 def _moved_bytes(choices: Choices, own: Own) -> Numbers:
-    on, optimizer, width = choices.machine, choices.optimizer, choices.model.d_model
-    same = {"has_master": on.has_master, "param_bytes": on.width, "grad_bytes": 4}
+    machine, optimizer, width = choices.machine, choices.optimizer, choices.model.d_model
+    same = {"has_master": machine.has_master, "param_bytes": machine.width, "grad_bytes": 4}
     clipping = _CLIPPING_BYTES * own.total
     if not _has_shapes(optimizer):
         return optimizer.moved_bytes(own.total, **same) + clipping
@@ -125,19 +127,19 @@ def _moved_bytes(choices: Choices, own: Own) -> Numbers:
 
 def _projection_s(choices: Choices, numbers: Numbers) -> Numbers:
     """GaLore: two products for each matrix of a gradient, and its share of a decomposition."""
-    on, optimizer, width = choices.machine, choices.optimizer, choices.model.d_model
+    machine, optimizer, width = choices.machine, choices.optimizer, choices.model.d_model
     if optimizer.rank is None:
         return 0.0
     matrices = numbers / width**2
-    products_s = 2 * on.product_s(min(optimizer.rank, width), width, width, matrices, on.plain)
+    products_s = 2 * machine.product_s(min(optimizer.rank, width), width, width, matrices, machine.plain)
     return products_s + optimizer.renewal_flops(numbers, rows=width, columns=width) / (
-        _DECOMPOSITION_SHARE * on.device.peak("float32")
+        _DECOMPOSITION_SHARE * machine.device.peak("float32")
     )
 
 
 def _newton_schulz_s(choices: Choices, numbers: Numbers) -> Numbers:
     """Muon: X X^T, its square, and that sum times X, s times, for this rank's share of the layers' matrices."""
-    on, model, steps = choices.machine, choices.model, choices.optimizer.newton_schulz_steps
+    machine, model, steps = choices.machine, choices.model, choices.optimizer.newton_schulz_steps
     if not steps:
         return 0.0
     sizes = transformer_parameters(model)
@@ -153,18 +155,20 @@ def _newton_schulz_s(choices: Choices, numbers: Numbers) -> Numbers:
     for matrix, count in found:
         m, n = sorted((matrix.rows, matrix.columns))
         products = ((m, m, n), (m, m, m), (m, n, m))
-        time_s = time_s + steps * sum(on.product_s(*sides, share * count, on.plain) for sides in products)
+        time_s = time_s + steps * sum(machine.product_s(*sides, share * count, machine.plain) for sides in products)
     return time_s
 
 
-def exchanged_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> tuple[Numbers, Numbers]:
+def exchanged_s(
+    choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers
+) -> tuple[Numbers, Numbers]:
     """Muon: seconds a step in which the tensor axis and the data axis bring the parts of matrices together and back."""
     if not choices.optimizer.newton_schulz_steps or choices.trainable != "all":
         return 0.0, 0.0
-    own = own_parameters(choices, split, layers * held.layer, layers * held.expert_layer, 0.0)
-    size, on = 2 * own.layers, choices.machine  # in 16 bits
-    data_s = 2 * on.collective_s("all_to_all", size, split.shards, split.tensor) * (choices.zero_stage == 3)
-    return 2 * on.collective_s("all_to_all", size, split.tensor), data_s
+    own = own_parameters(choices, split, layers * parameters.layer, layers * parameters.expert_layer, 0.0)
+    size, machine = 2 * own.layers, choices.machine  # in 16 bits
+    data_s = 2 * machine.collective_s("all_to_all", size, split.shards, split.tensor) * (choices.zero_stage == 3)
+    return 2 * machine.collective_s("all_to_all", size, split.tensor), data_s
 
 
 def update_bytes(choices: Choices, own: Numbers) -> Numbers:

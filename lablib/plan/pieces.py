@@ -8,7 +8,7 @@ runs them. They depend on six numbers,
 which take few values: of 100,000 plans of a search some 100 differ in them. So one plan's pieces are remembered, and
 those of many plans are computed for the distinct cuts alone and handed out to each.
 
-Cost: a look-up for a plan; for n plans with u cuts, u times the formulas of layer/ and ends.py.
+Cost: a look-up for a plan; for n plans with u cuts, u times the formulas of layer/ and embedding_and_head.py.
 
 Legend and source: as layer/.
 """
@@ -22,13 +22,13 @@ import numpy as np
 from lablib.cost.arrays import Numbers, distinct_rows, minimum
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import StageTime
-from lablib.plan import ends, layer
+from lablib.plan import embedding_and_head, layer
 from lablib.plan.eager import experts as eager_experts
 from lablib.plan.eager import layer as eager
-from lablib.plan.held import Held, held_parameters
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.layer.dispatch import cores_share
 from lablib.plan.machine import Machine, Pass
+from lablib.plan.parameters_per_rank import ParametersPerRank, parameters_per_rank
 from lablib.plan.setup import Choices, Split
 
 _FEW = 512  # cuts that are worked out one by one and remembered; more at once are cheaper as arrays
@@ -41,7 +41,7 @@ class Pieces(NamedTuple):
         layer: of a mean layer, dense ones and those with experts in their proportion.
         embedding, head: what the ends of the model keep; of their passes, which are in embedding_s and head_s, the
             number of kernels.
-        held: parameters.
+        parameters: of one rank.
         forward_s, input_s, weight_s: of the layer.
         hidden_s: of its exchanges over the tensor axis, what hides behind the weights' products.
         hidden_expert_s: of its exchanges with experts, what hides behind another micro-batch's compute.
@@ -52,7 +52,7 @@ class Pieces(NamedTuple):
     layer: Work
     embedding: Work
     head: Work
-    held: Held
+    parameters: ParametersPerRank
     forward_s: Numbers
     input_s: Numbers
     weight_s: Numbers
@@ -68,9 +68,14 @@ class _Table:
     """The pieces of one model on one machine, by how a layer is cut."""
 
     def __init__(
-        self, on: Machine, model: Transformer, sequence_parallel: bool, has_weight_gradients: bool, hides_experts: bool
+        self,
+        machine: Machine,
+        model: Transformer,
+        sequence_parallel: bool,
+        has_weight_gradients: bool,
+        hides_experts: bool,
     ):
-        self.on, self.model, self.hides_experts = on, model, hides_experts
+        self.machine, self.model, self.hides_experts = machine, model, hides_experts
         self.sequence_parallel, self.has_weight_gradients = sequence_parallel, has_weight_gradients
         self.of_one = lru_cache(maxsize=4096)(self.of)
 
@@ -83,24 +88,24 @@ class _Table:
         expert: Numbers,
         expert_tensor: Numbers,
     ) -> Pieces:
-        on, model = self.on, self.model
+        machine, model = self.machine, self.model
         shards = tensor if self.sequence_parallel else tensor * 0 + 1
-        at = Sizes(micro_batch, seq_len // context, tensor, context, expert, shards, expert_tensor)
-        work = layer_work(on, model, at)
-        both = eager if on.stack.is_eager else ends
-        embedding, head = both.embedding(on, model, at), both.head(on, model, at)
+        sizes = Sizes(micro_batch, seq_len // context, tensor, context, expert, shards, expert_tensor)
+        work = layer_work(machine, model, sizes)
+        both = eager if machine.stack.is_eager else embedding_and_head
+        embedding, head = both.embedding(machine, model, sizes), both.head(machine, model, sizes)
         if not self.has_weight_gradients:
             work, embedding, head = (
                 each._replace(weight=Pass(), accumulate=Pass()) for each in (work, embedding, head)
             )
-        hides = on.stack.hides_backward_exchange
+        hides = machine.stack.hides_backward_exchange
         hidden_s = minimum(work.input.tensor_s, work.weight.product_s) if hides else 0.0
         forward, backward = work.forward, work.input._replace(tensor_s=work.input.tensor_s - hidden_s)
         hidden_expert_s = 0.0 * hidden_s
         if self.hides_experts:
             # A forward is paired with a backward of another micro-batch: tokens of one travel while the other computes
             # (DeepSeek-V3, 2024, arXiv 2412.19437, section 3.2.1), on what cores are left.
-            left = 1 - cores_share(on)
+            left = 1 - cores_share(machine)
             behind = [minimum(each.expert_s, each.compute_s) * left for each in (forward, backward)]
             forward = forward._replace(expert_s=forward.expert_s - behind[0])
             backward = backward._replace(expert_s=backward.expert_s - behind[1])
@@ -109,14 +114,14 @@ class _Table:
             layer=work,
             embedding=_kernels_alone(embedding),
             head=_kernels_alone(head),
-            held=held_parameters(model, tensor, expert, expert_tensor),
-            forward_s=on.time_s(forward),
-            input_s=on.time_s(backward),
-            weight_s=on.time_s(work.weight),
+            parameters=parameters_per_rank(model, tensor, expert, expert_tensor),
+            forward_s=machine.time_s(forward),
+            input_s=machine.time_s(backward),
+            weight_s=machine.time_s(work.weight),
             hidden_s=hidden_s,
             hidden_expert_s=hidden_expert_s,
-            embedding_s=_stage_time(on, embedding),
-            head_s=_stage_time(on, head),
+            embedding_s=_stage_time(machine, embedding),
+            head_s=_stage_time(machine, head),
             embedding_tensor_s=_tensor_s(embedding),
             head_tensor_s=_tensor_s(head),
         )
@@ -124,9 +129,9 @@ class _Table:
 
 @lru_cache(maxsize=256)
 def _table(
-    on: Machine, model: Transformer, sequence_parallel: bool, has_weight_gradients: bool, hides_experts: bool
+    machine: Machine, model: Transformer, sequence_parallel: bool, has_weight_gradients: bool, hides_experts: bool
 ) -> _Table:
-    return _Table(on, model, sequence_parallel, has_weight_gradients, hides_experts)
+    return _Table(machine, model, sequence_parallel, has_weight_gradients, hides_experts)
 
 
 def pieces_of(choices: Choices, split: Split) -> Pieces:
@@ -151,35 +156,35 @@ def pieces_of(choices: Choices, split: Split) -> Pieces:
 
 def accumulated(choices: Choices, pieces: Pieces, num_microbatches: Numbers) -> Pieces:
     """With the mean, over micro-batches, of what all but the first do to add to gradients that are there."""
-    on = choices.machine
-    if not on.stack.is_eager or choices.zero_stage == 3:  # only shards are added: eager/data.py
+    machine = choices.machine
+    if not machine.stack.is_eager or choices.zero_stage == 3:  # only shards are added: eager/data.py
         return pieces
     later = 1 - 1 / num_microbatches
     work = pieces.layer._replace(weight=pieces.layer.weight.plus(pieces.layer.accumulate.times(later)))
     ends_s = (
-        time._replace(weight_s=time.weight_s + later * on.time_s(end.accumulate))
+        time._replace(weight_s=time.weight_s + later * machine.time_s(end.accumulate))
         for time, end in ((pieces.embedding_s, pieces.embedding), (pieces.head_s, pieces.head))
     )
     embedding_s, head_s = ends_s
-    return pieces._replace(layer=work, weight_s=on.time_s(work.weight), embedding_s=embedding_s, head_s=head_s)
+    return pieces._replace(layer=work, weight_s=machine.time_s(work.weight), embedding_s=embedding_s, head_s=head_s)
 
 
-def layer_work(on: Machine, model: Transformer, at: Sizes) -> Work:
+def layer_work(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """A mean layer: dense ones and those with experts in their proportion."""
-    block = eager if on.stack.is_eager else layer
-    attention = block.attention(on, model, at)
+    block = eager if machine.stack.is_eager else layer
+    attention = block.attention(machine, model, sizes)
     if not model.experts:
-        return attention.plus(block.mlp(on, model, at))
+        return attention.plus(block.mlp(machine, model, sizes))
     share = model.num_expert_layers / model.num_layers
-    experts = eager_experts.experts if on.stack.is_eager else layer.experts
-    mixed = experts(on, model, model.experts, at).times(share)
+    experts = eager_experts.experts if machine.stack.is_eager else layer.experts
+    mixed = experts(machine, model, model.experts, sizes).times(share)
     if share == 1:  # no dense MLP is there, whose peak would count
         return attention.plus(mixed)
-    return attention.plus(mixed).plus(block.mlp(on, model, at).times(1 - share))
+    return attention.plus(mixed).plus(block.mlp(machine, model, sizes).times(1 - share))
 
 
-def _stage_time(on: Machine, work: Work) -> StageTime:
-    return StageTime(on.time_s(work.forward), on.time_s(work.input), on.time_s(work.weight))
+def _stage_time(machine: Machine, work: Work) -> StageTime:
+    return StageTime(machine.time_s(work.forward), machine.time_s(work.input), machine.time_s(work.weight))
 
 
 def _kernels_alone(work: Work) -> Work:

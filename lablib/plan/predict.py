@@ -22,6 +22,7 @@ from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import step_flops
 from lablib.pipeline.closed_form import WITH_CLOSED_FORM
+from lablib.plan.default_stack import NAMED, Software, default_stack
 from lablib.plan.derating import USUAL, Derating
 from lablib.plan.gradient_compression import GradientCompression, find_compression
 from lablib.plan.machine import Machine
@@ -35,7 +36,6 @@ from lablib.plan.rules import Question, obstacles
 from lablib.plan.setup import Choices, Split
 from lablib.plan.stack import Stack, find_stack
 from lablib.plan.step import Step, step_of
-from lablib.plan.usual import NAMED, Software, usual_software
 from lablib.signature import WrongType, shown, whole_number
 
 PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
@@ -79,8 +79,8 @@ def predict(
             (every layer), "every k" or "first k" layers.
         schedule: of the pipeline, one of `lablib.pipeline.closed_form.WITH_CLOSED_FORM`.
         optimizer: a name, or a record of optimizers.py.
-        stack: the software, a name or a record of stack.py; None: what is usual today on such a device (usual.py). The
-            answer says which.
+        stack: the software, a name or a record of stack.py; None: what is usual today on such a device
+            (default_stack.py). The answer says which.
         compression: of the data axis's gradients, a name or a record of gradient_compression.py.
         offload: any of "optimizer" and "activations": kept in the host's memory.
         trainable: "all", or "lora": the model's own weights have no gradients.
@@ -256,7 +256,7 @@ def choices_of(
 def _software(stack: str | Stack | None, cluster: Cluster) -> tuple[Stack, Software]:
     """The stack that is asked for, or what is usual today; and why it."""
     if stack is None:
-        software = usual_software(cluster.device)
+        software = default_stack(cluster.device)
         return find_stack(software.name), software
     found = find_stack(stack)
     return found, Software(found.name, NAMED)
@@ -274,7 +274,7 @@ def _prediction(choices: Choices, split: Split, parallel: Parallel, batch: int, 
     device = machine.device
     tokens = batch * split.seq_len
     policy, layers = choices.recompute, model.num_layers / split.pipeline
-    useful, again = _token_flops(model, split.seq_len, policy, machine.stack, layers, choices.trainable == "all")
+    useful, recomputed = _token_flops(model, split.seq_len, policy, machine.stack, layers, choices.trainable == "all")
     return Prediction(
         name=model.name,
         cluster=machine.cluster.name,
@@ -289,7 +289,7 @@ def _prediction(choices: Choices, split: Split, parallel: Parallel, batch: int, 
         precision=choices.machine.precision,
         step_time_s=step.step_s,
         model_flops=tokens * useful,
-        hardware_flops=tokens * (useful + again),
+        hardware_flops=tokens * (useful + recomputed),
         peak_flops_per_s=machine.peak_flops_per_s,
         parts=parts_of(step),
         communication={name: tuple(getattr(step, name)[:2]) for name in AXES},
@@ -327,7 +327,7 @@ def _token_flops(
 ) -> tuple[float, float]:
     """FLOPs of one token of a step, and those again: a search asks for the same few again and again."""
     useful = step_flops(model, 1, seq_len, has_weight_gradients=has_weight_gradients)
-    return useful, policy.again_flops(model, stack, layers, seq_len)
+    return useful, policy.recomputed_flops(model, stack, layers, seq_len)
 
 
 def parts_of(step: Step) -> dict[str, float]:
@@ -336,14 +336,14 @@ def parts_of(step: Step) -> dict[str, float]:
     Kernels that run a second time are one part. Communication is that of its axis, whichever pass it is for: the parts
     of the axes and of the host's link are the exposed seconds of `Prediction.communication`, to the last digit.
     """
-    again = step.repeated
-    kernels_s = again.compute_s + again.communication_s
+    recomputed = step.repeated
+    kernels_s = recomputed.compute_s + recomputed.communication_s
     return {
-        "products": step.products_s - again.product_s,
-        "attention": step.attention_s - again.attention_s,
-        "memory-bound kernels": step.memory_s - again.memory_s,
+        "products": step.products_s - recomputed.product_s,
+        "attention": step.attention_s - recomputed.attention_s,
+        "memory-bound kernels": step.memory_s - recomputed.memory_s,
         "launches": step.launch_s - (step.recompute_s - kernels_s),
-        "recomputation": step.recompute_s - again.communication_s,
+        "recomputation": step.recompute_s - recomputed.communication_s,
         "tensor axis": step.tensor.exposed_s,
         "context axis": step.context.exposed_s,
         "expert axis": step.expert.exposed_s,

@@ -240,4 +240,4 @@ def _flops(choices: Choices, split: Split, tokens: np.ndarray) -> tuple[np.ndarr
     """Model and hardware FLOPs of the steps, as predict.py has them."""
     model, policy, layers = choices.model, choices.recompute, choices.model.num_layers / split.pipeline
     useful = step_flops(model, tokens, split.seq_len, has_weight_gradients=choices.trainable == "all")
-    return useful, useful + tokens * policy.again_flops(model, choices.machine.stack, layers, split.seq_len)
+    return useful, useful + tokens * policy.recomputed_flops(model, choices.machine.stack, layers, split.seq_len)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Any
 
+from lablib.plan.default_stack import Software
 from lablib.plan.parallel import Parallel
-from lablib.plan.usual import Software
 from lablib.record.draw import draw
 from lablib.signature import check_type, shown
 from lablib.text.markup import paragraph, table_html

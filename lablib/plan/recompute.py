@@ -54,7 +54,7 @@ class Recompute(NamedTuple):
         """Of a stage's layers, the share that is recomputed."""
         return 1.0 if self.first is None else minimum(self.first / maximum(layers, 1), 1.0)
 
-    def again(self, work: Work, stack: Stack, layers: Numbers) -> Pass:
+    def recomputed(self, work: Work, stack: Stack, layers: Numbers) -> Pass:
         """What of a mean layer's forward pass runs a second time."""
         if self.kind == "none":
             return Pass()
@@ -68,7 +68,7 @@ class Recompute(NamedTuple):
             )
         return work.core
 
-    def again_flops(self, model: Transformer, stack: Stack, layers: Numbers, seq_len: Numbers) -> Numbers:
+    def recomputed_flops(self, model: Transformer, stack: Stack, layers: Numbers, seq_len: Numbers) -> Numbers:
         """FLOPs of a token that run a second time: of `layers` layers a stage, all together."""
         if self.kind == "selective" and stack.selective == "products":
             flops = forward_flops(model, seq_len)

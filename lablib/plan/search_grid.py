@@ -100,7 +100,7 @@ def grid_of(
     pairs = _pairs(model, schedules, chunks)
     asked, stages = bool(stages), stages or SHARDING
     sizes = (len(splits["data"]), len(pairs), len(micro_batches), len(stages), len(recompute))
-    split, pair, micro, stage, again = (each.ravel() for each in np.indices(sizes, np.int32))
+    split, pair, micro, stage, recomputed = (each.ravel() for each in np.indices(sizes, np.int32))
     names = tuple(dict.fromkeys(name for name, _ in pairs))
     pieces = np.array([count for _, count in pairs])[pair]
     pipeline = splits["pipeline"][split]
@@ -112,7 +112,7 @@ def grid_of(
     alone = ((ranks == 1) & (splits["tensor"] * ranks == experts))[split]  # nobody has the same, experts neither
     keep &= ~alone | (stage == int(np.argmin(stages)))
     keep &= (pipeline == 1) | (np.array(stages)[stage] != 2) | asked
-    split, pair, micro, stage, again = (each[keep] for each in (split, pair, micro, stage, again))
+    split, pair, micro, stage, recomputed = (each[keep] for each in (split, pair, micro, stage, recomputed))
     if not len(split):
         raise ValueError(
             f"no plan has pipeline {_few(splits['pipeline'])}, schedule {', '.join(schedules)} and chunks "
@@ -125,7 +125,7 @@ def grid_of(
         "schedule": Column(names, np.array([names.index(name) for name, _ in pairs])[pair]),
         "micro_batch": np.array(micro_batches)[micro],
         "zero_stage": Column(tuple(stages), stage),
-        "recompute": Column(tuple(recompute), again),
+        "recompute": Column(tuple(recompute), recomputed),
     }
 
 

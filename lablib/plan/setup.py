@@ -11,11 +11,11 @@ from lablib.cost.arrays import Numbers, gcd, maximum
 from lablib.hardware.link import Link
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import V_SHAPED
+from lablib.plan.default_stack import Software
 from lablib.plan.gradient_compression import GradientCompression
 from lablib.plan.machine import Machine
 from lablib.plan.optimizers import Optimizer
 from lablib.plan.recompute import Recompute
-from lablib.plan.usual import Software
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,10 @@ from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.pipeline.sums import where
 from lablib.plan.data_axis import Waiting, data_axis, sharded_layer
 from lablib.plan.eager.messages import mixed_makespan_s, sent_s
-from lablib.plan.held import Held
 from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Axis, Pass
 from lablib.plan.optimizer_step import exchanged_s, optimizer_step_s
+from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.pieces import Pieces, accumulated, pieces_of
 from lablib.plan.setup import Choices, Split, has_both_ends
 
@@ -54,7 +54,8 @@ class Step(NamedTuple):
         optimizer_s, fixed_s: at the end of the step.
         tensor, context, expert, data, pipeline, host: communication by axis, that of the ends among it; of messages
             those that a rank with two neighbours sends: the seconds shown are in bubble_s.
-        work, embedding, head, held: what a layer and the ends keep of one micro-batch; parameters of a rank.
+        work, embedding, head: passes and bytes of a layer, the embedding and the head for one micro-batch.
+        parameters: of one rank.
         pipeline_s: the makespan.
     """
 
@@ -78,7 +79,7 @@ class Step(NamedTuple):
     work: Work
     embedding: Work
     head: Work
-    held: Held
+    parameters: ParametersPerRank
     pipeline_s: Numbers
 
     @property
@@ -97,18 +98,18 @@ class Step(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """A mean layer of one micro-batch: what it computes, what it computes again, and what it waits for.
+    """A mean layer of one micro-batch: compute, recomputation, and waiting.
 
     Attributes:
         compute_s: seconds of its passes with those computed again.
-        again, again_s: what is computed a second time.
+        recomputed, recomputed_s: the part of the forward pass that runs a second time.
         sharded, moved: waiting for ZeRO-3's parameters, and for the host.
         time: seconds of F, I and W, with all of these.
     """
 
     compute_s: Numbers
-    again: Pass
-    again_s: Numbers
+    recomputed: Pass
+    recomputed_s: Numbers
     sharded: Waiting
     moved: Waiting
     time: StageTime
@@ -129,39 +130,39 @@ class _Pipe(NamedTuple):
 
 def step_of(choices: Choices, split: Split) -> Step:
     """The step of a plan, or of many."""
-    on, m = choices.machine, split.num_microbatches
+    machine, m = choices.machine, split.num_microbatches
     layers = choices.model.num_layers / split.pipeline
     pieces = accumulated(choices, pieces_of(choices, split), m)
     layer = _layer_of(choices, split, pieces, layers)
     pipe = _pipe_of(choices, split, pieces, layer.time)
     data = data_axis(
-        choices, split, pieces.held, layers, layer.time, pieces.embedding_s.total_s - pieces.embedding_s.forward_s
+        choices, split, pieces.parameters, layers, layer.time, pieces.embedding_s.total_s - pieces.embedding_s.forward_s
     )
-    together_s, gathered_s = exchanged_s(choices, split, pieces.held, layers)
+    together_s, gathered_s = exchanged_s(choices, split, pieces.parameters, layers)
     data = data._replace(total_s=data.total_s + gathered_s, exposed_s=data.exposed_s + gathered_s)
-    optimizer_s = optimizer_step_s(choices, split, pieces.held, layers, pipe.makespan_s)
+    optimizer_s = optimizer_step_s(choices, split, pieces.parameters, layers, pipe.makespan_s)
 
     added_s = data.added_s + together_s
     passes_s = pipe.makespan_s + added_s
-    late_s = _late_s(choices, split, pieces, layer, passes_s, data.kernels) if on.stack.is_eager else 0.0
+    late_s = _late_s(choices, split, pieces, layer, passes_s, data.kernels) if machine.stack.is_eager else 0.0
     work = pieces.layer
-    passes = [a + b + c + d for a, b, c, d in zip(work.forward, work.input, work.weight, layer.again, strict=True)]
+    passes = [a + b + c + d for a, b, c, d in zip(work.forward, work.input, work.weight, layer.recomputed, strict=True)]
     spent = Pass(*[m * layers * each for each in passes])
     exposed_tensor_s = spent.tensor_s - m * layers * pieces.hidden_s
     exposed_expert_s = spent.expert_s - m * layers * pieces.hidden_expert_s
     layers_s = m * layers * layer.compute_s
     return Step(
-        step_s=pipe.makespan_s + added_s + optimizer_s + on.derating.step_s + late_s,
+        step_s=pipe.makespan_s + added_s + optimizer_s + machine.derating.step_s + late_s,
         products_s=spent.product_s,
         attention_s=spent.attention_s,
         memory_s=spent.memory_s,
         launch_s=layers_s - (spent.compute_s + spent.context_s + exposed_expert_s + exposed_tensor_s) + late_s,
-        recompute_s=m * layers * layer.again_s,
-        repeated=layer.again.times(m * layers),
+        recompute_s=m * layers * layer.recomputed_s,
+        repeated=layer.recomputed.times(m * layers),
         ends_s=pipe.busy_s - layers_s - m * layers * layer.waiting_s - pipe.ends_tensor_s,
         bubble_s=pipe.makespan_s - pipe.busy_s,
         optimizer_s=optimizer_s,
-        fixed_s=on.derating.step_s,
+        fixed_s=machine.derating.step_s,
         tensor=Axis(
             spent.tensor_s + pipe.ends_tensor_s + together_s, exposed_tensor_s + pipe.ends_tensor_s + together_s
         ),
@@ -177,53 +178,53 @@ def step_of(choices: Choices, split: Split) -> Step:
         work=work,
         embedding=pieces.embedding,
         head=pieces.head,
-        held=pieces.held,
+        parameters=pieces.parameters,
         pipeline_s=pipe.makespan_s,
     )
 
 
 def _layer_of(choices: Choices, split: Split, pieces: Pieces, layers: Numbers) -> _Layer:
-    on = choices.machine
-    again = choices.recompute.again(pieces.layer, on.stack, layers)
-    again_s = on.time_s(again)
+    machine = choices.machine
+    recomputed = choices.recompute.recomputed(pieces.layer, machine.stack, layers)
+    recomputed_s = machine.time_s(recomputed)
     forward_s, input_s, weight_s = pieces.forward_s, pieces.input_s, pieces.weight_s
-    backward_s = input_s + weight_s + again_s
-    sharded = sharded_layer(choices, split, pieces.held, forward_s, backward_s)
+    backward_s = input_s + weight_s + recomputed_s
+    sharded = sharded_layer(choices, split, pieces.parameters, forward_s, backward_s)
     # Another wire: what goes over it hides behind the waiting for parameters too.
     busy_s = (forward_s + sharded.forward_s, backward_s + sharded.backward_s)
     moved = _offloaded_layer(choices, split, pieces.layer, layers, *busy_s)
     time = StageTime(
         forward_s + (sharded.forward_s + moved.forward_s),
-        input_s + again_s + (sharded.backward_s + moved.backward_s),
+        input_s + recomputed_s + (sharded.backward_s + moved.backward_s),
         weight_s,
     )
-    return _Layer(forward_s + input_s + weight_s + again_s, again, again_s, sharded, moved, time)
+    return _Layer(forward_s + input_s + weight_s + recomputed_s, recomputed, recomputed_s, sharded, moved, time)
 
 
 def _late_s(
     choices: Choices, split: Split, pieces: Pieces, layer: _Layer, device_s: Numbers, copies: Numbers
 ) -> Numbers:
     """By how much a host that starts kernel after kernel, far ahead where it can, makes passes of `device_s` longer."""
-    on, m, both = choices.machine, split.num_microbatches, has_both_ends(choices, split)
+    machine, m, both = choices.machine, split.num_microbatches, has_both_ends(choices, split)
     _, at_first, at_last = _shares(choices, split)
     work, embedding, head = pieces.layer, pieces.embedding, pieces.head
     first, last = (sum(p.kernels for p in (end.forward, end.input, end.weight)) for end in (embedding, head))
-    each = work.forward.kernels + work.input.kernels + work.weight.kernels + layer.again.kernels
+    each = work.forward.kernels + work.input.kernels + work.weight.kernels + layer.recomputed.kernels
     fullest = maximum(at_first * each + first + both * last, at_last * each + last)
     # At the end of the first forward, of the loss after it (with its backward), and of all.
     forward = at_first * work.forward.kernels + embedding.forward.kernels
     forward_s = at_first * pieces.forward_s + pieces.embedding_s.forward_s
     moments = (
-        on.host_s(forward) - forward_s,
-        both * (on.host_s(forward + last) - forward_s - pieces.head_s.total_s),
-        on.host_s(m * fullest + copies) - device_s,
+        machine.host_s(forward) - forward_s,
+        both * (machine.host_s(forward + last) - forward_s - pieces.head_s.total_s),
+        machine.host_s(m * fullest + copies) - device_s,
     )
     return maximum(reduce(maximum, moments), 0.0)
 
 
 def _pipe_of(choices: Choices, split: Split, pieces: Pieces, layer: StageTime) -> _Pipe:
     """The stages in a pipeline of this schedule, and how long the busiest one works."""
-    on, total, p, m = choices.machine, choices.model.num_layers, split.pipeline, split.num_microbatches
+    machine, total, p, m = choices.machine, choices.model.num_layers, split.pipeline, split.num_microbatches
     between, at_first, at_last = _shares(choices, split)
     middle, busiest = _scaled(layer, between), _scaled(layer, ceil_div(total, p))
     first = _less(pieces.embedding_s, layer, between - at_first)
@@ -231,9 +232,9 @@ def _pipe_of(choices: Choices, split: Split, pieces: Pieces, layer: StageTime) -
     message_bytes, send_s = _message(choices, split)
     makespan = makespan_s(
         *(choices.schedule, p, m, split.chunks, middle, first, last),
-        *(send_s, on.stack.pipeline_overlap, busiest),
+        *(send_s, machine.stack.pipeline_overlap, busiest),
     )
-    if on.stack.is_eager:
+    if machine.stack.is_eager:
         makespan = mixed_makespan_s(choices, split, middle, first, last, busiest, message_bytes, makespan)
     larger_s, smaller_s = maximum(first.total_s, last.total_s), minimum(first.total_s, last.total_s)
     ends_s = larger_s + has_both_ends(choices, split) * smaller_s
@@ -271,12 +272,12 @@ def _message(choices: Choices, split: Split) -> tuple[Numbers, Numbers]:
 
     Tensor ranks hold the same activations (or each its share of them): each sends 1/t, and gathers in the node.
     """
-    on, at = choices.machine, sizes_of(choices, split)
-    size = at.rows * choices.model.d_model * on.width
-    part = split.tensor if on.stack.splits_messages else 1
-    send_s = on.collective_s("send", size / part, split.pipeline, split.num_ranks // split.pipeline)
-    if on.stack.splits_messages and not choices.sequence_parallel:
-        send_s = send_s + on.collective_s("all_gather", size, split.tensor) * (split.pipeline > 1)
+    machine, sizes = choices.machine, sizes_of(choices, split)
+    size = sizes.rows * choices.model.d_model * machine.width
+    part = split.tensor if machine.stack.splits_messages else 1
+    send_s = machine.collective_s("send", size / part, split.pipeline, split.num_ranks // split.pipeline)
+    if machine.stack.splits_messages and not choices.sequence_parallel:
+        send_s = send_s + machine.collective_s("all_gather", size, split.tensor) * (split.pipeline > 1)
     return size / part, send_s
 
 
@@ -306,8 +307,8 @@ def sizes_of(choices: Choices, split: Split) -> Sizes:
 
 def entering_bytes(choices: Choices, split: Split) -> Numbers:
     """A layer's input for one micro-batch, on one rank."""
-    at = sizes_of(choices, split)
-    return at.rows * choices.model.d_model * choices.machine.width / at.sequence_shards
+    sizes = sizes_of(choices, split)
+    return sizes.rows * choices.model.d_model * choices.machine.width / sizes.sequence_shards
 
 
 def _scaled(time: StageTime, n: Numbers) -> StageTime:

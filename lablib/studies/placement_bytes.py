@@ -106,8 +106,8 @@ def _passes(choices: Choices, split: Split, step: Step) -> float:
     """How often a step passes a layer, forward and backward, and forward again where it is recomputed."""
     once_s = step.work.forward.tensor_s
     each = split.num_microbatches * choices.model.num_layers / split.pipeline
-    again = step.repeated.tensor_s / (each * once_s) if once_s else 0.0
-    return each * (2 + again)
+    recomputed = step.repeated.tensor_s / (each * once_s) if once_s else 0.0
+    return each * (2 + recomputed)
 
 
 def _tensor(choices: Choices, split: Split, step: Step) -> Iterator[StepCall]:
@@ -158,16 +158,18 @@ def _pipeline(choices: Choices, split: Split) -> Iterator[StepCall]:
 
 
 def _data(choices: Choices, split: Split, step: Step) -> Iterator[StepCall]:
-    on, held, m = choices.machine, step.held, split.num_microbatches
+    machine, parameters, m = choices.machine, step.parameters, split.num_microbatches
     layers = choices.model.num_layers / split.pipeline
-    kinds = [("data", held.layer)] + ([("copies of experts", held.expert_layer)] if choices.model.experts else [])
+    kinds = [("data", parameters.layer)] + (
+        [("copies of experts", parameters.expert_layer)] if choices.model.experts else []
+    )
     for kind, layer in kinds:
         yield from _reduced(choices, layer, layers, m, _WIDEST[kind], None)
     both = has_both_ends(choices, split)
-    yield from _reduced(choices, held.embedding, 1, m, _WIDEST["data"], 0)
-    yield from _reduced(choices, held.head, 1, m, _WIDEST["data"], 0 if both else -1)
+    yield from _reduced(choices, parameters.embedding, 1, m, _WIDEST["data"], 0)
+    yield from _reduced(choices, parameters.head, 1, m, _WIDEST["data"], 0 if both else -1)
     if choices.model.tied_head and not both:
-        size = held.tied * on.gradient_bytes
+        size = parameters.tied * machine.gradient_bytes
         yield StepCall("data", "gradients of the tied table", "all_reduce", size, 1, ("pipeline",), "ends")
 
 
@@ -175,14 +177,14 @@ def _reduced(
     choices: Choices, each: float, count: float, m: int, over: tuple[str, ...], stage: int | None
 ) -> Iterator[StepCall]:
     """Gradients of `count` pieces of so many parameters, and with ZeRO the parameters."""
-    on, zero = choices.machine, choices.zero_stage
-    gradients, parameters = each * on.gradient_bytes, each * on.width
+    machine, zero = choices.machine, choices.zero_stage
+    gradients, parameters = each * machine.gradient_bytes, each * machine.width
     if zero == 3:
         gathers = 1 + choices.reshard_after_forward
         yield StepCall("data", "parameters", "all_gather", parameters, count * m * gathers, over, stage)
         yield StepCall("data", "gradients", "reduce_scatter", gradients, count * m, over, stage)
         return
-    has_halves = zero and on.stack.has_reduce_scatter and not on.stack.is_eager
+    has_halves = zero and machine.stack.has_reduce_scatter and not machine.stack.is_eager
     name, times = ("reduce_scatter" if has_halves else "all_reduce"), (m if zero == 2 else 1)
     yield StepCall("data", "gradients", name, count * gradients, times, over, stage)
     if zero:

@@ -18,8 +18,9 @@ architecture.py, M1 to M5 in machine.py.
         "torch-compile-2024" where besides its title or address has a month of that year or earlier; else "fsdp-flash".
         Megatron and what is built on it, on GPUs before Hopper: "megatron-deepspeed" where DeepSpeed, BLOOM or vTrain
         (which measured it) is named.
-        Else what was usual (usual.py) at the row's `date`, or the latest year in title and address (arXiv numbers among
-        them); today, where there is none and on Hopper and later GPUs. No source at all is taken for Megatron.
+        Else what was usual (default_stack.py) at the row's `date`, or the latest year in title and address (arXiv
+        numbers among them); today, where there is none and on Hopper and later GPUs. No source at all is taken for
+        Megatron.
     C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full; "none (moe_act)" is none:
         single modules are not counted; other words: synonyms.py). Not stated is none for "megatron-core": flash
         attention keeps no scores, and NVIDIA's recipes recompute nothing but keep in the host's memory what does not

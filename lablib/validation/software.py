@@ -4,10 +4,10 @@ import re
 from dataclasses import replace
 
 from lablib.hardware import Cluster
+from lablib.plan.default_stack import NAMED, Software, default_stack
 from lablib.plan.optimizers import OPTIMIZERS
 from lablib.plan.predict import OFFLOAD
 from lablib.plan.stack import Stack, find_stack
-from lablib.plan.usual import NAMED, Software, usual_software
 from lablib.validation.rows import Row
 from lablib.validation.synonyms import is_named, offload_named, recompute_named
 
@@ -46,7 +46,7 @@ def software_of(row: Row, cluster: Cluster) -> Software:
         return Software("megatron-deepspeed", "DeepSpeed's")
     # Hopper came with flash attention: whatever the date says, nothing older ran on it.
     year = year_of(row) if cluster.device.name.startswith(BEFORE_HOPPER) else None
-    return usual_software(cluster.device, year, is_megatron or not title.strip())
+    return default_stack(cluster.device, year, is_megatron or not title.strip())
 
 
 def stack_of(row: Row, cluster: Cluster) -> str:

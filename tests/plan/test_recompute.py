@@ -43,27 +43,27 @@ def test_what_is_kept_is_korthikantis_table_2(asked, tensor, is_split):
 @pytest.mark.parametrize("text", ["none", "selective", "full"])
 def test_what_is_repeated_are_the_flops_of_that_policy(asked, text):
     policy, stack, work, _ = asked(text)
-    again = policy.again(work, stack, LAYERS)
+    recomputed = policy.recomputed(work, stack, LAYERS)
     flops = S * B * recompute_flops(MODEL, S, recompute=text) / LAYERS
-    assert again.product_s == pytest.approx(flops / PEAK, rel=1e-12)
+    assert recomputed.product_s == pytest.approx(flops / PEAK, rel=1e-12)
     if text == "none":
-        assert again == Pass()
+        assert recomputed == Pass()
 
 
 @pytest.mark.parametrize("text", ["none", "selective", "full", "first 2"])
 def test_utilization_counts_the_products_that_a_stack_repeats(asked, text):
     """With products repeated and attention's output kept, no scores; they are no product where attention is fused."""
     policy, stack, work, _ = asked(text, "torch-compile")
-    again = policy.again(work, stack, LAYERS)
-    flops = S * B * policy.again_flops(MODEL, stack, LAYERS, S) / LAYERS
+    recomputed = policy.recomputed(work, stack, LAYERS)
+    flops = S * B * policy.recomputed_flops(MODEL, stack, LAYERS, S) / LAYERS
     scores = 0.0 if text in ("none", "selective") else policy.share(LAYERS) * 4 * S * S * B * H
-    assert again.product_s == pytest.approx((flops - scores) / PEAK, rel=1e-12)
+    assert recomputed.product_s == pytest.approx((flops - scores) / PEAK, rel=1e-12)
 
 
 def test_hardware_flops_are_those_of_the_stack():
     found = predict(MODEL, "dgx-h100", recompute="selective", stack="torch-compile")
-    again = S * LAYERS * 12 * H * H  # half of 24 H^2 a token
-    assert found.hardware_flops == pytest.approx(found.model_flops + again, rel=1e-12)
+    recomputed = S * LAYERS * 12 * H * H  # half of 24 H^2 a token
+    assert found.hardware_flops == pytest.approx(found.model_flops + recomputed, rel=1e-12)
     many = predict_many(MODEL, "dgx-h100", recompute="selective", stack="torch-compile")
     assert many.hfu[0] == pytest.approx(found.hfu, rel=1e-12)
 
@@ -73,14 +73,14 @@ def test_one_checkpoint_for_k_layers_keeps_a_k_th_and_works_on_k_layers(asked):
     assert kept == INPUT / 4
     assert policy.working_bytes(work, kept, LAYERS) == 4 * work.saved_bytes
     assert policy.working_bytes(work, kept, 2) == 2 * work.saved_bytes  # a stage of two layers has no more
-    assert policy.again(work, stack, LAYERS) == work.forward
+    assert policy.recomputed(work, stack, LAYERS) == work.forward
 
 
 def test_the_first_k_layers_are_as_full_and_the_others_as_none(asked):
     policy, stack, work, kept = asked("first 2")
     assert LAYERS * kept == pytest.approx(2 * INPUT + (LAYERS - 2) * work.saved_bytes)
-    assert policy.again(work, stack, LAYERS) == work.forward.times(2 / LAYERS)
-    assert policy.again(work, stack, 1) == work.forward
+    assert policy.recomputed(work, stack, LAYERS) == work.forward.times(2 / LAYERS)
+    assert policy.recomputed(work, stack, 1) == work.forward
 
 
 def test_selective_by_products_keeps_every_second_output_and_attentions(asked):
@@ -88,9 +88,9 @@ def test_selective_by_products_keeps_every_second_output_and_attentions(asked):
     policy, stack, work, kept = asked("selective", "torch-compile")
     outputs, attention = 9 * H * 2, H * 2 + A * 4
     assert kept == pytest.approx(INPUT + S * B * (outputs / 2 + attention), rel=1e-12)
-    again = policy.again(work, stack, LAYERS)
-    assert again.product_s == work.forward.product_s / 2
-    assert again.attention_s == again.tensor_s == 0
+    recomputed = policy.recomputed(work, stack, LAYERS)
+    assert recomputed.product_s == work.forward.product_s / 2
+    assert recomputed.attention_s == recomputed.tensor_s == 0
     assert policy.working_bytes(work, kept, LAYERS) == work.saved_bytes - kept
 
 

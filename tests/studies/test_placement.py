@@ -129,9 +129,9 @@ def test_the_context_axis_sends_what_a_ring_sends():
 def test_the_data_axis_sends_what_zero_sends(stage: int):
     """Gradients in 4 bytes, parameters in 2; with ZeRO-3 embedding and head are gathered for backward too."""
     asked = asked_for(GPT, A100, Parallel(data=8, zero_stage=stage), 16)
-    held = asked.step.held
-    layers = [round(held.layer)] * GPT.num_layers
-    units = [*layers, round(held.embedding), round(held.head)]
+    parameters = asked.step.parameters
+    layers = [round(parameters.layer)] * GPT.num_layers
+    units = [*layers, round(parameters.embedding), round(parameters.head)]
     expected = zero_sent_bytes(stage, units, 8, TrainingPrecision(2, 4, 4, 8), num_micro_batches=2)
     if stage == 0:
         expected = 2 * 7 * sum(units) / 8 * 4

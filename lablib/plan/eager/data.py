@@ -25,8 +25,8 @@ import numpy as np
 
 from lablib.cost.arrays import Numbers, distinct_rows, maximum, minimum
 from lablib.plan.eager.optimizer import layer_pass_s, layer_tensors
-from lablib.plan.held import Held
 from lablib.plan.machine import Axis, Machine
+from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.setup import Choices, Split
 
 _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
@@ -49,43 +49,50 @@ class Buckets(NamedTuple):
 
 
 def reduced(
-    choices: Choices, split: Split, held: Held, layers: Numbers, backward_s: Numbers, embedding_s: Numbers
+    choices: Choices,
+    split: Split,
+    parameters: ParametersPerRank,
+    layers: Numbers,
+    backward_s: Numbers,
+    embedding_s: Numbers,
 ) -> Axis:
     """DDP's sums and copies a step, with ZeRO-1's broadcasts; 0 for one rank.
 
     Arguments:
         backward_s, embedding_s: of the layers' backward, and of the embedding's behind it.
     """
-    on = choices.machine
-    n, outside = split.data * split.context, _outside(split, held)
-    size = layers * held.layer * on.width
+    machine = choices.machine
+    n, outside = split.data * split.context, _outside(split, parameters)
+    size = layers * parameters.layer * machine.width
     # The head's own matrix comes first, the embedding last; with it, what did not fill a bucket.
-    head, embedding = (split.pipeline == 1) * held.head * on.width, held.embedding * on.width
+    head, embedding = (split.pipeline == 1) * parameters.head * machine.width, parameters.embedding * machine.width
     packed = _buckets(choices, split)
     middle = maximum(size - packed.first - packed.left, 0.0) / maximum(packed.count, 1)
 
     def sum_s(size_bytes: Numbers) -> Numbers:
-        return on.collective_s("all_reduce", size_bytes, n, split.tensor)
+        return machine.collective_s("all_reduce", size_bytes, n, split.tensor)
 
     first_s, middle_s = packed.has_first * sum_s(head + packed.first), sum_s(middle)
     last_s = sum_s(embedding + packed.left + (1 - packed.has_first) * head)
     others_s = packed.count * middle_s
-    copies_s = layers * layer_pass_s(choices, split, 2 * on.width, has_experts=False)
-    ends_s = on.stream_s(2 * on.width * outside) + 5 * on.device.queued_s
+    copies_s = layers * layer_pass_s(choices, split, 2 * machine.width, has_experts=False)
+    ends_s = machine.stream_s(2 * machine.width * outside) + 5 * machine.device.queued_s
     # What divides the gradients into buckets makes that backward pass longer, too.
     backward_s, embedding_s = backward_s + copies_s, embedding_s + ends_s
     behind_s = first_s + others_s
-    if on.stack.data_overlap:
+    if machine.stack.data_overlap:
         behind_s = _behind_s(packed, size, middle, first_s, middle_s, backward_s) - embedding_s
     # The copies back of all but the last bucket take place while that is summed.
-    early_s = (1 - packed.left / maximum(size, 1)) * copies_s + packed.has_first * on.stream_s(2 * head)
+    early_s = (1 - packed.left / maximum(size, 1)) * copies_s + packed.has_first * machine.stream_s(2 * head)
     shown_s = maximum(maximum(behind_s, 0.0) + last_s - early_s, 0.0)
-    spread_s = _broadcasts_s(choices, split, held, layers) if choices.zero_stage else 0.0
+    spread_s = _broadcasts_s(choices, split, parameters, layers) if choices.zero_stage else 0.0
     is_split = n > 1
     tensors = layer_tensors(choices, split, has_experts=False)
     norms, biases = 2 * (2 if choices.model.norm == "layer" else 1), choices.model.has_bias * len(tensors)
     copies = layers * (sum(count for *_, count in tensors) + norms + biases) + 5
-    experts_s = _experts_s(choices, split, layers * held.expert_layer * on.width) if choices.model.experts else 0.0
+    experts_s = (
+        _experts_s(choices, split, layers * parameters.expert_layer * machine.width) if choices.model.experts else 0.0
+    )
     return Axis(
         is_split * (first_s + others_s + last_s + spread_s) + experts_s,
         is_split * (shown_s + spread_s) + experts_s,
@@ -96,9 +103,9 @@ def reduced(
 
 def _experts_s(choices: Choices, split: Split, size: Numbers) -> Numbers:
     """What DDP leaves out, summed after it over the ranks that have the same experts; with ZeRO-1 broadcast too."""
-    on, group = choices.machine, (split.expert_copies, split.expert_stride)
-    sum_s = on.collective_s("all_reduce", size, *group)
-    return sum_s + (on.collective_s("broadcast", size, *group) if choices.zero_stage else 0.0)
+    machine, group = choices.machine, (split.expert_copies, split.expert_stride)
+    sum_s = machine.collective_s("all_reduce", size, *group)
+    return sum_s + (machine.collective_s("broadcast", size, *group) if choices.zero_stage else 0.0)
 
 
 def _behind_s(
@@ -146,55 +153,57 @@ def _filled(choices: Choices, split: Split) -> Buckets:
     return Buckets(filled[0] - head, 1.0, len(filled) - 1.0, held_bytes)
 
 
-def _broadcasts_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbers:
+def _broadcasts_s(choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers) -> Numbers:
     """Tensor by tensor from its owner: the largest from the first rank, the others from any."""
-    on, n = choices.machine, split.data * split.context
+    machine, n = choices.machine, split.data * split.context
 
     def one_s(numbers: Numbers, name: str = "broadcast in turn") -> Numbers:
-        return on.collective_s(name, numbers * on.width + 0.0 * n, n, split.tensor)
+        return machine.collective_s(name, numbers * machine.width + 0.0 * n, n, split.tensor)
 
     layer_s = sum(
         count * one_s(rows * columns / split.tensor)
         for rows, columns, count in layer_tensors(choices, split, has_experts=False)
     )
     vectors = len(layer_tensors(choices, split, has_experts=False)) + 4
-    ends_s = one_s(held.embedding, "broadcast") + one_s((split.pipeline == 1) * held.head)
+    ends_s = one_s(parameters.embedding, "broadcast") + one_s((split.pipeline == 1) * parameters.head)
     ends_s = ends_s + 3 * one_s(choices.model.d_model)
     return layers * (layer_s + vectors * one_s(choices.model.d_model)) + ends_s
 
 
-def gathered_s(on: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, Numbers]:
+def gathered_s(machine: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, Numbers]:
     """Seconds to gather so many parameters: on the wires, and of the copies (and casts) before and after."""
-    size = numbers * on.width
-    wires_s = on.collective_s("all_gather", size, split.shards, split.tensor)
-    copies_s = on.stream_s(2 * size / split.shards) + on.stream_s(2 * size) + 2 * on.device.queued_s
-    if on.shard_width > on.width:
-        cast_bytes = numbers / split.shards * (on.shard_width + on.width)
-        copies_s = copies_s + on.stream_s(cast_bytes) + on.device.queued_s
+    size = numbers * machine.width
+    wires_s = machine.collective_s("all_gather", size, split.shards, split.tensor)
+    copies_s = machine.stream_s(2 * size / split.shards) + machine.stream_s(2 * size) + 2 * machine.device.queued_s
+    if machine.shard_width > machine.width:
+        cast_bytes = numbers / split.shards * (machine.shard_width + machine.width)
+        copies_s = copies_s + machine.stream_s(cast_bytes) + machine.device.queued_s
     return wires_s, copies_s
 
 
-def scattered_s(on: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, Numbers]:
+def scattered_s(machine: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, Numbers]:
     """The same to sum and scatter so many gradients."""
-    size = numbers * on.shard_width
-    wires_s = on.collective_s("reduce_scatter", size, split.shards, split.tensor)
-    wires_s = wires_s + on.collective_s("all_reduce", size / split.shards, split.replicas, split.tensor * split.shards)
-    return wires_s, on.stream_s(numbers * on.width + size) + on.device.queued_s
+    size = numbers * machine.shard_width
+    wires_s = machine.collective_s("reduce_scatter", size, split.shards, split.tensor)
+    wires_s = wires_s + machine.collective_s(
+        "all_reduce", size / split.shards, split.replicas, split.tensor * split.shards
+    )
+    return wires_s, machine.stream_s(numbers * machine.width + size) + machine.device.queued_s
 
 
 def sharded_layer_s(
-    choices: Choices, split: Split, held: Held, forward_s: Numbers, backward_s: Numbers
+    choices: Choices, split: Split, parameters: ParametersPerRank, forward_s: Numbers, backward_s: Numbers
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """What FSDP2 adds to a layer's forward and to its backward; the seconds of its wires and of its copies."""
-    on = choices.machine
-    trained, again = 1.0 * (choices.trainable == "all"), 1.0 * choices.reshard_after_forward
-    gather_s, apart_s = gathered_s(on, split, held.layer)
-    scatter_s, together_s = scattered_s(on, split, held.layer)
+    machine = choices.machine
+    trained, regathered = 1.0 * (choices.trainable == "all"), 1.0 * choices.reshard_after_forward
+    gather_s, apart_s = gathered_s(machine, split, parameters.layer)
+    scatter_s, together_s = scattered_s(machine, split, parameters.layer)
     later = trained * (1 - 1 / split.num_microbatches)
-    added_s = later * layer_pass_s(choices, split, 3 * on.shard_width, split.shards)
-    wires_s = (gather_s, again * gather_s + trained * scatter_s)
-    copies_s = (apart_s, again * apart_s + trained * together_s + added_s)
-    hidden_s = (forward_s, backward_s) if on.stack.data_overlap else (0.0, 0.0)
+    added_s = later * layer_pass_s(choices, split, 3 * machine.shard_width, split.shards)
+    wires_s = (gather_s, regathered * gather_s + trained * scatter_s)
+    copies_s = (apart_s, regathered * apart_s + trained * together_s + added_s)
+    hidden_s = (forward_s, backward_s) if machine.stack.data_overlap else (0.0, 0.0)
     shown_s = [
         maximum(wire - hidden, 0.0) + copy for wire, hidden, copy in zip(wires_s, hidden_s, copies_s, strict=True)
     ]
@@ -203,15 +212,15 @@ def sharded_layer_s(
     return shown_s[0], shown_s[1], sum(wires_s), sum(copies_s)
 
 
-def sharded_ends_s(choices: Choices, split: Split, held: Held) -> tuple[Numbers, Numbers]:
+def sharded_ends_s(choices: Choices, split: Split, parameters: ParametersPerRank) -> tuple[Numbers, Numbers]:
     """Wires and copies of FSDP2, once a micro-batch, for embedding, head and last norm: nothing of it is hidden."""
-    on, outside = choices.machine, _outside(split, held)
-    gather_s, apart_s = gathered_s(on, split, outside)
-    scatter_s, together_s = scattered_s(on, split, outside)
-    added_s = (1 - 1 / split.num_microbatches) * on.stream_s(3 * outside / split.shards * on.shard_width)
+    machine, outside = choices.machine, _outside(split, parameters)
+    gather_s, apart_s = gathered_s(machine, split, outside)
+    scatter_s, together_s = scattered_s(machine, split, outside)
+    added_s = (1 - 1 / split.num_microbatches) * machine.stream_s(3 * outside / split.shards * machine.shard_width)
     trained = 1.0 * (choices.trainable == "all")
     return gather_s + trained * scatter_s, apart_s + trained * (together_s + added_s)
 
 
-def _outside(split: Split, held: Held) -> Numbers:
-    return held.embedding + (split.pipeline == 1) * held.head
+def _outside(split: Split, parameters: ParametersPerRank) -> Numbers:
+    return parameters.embedding + (split.pipeline == 1) * parameters.head

@@ -40,181 +40,184 @@ from lablib.plan.layer import Sizes, Work
 from lablib.plan.machine import Machine, Pass
 
 
-def norm(on: Machine, model: Transformer, rows: Numbers) -> Work:
+def norm(machine: Machine, model: Transformer, rows: Numbers) -> Work:
     """Scale and shift (or scale alone); its mean and deviation are kept, 8 bytes a row."""
-    size, own = rows * model.d_model * on.width, model.d_model * on.width
+    size, own = rows * model.d_model * machine.width, model.d_model * machine.width
     params = 2 if model.norm == "layer" else 1
     return Work(
-        kernel(on, 2 * size + params * own + 8 * rows, 1, "native_layer_norm"),
-        kernel(on, 3 * size + 2 * params * own + 8 * rows, 2, "native_layer_norm_backward"),
+        kernel(machine, 2 * size + params * own + 8 * rows, 1, "native_layer_norm"),
+        kernel(machine, 3 * size + 2 * params * own + 8 * rows, 2, "native_layer_norm_backward"),
         Pass(),
         saved_bytes=size + 8 * rows,
-        accumulate=kernel(on, 3 * own).times(params),
+        accumulate=kernel(machine, 3 * own).times(params),
     )
 
 
-def entrance(on: Machine, model: Transformer, at: Sizes) -> Work:
+def entrance(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """The norm before a column-split product, which keeps what it reads: all rows, also where the norm saw a share."""
-    work = norm(on, model, at.rows / at.sequence_shards)
-    share = 1 - 1 / at.sequence_shards
-    return work._replace(saved_bytes=work.saved_bytes + share * at.rows * model.d_model * on.width)
+    work = norm(machine, model, sizes.rows / sizes.sequence_shards)
+    share = 1 - 1 / sizes.sequence_shards
+    return work._replace(saved_bytes=work.saved_bytes + share * sizes.rows * model.d_model * machine.width)
 
 
 def linear(
-    on: Machine, model: Transformer, rows: Numbers, k: Numbers, n: Numbers, has_bias: bool | None = None
+    machine: Machine, model: Transformer, rows: Numbers, k: Numbers, n: Numbers, has_bias: bool | None = None
 ) -> Work:
     """[rows, k] x [k, n], with its bias (None: where the model has them). What it keeps is counted where it is made."""
-    width = on.width
-    weight = Pass(product_s=on.product_s(k, n, rows, is_over_tokens=True), kernels=1)
-    accumulate = kernel(on, 3 * k * n * width)
+    width = machine.width
+    weight = Pass(product_s=machine.product_s(k, n, rows, is_over_tokens=True), kernels=1)
+    accumulate = kernel(machine, 3 * k * n * width)
     if model.has_bias if has_bias is None else has_bias:
-        weight = weight.plus(sum_over_rows(on, (rows + 1) * n * width))
-        accumulate = accumulate.plus(kernel(on, 3 * n * width))
+        weight = weight.plus(sum_over_rows(machine, (rows + 1) * n * width))
+        accumulate = accumulate.plus(kernel(machine, 3 * n * width))
     return Work(
-        Pass(product_s=on.product_s(rows, n, k), kernels=1),
-        Pass(product_s=on.product_s(rows, k, n), kernels=1),
+        Pass(product_s=machine.product_s(rows, n, k), kernels=1),
+        Pass(product_s=machine.product_s(rows, k, n), kernels=1),
         weight,
         accumulate=accumulate,
     )
 
 
-def exchange(on: Machine, model: Transformer, at: Sizes) -> Work:
+def exchange(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """The sums over the tensor axis; a collective starts no kernel of the device's compute stream."""
-    sums = layer.tensor_exchange(on, model, at)
+    sums = layer.tensor_exchange(machine, model, sizes)
     return Work(sums.forward._replace(kernels=0.0), sums.input._replace(kernels=0.0), Pass())
 
 
-def residual(on: Machine, size_bytes: Numbers) -> Work:
-    return Work(kernel(on, 3 * size_bytes), kernel(on, 3 * size_bytes), Pass(), saved_bytes=size_bytes)
+def residual(machine: Machine, size_bytes: Numbers) -> Work:
+    return Work(kernel(machine, 3 * size_bytes), kernel(machine, 3 * size_bytes), Pass(), saved_bytes=size_bytes)
 
 
-def attention(on: Machine, model: Transformer, at: Sizes) -> Work:
+def attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Norm, queries, keys and values, attention, output, residual."""
     if model.latent:
-        return layer.attention(on, model, at)
-    rows, width = at.rows, on.width
-    outside = rows * model.d_model * width / at.sequence_shards
-    q, kv = model.num_heads / at.tensor * model.head_size, maximum(model.kv_heads / at.tensor, 1) * model.head_size
-    work = entrance(on, model, at)
-    if on.stack.is_megatron:
-        work = work.plus(linear(on, model, rows, model.d_model, q + 2 * kv))
+        return layer.attention(machine, model, sizes)
+    rows, width = sizes.rows, machine.width
+    outside = rows * model.d_model * width / sizes.sequence_shards
+    q, kv = (
+        model.num_heads / sizes.tensor * model.head_size,
+        maximum(model.kv_heads / sizes.tensor, 1) * model.head_size,
+    )
+    work = entrance(machine, model, sizes)
+    if machine.stack.is_megatron:
+        work = work.plus(linear(machine, model, rows, model.d_model, q + 2 * kv))
         together = 2 * rows * (q + 2 * kv) * width
-        work = work.plus(Work(Pass(), kernels(on, together, together), Pass()))
+        work = work.plus(Work(Pass(), kernels(machine, together, together), Pass()))
     else:
-        each = [linear(on, model, rows, model.d_model, n) for n in (q, kv, kv)]
+        each = [linear(machine, model, rows, model.d_model, n) for n in (q, kv, kv)]
         work = work.plus(each[0]).plus(each[1]).plus(each[2])
         sums = 3 * rows * model.d_model * width
-        work = work.plus(Work(Pass(), kernels(on, sums, sums), Pass()))
+        work = work.plus(Work(Pass(), kernels(machine, sums, sums), Pass()))
     work = work._replace(saved_bytes=work.saved_bytes + rows * (q + 2 * kv) * width)
     if model.positions == "rotary":
-        work = work.plus(layer.passes(on, rows * (q + kv), 6, 6))
-    work = work.plus(core_attention(on, model, at))
-    work = work.plus(linear(on, model, rows, q, model.d_model)).plus(exchange(on, model, at))
-    return work.plus(residual(on, outside))
+        work = work.plus(layer.passes(machine, rows * (q + kv), 6, 6))
+    work = work.plus(core_attention(machine, model, sizes))
+    work = work.plus(linear(machine, model, rows, q, model.d_model)).plus(exchange(machine, model, sizes))
+    return work.plus(residual(machine, outside))
 
 
-def mlp(on: Machine, model: Transformer, at: Sizes) -> Work:
+def mlp(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Norm, the MLP, residual. Memory peaks in its backward pass: see eager/memory.py."""
-    rows, width, hidden = at.rows, on.width, model.hidden_size / at.tensor
-    outside = rows * model.d_model * width / at.sequence_shards
+    rows, width, hidden = sizes.rows, machine.width, model.hidden_size / sizes.tensor
+    outside = rows * model.d_model * width / sizes.sequence_shards
     inner = rows * hidden * width
-    work = entrance(on, model, at)
-    up, down = linear(on, model, rows, model.d_model, hidden), linear(on, model, rows, hidden, model.d_model)
+    work = entrance(machine, model, sizes)
+    up, down = linear(machine, model, rows, model.d_model, hidden), linear(machine, model, rows, hidden, model.d_model)
     work = work.plus(up)
     if model.activation == "swiglu":
-        work = work.plus(up).plus(Work(Pass(), kernel(on, 3 * rows * model.d_model * width), Pass()))
-        gate = Work(kernels(on, 2 * inner, 3 * inner), kernels(on, 3 * inner, 3 * inner, 3 * inner), Pass())
+        work = work.plus(up).plus(Work(Pass(), kernel(machine, 3 * rows * model.d_model * width), Pass()))
+        gate = Work(kernels(machine, 2 * inner, 3 * inner), kernels(machine, 3 * inner, 3 * inner, 3 * inner), Pass())
         work = work.plus(gate._replace(saved_bytes=4 * inner))
     else:
-        work = work.plus(Work(*gelu(on, inner), Pass(), saved_bytes=2 * inner))
-    last = down.plus(exchange(on, model, at)).plus(residual(on, outside)._replace(saved_bytes=0.0))
+        work = work.plus(Work(*gelu(machine, inner), Pass(), saved_bytes=2 * inner))
+    last = down.plus(exchange(machine, model, sizes)).plus(residual(machine, outside)._replace(saved_bytes=0.0))
     # With sequence parallelism the first half of the exchange comes before the products, and is repeated.
-    half = 1 - 0.5 * (at.sequence_shards > 1)
+    half = 1 - 0.5 * (sizes.sequence_shards > 1)
     skipped = last.forward._replace(tensor_s=half * last.forward.tensor_s)
     return work.plus(last)._replace(skipped=skipped, peak_bytes=inner)
 
 
-def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
+def embedding(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Tokens (of this rank's part of the vocabulary), their sum over ranks, learned positions.
 
     With sequence parallelism a rank gets the sum of its own tokens alone, and their positions.
     """
-    width, is_split = on.width, _is_split(on, at)
-    size = at.rows * model.d_model * width
-    places, table = at.tokens * model.d_model * width, model.vocab_size / at.tensor * model.d_model * width
-    masked = kernel(on, 2 * size).times(is_split)
+    width, is_split = machine.width, _is_split(machine, sizes)
+    size = sizes.rows * model.d_model * width
+    places, table = sizes.tokens * model.d_model * width, model.vocab_size / sizes.tensor * model.d_model * width
+    masked = kernel(machine, 2 * size).times(is_split)
     # The tokens themselves, which of them are here, their places: numbers too few to count.
-    forward = kernel(on, 2 * size).plus(masked).plus(Pass(kernels=1 + 5 * is_split))
-    is_sorted = 1.0 * (at.rows > MOST_UNSORTED)
-    added, sorted_first = (kernel(on, table + size, 2, kind) for kind in ("", "embedding_dense_backward"))
+    forward = kernel(machine, 2 * size).plus(masked).plus(Pass(kernels=1 + 5 * is_split))
+    is_sorted = 1.0 * (sizes.rows > MOST_UNSORTED)
+    added, sorted_first = (kernel(machine, table + size, 2, kind) for kind in ("", "embedding_dense_backward"))
     backward = added.times(1 - is_sorted).plus(sorted_first.times(is_sorted)).plus(masked)
-    accumulate = kernel(on, 3 * table)
+    accumulate = kernel(machine, 3 * table)
     if model.positions == "learned":
         everywhere = model.max_seq_len * model.d_model * width
-        own, there = size / at.sequence_shards, places / at.sequence_shards
-        forward = forward.plus(kernels(on, 2 * there, 2 * own + there)).plus(Pass(kernels=1))
-        backward = backward.plus(sum_over_rows(on, own + there)).plus(kernel(on, there + everywhere, 2))
-        accumulate = accumulate.plus(kernel(on, 3 * everywhere))
-    sum_s, half_s = _sums_s(on, at, size)
+        own, there = size / sizes.sequence_shards, places / sizes.sequence_shards
+        forward = forward.plus(kernels(machine, 2 * there, 2 * own + there)).plus(Pass(kernels=1))
+        backward = backward.plus(sum_over_rows(machine, own + there)).plus(kernel(machine, there + everywhere, 2))
+        accumulate = accumulate.plus(kernel(machine, 3 * everywhere))
+    sum_s, half_s = _sums_s(machine, sizes, size)
     forward, backward = forward._replace(tensor_s=sum_s), backward._replace(tensor_s=half_s)
     # The tokens, as 64-bit integers; of a part of the vocabulary also their rows in it and which are not.
-    saved = at.rows * (8 + 9 * is_split) + 8 * at.tokens * (model.positions == "learned")
+    saved = sizes.rows * (8 + 9 * is_split) + 8 * sizes.tokens * (model.positions == "learned")
     return Work(forward, Pass(), backward, saved_bytes=saved, accumulate=accumulate)
 
 
-def head(on: Machine, model: Transformer, at: Sizes) -> Work:
+def head(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Final norm, logits, cross-entropy in 32 bits."""
-    width, rows, columns = on.width, at.rows, model.vocab_size / at.tensor
-    plain = _without_bias(on, rows, model.d_model, columns)
+    width, rows, columns = machine.width, sizes.rows, model.vocab_size / sizes.tensor
+    plain = _without_bias(machine, rows, model.d_model, columns)
     if model.tied_head:
         # One parameter with two gradients, which are added first.
-        table = kernel(on, 3 * columns * model.d_model * width)
+        table = kernel(machine, 3 * columns * model.d_model * width)
         plain = plain._replace(weight=plain.weight.plus(table), accumulate=Pass())
-    work = entrance(on, model, at).plus(plain)
-    sum_s, half_s = _sums_s(on, at, rows * model.d_model * width)
+    work = entrance(machine, model, sizes).plus(plain)
+    sum_s, half_s = _sums_s(machine, sizes, rows * model.d_model * width)
     work = work.plus(Work(Pass(tensor_s=half_s), Pass(tensor_s=sum_s), Pass()))
-    size, is_split = 4 * rows * columns, _is_split(on, at)
-    split, whole = _split_loss(on, at, size), _whole_loss(on, size)
+    size, is_split = 4 * rows * columns, _is_split(machine, sizes)
+    split, whole = _split_loss(machine, sizes, size), _whole_loss(machine, size)
     loss = split.times(1.0 * is_split).plus(whole.times(1.0 - is_split))
     if width < 4:
         moved = size * (1 + width / 4)
-        loss = loss.plus(Work(kernel(on, moved, 1, "widening"), kernel(on, moved), Pass()))
+        loss = loss.plus(Work(kernel(machine, moved, 1, "widening"), kernel(machine, moved), Pass()))
     return work.plus(loss._replace(saved_bytes=size * (1 + is_split), peak_bytes=2 * size))
 
 
-def _sums_s(on: Machine, at: Sizes, size: Numbers) -> tuple[Numbers, Numbers]:
+def _sums_s(machine: Machine, sizes: Sizes, size: Numbers) -> tuple[Numbers, Numbers]:
     """Seconds of a sum over the tensor ranks, in one pass; or of its half, in either pass."""
-    sum_s, half_s = (on.collective_s(name, size, at.tensor) for name in ("all_reduce", "all_gather"))
-    is_half = 1.0 * (at.sequence_shards > 1)
+    sum_s, half_s = (machine.collective_s(name, size, sizes.tensor) for name in ("all_reduce", "all_gather"))
+    is_half = 1.0 * (sizes.sequence_shards > 1)
     return sum_s + is_half * (half_s - sum_s), is_half * half_s
 
 
-def _is_split(on: Machine, at: Sizes) -> Numbers:
+def _is_split(machine: Machine, sizes: Sizes) -> Numbers:
     """Whether the vocabulary is treated as split over ranks: Megatron's program does so for one rank too."""
-    return (at.tensor > 1) | on.stack.is_megatron
+    return (sizes.tensor > 1) | machine.stack.is_megatron
 
 
-def _without_bias(on: Machine, rows: Numbers, k: Numbers, n: Numbers) -> Work:
+def _without_bias(machine: Machine, rows: Numbers, k: Numbers, n: Numbers) -> Work:
     return Work(
-        Pass(product_s=on.product_s(rows, n, k, dtype=on.plain), kernels=1),
-        Pass(product_s=on.product_s(rows, k, n, dtype=on.plain), kernels=1),
-        Pass(product_s=on.product_s(k, n, rows, dtype=on.plain, is_over_tokens=True), kernels=1),
-        accumulate=kernel(on, 3 * k * n * on.width),
+        Pass(product_s=machine.product_s(rows, n, k, dtype=machine.plain), kernels=1),
+        Pass(product_s=machine.product_s(rows, k, n, dtype=machine.plain), kernels=1),
+        Pass(product_s=machine.product_s(k, n, rows, dtype=machine.plain, is_over_tokens=True), kernels=1),
+        accumulate=kernel(machine, 3 * k * n * machine.width),
     )
 
 
-def _split_loss(on: Machine, at: Sizes, size: Numbers) -> Work:
+def _split_loss(machine: Machine, sizes: Sizes, size: Numbers) -> Work:
     """Megatron's: three small sums over ranks, of a number a row each."""
-    sums_s = 3 * on.collective_s("all_reduce", 4 * at.rows, at.tensor)
-    largest, total, mean = reduction(on, size), reduction(on, size), reduction(on, 4 * at.rows)
-    forward = kernels(on, 2 * size, 2 * size).plus(largest).plus(total).plus(mean)
+    sums_s = 3 * machine.collective_s("all_reduce", 4 * sizes.rows, sizes.tensor)
+    largest, total, mean = reduction(machine, size), reduction(machine, size), reduction(machine, 4 * sizes.rows)
+    forward = kernels(machine, 2 * size, 2 * size).plus(largest).plus(total).plus(mean)
     forward = forward.plus(Pass(tensor_s=sums_s, kernels=10))
-    backward = kernels(on, size, 2 * size, 2 * size, 3 * size).plus(Pass(kernels=4))
+    backward = kernels(machine, size, 2 * size, 2 * size, 3 * size).plus(Pass(kernels=4))
     return Work(forward, backward, Pass())
 
 
-def _whole_loss(on: Machine, size: Numbers) -> Work:
+def _whole_loss(machine: Machine, size: Numbers) -> Work:
     """torch's: log-softmax, the targets picked; their gradient, that of the log-softmax."""
-    forward = kernel(on, 2 * size, 1, "_log_softmax", size / 4).plus(Pass(kernels=2))
-    backward = kernel(on, size).plus(kernel(on, 3 * size, 1, "_log_softmax_backward_data"))
+    forward = kernel(machine, 2 * size, 1, "_log_softmax", size / 4).plus(Pass(kernels=2))
+    backward = kernel(machine, size).plus(kernel(machine, 3 * size, 1, "_log_softmax_backward_data"))
     return Work(forward, backward, Pass())

@@ -52,7 +52,7 @@ class Stage(NamedTuple):
         sent: the gradient of its input, which a stage that took turns of forward and backward still has.
         saved: of a layer, from forward to backward, its output among it.
         window: layers with their `saved` on the device at once: all, or with offloaded activations two, on their way.
-        again: of a layer, made a second time for backward.
+        recomputed: of a layer, made a second time for backward.
         inner, last_weight: the MLP's inner tensor, and the last weight it is multiplied with; or those of the experts.
         dispatched: what a rank sends to experts.
         attention: the gradients around queries, keys and values, when their weights' are made.
@@ -75,7 +75,7 @@ class Stage(NamedTuple):
     sent: Numbers
     saved: Numbers
     window: Numbers
-    again: Numbers
+    recomputed: Numbers
     inner: Numbers
     last_weight: Numbers
     dispatched: Numbers
@@ -138,7 +138,7 @@ class Stage(NamedTuple):
         After the gradients of: the MLP's last weight, its activation, its first weight, the layer's last weight.
         """
         received, top = (1 - self.is_last) * self.entering, self.is_last if is_top else 1.0
-        base = Moment(0.0, self.again - self.freed, received, top * self.entering)
+        base = Moment(0.0, self.recomputed - self.freed, received, top * self.entering)
         weight = Moment(other=self.last_weight) if is_later else Moment(gradient=self.last_weight)
         first = base.plus(Moment(other=self.inner, communication=self.spread)).plus(weight)
         activation = base.plus(Moment(activation=-self.inner, other=2 * self.inner))
@@ -234,14 +234,14 @@ def _entrance_gradient(choices: Choices, split: Split) -> Numbers:
 
 
 def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: Numbers) -> Stage:
-    on, held, policy, at = choices.machine, step.held, choices.recompute, sizes_of(choices, split)
+    machine, parameters, policy, sizes = choices.machine, step.parameters, choices.recompute, sizes_of(choices, split)
     is_first, is_last = 1.0 * (rank == 0), 1.0 * (rank == split.pipeline - 1)
-    whole = at.rows * choices.model.d_model * on.width
-    entering = whole / at.sequence_shards
+    whole = sizes.rows * choices.model.d_model * machine.width
+    entering = whole / sizes.sequence_shards
     work = step.work._replace(saved_bytes=step.work.saved_bytes + entering)
-    kept = policy.saved_bytes(work, on.stack, entering, layers)
-    again = policy.working_bytes(work, kept, layers) - (policy.kind == "full") * entering
-    tied = is_first * is_last * held.tied
+    kept = policy.saved_bytes(work, machine.stack, entering, layers)
+    recomputed = policy.working_bytes(work, kept, layers) - (policy.kind == "full") * entering
+    tied = is_first * is_last * parameters.tied
     has_ring = bool(np.any(split.context > 1)) and not choices.model.latent
     return Stage(
         layers=layers,
@@ -253,22 +253,22 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         sent=(1 - is_first) * entering * (split.num_microbatches >= split.pipeline - rank),
         saved=kept,
         window=minimum(2, layers) if "activations" in choices.offload else layers,
-        again=again,
+        recomputed=recomputed,
         inner=step.work.peak_bytes,
-        last_weight=_last_weight(choices, split) * choices.model.d_model * on.width,
-        dispatched=sent_bytes(on, choices.model, at),
-        attention=whole * ((1 + 3 / split.tensor) if on.stack.is_megatron else (2 + 1 / split.tensor)),
+        last_weight=_last_weight(choices, split) * choices.model.d_model * machine.width,
+        dispatched=sent_bytes(machine, choices.model, sizes),
+        attention=whole * ((1 + 3 / split.tensor) if machine.stack.is_megatron else (2 + 1 / split.tensor)),
         # The output of the last product; of a layer that keeps nothing the MLP's two tensors, but not its output yet.
         passing=entering + (policy.kind == "full") * 2 * step.work.peak_bytes,
         head=step.head.saved_bytes,
         loss=step.head.peak_bytes,
-        logits=step.head.peak_bytes / 8 * on.width,
-        layer_gradient=(held.layer + held.expert_layer) * on.width,
-        head_gradient=is_last * (held.head + held.tied - tied) * on.width,
-        embedding_gradient=is_first * held.embedding * on.width,
-        tied=tied * on.width,
+        logits=step.head.peak_bytes / 8 * machine.width,
+        layer_gradient=(parameters.layer + parameters.expert_layer) * machine.width,
+        head_gradient=is_last * (parameters.head + parameters.tied - tied) * machine.width,
+        embedding_gradient=is_first * parameters.embedding * machine.width,
+        tied=tied * machine.width,
         is_split=1.0 * (split.tensor > 1),
-        in_ring=held_in_backward(on, choices.model, at) if has_ring else (),
+        in_ring=held_in_backward(machine, choices.model, sizes) if has_ring else (),
         has_ring=1.0 * (split.context > 1),
         entrance_gradient=_entrance_gradient(choices, split),
     )

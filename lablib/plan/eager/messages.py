@@ -31,17 +31,17 @@ def mixed_makespan_s(
     upper_s: Numbers,
 ) -> Numbers:
     """`upper_s`, the makespan with the slowest message everywhere, or less where only some leave a node."""
-    on, p = choices.machine, split.pipeline
+    machine, p = choices.machine, split.pipeline
     stride = split.num_ranks // p
-    in_node = on.in_node(p, stride)
+    in_node = machine.in_node(p, stride)
     leaving = ceil_div(p, in_node) - 1
-    far_s, near_s = on.collective_s("send", size_bytes, p, stride), _near_s(on, size_bytes, p, stride)
+    far_s, near_s = machine.collective_s("send", size_bytes, p, stride), _near_s(machine, size_bytes, p, stride)
     way_s = leaving * far_s + (p - 1 - leaving) * near_s
 
     def span_s(first: StageTime, last: StageTime, send_s: Numbers) -> Numbers:
         whole_s = makespan_s(
             *(choices.schedule, p, split.num_microbatches, split.chunks, middle, first, last),
-            *(send_s, on.stack.pipeline_overlap, busiest),
+            *(send_s, machine.stack.pipeline_overlap, busiest),
         )
         return whole_s + 2 * (way_s - (p - 1) * send_s)
 
@@ -69,6 +69,6 @@ def sent_s(choices: Choices, split: Split, size_bytes: Numbers, send_s: Numbers)
     return split.num_microbatches * (2 * v - alone) * (send_s - is_mixed * (far_s - near_s) / 2)
 
 
-def _near_s(on: Machine, size_bytes: Numbers, p: Numbers, stride: Numbers) -> Numbers:
+def _near_s(machine: Machine, size_bytes: Numbers, p: Numbers, stride: Numbers) -> Numbers:
     """To the next stage of the same node; with one stage there is nobody to send to, and perhaps no such rank."""
-    return on.collective_s("send", size_bytes, 1 + (p > 1), stride)
+    return machine.collective_s("send", size_bytes, 1 + (p > 1), stride)

@@ -9,30 +9,32 @@ from lablib.cost.arrays import Numbers
 from lablib.plan.machine import Machine, Pass
 
 
-def kernel(on: Machine, size_bytes: Numbers, kernels: Numbers = 1, kind: str = "", elements: Numbers = 0) -> Pass:
+def kernel(machine: Machine, size_bytes: Numbers, kernels: Numbers = 1, kind: str = "", elements: Numbers = 0) -> Pass:
     """One operator that moves so many bytes; `kind` and `elements` as in lablib/cost/efficiency.py."""
-    return Pass(memory_s=on.stream_s(size_bytes, kind, elements), kernels=kernels)
+    return Pass(memory_s=machine.stream_s(size_bytes, kind, elements), kernels=kernels)
 
 
-def kernels(on: Machine, *sizes_bytes: Numbers) -> Pass:
+def kernels(machine: Machine, *sizes_bytes: Numbers) -> Pass:
     """Several that stream, one after another."""
     total = Pass()
     for size_bytes in sizes_bytes:
-        total = total.plus(kernel(on, size_bytes))
+        total = total.plus(kernel(machine, size_bytes))
     return total
 
 
-def gelu(on: Machine, size_bytes: Numbers) -> tuple[Pass, Pass]:
+def gelu(machine: Machine, size_bytes: Numbers) -> tuple[Pass, Pass]:
     """Forward and backward over a tensor of so many bytes."""
-    numbers = size_bytes / on.width
-    return kernel(on, 2 * size_bytes, 1, "gelu", numbers), kernel(on, 3 * size_bytes, 1, "gelu_backward", numbers)
+    numbers = size_bytes / machine.width
+    return kernel(machine, 2 * size_bytes, 1, "gelu", numbers), kernel(
+        machine, 3 * size_bytes, 1, "gelu_backward", numbers
+    )
 
 
-def reduction(on: Machine, size_bytes: Numbers) -> Pass:
+def reduction(machine: Machine, size_bytes: Numbers) -> Pass:
     """A sum, a mean or the largest, of every row or of all."""
-    return kernel(on, size_bytes, 1, "sum")
+    return kernel(machine, size_bytes, 1, "sum")
 
 
-def sum_over_rows(on: Machine, size_bytes: Numbers) -> Pass:
+def sum_over_rows(machine: Machine, size_bytes: Numbers) -> Pass:
     """The gradient of a bias."""
-    return kernel(on, size_bytes, 1, "sum over rows")
+    return kernel(machine, size_bytes, 1, "sum over rows")

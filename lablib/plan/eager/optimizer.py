@@ -22,9 +22,9 @@ from types import MappingProxyType
 
 from lablib.cost.arrays import Numbers, ceil_div, maximum
 from lablib.models.transformer_sizes import layer_matrices
-from lablib.plan.held import Held
 from lablib.plan.machine import Machine
 from lablib.plan.optimizers import OPTIMIZERS, Optimizer
+from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.setup import Choices, Split
 
 _ADAM = (2, 3, 2, 4, 2, 2, 2, 4)
@@ -34,9 +34,9 @@ PASSES: Mapping[str, tuple[int, ...]] = MappingProxyType(
 _NUMBERS_A_LAUNCH = 320 * 65536
 
 
-def state_width(on: Machine) -> int:
+def state_width(machine: Machine) -> int:
     """Bytes of a number of the masters and of the moments: those of the parameters that it updates without."""
-    return 4 if on.has_master else on.shard_width
+    return 4 if machine.has_master else machine.shard_width
 
 
 @lru_cache(maxsize=64)
@@ -61,23 +61,23 @@ def temporary_bytes(choices: Choices) -> float:
     return state_width(choices.machine) * (choices.optimizer.name in ("adamw", "adam"))
 
 
-def step_s(choices: Choices, split: Split, held: Held, layers: Numbers) -> Numbers:
+def step_s(choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers) -> Numbers:
     """Seconds of the optimizer's step on a stage with so many layers and the embedding."""
-    on = choices.machine
-    outside = held.embedding + (split.pipeline == 1) * held.head
-    shared, expert = layers * held.layer + outside, layers * held.expert_layer
+    machine = choices.machine
+    outside = parameters.embedding + (split.pipeline == 1) * parameters.head
+    shared, expert = layers * parameters.layer + outside, layers * parameters.expert_layer
     own = own_numbers(choices, split, shared, expert) if choices.zero_stage else shared + expert
-    width, overhead_s = state_width(on), on.device.queued_s
+    width, overhead_s = state_width(machine), machine.device.queued_s
     launches = maximum(ceil_div(own, _NUMBERS_A_LAUNCH), 1)
     time_s = 0.0 * own
     for numbers in PASSES[choices.optimizer.name]:
-        time_s = time_s + on.stream_s(numbers * width * own) + launches * overhead_s
+        time_s = time_s + machine.stream_s(numbers * width * own) + launches * overhead_s
     if choices.optimizer.name in ("adamw", "adam"):
         time_s = time_s + overhead_s  # the numbers of steps, of all tensors at once
-    if on.has_master:
-        size = 4 + on.width
+    if machine.has_master:
+        size = 4 + machine.width
         share = split.shards if choices.zero_stage else 1
-        ends_s = on.stream_s(outside / share * size) + 2 * overhead_s
+        ends_s = machine.stream_s(outside / share * size) + 2 * overhead_s
         time_s = time_s + 2 * (layers * layer_pass_s(choices, split, size, share) + ends_s)
     return time_s
 
@@ -96,14 +96,14 @@ def own_numbers(choices: Choices, split: Split, shared: Numbers, expert: Numbers
 
 def layer_pass_s(choices: Choices, split: Split, size: float, shards: Numbers = 1, has_experts: bool = True) -> Numbers:
     """One operator for each tensor of a layer, or for this rank's share of it: it moves `size` bytes a number."""
-    on, model = choices.machine, choices.model
+    machine, model = choices.machine, choices.model
     time_s = 0.0
     tensors = layer_tensors(choices, split, has_experts)
     for rows, columns, count in tensors:
-        one_s = on.stream_s(rows * columns / (split.tensor * shards) * size) + on.device.queued_s
+        one_s = machine.stream_s(rows * columns / (split.tensor * shards) * size) + machine.device.queued_s
         time_s = time_s + count * one_s
     vectors = 2 * (2 if model.norm == "layer" else 1) + model.has_bias * len(tensors)
-    return time_s + vectors * on.device.queued_s
+    return time_s + vectors * machine.device.queued_s
 
 
 def layer_tensors(choices: Choices, split: Split, has_experts: bool = True) -> tuple[tuple[Numbers, int, Numbers], ...]:

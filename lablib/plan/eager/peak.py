@@ -19,9 +19,9 @@ def peak(
     choices: Choices, split: Split, step: Step, rank: Numbers, layers: Numbers, in_flight: Numbers
 ) -> tuple[Numbers, ...]:
     """Parameter, gradient, optimizer state, activation, communication buffer and other bytes of a stage at its peak."""
-    on = choices.machine
+    machine = choices.machine
     stage = stage_of(choices, split, step, rank, layers)
-    numbers, expert = stage.gradient / on.width, layers * step.held.expert_layer
+    numbers, expert = stage.gradient / machine.width, layers * step.parameters.expert_layer
     own = eager_optimizer.own_numbers(choices, split, numbers - expert, expert) if choices.zero_stage else numbers
     is_sharded, trains = choices.zero_stage == 3, choices.trainable == "all"
     whole = stage
@@ -31,9 +31,9 @@ def peak(
     buckets = (numbers - expert) * (split.data * split.context > 1) + expert * (split.expert_copies > 1)
     n = split.data * split.context
     left_out = (n > 1) * choices.compression.memory_bytes(numbers - expert, ranks=n)  # error feedback
-    buckets = buckets * on.width * (trains and not is_sharded) + left_out
+    buckets = buckets * machine.width * (trains and not is_sharded) + left_out
     return (
-        (own * on.shard_width if is_sharded else numbers * on.width) + found.parameter,
+        (own * machine.shard_width if is_sharded else numbers * machine.width) + found.parameter,
         found.gradient,
         _state_bytes(choices, whole, own, numbers) * (trains and "optimizer" not in choices.offload),
         found.activation,

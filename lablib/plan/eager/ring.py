@@ -55,30 +55,30 @@ class _Shard(NamedTuple):
     row: Numbers
     narrow: float
 
-    def cast(self, on: Machine, size_bytes: Numbers) -> Pass:
+    def cast(self, machine: Machine, size_bytes: Numbers) -> Pass:
         """To 32 bits or back, where numbers are not that wide anyway."""
-        return kernel(on, size_bytes * (1 + self.narrow)) if self.narrow < 1 else Pass()
+        return kernel(machine, size_bytes * (1 + self.narrow)) if self.narrow < 1 else Pass()
 
 
-def core_attention(on: Machine, model: Transformer, at: Sizes) -> Work:
+def core_attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Attention between its products, on H / t heads and T / c queries: the ring where there are several ranks."""
-    alone = layer.core_attention(on, model, at)
-    if isinstance(at.context, np.ndarray):
-        is_ring = 1.0 * (at.context > 1)
-        return alone.times(1 - is_ring).plus(_ring(on, model, at).times(is_ring))
-    return alone if at.context == 1 else _ring(on, model, at)
+    alone = layer.core_attention(machine, model, sizes)
+    if isinstance(sizes.context, np.ndarray):
+        is_ring = 1.0 * (sizes.context > 1)
+        return alone.times(1 - is_ring).plus(_ring(machine, model, sizes).times(is_ring))
+    return alone if sizes.context == 1 else _ring(machine, model, sizes)
 
 
-def _ring(on: Machine, model: Transformer, at: Sizes) -> Work:
-    shard = _shard(on, model, at)
-    forward = _slower(on, *(_forward(on, model, at, shard, is_half) for is_half in (False, True)))
-    backward = _slower(on, *(_backward(on, model, at, shard, is_half) for is_half in (False, True)))
+def _ring(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
+    shard = _shard(machine, model, sizes)
+    forward = _slower(machine, *(_forward(machine, model, sizes, shard, is_half) for is_half in (False, True)))
+    backward = _slower(machine, *(_backward(machine, model, sizes, shard, is_half) for is_half in (False, True)))
     output = shard.query * shard.narrow
     saved = 2 * output + shard.row  # the output as it was merged, and copied for the product that follows
     return Work(forward, backward, Pass(), forward, saved_bytes=saved, core_bytes=0.0 * saved, attention_bytes=saved)
 
 
-def held_in_backward(on: Machine, model: Transformer, at: Sizes) -> tuple[Numbers, Numbers, Numbers, Numbers]:
+def held_in_backward(machine: Machine, model: Transformer, sizes: Sizes) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """Bytes while the second round's backward begins, when a rank has most.
 
     Returns:
@@ -87,83 +87,98 @@ def held_in_backward(on: Machine, model: Transformer, at: Sizes) -> tuple[Number
         made: the gradient of the output; sums in 32 bits, the first round's gradients, keys and values copied twice.
         later: what there is more, or less, of these once the second round's gradients are made.
     """
-    q, kv, row, narrow = _shard(on, model, at)
+    q, kv, row, narrow = _shard(machine, model, sizes)
     own, others = q * narrow, kv * narrow
     saved = 2 * own + others + row
-    wires = at.context * others + others + 2 * kv
-    made = own + q + kv + (own + others) + others + others * (at.context > 2)
-    return saved, wires, made, own / 2 + row / 2 - others * (at.context > 2)
+    wires = sizes.context * others + others + 2 * kv
+    made = own + q + kv + (own + others) + others + others * (sizes.context > 2)
+    return saved, wires, made, own / 2 + row / 2 - others * (sizes.context > 2)
 
 
-def _shard(on: Machine, model: Transformer, at: Sizes) -> _Shard:
-    heads, kv_heads = model.num_heads / at.tensor, maximum(model.kv_heads / at.tensor, 1)
-    numbers = 4 * at.rows * model.head_size
-    return _Shard(heads * numbers, 2 * kv_heads * numbers, 4 * at.rows * heads, on.width / 4)
+def _shard(machine: Machine, model: Transformer, sizes: Sizes) -> _Shard:
+    heads, kv_heads = model.num_heads / sizes.tensor, maximum(model.kv_heads / sizes.tensor, 1)
+    numbers = 4 * sizes.rows * model.head_size
+    return _Shard(heads * numbers, 2 * kv_heads * numbers, 4 * sizes.rows * heads, machine.width / 4)
 
 
-def _forward(on: Machine, model: Transformer, at: Sizes, shard: _Shard, has_half: bool) -> Pass:
+def _forward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard, has_half: bool) -> Pass:
     """Of a rank that has only rounds of half the queries, or only of half the keys."""
     q, kv, row, narrow = shard
-    own = _block(on, model, at, False, 1.0, 1.0).plus(shard.cast(on, q))
+    own = _block(machine, model, sizes, False, 1.0, 1.0).plus(shard.cast(machine, q))
     part = 0.5 if has_half else 1.0
     merge = [part * size for size in (3 * row, 2 * row, 3 * q, 2 * q + row, 3 * q, 3 * row, 3 * row, 3 * row)]
-    other = _block(on, model, at, False, part, 1.5 - part).plus(shard.cast(on, part * q)).plus(kernels(on, *merge))
-    other = other.plus(kernel(on, 2 * kv * narrow))
-    ends = kernels(on, kv * narrow, kv * narrow).plus(shard.cast(on, q))
+    other = (
+        _block(machine, model, sizes, False, part, 1.5 - part)
+        .plus(shard.cast(machine, part * q))
+        .plus(kernels(machine, *merge))
+    )
+    other = other.plus(kernel(machine, 2 * kv * narrow))
+    ends = kernels(machine, kv * narrow, kv * narrow).plus(shard.cast(machine, q))
     if has_half:
-        other = other.plus(kernels(on, 2 * row, 2 * q))
-        ends = ends.plus(kernel(on, 2 * q * narrow))
-    gather_s = _gather_s(on, at, shard)
-    exposed_s = maximum(gather_s - _device_s(on, own), 0.0)
+        other = other.plus(kernels(machine, 2 * row, 2 * q))
+        ends = ends.plus(kernel(machine, 2 * q * narrow))
+    gather_s = _gather_s(machine, sizes, shard)
+    exposed_s = maximum(gather_s - _device_s(machine, own), 0.0)
     wires = Pass(context_s=exposed_s, hidden_context_s=gather_s - exposed_s)
-    return own.plus(other.times(at.context - 1)).plus(ends).plus(wires)
+    return own.plus(other.times(sizes.context - 1)).plus(ends).plus(wires)
 
 
-def _backward(on: Machine, model: Transformer, at: Sizes, shard: _Shard, has_half: bool) -> Pass:
+def _backward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard, has_half: bool) -> Pass:
     """The same for the gradients: of queries, and of keys and values, which travel on with each round."""
     q, kv, row, narrow = shard
     added = 2 + narrow
-    own = _block(on, model, at, True, 1.0, 1.0).plus(kernels(on, kv / 2 * added, kv / 2 * added, kv, kv, 2 * kv))
-    query = kernel(on, q * added)
-    gathered = _block(on, model, at, True, *((0.5, 1.0) if has_half else (1.0, 0.5))).plus(kernel(on, 2 * kv * narrow))
+    own = _block(machine, model, sizes, True, 1.0, 1.0).plus(
+        kernels(machine, kv / 2 * added, kv / 2 * added, kv, kv, 2 * kv)
+    )
+    query = kernel(machine, q * added)
+    gathered = _block(machine, model, sizes, True, *((0.5, 1.0) if has_half else (1.0, 0.5))).plus(
+        kernel(machine, 2 * kv * narrow)
+    )
     if has_half:
-        gathered = gathered.plus(kernel(on, row))
-        sums, query_part = kernels(on, kv / 2 * added, kv / 2 * added, 2 * kv), kernels(on, q / 2 * added, 2 * q)
+        gathered = gathered.plus(kernel(machine, row))
+        sums, query_part = (
+            kernels(machine, kv / 2 * added, kv / 2 * added, 2 * kv),
+            kernels(machine, q / 2 * added, 2 * q),
+        )
     else:
-        sums, query_part = kernels(on, kv / 4 * added, kv, kv / 4 * added, kv, 2 * kv), query
-    start = kernels(on, q, kv / 2, kv / 2, kv * narrow, kv * narrow)
-    last = shard.cast(on, q)
-    end = shard.cast(on, kv).plus(kernels(on, kv * narrow, kv * narrow))
+        sums, query_part = kernels(machine, kv / 4 * added, kv, kv / 4 * added, kv, 2 * kv), query
+    start = kernels(machine, q, kv / 2, kv / 2, kv * narrow, kv * narrow)
+    last = shard.cast(machine, q)
+    end = shard.cast(machine, kv).plus(kernels(machine, kv * narrow, kv * narrow))
     if has_half:
-        end = end.plus(kernel(on, 2 * q * narrow))
-    send_s = on.groups.time_s("send", 1.0 * kv, at.context, at.tensor)  # an all-to-all, of which all is for the next
-    hidden_s, last_s = _device_s(on, query_part.plus(gathered)), _device_s(on, query_part.plus(last))
-    exposed_s = (at.context - 1) * maximum(send_s - hidden_s, 0.0) + maximum(send_s - last_s, 0.0)
-    gather_s = _gather_s(on, at, shard)
-    exposed_s = exposed_s + maximum(gather_s - _device_s(on, own.plus(query)), 0.0)
-    wires = Pass(context_s=exposed_s, hidden_context_s=at.context * send_s + gather_s - exposed_s)
-    rounds = gathered.plus(sums).plus(query_part).times(at.context - 1)
+        end = end.plus(kernel(machine, 2 * q * narrow))
+    send_s = machine.groups.time_s(
+        "send", 1.0 * kv, sizes.context, sizes.tensor
+    )  # an all-to-all, of which all is for the next
+    hidden_s, last_s = _device_s(machine, query_part.plus(gathered)), _device_s(machine, query_part.plus(last))
+    exposed_s = (sizes.context - 1) * maximum(send_s - hidden_s, 0.0) + maximum(send_s - last_s, 0.0)
+    gather_s = _gather_s(machine, sizes, shard)
+    exposed_s = exposed_s + maximum(gather_s - _device_s(machine, own.plus(query)), 0.0)
+    wires = Pass(context_s=exposed_s, hidden_context_s=sizes.context * send_s + gather_s - exposed_s)
+    rounds = gathered.plus(sums).plus(query_part).times(sizes.context - 1)
     return start.plus(own).plus(query).plus(rounds).plus(last).plus(end).plus(wires)
 
 
-def _block(on: Machine, model: Transformer, at: Sizes, backward: bool, queries: float, keys: float) -> Pass:
+def _block(machine: Machine, model: Transformer, sizes: Sizes, backward: bool, queries: float, keys: float) -> Pass:
     """One kernel on such parts of a rank's queries and of another's keys; on its own, all of both, it is causal."""
     is_causal = queries * keys == 1
-    heads, tokens = model.num_heads / at.tensor, at.tokens
-    sizes = (at.micro_batch, heads, tokens * queries, tokens * keys, model.head_size)
-    return Pass(attention_s=on.attention_block_s(*sizes, backward, is_causal), kernels=3 if backward else 1)
+    heads, tokens = model.num_heads / sizes.tensor, sizes.tokens
+    kernel = (sizes.micro_batch, heads, tokens * queries, tokens * keys, model.head_size)
+    return Pass(attention_s=machine.attention_block_s(*kernel, backward, is_causal), kernels=3 if backward else 1)
 
 
-def _gather_s(on: Machine, at: Sizes, shard: _Shard) -> Numbers:
+def _gather_s(machine: Machine, sizes: Sizes, shard: _Shard) -> Numbers:
     """Seconds to gather the keys and values of all ranks."""
-    return on.collective_s("all_gather", at.context * shard.keys_values * shard.narrow, at.context, at.tensor)
+    return machine.collective_s(
+        "all_gather", sizes.context * shard.keys_values * shard.narrow, sizes.context, sizes.tensor
+    )
 
 
-def _device_s(on: Machine, work: Pass) -> Numbers:
-    return work.compute_s + work.kernels * on.device.queued_s
+def _device_s(machine: Machine, work: Pass) -> Numbers:
+    return work.compute_s + work.kernels * machine.device.queued_s
 
 
-def _slower(on: Machine, a: Pass, b: Pass) -> Pass:
+def _slower(machine: Machine, a: Pass, b: Pass) -> Pass:
     """The pass that takes longer, element by element, for the device or for the host that starts its kernels."""
-    is_second = 1.0 * (on.time_s(b) > on.time_s(a))
+    is_second = 1.0 * (machine.time_s(b) > machine.time_s(a))
     return a.times(1 - is_second).plus(b.times(is_second))

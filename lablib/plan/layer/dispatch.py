@@ -33,12 +33,12 @@ _CORES = 20  # that communicate while the others compute
 
 
 def exchange_s(
-    on: Machine, mixture: Experts, rows: Numbers, row_bytes: Numbers, expert: Numbers, stride: Numbers
+    machine: Machine, mixture: Experts, rows: Numbers, row_bytes: Numbers, expert: Numbers, stride: Numbers
 ) -> Numbers:
     """Seconds of one exchange: of `rows` tokens of each rank, over `expert` ranks, `stride` ranks apart."""
-    if on.stack.is_eager or on.stack.dispatcher == "alltoall":
-        return on.collective_s("all_to_all", rows * mixture.num_active * row_bytes, expert, stride)
-    inside = on.in_node(expert, stride)
+    if machine.stack.is_eager or machine.stack.dispatcher == "alltoall":
+        return machine.collective_s("all_to_all", rows * mixture.num_active * row_bytes, expert, stride)
+    inside = machine.in_node(expert, stride)
     nodes = expert / inside
     outside_rows = rows * (nodes - 1) * visited_share(mixture, nodes)
     inside_rows = rows * expert * visited_share(mixture, expert) * (1 - 1 / inside)
@@ -47,8 +47,8 @@ def exchange_s(
     outside_bytes, inside_bytes = (
         sent * row_bytes * n / maximum(n - 1, 1) for sent, n in ((outside_rows, rail), (inside_rows, inside))
     )
-    outside_s = on.collective_s("all_to_all", outside_bytes, rail, stride * inside)
-    return maximum(outside_s, on.collective_s("all_to_all", inside_bytes, inside, stride))
+    outside_s = machine.collective_s("all_to_all", outside_bytes, rail, stride * inside)
+    return maximum(outside_s, machine.collective_s("all_to_all", inside_bytes, inside, stride))
 
 
 def visited_share(mixture: Experts, parts: Numbers) -> Numbers:
@@ -64,6 +64,6 @@ def visited_share(mixture: Experts, parts: Numbers) -> Numbers:
     return 1 - missed
 
 
-def cores_share(on: Machine) -> float:
+def cores_share(machine: Machine) -> float:
     """The share of a device's cores that an exchange takes from what is computed beside it."""
-    return min(1.0, _CORES / on.device.num_cores) if on.device.num_cores else 0.0
+    return min(1.0, _CORES / machine.device.num_cores) if machine.device.num_cores else 0.0

@@ -16,44 +16,50 @@ from lablib.plan.layer.work import Sizes, Work
 from lablib.plan.machine import Machine, Pass
 
 
-def experts(on: Machine, model: Transformer, mixture: Experts, at: Sizes) -> Work:
+def experts(machine: Machine, model: Transformer, mixture: Experts, sizes: Sizes) -> Work:
     """Norm, router, tokens to their experts and back (two all-to-alls a pass), shared experts, residual."""
-    width, stack, d_model = on.width, on.stack, model.d_model
+    width, stack, d_model = machine.width, machine.stack, model.d_model
     # With sequence parallelism each tensor rank routes and sends its own tokens; else each does so with all.
-    rows, is_own = at.rows / at.sequence_shards, 1.0 * (at.sequence_shards == at.tensor)
-    work = passes(on, rows * d_model, *stack.passes_norm, saved_bytes=rows * d_model * width)
-    work = work.plus(linear(on, rows, d_model, mixture.num_experts, on.plain))
-    local, sent = mixture.num_experts / at.expert, rows * mixture.num_active
+    rows, is_own = sizes.rows / sizes.sequence_shards, 1.0 * (sizes.sequence_shards == sizes.tensor)
+    work = passes(machine, rows * d_model, *stack.passes_norm, saved_bytes=rows * d_model * width)
+    work = work.plus(linear(machine, rows, d_model, mixture.num_experts, machine.plain))
+    local, sent = mixture.num_experts / sizes.expert, rows * mixture.num_active
     # What arrives from all expert ranks is as much as was sent; ranks that share an expert gather theirs.
-    arrived = sent * (1 + is_own * (at.expert_tensor - 1))
-    work = work.plus(_dispatch(on, model, mixture, at, sent, arrived, is_own))
-    routed = inner_mlp(on, model, at, arrived, mixture.d_ff / at.expert_tensor, 1, local)
+    arrived = sent * (1 + is_own * (sizes.expert_tensor - 1))
+    work = work.plus(_dispatch(machine, model, mixture, sizes, sent, arrived, is_own))
+    routed = inner_mlp(machine, model, sizes, arrived, mixture.d_ff / sizes.expert_tensor, 1, local)
     # Besides, the gradients of what the experts read and wrote.
     work = work.plus(routed._replace(peak_bytes=routed.peak_bytes + 2 * arrived * d_model * width))
     if mixture.num_shared:
-        hidden = mixture.num_shared * mixture.d_ff / at.tensor
-        shared = inner_mlp(on, model, at, at.rows, hidden, at.sequence_shards)
+        hidden = mixture.num_shared * mixture.d_ff / sizes.tensor
+        shared = inner_mlp(machine, model, sizes, sizes.rows, hidden, sizes.sequence_shards)
         # The router has kept their input, though not in 8 bits.
-        again = 0.0 if on.is_narrow else rows * d_model * width
-        work = work.plus(shared._replace(saved_bytes=shared.saved_bytes - again))
+        gathered = 0.0 if machine.is_narrow else rows * d_model * width
+        work = work.plus(shared._replace(saved_bytes=shared.saved_bytes - gathered))
     summed = 1.0 if mixture.num_shared else 1 - is_own
-    return work.plus(tensor_exchange(on, model, at).times(summed)).plus(residual(on, rows * d_model))
+    return work.plus(tensor_exchange(machine, model, sizes).times(summed)).plus(residual(machine, rows * d_model))
 
 
 def _dispatch(
-    on: Machine, model: Transformer, mixture: Experts, at: Sizes, sent: Numbers, arrived: Numbers, is_own: Numbers
+    machine: Machine,
+    model: Transformer,
+    mixture: Experts,
+    sizes: Sizes,
+    sent: Numbers,
+    arrived: Numbers,
+    is_own: Numbers,
 ) -> Work:
     """Tokens to experts and back: copied k times in order of ranks, exchanged, gathered, put in order of experts."""
-    row_bytes = model.d_model * on.width
+    row_bytes = model.d_model * machine.width
     tokens = sent / mixture.num_active
-    exchange_s = 2 * dispatch.exchange_s(on, mixture, tokens, row_bytes, at.expert, at.expert_tensor)
-    gather_s = is_own * 2 * on.collective_s("all_gather", arrived * row_bytes, at.expert_tensor)
-    is_sorted = 1.0 * (mixture.num_experts > at.expert)  # more than one expert on a rank
+    exchange_s = 2 * dispatch.exchange_s(machine, mixture, tokens, row_bytes, sizes.expert, sizes.expert_tensor)
+    gather_s = is_own * 2 * machine.collective_s("all_gather", arrived * row_bytes, sizes.expert_tensor)
+    is_sorted = 1.0 * (mixture.num_experts > sizes.expert)  # more than one expert on a rank
     copied = 2 * sent * (1 + 1 / mixture.num_active) + 4 * arrived * is_sorted
     once = Pass(
-        memory_s=on.stream_s(copied * row_bytes),
+        memory_s=machine.stream_s(copied * row_bytes),
         tensor_s=gather_s,
         expert_s=exchange_s,
-        kernels=4 + 2 * is_sorted + 2 * is_own * (at.expert_tensor > 1),
+        kernels=4 + 2 * is_sorted + 2 * is_own * (sizes.expert_tensor > 1),
     )
     return Work(once, once, Pass())

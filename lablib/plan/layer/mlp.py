@@ -12,19 +12,21 @@ from lablib.plan.layer.work import Sizes, Work
 from lablib.plan.machine import Machine
 
 
-def mlp(on: Machine, model: Transformer, at: Sizes) -> Work:
+def mlp(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Norm, the MLP, residual."""
-    width, stack = on.width, on.stack
-    outside = at.rows * model.d_model / at.sequence_shards
-    work = passes(on, outside, *stack.passes_norm, saved_bytes=outside * width)
-    work = work.plus(inner_mlp(on, model, at, at.rows, model.hidden_size / at.tensor, at.sequence_shards))
-    return work.plus(tensor_exchange(on, model, at)).plus(residual(on, outside))
+    width, stack = machine.width, machine.stack
+    outside = sizes.rows * model.d_model / sizes.sequence_shards
+    work = passes(machine, outside, *stack.passes_norm, saved_bytes=outside * width)
+    work = work.plus(
+        inner_mlp(machine, model, sizes, sizes.rows, model.hidden_size / sizes.tensor, sizes.sequence_shards)
+    )
+    return work.plus(tensor_exchange(machine, model, sizes)).plus(residual(machine, outside))
 
 
 def inner_mlp(
-    on: Machine,
+    machine: Machine,
     model: Transformer,
-    at: Sizes,
+    sizes: Sizes,
     rows: Numbers,
     hidden: Numbers,
     shards: Numbers,
@@ -32,13 +34,15 @@ def inner_mlp(
 ) -> Work:
     """Up, activation, down; of `matrices` experts the same, each with its share of the rows."""
     gated = model.activation == "swiglu"
-    up = linear(on, rows, model.d_model, hidden * (2 if gated else 1), matrices=matrices)
-    forward, backward = on.stack.passes_activation
+    up = linear(machine, rows, model.d_model, hidden * (2 if gated else 1), matrices=matrices)
+    forward, backward = machine.stack.passes_activation
     # A gated activation reads two tensors for one, and its gradient writes two.
     extra = 1 if gated else 0
-    act = passes(on, rows * hidden, forward + extra, backward + 2 * extra, rows * hidden * on.width * (1 + extra))
-    down = linear(on, rows, hidden, model.d_model, matrices=matrices)
+    act = passes(
+        machine, rows * hidden, forward + extra, backward + 2 * extra, rows * hidden * machine.width * (1 + extra)
+    )
+    down = linear(machine, rows, hidden, model.d_model, matrices=matrices)
     work = up._replace(saved_bytes=up.saved_bytes / shards).plus(act).plus(down)
     # In backward: the gradients of the activation and of what it read; the input and its gradient, whole again.
     whole = (shards > 1) * 2 * rows * model.d_model
-    return work._replace(peak_bytes=(rows * hidden * (2 + extra) + whole) * on.width)
+    return work._replace(peak_bytes=(rows * hidden * (2 + extra) + whole) * machine.width)

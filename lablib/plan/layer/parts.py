@@ -20,7 +20,7 @@ NARROW: Mapping[str, float] = MappingProxyType({"float8": 1, "float4": 0.5625})
 
 
 def linear(
-    on: Machine,
+    machine: Machine,
     rows: Numbers,
     k: Numbers,
     n: Numbers,
@@ -35,48 +35,50 @@ def linear(
         keeps_input: False where another product has kept the same input already.
         matrices: so many of them share the rows evenly, in one grouped kernel: the experts of a rank.
     """
-    width = on.width
-    dtype = dtype or on.precision
+    width = machine.width
+    dtype = dtype or machine.precision
     cast_forward_s = cast_backward_s = 0.0
     if dtype in NARROW:
         # Operands are cast where they are made: 2 bytes read, 1 written, and a transposed copy for the backward pass.
-        cast_forward_s = on.stream_s(rows * k * (width + 2))
-        cast_backward_s = on.stream_s(rows * n * (width + 2))
+        cast_forward_s = machine.stream_s(rows * k * (width + 2))
+        cast_backward_s = machine.stream_s(rows * n * (width + 2))
     # Where the product does not add the weight's gradient up itself: the sum and it are read, the sum written.
-    adding_s = 0.0 if on.stack.fused_accumulation else on.stream_s(matrices * k * n * on.gradient_bytes * 3)
+    adding_s = (
+        0.0 if machine.stack.fused_accumulation else machine.stream_s(matrices * k * n * machine.gradient_bytes * 3)
+    )
     each = rows / matrices
-    weight_s = on.product_s(k, n, each, matrices, dtype, is_over_tokens=True)
+    weight_s = machine.product_s(k, n, each, matrices, dtype, is_over_tokens=True)
     return Work(
-        Pass(product_s=on.product_s(each, n, k, matrices, dtype), memory_s=cast_forward_s, kernels=1),
-        Pass(product_s=on.product_s(each, k, n, matrices, dtype), memory_s=cast_backward_s, kernels=1),
+        Pass(product_s=machine.product_s(each, n, k, matrices, dtype), memory_s=cast_forward_s, kernels=1),
+        Pass(product_s=machine.product_s(each, k, n, matrices, dtype), memory_s=cast_backward_s, kernels=1),
         Pass(product_s=weight_s, memory_s=adding_s, kernels=2),
         saved_bytes=rows * k * NARROW.get(dtype, width) if keeps_input else 0.0,
         output_bytes=rows * n * width,
     )
 
 
-def passes(on: Machine, numbers: Numbers, forward: float, backward: float, saved_bytes: Numbers = 0.0) -> Work:
+def passes(machine: Machine, numbers: Numbers, forward: float, backward: float, saved_bytes: Numbers = 0.0) -> Work:
     """A kernel that reads and writes a tensor of so many numbers so many times."""
-    size = numbers * on.width
+    size = numbers * machine.width
     return Work(
-        Pass(memory_s=on.stream_s(size * forward), kernels=1),
-        Pass(memory_s=on.stream_s(size * backward), kernels=1),
+        Pass(memory_s=machine.stream_s(size * forward), kernels=1),
+        Pass(memory_s=machine.stream_s(size * backward), kernels=1),
         Pass(),
         saved_bytes=saved_bytes,
     )
 
 
-def residual(on: Machine, outside: Numbers) -> Work:
+def residual(machine: Machine, outside: Numbers) -> Work:
     """Bias, dropout and the sum with what went by: of dropout the mask is kept."""
-    return passes(on, outside, *on.stack.passes_residual, saved_bytes=outside * on.stack.has_dropout)
+    return passes(machine, outside, *machine.stack.passes_residual, saved_bytes=outside * machine.stack.has_dropout)
 
 
-def tensor_exchange(on: Machine, model: Transformer, at: Sizes) -> Work:
+def tensor_exchange(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """What one block sends over the tensor axis: a sum forward, a sum backward (or both halves of each)."""
-    size = at.rows * model.d_model * on.width
-    reduce_s = on.collective_s("all_reduce", size, at.tensor)
+    size = sizes.rows * model.d_model * machine.width
+    reduce_s = machine.collective_s("all_reduce", size, sizes.tensor)
     # A reduce-scatter takes as long as an all-gather of the same size.
-    halves_s = 2 * on.collective_s("all_gather", size, at.tensor)
-    is_split = at.sequence_shards > 1
-    once = Pass(tensor_s=reduce_s + is_split * (halves_s - reduce_s), kernels=(at.tensor > 1) * 1.0)
+    halves_s = 2 * machine.collective_s("all_gather", size, sizes.tensor)
+    is_split = sizes.sequence_shards > 1
+    once = Pass(tensor_s=reduce_s + is_split * (halves_s - reduce_s), kernels=(sizes.tensor > 1) * 1.0)
     return Work(once, once, Pass())

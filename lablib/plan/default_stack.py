@@ -1,10 +1,10 @@
-"""Which software was usual, where nobody says: today's for a plan, that of its date for a published run.
+"""Default software stack: today's for a plan, that of its date for a published run.
 
               a plan, or Megatron             any other program
     to 2021   megatron-2021                   megatron-2021
     2022      megatron-2022                   megatron-2022
     2023      megatron-core                   fsdp-flash            flash attention came in the middle of 2022, and is
-    2024      megatron-core                   torch-compile-2024    in what people use since 2023
+    2024      megatron-core                   torch-compile-2024    in the usual programs since 2023
     today     megatron-core                   torch-compile
 
 GPUs before Ampere have no flash attention: for them it stays megatron-2022. Every answer says what was taken, and why.
@@ -34,8 +34,8 @@ class Software(NamedTuple):
         return f"{self.name} ({self.why})"
 
 
-def usual_software(device: Device, year: int | None = None, is_megatron: bool = True) -> Software:
-    """What was usual on a device in a year (None: today).
+def default_stack(device: Device, year: int | None = None, is_megatron: bool = True) -> Software:
+    """The software that was usual on a device in a year (None: today).
 
     Arguments:
         is_megatron: whether the program is Megatron, or a plan for the best software there is; else any other.

@@ -1,4 +1,4 @@
-"""How many parameters one rank holds: of a layer, of the embedding, of the head.
+"""Parameters per rank: of a layer, of the embedding, of the head.
 
     attention, MLP, shared experts    / t
     routed experts                    / (x e)
@@ -21,7 +21,7 @@ from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import LayerParameters, transformer_parameters
 
 
-class Held(NamedTuple):
+class ParametersPerRank(NamedTuple):
     """Parameters on one rank.
 
     Attributes:
@@ -29,7 +29,7 @@ class Held(NamedTuple):
         expert_layer: of a mean layer, what only the ranks with the same experts have.
         embedding: the table, its learned positions.
         head: the head's own matrix and the final norm; of a tied head the norm alone.
-        tied: a tied head's copy of the embedding, which the last stage holds beside the first; 0 for a head of its own.
+        tied: a tied head's copy of the embedding, on the last stage as well as the first; 0 for a head of its own.
     """
 
     layer: Numbers
@@ -39,7 +39,9 @@ class Held(NamedTuple):
     tied: Numbers
 
 
-def held_parameters(model: Transformer, tensor: Numbers, expert: Numbers, expert_tensor: Numbers | None = None) -> Held:
+def parameters_per_rank(
+    model: Transformer, tensor: Numbers, expert: Numbers, expert_tensor: Numbers | None = None
+) -> ParametersPerRank:
     """Parameters on one rank, of a model cut by these ranks; `expert_tensor` None: as many as `tensor`."""
     expert_tensor = tensor if expert_tensor is None else expert_tensor
     sizes = transformer_parameters(model)
@@ -48,7 +50,7 @@ def held_parameters(model: Transformer, tensor: Numbers, expert: Numbers, expert
     def everywhere(layer: LayerParameters) -> Numbers:
         return (layer.attention + layer.mlp + layer.shared_experts) / tensor + layer.router + layer.norms
 
-    return Held(
+    return ParametersPerRank(
         layer=dense * everywhere(sizes.dense_layer) + many * everywhere(sizes.expert_layer),
         expert_layer=many * sizes.expert_layer.experts / (expert_tensor * expert),
         embedding=sizes.embedding / tensor + sizes.positions,

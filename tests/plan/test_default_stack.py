@@ -7,8 +7,8 @@ import pytest
 from lablib.cli import plan as cli_plan
 from lablib.hardware import DEVICES
 from lablib.plan import Parallel, predict, predict_many, search
+from lablib.plan.default_stack import default_stack
 from lablib.plan.stack import STACKS
-from lablib.plan.usual import usual_software
 
 A100, V100, H100 = (DEVICES[name] for name in ("A100-80GB-SXM", "V100-32GB-SXM2", "H100-80GB-SXM"))
 
@@ -30,7 +30,7 @@ A100, V100, H100 = (DEVICES[name] for name in ("A100-80GB-SXM", "V100-32GB-SXM2"
     ],
 )
 def test_a_year_has_its_software(device, year, is_megatron, name):
-    found = usual_software(device, year, is_megatron)
+    found = default_stack(device, year, is_megatron)
     assert found.name == name and "none was named" in found.why
     assert (str(year) if year else "today") in found.why
 
@@ -38,7 +38,7 @@ def test_a_year_has_its_software(device, year, is_megatron, name):
 @pytest.mark.parametrize("device", list(DEVICES.values()), ids=list(DEVICES))
 def test_todays_software_has_flash_attention_where_the_device_can(device):
     for is_megatron in (True, False):
-        assert (STACKS[usual_software(device, None, is_megatron).name].attention == "flash") == (device != V100)
+        assert (STACKS[default_stack(device, None, is_megatron).name].attention == "flash") == (device != V100)
 
 
 def test_every_answer_says_which_software_was_taken():

@@ -1,6 +1,6 @@
-"""The ends of the model: embedding before the first layer, final norm, head and loss after the last.
+"""Embedding before the first layer; final norm, head and loss after the last.
 
-What whole-model planners forget. The head is a product with V columns: for BLOOM's vocabulary of 250,880 the FLOPs of
+The head is a product with V columns: for BLOOM's vocabulary of 250,880 the FLOPs of
 1.4 layers, all of them on the last stage; the loss goes over V numbers a token several times, in FP32.
 
     embedding   reads and writes R rows of D (twice with learned positions), summed over the tensor ranks; backward
@@ -24,32 +24,32 @@ from lablib.plan.layer import Sizes, Work, linear, passes
 from lablib.plan.machine import Machine, Pass
 
 
-def embedding(on: Machine, model: Transformer, at: Sizes) -> Work:
+def embedding(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Token (and learned position) embeddings; of their dropout the mask that is kept."""
-    numbers = at.rows * model.d_model
-    gather = on.stream_s(numbers * on.width * (4 if model.positions == "learned" else 2))
-    table = ceil_div(model.vocab_size, at.tensor) * model.d_model
-    scatter = on.stream_s(table * on.gradient_bytes * 3 + numbers * on.width * 2)
-    sum_s = on.collective_s("all_reduce", numbers * on.width, at.tensor)
+    numbers = sizes.rows * model.d_model
+    gather = machine.stream_s(numbers * machine.width * (4 if model.positions == "learned" else 2))
+    table = ceil_div(model.vocab_size, sizes.tensor) * model.d_model
+    scatter = machine.stream_s(table * machine.gradient_bytes * 3 + numbers * machine.width * 2)
+    sum_s = machine.collective_s("all_reduce", numbers * machine.width, sizes.tensor)
     work = Work(Pass(memory_s=gather, tensor_s=sum_s, kernels=5), Pass(), Pass(memory_s=scatter, kernels=5))
-    masks, indices = numbers / at.sequence_shards * on.stack.has_dropout, at.rows * 8
+    masks, indices = numbers / sizes.sequence_shards * machine.stack.has_dropout, sizes.rows * 8
     return work._replace(saved_bytes=masks + indices)
 
 
-def head(on: Machine, model: Transformer, at: Sizes) -> Work:
+def head(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Final norm, logits and loss."""
-    columns = ceil_div(model.vocab_size, at.tensor)
-    outside = at.rows * model.d_model / at.sequence_shards
-    work = passes(on, outside, *on.stack.passes_norm, saved_bytes=outside * on.width)
-    logits = linear(on, at.rows, model.d_model, columns, on.plain)
-    sum_s = on.collective_s("all_reduce", at.rows * model.d_model * on.width, at.tensor)
-    kernels = (at.tensor > 1) * 1.0
-    work = work.plus(logits._replace(saved_bytes=logits.saved_bytes / at.sequence_shards))
+    columns = ceil_div(model.vocab_size, sizes.tensor)
+    outside = sizes.rows * model.d_model / sizes.sequence_shards
+    work = passes(machine, outside, *machine.stack.passes_norm, saved_bytes=outside * machine.width)
+    logits = linear(machine, sizes.rows, model.d_model, columns, machine.plain)
+    sum_s = machine.collective_s("all_reduce", sizes.rows * model.d_model * machine.width, sizes.tensor)
+    kernels = (sizes.tensor > 1) * 1.0
+    work = work.plus(logits._replace(saved_bytes=logits.saved_bytes / sizes.sequence_shards))
     work = work.plus(Work(Pass(), Pass(tensor_s=sum_s, kernels=kernels), Pass()))
-    size = at.rows * columns
-    loss_s = on.stream_s(size * on.stack.loss_bytes / 2)
+    size = sizes.rows * columns
+    loss_s = machine.stream_s(size * machine.stack.loss_bytes / 2)
     loss = Work(Pass(memory_s=loss_s, kernels=10), Pass(memory_s=loss_s, kernels=5), Pass())
-    peak = on.stack.loss_peak_bytes
-    split = peak if on.stack.split_loss_peak_bytes is None else on.stack.split_loss_peak_bytes
-    peak = peak + (at.tensor > 1) * (split - peak)
-    return work.plus(loss._replace(saved_bytes=size * on.stack.loss_saved_bytes, peak_bytes=size * peak))
+    peak = machine.stack.loss_peak_bytes
+    split = peak if machine.stack.split_loss_peak_bytes is None else machine.stack.split_loss_peak_bytes
+    peak = peak + (sizes.tensor > 1) * (split - peak)
+    return work.plus(loss._replace(saved_bytes=size * machine.stack.loss_saved_bytes, peak_bytes=size * peak))
