@@ -17,16 +17,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from lablib.hardware.catalogue import find_cluster
 from lablib.memory.step_trace import Kind, Op, Step
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import forward_flops
 from lablib.models.transformer_sizes import transformer_parameters
+from lablib.plan.arguments import setup_of
 from lablib.plan.derating import IDEAL
 from lablib.plan.eager.memory import Moment, Stage, stage_of
 from lablib.plan.parallel import Parallel
-from lablib.plan.predict import choices_of
-from lablib.plan.setup import Split
 from lablib.plan.stack import find_stack
 from lablib.plan.step import step_of
 from lablib.record.allocations import CATEGORIES
@@ -47,12 +45,10 @@ def _stage(model: Transformer, seq_len: int, kind: Kind, micro_batch: int) -> St
     """The planner's only stage: one device, one micro-batch in flight."""
     stack = replace(find_stack("torch"), has_master=kind.has_master)
     policy = f"every {min(kind.every, model.num_layers)}" if kind.every else "none"
-    choices = choices_of(
-        *(model, find_cluster("dgx-h100"), Parallel(), "bfloat16" if kind.width == 2 else "float32", policy, "1f1b"),
-        *("adamw", stack, "none", (), "all", IDEAL, "pcie4"),
-    )
-    split = Split(1, 1, 1, 1, 1, 1, 1, 1, micro_batch, kind.num_microbatches, seq_len)
-    return stage_of(choices, split, step_of(choices, split), 0, model.num_layers)
+    precision, batch = "bfloat16" if kind.width == 2 else "float32", micro_batch * kind.num_microbatches
+    one_rank = (model, "dgx-h100", Parallel(), batch, micro_batch, seq_len)
+    setup = setup_of(*one_rank, precision=precision, recompute=policy, stack=stack, derating=IDEAL)
+    return stage_of(setup, step_of(setup), 0, model.num_layers)
 
 
 def _moments(model: Transformer, stage: Stage, kind: Kind) -> list[tuple[Op, Moment]]:

@@ -28,8 +28,9 @@ from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
 from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Transformer
+from lablib.plan.arguments import find_model
 from lablib.plan.parallel import Parallel
-from lablib.plan.predict import find_model, predict
+from lablib.plan.predict import predict
 from lablib.plan.prediction import Prediction
 from lablib.signature import whole_number
 from lablib.text.units import format_quantity, plural

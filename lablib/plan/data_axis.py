@@ -1,6 +1,6 @@
 """The data axis: gradients summed over ranks that saw other sequences, and with ZeRO the parameters gathered again.
 
-A stage's P parameters have n = d c copies; ZeRO splits them over s of these ranks (`Split.shards`). On the wires, in a
+A stage's P parameters have n = d c copies; ZeRO splits them over s of these ranks (`Setup.shards`). On the wires, in a
 ring, a rank sends P g (n - 1) / n bytes in a reduce-scatter, as many in an all-gather, twice that in an all-reduce.
 
     ZeRO-0      one all-reduce of the gradients. With `data_overlap` it hides behind the last micro-batch's backward:
@@ -37,7 +37,7 @@ from lablib.plan.eager import data as eager_data
 from lablib.plan.gradient_compression import ALL_GATHER, TWO_PHASE
 from lablib.plan.machine import Axis
 from lablib.plan.parameters_per_rank import ParametersPerRank
-from lablib.plan.setup import Choices, Split, has_both_ends
+from lablib.plan.setup import Setup
 
 
 class Waiting(NamedTuple):
@@ -60,18 +60,16 @@ class Waiting(NamedTuple):
         return self.forward_s + self.backward_s - self.copies_s
 
 
-def sharded_layer(
-    choices: Choices, split: Split, parameters: ParametersPerRank, forward_s: Numbers, backward_s: Numbers
-) -> Waiting:
+def sharded_layer(setup: Setup, parameters: ParametersPerRank, forward_s: Numbers, backward_s: Numbers) -> Waiting:
     """ZeRO-3, one layer: its traffic hides behind the layer's own compute; what is left over holds everybody up."""
-    if choices.zero_stage < 3:
+    if setup.zero_stage < 3:
         return Waiting()
-    if choices.machine.stack.is_eager:
-        return Waiting(*eager_data.sharded_layer_s(choices, split, parameters, forward_s, backward_s))
-    gather_s = _layer_gather_s(choices, split, parameters)
-    regather_s = _layer_gather_s(choices, split, parameters, is_backward=True) * choices.reshard_after_forward
-    reduce_s = _layer_reduce_s(choices, split, parameters) * (choices.trainable == "all")
-    each = 1 - _is_gathered_once(choices, split)
+    if setup.is_eager:
+        return Waiting(*eager_data.sharded_layer_s(setup, parameters, forward_s, backward_s))
+    gather_s = _layer_gather_s(setup, parameters)
+    regather_s = _layer_gather_s(setup, parameters, is_backward=True) * setup.reshard_after_forward
+    reduce_s = _layer_reduce_s(setup, parameters) * (setup.has_weight_gradients)
+    each = 1 - _is_gathered_once(setup)
     return Waiting(
         each * maximum(gather_s - forward_s, 0.0),
         each * maximum(regather_s + reduce_s - backward_s, 0.0),
@@ -79,188 +77,175 @@ def sharded_layer(
     )
 
 
-def data_axis(
-    choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers, one: StageTime, embedding_s: Numbers
-) -> Axis:
+def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embedding_s: Numbers) -> Axis:
     """What travels once a step.
 
     Arguments:
         parameters: of a layer, of the embedding and of the head, on one rank.
-        layers: of a stage, in the mean.
         one: seconds of a layer for one micro-batch: what the traffic can hide behind.
         embedding_s: seconds of the embedding's backward.
     """
-    if choices.trainable != "all" and choices.zero_stage < 3:
+    if not setup.has_weight_gradients and setup.zero_stage < 3:
         return Axis()
-    outside = parameters.embedding + has_both_ends(choices, split) * parameters.head
-    is_eager = choices.machine.stack.is_eager
-    if is_eager and choices.zero_stage == 3:
-        wires_s, copies_s = (
-            split.num_microbatches * each for each in eager_data.sharded_ends_s(choices, split, parameters)
-        )
+    outside = parameters.embedding + setup.has_both_ends * parameters.head
+    is_eager = setup.is_eager
+    if is_eager and setup.zero_stage == 3:
+        wires_s, copies_s = (setup.num_microbatches * each for each in eager_data.sharded_ends_s(setup, parameters))
         return Axis(wires_s, wires_s, copies_s)
-    if is_eager and choices.compression.is_none:
-        return eager_data.reduced(
-            choices, split, parameters, layers, layers * (one.input_s + one.weight_s), embedding_s
-        )
-    if choices.zero_stage == 3:
-        return _sharded_ends(choices, split, parameters, layers, outside, one)
-    reduce_s, packing_s = _reduced_s(choices, split, parameters, layers, outside)
-    gather_s = _gather_s(choices, split, layers * parameters.layer + outside) * (choices.zero_stage > 0)
-    if choices.model.experts and choices.zero_stage:
-        gather_s = gather_s + _gathered_s(choices, layers * parameters.expert_layer, *_expert_shards(split), False)
+    if is_eager and setup.compression.is_none:
+        return eager_data.reduced(setup, parameters, setup.layers * (one.input_s + one.weight_s), embedding_s)
+    if setup.zero_stage == 3:
+        return _sharded_ends(setup, parameters, outside, one)
+    reduce_s, packing_s = _reduced_s(setup, parameters, outside)
+    gather_s = _gather_s(setup, setup.layers * parameters.layer + outside) * (setup.zero_stage > 0)
+    if setup.model.experts and setup.zero_stage:
+        gather_s = gather_s + _gathered_s(setup, setup.layers * parameters.expert_layer, *_expert_shards(setup), False)
     # ZeRO-2 keeps its shard of the gradients alone, so it reduces those of every micro-batch.
-    before = (split.num_microbatches - 1) * (choices.zero_stage == 2)
+    before = (setup.num_microbatches - 1) * (setup.zero_stage == 2)
     total_s, packing_s = (1 + before) * reduce_s + gather_s, (1 + before) * packing_s
-    if not choices.machine.stack.data_overlap:
+    if not setup.machine.stack.data_overlap:
         return Axis(total_s, total_s, packing_s)
     # Gradients travel during the last micro-batch's backward, updated parameters during the first one's forward; the
     # last bucket's and the first layer's wait for nobody.
-    backward_s = layers * (one.input_s + one.weight_s)
-    behind_backward_s = maximum(reduce_s - backward_s, reduce_s / maximum(layers, 1))
-    behind_forward_s = maximum(gather_s - layers * one.forward_s, gather_s / maximum(layers, 1))
+    backward_s = setup.layers * (one.input_s + one.weight_s)
+    behind_backward_s = maximum(reduce_s - backward_s, reduce_s / maximum(setup.layers, 1))
+    behind_forward_s = maximum(gather_s - setup.layers * one.forward_s, gather_s / maximum(setup.layers, 1))
     before_s = before * maximum(reduce_s - backward_s, 0.0)
     return Axis(total_s, before_s + behind_backward_s + behind_forward_s, packing_s)
 
 
-def _sharded_ends(
-    choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers, outside: Numbers, one: StageTime
-) -> Axis:
+def _sharded_ends(setup: Setup, parameters: ParametersPerRank, outside: Numbers, one: StageTime) -> Axis:
     """ZeRO-3: what `sharded_layer` has not: the first layer's traffic and that of the ends have nothing to hide behind.
 
     In a pipeline that keeps its parameters, they are gathered once for the step: the other layers' gathers and sums
     hide behind the first and the last micro-batch.
     """
-    is_once = _is_gathered_once(choices, split)
-    trained = 1.0 * (choices.trainable == "all")
-    layer_s = _layer_gather_s(choices, split, parameters) + trained * _layer_reduce_s(choices, split, parameters)
-    ends_s = 2 * _gather_s(choices, split, outside) + trained * _reduce_s(choices, split, outside)
-    times = 1 + (split.num_microbatches - 1) * (1 - is_once)
+    is_once = _is_gathered_once(setup)
+    trained = 1.0 * (setup.has_weight_gradients)
+    layer_s = _layer_gather_s(setup, parameters) + trained * _layer_reduce_s(setup, parameters)
+    ends_s = 2 * _gather_s(setup, outside) + trained * _reduce_s(setup, outside)
+    times = 1 + (setup.num_microbatches - 1) * (1 - is_once)
     total_s = times * (layer_s + ends_s)
-    rest_s = is_once * maximum(layers - 1, 0) * layer_s
-    shown_s = is_once * maximum(rest_s - layers * (one.forward_s + one.input_s), 0.0)
+    rest_s = is_once * maximum(setup.layers - 1, 0) * layer_s
+    shown_s = is_once * maximum(rest_s - setup.layers * (one.forward_s + one.input_s), 0.0)
     return Axis(total_s + rest_s, total_s + shown_s)
 
 
-def _is_gathered_once(choices: Choices, split: Split) -> Numbers:
+def _is_gathered_once(setup: Setup) -> Numbers:
     """Whether ZeRO-3's parameters stay gathered for the whole step: not dropped after forward, and in a pipeline."""
-    return (split.pipeline > 1) * (not choices.reshard_after_forward)
+    return (setup.pipeline > 1) * (not setup.reshard_after_forward)
 
 
-def _reduced_s(
-    choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers, outside: Numbers
-) -> tuple[Numbers, Numbers]:
+def _reduced_s(setup: Setup, parameters: ParametersPerRank, outside: Numbers) -> tuple[Numbers, Numbers]:
     """The gradients of a stage summed over the data axis once, without ZeRO-3: on the wires; to pack and unpack."""
-    machine = choices.machine
-    numbers = layers * parameters.layer + outside
+    machine = setup.machine
+    numbers = setup.layers * parameters.layer + outside
     packing_s = 0.0
-    if not choices.compression.is_none:
-        reduce_s, packing_s = _exchanged_s(choices, split, numbers), _packing_s(choices, split, numbers)
-    elif choices.zero_stage == 0 or not machine.stack.has_reduce_scatter:
+    if not setup.compression.is_none:
+        reduce_s, packing_s = _exchanged_s(setup, numbers), _packing_s(setup, numbers)
+    elif setup.zero_stage == 0 or not machine.stack.has_reduce_scatter:
         size = numbers * machine.gradient_bytes
-        reduce_s = machine.collective_s("all_reduce", size, split.data * split.context, split.tensor)
+        reduce_s = machine.collective_s("all_reduce", size, setup.data * setup.context, setup.tensor)
     else:
-        reduce_s = _reduce_s(choices, split, numbers)
-    if choices.model.experts:
-        reduce_s = reduce_s + _reduced_experts_s(choices, split, layers * parameters.expert_layer)
-    if choices.model.tied_head:
+        reduce_s = _reduce_s(setup, numbers)
+    if setup.model.experts:
+        reduce_s = reduce_s + _reduced_experts_s(setup, setup.layers * parameters.expert_layer)
+    if setup.model.tied_head:
         pair_s = machine.collective_s(
-            "all_reduce", parameters.tied * machine.gradient_bytes, 2, maximum(split.num_ranks - 1, 1)
+            "all_reduce", parameters.tied * machine.gradient_bytes, 2, maximum(setup.num_ranks - 1, 1)
         )
-        reduce_s = reduce_s + pair_s * (1 - has_both_ends(choices, split))
+        reduce_s = reduce_s + pair_s * (1 - setup.has_both_ends)
     return reduce_s, packing_s
 
 
-def _reduced_experts_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
+def _reduced_experts_s(setup: Setup, numbers: Numbers) -> Numbers:
     """The same of the experts, whose gradients nobody compresses."""
-    machine = choices.machine
-    if choices.zero_stage == 0 or not machine.stack.has_reduce_scatter:
+    machine = setup.machine
+    if setup.zero_stage == 0 or not machine.stack.has_reduce_scatter:
         return machine.collective_s(
-            "all_reduce", numbers * machine.gradient_bytes, split.expert_copies, split.expert_stride
+            "all_reduce", numbers * machine.gradient_bytes, setup.expert_copies, setup.expert_stride
         )
-    return _summed_s(choices, numbers, *_expert_shards(split), split.expert_replicas)
+    return _summed_s(setup, numbers, *_expert_shards(setup), setup.expert_replicas)
 
 
-def _layer_gather_s(
-    choices: Choices, split: Split, parameters: ParametersPerRank, is_backward: bool = False
-) -> Numbers:
+def _layer_gather_s(setup: Setup, parameters: ParametersPerRank, is_backward: bool = False) -> Numbers:
     """All-gather of a layer: its experts over the ranks that have the same ones, the rest over all."""
-    shared_s = _gather_s(choices, split, parameters.layer, is_backward)
-    if not choices.model.experts:
+    shared_s = _gather_s(setup, parameters.layer, is_backward)
+    if not setup.model.experts:
         return shared_s
-    return shared_s + _gathered_s(choices, parameters.expert_layer, *_expert_shards(split), is_backward)
+    return shared_s + _gathered_s(setup, parameters.expert_layer, *_expert_shards(setup), is_backward)
 
 
-def _layer_reduce_s(choices: Choices, split: Split, parameters: ParametersPerRank) -> Numbers:
-    shared_s = _reduce_s(choices, split, parameters.layer)
-    if not choices.model.experts:
+def _layer_reduce_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
+    shared_s = _reduce_s(setup, parameters.layer)
+    if not setup.model.experts:
         return shared_s
-    return shared_s + _summed_s(choices, parameters.expert_layer, *_expert_shards(split), split.expert_replicas)
+    return shared_s + _summed_s(setup, parameters.expert_layer, *_expert_shards(setup), setup.expert_replicas)
 
 
-def _expert_shards(split: Split) -> tuple[Numbers, Numbers]:
+def _expert_shards(setup: Setup) -> tuple[Numbers, Numbers]:
     """How many ranks split the state of the same experts, and how far apart they are."""
-    return split.expert_shards, split.expert_stride
+    return setup.expert_shards, setup.expert_stride
 
 
-def _gather_s(choices: Choices, split: Split, numbers: Numbers, is_backward: bool = False) -> Numbers:
+def _gather_s(setup: Setup, numbers: Numbers, is_backward: bool = False) -> Numbers:
     """All-gather of so many parameters over the ranks that share them."""
-    return _gathered_s(choices, numbers, split.shards, split.tensor, is_backward)
+    return _gathered_s(setup, numbers, setup.shards, setup.tensor, is_backward)
 
 
-def _reduce_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
+def _reduce_s(setup: Setup, numbers: Numbers) -> Numbers:
     """So many gradients, to the ranks that share their sum."""
-    return _summed_s(choices, numbers, split.shards, split.tensor, split.replicas)
+    return _summed_s(setup, numbers, setup.shards, setup.tensor, setup.replicas)
 
 
-def _summed_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers, replicas: Numbers) -> Numbers:
+def _summed_s(setup: Setup, numbers: Numbers, n: Numbers, stride: Numbers, replicas: Numbers) -> Numbers:
     """Reduce-scatter of so many gradients over n ranks, then all-reduce of each one's share over the replicas."""
-    time_s = _scattered_s(choices, numbers, n, stride)
-    if "qgZ" in choices.zero_plus_plus:
+    time_s = _scattered_s(setup, numbers, n, stride)
+    if "qgZ" in setup.zero_plus_plus:
         return time_s
-    size = numbers * choices.machine.gradient_bytes / n
-    return time_s + choices.machine.collective_s("all_reduce", size, replicas, stride * n)
+    size = numbers * setup.machine.gradient_bytes / n
+    return time_s + setup.machine.collective_s("all_reduce", size, replicas, stride * n)
 
 
-def _gathered_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers, is_backward: bool) -> Numbers:
-    machine = choices.machine
-    has_copy = is_backward and "hpZ" in choices.zero_plus_plus
-    width = 1 if "qwZ" in choices.zero_plus_plus and not has_copy else machine.width
+def _gathered_s(setup: Setup, numbers: Numbers, n: Numbers, stride: Numbers, is_backward: bool) -> Numbers:
+    machine = setup.machine
+    has_copy = is_backward and "hpZ" in setup.zero_plus_plus
+    width = 1 if "qwZ" in setup.zero_plus_plus and not has_copy else machine.width
     if has_copy:
         n = machine.in_node(n, stride)
     return machine.collective_s("all_gather", numbers * width, n, stride)
 
 
-def _scattered_s(choices: Choices, numbers: Numbers, n: Numbers, stride: Numbers) -> Numbers:
-    machine = choices.machine
-    if "qgZ" in choices.zero_plus_plus:
+def _scattered_s(setup: Setup, numbers: Numbers, n: Numbers, stride: Numbers) -> Numbers:
+    machine = setup.machine
+    if "qgZ" in setup.zero_plus_plus:
         # All-to-alls of INT4, in the node and across, in the place of a ring: half a byte a number.
         return machine.collective_s("all_to_all", numbers * 0.5, n, stride)
     return machine.collective_s("reduce_scatter", numbers * machine.gradient_bytes, n, stride)
 
 
-def _exchanged_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
+def _exchanged_s(setup: Setup, numbers: Numbers) -> Numbers:
     """The exchange of compressed gradients in one of three ways."""
-    machine, method, n = choices.machine, choices.compression, split.data * split.context
-    size = method.wire_bytes(numbers, **_shape(choices), grad_bytes=machine.gradient_bytes)
+    machine, method, n = setup.machine, setup.compression, setup.data * setup.context
+    size = method.wire_bytes(numbers, **_shape(setup), grad_bytes=machine.gradient_bytes)
     if method.exchange == ALL_GATHER:
-        return machine.collective_s("all_gather", n * size, n, split.tensor)
+        return machine.collective_s("all_gather", n * size, n, setup.tensor)
     if method.exchange == TWO_PHASE:
-        pieces_s = machine.collective_s("all_to_all", size, n, split.tensor)
-        return pieces_s + machine.collective_s("all_gather", size, n, split.tensor)
-    return machine.collective_s("all_reduce", size, n, split.tensor)
+        pieces_s = machine.collective_s("all_to_all", size, n, setup.tensor)
+        return pieces_s + machine.collective_s("all_gather", size, n, setup.tensor)
+    return machine.collective_s("all_reduce", size, n, setup.tensor)
 
 
-def _packing_s(choices: Choices, split: Split, numbers: Numbers) -> Numbers:
+def _packing_s(setup: Setup, numbers: Numbers) -> Numbers:
     """Packing and unpacking compressed gradients: bytes that are moved, and products of PowerSGD's factors."""
-    machine, method, n = choices.machine, choices.compression, split.data * split.context
-    moved_bytes = method.moved_bytes(numbers, ranks=n, **_shape(choices), grad_bytes=machine.gradient_bytes)
+    machine, method, n = setup.machine, setup.compression, setup.data * setup.context
+    moved_bytes = method.moved_bytes(numbers, ranks=n, **_shape(setup), grad_bytes=machine.gradient_bytes)
     # Each of the three products goes over its matrix once, for so long or as long as its FLOPs take.
     product_bytes = 3 * machine.gradient_bytes * numbers * (method.rank is not None)
-    flops_s = method.flops(numbers, **_shape(choices)) / machine.device.matmul_rate("float32")
+    flops_s = method.flops(numbers, **_shape(setup)) / machine.device.matmul_rate("float32")
     packing_s = machine.stream_s(moved_bytes - product_bytes) + maximum(machine.stream_s(product_bytes), flops_s)
     return packing_s * (n > 1)  # one rank has nobody to send to
 
 
-def _shape(choices: Choices) -> dict[str, int]:
-    return {"rows": choices.model.d_model, "columns": choices.model.d_model}
+def _shape(setup: Setup) -> dict[str, int]:
+    return {"rows": setup.model.d_model, "columns": setup.model.d_model}

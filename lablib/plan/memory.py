@@ -35,8 +35,8 @@ from lablib.pipeline.closed_form import in_flight
 from lablib.pipeline.sums import where
 from lablib.plan.eager import peak as eager_peak
 from lablib.plan.optimizer_step import own_parameters, state_bytes, update_bytes
-from lablib.plan.setup import Choices, Split, has_both_ends
-from lablib.plan.step import Step, entering_bytes, layers_of
+from lablib.plan.setup import Setup
+from lablib.plan.step import Step, layers_of
 
 CATEGORIES = ("parameter", "gradient", "optimizer state", "activation", "communication buffer", "other")
 
@@ -57,50 +57,50 @@ class Memory(NamedTuple):
         return sum(self)
 
 
-def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> Memory:
+def stage_memory(setup: Setup, step: Step, rank: Numbers) -> Memory:
     """What a rank of pipeline stage `rank` keeps at its peak. The head's stage holds a tied table as well."""
-    machine, model = choices.machine, choices.model
-    first, last = rank == 0, _has_head(choices, split, rank)
-    layers = layers_of(model.num_layers, split.pipeline, rank)
-    if machine.stack.is_eager:
-        found = eager_peak.peak(choices, split, step, rank, layers, _held_microbatches(choices, split, rank))
+    machine, model = setup.machine, setup.model
+    first, last = rank == 0, _has_head(setup, rank)
+    layers = layers_of(model.num_layers, setup.pipeline, rank)
+    if setup.is_eager:
+        found = eager_peak.peak(setup, step, rank, layers, _held_microbatches(setup, rank))
         return Memory(*found)._replace(other=found[-1] + machine.derating.base_bytes)
     parameters = step.parameters
     head = last * (parameters.head + parameters.tied)
     outside = first * parameters.embedding + head - first * last * parameters.tied
     shared = layers * parameters.layer + outside
     expert = layers * parameters.expert_layer
-    shards, expert_shards = split.shards, split.expert_shards
+    shards, expert_shards = setup.shards, setup.expert_shards
 
     def split_from(size: Numbers, from_stage: int) -> Numbers:
         """Bytes of `size` a parameter, split from this ZeRO stage on."""
-        if choices.zero_stage < from_stage:
+        if setup.zero_stage < from_stage:
             return (shared + expert) * size
         return shared * size / shards + expert * size / expert_shards
 
-    trained = 1.0 if choices.trainable == "all" else 0.0
+    trained = 1.0 if setup.has_weight_gradients else 0.0
     copies = machine.stack.extra_gradient_bytes if machine.gradient_bytes == 4 else 0
-    own = own_parameters(choices, split, layers * parameters.layer, expert, outside)
-    is_kept = choices.trainable == "all" and "optimizer" not in choices.offload
-    state = state_bytes(choices, own) if is_kept else 0.0 * shared
+    own = own_parameters(setup, layers * parameters.layer, expert, outside)
+    is_kept = setup.has_weight_gradients and "optimizer" not in setup.offload
+    state = state_bytes(setup, own) if is_kept else 0.0 * shared
     whole = parameters.layer + parameters.expert_layer * (expert_shards > 1)  # of a layer, what ZeRO-3 gathers
     gradient = split_from((machine.gradient_bytes + copies) * trained, 2)
-    buffers = _buffers(choices, split, shared, rank)
-    held_bytes, working, logits = _activations(choices, split, step, layers, rank)
-    at_layer, at_head = _gathered(choices, split, layers * whole, whole, outside, head)
+    buffers = _buffers(setup, shared, rank)
+    held_bytes, working, logits = _activations(setup, step, layers, rank)
+    at_layer, at_head = _gathered(setup, layers * whole, whole, outside, head)
     is_at_head = (logits > 0) & (logits + at_head > working + at_layer)
     activation = held_bytes + where(is_at_head, logits, working)
     # While the optimizer is at work there are its updates, where it writes them out, and no activations.
-    update = update_bytes(choices, own.total) if is_kept else 0.0
+    update = update_bytes(setup, own.total) if is_kept else 0.0
     of_step = gradient + update
-    if choices.zero_stage == 3 and not machine.stack.keeps_gradients:
+    if setup.zero_stage == 3 and not machine.stack.keeps_gradients:
         # At the end of backward one layer is left, and every gradient is there.
         left = held_bytes / maximum(layers, 1) + working
-        has_one, is_early = split.num_microbatches == 1, activation > gradient + left
+        has_one, is_early = setup.num_microbatches == 1, activation > gradient + left
         activation = where(has_one, where(is_early, activation, left), activation)
         gradient = where(has_one & is_early, 0.0 * gradient, gradient)
     return Memory(
-        parameter=split_from(machine.width, 3) + _copy_bytes(choices, split, shared, expert),
+        parameter=split_from(machine.width, 3) + _copy_bytes(setup, shared, expert),
         gradient=gradient,
         optimizer_state=state,
         activation=activation,
@@ -109,79 +109,75 @@ def stage_memory(choices: Choices, split: Split, step: Step, rank: Numbers) -> M
     )
 
 
-def _copy_bytes(choices: Choices, split: Split, shared: Numbers, expert: Numbers) -> Numbers:
+def _copy_bytes(setup: Setup, shared: Numbers, expert: Numbers) -> Numbers:
     """hpZ: the second copy that ranks of a node share, where those that split the first are in several nodes."""
-    if "hpZ" not in choices.zero_plus_plus:
+    if "hpZ" not in setup.zero_plus_plus:
         return 0.0 * shared
-    machine = choices.machine
-    groups = ((shared, split.shards, split.tensor), (expert, split.expert_shards, split.expert_stride))
+    machine = setup.machine
+    groups = ((shared, setup.shards, setup.tensor), (expert, setup.expert_shards, setup.expert_stride))
     sizes = [numbers * machine.width / machine.in_node(n, s) * (machine.in_node(n, s) < n) for numbers, n, s in groups]
     return sizes[0] + sizes[1]
 
 
-def peak_bytes(choices: Choices, split: Split, step: Step) -> Numbers:
+def peak_bytes(setup: Setup, step: Step) -> Numbers:
     """Bytes of the stage that keeps most: the first, the first of those with a layer more, or the last.
 
     Another one has as many layers as a stage before it, no more micro-batches in flight, and neither end of the model.
     In an eager program it may have more at the moment that counts (eager/memory.py): there all stages are looked at.
     """
-    p, extra = split.pipeline, choices.model.num_layers % split.pipeline
-    stages = range(int(np.max(p))) if choices.machine.stack.is_eager else (0 * p, (p - extra) // 2, p - 1)
-    totals = [stage_memory(choices, split, step, minimum(stage, p - 1)).total for stage in stages]
+    p, extra = setup.pipeline, setup.model.num_layers % setup.pipeline
+    stages = range(int(np.max(p))) if setup.is_eager else (0 * p, (p - extra) // 2, p - 1)
+    totals = [stage_memory(setup, step, minimum(stage, p - 1)).total for stage in stages]
     return reduce(maximum, totals)
 
 
-def _buffers(choices: Choices, split: Split, shared: Numbers, rank: Numbers) -> Numbers:
+def _buffers(setup: Setup, shared: Numbers, rank: Numbers) -> Numbers:
     """What communication keeps of a stage with so many parameters: messages, error feedback, buckets."""
-    machine = choices.machine
-    message = 1.0 * split.micro_batch * (split.seq_len // split.context) * choices.model.d_model * machine.width
+    machine = setup.machine
+    message = 1.0 * setup.micro_batch * (setup.seq_len // setup.context) * setup.model.d_model * machine.width
     # One that comes in, and the output of each micro-batch in flight, or the one that goes out.
-    messages = 1 + (_held_microbatches(choices, split, rank) if machine.stack.keeps_outputs else 1)
-    message = message * (split.pipeline > 1) * messages / (split.tensor if choices.sequence_parallel else 1)
-    n = split.data * split.context
-    error = choices.compression.memory_bytes(shared, ranks=n)
+    messages = 1 + (_held_microbatches(setup, rank) if machine.stack.keeps_outputs else 1)
+    message = message * (setup.pipeline > 1) * messages / (setup.tensor if setup.sequence_parallel else 1)
+    n = setup.data * setup.context
+    error = setup.compression.memory_bytes(shared, ranks=n)
     return message + (n > 1) * (error + machine.stack.bucket_bytes)
 
 
-def _gathered(
-    choices: Choices, split: Split, stage: Numbers, layer: Numbers, outside: Numbers, head: Numbers
-) -> tuple[Numbers, Numbers]:
+def _gathered(setup: Setup, stage: Numbers, layer: Numbers, outside: Numbers, head: Numbers) -> tuple[Numbers, Numbers]:
     """ZeRO-3: parameters that are whole, and gradients that are not yet split: while a layer is at work, or the loss.
 
     Arguments:
         stage, layer, outside, head: parameters of the stage's layers, of one, of both ends, of the head.
     """
-    machine = choices.machine
-    gradient_bytes = machine.gradient_bytes if choices.trainable == "all" else 0
-    if choices.zero_stage < 3:
+    machine = setup.machine
+    gradient_bytes = machine.gradient_bytes if setup.has_weight_gradients else 0
+    if setup.zero_stage < 3:
         return 0.0 * layer, 0.0 * layer
-    if choices.reshard_after_forward:
+    if setup.reshard_after_forward:
         # The layer at work and the next one; the gradients of one. The head's are not made yet.
         return layer * (2 * machine.width + gradient_bytes), head * machine.width
     # Gathered for the whole step; with a pipeline, gradients are summed over micro-batches before they are split.
-    unsplit = (split.pipeline > 1) * (stage + outside) * gradient_bytes
+    unsplit = (setup.pipeline > 1) * (stage + outside) * gradient_bytes
     whole = (stage + outside) * machine.width
     return whole + maximum(unsplit, layer * gradient_bytes), whole + unsplit
 
 
-def _has_head(choices: Choices, split: Split, rank: Numbers) -> Numbers:
-    return rank == where(has_both_ends(choices, split), 0, split.pipeline - 1)
+def _has_head(setup: Setup, rank: Numbers) -> Numbers:
+    return rank == where(setup.has_both_ends, 0, setup.pipeline - 1)
 
 
-def _held_microbatches(choices: Choices, split: Split, rank: Numbers) -> Numbers:
-    return in_flight(choices.schedule, split.pipeline, split.num_microbatches, split.chunks, rank)
+def _held_microbatches(setup: Setup, rank: Numbers) -> Numbers:
+    return in_flight(setup.schedule, setup.pipeline, setup.num_microbatches, setup.chunks, rank)
 
 
-def _activations(
-    choices: Choices, split: Split, step: Step, layers: Numbers, rank: Numbers
-) -> tuple[Numbers, Numbers, Numbers]:
+def _activations(setup: Setup, step: Step, layers: Numbers, rank: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """What the layers keep of all micro-batches in flight; what a layer needs besides at work; what the head needs."""
-    policy, work = choices.recompute, step.work
-    kept = policy.saved_bytes(work, choices.machine.stack, entering_bytes(choices, split), layers)
+    policy, work = setup.recompute, step.work
+    kept = policy.saved_bytes(work, setup.machine.stack, setup.entering_bytes, layers)
     # While a layer's backward is at work there is what it made again, and its gradients.
     working = policy.working_bytes(work, kept, layers) + work.peak_bytes
-    if "activations" in choices.offload:
+    if "activations" in setup.offload:
         kept = kept * minimum(2 / maximum(layers, 1), 1.0)  # what is on its way to the host or back
-    logits = _has_head(choices, split, rank) * (step.head.saved_bytes + step.head.peak_bytes)
+    logits = _has_head(setup, rank) * (step.head.saved_bytes + step.head.peak_bytes)
     first = (rank == 0) * step.embedding.saved_bytes
-    return (layers * kept + first) * _held_microbatches(choices, split, rank), working, logits
+    return (layers * kept + first) * _held_microbatches(setup, rank), working, logits

@@ -38,7 +38,7 @@ from lablib.plan.eager import optimizer as eager_optimizer
 from lablib.plan.machine import Pass
 from lablib.plan.optimizers import Optimizer
 from lablib.plan.parameters_per_rank import ParametersPerRank
-from lablib.plan.setup import Choices, Split, has_both_ends
+from lablib.plan.setup import Setup
 
 _CLIPPING_BYTES = 12
 # Of the float32 peak, what a decomposition reaches with the FLOPs that optimizers.py counts: 10 minutes for a 7B model
@@ -58,76 +58,71 @@ class Own(NamedTuple):
         return self.layers + self.ends
 
 
-def own_parameters(
-    choices: Choices, split: Split, shared: Numbers, expert: Numbers, ends: Numbers, from_stage: int = 1
-) -> Own:
+def own_parameters(setup: Setup, shared: Numbers, expert: Numbers, ends: Numbers, from_stage: int = 1) -> Own:
     """All parameters that a rank has, or its share of them where ZeRO splits from this stage on.
 
     Arguments:
         shared, expert, ends: of its layers, what all ranks of the data axis have and what those with the same experts
             have; of the model's ends.
     """
-    if choices.zero_stage < from_stage:
+    if setup.zero_stage < from_stage:
         return Own(shared + expert, ends)
-    if not choices.model.experts:
-        return Own(shared / split.shards, ends / split.shards)
-    return Own(shared / split.shards + expert / split.expert_shards, ends / split.shards)
+    if not setup.model.experts:
+        return Own(shared / setup.shards, ends / setup.shards)
+    return Own(shared / setup.shards + expert / setup.expert_shards, ends / setup.shards)
 
 
-def state_bytes(choices: Choices, own: Own) -> Numbers:
+def state_bytes(setup: Setup, own: Own) -> Numbers:
     """What the optimizer keeps for them, with masters: asked of all at once, as blocks are counted whole."""
-    optimizer, has_master = choices.optimizer, choices.machine.has_master
+    optimizer, has_master = setup.optimizer, setup.machine.has_master
     if not _has_shapes(optimizer):
         return optimizer.state_bytes(own.total, has_master=has_master)
-    rows, columns = _shape_of_ends(optimizer, choices.model)
-    width = choices.model.d_model
+    rows, columns = _shape_of_ends(optimizer, setup.model)
+    width = setup.model.d_model
     layers = optimizer.state_bytes(own.layers, rows=width, columns=width, has_master=has_master)
     return layers + optimizer.state_bytes(own.ends, rows=rows, columns=columns, has_master=has_master)
 
 
-def optimizer_step_s(
-    choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers, passes_s: Numbers
-) -> Numbers:
+def optimizer_step_s(setup: Setup, parameters: ParametersPerRank, passes_s: Numbers) -> Numbers:
     """Seconds of one update of a stage's parameters; 0 where only adapters are trained.
 
     Arguments:
         parameters: of a layer, of the embedding and of the head, on one rank.
-        layers: of a stage, in the mean.
         passes_s: seconds of all forward and backward passes of the step.
     """
-    machine, optimizer = choices.machine, choices.optimizer
-    if choices.trainable != "all":
-        return 0.0 * layers
+    machine, optimizer = setup.machine, setup.optimizer
+    if not setup.has_weight_gradients:
+        return 0.0 * setup.layers
     estimate_s = optimizer.extra_gradients * passes_s
-    ends = parameters.embedding + has_both_ends(choices, split) * parameters.head
-    own = own_parameters(choices, split, layers * parameters.layer, layers * parameters.expert_layer, ends)
-    if "optimizer" in choices.offload:
-        link_s = own.total * (machine.gradient_bytes + machine.width) / choices.host_link.bandwidth_bytes_per_s
+    ends = parameters.embedding + setup.has_both_ends * parameters.head
+    own = own_parameters(setup, setup.layers * parameters.layer, setup.layers * parameters.expert_layer, ends)
+    if "optimizer" in setup.offload:
+        link_s = own.total * (machine.gradient_bytes + machine.width) / setup.host_link.bandwidth_bytes_per_s
         return link_s + estimate_s
-    if eager_optimizer.is_torchs(choices):
-        return eager_optimizer.step_s(choices, split, parameters, layers) + estimate_s
-    tensors = maximum(layers * _tensors_of_layer(choices.model) / (split.shards if choices.zero_stage else 1), 1)
+    if eager_optimizer.is_torchs(setup):
+        return eager_optimizer.step_s(setup, parameters) + estimate_s
+    tensors = maximum(setup.layers * _tensors_of_layer(setup.model) / (setup.shards if setup.zero_stage else 1), 1)
     flops_s = optimizer.flops_per_param * own.total / machine.device.peak("float32")
-    memory_s = maximum(machine.stream_s(_moved_bytes(choices, own)), flops_s)
+    memory_s = maximum(machine.stream_s(_moved_bytes(setup, own)), flops_s)
     kernels = optimizer.num_kernels(tensors)
     update_s = maximum(machine.time_s(Pass(memory_s=memory_s, kernels=kernels)), machine.host_s(kernels))
-    return update_s + _projection_s(choices, own.layers) + _newton_schulz_s(choices, own.layers) + estimate_s
+    return update_s + _projection_s(setup, own.layers) + _newton_schulz_s(setup, own.layers) + estimate_s
 
 
-def _moved_bytes(choices: Choices, own: Own) -> Numbers:
-    machine, optimizer, width = choices.machine, choices.optimizer, choices.model.d_model
+def _moved_bytes(setup: Setup, own: Own) -> Numbers:
+    machine, optimizer, width = setup.machine, setup.optimizer, setup.model.d_model
     same = {"has_master": machine.has_master, "param_bytes": machine.width, "grad_bytes": 4}
     clipping = _CLIPPING_BYTES * own.total
     if not _has_shapes(optimizer):
         return optimizer.moved_bytes(own.total, **same) + clipping
-    rows, columns = _shape_of_ends(optimizer, choices.model)
+    rows, columns = _shape_of_ends(optimizer, setup.model)
     layers = optimizer.moved_bytes(own.layers, rows=width, columns=width, **same)
     return layers + optimizer.moved_bytes(own.ends, rows=rows, columns=columns, **same) + clipping
 
 
-def _projection_s(choices: Choices, numbers: Numbers) -> Numbers:
+def _projection_s(setup: Setup, numbers: Numbers) -> Numbers:
     """GaLore: two products for each matrix of a gradient, and its share of a decomposition."""
-    machine, optimizer, width = choices.machine, choices.optimizer, choices.model.d_model
+    machine, optimizer, width = setup.machine, setup.optimizer, setup.model.d_model
     if optimizer.rank is None:
         return 0.0
     matrices = numbers / width**2
@@ -137,9 +132,9 @@ def _projection_s(choices: Choices, numbers: Numbers) -> Numbers:
     )
 
 
-def _newton_schulz_s(choices: Choices, numbers: Numbers) -> Numbers:
+def _newton_schulz_s(setup: Setup, numbers: Numbers) -> Numbers:
     """Muon: X X^T, its square, and that sum times X, s times, for this rank's share of the layers' matrices."""
-    machine, model, steps = choices.machine, choices.model, choices.optimizer.newton_schulz_steps
+    machine, model, steps = setup.machine, setup.model, setup.optimizer.newton_schulz_steps
     if not steps:
         return 0.0
     sizes = transformer_parameters(model)
@@ -159,21 +154,19 @@ def _newton_schulz_s(choices: Choices, numbers: Numbers) -> Numbers:
     return time_s
 
 
-def exchanged_s(
-    choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers
-) -> tuple[Numbers, Numbers]:
+def exchanged_s(setup: Setup, parameters: ParametersPerRank) -> tuple[Numbers, Numbers]:
     """Muon: seconds a step in which the tensor axis and the data axis bring the parts of matrices together and back."""
-    if not choices.optimizer.newton_schulz_steps or choices.trainable != "all":
+    if not setup.optimizer.newton_schulz_steps or not setup.has_weight_gradients:
         return 0.0, 0.0
-    own = own_parameters(choices, split, layers * parameters.layer, layers * parameters.expert_layer, 0.0)
-    size, machine = 2 * own.layers, choices.machine  # in 16 bits
-    data_s = 2 * machine.collective_s("all_to_all", size, split.shards, split.tensor) * (choices.zero_stage == 3)
-    return 2 * machine.collective_s("all_to_all", size, split.tensor), data_s
+    own = own_parameters(setup, setup.layers * parameters.layer, setup.layers * parameters.expert_layer, 0.0)
+    size, machine = 2 * own.layers, setup.machine  # in 16 bits
+    data_s = 2 * machine.collective_s("all_to_all", size, setup.shards, setup.tensor) * (setup.zero_stage == 3)
+    return 2 * machine.collective_s("all_to_all", size, setup.tensor), data_s
 
 
-def update_bytes(choices: Choices, own: Numbers) -> Numbers:
+def update_bytes(setup: Setup, own: Numbers) -> Numbers:
     """Of an optimizer that goes tensor by tensor one update is there at a time: of the largest matrix, as a bound."""
-    model, optimizer = choices.model, choices.optimizer
+    model, optimizer = setup.model, setup.optimizer
     if not optimizer.update_passes:
         return 0.0
     width = model.experts.d_ff if model.experts and not model.experts.num_dense_layers else model.hidden_size

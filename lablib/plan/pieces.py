@@ -29,7 +29,7 @@ from lablib.plan.layer import Sizes, Work
 from lablib.plan.layer.dispatch import cores_share
 from lablib.plan.machine import Machine, Pass
 from lablib.plan.parameters_per_rank import ParametersPerRank, parameters_per_rank
-from lablib.plan.setup import Choices, Split
+from lablib.plan.setup import Setup
 
 _FEW = 512  # cuts that are worked out one by one and remembered; more at once are cheaper as arrays
 
@@ -67,30 +67,13 @@ class Pieces(NamedTuple):
 class _Table:
     """The pieces of one model on one machine, by how a layer is cut."""
 
-    def __init__(
-        self,
-        machine: Machine,
-        model: Transformer,
-        sequence_parallel: bool,
-        has_weight_gradients: bool,
-        hides_experts: bool,
-    ):
-        self.machine, self.model, self.hides_experts = machine, model, hides_experts
-        self.sequence_parallel, self.has_weight_gradients = sequence_parallel, has_weight_gradients
+    def __init__(self, machine: Machine, model: Transformer, has_weight_gradients: bool, hides_experts: bool):
+        self.machine, self.model = machine, model
+        self.has_weight_gradients, self.hides_experts = has_weight_gradients, hides_experts
         self.of_one = lru_cache(maxsize=4096)(self.of)
 
-    def of(
-        self,
-        micro_batch: Numbers,
-        seq_len: Numbers,
-        tensor: Numbers,
-        context: Numbers,
-        expert: Numbers,
-        expert_tensor: Numbers,
-    ) -> Pieces:
+    def of(self, sizes: Sizes) -> Pieces:
         machine, model = self.machine, self.model
-        shards = tensor if self.sequence_parallel else tensor * 0 + 1
-        sizes = Sizes(micro_batch, seq_len // context, tensor, context, expert, shards, expert_tensor)
         work = layer_work(machine, model, sizes)
         both = eager if machine.stack.is_eager else embedding_and_head
         embedding, head = both.embedding(machine, model, sizes), both.head(machine, model, sizes)
@@ -114,7 +97,7 @@ class _Table:
             layer=work,
             embedding=_kernels_alone(embedding),
             head=_kernels_alone(head),
-            parameters=parameters_per_rank(model, tensor, expert, expert_tensor),
+            parameters=parameters_per_rank(model, sizes.tensor, sizes.expert, sizes.expert_tensor),
             forward_s=machine.time_s(forward),
             input_s=machine.time_s(backward),
             weight_s=machine.time_s(work.weight),
@@ -128,38 +111,29 @@ class _Table:
 
 
 @lru_cache(maxsize=256)
-def _table(
-    machine: Machine, model: Transformer, sequence_parallel: bool, has_weight_gradients: bool, hides_experts: bool
-) -> _Table:
-    return _Table(machine, model, sequence_parallel, has_weight_gradients, hides_experts)
+def _table(machine: Machine, model: Transformer, has_weight_gradients: bool, hides_experts: bool) -> _Table:
+    return _Table(machine, model, has_weight_gradients, hides_experts)
 
 
-def pieces_of(choices: Choices, split: Split) -> Pieces:
+def pieces_of(setup: Setup) -> Pieces:
     """The pieces of a plan, or of many."""
-    table = _table(
-        choices.machine,
-        choices.model,
-        choices.sequence_parallel,
-        choices.trainable == "all",
-        choices.schedule == "dualpipe-v" or choices.machine.stack.hides_dispatch,
-    )
-    cut = (split.micro_batch, split.seq_len, split.tensor, split.context, split.expert, split.expert_tensor)
-    if not any(isinstance(number, np.ndarray) for number in cut):
-        return table.of_one(*cut)
-    distinct, which = distinct_rows(*cut)
+    hides_experts = setup.schedule == "dualpipe-v" or setup.machine.stack.hides_dispatch
+    table = _table(setup.machine, setup.model, setup.has_weight_gradients, hides_experts)
+    if not any(isinstance(number, np.ndarray) for number in setup.sizes):
+        return table.of_one(setup.sizes)
+    distinct, which = distinct_rows(*setup.sizes)
     if len(distinct[0]) > _FEW:
-        return _handed_out(table.of(*distinct), which)
-    return _handed_out(
-        _side_by_side([table.of_one(*one) for one in zip(*map(np.ndarray.tolist, distinct), strict=True)]), which
-    )
+        return _handed_out(table.of(Sizes(*distinct)), which)
+    cuts = zip(*map(np.ndarray.tolist, distinct), strict=True)
+    return _handed_out(_side_by_side([table.of_one(Sizes(*cut)) for cut in cuts]), which)
 
 
-def accumulated(choices: Choices, pieces: Pieces, num_microbatches: Numbers) -> Pieces:
+def accumulated(setup: Setup, pieces: Pieces) -> Pieces:
     """With the mean, over micro-batches, of what all but the first do to add to gradients that are there."""
-    machine = choices.machine
-    if not machine.stack.is_eager or choices.zero_stage == 3:  # only shards are added: eager/data.py
+    machine = setup.machine
+    if not setup.is_eager or setup.zero_stage == 3:  # only shards are added: eager/data.py
         return pieces
-    later = 1 - 1 / num_microbatches
+    later = 1 - 1 / setup.num_microbatches
     work = pieces.layer._replace(weight=pieces.layer.weight.plus(pieces.layer.accumulate.times(later)))
     ends_s = (
         time._replace(weight_s=time.weight_s + later * machine.time_s(end.accumulate))

@@ -1,47 +1,33 @@
-"""What one training step of a model on a cluster would take and keep: the front door of the planner.
+"""Predict the time and the memory of one training step of a model on a cluster.
 
     predict("gpt3-175b", "dgx-a100", Parallel(data=8, tensor=8, pipeline=8), batch=1536)
 
-Everything that is asked for is checked here, once; the formulas behind (step.py, memory.py) take it as given.
+The arguments are checked once (arguments.py); the formulas (step.py, memory.py) take the `Setup` as valid.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
-from lablib.errors import unknown_name
-from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.link import Link
-from lablib.hardware.links import LINKS
 from lablib.models.gpt import GPTConfig
-from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import step_flops
-from lablib.pipeline.closed_form import WITH_CLOSED_FORM
-from lablib.plan.default_stack import NAMED, Software, default_stack
-from lablib.plan.derating import USUAL, Derating
-from lablib.plan.gradient_compression import GradientCompression, find_compression
+from lablib.plan.arguments import possible, setup_of
+from lablib.plan.derating import Derating
+from lablib.plan.gradient_compression import GradientCompression
 from lablib.plan.machine import Machine
 from lablib.plan.memory import CATEGORIES, stage_memory
-from lablib.plan.optimizers import Optimizer, find_optimizer
-from lablib.plan.order import PlacedMachine, checked_order, placed_machine
+from lablib.plan.optimizers import Optimizer
+from lablib.plan.order import PlacedMachine
 from lablib.plan.parallel import Parallel
 from lablib.plan.prediction import AXES, Prediction
-from lablib.plan.recompute import Recompute, recompute_policy
-from lablib.plan.rules import Question, obstacles
-from lablib.plan.setup import Choices, Split
-from lablib.plan.stack import Stack, find_stack
+from lablib.plan.recompute import Recompute
+from lablib.plan.setup import Setup
+from lablib.plan.stack import Stack
 from lablib.plan.step import Step, step_of
-from lablib.signature import WrongType, shown, whole_number
-
-PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
-NARROW = ("float8", "float4")
-TRAINABLE = ("all", "lora")
-OFFLOAD = ("optimizer", "activations")
 
 
 def predict(
@@ -92,201 +78,34 @@ def predict(
     Raises:
         ValueError: names nobody knows, splits that do not divide, sizes below 1, an order that lacks an axis.
     """
-    asked = asked_for(
+    setup = setup_of(
         *(model, cluster, parallel, batch, micro_batch, seq_len, precision, recompute, schedule, optimizer, stack),
-        *(compression, offload, trainable, derating, host_link, order),
+        *(compression, offload, trainable, derating, host_link),
     )
-    return prediction_of(asked)
+    return prediction_of(possible(setup, order))
 
 
-class Asked(NamedTuple):
-    """What is asked for, looked at: the choices, the numbers, the split as it was given, sequences of a step."""
-
-    choices: Choices
-    split: Split
-    parallel: Parallel
-    batch: int
-
-    @property
-    def step(self) -> Step:
-        """The step of it."""
-        return step_of(self.choices, self.split)
-
-
-def prediction_of(asked: Asked) -> Prediction:
-    """What is predicted for it."""
-    return _prediction(*asked, asked.step)
-
-
-def asked_for(
-    model: str | Transformer | GPTConfig,
-    cluster: str | Cluster,
-    parallel: Parallel | None = None,
-    batch: int = 1,
-    micro_batch: int = 1,
-    seq_len: int | None = None,
-    precision: str = "bfloat16",
-    recompute: str = "none",
-    schedule: str = "1f1b",
-    optimizer: str | Optimizer = "adamw",
-    stack: str | Stack | None = None,
-    compression: str | GradientCompression = "none",
-    offload: tuple[str, ...] = (),
-    trainable: str = "all",
-    derating: Derating | None = None,
-    host_link: str | Link = "pcie4",
-    order: Sequence[str] | None = None,
-) -> Asked:
-    """The arguments of `predict`, looked at. Raises as it does."""
-    model, cluster = find_model(model), find_cluster(cluster)
-    parallel = Parallel() if parallel is None else parallel
-    if not isinstance(parallel, Parallel):
-        raise ValueError(f"parallel is a Parallel, or None: got {shown(parallel)}; try Parallel(data=8)")
-    seq_len = model.max_seq_len if seq_len is None else seq_len
-    choices = choices_of(
-        *(model, cluster, parallel, precision, recompute, schedule, optimizer, stack, compression, offload),
-        *(trainable, derating, host_link),
-    )
-    batch, micro_batch = whole_number("batch", batch), whole_number("micro_batch", micro_batch)
-    seq_len = whole_number("seq_len", seq_len)
-    axes = (
-        *(parallel.data, parallel.tensor, parallel.pipeline, parallel.context),
-        *(parallel.expert, parallel.expert_tensor_ranks, parallel.chunks, parallel.replicas),
-    )
-    sizes = (micro_batch, batch, seq_len)
-    ways = (choices.sequence_parallel, choices.zero_stage, choices.machine.stack.is_eager)
-    for reason in obstacles(Question(model, cluster, schedule, *axes, *sizes, *ways)):
-        raise ValueError(reason)
-    split = Split(*axes, micro_batch, batch // (parallel.data * micro_batch), seq_len)
-    if order is not None:
-        machine = placed_machine(choices.machine, parallel, checked_order(order, parallel))
-        choices = replace(choices, machine=machine)
-    return Asked(choices, split, parallel, batch)
-
-
-def find_model(model: str | Transformer | GPTConfig) -> Transformer:
-    """`find_transformer` of what is a name or a record, without experts that no layer has.
-
-    Raises ValueError for a name nobody knows, and for the rest.
-    """
-    if not isinstance(model, (str, Transformer, GPTConfig)):
-        raise WrongType(f'model must be a name, a Transformer or a GPTConfig: got {shown(model)}; try "llama-3-8b"')
-    found = find_transformer(model)
-    return found if found.num_expert_layers or found.experts is None else replace(found, experts=None)
-
-
-def choices_of(
-    model: Transformer,
-    cluster: Cluster,
-    parallel: Parallel,
-    precision: str,
-    recompute: str,
-    schedule: str,
-    optimizer: str | Optimizer,
-    stack: str | Stack | None,
-    compression: str | GradientCompression,
-    offload: tuple[str, ...],
-    trainable: str,
-    derating: Derating | None,
-    host_link: str | Link,
-) -> Choices:
-    """The choices of a run, names resolved. Raises ValueError for those nobody knows."""
-    for name, value in (("precision", precision), ("schedule", schedule), ("trainable", trainable)):
-        if not isinstance(value, str):
-            raise WrongType(f"{name} must be text: got {shown(value)}; leave it out for the usual one")
-    if precision not in PRECISIONS:
-        raise unknown_name("precision", precision, PRECISIONS)
-    if schedule not in WITH_CLOSED_FORM:
-        raise unknown_name("schedule", schedule, WITH_CLOSED_FORM)
-    if trainable not in TRAINABLE:
-        raise unknown_name("trainable", trainable, TRAINABLE)
-    if not isinstance(offload, (tuple, list)):
-        raise ValueError(f'offload is a tuple of what the host keeps: got {shown(offload)}; try offload=("optimizer",)')
-    for each in offload:
-        if each not in OFFLOAD:
-            raise unknown_name("offload", each, OFFLOAD)
-    if not isinstance(host_link, Link):
-        if not isinstance(host_link, str) or host_link not in LINKS:
-            raise unknown_name("link", host_link, list(LINKS))
-        host_link = LINKS[host_link]
-    if derating is not None and not isinstance(derating, Derating):
-        raise ValueError(
-            f"derating is a record of lablib.plan.derating, or None: got {shown(derating)}; try lablib.plan.IDEAL"
-        )
-    stack, software = _software(stack, cluster)
-    if stack.has_wide_shards and parallel.zero_stage != 3:
-        raise ValueError(
-            f"has_wide_shards is of parameters that are split: got zero_stage={parallel.zero_stage}; try zero_stage=3"
-        )
-    if stack.is_eager and precision in NARROW:
-        raise ValueError(
-            f"products in 8 bits or less are no part of eager torch: got precision={precision!r} with stack "
-            f"{stack.name!r}; try precision='bfloat16', or stack='torch-compile'"
-        )
-    if stack.is_eager and parallel.zero_plus_plus:
-        raise ValueError(
-            f"zero_plus_plus is no part of torch's own FSDP: got {parallel.zero_plus_plus} with stack {stack.name!r}; "
-            "leave it out, or try stack='megatron-deepspeed'"
-        )
-    compression = find_compression(compression)
-    if not compression.is_none and (parallel.zero_stage == 3 or trainable != "all"):
-        raise ValueError(
-            "compression is of gradients that are summed over the data axis, before ZeRO-3 and without lora: got "
-            f"{compression.name!r} with zero_stage={parallel.zero_stage} and trainable={trainable!r}; leave it out, or "
-            "give zero_stage=1 (of ZeRO-3, zero_plus_plus compresses)"
-        )
-    return Choices(
-        model=model,
-        machine=_machine(cluster, stack, USUAL if derating is None else derating, precision),
-        recompute=recompute_policy(recompute),
-        schedule=schedule,
-        optimizer=find_optimizer(optimizer),
-        compression=compression,
-        zero_stage=parallel.zero_stage,
-        reshard_after_forward=parallel.reshard_after_forward,
-        zero_plus_plus=parallel.zero_plus_plus,
-        sequence_parallel=parallel.has_sequence_parallel,
-        trainable=trainable,
-        offload=tuple(offload),
-        host_link=host_link,
-        software=software,
-    )
-
-
-def _software(stack: str | Stack | None, cluster: Cluster) -> tuple[Stack, Software]:
-    """The stack that is asked for, or what is usual today; and why it."""
-    if stack is None:
-        software = default_stack(cluster.device)
-        return find_stack(software.name), software
-    found = find_stack(stack)
-    return found, Software(found.name, NAMED)
-
-
-@lru_cache(maxsize=64)
-def _machine(cluster: Cluster, stack: Stack, derating: Derating, precision: str) -> Machine:
-    """One machine for all who ask for the same: it remembers its groups and its layers' pieces."""
-    return Machine(cluster, stack, derating, precision)
-
-
-def _prediction(choices: Choices, split: Split, parallel: Parallel, batch: int, step: Step) -> Prediction:
+def prediction_of(setup: Setup) -> Prediction:
+    """The prediction of one possible plan."""
+    step = step_of(setup)
     step.check_takes_time()
-    model, machine = choices.model, choices.machine
-    device = machine.device
-    tokens = batch * split.seq_len
-    policy, layers = choices.recompute, model.num_layers / split.pipeline
-    useful, recomputed = _token_flops(model, split.seq_len, policy, machine.stack, layers, choices.trainable == "all")
+    model, machine, policy = setup.model, setup.machine, setup.recompute
+    device, tokens = machine.device, setup.batch * setup.seq_len
+    useful, recomputed = _token_flops(
+        model, setup.seq_len, policy, machine.stack, setup.layers, setup.has_weight_gradients
+    )
     return Prediction(
         name=model.name,
         cluster=machine.cluster.name,
-        parallel=parallel,
-        num_gpus=parallel.num_ranks,
-        batch=batch,
-        micro_batch=split.micro_batch,
-        num_microbatches=split.num_microbatches,
-        seq_len=split.seq_len,
-        schedule=choices.schedule,
+        parallel=setup.parallel,
+        num_gpus=setup.num_ranks,
+        batch=setup.batch,
+        micro_batch=setup.micro_batch,
+        num_microbatches=setup.num_microbatches,
+        seq_len=setup.seq_len,
+        schedule=setup.schedule,
         recompute=policy.name,
-        precision=choices.machine.precision,
+        precision=machine.precision,
         step_time_s=step.step_s,
         model_flops=tokens * useful,
         hardware_flops=tokens * (useful + recomputed),
@@ -294,12 +113,12 @@ def _prediction(choices: Choices, split: Split, parallel: Parallel, batch: int, 
         parts=parts_of(step),
         communication={name: tuple(getattr(step, name)[:2]) for name in AXES},
         bubble_fraction=step.bubble_fraction,
-        memory=_stages(choices, split, step),
+        memory=_stages(setup, step),
         memory_limit_bytes=device.memory_bytes - machine.derating.driver_bytes,
         cached_share=machine.derating.cached_share,
         driver_bytes=machine.derating.driver_bytes,
         power_w=device.power_w,
-        software=choices.software,
+        software=setup.software,
         notes=_order_note(machine),
     )
 
@@ -312,12 +131,12 @@ def _order_note(machine: Machine) -> tuple[str, ...]:
     return (f"Order of the axes, the last with neighbouring ranks: {', '.join(axes)}.",) if axes else ()
 
 
-def _stages(choices: Choices, split: Split, step: Step) -> tuple[dict[str, float], ...]:
+def _stages(setup: Setup, step: Step) -> tuple[dict[str, float], ...]:
     """What each stage keeps, by category: all stages at once, as an array of ranks."""
-    if split.pipeline == 1:
-        return (dict(zip(CATEGORIES, stage_memory(choices, split, step, 0), strict=True)),)
-    memory = stage_memory(choices, split, step, np.arange(split.pipeline))
-    columns = [each.tolist() if isinstance(each, np.ndarray) else [each] * split.pipeline for each in memory]
+    if setup.pipeline == 1:
+        return (dict(zip(CATEGORIES, stage_memory(setup, step, 0), strict=True)),)
+    memory = stage_memory(setup, step, np.arange(setup.pipeline))
+    columns = [each.tolist() if isinstance(each, np.ndarray) else [each] * setup.pipeline for each in memory]
     return tuple(dict(zip(CATEGORIES, stage, strict=True)) for stage in zip(*columns, strict=True))
 
 

@@ -13,6 +13,7 @@ Cost: some 500 operations on arrays for a block; nothing depends on the number o
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,14 +24,13 @@ from lablib.hardware.link import Link
 from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import step_flops
+from lablib.plan.arguments import find_model
 from lablib.plan.derating import USUAL, Derating
 from lablib.plan.memory import peak_bytes
-from lablib.plan.parallel import Parallel
-from lablib.plan.predict import choices_of, find_model
 from lablib.plan.prediction import AXES
-from lablib.plan.predictions import NUMBERS, OUTSIDE, SPLIT, Column, Predictions
-from lablib.plan.rules import RULES, Question
-from lablib.plan.setup import Choices, Split
+from lablib.plan.predictions import NUMBERS, OUTSIDE, SPLIT, Column, Predictions, setup_of_choices
+from lablib.plan.rules import RULES
+from lablib.plan.setup import Setup
 from lablib.plan.step import step_of
 from lablib.signature import check_type, shown
 
@@ -115,10 +115,10 @@ def predict_many(
     found = _Sheet(length)
     done = 0
     for plans, values in _groups(columns, length):
-        choices = _choices(fixed, values)
+        choices = setup_of_choices(fixed, values)
         for begin in range(0, len(plans), _BLOCK):
             block = plans[begin : begin + _BLOCK]
-            _fill(found, choices, block, {name: each[block] for name, each in numbers.items()})
+            _fill(found, replace(choices, **{name: each[block] for name, each in numbers.items()}), block)
             done += len(block)
             if progress:
                 progress(done, length)
@@ -173,19 +173,6 @@ def _groups(columns: Mapping[str, Column], length: int) -> Iterator[tuple[np.nda
             yield plans, {name: column[plans[0]] for name, column in columns.items()}
 
 
-def _choices(fixed: Mapping[str, Any], values: Mapping[str, Any]) -> Choices:
-    split = {name: values[name] for name in SPLIT}
-    if split["sequence_parallel"] is None:
-        split["sequence_parallel"] = True  # on where tensor > 1; elsewhere it divides by 1
-    parallel = Parallel(**split, zero_plus_plus=fixed["zero_plus_plus"])
-    others = {name: values[name] for name in OUTSIDE}
-    return choices_of(
-        parallel=parallel,
-        **{name: fixed[name] for name in ("model", "cluster", "offload", "trainable", "derating", "host_link")},
-        **others,
-    )
-
-
 class _Sheet:
     """The columns of results, to be filled in."""
 
@@ -196,48 +183,40 @@ class _Sheet:
         self.obstacle = np.full(length, -1, np.int16)
 
 
-def _fill(found: Any, choices: Choices, plans: np.ndarray, numbers: dict[str, np.ndarray]) -> None:
+def _fill(found: Any, setup: Setup, plans: np.ndarray) -> None:
     """Rules first; then numbers for those that break none."""
-    model, machine = choices.model, choices.machine
-    ways = {
-        "sequence_parallel": choices.sequence_parallel,
-        "zero_stage": choices.zero_stage,
-        "is_eager": machine.stack.is_eager,
-    }
-    question = Question(model, machine.cluster, choices.schedule, **numbers, **ways)
-    broken = first_broken(question)
+    broken = first_broken(setup)
     found.obstacle[plans] = broken
     if (broken >= 0).any():
         possible = np.flatnonzero(broken < 0)
-        plans, numbers = plans[possible], {name: each[possible] for name, each in numbers.items()}
+        plans, setup = plans[possible], replace(setup, **{name: getattr(setup, name)[possible] for name in NUMBERS})
     if not len(plans):
         return
-    batch = numbers.pop("batch")
-    split = Split(**numbers, num_microbatches=batch // (numbers["data"] * numbers["micro_batch"]))
-    step = step_of(choices, split)
+    step = step_of(setup)
     step.check_takes_time()
-    tokens = batch.astype(float) * split.seq_len  # perhaps beyond 2^63
-    useful, hardware = _flops(choices, split, tokens)
-    peak = machine.peak_flops_per_s * split.num_ranks * step.step_s
+    tokens = setup.batch.astype(float) * setup.seq_len  # perhaps beyond 2^63
+    useful, hardware = _flops(setup, tokens)
+    peak = setup.machine.peak_flops_per_s * setup.num_ranks * step.step_s
     found.step_time_s[plans] = step.step_s
     found.tokens_per_s[plans] = tokens / step.step_s
     found.mfu[plans], found.hfu[plans] = useful / peak, hardware / peak
     found.bubble_fraction[plans] = step.bubble_fraction
-    found.peak_memory_bytes[plans] = peak_bytes(choices, split, step)
+    found.peak_memory_bytes[plans] = peak_bytes(setup, step)
     for axis in AXES:
         found.exposed_s[axis][plans] = getattr(step, axis).exposed_s
 
 
-def first_broken(question: Question) -> np.ndarray:
+def first_broken(setup: Setup) -> np.ndarray:
     """The number of the first rule that each plan breaks; -1 where it breaks none."""
-    broken = np.full(len(question.data), -1, np.int16)
+    broken = np.full(len(setup.data), -1, np.int16)
     for number in reversed(range(len(RULES))):
-        broken[np.broadcast_to(RULES[number].is_broken(question), broken.shape)] = number
+        broken[np.broadcast_to(RULES[number].is_broken(setup), broken.shape)] = number
     return broken
 
 
-def _flops(choices: Choices, split: Split, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Model and hardware FLOPs of the steps, as predict.py has them."""
-    model, policy, layers = choices.model, choices.recompute, choices.model.num_layers / split.pipeline
-    useful = step_flops(model, tokens, split.seq_len, has_weight_gradients=choices.trainable == "all")
-    return useful, useful + tokens * policy.recomputed_flops(model, choices.machine.stack, layers, split.seq_len)
+def _flops(setup: Setup, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Model and hardware FLOPs of the steps, as in predict.py."""
+    model, seq_len = setup.model, setup.seq_len
+    useful = step_flops(model, tokens, seq_len, has_weight_gradients=setup.has_weight_gradients)
+    recomputed = setup.recompute.recomputed_flops(model, setup.machine.stack, setup.layers, seq_len)
+    return useful, useful + tokens * recomputed

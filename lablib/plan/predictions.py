@@ -1,16 +1,17 @@
 """What predictions of many plans say: a column for each quantity, and each plan in full when it is asked for."""
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from lablib.plan.arguments import setup_of
 from lablib.plan.parallel import Parallel
 from lablib.plan.predict import predict
 from lablib.plan.prediction import Prediction
-from lablib.plan.rules import RULES, Question
-from lablib.plan.stack import find_stack
+from lablib.plan.rules import RULES
+from lablib.plan.setup import Setup
 from lablib.signature import WrongType, shown
 from lablib.text.units import plural
 
@@ -50,6 +51,16 @@ class Column(NamedTuple):
 
     def __getitem__(self, i: Any) -> Any:
         return self.values[self.codes[i]]
+
+
+def setup_of_choices(fixed: Mapping[str, Any], values: Mapping[str, Any]) -> Setup:
+    """The setup of plans with the same choices, with the numbers of one rank. Raises ValueError for invalid choices."""
+    split = {name: values[name] for name in SPLIT}
+    if split["sequence_parallel"] is None:
+        split["sequence_parallel"] = True  # on where tensor > 1; elsewhere it divides by 1
+    others = dict(fixed)
+    parallel = Parallel(**split, zero_plus_plus=others.pop("zero_plus_plus"))
+    return setup_of(parallel=parallel, **others, **{name: values[name] for name in OUTSIDE})
 
 
 @dataclass(frozen=True, repr=False)
@@ -131,15 +142,9 @@ class Predictions:
         """Why plan `i` is impossible, with the remedy; empty where it is possible."""
         if self.obstacle[i] < 0:
             return ""
-        numbers, stack = {name: int(column[i]) for name, column in self.numbers.items()}, self.fixed.get("stack")
-        question = Question(
-            *(self.fixed["model"], self.fixed["cluster"], self.choices["schedule"][i]),
-            **numbers,
-            sequence_parallel=self.choices["sequence_parallel"][i] is not False,
-            zero_stage=self.choices["zero_stage"][i],
-            is_eager=stack is not None and find_stack(stack).is_eager,
-        )
-        return RULES[self.obstacle[i]].sentence(question)
+        setup = setup_of_choices(self.fixed, {name: column[i] for name, column in self.choices.items()})
+        setup = replace(setup, **{name: int(column[i]) for name, column in self.numbers.items()})
+        return RULES[self.obstacle[i]].sentence(setup)
 
     def __repr__(self) -> str:
         possible, fits = int(self.is_possible.sum()), int(self.fits.sum())

@@ -22,9 +22,9 @@ from lablib.hardware.cluster import Cluster
 from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import WITH_CLOSED_FORM
+from lablib.plan.arguments import find_model
 from lablib.plan.gradient_compression import find_compression
 from lablib.plan.parallel import SHARDING
-from lablib.plan.predict import find_model
 from lablib.plan.predict_many import Progress, predict_many
 from lablib.plan.recompute import recompute_policy
 from lablib.plan.search_grid import MICRO_BATCHES, RECOMPUTE, grid_of, splits_of

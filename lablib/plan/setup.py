@@ -1,7 +1,10 @@
-"""One run, or many of the same kind: everything a prediction depends on, the choices apart from the numbers.
+"""Setup of a training step: model, machine, split and batch, of one plan or of many.
 
-Choices (a model, a cluster, the software, the precision, the schedule) are the same for all plans of one call. Numbers
-(the split, the batch) are plain numbers for one plan and numpy arrays for many: the formulas do not care.
+    predict        builds one Setup of plain numbers, checks the rules (rules.py), and evaluates the formulas
+    predict_many   builds one for each group of plans with the same choices, with an array of one length per number
+
+The choices (model, machine, schedule, ...) are the same for all plans of a Setup; the formulas of step.py and memory.py
+take numbers and arrays in the same way.
 """
 
 from dataclasses import dataclass
@@ -13,57 +16,46 @@ from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import V_SHAPED
 from lablib.plan.default_stack import Software
 from lablib.plan.gradient_compression import GradientCompression
+from lablib.plan.layer import Sizes
 from lablib.plan.machine import Machine
 from lablib.plan.optimizers import Optimizer
+from lablib.plan.parallel import Parallel
 from lablib.plan.recompute import Recompute
 
 
 @dataclass(frozen=True)
-class Choices:
-    """What does not change from plan to plan.
+class Setup:
+    """Everything that a prediction depends on.
 
     Attributes:
         model: the model's sizes.
         machine: cluster, software, derating, precision.
-        recompute: what is computed again in backward.
+        parallel: the split as it was given; of many plans its ZeRO and sequence parallelism alone.
+        recompute: the policy of activation recomputation.
         schedule: of the pipeline.
         optimizer, compression: records of optimizers.py and gradient_compression.py.
-        zero_stage, reshard_after_forward, zero_plus_plus: as in `Parallel`.
-        sequence_parallel: whether tensor ranks split what lies outside the products.
-        trainable: "all", or "lora": then the model's own weights have no gradients and no states.
+        trainable: "all", or "lora": the model's own weights have no gradients and no states.
         offload: any of "optimizer" and "activations": kept in the host's memory.
-        host_link: what lies between device and host.
+        host_link: the link between device and host.
         software: the stack's name, and why it was taken.
+        data, tensor, pipeline, context, expert, chunks, replicas: numbers or arrays, as in `Parallel`.
+        expert_tensor: ranks that share the matrices of each expert.
+        micro_batch: sequences that go through a stage at once.
+        batch: sequences of a step, on all ranks together.
+        seq_len: tokens of a sequence.
     """
 
     model: Transformer
     machine: Machine
+    parallel: Parallel
     recompute: Recompute
     schedule: str
     optimizer: Optimizer
     compression: GradientCompression
-    zero_stage: int
-    reshard_after_forward: bool
-    zero_plus_plus: tuple[str, ...]
-    sequence_parallel: bool
     trainable: str
     offload: tuple[str, ...]
     host_link: Link
     software: Software
-
-
-@dataclass(frozen=True)
-class Split:
-    """The numbers of a plan, or of many (arrays of one length).
-
-    Attributes:
-        data, tensor, pipeline, context, expert, chunks, replicas: as in `Parallel`.
-        expert_tensor: ranks that share the matrices of each expert.
-        micro_batch: sequences that go through a stage at once.
-        num_microbatches: of a step, on one rank of the data axis.
-        seq_len: tokens of a sequence.
-    """
-
     data: Numbers
     tensor: Numbers
     pipeline: Numbers
@@ -73,8 +65,42 @@ class Split:
     chunks: Numbers
     replicas: Numbers
     micro_batch: Numbers
-    num_microbatches: Numbers
+    batch: Numbers
     seq_len: Numbers
+
+    # ---- choices ----
+
+    @cached_property
+    def zero_stage(self) -> int:
+        """States that are split over the data axis: 0 none to 3 all."""
+        return self.parallel.zero_stage
+
+    @property
+    def reshard_after_forward(self) -> bool:
+        """Whether ZeRO-3 gathers each layer's parameters again for its backward."""
+        return self.parallel.reshard_after_forward
+
+    @property
+    def zero_plus_plus(self) -> tuple[str, ...]:
+        """Any of "qwZ", "hpZ" and "qgZ"."""
+        return self.parallel.zero_plus_plus
+
+    @cached_property
+    def sequence_parallel(self) -> bool:
+        """Whether tensor ranks split the activations outside the products."""
+        return self.parallel.has_sequence_parallel
+
+    @cached_property
+    def has_weight_gradients(self) -> bool:
+        """Whether the model's own weights are trained."""
+        return self.trainable == "all"
+
+    @cached_property
+    def is_eager(self) -> bool:
+        """Whether the stack runs operator by operator."""
+        return self.machine.stack.is_eager
+
+    # ---- numbers ----
 
     @cached_property
     def num_ranks(self) -> Numbers:
@@ -82,9 +108,29 @@ class Split:
         return self.data * self.tensor * self.pipeline * self.context
 
     @cached_property
+    def num_microbatches(self) -> Numbers:
+        """Micro-batches of a step, on one rank of the data axis."""
+        return self.batch // (self.data * self.micro_batch)
+
+    @cached_property
+    def layers(self) -> Numbers:
+        """Layers of a stage, in the mean."""
+        return self.model.num_layers / self.pipeline
+
+    @cached_property
+    def has_both_ends(self) -> Numbers:
+        """Whether the first stage has embedding and head: as the only one, or in a V."""
+        return (self.pipeline == 1) | (self.schedule in V_SHAPED)
+
+    @cached_property
     def shards(self) -> Numbers:
         """Ranks over which ZeRO splits: data and context axes, but for copies of the whole (`replicas`)."""
         return maximum(self.data * self.context // self.replicas, 1)
+
+    @cached_property
+    def expert_stride(self) -> Numbers:
+        """Ranks that together have all experts of a layer once."""
+        return self.expert * self.expert_tensor
 
     @cached_property
     def expert_copies(self) -> Numbers:
@@ -93,7 +139,7 @@ class Split:
 
     @cached_property
     def expert_replicas(self) -> Numbers:
-        """How many copies of an expert's sharded state there are: `replicas`, as far as it has as many copies."""
+        """Copies of an expert's sharded state: `replicas`, or as many of them as divide `expert_copies`."""
         return gcd(self.expert_copies, self.replicas)
 
     @cached_property
@@ -101,12 +147,27 @@ class Split:
         """Ranks over which ZeRO splits an expert's state, `expert_stride` apart."""
         return self.expert_copies // self.expert_replicas
 
+    # ---- one layer ----
+
     @cached_property
-    def expert_stride(self) -> Numbers:
-        """Ranks that together have all experts of a layer once."""
-        return self.expert * self.expert_tensor
+    def sizes(self) -> Sizes:
+        """One rank's share of a layer."""
+        return Sizes(
+            micro_batch=self.micro_batch,
+            tokens=self.seq_len // self.context,
+            tensor=self.tensor,
+            context=self.context,
+            expert=self.expert,
+            sequence_shards=self.tensor if self.sequence_parallel else self.tensor * 0 + 1,
+            expert_tensor=self.expert_tensor,
+        )
 
+    @cached_property
+    def whole_bytes(self) -> Numbers:
+        """Activations between two layers, of all tokens of a micro-batch on a context rank."""
+        return self.sizes.rows * self.model.d_model * self.machine.width
 
-def has_both_ends(choices: Choices, split: Split) -> Numbers:
-    """Whether the first stage has both ends of the model: as the only one, or in a V."""
-    return (split.pipeline == 1) | (choices.schedule in V_SHAPED)
+    @cached_property
+    def entering_bytes(self) -> Numbers:
+        """A layer's input for one micro-batch, on one rank."""
+        return self.whole_bytes / self.sizes.sequence_shards

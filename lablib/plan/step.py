@@ -31,12 +31,12 @@ from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.pipeline.sums import where
 from lablib.plan.data_axis import Waiting, data_axis, sharded_layer
 from lablib.plan.eager.messages import mixed_makespan_s, sent_s
-from lablib.plan.layer import Sizes, Work
+from lablib.plan.layer import Work
 from lablib.plan.machine import Axis, Pass
 from lablib.plan.optimizer_step import exchanged_s, optimizer_step_s
 from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.pieces import Pieces, accumulated, pieces_of
-from lablib.plan.setup import Choices, Split, has_both_ends
+from lablib.plan.setup import Setup
 
 
 class Step(NamedTuple):
@@ -128,23 +128,20 @@ class _Pipe(NamedTuple):
     sent_s: Numbers
 
 
-def step_of(choices: Choices, split: Split) -> Step:
+def step_of(setup: Setup) -> Step:
     """The step of a plan, or of many."""
-    machine, m = choices.machine, split.num_microbatches
-    layers = choices.model.num_layers / split.pipeline
-    pieces = accumulated(choices, pieces_of(choices, split), m)
-    layer = _layer_of(choices, split, pieces, layers)
-    pipe = _pipe_of(choices, split, pieces, layer.time)
-    data = data_axis(
-        choices, split, pieces.parameters, layers, layer.time, pieces.embedding_s.total_s - pieces.embedding_s.forward_s
-    )
-    together_s, gathered_s = exchanged_s(choices, split, pieces.parameters, layers)
+    machine, m, layers = setup.machine, setup.num_microbatches, setup.layers
+    pieces = accumulated(setup, pieces_of(setup))
+    layer = _layer_of(setup, pieces)
+    pipe = _pipe_of(setup, pieces, layer.time)
+    data = data_axis(setup, pieces.parameters, layer.time, pieces.embedding_s.total_s - pieces.embedding_s.forward_s)
+    together_s, gathered_s = exchanged_s(setup, pieces.parameters)
     data = data._replace(total_s=data.total_s + gathered_s, exposed_s=data.exposed_s + gathered_s)
-    optimizer_s = optimizer_step_s(choices, split, pieces.parameters, layers, pipe.makespan_s)
+    optimizer_s = optimizer_step_s(setup, pieces.parameters, pipe.makespan_s)
 
     added_s = data.added_s + together_s
     passes_s = pipe.makespan_s + added_s
-    late_s = _late_s(choices, split, pieces, layer, passes_s, data.kernels) if machine.stack.is_eager else 0.0
+    late_s = _late_s(setup, pieces, layer, passes_s, data.kernels) if setup.is_eager else 0.0
     work = pieces.layer
     passes = [a + b + c + d for a, b, c, d in zip(work.forward, work.input, work.weight, layer.recomputed, strict=True)]
     spent = Pass(*[m * layers * each for each in passes])
@@ -183,16 +180,16 @@ def step_of(choices: Choices, split: Split) -> Step:
     )
 
 
-def _layer_of(choices: Choices, split: Split, pieces: Pieces, layers: Numbers) -> _Layer:
-    machine = choices.machine
-    recomputed = choices.recompute.recomputed(pieces.layer, machine.stack, layers)
+def _layer_of(setup: Setup, pieces: Pieces) -> _Layer:
+    machine = setup.machine
+    recomputed = setup.recompute.recomputed(pieces.layer, machine.stack, setup.layers)
     recomputed_s = machine.time_s(recomputed)
     forward_s, input_s, weight_s = pieces.forward_s, pieces.input_s, pieces.weight_s
     backward_s = input_s + weight_s + recomputed_s
-    sharded = sharded_layer(choices, split, pieces.parameters, forward_s, backward_s)
+    sharded = sharded_layer(setup, pieces.parameters, forward_s, backward_s)
     # Another wire: what goes over it hides behind the waiting for parameters too.
     busy_s = (forward_s + sharded.forward_s, backward_s + sharded.backward_s)
-    moved = _offloaded_layer(choices, split, pieces.layer, layers, *busy_s)
+    moved = _offloaded_layer(setup, pieces.layer, *busy_s)
     time = StageTime(
         forward_s + (sharded.forward_s + moved.forward_s),
         input_s + recomputed_s + (sharded.backward_s + moved.backward_s),
@@ -201,12 +198,10 @@ def _layer_of(choices: Choices, split: Split, pieces: Pieces, layers: Numbers) -
     return _Layer(forward_s + input_s + weight_s + recomputed_s, recomputed, recomputed_s, sharded, moved, time)
 
 
-def _late_s(
-    choices: Choices, split: Split, pieces: Pieces, layer: _Layer, device_s: Numbers, copies: Numbers
-) -> Numbers:
+def _late_s(setup: Setup, pieces: Pieces, layer: _Layer, device_s: Numbers, copies: Numbers) -> Numbers:
     """By how much a host that starts kernel after kernel, far ahead where it can, makes passes of `device_s` longer."""
-    machine, m, both = choices.machine, split.num_microbatches, has_both_ends(choices, split)
-    _, at_first, at_last = _shares(choices, split)
+    machine, m, both = setup.machine, setup.num_microbatches, setup.has_both_ends
+    _, at_first, at_last = _shares(setup)
     work, embedding, head = pieces.layer, pieces.embedding, pieces.head
     first, last = (sum(p.kernels for p in (end.forward, end.input, end.weight)) for end in (embedding, head))
     each = work.forward.kernels + work.input.kernels + work.weight.kernels + layer.recomputed.kernels
@@ -222,38 +217,38 @@ def _late_s(
     return maximum(reduce(maximum, moments), 0.0)
 
 
-def _pipe_of(choices: Choices, split: Split, pieces: Pieces, layer: StageTime) -> _Pipe:
+def _pipe_of(setup: Setup, pieces: Pieces, layer: StageTime) -> _Pipe:
     """The stages in a pipeline of this schedule, and how long the busiest one works."""
-    machine, total, p, m = choices.machine, choices.model.num_layers, split.pipeline, split.num_microbatches
-    between, at_first, at_last = _shares(choices, split)
+    machine, total, p, m = setup.machine, setup.model.num_layers, setup.pipeline, setup.num_microbatches
+    between, at_first, at_last = _shares(setup)
     middle, busiest = _scaled(layer, between), _scaled(layer, ceil_div(total, p))
     first = _less(pieces.embedding_s, layer, between - at_first)
     last = _less(pieces.head_s, layer, between - at_last)
-    message_bytes, send_s = _message(choices, split)
+    message_bytes, send_s = _message(setup)
     makespan = makespan_s(
-        *(choices.schedule, p, m, split.chunks, middle, first, last),
+        *(setup.schedule, p, m, setup.chunks, middle, first, last),
         *(send_s, machine.stack.pipeline_overlap, busiest),
     )
-    if machine.stack.is_eager:
-        makespan = mixed_makespan_s(choices, split, middle, first, last, busiest, message_bytes, makespan)
+    if setup.is_eager:
+        makespan = mixed_makespan_s(setup, middle, first, last, busiest, message_bytes, makespan)
     larger_s, smaller_s = maximum(first.total_s, last.total_s), minimum(first.total_s, last.total_s)
-    ends_s = larger_s + has_both_ends(choices, split) * smaller_s
+    ends_s = larger_s + setup.has_both_ends * smaller_s
     longest_s = middle.total_s + ends_s
     at_first_s, at_last_s = pieces.embedding_tensor_s, pieces.head_tensor_s
     tensor_s = where(first.total_s >= last.total_s, at_first_s, at_last_s)
-    tensor_s = tensor_s + has_both_ends(choices, split) * (at_first_s + at_last_s - tensor_s)
+    tensor_s = tensor_s + setup.has_both_ends * (at_first_s + at_last_s - tensor_s)
     has_end = longest_s >= busiest.total_s
     busy_s = minimum(m * maximum(longest_s, busiest.total_s), makespan)
-    return _Pipe(makespan, busy_s, m * has_end * tensor_s, sent_s(choices, split, message_bytes, send_s))
+    return _Pipe(makespan, busy_s, m * has_end * tensor_s, sent_s(setup, message_bytes, send_s))
 
 
-def _shares(choices: Choices, split: Split) -> tuple[Numbers, Numbers, Numbers]:
+def _shares(setup: Setup) -> tuple[Numbers, Numbers, Numbers]:
     """Layers of the stages between the ends, in the mean, of the first stage and of the last.
 
     In a V the first rank has both ends of the model, and the last is one of those between.
     """
-    p, total = split.pipeline, choices.model.num_layers
-    is_v = choices.schedule in V_SHAPED
+    p, total = setup.pipeline, setup.model.num_layers
+    is_v = setup.schedule in V_SHAPED
     at_first, at_last = layers_of(total, p, 0 * p), 0 * p if is_v else layers_of(total, p, p - 1)
     others = p - 1 if is_v else p - 2
     between = where(others > 0, (total - at_first - at_last) / maximum(others, 1), total / p)
@@ -267,48 +262,26 @@ def layers_of(total: int, p: Numbers, rank: Numbers) -> Numbers:
     return few + (extra > 0) * ((rank >= begin) & (rank < begin + extra))
 
 
-def _message(choices: Choices, split: Split) -> tuple[Numbers, Numbers]:
+def _message(setup: Setup) -> tuple[Numbers, Numbers]:
     """Bytes that a rank sends to the next stage, and seconds until its ranks have all of them.
 
     Tensor ranks hold the same activations (or each its share of them): each sends 1/t, and gathers in the node.
     """
-    machine, sizes = choices.machine, sizes_of(choices, split)
-    size = sizes.rows * choices.model.d_model * machine.width
-    part = split.tensor if machine.stack.splits_messages else 1
-    send_s = machine.collective_s("send", size / part, split.pipeline, split.num_ranks // split.pipeline)
-    if machine.stack.splits_messages and not choices.sequence_parallel:
-        send_s = send_s + machine.collective_s("all_gather", size, split.tensor) * (split.pipeline > 1)
+    machine, size = setup.machine, setup.whole_bytes
+    part = setup.tensor if machine.stack.splits_messages else 1
+    send_s = machine.collective_s("send", size / part, setup.pipeline, setup.num_ranks // setup.pipeline)
+    if machine.stack.splits_messages and not setup.sequence_parallel:
+        send_s = send_s + machine.collective_s("all_gather", size, setup.tensor) * (setup.pipeline > 1)
     return size / part, send_s
 
 
-def _offloaded_layer(
-    choices: Choices, split: Split, work: Work, layers: Numbers, forward_s: Numbers, backward_s: Numbers
-) -> Waiting:
+def _offloaded_layer(setup: Setup, work: Work, forward_s: Numbers, backward_s: Numbers) -> Waiting:
     """Activations kept by the host: each layer's go there while the next computes, and come back ahead of backward."""
-    if "activations" not in choices.offload:
+    if "activations" not in setup.offload:
         return Waiting()
-    size = choices.recompute.saved_bytes(work, choices.machine.stack, entering_bytes(choices, split), layers)
-    one_way_s = size / choices.host_link.bandwidth_bytes_per_s
+    size = setup.recompute.saved_bytes(work, setup.machine.stack, setup.entering_bytes, setup.layers)
+    one_way_s = size / setup.host_link.bandwidth_bytes_per_s
     return Waiting(maximum(one_way_s - forward_s, 0.0), maximum(one_way_s - backward_s, 0.0), 2 * one_way_s)
-
-
-def sizes_of(choices: Choices, split: Split) -> Sizes:
-    """How a layer is cut."""
-    return Sizes(
-        micro_batch=split.micro_batch,
-        tokens=split.seq_len // split.context,
-        tensor=split.tensor,
-        context=split.context,
-        expert=split.expert,
-        sequence_shards=split.tensor if choices.sequence_parallel else split.tensor * 0 + 1,
-        expert_tensor=split.expert_tensor,
-    )
-
-
-def entering_bytes(choices: Choices, split: Split) -> Numbers:
-    """A layer's input for one micro-batch, on one rank."""
-    sizes = sizes_of(choices, split)
-    return sizes.rows * choices.model.d_model * choices.machine.width / sizes.sequence_shards
 
 
 def _scaled(time: StageTime, n: Numbers) -> StageTime:

@@ -29,8 +29,10 @@ from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.parallel.mesh.mesh import Mesh
 from lablib.plan import Parallel, Prediction
+from lablib.plan.arguments import possible, setup_of
 from lablib.plan.order import PLACED, placed_machine
-from lablib.plan.predict import Asked, asked_for, prediction_of
+from lablib.plan.predict import prediction_of
+from lablib.plan.setup import Setup
 from lablib.signature import check_type, checked, shown
 from lablib.studies.placement_bytes import AXES, LEVELS, StepTraffic, step_calls, step_traffic
 from lablib.text.units import format_quantity
@@ -47,14 +49,14 @@ class PlacedMesh:
         cluster: where.
         prediction: the planner's.
         exposed_s: axis -> seconds of a step in which ranks wait for it.
-        asked: what was predicted.
+        setup: of the prediction.
     """
 
     mesh: Mesh
     cluster: Cluster
     prediction: Prediction
     exposed_s: Mapping[str, float]
-    asked: Asked
+    setup: Setup
 
     @property
     def step_time_s(self) -> float:
@@ -68,8 +70,8 @@ class PlacedMesh:
     @cached_property
     def traffic(self) -> StepTraffic:
         """Bytes between ranks."""
-        chunks, schedule = self.asked.parallel.chunks, self.asked.choices.schedule
-        return step_traffic(step_calls(self.asked), self.mesh, self.cluster, chunks, schedule)
+        setup = self.setup
+        return step_traffic(step_calls(setup), self.mesh, self.cluster, setup.parallel.chunks, setup.schedule)
 
     @cached_property
     def sent_bytes(self) -> dict[str, dict[str, float]]:
@@ -147,18 +149,18 @@ def place(
         sequence_parallel=sequence_parallel,
         zero_stage=zero_stage,
     )
-    asked = asked_for(model, found, parallel, batch, order=mesh.axes, **options)
-    step_calls(asked)  # refuses what it cannot count
-    prediction = prediction_of(asked)
+    setup = possible(setup_of(model, found, parallel, batch, **options), mesh.axes)
+    step_calls(setup)  # refuses what it cannot count
+    prediction = prediction_of(setup)
     exposed = {axis: prediction.communication[axis][1] for axis in AXES if axis != "pipeline"}
-    exposed["pipeline"] = prediction.step_time_s - _without_messages(asked, mesh).step_time_s
-    return PlacedMesh(mesh, found, prediction, exposed, asked)
+    exposed["pipeline"] = prediction.step_time_s - _without_messages(setup, mesh).step_time_s
+    return PlacedMesh(mesh, found, prediction, exposed, setup)
 
 
-def _without_messages(asked: Asked, mesh: Mesh) -> Prediction:
+def _without_messages(setup: Setup, mesh: Mesh) -> Prediction:
     """The same where messages between stages take no time."""
-    machine = placed_machine(asked.choices.machine, asked.parallel, mesh.axes, has_free_messages=True)
-    return prediction_of(asked._replace(choices=replace(asked.choices, machine=machine)))
+    machine = placed_machine(setup.machine, setup.parallel, mesh.axes, has_free_messages=True)
+    return prediction_of(replace(setup, machine=machine))
 
 
 def placements(

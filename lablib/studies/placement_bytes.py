@@ -39,9 +39,8 @@ from lablib.hardware import Cluster
 from lablib.parallel.context.bytes import ContextSizes, context_sent_bytes
 from lablib.parallel.mesh.mesh import Mesh
 from lablib.pipeline.closed_form import V_SHAPED
-from lablib.plan.predict import Asked
-from lablib.plan.setup import Choices, Split, has_both_ends
-from lablib.plan.step import Step, sizes_of
+from lablib.plan.setup import Setup
+from lablib.plan.step import Step, step_of
 from lablib.record.traffic import Traffic, Transfer
 from lablib.signature import checked
 
@@ -74,48 +73,42 @@ class StepCall:
 
 
 @checked
-def step_calls(asked: Asked) -> tuple[StepCall, ...]:
-    """What each group of a split sends in a step; asked as `lablib.plan.predict`'s arguments are.
+def step_calls(setup: Setup) -> tuple[StepCall, ...]:
+    """What each group of a split sends in a step.
 
     Raises:
         ValueError: gradients that are compressed.
     """
-    choices, split = asked.choices, asked.split
-    if not choices.compression.is_none:
+    if not setup.compression.is_none:
         raise ValueError(
-            f"a placement counts whole gradients: got compression={choices.compression.name!r}; leave it out."
+            f"a placement counts whole gradients: got compression={setup.compression.name!r}; leave it out."
         )
-    step = asked.step
+    step = step_of(setup)
     calls = [
-        *_tensor(choices, split, step),
-        *_context(choices, split),
-        *_expert(choices, split),
-        *_pipeline(choices, split),
-        *_data(choices, split, step),
+        *_tensor(setup, step),
+        *_context(setup),
+        *_expert(setup),
+        *_pipeline(setup),
+        *_data(setup, step),
     ]
-    has_others = {axis for axis in AXES if getattr(split, axis) > 1}  # of experts, the data axis has them
+    has_others = {axis for axis in AXES if getattr(setup, axis) > 1}  # of experts, the data axis has them
     return tuple(call for call in calls if has_others & set(call.over) and call.size_bytes * call.times > 0)
 
 
-def _stream_bytes(choices: Choices, split: Split) -> float:
-    """S."""
-    return sizes_of(choices, split).rows * choices.model.d_model * choices.machine.width
-
-
-def _passes(choices: Choices, split: Split, step: Step) -> float:
+def _passes(setup: Setup, step: Step) -> float:
     """How often a step passes a layer, forward and backward, and forward again where it is recomputed."""
     once_s = step.work.forward.tensor_s
-    each = split.num_microbatches * choices.model.num_layers / split.pipeline
+    each = setup.num_microbatches * setup.model.num_layers / setup.pipeline
     recomputed = step.repeated.tensor_s / (each * once_s) if once_s else 0.0
     return each * (2 + recomputed)
 
 
-def _tensor(choices: Choices, split: Split, step: Step) -> Iterator[StepCall]:
-    size, passes, over = _stream_bytes(choices, split), _passes(choices, split, step), ("tensor",)
-    mixture, is_split = choices.model.experts, choices.sequence_parallel
+def _tensor(setup: Setup, step: Step) -> Iterator[StepCall]:
+    size, passes, over = setup.whole_bytes, _passes(setup, step), ("tensor",)
+    mixture, is_split = setup.model.experts, setup.sequence_parallel
     blocks, share = 2.0, 0.0
     if mixture:
-        share = choices.model.num_expert_layers / choices.model.num_layers
+        share = setup.model.num_expert_layers / setup.model.num_layers
         blocks -= share * (is_split and not mixture.num_shared)
     for name in ("all_gather", "reduce_scatter") if is_split else ("all_reduce",):
         yield StepCall("tensor", "activations", name, size, blocks * passes, over)
@@ -123,68 +116,66 @@ def _tensor(choices: Choices, split: Split, step: Step) -> Iterator[StepCall]:
         arrived = size * mixture.num_active  # the ranks that share an expert gather what each of them was sent
         for name in ("all_gather", "reduce_scatter"):
             yield StepCall("tensor", "tokens of experts", name, arrived, share * passes, over)
-    m = split.num_microbatches
+    m = setup.num_microbatches
     yield StepCall("tensor", "embedding", "all_reduce", size, m, over, 0)
-    yield StepCall("tensor", "head", "all_reduce", size, m, over, 0 if has_both_ends(choices, split) else -1)
+    yield StepCall("tensor", "head", "all_reduce", size, m, over, 0 if setup.has_both_ends else -1)
 
 
-def _context(choices: Choices, split: Split) -> Iterator[StepCall]:
-    if split.context == 1:
+def _context(setup: Setup) -> Iterator[StepCall]:
+    if setup.context == 1:
         return
-    model, times = choices.model, split.num_microbatches * choices.model.num_layers / split.pipeline
-    heads, kv_heads = max(model.num_heads // split.tensor, 1), max(model.kv_heads // split.tensor, 1)
+    model, times = setup.model, setup.num_microbatches * setup.model.num_layers / setup.pipeline
+    heads, kv_heads = max(model.num_heads // setup.tensor, 1), max(model.kv_heads // setup.tensor, 1)
     d_head = round((model.head_size + model.value_size) / 2)
-    sizes = ContextSizes(split.micro_batch, split.seq_len, heads, kv_heads, d_head, choices.machine.width)
-    sent = context_sent_bytes(sizes, split.context, "ring")
+    sizes = ContextSizes(setup.micro_batch, setup.seq_len, heads, kv_heads, d_head, setup.machine.width)
+    sent = context_sent_bytes(sizes, setup.context, "ring")
     yield StepCall("context", "keys and values", "ring", sent, times, ("context",))
 
 
-def _expert(choices: Choices, split: Split) -> Iterator[StepCall]:
-    mixture = choices.model.experts
+def _expert(setup: Setup) -> Iterator[StepCall]:
+    mixture = setup.model.experts
     if not mixture:
         return
-    passes = 2 * split.num_microbatches * choices.model.num_expert_layers / split.pipeline
-    passes *= 1 + 0.5 * (choices.recompute.kind == "full") * choices.recompute.share(
-        choices.model.num_layers / split.pipeline
-    )
-    size = _stream_bytes(choices, split) / (split.tensor if choices.sequence_parallel else 1)
+    passes = 2 * setup.num_microbatches * setup.model.num_expert_layers / setup.pipeline
+    passes *= 1 + 0.5 * (setup.recompute.kind == "full") * setup.recompute.share(setup.layers)
+    size = setup.whole_bytes / (setup.tensor if setup.sequence_parallel else 1)
     yield StepCall("expert", "tokens", "all_to_all", size * mixture.num_active, 2 * passes, ("expert",))
 
 
-def _pipeline(choices: Choices, split: Split) -> Iterator[StepCall]:
-    stack = choices.machine.stack
-    size = _stream_bytes(choices, split) / (split.tensor if stack.splits_messages else 1)
-    yield StepCall("pipeline", "activations and their gradients", "send", size, split.num_microbatches, ("pipeline",))
+def _pipeline(setup: Setup) -> Iterator[StepCall]:
+    stack = setup.machine.stack
+    size = setup.whole_bytes / (setup.tensor if stack.splits_messages else 1)
+    yield StepCall("pipeline", "activations and their gradients", "send", size, setup.num_microbatches, ("pipeline",))
 
 
-def _data(choices: Choices, split: Split, step: Step) -> Iterator[StepCall]:
-    machine, parameters, m = choices.machine, step.parameters, split.num_microbatches
-    layers = choices.model.num_layers / split.pipeline
+def _data(setup: Setup, step: Step) -> Iterator[StepCall]:
+    machine, parameters, m = setup.machine, step.parameters, setup.num_microbatches
+    layers = setup.layers
     kinds = [("data", parameters.layer)] + (
-        [("copies of experts", parameters.expert_layer)] if choices.model.experts else []
+        [("copies of experts", parameters.expert_layer)] if setup.model.experts else []
     )
     for kind, layer in kinds:
-        yield from _reduced(choices, layer, layers, m, _WIDEST[kind], None)
-    both = has_both_ends(choices, split)
-    yield from _reduced(choices, parameters.embedding, 1, m, _WIDEST["data"], 0)
-    yield from _reduced(choices, parameters.head, 1, m, _WIDEST["data"], 0 if both else -1)
-    if choices.model.tied_head and not both:
+        yield from _reduced(setup, layer, layers, m, _WIDEST[kind], None)
+    both = setup.has_both_ends
+    yield from _reduced(setup, parameters.embedding, 1, m, _WIDEST["data"], 0)
+    yield from _reduced(setup, parameters.head, 1, m, _WIDEST["data"], 0 if both else -1)
+    if setup.model.tied_head and not both:
         size = parameters.tied * machine.gradient_bytes
         yield StepCall("data", "gradients of the tied table", "all_reduce", size, 1, ("pipeline",), "ends")
 
 
 def _reduced(
-    choices: Choices, each: float, count: float, m: int, over: tuple[str, ...], stage: int | None
+    setup: Setup, each: float, count: float, m: int, over: tuple[str, ...], stage: int | None
 ) -> Iterator[StepCall]:
     """Gradients of `count` pieces of so many parameters, and with ZeRO the parameters."""
-    machine, zero = choices.machine, choices.zero_stage
+    machine, zero = setup.machine, setup.zero_stage
     gradients, parameters = each * machine.gradient_bytes, each * machine.width
     if zero == 3:
-        gathers = 1 + choices.reshard_after_forward
+        gathers = 1 + setup.reshard_after_forward
         yield StepCall("data", "parameters", "all_gather", parameters, count * m * gathers, over, stage)
         yield StepCall("data", "gradients", "reduce_scatter", gradients, count * m, over, stage)
         return
-    has_halves = zero and machine.stack.has_reduce_scatter and not machine.stack.is_eager
+    has_halves = zero and machine.stack.has_reduce_scatter and not setup.is_eager
     name, times = ("reduce_scatter" if has_halves else "all_reduce"), (m if zero == 2 else 1)
     yield StepCall("data", "gradients", name, count * gradients, times, over, stage)
     if zero:

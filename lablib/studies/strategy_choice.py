@@ -35,8 +35,10 @@ from lablib.models.gpt import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.parallel.mesh.mesh import Mesh
 from lablib.plan import Parallel, Prediction
-from lablib.plan.predict import Asked, asked_for, prediction_of
-from lablib.plan.rules import Question, obstacles
+from lablib.plan.arguments import possible, setup_of
+from lablib.plan.predict import predict, prediction_of
+from lablib.plan.rules import obstacles
+from lablib.plan.setup import Setup
 from lablib.signature import checked, whole_number
 from lablib.studies.placement import MAX_RANKS
 from lablib.studies.placement_bytes import step_calls, step_traffic
@@ -166,14 +168,14 @@ def strategies(
     if taken := [name for name in ("parallel", "order", "batch", "micro_batch", "compression") if name in options]:
         raise ValueError(f"{taken[0]} is what a strategy chooses: got it among the options; leave it out.")
     found = find_cluster(cluster)
-    base = prediction_of(asked_for(model, found, Parallel(), sequences, **options))
+    base = predict(model, found, Parallel(), sequences, **options)
     rows = []
     for strategy in CLAIMS:
         for n in ranks:
             parallel = _split(strategy, int(n))
-            if _is_possible(base, parallel, model, found, sequences * n, options):
-                asked = asked_for(model, found, parallel, sequences * n, order=_axis(parallel), **options)
-                rows.append(_row(strategy, n, asked, base, found))
+            setup = setup_of(model, found, parallel, sequences * n, **options)
+            if not obstacles(setup):
+                rows.append(_row(strategy, n, possible(setup, _axis(parallel)), base, found))
     return tuple(rows)
 
 
@@ -228,21 +230,10 @@ def _axis(parallel: Parallel) -> tuple[str, ...]:
     return tuple(axis for axis in ("data", "tensor", "pipeline") if getattr(parallel, axis) > 1)
 
 
-def _is_possible(
-    base: Prediction, parallel: Parallel, model: Any, cluster: Cluster, batch: int, options: Mapping[str, Any]
-) -> bool:
-    """Whether heads, width, layers and the network allow the split: what is not wrong with the question itself."""
-    asked = asked_for(model, cluster, Parallel(), base.batch, **options)
-    split, axes = asked.split, (parallel.data, parallel.tensor, parallel.pipeline, 1, 1, parallel.tensor, 1, 1)
-    ways = (parallel.has_sequence_parallel, parallel.zero_stage, asked.choices.machine.stack.is_eager)
-    question = Question(asked.choices.model, cluster, asked.choices.schedule, *axes, 1, batch, split.seq_len, *ways)
-    return not list(obstacles(question))
-
-
-def _row(strategy: str, n: int, asked: Asked, base: Prediction, cluster: Cluster) -> StrategyRow:
-    found = prediction_of(asked)
-    mesh = Mesh(**{axis: n for axis in _axis(asked.parallel)})
-    traffic = step_traffic(step_calls(asked), mesh, cluster)
+def _row(strategy: str, n: int, setup: Setup, base: Prediction, cluster: Cluster) -> StrategyRow:
+    found = prediction_of(setup)
+    mesh = Mesh(**{axis: n for axis in _axis(setup.parallel)})
+    traffic = step_traffic(step_calls(setup), mesh, cluster)
     return StrategyRow(
         strategy,
         int(n),

@@ -4,9 +4,9 @@ import re
 from dataclasses import replace
 
 from lablib.hardware import Cluster
+from lablib.plan.arguments import OFFLOAD
 from lablib.plan.default_stack import NAMED, Software, default_stack
 from lablib.plan.optimizers import OPTIMIZERS
-from lablib.plan.predict import OFFLOAD
 from lablib.plan.stack import Stack, find_stack
 from lablib.validation.rows import Row
 from lablib.validation.synonyms import is_named, offload_named, recompute_named

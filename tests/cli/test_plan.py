@@ -13,8 +13,8 @@ from lablib.cli import plan as cli_plan
 from lablib.cli.main import main
 from lablib.pipeline.closed_form import WITH_CLOSED_FORM
 from lablib.plan import search
+from lablib.plan.arguments import PRECISIONS
 from lablib.plan.optimizers import OPTIMIZERS
-from lablib.plan.predict import PRECISIONS
 from lablib.plan.recompute import KINDS
 
 ASKED = ["plan", "--model", "gpt3-13b", "--cluster", "dgx-a100", "--nodes", "2", "--batch", "64"]

@@ -17,9 +17,9 @@ from lablib.hardware import CLUSTERS, LINKS, Dragonfly, Torus
 from lablib.models import TRANSFORMERS, Experts
 from lablib.models.transformer import Latent
 from lablib.plan import Derating, Parallel, predict
+from lablib.plan.arguments import OFFLOAD, PRECISIONS
 from lablib.plan.gradient_compression import COMPRESSIONS, GradientCompression
 from lablib.plan.optimizers import OPTIMIZERS, Optimizer
-from lablib.plan.predict import OFFLOAD, PRECISIONS
 from lablib.plan.stack import STACKS, Stack
 
 LABELS = ("source", "profile")

@@ -15,10 +15,10 @@ from lablib.hardware import CLUSTERS
 from lablib.models import TRANSFORMERS
 from lablib.pipeline.closed_form import V_SHAPED, WITH_CLOSED_FORM
 from lablib.plan import IDEAL, Parallel, Prediction, predict
+from lablib.plan.arguments import OFFLOAD, PRECISIONS, TRAINABLE
 from lablib.plan.gradient_compression import COMPRESSIONS
 from lablib.plan.optimizers import OPTIMIZERS
 from lablib.plan.parallel import SHARDING, ZERO_PLUS_PLUS
-from lablib.plan.predict import OFFLOAD, PRECISIONS, TRAINABLE
 from lablib.plan.recompute import KINDS
 from lablib.plan.rules import CHUNKED
 from lablib.plan.stack import STACKS

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from lablib.hardware import CLUSTERS, LINKS
 from lablib.models import TRANSFORMERS, Experts
 from lablib.plan import IDEAL, Parallel, Prediction, predict
+from lablib.plan.arguments import NARROW, PRECISIONS
 from lablib.plan.gradient_compression import COMPRESSIONS
 from lablib.plan.optimizers import OPTIMIZERS
-from lablib.plan.predict import NARROW, PRECISIONS
 from lablib.plan.stack import find_stack
 
 GPT = TRANSFORMERS["gpt3-6.7b"]

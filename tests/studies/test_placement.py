@@ -14,7 +14,8 @@ from lablib.models.transformer import Transformer
 from lablib.parallel import ContextSizes, LayerSizes, Mesh, context_sent_bytes, layer_sent_bytes
 from lablib.parallel.zero.bytes import TrainingPrecision, zero_sent_bytes
 from lablib.plan import IDEAL, Parallel
-from lablib.plan.predict import asked_for
+from lablib.plan.arguments import setup_of
+from lablib.plan.step import step_of
 from lablib.studies.placement import place, placements
 from lablib.studies.placement_bytes import LEVELS, step_calls
 from tests.studies.placed_step import PlacedJob, placed_step
@@ -128,8 +129,8 @@ def test_the_context_axis_sends_what_a_ring_sends():
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_the_data_axis_sends_what_zero_sends(stage: int):
     """Gradients in 4 bytes, parameters in 2; with ZeRO-3 embedding and head are gathered for backward too."""
-    asked = asked_for(GPT, A100, Parallel(data=8, zero_stage=stage), 16)
-    parameters = asked.step.parameters
+    setup = setup_of(GPT, A100, Parallel(data=8, zero_stage=stage), 16)
+    parameters = step_of(setup).parameters
     layers = [round(parameters.layer)] * GPT.num_layers
     units = [*layers, round(parameters.embedding), round(parameters.head)]
     expected = zero_sent_bytes(stage, units, 8, TrainingPrecision(2, 4, 4, 8), num_micro_batches=2)
@@ -182,13 +183,13 @@ def test_seconds_of_the_calls_are_the_planners():
     """The list of what is sent, priced group by group, is what the prediction has on its axes."""
     parallel = Parallel(data=4, tensor=4, expert=2, zero_stage=1)
     for model, split in [("mixtral-8x7b", parallel), (GPT, Parallel(data=4, tensor=4, zero_stage=2))]:
-        asked = asked_for(model, A100, split, 16, seq_len=512)
-        on, step = asked.choices.machine, asked.step
+        setup = setup_of(model, A100, split, 16, seq_len=512)
+        machine, step = setup.machine, step_of(setup)
         spent: dict[str, float] = {"tensor": 0.0, "expert": 0.0, "data": 0.0}
         strides: dict[tuple[str, ...], tuple[int, int]] = {("tensor",): (4, 1), ("expert",): (2, 4), ("data",): (2, 8)}
-        for call in step_calls(asked):
+        for call in step_calls(setup):
             n, stride = strides.get(call.over, (4, 4))
-            spent[call.axis] += call.times * on.collective_s(call.name, call.size_bytes, n, stride)
+            spent[call.axis] += call.times * machine.collective_s(call.name, call.size_bytes, n, stride)
         for axis, seconds in spent.items():
             # The data axis sends its pieces together, so some latencies are counted more often here.
             assert seconds == pytest.approx(getattr(step, axis).total_s, rel=0.01 if axis == "data" else 1e-9), axis

@@ -25,9 +25,9 @@ import numpy as np
 
 from lablib.cost.arrays import Numbers, distinct_rows, maximum, minimum
 from lablib.plan.eager.optimizer import layer_pass_s, layer_tensors
-from lablib.plan.machine import Axis, Machine
+from lablib.plan.machine import Axis
 from lablib.plan.parameters_per_rank import ParametersPerRank
-from lablib.plan.setup import Choices, Split
+from lablib.plan.setup import Setup
 
 _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
 
@@ -49,10 +49,8 @@ class Buckets(NamedTuple):
 
 
 def reduced(
-    choices: Choices,
-    split: Split,
+    setup: Setup,
     parameters: ParametersPerRank,
-    layers: Numbers,
     backward_s: Numbers,
     embedding_s: Numbers,
 ) -> Axis:
@@ -61,21 +59,21 @@ def reduced(
     Arguments:
         backward_s, embedding_s: of the layers' backward, and of the embedding's behind it.
     """
-    machine = choices.machine
-    n, outside = split.data * split.context, _outside(split, parameters)
-    size = layers * parameters.layer * machine.width
+    machine = setup.machine
+    n, outside = setup.data * setup.context, _outside(setup, parameters)
+    size = setup.layers * parameters.layer * machine.width
     # The head's own matrix comes first, the embedding last; with it, what did not fill a bucket.
-    head, embedding = (split.pipeline == 1) * parameters.head * machine.width, parameters.embedding * machine.width
-    packed = _buckets(choices, split)
+    head, embedding = (setup.pipeline == 1) * parameters.head * machine.width, parameters.embedding * machine.width
+    packed = _buckets(setup)
     middle = maximum(size - packed.first - packed.left, 0.0) / maximum(packed.count, 1)
 
     def sum_s(size_bytes: Numbers) -> Numbers:
-        return machine.collective_s("all_reduce", size_bytes, n, split.tensor)
+        return machine.collective_s("all_reduce", size_bytes, n, setup.tensor)
 
     first_s, middle_s = packed.has_first * sum_s(head + packed.first), sum_s(middle)
     last_s = sum_s(embedding + packed.left + (1 - packed.has_first) * head)
     others_s = packed.count * middle_s
-    copies_s = layers * layer_pass_s(choices, split, 2 * machine.width, has_experts=False)
+    copies_s = setup.layers * layer_pass_s(setup, 2 * machine.width, has_experts=False)
     ends_s = machine.stream_s(2 * machine.width * outside) + 5 * machine.device.queued_s
     # What divides the gradients into buckets makes that backward pass longer, too.
     backward_s, embedding_s = backward_s + copies_s, embedding_s + ends_s
@@ -85,13 +83,13 @@ def reduced(
     # The copies back of all but the last bucket take place while that is summed.
     early_s = (1 - packed.left / maximum(size, 1)) * copies_s + packed.has_first * machine.stream_s(2 * head)
     shown_s = maximum(maximum(behind_s, 0.0) + last_s - early_s, 0.0)
-    spread_s = _broadcasts_s(choices, split, parameters, layers) if choices.zero_stage else 0.0
+    spread_s = _broadcasts_s(setup, parameters) if setup.zero_stage else 0.0
     is_split = n > 1
-    tensors = layer_tensors(choices, split, has_experts=False)
-    norms, biases = 2 * (2 if choices.model.norm == "layer" else 1), choices.model.has_bias * len(tensors)
-    copies = layers * (sum(count for *_, count in tensors) + norms + biases) + 5
+    tensors = layer_tensors(setup, has_experts=False)
+    norms, biases = 2 * (2 if setup.model.norm == "layer" else 1), setup.model.has_bias * len(tensors)
+    copies = setup.layers * (sum(count for *_, count in tensors) + norms + biases) + 5
     experts_s = (
-        _experts_s(choices, split, layers * parameters.expert_layer * machine.width) if choices.model.experts else 0.0
+        _experts_s(setup, setup.layers * parameters.expert_layer * machine.width) if setup.model.experts else 0.0
     )
     return Axis(
         is_split * (first_s + others_s + last_s + spread_s) + experts_s,
@@ -101,11 +99,11 @@ def reduced(
     )
 
 
-def _experts_s(choices: Choices, split: Split, size: Numbers) -> Numbers:
+def _experts_s(setup: Setup, size: Numbers) -> Numbers:
     """What DDP leaves out, summed after it over the ranks that have the same experts; with ZeRO-1 broadcast too."""
-    machine, group = choices.machine, (split.expert_copies, split.expert_stride)
+    machine, group = setup.machine, (setup.expert_copies, setup.expert_stride)
     sum_s = machine.collective_s("all_reduce", size, *group)
-    return sum_s + (machine.collective_s("broadcast", size, *group) if choices.zero_stage else 0.0)
+    return sum_s + (machine.collective_s("broadcast", size, *group) if setup.zero_stage else 0.0)
 
 
 def _behind_s(
@@ -123,28 +121,28 @@ def _behind_s(
     return maximum(after_first_s, maximum(after_second_s, after_last_s))
 
 
-def _buckets(choices: Choices, split: Split) -> Buckets:
-    cut = (split.tensor, split.pipeline)
+def _buckets(setup: Setup) -> Buckets:
+    cut = (setup.tensor, setup.pipeline)
     if not any(isinstance(number, np.ndarray) for number in cut):
-        return _filled(choices, split)
+        return _filled(setup)
     distinct, which = distinct_rows(*cut)
     found = np.array(
         [
-            _filled(choices, replace(split, tensor=tensor, pipeline=pipeline))
+            _filled(replace(setup, tensor=tensor, pipeline=pipeline))
             for tensor, pipeline in zip(*map(np.ndarray.tolist, distinct), strict=True)
         ]
     )
     return Buckets(*found[which].T)
 
 
-def _filled(choices: Choices, split: Split) -> Buckets:
+def _filled(setup: Setup) -> Buckets:
     """By filling them: the head's own matrix first, then the last layer's last tensor."""
-    model, width = choices.model, choices.machine.width / split.tensor
-    head = model.vocab_size * model.d_model * width * (split.pipeline == 1 and not model.tied_head)
-    tensors = layer_tensors(choices, split, has_experts=False)
+    model, width = setup.model, setup.machine.width / setup.tensor
+    head = model.vocab_size * model.d_model * width * (setup.pipeline == 1 and not model.tied_head)
+    tensors = layer_tensors(setup, has_experts=False)
     sizes = [rows * columns * width for rows, columns, many in tensors for _ in range(int(many))]
     filled, held_bytes, limit = [], 0.0, _FIRST_BUCKET_BYTES
-    for size in [head, *sizes[::-1] * (model.num_layers // split.pipeline)]:
+    for size in [head, *sizes[::-1] * (model.num_layers // setup.pipeline)]:
         held_bytes += size
         if held_bytes >= limit:
             filled, held_bytes, limit = [*filled, held_bytes], 0.0, _BUCKET_BYTES
@@ -153,54 +151,53 @@ def _filled(choices: Choices, split: Split) -> Buckets:
     return Buckets(filled[0] - head, 1.0, len(filled) - 1.0, held_bytes)
 
 
-def _broadcasts_s(choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers) -> Numbers:
+def _broadcasts_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
     """Tensor by tensor from its owner: the largest from the first rank, the others from any."""
-    machine, n = choices.machine, split.data * split.context
+    machine, n = setup.machine, setup.data * setup.context
 
     def one_s(numbers: Numbers, name: str = "broadcast in turn") -> Numbers:
-        return machine.collective_s(name, numbers * machine.width + 0.0 * n, n, split.tensor)
+        return machine.collective_s(name, numbers * machine.width + 0.0 * n, n, setup.tensor)
 
     layer_s = sum(
-        count * one_s(rows * columns / split.tensor)
-        for rows, columns, count in layer_tensors(choices, split, has_experts=False)
+        count * one_s(rows * columns / setup.tensor) for rows, columns, count in layer_tensors(setup, has_experts=False)
     )
-    vectors = len(layer_tensors(choices, split, has_experts=False)) + 4
-    ends_s = one_s(parameters.embedding, "broadcast") + one_s((split.pipeline == 1) * parameters.head)
-    ends_s = ends_s + 3 * one_s(choices.model.d_model)
-    return layers * (layer_s + vectors * one_s(choices.model.d_model)) + ends_s
+    vectors = len(layer_tensors(setup, has_experts=False)) + 4
+    ends_s = one_s(parameters.embedding, "broadcast") + one_s((setup.pipeline == 1) * parameters.head)
+    ends_s = ends_s + 3 * one_s(setup.model.d_model)
+    return setup.layers * (layer_s + vectors * one_s(setup.model.d_model)) + ends_s
 
 
-def gathered_s(machine: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, Numbers]:
+def gathered_s(setup: Setup, numbers: Numbers) -> tuple[Numbers, Numbers]:
     """Seconds to gather so many parameters: on the wires, and of the copies (and casts) before and after."""
-    size = numbers * machine.width
-    wires_s = machine.collective_s("all_gather", size, split.shards, split.tensor)
-    copies_s = machine.stream_s(2 * size / split.shards) + machine.stream_s(2 * size) + 2 * machine.device.queued_s
+    machine, size = setup.machine, numbers * setup.machine.width
+    wires_s = machine.collective_s("all_gather", size, setup.shards, setup.tensor)
+    copies_s = machine.stream_s(2 * size / setup.shards) + machine.stream_s(2 * size) + 2 * machine.device.queued_s
     if machine.shard_width > machine.width:
-        cast_bytes = numbers / split.shards * (machine.shard_width + machine.width)
+        cast_bytes = numbers / setup.shards * (machine.shard_width + machine.width)
         copies_s = copies_s + machine.stream_s(cast_bytes) + machine.device.queued_s
     return wires_s, copies_s
 
 
-def scattered_s(machine: Machine, split: Split, numbers: Numbers) -> tuple[Numbers, Numbers]:
+def scattered_s(setup: Setup, numbers: Numbers) -> tuple[Numbers, Numbers]:
     """The same to sum and scatter so many gradients."""
-    size = numbers * machine.shard_width
-    wires_s = machine.collective_s("reduce_scatter", size, split.shards, split.tensor)
+    machine, size = setup.machine, numbers * setup.machine.shard_width
+    wires_s = machine.collective_s("reduce_scatter", size, setup.shards, setup.tensor)
     wires_s = wires_s + machine.collective_s(
-        "all_reduce", size / split.shards, split.replicas, split.tensor * split.shards
+        "all_reduce", size / setup.shards, setup.replicas, setup.tensor * setup.shards
     )
     return wires_s, machine.stream_s(numbers * machine.width + size) + machine.device.queued_s
 
 
 def sharded_layer_s(
-    choices: Choices, split: Split, parameters: ParametersPerRank, forward_s: Numbers, backward_s: Numbers
+    setup: Setup, parameters: ParametersPerRank, forward_s: Numbers, backward_s: Numbers
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """What FSDP2 adds to a layer's forward and to its backward; the seconds of its wires and of its copies."""
-    machine = choices.machine
-    trained, regathered = 1.0 * (choices.trainable == "all"), 1.0 * choices.reshard_after_forward
-    gather_s, apart_s = gathered_s(machine, split, parameters.layer)
-    scatter_s, together_s = scattered_s(machine, split, parameters.layer)
-    later = trained * (1 - 1 / split.num_microbatches)
-    added_s = later * layer_pass_s(choices, split, 3 * machine.shard_width, split.shards)
+    machine = setup.machine
+    trained, regathered = 1.0 * (setup.has_weight_gradients), 1.0 * setup.reshard_after_forward
+    gather_s, apart_s = gathered_s(setup, parameters.layer)
+    scatter_s, together_s = scattered_s(setup, parameters.layer)
+    later = trained * (1 - 1 / setup.num_microbatches)
+    added_s = later * layer_pass_s(setup, 3 * machine.shard_width, setup.shards)
     wires_s = (gather_s, regathered * gather_s + trained * scatter_s)
     copies_s = (apart_s, regathered * apart_s + trained * together_s + added_s)
     hidden_s = (forward_s, backward_s) if machine.stack.data_overlap else (0.0, 0.0)
@@ -208,19 +205,19 @@ def sharded_layer_s(
         maximum(wire - hidden, 0.0) + copy for wire, hidden, copy in zip(wires_s, hidden_s, copies_s, strict=True)
     ]
     # The first of the layers has no layer before it, behind which it could be gathered.
-    shown_s[0] = shown_s[0] + minimum(gather_s, hidden_s[0]) * split.pipeline / choices.model.num_layers
+    shown_s[0] = shown_s[0] + minimum(gather_s, hidden_s[0]) * setup.pipeline / setup.model.num_layers
     return shown_s[0], shown_s[1], sum(wires_s), sum(copies_s)
 
 
-def sharded_ends_s(choices: Choices, split: Split, parameters: ParametersPerRank) -> tuple[Numbers, Numbers]:
+def sharded_ends_s(setup: Setup, parameters: ParametersPerRank) -> tuple[Numbers, Numbers]:
     """Wires and copies of FSDP2, once a micro-batch, for embedding, head and last norm: nothing of it is hidden."""
-    machine, outside = choices.machine, _outside(split, parameters)
-    gather_s, apart_s = gathered_s(machine, split, outside)
-    scatter_s, together_s = scattered_s(machine, split, outside)
-    added_s = (1 - 1 / split.num_microbatches) * machine.stream_s(3 * outside / split.shards * machine.shard_width)
-    trained = 1.0 * (choices.trainable == "all")
+    machine, outside = setup.machine, _outside(setup, parameters)
+    gather_s, apart_s = gathered_s(setup, outside)
+    scatter_s, together_s = scattered_s(setup, outside)
+    added_s = (1 - 1 / setup.num_microbatches) * machine.stream_s(3 * outside / setup.shards * machine.shard_width)
+    trained = 1.0 * (setup.has_weight_gradients)
     return gather_s + trained * scatter_s, apart_s + trained * (together_s + added_s)
 
 
-def _outside(split: Split, parameters: ParametersPerRank) -> Numbers:
-    return parameters.embedding + (split.pipeline == 1) * parameters.head
+def _outside(setup: Setup, parameters: ParametersPerRank) -> Numbers:
+    return parameters.embedding + (setup.pipeline == 1) * parameters.head

@@ -26,8 +26,8 @@ import numpy as np
 from lablib.cost.arrays import Numbers, minimum
 from lablib.plan.eager.experts import sent_bytes
 from lablib.plan.eager.ring import held_in_backward
-from lablib.plan.setup import Choices, Split
-from lablib.plan.step import Step, sizes_of
+from lablib.plan.setup import Setup
+from lablib.plan.step import Step
 
 
 class Moment(NamedTuple):
@@ -218,31 +218,30 @@ def largest(moments: list[Moment]) -> Moment:
     return best
 
 
-def _last_weight(choices: Choices, split: Split) -> Numbers:
+def _last_weight(setup: Setup) -> Numbers:
     """Rows of the last weight of an MLP; of all experts of a rank, which are one tensor."""
-    mixture = choices.model.experts
+    mixture = setup.model.experts
     if not mixture:
-        return choices.model.hidden_size / split.tensor
-    return mixture.num_experts * mixture.d_ff / split.expert_stride
+        return setup.model.hidden_size / setup.tensor
+    return mixture.num_experts * mixture.d_ff / setup.expert_stride
 
 
-def _entrance_gradient(choices: Choices, split: Split) -> Numbers:
+def _entrance_gradient(setup: Setup) -> Numbers:
     """Bytes of the gradients of queries', keys' and values' weights, the last ones that a layer makes."""
-    model = choices.model
-    columns = (model.num_heads + 2 * model.kv_heads) * model.head_size / split.tensor
-    return columns * model.d_model * choices.machine.width
+    model = setup.model
+    columns = (model.num_heads + 2 * model.kv_heads) * model.head_size / setup.tensor
+    return columns * model.d_model * setup.machine.width
 
 
-def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: Numbers) -> Stage:
-    machine, parameters, policy, sizes = choices.machine, step.parameters, choices.recompute, sizes_of(choices, split)
-    is_first, is_last = 1.0 * (rank == 0), 1.0 * (rank == split.pipeline - 1)
-    whole = sizes.rows * choices.model.d_model * machine.width
-    entering = whole / sizes.sequence_shards
+def stage_of(setup: Setup, step: Step, rank: Numbers, layers: Numbers) -> Stage:
+    machine, parameters, policy, sizes = setup.machine, step.parameters, setup.recompute, setup.sizes
+    is_first, is_last = 1.0 * (rank == 0), 1.0 * (rank == setup.pipeline - 1)
+    whole, entering = setup.whole_bytes, setup.entering_bytes
     work = step.work._replace(saved_bytes=step.work.saved_bytes + entering)
     kept = policy.saved_bytes(work, machine.stack, entering, layers)
     recomputed = policy.working_bytes(work, kept, layers) - (policy.kind == "full") * entering
     tied = is_first * is_last * parameters.tied
-    has_ring = bool(np.any(split.context > 1)) and not choices.model.latent
+    has_ring = bool(np.any(setup.context > 1)) and not setup.model.latent
     return Stage(
         layers=layers,
         is_first=is_first,
@@ -250,14 +249,14 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         entering=entering,
         whole=whole,
         tokens=step.embedding.saved_bytes,
-        sent=(1 - is_first) * entering * (split.num_microbatches >= split.pipeline - rank),
+        sent=(1 - is_first) * entering * (setup.num_microbatches >= setup.pipeline - rank),
         saved=kept,
-        window=minimum(2, layers) if "activations" in choices.offload else layers,
+        window=minimum(2, layers) if "activations" in setup.offload else layers,
         recomputed=recomputed,
         inner=step.work.peak_bytes,
-        last_weight=_last_weight(choices, split) * choices.model.d_model * machine.width,
-        dispatched=sent_bytes(machine, choices.model, sizes),
-        attention=whole * ((1 + 3 / split.tensor) if machine.stack.is_megatron else (2 + 1 / split.tensor)),
+        last_weight=_last_weight(setup) * setup.model.d_model * machine.width,
+        dispatched=sent_bytes(machine, setup.model, sizes),
+        attention=whole * ((1 + 3 / setup.tensor) if machine.stack.is_megatron else (2 + 1 / setup.tensor)),
         # The output of the last product; of a layer that keeps nothing the MLP's two tensors, but not its output yet.
         passing=entering + (policy.kind == "full") * 2 * step.work.peak_bytes,
         head=step.head.saved_bytes,
@@ -267,8 +266,8 @@ def stage_of(choices: Choices, split: Split, step: Step, rank: Numbers, layers: 
         head_gradient=is_last * (parameters.head + parameters.tied - tied) * machine.width,
         embedding_gradient=is_first * parameters.embedding * machine.width,
         tied=tied * machine.width,
-        is_split=1.0 * (split.tensor > 1),
-        in_ring=held_in_backward(machine, choices.model, sizes) if has_ring else (),
-        has_ring=1.0 * (split.context > 1),
-        entrance_gradient=_entrance_gradient(choices, split),
+        is_split=1.0 * (setup.tensor > 1),
+        in_ring=held_in_backward(machine, setup.model, sizes) if has_ring else (),
+        has_ring=1.0 * (setup.context > 1),
+        entrance_gradient=_entrance_gradient(setup),
     )

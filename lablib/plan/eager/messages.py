@@ -17,12 +17,11 @@ Simplified: nodes hold whole stages; the bound with the slowest hop everywhere i
 from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
 from lablib.pipeline.closed_form import V_SHAPED, StageTime, makespan_s
 from lablib.plan.machine import Machine
-from lablib.plan.setup import Choices, Split
+from lablib.plan.setup import Setup
 
 
 def mixed_makespan_s(
-    choices: Choices,
-    split: Split,
+    setup: Setup,
     middle: StageTime,
     first: StageTime,
     last: StageTime,
@@ -31,8 +30,8 @@ def mixed_makespan_s(
     upper_s: Numbers,
 ) -> Numbers:
     """`upper_s`, the makespan with the slowest message everywhere, or less where only some leave a node."""
-    machine, p = choices.machine, split.pipeline
-    stride = split.num_ranks // p
+    machine, p = setup.machine, setup.pipeline
+    stride = setup.num_ranks // p
     in_node = machine.in_node(p, stride)
     leaving = ceil_div(p, in_node) - 1
     far_s, near_s = machine.collective_s("send", size_bytes, p, stride), _near_s(machine, size_bytes, p, stride)
@@ -40,7 +39,7 @@ def mixed_makespan_s(
 
     def span_s(first: StageTime, last: StageTime, send_s: Numbers) -> Numbers:
         whole_s = makespan_s(
-            *(choices.schedule, p, split.num_microbatches, split.chunks, middle, first, last),
+            *(setup.schedule, p, setup.num_microbatches, setup.chunks, middle, first, last),
             *(send_s, machine.stack.pipeline_overlap, busiest),
         )
         return whole_s + 2 * (way_s - (p - 1) * send_s)
@@ -53,20 +52,20 @@ def mixed_makespan_s(
     return upper_s + is_mixed * (minimum(maximum(ends_s, between_s), upper_s) - upper_s)
 
 
-def sent_s(choices: Choices, split: Split, size_bytes: Numbers, send_s: Numbers) -> Numbers:
+def sent_s(setup: Setup, size_bytes: Numbers, send_s: Numbers) -> Numbers:
     """Seconds of the messages that a rank sends in a step; `send_s` is one that leaves the node, if any does.
 
     To each neighbour one a micro-batch and piece of its model, of which some stay in the node; the turn of a V is no
     message. Without a rank in between, the first one sends its last piece's output to nobody.
     """
-    p, v = split.pipeline, split.chunks
-    stride = split.num_ranks // p
-    in_node = choices.machine.in_node(p, stride)
+    p, v = setup.pipeline, setup.chunks
+    stride = setup.num_ranks // p
+    in_node = setup.machine.in_node(p, stride)
     is_mixed = (in_node > 1) & (p > in_node)
-    far_s = choices.machine.collective_s("send", size_bytes, p, stride)
-    near_s = _near_s(choices.machine, size_bytes, p, stride)
-    alone = (p == 2) * (1 + (choices.schedule in V_SHAPED))
-    return split.num_microbatches * (2 * v - alone) * (send_s - is_mixed * (far_s - near_s) / 2)
+    far_s = setup.machine.collective_s("send", size_bytes, p, stride)
+    near_s = _near_s(setup.machine, size_bytes, p, stride)
+    alone = (p == 2) * (1 + (setup.schedule in V_SHAPED))
+    return setup.num_microbatches * (2 * v - alone) * (send_s - is_mixed * (far_s - near_s) / 2)
 
 
 def _near_s(machine: Machine, size_bytes: Numbers, p: Numbers, stride: Numbers) -> Numbers:

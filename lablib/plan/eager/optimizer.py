@@ -25,7 +25,7 @@ from lablib.models.transformer_sizes import layer_matrices
 from lablib.plan.machine import Machine
 from lablib.plan.optimizers import OPTIMIZERS, Optimizer
 from lablib.plan.parameters_per_rank import ParametersPerRank
-from lablib.plan.setup import Choices, Split
+from lablib.plan.setup import Setup
 
 _ADAM = (2, 3, 2, 4, 2, 2, 2, 4)
 PASSES: Mapping[str, tuple[int, ...]] = MappingProxyType(
@@ -45,79 +45,79 @@ def _is_of_catalogue(optimizer: Optimizer) -> bool:
     return name in PASSES and replace(optimizer, source=OPTIMIZERS[name].source) == OPTIMIZERS[name]
 
 
-def is_torchs(choices: Choices) -> bool:
+def is_torchs(setup: Setup) -> bool:
     """Whether the step is one of torch's own: an eager stack's, with a record of the catalogue as it is."""
-    return choices.machine.stack.is_eager and _is_of_catalogue(choices.optimizer)
+    return setup.is_eager and _is_of_catalogue(setup.optimizer)
 
 
-def state_bytes(choices: Choices) -> float:
+def state_bytes(setup: Setup) -> float:
     """Bytes a parameter: the moments, and the masters with their gradients."""
-    moments = choices.optimizer.moments * state_width(choices.machine)
-    return moments + 4 * choices.machine.has_master
+    moments = setup.optimizer.moments * state_width(setup.machine)
+    return moments + 4 * setup.machine.has_master
 
 
-def temporary_bytes(choices: Choices) -> float:
+def temporary_bytes(setup: Setup) -> float:
     """Bytes a parameter that the step needs for a moment."""
-    return state_width(choices.machine) * (choices.optimizer.name in ("adamw", "adam"))
+    return state_width(setup.machine) * (setup.optimizer.name in ("adamw", "adam"))
 
 
-def step_s(choices: Choices, split: Split, parameters: ParametersPerRank, layers: Numbers) -> Numbers:
-    """Seconds of the optimizer's step on a stage with so many layers and the embedding."""
-    machine = choices.machine
-    outside = parameters.embedding + (split.pipeline == 1) * parameters.head
-    shared, expert = layers * parameters.layer + outside, layers * parameters.expert_layer
-    own = own_numbers(choices, split, shared, expert) if choices.zero_stage else shared + expert
+def step_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
+    """Seconds of the optimizer's step on a stage with the mean number of layers and the embedding."""
+    machine = setup.machine
+    outside = parameters.embedding + (setup.pipeline == 1) * parameters.head
+    shared, expert = setup.layers * parameters.layer + outside, setup.layers * parameters.expert_layer
+    own = own_numbers(setup, shared, expert) if setup.zero_stage else shared + expert
     width, overhead_s = state_width(machine), machine.device.queued_s
     launches = maximum(ceil_div(own, _NUMBERS_A_LAUNCH), 1)
     time_s = 0.0 * own
-    for numbers in PASSES[choices.optimizer.name]:
+    for numbers in PASSES[setup.optimizer.name]:
         time_s = time_s + machine.stream_s(numbers * width * own) + launches * overhead_s
-    if choices.optimizer.name in ("adamw", "adam"):
+    if setup.optimizer.name in ("adamw", "adam"):
         time_s = time_s + overhead_s  # the numbers of steps, of all tensors at once
     if machine.has_master:
         size = 4 + machine.width
-        share = split.shards if choices.zero_stage else 1
+        share = setup.shards if setup.zero_stage else 1
         ends_s = machine.stream_s(outside / share * size) + 2 * overhead_s
-        time_s = time_s + 2 * (layers * layer_pass_s(choices, split, size, share) + ends_s)
+        time_s = time_s + 2 * (setup.layers * layer_pass_s(setup, size, share) + ends_s)
     return time_s
 
 
-def own_numbers(choices: Choices, split: Split, shared: Numbers, expert: Numbers) -> Numbers:
+def own_numbers(setup: Setup, shared: Numbers, expert: Numbers) -> Numbers:
     """Of parameters that all ranks of the data axis have, and of experts that some have: the fullest rank's share.
 
     ZeRO-1 gives tensors to ranks whole, so that the fullest has at least the largest.
     """
-    own = shared / split.shards + expert / split.expert_shards
-    if choices.zero_stage == 3:
+    own = shared / setup.shards + expert / setup.expert_shards
+    if setup.zero_stage == 3:
         return own
-    matrices = max(rows * columns for rows, columns, _ in layer_tensors(choices, split))
-    return maximum(own, max(matrices, choices.model.vocab_size * choices.model.d_model) / split.tensor)
+    matrices = max(rows * columns for rows, columns, _ in layer_tensors(setup))
+    return maximum(own, max(matrices, setup.model.vocab_size * setup.model.d_model) / setup.tensor)
 
 
-def layer_pass_s(choices: Choices, split: Split, size: float, shards: Numbers = 1, has_experts: bool = True) -> Numbers:
+def layer_pass_s(setup: Setup, size: float, shards: Numbers = 1, has_experts: bool = True) -> Numbers:
     """One operator for each tensor of a layer, or for this rank's share of it: it moves `size` bytes a number."""
-    machine, model = choices.machine, choices.model
+    machine, model = setup.machine, setup.model
     time_s = 0.0
-    tensors = layer_tensors(choices, split, has_experts)
+    tensors = layer_tensors(setup, has_experts)
     for rows, columns, count in tensors:
-        one_s = machine.stream_s(rows * columns / (split.tensor * shards) * size) + machine.device.queued_s
+        one_s = machine.stream_s(rows * columns / (setup.tensor * shards) * size) + machine.device.queued_s
         time_s = time_s + count * one_s
     vectors = 2 * (2 if model.norm == "layer" else 1) + model.has_bias * len(tensors)
     return time_s + vectors * machine.device.queued_s
 
 
-def layer_tensors(choices: Choices, split: Split, has_experts: bool = True) -> tuple[tuple[Numbers, int, Numbers], ...]:
+def layer_tensors(setup: Setup, has_experts: bool = True) -> tuple[tuple[Numbers, int, Numbers], ...]:
     """Rows (of all tensor ranks), columns and number of a layer's matrices; queries, keys and values may be one.
 
     The experts of a rank are one tensor a matrix, which DDP leaves out: other ranks have other experts.
     """
-    model = choices.model
+    model = setup.model
     matrices = layer_matrices(model, is_expert_layer=model.experts is not None)
     found = [(m.rows, m.columns, m.count) for m in matrices if m.part != "experts"]
     if has_experts:
-        ranks = split.expert_stride / split.tensor  # that share them, beside the tensor ranks
+        ranks = setup.expert_stride / setup.tensor  # that share them, beside the tensor ranks
         found += [(m.rows * m.count / ranks, m.columns, 1) for m in matrices if m.part == "experts"]
-    if not choices.machine.stack.is_megatron or model.latent:
+    if not setup.machine.stack.is_megatron or model.latent:
         return tuple(found)
     together = sum(columns for _, columns, _ in found[:3])
     return ((found[0][0], together, 1), *found[3:])

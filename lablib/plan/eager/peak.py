@@ -11,63 +11,59 @@ from lablib.plan.eager import optimizer as eager_optimizer
 from lablib.plan.eager.memory import Moment, Stage, backward_moments, largest, optimizer_moment, stage_of
 from lablib.plan.eager.sharded import sharded_moments
 from lablib.plan.optimizer_step import Own, state_bytes, update_bytes
-from lablib.plan.setup import Choices, Split
+from lablib.plan.setup import Setup
 from lablib.plan.step import Step
 
 
-def peak(
-    choices: Choices, split: Split, step: Step, rank: Numbers, layers: Numbers, in_flight: Numbers
-) -> tuple[Numbers, ...]:
+def peak(setup: Setup, step: Step, rank: Numbers, layers: Numbers, in_flight: Numbers) -> tuple[Numbers, ...]:
     """Parameter, gradient, optimizer state, activation, communication buffer and other bytes of a stage at its peak."""
-    machine = choices.machine
-    stage = stage_of(choices, split, step, rank, layers)
+    machine = setup.machine
+    stage = stage_of(setup, step, rank, layers)
     numbers, expert = stage.gradient / machine.width, layers * step.parameters.expert_layer
-    own = eager_optimizer.own_numbers(choices, split, numbers - expert, expert) if choices.zero_stage else numbers
-    is_sharded, trains = choices.zero_stage == 3, choices.trainable == "all"
+    own = eager_optimizer.own_numbers(setup, numbers - expert, expert) if setup.zero_stage else numbers
+    is_sharded, trains = setup.zero_stage == 3, setup.has_weight_gradients
     whole = stage
     if not trains and not is_sharded:
         stage = stage._replace(layer_gradient=0.0, head_gradient=0.0, embedding_gradient=0.0, tied=0.0, last_weight=0.0)
-    found = largest(_moments(choices, split, stage, numbers, own, in_flight))
-    buckets = (numbers - expert) * (split.data * split.context > 1) + expert * (split.expert_copies > 1)
-    n = split.data * split.context
-    left_out = (n > 1) * choices.compression.memory_bytes(numbers - expert, ranks=n)  # error feedback
+    found = largest(_moments(setup, stage, numbers, own, in_flight))
+    buckets = (numbers - expert) * (setup.data * setup.context > 1) + expert * (setup.expert_copies > 1)
+    n = setup.data * setup.context
+    left_out = (n > 1) * setup.compression.memory_bytes(numbers - expert, ranks=n)  # error feedback
     buckets = buckets * machine.width * (trains and not is_sharded) + left_out
     return (
         (own * machine.shard_width if is_sharded else numbers * machine.width) + found.parameter,
         found.gradient,
-        _state_bytes(choices, whole, own, numbers) * (trains and "optimizer" not in choices.offload),
+        _state_bytes(setup, whole, own, numbers) * (trains and "optimizer" not in setup.offload),
         found.activation,
         found.communication + buckets,
         found.other,
     )
 
 
-def _moments(
-    choices: Choices, split: Split, stage: Stage, numbers: Numbers, own: Numbers, in_flight: Numbers
-) -> list[Moment]:
-    m, is_sharded = split.num_microbatches, choices.zero_stage == 3
+def _moments(setup: Setup, stage: Stage, numbers: Numbers, own: Numbers, in_flight: Numbers) -> list[Moment]:
+    m, is_sharded = setup.num_microbatches, setup.zero_stage == 3
     if is_sharded:
-        has_replicas, overlaps = 1.0 * (split.replicas > 1), choices.machine.stack.data_overlap
-        reshards = choices.reshard_after_forward
-        wider = choices.machine.shard_width / choices.machine.width
+        has_replicas, overlaps = 1.0 * (setup.replicas > 1), setup.machine.stack.data_overlap
+        reshards = setup.reshard_after_forward
+        wider = setup.machine.shard_width / setup.machine.width
         moments = sharded_moments(stage, in_flight, m, numbers / own, reshards, has_replicas, overlaps, wider)
     else:
         moments = backward_moments(stage, in_flight, m)
-    if choices.trainable == "all" and "optimizer" not in choices.offload:
-        gradients = (own if is_sharded else numbers) * eager_optimizer.state_width(choices.machine)
-        moments.append(optimizer_moment(stage, gradients, _temporary_bytes(choices, own)))
+    if setup.has_weight_gradients and "optimizer" not in setup.offload:
+        gradients = (own if is_sharded else numbers) * eager_optimizer.state_width(setup.machine)
+        moments.append(optimizer_moment(stage, gradients, _temporary_bytes(setup, own)))
     return moments
 
 
-def _state_bytes(choices: Choices, stage: Stage, own: Numbers, numbers: Numbers) -> Numbers:
+def _state_bytes(setup: Setup, stage: Stage, own: Numbers, numbers: Numbers) -> Numbers:
     """The optimizer's own: torch's at the width of its parameters, any other as optimizers.py has it."""
-    if eager_optimizer.is_torchs(choices):
-        return own * eager_optimizer.state_bytes(choices)
-    ends = (stage.head_gradient + stage.embedding_gradient) / choices.machine.width * own / numbers
-    return state_bytes(choices, Own(own - ends, ends))
+    if eager_optimizer.is_torchs(setup):
+        return own * eager_optimizer.state_bytes(setup)
+    ends = (stage.head_gradient + stage.embedding_gradient) / setup.machine.width * own / numbers
+    return state_bytes(setup, Own(own - ends, ends))
 
 
-def _temporary_bytes(choices: Choices, own: Numbers) -> Numbers:
-    if eager_optimizer.is_torchs(choices):
-        return own * eager_optimizer.temporary_bytes(choices)
-    return update_bytes(choices, own)
+def _temporary_bytes(setup: Setup, own: Numbers) -> Numbers:
+    if eager_optimizer.is_torchs(setup):
+        return own * eager_optimizer.temporary_bytes(setup)
+    return update_bytes(setup, own)

@@ -1,0 +1,172 @@
+"""Check the arguments of `predict` and `predict_many`, and build the `Setup`; the formulas take it as valid."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from lablib.errors import unknown_name
+from lablib.hardware.catalogue import find_cluster
+from lablib.hardware.cluster import Cluster
+from lablib.hardware.link import Link
+from lablib.hardware.links import LINKS
+from lablib.models.gpt import GPTConfig
+from lablib.models.published import find_transformer
+from lablib.models.transformer import Transformer
+from lablib.pipeline.closed_form import WITH_CLOSED_FORM
+from lablib.plan.default_stack import NAMED, Software, default_stack
+from lablib.plan.derating import USUAL, Derating
+from lablib.plan.gradient_compression import GradientCompression, find_compression
+from lablib.plan.machine import Machine
+from lablib.plan.optimizers import Optimizer, find_optimizer
+from lablib.plan.order import checked_order, placed_machine
+from lablib.plan.parallel import Parallel
+from lablib.plan.recompute import recompute_policy
+from lablib.plan.rules import obstacles
+from lablib.plan.setup import Setup
+from lablib.plan.stack import Stack, find_stack
+from lablib.signature import WrongType, shown, whole_number
+
+PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
+NARROW = ("float8", "float4")
+TRAINABLE = ("all", "lora")
+OFFLOAD = ("optimizer", "activations")
+_AXES = ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas")
+
+
+def setup_of(
+    model: str | Transformer | GPTConfig,
+    cluster: str | Cluster,
+    parallel: Parallel | None = None,
+    batch: int = 1,
+    micro_batch: int = 1,
+    seq_len: int | None = None,
+    precision: str = "bfloat16",
+    recompute: str = "none",
+    schedule: str = "1f1b",
+    optimizer: str | Optimizer = "adamw",
+    stack: str | Stack | None = None,
+    compression: str | GradientCompression = "none",
+    offload: tuple[str, ...] = (),
+    trainable: str = "all",
+    derating: Derating | None = None,
+    host_link: str | Link = "pcie4",
+) -> Setup:
+    """The setup of one plan, names resolved; it may break rules (rules.py). Arguments and Raises as `predict`."""
+    model, cluster = find_model(model), find_cluster(cluster)
+    parallel = Parallel() if parallel is None else parallel
+    if not isinstance(parallel, Parallel):
+        raise ValueError(f"parallel is a Parallel, or None: got {shown(parallel)}; try Parallel(data=8)")
+    _check_names(precision, schedule, trainable, offload)
+    host_link = _find_link(host_link)
+    if derating is not None and not isinstance(derating, Derating):
+        raise ValueError(
+            f"derating is a record of lablib.plan.derating, or None: got {shown(derating)}; try lablib.plan.IDEAL"
+        )
+    software = default_stack(cluster.device) if stack is None else Software(find_stack(stack).name, NAMED)
+    stack = find_stack(software.name if stack is None else stack)
+    _check_stack(stack, parallel, precision)
+    return Setup(
+        model=model,
+        parallel=parallel,
+        compression=_find_compression(compression, parallel, trainable),
+        machine=_machine(cluster, stack, USUAL if derating is None else derating, precision),
+        recompute=recompute_policy(recompute),
+        schedule=schedule,
+        optimizer=find_optimizer(optimizer),
+        trainable=trainable,
+        offload=tuple(offload),
+        host_link=host_link,
+        software=software,
+        **{axis: getattr(parallel, axis) for axis in _AXES},
+        expert_tensor=parallel.expert_tensor_ranks,
+        batch=whole_number("batch", batch),
+        micro_batch=whole_number("micro_batch", micro_batch),
+        seq_len=whole_number("seq_len", model.max_seq_len if seq_len is None else seq_len),
+    )
+
+
+def possible(setup: Setup, order: Sequence[str] | None = None) -> Setup:
+    """The setup of a plan that breaks no rule, its ranks in this order of the axes (order.py); None: the planner's.
+
+    Raises ValueError for the first rule that is broken, and for an order that lacks an axis.
+    """
+    for reason in obstacles(setup):
+        raise ValueError(reason)
+    if order is None:
+        return setup
+    order = checked_order(order, setup.parallel)
+    return replace(setup, machine=placed_machine(setup.machine, setup.parallel, order))
+
+
+def find_model(model: str | Transformer | GPTConfig) -> Transformer:
+    """`find_transformer` of a name or a record, without experts that no layer has.
+
+    Raises ValueError for an unknown name, and for any other type.
+    """
+    if not isinstance(model, (str, Transformer, GPTConfig)):
+        raise WrongType(f'model must be a name, a Transformer or a GPTConfig: got {shown(model)}; try "llama-3-8b"')
+    found = find_transformer(model)
+    return found if found.num_expert_layers or found.experts is None else replace(found, experts=None)
+
+
+def _check_names(precision: str, schedule: str, trainable: str, offload: tuple[str, ...]) -> None:
+    choices = (
+        ("precision", precision, PRECISIONS),
+        ("schedule", schedule, WITH_CLOSED_FORM),
+        ("trainable", trainable, TRAINABLE),
+    )
+    for name, value, _ in choices:
+        if not isinstance(value, str):
+            raise WrongType(f"{name} must be text: got {shown(value)}; leave it out for the usual one")
+    for name, value, valid in choices:
+        if value not in valid:
+            raise unknown_name(name, value, valid)
+    if not isinstance(offload, (tuple, list)):
+        raise ValueError(f'offload is a tuple of what the host keeps: got {shown(offload)}; try offload=("optimizer",)')
+    for each in offload:
+        if each not in OFFLOAD:
+            raise unknown_name("offload", each, OFFLOAD)
+
+
+def _find_link(host_link: str | Link) -> Link:
+    if isinstance(host_link, Link):
+        return host_link
+    if not isinstance(host_link, str) or host_link not in LINKS:
+        raise unknown_name("link", host_link, list(LINKS))
+    return LINKS[host_link]
+
+
+def _check_stack(stack: Stack, parallel: Parallel, precision: str) -> None:
+    if stack.has_wide_shards and parallel.zero_stage != 3:
+        raise ValueError(
+            f"has_wide_shards is of parameters that are split: got zero_stage={parallel.zero_stage}; try zero_stage=3"
+        )
+    if stack.is_eager and precision in NARROW:
+        raise ValueError(
+            f"products in 8 bits or less are no part of eager torch: got precision={precision!r} with stack "
+            f"{stack.name!r}; try precision='bfloat16', or stack='torch-compile'"
+        )
+    if stack.is_eager and parallel.zero_plus_plus:
+        raise ValueError(
+            f"zero_plus_plus is no part of torch's own FSDP: got {parallel.zero_plus_plus} with stack {stack.name!r}; "
+            "leave it out, or try stack='megatron-deepspeed'"
+        )
+
+
+def _find_compression(
+    compression: str | GradientCompression, parallel: Parallel, trainable: str
+) -> GradientCompression:
+    found = find_compression(compression)
+    if not found.is_none and (parallel.zero_stage == 3 or trainable != "all"):
+        raise ValueError(
+            "compression is of gradients that are summed over the data axis, before ZeRO-3 and without lora: got "
+            f"{found.name!r} with zero_stage={parallel.zero_stage} and trainable={trainable!r}; leave it out, or "
+            "give zero_stage=1 (of ZeRO-3, zero_plus_plus compresses)"
+        )
+    return found
+
+
+@lru_cache(maxsize=64)
+def _machine(cluster: Cluster, stack: Stack, derating: Derating, precision: str) -> Machine:
+    """One machine for all equal arguments: it caches its groups and its layers' pieces."""
+    return Machine(cluster, stack, derating, precision)
