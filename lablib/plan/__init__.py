@@ -11,14 +11,15 @@ eager/          all of a step operator by operator, as eager torch runs it
 parameters_per_rank.py  parameters on one rank
 pieces.py       what plans share, worked out once
 default_stack.py        the software that is taken where none is named
-setup.py        the choices and the numbers of a plan, or of many
+setup.py        the choices and the numbers of a plan, or of many: one record for all formulas
 data_axis.py    what ranks with other sequences tell each other, and how much of it shows
 optimizer_step.py       the update of the parameters
 step.py         one step as a sum
 memory.py       what each stage keeps at its peak
 prediction.py   what a prediction says
 rules.py        which splits are possible
-predict.py      the front door
+arguments.py    the checks of the arguments, and the setup that they describe
+predict.py      the prediction of one plan
 predict_many.py the same for a million plans
 predictions.py  what it says of them
 search_grid.py  all plans there are

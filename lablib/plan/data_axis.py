@@ -68,7 +68,7 @@ def sharded_layer(setup: Setup, parameters: ParametersPerRank, forward_s: Number
         return Waiting(*eager_data.sharded_layer_s(setup, parameters, forward_s, backward_s))
     gather_s = _layer_gather_s(setup, parameters)
     regather_s = _layer_gather_s(setup, parameters, is_backward=True) * setup.reshard_after_forward
-    reduce_s = _layer_reduce_s(setup, parameters) * (setup.has_weight_gradients)
+    reduce_s = _layer_reduce_s(setup, parameters) * setup.has_weight_gradients
     each = 1 - _is_gathered_once(setup)
     return Waiting(
         each * maximum(gather_s - forward_s, 0.0),
@@ -88,11 +88,10 @@ def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embed
     if not setup.has_weight_gradients and setup.zero_stage < 3:
         return Axis()
     outside = parameters.embedding + setup.has_both_ends * parameters.head
-    is_eager = setup.is_eager
-    if is_eager and setup.zero_stage == 3:
+    if setup.is_eager and setup.zero_stage == 3:
         wires_s, copies_s = (setup.num_microbatches * each for each in eager_data.sharded_ends_s(setup, parameters))
         return Axis(wires_s, wires_s, copies_s)
-    if is_eager and setup.compression.is_none:
+    if setup.is_eager and setup.compression.is_none:
         return eager_data.reduced(setup, parameters, setup.layers * (one.input_s + one.weight_s), embedding_s)
     if setup.zero_stage == 3:
         return _sharded_ends(setup, parameters, outside, one)
@@ -121,7 +120,7 @@ def _sharded_ends(setup: Setup, parameters: ParametersPerRank, outside: Numbers,
     hide behind the first and the last micro-batch.
     """
     is_once = _is_gathered_once(setup)
-    trained = 1.0 * (setup.has_weight_gradients)
+    trained = 1.0 * setup.has_weight_gradients
     layer_s = _layer_gather_s(setup, parameters) + trained * _layer_reduce_s(setup, parameters)
     ends_s = 2 * _gather_s(setup, outside) + trained * _reduce_s(setup, outside)
     times = 1 + (setup.num_microbatches - 1) * (1 - is_once)
@@ -151,20 +150,18 @@ def _reduced_s(setup: Setup, parameters: ParametersPerRank, outside: Numbers) ->
     if setup.model.experts:
         reduce_s = reduce_s + _reduced_experts_s(setup, setup.layers * parameters.expert_layer)
     if setup.model.tied_head:
-        pair_s = machine.collective_s(
-            "all_reduce", parameters.tied * machine.gradient_bytes, 2, maximum(setup.num_ranks - 1, 1)
-        )
+        size, apart = parameters.tied * machine.gradient_bytes, maximum(setup.num_ranks - 1, 1)
+        pair_s = machine.collective_s("all_reduce", size, 2, apart)
         reduce_s = reduce_s + pair_s * (1 - setup.has_both_ends)
     return reduce_s, packing_s
 
 
 def _reduced_experts_s(setup: Setup, numbers: Numbers) -> Numbers:
-    """The same of the experts, whose gradients nobody compresses."""
+    """The same for the experts, whose gradients are not compressed."""
     machine = setup.machine
     if setup.zero_stage == 0 or not machine.stack.has_reduce_scatter:
-        return machine.collective_s(
-            "all_reduce", numbers * machine.gradient_bytes, setup.expert_copies, setup.expert_stride
-        )
+        size = numbers * machine.gradient_bytes
+        return machine.collective_s("all_reduce", size, setup.expert_copies, setup.expert_stride)
     return _summed_s(setup, numbers, *_expert_shards(setup), setup.expert_replicas)
 
 

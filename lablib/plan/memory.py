@@ -65,7 +65,7 @@ def stage_memory(setup: Setup, step: Step, rank: Numbers) -> Memory:
     if setup.is_eager:
         found = eager_peak.peak(setup, step, rank, layers, _held_microbatches(setup, rank))
         return Memory(*found)._replace(other=found[-1] + machine.derating.base_bytes)
-    parameters = step.parameters
+    parameters = step.pieces.parameters
     head = last * (parameters.head + parameters.tied)
     outside = first * parameters.embedding + head - first * last * parameters.tied
     shared = layers * parameters.layer + outside
@@ -172,12 +172,12 @@ def _held_microbatches(setup: Setup, rank: Numbers) -> Numbers:
 
 def _activations(setup: Setup, step: Step, layers: Numbers, rank: Numbers) -> tuple[Numbers, Numbers, Numbers]:
     """What the layers keep of all micro-batches in flight; what a layer needs besides at work; what the head needs."""
-    policy, work = setup.recompute, step.work
+    policy, work = setup.recompute, step.pieces.layer
     kept = policy.saved_bytes(work, setup.machine.stack, setup.entering_bytes, layers)
     # While a layer's backward is at work there is what it made again, and its gradients.
     working = policy.working_bytes(work, kept, layers) + work.peak_bytes
     if "activations" in setup.offload:
         kept = kept * minimum(2 / maximum(layers, 1), 1.0)  # what is on its way to the host or back
-    logits = _has_head(setup, rank) * (step.head.saved_bytes + step.head.peak_bytes)
-    first = (rank == 0) * step.embedding.saved_bytes
+    logits = _has_head(setup, rank) * (step.pieces.head.saved_bytes + step.pieces.head.peak_bytes)
+    first = (rank == 0) * step.pieces.embedding.saved_bytes
     return (layers * kept + first) * _held_microbatches(setup, rank), working, logits

@@ -1,12 +1,12 @@
-"""The pieces of a step that plans share: each is worked out once for each way to cut a layer, and then looked up.
+"""Passes, bytes and seconds of a layer, the embedding and the head, cached for each way to cut a layer.
 
-A layer, the embedding and the head do not ask how many stages, micro-batches or replicas there are, nor when a schedule
-runs them. They depend on six numbers,
+They do not depend on the number of stages, micro-batches or replicas, nor on the schedule, but on the few numbers of
+`Sizes`:
 
     micro-batch, tokens of a sequence, tensor, context and expert ranks (and those that share each expert)
 
-which take few values: of 100,000 plans of a search some 100 differ in them. So one plan's pieces are remembered, and
-those of many plans are computed for the distinct cuts alone and handed out to each.
+Of 100,000 plans of a search some 100 differ in them. So the pieces of one plan are cached, and those of many plans are
+computed once for each distinct cut.
 
 Cost: a look-up for a plan; for n plans with u cuts, u times the formulas of layer/ and embedding_and_head.py.
 
@@ -31,11 +31,11 @@ from lablib.plan.machine import Machine, Pass
 from lablib.plan.parameters_per_rank import ParametersPerRank, parameters_per_rank
 from lablib.plan.setup import Setup
 
-_FEW = 512  # cuts that are worked out one by one and remembered; more at once are cheaper as arrays
+_FEW = 512  # cuts that are computed one by one and cached; more at once are cheaper as arrays
 
 
 class Pieces(NamedTuple):
-    """What one micro-batch takes and keeps of each kind of piece.
+    """Seconds and bytes of one micro-batch in a layer, the embedding and the head.
 
     Attributes:
         layer: of a mean layer, dense ones and those with experts in their proportion.

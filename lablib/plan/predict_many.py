@@ -4,7 +4,7 @@
     found.step_time_s.argmin()         found[3] is the whole Prediction of the fourth plan
 
 Plans with the same choices (schedule, recomputation, ...) form a group, and a group is one evaluation of step.py and
-memory.py on arrays. What lies in a layer is worked out for its distinct cuts alone (pieces.py). A group is gone through
+memory.py on arrays. A layer is priced once for each distinct cut (pieces.py). A group is gone through
 in blocks of some thousand plans, so that its numbers stay in the processor's cache.
 
 A plan that breaks a rule (rules.py) has no numbers: NaN, and the rule's number.
@@ -90,19 +90,9 @@ def predict_many(
     expert_tensor = tensor if expert_tensor is None else expert_tensor
     given = (data, tensor, pipeline, context, expert, expert_tensor, chunks, replicas, micro_batch, batch, seq_len)
     numbers = {name: _whole_numbers(name, each) for name, each in zip(NUMBERS, given, strict=True)}
-    columns = dict(
-        zip(
-            (*SPLIT, *OUTSIDE),
-            map(
-                Column.of,
-                (
-                    *(zero_stage, sequence_parallel, reshard_after_forward),
-                    *(precision, recompute, schedule, optimizer, stack, compression),
-                ),
-            ),
-            strict=True,
-        )
-    )
+    split = (zero_stage, sequence_parallel, reshard_after_forward)
+    outside = (precision, recompute, schedule, optimizer, stack, compression)
+    columns = {name: Column.of(each) for name, each in zip((*SPLIT, *OUTSIDE), (*split, *outside), strict=True)}
     length = _length({**numbers, **{name: column.codes for name, column in columns.items()}})
     numbers = {name: np.broadcast_to(each, length) for name, each in numbers.items()}
     columns = {name: Column(each.values, np.broadcast_to(each.codes, length)) for name, each in columns.items()}
@@ -112,8 +102,7 @@ def predict_many(
         "zero_plus_plus": zero_plus_plus,
         **{"offload": offload, "trainable": trainable, "derating": derating, "host_link": host_link},
     }
-    found = _Sheet(length)
-    done = 0
+    found, done = _Sheet(length), 0
     for plans, values in _groups(columns, length):
         choices = setup_of_choices(fixed, values)
         for begin in range(0, len(plans), _BLOCK):

@@ -34,7 +34,6 @@ from lablib.plan.eager.messages import mixed_makespan_s, sent_s
 from lablib.plan.layer import Work
 from lablib.plan.machine import Axis, Pass
 from lablib.plan.optimizer_step import exchanged_s, optimizer_step_s
-from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.pieces import Pieces, accumulated, pieces_of
 from lablib.plan.setup import Setup
 
@@ -54,8 +53,7 @@ class Step(NamedTuple):
         optimizer_s, fixed_s: at the end of the step.
         tensor, context, expert, data, pipeline, host: communication by axis, that of the ends among it; of messages
             those that a rank with two neighbours sends: the seconds shown are in bubble_s.
-        work, embedding, head: passes and bytes of a layer, the embedding and the head for one micro-batch.
-        parameters: of one rank.
+        pieces: of a layer, the embedding and the head, for one micro-batch.
         pipeline_s: the makespan.
     """
 
@@ -76,10 +74,7 @@ class Step(NamedTuple):
     data: Axis
     pipeline: Axis
     host: Axis
-    work: Work
-    embedding: Work
-    head: Work
-    parameters: ParametersPerRank
+    pieces: Pieces
     pipeline_s: Numbers
 
     @property
@@ -172,10 +167,7 @@ def step_of(setup: Setup) -> Step:
         ),
         pipeline=Axis(pipe.sent_s, 0.0 * pipe.sent_s),
         host=Axis(m * layers * layer.moved.total_s, m * layers * (layer.moved.forward_s + layer.moved.backward_s)),
-        work=work,
-        embedding=pieces.embedding,
-        head=pieces.head,
-        parameters=pieces.parameters,
+        pieces=pieces,
         pipeline_s=pipe.makespan_s,
     )
 

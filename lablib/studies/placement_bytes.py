@@ -97,7 +97,7 @@ def step_calls(setup: Setup) -> tuple[StepCall, ...]:
 
 def _passes(setup: Setup, step: Step) -> float:
     """How often a step passes a layer, forward and backward, and forward again where it is recomputed."""
-    once_s = step.work.forward.tensor_s
+    once_s = step.pieces.layer.forward.tensor_s
     each = setup.num_microbatches * setup.model.num_layers / setup.pipeline
     recomputed = step.repeated.tensor_s / (each * once_s) if once_s else 0.0
     return each * (2 + recomputed)
@@ -149,7 +149,7 @@ def _pipeline(setup: Setup) -> Iterator[StepCall]:
 
 
 def _data(setup: Setup, step: Step) -> Iterator[StepCall]:
-    machine, parameters, m = setup.machine, step.parameters, setup.num_microbatches
+    machine, parameters, m = setup.machine, step.pieces.parameters, setup.num_microbatches
     layers = setup.layers
     kinds = [("data", parameters.layer)] + (
         [("copies of experts", parameters.expert_layer)] if setup.model.experts else []

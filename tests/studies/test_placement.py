@@ -130,7 +130,7 @@ def test_the_context_axis_sends_what_a_ring_sends():
 def test_the_data_axis_sends_what_zero_sends(stage: int):
     """Gradients in 4 bytes, parameters in 2; with ZeRO-3 embedding and head are gathered for backward too."""
     setup = setup_of(GPT, A100, Parallel(data=8, zero_stage=stage), 16)
-    parameters = step_of(setup).parameters
+    parameters = step_of(setup).pieces.parameters
     layers = [round(parameters.layer)] * GPT.num_layers
     units = [*layers, round(parameters.embedding), round(parameters.head)]
     expected = zero_sent_bytes(stage, units, 8, TrainingPrecision(2, 4, 4, 8), num_micro_batches=2)

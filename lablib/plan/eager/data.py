@@ -193,7 +193,7 @@ def sharded_layer_s(
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
     """What FSDP2 adds to a layer's forward and to its backward; the seconds of its wires and of its copies."""
     machine = setup.machine
-    trained, regathered = 1.0 * (setup.has_weight_gradients), 1.0 * setup.reshard_after_forward
+    trained, regathered = 1.0 * setup.has_weight_gradients, 1.0 * setup.reshard_after_forward
     gather_s, apart_s = gathered_s(setup, parameters.layer)
     scatter_s, together_s = scattered_s(setup, parameters.layer)
     later = trained * (1 - 1 / setup.num_microbatches)
@@ -215,7 +215,7 @@ def sharded_ends_s(setup: Setup, parameters: ParametersPerRank) -> tuple[Numbers
     gather_s, apart_s = gathered_s(setup, outside)
     scatter_s, together_s = scattered_s(setup, outside)
     added_s = (1 - 1 / setup.num_microbatches) * machine.stream_s(3 * outside / setup.shards * machine.shard_width)
-    trained = 1.0 * (setup.has_weight_gradients)
+    trained = 1.0 * setup.has_weight_gradients
     return gather_s + trained * scatter_s, apart_s + trained * (together_s + added_s)
 
 

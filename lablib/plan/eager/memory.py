@@ -234,10 +234,10 @@ def _entrance_gradient(setup: Setup) -> Numbers:
 
 
 def stage_of(setup: Setup, step: Step, rank: Numbers, layers: Numbers) -> Stage:
-    machine, parameters, policy, sizes = setup.machine, step.parameters, setup.recompute, setup.sizes
+    machine, parameters, policy, sizes = setup.machine, step.pieces.parameters, setup.recompute, setup.sizes
     is_first, is_last = 1.0 * (rank == 0), 1.0 * (rank == setup.pipeline - 1)
     whole, entering = setup.whole_bytes, setup.entering_bytes
-    work = step.work._replace(saved_bytes=step.work.saved_bytes + entering)
+    work = step.pieces.layer._replace(saved_bytes=step.pieces.layer.saved_bytes + entering)
     kept = policy.saved_bytes(work, machine.stack, entering, layers)
     recomputed = policy.working_bytes(work, kept, layers) - (policy.kind == "full") * entering
     tied = is_first * is_last * parameters.tied
@@ -248,20 +248,20 @@ def stage_of(setup: Setup, step: Step, rank: Numbers, layers: Numbers) -> Stage:
         is_last=is_last,
         entering=entering,
         whole=whole,
-        tokens=step.embedding.saved_bytes,
+        tokens=step.pieces.embedding.saved_bytes,
         sent=(1 - is_first) * entering * (setup.num_microbatches >= setup.pipeline - rank),
         saved=kept,
         window=minimum(2, layers) if "activations" in setup.offload else layers,
         recomputed=recomputed,
-        inner=step.work.peak_bytes,
+        inner=step.pieces.layer.peak_bytes,
         last_weight=_last_weight(setup) * setup.model.d_model * machine.width,
         dispatched=sent_bytes(machine, setup.model, sizes),
         attention=whole * ((1 + 3 / setup.tensor) if machine.stack.is_megatron else (2 + 1 / setup.tensor)),
         # The output of the last product; of a layer that keeps nothing the MLP's two tensors, but not its output yet.
-        passing=entering + (policy.kind == "full") * 2 * step.work.peak_bytes,
-        head=step.head.saved_bytes,
-        loss=step.head.peak_bytes,
-        logits=step.head.peak_bytes / 8 * machine.width,
+        passing=entering + (policy.kind == "full") * 2 * step.pieces.layer.peak_bytes,
+        head=step.pieces.head.saved_bytes,
+        loss=step.pieces.head.peak_bytes,
+        logits=step.pieces.head.peak_bytes / 8 * machine.width,
         layer_gradient=(parameters.layer + parameters.expert_layer) * machine.width,
         head_gradient=is_last * (parameters.head + parameters.tied - tied) * machine.width,
         embedding_gradient=is_first * parameters.embedding * machine.width,

@@ -19,7 +19,7 @@ def peak(setup: Setup, step: Step, rank: Numbers, layers: Numbers, in_flight: Nu
     """Parameter, gradient, optimizer state, activation, communication buffer and other bytes of a stage at its peak."""
     machine = setup.machine
     stage = stage_of(setup, step, rank, layers)
-    numbers, expert = stage.gradient / machine.width, layers * step.parameters.expert_layer
+    numbers, expert = stage.gradient / machine.width, layers * step.pieces.parameters.expert_layer
     own = eager_optimizer.own_numbers(setup, numbers - expert, expert) if setup.zero_stage else numbers
     is_sharded, trains = setup.zero_stage == 3, setup.has_weight_gradients
     whole = stage
