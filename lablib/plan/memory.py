@@ -63,7 +63,7 @@ def stage_memory(setup: Setup, step: Step, rank: Numbers) -> Memory:
     first, last = rank == 0, _has_head(setup, rank)
     layers = layers_of(model.num_layers, setup.pipeline, rank)
     if setup.is_eager:
-        found = eager_peak.peak(setup, step, rank, layers, _held_microbatches(setup, rank))
+        found = eager_peak.peak(setup, step, rank, layers, _microbatches_in_flight(setup, rank))
         return Memory(*found)._replace(other=found[-1] + machine.derating.base_bytes)
     parameters = step.pieces.parameters
     head = last * (parameters.head + parameters.tied)
@@ -136,7 +136,7 @@ def _buffers(setup: Setup, shared: Numbers, rank: Numbers) -> Numbers:
     machine = setup.machine
     message = 1.0 * setup.micro_batch * (setup.seq_len // setup.context) * setup.model.d_model * machine.width
     # One that comes in, and the output of each micro-batch in flight, or the one that goes out.
-    messages = 1 + (_held_microbatches(setup, rank) if machine.stack.keeps_outputs else 1)
+    messages = 1 + (_microbatches_in_flight(setup, rank) if machine.stack.keeps_outputs else 1)
     message = message * (setup.pipeline > 1) * messages / (setup.tensor if setup.sequence_parallel else 1)
     n = setup.data * setup.context
     error = setup.compression.memory_bytes(shared, ranks=n)
@@ -166,7 +166,7 @@ def _has_head(setup: Setup, rank: Numbers) -> Numbers:
     return rank == where(setup.has_both_ends, 0, setup.pipeline - 1)
 
 
-def _held_microbatches(setup: Setup, rank: Numbers) -> Numbers:
+def _microbatches_in_flight(setup: Setup, rank: Numbers) -> Numbers:
     return in_flight(setup.schedule, setup.pipeline, setup.num_microbatches, setup.chunks, rank)
 
 
@@ -180,4 +180,4 @@ def _activations(setup: Setup, step: Step, layers: Numbers, rank: Numbers) -> tu
         kept = kept * minimum(2 / maximum(layers, 1), 1.0)  # what is on its way to the host or back
     logits = _has_head(setup, rank) * (step.pieces.head.saved_bytes + step.pieces.head.peak_bytes)
     first = (rank == 0) * step.pieces.embedding.saved_bytes
-    return (layers * kept + first) * _held_microbatches(setup, rank), working, logits
+    return (layers * kept + first) * _microbatches_in_flight(setup, rank), working, logits

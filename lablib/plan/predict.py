@@ -76,7 +76,7 @@ def predict(
             data, context, tensor. "expert" may be among them, and is then that part of the data axis.
 
     Raises:
-        ValueError: names nobody knows, splits that do not divide, sizes below 1, an order that lacks an axis.
+        ValueError: unknown names, splits that do not divide, sizes below 1, an order that lacks an axis.
     """
     setup = setup_of(
         *(model, cluster, parallel, batch, micro_batch, seq_len, precision, recompute, schedule, optimizer, stack),

@@ -81,7 +81,7 @@ def predict_many(
         progress: called with the number of plans done and of all.
 
     Raises:
-        ValueError: names nobody knows, numbers below 1, columns of different lengths. A plan that breaks a rule of
+        ValueError: unknown names, numbers below 1, columns of different lengths. A plan that breaks a rule of
             rules.py raises nothing: see `Predictions.obstacle`.
     """
     model, cluster = find_model(model), find_cluster(cluster)
