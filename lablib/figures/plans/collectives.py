@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from lablib.figures.describe import attach
-from lablib.figures.lines import PLOT_PIXELS, check_lengths, line, log_axis
-from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout
+from lablib.figures.chart import PLOT_PIXELS, Axis, Panel, Rule, chart, check_lengths, line
 from lablib.signature import checked
-from lablib.text.units import axis_title, format_quantity, unit_for
+from lablib.text.units import format_quantity
 
 SIZE = "message size"
+DOTTED = {"dash": "dot"}
 
 
 @checked
@@ -38,18 +36,19 @@ def figure_collective_cost(
     check_lengths(sizes_bytes, curves)
     if time_range_s is not None and not 0 < time_range_s[0] < time_range_s[1]:
         raise ValueError(f"time_range_s must be two times above 0, the shorter first: got {time_range_s}.")
-    figure = go.Figure(layout=base_layout(title, PLOT_PIXELS + PAPER_PIXELS + 20, showlegend=True))
-    for index, (name, seconds) in enumerate(curves.items()):
-        figure.add_trace(
-            line(name, index, {"x": list(sizes_bytes), "y": list(seconds)}, _hover(name, sizes_bytes, seconds))
+    marks = [line(index, name, sizes_bytes, seconds) for index, (name, seconds) in enumerate(curves.items())]
+    # Labels step down, so that neighbours do not collide.
+    rules = [
+        Rule(
+            x=size,
+            text=f"{name} at {format_quantity(size, 'B')}",
+            line=DOTTED,
+            look={"y": 1 - 0.09 * step, "xshift": 4},
         )
-    everything = time_range_s or [s for seconds in curves.values() for s in seconds]
-    figure.update_layout(xaxis=log_axis(sizes_bytes, SIZE, "B"), yaxis=log_axis(everything, "time", "s"))
-    if time_range_s is not None:
-        figure.update_yaxes(range=[math.log10(end) for end in time_range_s])
-    mark_sizes(figure, crossings or {})
-    columns = {f"{SIZE} (B)": list(sizes_bytes)} | {f"{name} (s)": list(s) for name, s in curves.items()}
-    return attach(figure, _summary(sizes_bytes, curves, crossings or {}), columns)
+        for step, (name, size) in enumerate(sorted((crossings or {}).items(), key=lambda item: item[1]))
+    ]
+    panel = Panel(Axis(SIZE, "B", log=True), Axis("time", "s", log=True, span=time_range_s), marks, rules)
+    return chart(title, panel, _summary(sizes_bytes, curves, crossings or {}), pixels=PLOT_PIXELS + 20)
 
 
 @checked
@@ -74,59 +73,21 @@ def figure_effective_bandwidth(
     check_lengths(sizes_bytes, curves)
     peaks = peaks or {}
     highest = max([*(v for values in curves.values() for v in values), *peaks.values()], default=0.0)
-    unit = unit_for(highest, "B/s")
-    figure = go.Figure(layout=base_layout(title, PLOT_PIXELS + PAPER_PIXELS, showlegend=True))
-    for index, (name, rates) in enumerate(curves.items()):
-        points = {"x": list(sizes_bytes), "y": [unit.of(v) for v in rates]}
-        figure.add_trace(line(name, index, points, _hover(name, sizes_bytes, rates, "B/s")))
-    figure.update_layout(
-        xaxis=log_axis(sizes_bytes, SIZE, "B"),
-        yaxis=axis(axis_title("bandwidth", unit), range=[0, 1.06 * unit.of(highest) or 1.0]),
-    )
-    for name, rate in peaks.items():
-        label = {"text": f"{name}: {format_quantity(rate, 'B/s')}", "font": {"size": 12, "color": FAINT_INK}}
-        look = {"line": {"dash": "dot", "color": FAINT_INK, "width": 1.5}, "annotation": label}
-        figure.add_hline(y=unit.of(rate), annotation_position="bottom left", **look)  # pyright: ignore
-    columns = {f"{SIZE} (B)": list(sizes_bytes)} | {f"{name} (B/s)": list(v) for name, v in curves.items()}
-    reached = [f"{name} {format_quantity(max(rates), 'B/s')}" for name, rates in curves.items() if len(rates)]
-    text = (
-        f"Highest bandwidth between {format_quantity(sizes_bytes[0], 'B')} and "
-        f"{format_quantity(sizes_bytes[-1], 'B')}: "
-    )
-    text += ", ".join(reached)
-    text += "".join(f"; {name} {format_quantity(rate, 'B/s')}" for name, rate in peaks.items()) + "."
-    return attach(figure, text, columns)
-
-
-def mark_sizes(figure: go.Figure, sizes: Mapping[str, float]) -> None:
-    """A labelled dotted line at each size on the logarithmic x axis; labels step down so neighbours do not collide."""
-    for index, (name, size) in enumerate(sorted(sizes.items(), key=lambda item: item[1])):
-        figure.add_vline(x=size, line={"dash": "dot", "color": FAINT_INK, "width": 1.5})  # pyright: ignore
-        figure.add_annotation(
-            # plotly places annotations of a logarithmic axis by their exponent
-            x=math.log10(size),
-            y=1 - 0.09 * index,
-            yref="paper",
-            text=f"{name} at {format_quantity(size, 'B')}",
-            showarrow=False,
-            xanchor="left",
-            yanchor="top",
-            xshift=4,
-            bgcolor="rgba(255,255,255,0.85)",
-            font={"size": 12, "color": FAINT_INK},
-        )
-
-
-def _hover(name: str, sizes: Sequence[float], values: Sequence[float], unit: str = "s") -> list[str]:
-    pairs = zip(sizes, values, strict=True)
-    return [
-        f"<b>{name}</b><br>{format_quantity(size, 'B')}<br>{format_quantity(value, unit, 4)}" for size, value in pairs
+    marks = [line(index, name, sizes_bytes, rates) for index, (name, rates) in enumerate(curves.items())]
+    rules = [
+        Rule(y=rate, text=f"{name}: {format_quantity(rate, 'B/s')}", place="bottom left", line=DOTTED)
+        for name, rate in peaks.items()
     ]
+    panel = Panel(Axis(SIZE, "B", log=True), Axis("bandwidth", "B/s", span=(0, 1.06 * highest or 1.0)), marks, rules)
+    ends = f"{format_quantity(sizes_bytes[0], 'B')} and {format_quantity(sizes_bytes[-1], 'B')}"
+    reached = [f"{name} {format_quantity(max(rates), 'B/s')}" for name, rates in curves.items() if len(rates)]
+    links = "".join(f"; {name} {format_quantity(rate, 'B/s')}" for name, rate in peaks.items())
+    return chart(title, panel, f"Highest bandwidth between {ends}: {', '.join(reached)}{links}.")
 
 
 def _summary(sizes: Sequence[float], curves: Mapping[str, Sequence[float]], crossings: Mapping[str, float]) -> str:
     if not len(sizes) or not curves:
-        return "There is nothing to draw yet."
+        return ""
 
     def fastest(index: int) -> str:
         name = min(curves, key=lambda one: curves[one][index])

@@ -6,14 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from lablib.figures.describe import attach
-from lablib.figures.lines import PLOT_PIXELS, line
-from lablib.figures.style import PAPER_PIXELS, axis, base_layout
+from lablib.figures.chart import Axis, Panel, chart, line
 from lablib.pipeline.equal_memory import Afforded
 from lablib.signature import checked
 from lablib.text.units import format_quantity, plural
 
-MEMORY = "activations a rank can hold (micro-batches)"
+MEMORY = "activations a rank can hold"
 
 
 @checked
@@ -29,17 +27,16 @@ def figure_equal_memory(afforded: Mapping[float, Sequence[Afforded]], title: str
     memories = sorted(afforded)
     best = {memory: {each.schedule: each for each in afforded[memory]} for memory in memories}
     names = list(dict.fromkeys(name for memory in reversed(memories) for name in best[memory]))
-    figure = go.Figure(layout=base_layout(title or "Bubble at equal memory", PLOT_PIXELS + PAPER_PIXELS))
-    columns: dict[str, list[float | None]] = {MEMORY: list(memories)}
+    columns: dict[str, list[float | None]] = {f"{MEMORY} (micro-batches)": list(memories)}
+    marks = []
     for index, name in enumerate(names):
-        found = [(memory, best[memory][name]) for memory in memories if name in best[memory]]
-        points = {"x": [memory for memory, _ in found], "y": [100 * each.bubble_fraction for _, each in found]}
-        figure.add_trace(line(name, index, points, [_hover(memory, each) for memory, each in found]))
-        columns[f"{name}: bubble (%)"] = [
-            100 * best[memory][name].bubble_fraction if name in best[memory] else None for memory in memories
-        ]
-    figure.update_layout(xaxis=axis(MEMORY), yaxis=axis("bubble (%)", rangemode="tozero"), showlegend=True)
-    return attach(figure, _summary(memories, best), columns)
+        found = {memory: best[memory][name] for memory in memories if name in best[memory]}
+        shares = {memory: 100 * each.bubble_fraction for memory, each in found.items()}
+        hover = [_hover(memory, each) for memory, each in found.items()]
+        marks.append(line(index, name, list(shares), list(shares.values()), hover))
+        columns[f"{name}: bubble (%)"] = [shares.get(memory) for memory in memories]
+    panel = Panel(Axis(MEMORY, "micro-batches"), Axis("bubble", "%", from_zero=True), marks)
+    return chart(title or "Bubble at equal memory", panel, _summary(memories, best), columns)
 
 
 def _hover(memory: float, each: Afforded) -> str:
@@ -59,4 +56,4 @@ def _summary(memories: Sequence[float], best: Mapping[float, Mapping[str, Afford
             "nothing fits" if least is None else f"{least.schedule} has the least bubble, {least.bubble_fraction:.1%}"
         )
         parts.append(f"with memory for {format_quantity(memory, 'micro-batches')} {words}")
-    return f"{'; '.join(parts)[:1].upper()}{'; '.join(parts)[1:]}." if parts else "There is nothing to draw yet."
+    return f"{'; '.join(parts)[:1].upper()}{'; '.join(parts)[1:]}." if parts else ""

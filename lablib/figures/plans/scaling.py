@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from lablib.figures.describe import attach
-from lablib.figures.lines import PLOT_PIXELS, check_lengths, line
-from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout
+from lablib.figures.chart import Axis, Mark, Panel, chart, check_lengths, line
+from lablib.figures.style import FAINT_INK
 from lablib.signature import checked
-from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
+from lablib.text.units import format_quantity, plural
 
 
 @checked
@@ -33,49 +32,24 @@ def figure_scaling(
         ValueError: if a series has not one value for each number of ranks.
     """
     check_lengths(ranks, series)
-    everything = [v for values in series.values() for v in values]
-    is_efficiency = throughput_unit is None
-    unit = Unit("%", 0.01) if throughput_unit is None else unit_for(everything, throughput_unit)
+    is_efficiency, unit = throughput_unit is None, throughput_unit or "%"
     quantity = "scaling efficiency" if is_efficiency else "throughput"
-
-    figure = go.Figure(
-        layout=base_layout(title or f"{quantity.capitalize()} against ranks", PLOT_PIXELS + PAPER_PIXELS)
-    )
-    if ideal and everything:
-        best = max(values[0] for values in series.values()) / ranks[0]
-        perfect = [1.0 if is_efficiency else best * r for r in ranks]
-        look = {"color": FAINT_INK, "dash": "dot", "width": 1.5}
-        points = {"x": list(ranks), "y": [unit.of(v) for v in perfect]}
-        figure.add_trace(go.Scatter(**points, name="ideal", mode="lines", line=look, hoverinfo="skip"))
-    for index, (name, values) in enumerate(series.items()):
-        words = [f"{v:.1%}" if throughput_unit is None else format_quantity(v, throughput_unit) for v in values]
-        hover = [f"<b>{name}</b><br>{plural(r, 'ranks')}<br>{text}" for r, text in zip(ranks, words, strict=True)]
-        figure.add_trace(line(name, index, {"x": list(ranks), "y": [unit.of(v) for v in values]}, hover))
-    across = axis(axis_title("ranks", "count"), type="log", tickvals=list(ranks), ticktext=[f"{r:,}" for r in ranks])
-    figure.update_layout(xaxis=across, yaxis=axis(axis_title(quantity, unit), rangemode="tozero"), showlegend=True)
-    return attach(figure, _summary(ranks, series, throughput_unit), _columns(ranks, series, throughput_unit))
-
-
-def _columns(
-    ranks: Sequence[int], series: Mapping[str, Sequence[float]], unit: str | None
-) -> dict[str, Sequence[float]]:
-    columns: dict[str, Sequence[float]] = {"ranks": list(ranks)}
-    for name, values in series.items():
-        columns[f"{name} (%)" if unit is None else f"{name} ({unit})"] = [
-            100 * v if unit is None else v for v in values
-        ]
-    return columns
-
-
-def _summary(ranks: Sequence[int], series: Mapping[str, Sequence[float]], unit: str | None) -> str:
-    if not len(ranks) or not series:
-        return "There is nothing to draw yet."
+    shown = {name: [100 * v if is_efficiency else v for v in values] for name, values in series.items()}
+    marks = []
+    if ideal and len(ranks) and shown:
+        best = max(values[0] for values in shown.values()) / ranks[0]
+        perfect = [100.0 if is_efficiency else best * r for r in ranks]
+        look = {"mode": "lines", "line": {"color": FAINT_INK, "dash": "dot", "width": 1.5}}
+        marks.append(Mark("ideal", ranks, perfect, hover=(), look=look))
     parts = []
-    for name, values in series.items():
-        if unit is None:
-            parts.append(f"{name} {values[-1]:.1%}")
-        else:
-            growth = values[-1] / values[0] if values[0] else float("nan")
-            parts.append(f"{name} {format_quantity(values[-1], unit)}, {growth:.3g} times that on {ranks[0]}")
-    quantity = "scaling efficiency" if unit is None else "throughput"
-    return f"On {plural(ranks[-1], 'ranks')} the {quantity} is: {'; '.join(parts)}."
+    for index, (name, values) in enumerate(shown.items()):
+        words = [f"{v:.1f}%" if is_efficiency else format_quantity(v, unit) for v in values]
+        hover = [f"<b>{name}</b><br>{plural(r, 'ranks')}<br>{text}" for r, text in zip(ranks, words, strict=True)]
+        marks.append(line(index, name, ranks, values, hover))
+        growth = f", {values[-1] / (values[0] or float('nan')):.3g} times that on {ranks[0]}" if len(ranks) else ""
+        parts.append(f"{name} {words[-1] if words else ''}{'' if is_efficiency else growth}")
+    across = Axis("ranks", "count", log=True, ticks={r: f"{r:,}" for r in ranks})
+    sentence = f"On {plural(ranks[-1], 'ranks')} the {quantity} is: {'; '.join(parts)}." if len(ranks) and parts else ""
+    columns = {"ranks": list(ranks)} | {f"{name} ({unit})": values for name, values in shown.items()}
+    panel = Panel(across, Axis(quantity, unit, from_zero=True), marks)
+    return chart(title or f"{quantity.capitalize()} against ranks", panel, sentence, columns)

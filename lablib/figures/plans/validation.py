@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from lablib.figures.describe import attach
-from lablib.figures.lines import log_axis
-from lablib.figures.style import FAINT_INK, GRID, PAPER_PIXELS, base_layout, series_look
+from lablib.figures.chart import Axis, Mark, Panel, chart, points
+from lablib.figures.style import FAINT_INK, GRID
 from lablib.signature import checked
 from lablib.text.units import format_quantity
 
@@ -30,23 +29,23 @@ def figure_validation(report: Report, title: str = "") -> go.Figure:
         title: above the figure.
     """
     timed = report.timed
-    figure = go.Figure(layout=base_layout(title or "Predicted against published step time", PLOT_PIXELS + PAPER_PIXELS))
     seconds = list(chain.from_iterable(times(one) for one in timed))
-    if seconds:
-        _add_band(figure, min(seconds) / 1.3, max(seconds) * 1.3)
+    marks = _band(min(seconds) / 1.3, max(seconds) * 1.3) if seconds else []
+    edge = {"color": "#FFFFFF", "width": 0.5}
     for index, (family, ones) in enumerate(by_family(timed).items()):
-        look = series_look(index)
-        marker = {"color": look.color, "symbol": look.symbol, "size": 8, "opacity": 0.8}
-        marker["line"] = {"color": "#FFFFFF", "width": 0.5}
         name = f"{family} ({report.families()[family]['mape']:.1f}%)"
-        points = {"x": [times(one)[0] for one in ones], "y": [times(one)[1] for one in ones]}
+        published, predicted = zip(*map(times, ones), strict=True)
         hover = [_hover(one) for one in ones]
-        figure.add_trace(
-            go.Scatter(**points, name=name, mode="markers", marker=marker, hovertext=hover, hoverinfo="text")
-        )
-    across, up = (log_axis(seconds or [1.0], label, "s") for label in ("published step time", "predicted step time"))
-    figure.update_layout(xaxis=across, yaxis=up, showlegend=True)
-    return attach(figure, _summary(report), _columns(timed))
+        marks.append(points(index, name, published, predicted, hover, size=8, opacity=0.8, line=edge))
+    across, up = (Axis(label, "s", log=True) for label in ("published step time", "predicted step time"))
+    columns = {
+        "row": [one.row.id for one in timed],
+        "published (s)": [times(one)[0] for one in timed],
+        "predicted (s)": [times(one)[1] for one in timed],
+        "error (%)": [one.error for one in timed],
+    }
+    title = title or "Predicted against published step time"
+    return chart(title, Panel(across, up, marks), _summary(report), columns, pixels=PLOT_PIXELS)
 
 
 def by_family(timed: Sequence[Scored]) -> dict[str, list[Scored]]:
@@ -63,14 +62,15 @@ def times(one: Scored) -> tuple[float, float]:
     return one.measured.step_time_s, one.step_time_s
 
 
-def _add_band(figure: go.Figure, low: float, high: float) -> None:
-    ends = [low, high]
-    edge = {"x": ends, "mode": "lines", "line": {"width": 0}, "hoverinfo": "skip", "showlegend": False}
-    figure.add_trace(go.Scatter(**edge, y=[(1 - BAND) * end for end in ends]))
-    band = edge | {"showlegend": True, "fill": "tonexty", "fillcolor": GRID, "name": "10% off"}
-    figure.add_trace(go.Scatter(**band, y=[(1 + BAND) * end for end in ends]))
-    line = {"color": FAINT_INK, "width": 1}
-    figure.add_trace(go.Scatter(**(edge | {"line": line}), y=ends))
+def _band(low: float, high: float) -> list[Mark]:
+    """The area within which a prediction is 10% off, and the line where it is right."""
+    ends, edge = [low, high], {"mode": "lines", "line": {"width": 0}, "showlegend": False}
+    area = edge | {"showlegend": True, "fill": "tonexty", "fillcolor": GRID}
+    return [
+        Mark("", ends, [(1 - BAND) * end for end in ends], (), look=edge),
+        Mark("10% off", ends, [(1 + BAND) * end for end in ends], (), look=area),
+        Mark("", ends, ends, (), look=edge | {"line": {"color": FAINT_INK, "width": 1}}),
+    ]
 
 
 def _hover(one: Scored) -> str:
@@ -85,18 +85,9 @@ def _hover(one: Scored) -> str:
 def _summary(report: Report) -> str:
     figures = report.all()
     if not figures["rows"]:
-        return "There is nothing to draw yet."
+        return ""
     within = sum(abs(one.error) <= 100 * BAND for one in report.timed) / figures["rows"]
     return (
         f"Of {figures['rows']} published runs {within:.0%} are predicted within 10% and "
         f"{figures['refused']} are refused; the mean error is {figures['mape']:.1f}%, the worst {figures['max']:.0f}%."
     )
-
-
-def _columns(timed: Sequence[Scored]) -> dict[str, list[float | str]]:
-    return {
-        "row": [one.row.id for one in timed],
-        "published (s)": [times(one)[0] for one in timed],
-        "predicted (s)": [times(one)[1] for one in timed],
-        "error (%)": [one.error for one in timed],
-    }

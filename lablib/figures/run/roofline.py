@@ -24,8 +24,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from lablib.figures.chart import Axis
 from lablib.figures.describe import attach
-from lablib.figures.lines import log_axis
 from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, series_look
 from lablib.hardware.device import Device
 from lablib.run import Timeline
@@ -94,7 +94,10 @@ def figure_roofline(timeline: Timeline, device: Device, title: str = "", summary
         if some:
             figure.add_trace(_points(shown, some, places, index, total_s, device))
     heights = [y for _, y in places] + [device.peak(dtypes[0]), device.memory_bandwidth_bytes_per_s * first]
-    x_axis, y_axis = log_axis([first, last], "intensity", "FLOP/B"), log_axis(heights, "speed", "FLOP/s")
+    x_axis, y_axis = (
+        Axis(label, unit, log=True).drawn(values)
+        for label, unit, values in (("intensity", "FLOP/B", [first, last]), ("speed", "FLOP/s", heights))
+    )
     figure.update_layout(xaxis=_without(x_axis, first, edge) if has_edge else x_axis, yaxis=y_axis, showlegend=True)
     return attach(figure, summary or _summary(points, device), _columns(points, total_s, device))
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from lablib.figures.chart import PLOT_PIXELS
 from lablib.figures.describe import attach
-from lablib.figures.lines import PLOT_PIXELS
 from lablib.figures.plans.plan_memory import TOO_MUCH, stage_by_look
 from lablib.figures.style import COMPUTE, FAINT_INK, INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout
 from lablib.figures.techniques.spread import make_room_for_titles

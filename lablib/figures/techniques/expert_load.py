@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from lablib.figures.chart import PLOT_PIXELS
 from lablib.figures.describe import attach
-from lablib.figures.lines import PLOT_PIXELS
 from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout, series_look
 from lablib.signature import checked
 from lablib.text.units import axis_title, format_quantity, plural, unit_for

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from lablib.figures.describe import attach
-from lablib.figures.lines import PLOT_PIXELS, line
-from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout
+from lablib.figures.chart import Axis, Panel, chart, line, points
+from lablib.figures.style import FAINT_INK
 from lablib.signature import checked
-from lablib.text.units import axis_title, format_quantity, plural, unit_for
+from lablib.text.units import format_quantity, plural
 
 if TYPE_CHECKING:
     from lablib.plan.prediction import Prediction
@@ -36,49 +35,33 @@ def figure_expert_times(compared: Sequence[AgainstDense], title: str = "", summa
     if not gpus or any(b <= a for a, b in zip(gpus, gpus[1:], strict=False)):
         raise ValueError(f"there must be numbers of GPUs, one or more, that ascend: got {gpus}.")
     found = {key: [_prediction(one, key) for one in compared] for key in NAMES}
-    rates = [each.tokens_per_s_per_gpu for row in found.values() for each in row if each]
-    unit = unit_for(rates or [1.0], "tokens/s")
     places = [str(n) for n in gpus]
-    figure = go.Figure(
-        layout=base_layout(title or "A mixture and dense models", PLOT_PIXELS + PAPER_PIXELS, showlegend=True)
-    )
-    columns: dict[str, list[Any]] = {"GPUs": gpus}
+    columns: dict[str, Sequence[Any]] = {"GPUs": gpus}
+    marks = []
     for index, (key, name) in enumerate(NAMES.items()):
-        row = [(place, each) for place, each in zip(places, found[key], strict=True) if each]
-        points: Any = {"x": [p for p, _ in row], "y": [unit.of(each.tokens_per_s_per_gpu) for _, each in row]}
-        figure.add_trace(line(name, index, points, [_words(name, each) for _, each in row]))
+        row = {place: each for place, each in zip(places, found[key], strict=True) if each}
+        rates = [each.tokens_per_s_per_gpu for each in row.values()]
+        marks.append(line(index, name, list(row), rates, [_words(name, each) for each in row.values()]))
         columns |= {
             f"{name} (tokens/s a GPU)": [each.tokens_per_s_per_gpu if each else None for each in found[key]],
             f"{name}: MFU": [each.mfu if each else None for each in found[key]],
             f"{name}: memory (B)": [each.peak_memory_bytes if each else None for each in found[key]],
         }
     missing = {p: [NAMES[key] for key in NAMES if not found[key][i]] for i, p in enumerate(places)}
-    if any(missing.values()):
-        figure.add_trace(_crosses({place: names for place, names in missing.items() if names}))
+    missing = {place: names for place, names in missing.items() if names}
+    if missing:  # a cross on the axis
+        hover = [f"<b>{plural(int(n), 'GPUs')}</b><br>{'; '.join(some)}: no plan fits" for n, some in missing.items()]
+        cross = {"symbol": "x", "size": 11, "color": FAINT_INK}
+        marks.append(points(0, "a model does not fit", list(missing), [0.0] * len(missing), hover, **cross))
     columns["rows of an expert"] = [one.rows for one in compared]
     columns["mixture at least (B)"] = [one.least_bytes for one in compared]
-    across = axis(axis_title("GPUs", "count"), type="category", categoryorder="array", categoryarray=places)
-    figure.update_layout(xaxis=across, yaxis=axis(axis_title("rate of a GPU", unit), rangemode="tozero"))
-    return attach(figure, summary or _summary(compared), columns)
+    order = {"type": "category", "categoryorder": "array", "categoryarray": places}
+    panel = Panel(Axis("GPUs", "count", look=order), Axis("rate of a GPU", "tokens/s", from_zero=True), marks)
+    return chart(title or "A mixture and dense models", panel, summary or _summary(compared), columns)
 
 
 def _prediction(one: AgainstDense, key: str) -> Prediction | None:
     return getattr(one, key)
-
-
-def _crosses(missing: Mapping[str, Sequence[str]]) -> go.Scatter:
-    """One on the axis for each number of GPUs on which some model does not fit."""
-    return go.Scatter(
-        x=list(missing),
-        y=[0.0] * len(missing),
-        name="a model does not fit",
-        mode="markers",
-        marker={"symbol": "x", "size": 11, "color": FAINT_INK},
-        hovertext=[
-            f"<b>{plural(int(n), 'GPUs')}</b><br>{'; '.join(names)}: no plan fits" for n, names in missing.items()
-        ],
-        hoverinfo="text",
-    )
 
 
 def _words(name: str, each: Prediction) -> str:

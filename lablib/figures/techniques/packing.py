@@ -8,8 +8,8 @@ from typing import Protocol
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from lablib.figures.chart import PLOT_PIXELS
 from lablib.figures.describe import attach
-from lablib.figures.lines import PLOT_PIXELS
 from lablib.figures.style import LOOKS, PAPER_PIXELS, axis, base_layout, series_look
 from lablib.figures.techniques.spread import make_room_for_titles
 from lablib.signature import check_type, checked, shown

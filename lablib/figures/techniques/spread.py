@@ -9,8 +9,8 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from lablib.figures.chart import PLOT_PIXELS
 from lablib.figures.describe import attach
-from lablib.figures.lines import PLOT_PIXELS
 from lablib.figures.style import PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look
 from lablib.signature import checked
 from lablib.text.units import axis_title, format_quantity

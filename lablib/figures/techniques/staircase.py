@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
+from lablib.figures.chart import check_lengths
 from lablib.figures.describe import attach
-from lablib.figures.lines import check_lengths
 from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout, series_look
 from lablib.signature import checked
 from lablib.text.units import axis_title, format_quantity, unit_for

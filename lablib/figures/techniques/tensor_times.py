@@ -7,8 +7,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from lablib.figures.chart import PLOT_PIXELS
 from lablib.figures.describe import attach
-from lablib.figures.lines import PLOT_PIXELS
 from lablib.figures.style import COMPUTE, FAINT_INK, LOOKS, PAPER_PIXELS, axis, base_layout
 from lablib.signature import checked
 from lablib.text.units import axis_title, format_quantity, plural, unit_for

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from lablib.figures.lines import check_lengths, figure_lines
+from lablib.figures.chart import check_lengths
+from lablib.figures.lines import figure_lines
 from lablib.signature import checked
 from lablib.text.units import plural
 

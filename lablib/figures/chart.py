@@ -1,0 +1,289 @@
+"""A plain chart as data: axes with units, marks, a sentence and a table.
+
+Data are in base units. Prefixes of units, titles of axes, logarithmic ticks, hover texts, the legend and the table
+follow from them:
+
+    chart(
+        "Time against message size",
+        Panel(Axis("message size", "B", log=True), Axis("time", "s", log=True), [line(0, "ring", sizes, seconds)]),
+        "At 1 kB the ring takes 30 us.",
+    )
+
+Figures that need more (timelines, matrices, rooflines) draw with plotly directly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log10
+from numbers import Real
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from lablib.figures.describe import attach
+from lablib.figures.style import (
+    FAINT_INK,
+    INK,
+    PAPER_PIXELS,
+    TOP_PIXELS,
+    Look,
+    axis,
+    base_layout,
+    empty_axis,
+    series_look,
+)
+from lablib.text.units import Unit, axis_title, format_quantity, log_ticks, unit_for
+
+PLOT_PIXELS, TITLE_PIXELS = 300, 18  # of a plot, and of the title of a panel
+MARKERS_UP_TO = 40
+NOTHING = "There is nothing to draw yet."
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """An axis.
+
+    Attributes:
+        label: quantity, the first part of the title.
+        unit: "s", "B", "B/s", "FLOP/s" get a prefix, unless the axis is logarithmic; other units are kept.
+        ticks: position -> label; none given: plotly's, or powers of ten on a logarithmic axis.
+        span: first and last value; None: all values.
+        look: further plotly properties.
+    """
+
+    label: str
+    unit: str = ""
+    log: bool = False
+    from_zero: bool = False
+    ticks: Mapping[Any, str] = field(default_factory=dict)
+    span: tuple[float, float] | None = None
+    look: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def title(self) -> str:
+        """The title in the base unit, which heads a column of the table."""
+        return axis_title(self.label, self.unit)
+
+    def words(self, value: Any, digits: int) -> str:
+        """The label and a value, for a hover text."""
+        return f"{self.label} {format_quantity(value, self.unit, digits) if isinstance(value, Real) else value}"
+
+    def scale(self, values: Iterable[Any]) -> Unit:
+        """The unit of the axis for `values`."""
+        numbers = [v for v in (*values, *(self.span or ())) if isinstance(v, Real)]
+        return Unit(self.unit, 1.0) if self.log or not numbers else unit_for(numbers, self.unit)
+
+    def drawn(self, values: Sequence[Any]) -> dict[str, Any]:
+        """The plotly axis for `values`."""
+        unit, properties = self.scale(values), dict(self.look)
+        title = axis_title(self.label, unit)
+        ticks = self.ticks
+        if self.log:
+            properties["type"] = "log"
+            ticks = ticks or dict(zip(*log_ticks(self.span or values, self.unit), strict=True))
+        elif not len(values) and not self.span:
+            return empty_axis(title) | properties
+        if ticks:
+            properties |= {"tickvals": [_scaled(v, unit) for v in ticks], "ticktext": list(ticks.values())}
+        if self.span:
+            properties["range"] = [log10(end) if self.log else unit.of(end) for end in self.span]
+        if self.from_zero:
+            properties["rangemode"] = "tozero"
+        return axis(title, **properties)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One plotly trace.
+
+    Attributes:
+        x, y: numbers in base units, or names of categories; None for a gap.
+        hover: a text for each point; None: label, position and value; empty: no hover.
+        ends: the least and the greatest y of each point, drawn as a bar.
+        look: further plotly properties of the trace.
+    """
+
+    name: str
+    x: Sequence[Any]
+    y: Sequence[Any]
+    hover: Sequence[str] | None = None
+    ends: tuple[Sequence[float], Sequence[float]] | None = None
+    look: Mapping[str, Any] = field(default_factory=dict)
+    trace: type = go.Scatter
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A reference line across a panel, at one value of x or of y; `look` has further properties of its label."""
+
+    x: float | None = None
+    y: float | None = None
+    text: str = ""
+    place: str = "top right"
+    line: Mapping[str, Any] = field(default_factory=dict)
+    look: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One pair of axes, its marks from back to front, and its reference lines."""
+
+    x: Axis
+    y: Axis
+    marks: Sequence[Mark]
+    rules: Sequence[Rule] = ()
+    title: str = ""
+
+
+def line(index: int, name: str, x: Sequence[Any], y: Sequence[Any], hover: Any = None, ends: Any = None) -> Mark:
+    """The `index`-th line of a chart; its points are marked while they are few."""
+    look = series_look(index)
+    stroke = {"color": look.color, "dash": look.dash, "width": 2}
+    marker = {"symbol": look.symbol, "size": 7, "color": look.color}
+    mode = "lines+markers" if len(x) <= MARKERS_UP_TO else "lines"
+    return Mark(name, x, y, hover, ends, {"mode": mode, "line": stroke, "marker": marker})
+
+
+def points(
+    index: int, name: str, x: Sequence[Any], y: Sequence[Any], hover: Any = None, ends: Any = None, **marker: Any
+) -> Mark:
+    """The `index`-th group of points; past eight, groups differ by open and dotted symbols."""
+    look = series_look(index)
+    symbol = look.symbol + ("", "-open", "-dot")[index // 8 % 3]
+    marker = {"symbol": symbol, "size": 10, "color": look.color} | marker
+    return Mark(name, x, y, hover, ends, {"mode": "markers", "marker": marker})
+
+
+def bars(look: Look, name: str, x: Sequence[Any], y: Sequence[Any], hover: Any = None, **more: Any) -> Mark:
+    """A group of bars; `more` are plotly properties, such as `orientation="h"`."""
+    return Mark(name, x, y, hover, look={"marker": look.marker(), **more}, trace=go.Bar)
+
+
+def labels(x: Sequence[Any], y: Sequence[Any], text: Sequence[str], place: str, color: Any = INK) -> Mark:
+    """Text next to points, in front of bars and lines."""
+    font = {"size": 12, "color": color, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)}
+    look = {"mode": "text", "text": text, "textposition": place, "textfont": font, "showlegend": False}
+    return Mark("", x, y, (), look=look | {"cliponaxis": False})
+
+
+def chart(
+    title: str,
+    panels: Panel | Sequence[Panel],
+    sentence: str,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+    notes: Sequence[str] = (),
+    pixels: int | Sequence[int] = PLOT_PIXELS,
+    **layout: Any,
+) -> go.Figure:
+    """Draw a chart.
+
+    Args:
+        panels: side by side, with one y axis if they have the same.
+        sentence: the numbers that matter; "": there is nothing to draw.
+        columns: the table; None: x of the first panel's first mark, and the y of its marks.
+        notes: sentences after the first one.
+        pixels: height of the plot; several: of each of the panels, which then lie above one another over one x axis.
+        layout: further plotly properties of the layout.
+    """
+    panels = [panels] if isinstance(panels, Panel) else list(panels)
+    heights = [pixels] if isinstance(pixels, int) else list(pixels)
+    is_column, is_stacked = len(heights) > 1, layout.get("barmode") == "stack"
+    figure = _grid(panels, heights) if len(panels) > 1 else go.Figure()
+    room = TITLE_PIXELS if any(panel.title for panel in panels) else 0
+    figure.update_layout(base_layout(title, sum(heights) + PAPER_PIXELS + room, **{"showlegend": True} | layout))
+    figure.update_layout(margin_t=TOP_PIXELS + room)
+    figure.update_annotations(font_size=13)
+    seen: set[str] = set()
+    for number, panel in enumerate(panels):
+        where = {} if len(panels) == 1 else {"row": 1 + number * is_column, "col": 1 + number * (not is_column)}
+        values = {side: _values(panels, panel, side, is_stacked) for side in "xy"}
+        x_unit, y_unit = panel.x.scale(values["x"]), panel.y.scale(values["y"])
+        for mark in panel.marks:
+            group = {"legendgroup": mark.name, "showlegend": mark.name not in seen} if where and mark.name else {}
+            figure.add_trace(_trace(mark, panel, x_unit, y_unit).update(group), **where)
+            seen.add(mark.name)
+        figure.update_xaxes(panel.x.drawn(values["x"]), **where)
+        figure.update_yaxes(panel.y.drawn(values["y"]), **where)
+        for rule in panel.rules:
+            _add_rule(figure, rule, panel, x_unit, y_unit, where)
+        if is_column and number < len(panels) - 1:
+            figure.update_xaxes(title_text="", **where)
+        if not is_column and number and panel.y == panels[0].y:
+            figure.update_yaxes(title_text="", **where)
+    return attach(figure, sentence or NOTHING, _table(panels[0]) if columns is None else columns, notes)
+
+
+def check_lengths(x: Sequence[Any], series: Mapping[str, Sequence[Any]]) -> None:
+    """Every series must have one value for each position."""
+    for name, values in series.items():
+        if len(values) != len(x):
+            raise ValueError(f"{name!r} must have one value for each of the {len(x)} positions: got {len(values)}.")
+
+
+def _grid(panels: Sequence[Panel], heights: Sequence[int]) -> go.Figure:
+    if len(heights) > 1:
+        shape: dict[str, Any] = {"rows": len(panels), "shared_xaxes": True, "vertical_spacing": 0.06}
+        return make_subplots(**shape, row_heights=list(heights))
+    is_shared = all(panel.y == panels[0].y for panel in panels)
+    titles, gap = [panel.title for panel in panels], 0.04 if is_shared else 0.1
+    return make_subplots(cols=len(panels), shared_yaxes=is_shared, subplot_titles=titles, horizontal_spacing=gap)
+
+
+def _values(panels: Sequence[Panel], panel: Panel, side: str, is_stacked: bool) -> list[Any]:
+    """Values on one axis of `panel`: of all panels with the same axis, with the sums of stacked bars."""
+    values: list[Any] = []
+    sums: dict[tuple[int, Any], float] = defaultdict(float)
+    for number, other in enumerate(panels):
+        if getattr(other, side) != getattr(panel, side):
+            continue
+        values += [getattr(rule, side) for rule in other.rules if getattr(rule, side) is not None]
+        for mark in other.marks:
+            own, across = (mark.x, mark.y) if side == "x" else (mark.y, mark.x)
+            values += [v for v in own if v is not None]
+            if is_stacked and mark.trace is go.Bar and (mark.look.get("orientation") == "h") == (side == "x"):
+                for place, v in zip(across, own, strict=True):
+                    sums[number, place] += v
+    return values + list(sums.values())
+
+
+def _trace(mark: Mark, panel: Panel, x_unit: Unit, y_unit: Unit) -> Any:
+    hover = mark.hover
+    if hover is None:
+        pairs = [(panel.x.words(x, 3), panel.y.words(y, 4)) for x, y in zip(mark.x, mark.y, strict=True)]
+        hover = [f"<b>{mark.name}</b><br>{x}<br>{y}" for x, y in pairs]
+    words = {"hovertext": list(hover), "hoverinfo": "text"} if len(hover) else {"hoverinfo": "skip"}
+    if mark.ends:
+        up, down = (
+            [abs(end - y) / y_unit.scale for end, y in zip(ends, mark.y, strict=True)] for ends in mark.ends[::-1]
+        )
+        size = {"thickness": 1.5, "width": 4, "color": mark.look["marker"]["color"]}
+        words["error_y"] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down} | size
+    x, y = [_scaled(v, x_unit) for v in mark.x], [_scaled(v, y_unit) for v in mark.y]
+    return mark.trace(x=x, y=y, name=mark.name or None, **words, **mark.look)
+
+
+def _scaled(value: Any, unit: Unit) -> Any:
+    return value / unit.scale if isinstance(value, Real) and unit.scale != 1.0 else value
+
+
+def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, x_unit: Unit, y_unit: Unit, where: dict[str, int]) -> None:
+    look: dict[str, Any] = {"line": {"color": FAINT_INK, "dash": "dash", "width": 1.5} | dict(rule.line), **where}
+    if rule.text:
+        label = {"text": rule.text, "font": {"size": 12, "color": FAINT_INK}, "bgcolor": "rgba(255,255,255,0.85)"}
+        look |= {"annotation": label | dict(rule.look), "annotation_position": rule.place}
+    for side, value, unit, add in (("x", rule.x, x_unit, figure.add_vline), ("y", rule.y, y_unit, figure.add_hline)):
+        if value is not None:
+            if rule.text and getattr(panel, side).log:  # plotly places annotations of a logarithmic axis by exponent
+                look["annotation"] |= {side: log10(value)}
+            add(**{side: unit.of(value)}, **look)
+
+
+def _table(panel: Panel) -> dict[str, Sequence[Any]]:
+    """x, and y of each mark that has a hover text."""
+    shown = [mark for mark in panel.marks if mark.hover is None or len(mark.hover)]
+    columns = {panel.x.title: list(shown[0].x)} if shown else {}
+    return columns | {axis_title(mark.name, panel.y.unit): list(mark.y) for mark in shown}
