@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log10
 from numbers import Real
 from typing import Any
@@ -115,6 +115,10 @@ class Mark:
     look: Mapping[str, Any] = field(default_factory=dict)
     trace: type = go.Scatter
 
+    def styled(self, **look: Any) -> Mark:
+        """The same data with further plotly properties."""
+        return replace(self, look={**self.look, **look})
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -166,7 +170,7 @@ def bars(look: Look, name: str, x: Sequence[Any], y: Sequence[Any], hover: Any =
 def labels(x: Sequence[Any], y: Sequence[Any], text: Sequence[str], place: str, color: Any = INK) -> Mark:
     """Text next to points, in front of bars and lines."""
     font = {"size": 12, "color": color, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)}
-    look = {"mode": "text", "text": text, "textposition": place, "textfont": font, "showlegend": False}
+    look = {"mode": "text", "text": text, "textposition": place, "textfont": font}
     return Mark("", x, y, (), look=look | {"cliponaxis": False})
 
 
@@ -192,25 +196,25 @@ def chart(
     panels = [panels] if isinstance(panels, Panel) else list(panels)
     heights = [pixels] if isinstance(pixels, int) else list(pixels)
     is_column, is_stacked = len(heights) > 1, layout.get("barmode") == "stack"
-    figure = _grid(panels, heights) if len(panels) > 1 else go.Figure()
+    figure = _grid(panels, heights)
     room = TITLE_PIXELS if any(panel.title for panel in panels) else 0
     figure.update_layout(base_layout(title, sum(heights) + PAPER_PIXELS + room, **{"showlegend": True} | layout))
     figure.update_layout(margin_t=TOP_PIXELS + room)
     figure.update_annotations(font_size=13)
     seen: set[str] = set()
     for number, panel in enumerate(panels):
-        where = {} if len(panels) == 1 else {"row": 1 + number * is_column, "col": 1 + number * (not is_column)}
+        where = {"row": 1 + number * is_column, "col": 1 + number * (not is_column)}
         values = {side: _values(panels, panel, side, is_stacked) for side in "xy"}
-        x_unit, y_unit = panel.x.scale(values["x"]), panel.y.scale(values["y"])
+        units = {"x": panel.x.scale(values["x"]), "y": panel.y.scale(values["y"])}
         for mark in panel.marks:
-            group = {"legendgroup": mark.name, "showlegend": mark.name not in seen} if where and mark.name else {}
-            figure.add_trace(_trace(mark, panel, x_unit, y_unit).update(group), **where)
+            group = {"legendgroup": mark.name, "showlegend": mark.name not in seen} if mark.name else {}
+            figure.add_trace(_trace(mark, panel, units).update(group if len(panels) > 1 else {}), **where)
             seen.add(mark.name)
         figure.update_xaxes(panel.x.drawn(values["x"]), **where)
         figure.update_yaxes(panel.y.drawn(values["y"]), **where)
         for rule in panel.rules:
-            _add_rule(figure, rule, panel, x_unit, y_unit, where)
-        if is_column and number < len(panels) - 1:
+            _add_rule(figure, rule, panel, units, where)
+        if is_column and panel is not panels[-1]:
             figure.update_xaxes(title_text="", **where)
         if not is_column and number and panel.y == panels[0].y:
             figure.update_yaxes(title_text="", **where)
@@ -226,8 +230,7 @@ def check_lengths(x: Sequence[Any], series: Mapping[str, Sequence[Any]]) -> None
 
 def _grid(panels: Sequence[Panel], heights: Sequence[int]) -> go.Figure:
     if len(heights) > 1:
-        shape: dict[str, Any] = {"rows": len(panels), "shared_xaxes": True, "vertical_spacing": 0.06}
-        return make_subplots(**shape, row_heights=list(heights))
+        return make_subplots(rows=len(panels), shared_xaxes=True, vertical_spacing=0.06, row_heights=list(heights))
     is_shared = all(panel.y == panels[0].y for panel in panels)
     titles, gap = [panel.title for panel in panels], 0.04 if is_shared else 0.1
     return make_subplots(cols=len(panels), shared_yaxes=is_shared, subplot_titles=titles, horizontal_spacing=gap)
@@ -243,43 +246,41 @@ def _values(panels: Sequence[Panel], panel: Panel, side: str, is_stacked: bool) 
         values += [getattr(rule, side) for rule in other.rules if getattr(rule, side) is not None]
         for mark in other.marks:
             own, across = (mark.x, mark.y) if side == "x" else (mark.y, mark.x)
-            values += [v for v in own if v is not None]
+            values += own
             if is_stacked and mark.trace is go.Bar and (mark.look.get("orientation") == "h") == (side == "x"):
                 for place, v in zip(across, own, strict=True):
                     sums[number, place] += v
     return values + list(sums.values())
 
 
-def _trace(mark: Mark, panel: Panel, x_unit: Unit, y_unit: Unit) -> Any:
-    hover = mark.hover
+def _trace(mark: Mark, panel: Panel, units: Mapping[str, Unit]) -> Any:
+    hover, size = mark.hover, {"thickness": 1.5, "width": 4}
     if hover is None:
         pairs = [(panel.x.words(x, 3), panel.y.words(y, 4)) for x, y in zip(mark.x, mark.y, strict=True)]
         hover = [f"<b>{mark.name}</b><br>{x}<br>{y}" for x, y in pairs]
-    words = {"hovertext": list(hover), "hoverinfo": "text"} if len(hover) else {"hoverinfo": "skip"}
+    look = {"name": mark.name} if mark.name else {"showlegend": False}
+    look |= {"hovertext": list(hover), "hoverinfo": "text"} if len(hover) else {"hoverinfo": "skip"}
     if mark.ends:
-        up, down = (
-            [abs(end - y) / y_unit.scale for end, y in zip(ends, mark.y, strict=True)] for ends in mark.ends[::-1]
-        )
-        size = {"thickness": 1.5, "width": 4, "color": mark.look["marker"]["color"]}
-        words["error_y"] = {"type": "data", "symmetric": False, "array": up, "arrayminus": down} | size
-    x, y = [_scaled(v, x_unit) for v in mark.x], [_scaled(v, y_unit) for v in mark.y]
-    return mark.trace(x=x, y=y, name=mark.name or None, **words, **mark.look)
+        low, high = ([units["y"].of(abs(v - y)) for v, y in zip(ends, mark.y, strict=True)] for ends in mark.ends)
+        size |= {"type": "data", "symmetric": False, "array": high, "arrayminus": low}
+        look["error_y"] = size | {"color": mark.look["marker"]["color"]}
+    x, y = [_scaled(v, units["x"]) for v in mark.x], [_scaled(v, units["y"]) for v in mark.y]
+    return mark.trace(x=x, y=y, **look, **mark.look)
 
 
 def _scaled(value: Any, unit: Unit) -> Any:
     return value / unit.scale if isinstance(value, Real) and unit.scale != 1.0 else value
 
 
-def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, x_unit: Unit, y_unit: Unit, where: dict[str, int]) -> None:
+def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, units: Mapping[str, Unit], where: dict[str, int]) -> None:
+    side, value, add = ("x", rule.x, figure.add_vline) if rule.x is not None else ("y", rule.y, figure.add_hline)
     look: dict[str, Any] = {"line": {"color": FAINT_INK, "dash": "dash", "width": 1.5} | dict(rule.line), **where}
     if rule.text:
         label = {"text": rule.text, "font": {"size": 12, "color": FAINT_INK}, "bgcolor": "rgba(255,255,255,0.85)"}
+        if getattr(panel, side).log:  # plotly places annotations of a logarithmic axis by exponent
+            label[side] = log10(value)
         look |= {"annotation": label | dict(rule.look), "annotation_position": rule.place}
-    for side, value, unit, add in (("x", rule.x, x_unit, figure.add_vline), ("y", rule.y, y_unit, figure.add_hline)):
-        if value is not None:
-            if rule.text and getattr(panel, side).log:  # plotly places annotations of a logarithmic axis by exponent
-                look["annotation"] |= {side: log10(value)}
-            add(**{side: unit.of(value)}, **look)
+    add(**{side: units[side].of(value)}, **look)
 
 
 def _table(panel: Panel) -> dict[str, Sequence[Any]]:

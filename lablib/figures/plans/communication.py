@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from lablib.figures.describe import attach
-from lablib.figures.style import FAINT_INK, INK, LOOKS, PAPER_PIXELS, Look, axis, base_layout, empty_axis
+from lablib.figures.chart import Axis, Panel, bars, chart, labels
+from lablib.figures.style import LOOKS, Look
 from lablib.signature import checked
-from lablib.text.units import axis_title, format_quantity, unit_for
+from lablib.text.units import format_quantity
 
 if TYPE_CHECKING:
     from lablib.plan.prediction import Prediction
 
 ROW_PIXELS, BAR = 42, 0.62
 EXPOSED = LOOKS["communication"]
-HIDDEN = Look("hidden behind compute", "", "#F3DFE9", "/")  # communication's colour, paler
+HIDDEN = Look("hidden behind compute", "", "#F3DFE9", "/", hatch=EXPOSED.color, edge=EXPOSED.color)  # paler
 
 
 @checked
@@ -27,34 +27,24 @@ def figure_communication(prediction: Prediction, title: str = "Communication of 
         A figure whose table has one row an axis: seconds in all, exposed, hidden, and the share of the step.
     """
     axes = {name: each for name, each in prediction.communication.items() if each[0] > 0}
-    names, longest_s = list(axes), max((total for total, _ in axes.values()), default=0.0)
-    unit = unit_for(longest_s, "s")
+    names = list(axes)
+    totals = [float(total) for total, _ in axes.values()]
     exposed = [float(shown) for _, shown in axes.values()]
-    hidden = [float(max(total - shown, 0.0)) for total, shown in axes.values()]
-    figure = go.Figure(layout=base_layout(title, ROW_PIXELS * max(len(axes), 2) + PAPER_PIXELS, showlegend=True))
-    start = [0.0] * len(names)
+    hidden = [max(total - shown, 0.0) for total, shown in zip(totals, exposed, strict=True)]
+    marks = []
     for look, name, seconds in ((EXPOSED, "exposed", exposed), (HIDDEN, HIDDEN.name, hidden)):
-        hover = [
+        words = [
             f"<b>{a} axis</b>, {name}<br>{format_quantity(s, 's', 4)}" for a, s in zip(names, seconds, strict=True)
         ]
-        place = {"x": [unit.of(s) for s in seconds], "y": names, "base": [unit.of(s) for s in start], "width": BAR}
-        marker = look.marker() | {"line": {"color": EXPOSED.color, "width": 1}}
-        if look is HIDDEN:
-            marker["pattern"] |= {"fgcolor": EXPOSED.color}
-        words = {"hovertext": hover, "hoverinfo": "text", "name": name, "legendgroup": f"axis: {name}"}
-        figure.add_trace(go.Bar(orientation="h", marker=marker, **place, **words))
-        start = seconds
+        marks.append(bars(look, name, seconds, names, words, orientation="h", width=BAR))
     texts = [_label(name, *each) for name, each in axes.items()]
-    ends = [unit.of(total) for total, _ in axes.values()]
-    same: dict[str, Any] = {"mode": "text", "textposition": "middle right", "hoverinfo": "skip", "showlegend": False}
-    figure.add_trace(go.Scatter(x=ends, y=names, text=texts, textfont={"size": 12, "color": INK}, **same))
-    figure.update_layout(
-        barmode="overlay",
-        # Room at the right for the label of the longest bar.
-        xaxis=axis(axis_title("time", unit), range=[0, 1.4 * unit.of(longest_s)]) if names else empty_axis("time (s)"),
-        yaxis=axis("", autorange="reversed", ticks="", showgrid=False, type="category", tickcolor=FAINT_INK),
-    )
-    return attach(figure, _summary(prediction), _columns(prediction))
+    marks.append(labels(totals, names, texts, "middle right"))
+    # Room at the right for the label of the longest bar.
+    across = Axis("time", "s", span=(0, 1.4 * max(totals)) if names else None)
+    rows = Axis("", look={"autorange": "reversed", "ticks": "", "showgrid": False, "type": "category"})
+    columns = _columns(prediction)
+    pixels = ROW_PIXELS * max(len(axes), 2)
+    return chart(title, Panel(across, rows, marks), _summary(prediction), columns, pixels=pixels, barmode="stack")
 
 
 def _label(name: str, total_s: float, exposed_s: float) -> str:

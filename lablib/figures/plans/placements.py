@@ -7,12 +7,12 @@ from typing import Any, Protocol
 
 import plotly.graph_objects as go
 
-from lablib.figures.describe import attach
-from lablib.figures.style import COMPUTE, LOOKS, PAPER_PIXELS, Look, axis, base_layout
+from lablib.figures.chart import Axis, Panel, bars, chart
+from lablib.figures.style import COMPUTE, LOOKS, Look
 from lablib.signature import checked
-from lablib.text.units import axis_title, format_quantity, plural, unit_for
+from lablib.text.units import format_quantity, plural
 
-ROW_PIXELS, BAR, GAP = 30, 0.62, 0.06
+ROW_PIXELS, BAR = 30, 0.62
 MOST_ROWS = 24  # more are the fastest, and the slowest one
 # From near to far: darker, and told apart by pattern in grey.
 _LEVELS: Mapping[str, Look] = {
@@ -62,10 +62,9 @@ def figure_placements(placements: Sequence[Placed], title: str = "") -> go.Figur
     is_cut = len(placements) > MOST_ROWS
     drawn = [*placements[: MOST_ROWS - 1], placements[-1]] if is_cut else list(placements)
     names = [order_text(one) for one in drawn]
-    figure = go.Figure(layout=base_layout(title or "Orders of the axes", ROW_PIXELS * len(drawn) + 40 + PAPER_PIXELS))
-    time = unit_for(max(one.step_time_s for one in drawn), "s")
     waits = [min(sum(one.exposed_s.values()), one.step_time_s) for one in drawn]
     rest = [one.step_time_s - wait for one, wait in zip(drawn, waits, strict=True)]
+    times = []
     for look, name, seconds in (
         (COMPUTE, "compute, bubble, optimizer", rest),
         (LOOKS["communication"], "waiting for wires", waits),
@@ -74,39 +73,28 @@ def figure_placements(placements: Sequence[Placed], title: str = "") -> go.Figur
             f"<b>{row}</b><br>{name}: {format_quantity(s, 's')} of {format_quantity(one.step_time_s, 's')}"
             for row, s, one in zip(names, seconds, drawn, strict=True)
         ]
-        figure.add_trace(_bars(look, name, names, [time.of(s) for s in seconds], words, "x"))
-    most = max(sum(_by_level(one).values()) for one in drawn)
-    size = unit_for(most, "B")
+        times.append(bars(look, name, seconds, names, words, orientation="h", width=BAR))
+    sizes = []
     for level, look in _LEVELS.items():
         sent = [_by_level(one)[level] for one in drawn]
-        if not any(sent):
-            continue
         words = [
             f"<b>{row}</b><br>{_WORDS[level]}: {format_quantity(s, 'B')}{_axes_of(one, level)}"
             for row, s, one in zip(names, sent, drawn, strict=True)
         ]
-        figure.add_trace(_bars(look, _WORDS[level], names, [size.of(s) for s in sent], words, "x2"))
-    middle = (1 - GAP) / 2
-    figure.update_layout(
-        barmode="stack",
-        showlegend=True,
-        xaxis=axis(axis_title("time of a step", time), domain=[0, middle], rangemode="tozero"),
-        xaxis2=axis(axis_title("sent by a rank in a step", size), domain=[middle + GAP, 1], rangemode="tozero")
-        | {"anchor": "y"},
-        yaxis=axis("", autorange="reversed", ticks="", showgrid=False, type="category"),
-    )
+        if any(sent):
+            sizes.append(bars(look, _WORDS[level], sent, names, words, orientation="h", width=BAR))
+    rows = Axis("", look={"autorange": "reversed", "ticks": "", "showgrid": False, "type": "category"})
+    left = Panel(Axis("time of a step", "s", from_zero=True), rows, times)
+    right = Panel(Axis("sent by a rank in a step", "B", from_zero=True), rows, sizes)
     note = [f"Of {len(placements)} orders {len(drawn)} are drawn; the table has all"] if is_cut else []
-    return attach(figure, _summary(placements), _columns(placements), note)
+    title, pixels = title or "Orders of the axes", ROW_PIXELS * len(drawn) + 40
+    summary, columns = _summary(placements), _columns(placements)
+    return chart(title, [left, right], summary, columns, note, pixels, barmode="stack")
 
 
 def order_text(placement: Placed) -> str:
     """ "data 2, tensor 8": from far apart to neighbours."""
     return ", ".join(f"{axis} {size}" for axis, size in placement.mesh.sizes.items())
-
-
-def _bars(look: Look, name: str, rows: Sequence[str], values: Sequence[float], words: Sequence[str], x: str) -> go.Bar:
-    where = {"x": values, "y": rows, "xaxis": x, "orientation": "h", "width": BAR, "marker": look.marker()}
-    return go.Bar(name=name, hovertext=words, hoverinfo="text", **where)
 
 
 def _by_level(placement: Placed) -> dict[str, float]:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
-from lablib.figures.describe import attach
-from lablib.figures.style import INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout
+from lablib.figures.chart import Axis, Mark, Panel, Rule, bars, chart, labels
+from lablib.figures.style import INK, MEMORY_LOOKS
 from lablib.signature import checked
-from lablib.text.units import Unit, axis_title, format_quantity, unit_for
+from lablib.text.units import format_quantity
 
 if TYPE_CHECKING:
     from lablib.plan.prediction import Prediction
 
-PLOT_PIXELS, TOO_MUCH = 300, "#B00020"
+TOO_MUCH = "#B00020"
 MAX_SUMS, MAX_NAMED = 16, 8  # bars that say their sum above them, and the size of each category inside
 THICK = 0.055  # share of the height: room for a line of text
 ROOM_FOR_LIMIT = 5.0  # the limit is drawn where it is at most so many times the highest peak; else it is only said
@@ -34,22 +34,31 @@ def figure_plan_memory(prediction: Prediction, title: str = "") -> go.Figure:
     peaks = list(prediction.stage_bytes)
     limit = prediction.memory_limit_bytes
     high = max(peaks)
-    ceiling = 1.12 * max(high, limit if limit <= ROOM_FOR_LIMIT * high else 0.0)
-    unit = unit_for(high, "B")
-    figure = go.Figure(layout=base_layout(title or f"Memory of {_stages(len(peaks))}", PLOT_PIXELS + PAPER_PIXELS))
-    figure.update_layout(barmode="stack", bargap=0.3 if len(stages) <= MAX_SUMS else 0.12, showlegend=True)
-    figure.add_traces([_bars(name, stages, unit, ceiling) for name in MEMORY_LOOKS if any(s[name] for s in stages)])
-    beside = max(FEWEST - len(stages), 0) / 2 + 0.6
-    ticks = list(range(0, len(stages), 1 if len(stages) <= 32 else 8))
-    across = axis("stage (number)", showgrid=False, range=[-beside, len(stages) - 1 + beside], tickvals=ticks)
-    figure.update_layout(xaxis=across, yaxis=axis(axis_title("memory", unit), range=[0, unit.of(ceiling)]))
-    if limit <= ROOM_FOR_LIMIT * high:
-        _limit(figure, limit, unit, len(stages) - 1 + beside)
+    is_near = limit <= ROOM_FOR_LIMIT * high
+    ceiling = 1.12 * max(high, limit if is_near else 0.0)
+    held = {name: [stage[name] for stage in stages] for name in MEMORY_LOOKS}
+    marks = [_bars(name, sizes, ceiling) for name, sizes in held.items() if any(sizes)]
+    rules, numbers = [], list(range(len(stages)))
+    margin = max(FEWEST - len(stages), 0) / 2 + 0.6
+    ends = (-margin, len(stages) - 1 + margin)
+    if is_near:
+        look = {"mode": "lines", "line": {"dash": "dash", "color": TOO_MUCH, "width": 2}, "showlegend": False}
+        marks.append(Mark("limit", ends, [limit] * 2, (), look=look))
+        rules.append(Rule(y=limit, text=f"a GPU has {format_quantity(limit, 'B')}", line={"width": 0}))
     if len(stages) <= MAX_SUMS:  # after the limit: where they meet, the words are in front
-        figure.add_trace(_sums(peaks, limit, unit))
-    columns: dict[str, list[Any]] = {"stage": list(range(len(stages)))}
-    columns |= {f"{name} (B)": [stage[name] for stage in stages] for name in MEMORY_LOOKS}
-    return attach(figure, _summary(prediction, stages, peaks), columns | {"peak (B)": peaks})
+        colors = [TOO_MUCH if peak > limit else INK for peak in peaks]
+        sums = [f"<b>{format_quantity(peak, 'B')}</b>" for peak in peaks]
+        marks.append(labels(numbers, peaks, sums, "top center", colors))
+    ticks = {i: str(i) for i in range(0, len(stages), 1 if len(stages) <= 32 else 8)}
+    across = Axis("stage", "number", ticks=ticks, span=ends, look={"showgrid": False})
+    return chart(
+        title or f"Memory of {f'each of {len(peaks)} stages' if len(peaks) > 1 else 'a GPU'}",
+        Panel(across, Axis("memory", "B", span=(0, ceiling)), marks, rules),
+        _summary(prediction, stages, peaks),
+        {"stage": numbers, **{f"{name} (B)": sizes for name, sizes in held.items()}, "peak (B)": peaks},
+        barmode="stack",
+        bargap=0.3 if len(stages) <= MAX_SUMS else 0.12,
+    )
 
 
 def stage_by_look(stage: Mapping[str, float]) -> dict[str, float]:
@@ -61,54 +70,15 @@ def stage_by_look(stage: Mapping[str, float]) -> dict[str, float]:
     return sums
 
 
-def _bars(name: str, stages: Sequence[Mapping[str, float]], unit: Unit, ceiling: float) -> go.Bar:
+def _bars(name: str, sizes: Sequence[float], ceiling: float) -> Mark:
+    """One category of all stages; a size is written inside where there is room."""
     look = MEMORY_LOOKS[name]
-    sizes = [stage[name] for stage in stages]
-    is_named = [len(stages) <= MAX_NAMED and size >= THICK * ceiling for size in sizes]
-    return go.Bar(
-        name=name,
-        legendgroup=f"memory: {name}",
-        x=list(range(len(stages))),
-        y=[unit.of(size) for size in sizes],
-        text=[format_quantity(size, "B") if is_seen else "" for size, is_seen in zip(sizes, is_named, strict=True)],
-        textposition="inside",
-        insidetextanchor="middle",
-        textangle=0,
-        constraintext="none",
-        textfont={"size": 12, "color": look.ink, "shadow": ", ".join([f"0 0 3px {look.color}"] * 4)},
-        marker=look.marker(),
-        hovertext=[f"<b>{name}</b><br>stage {i}: {format_quantity(size, 'B', 4)}" for i, size in enumerate(sizes)],
-        hoverinfo="text",
-    )
-
-
-def _limit(figure: go.Figure, limit: float, unit: Unit, right: float) -> None:
-    """The memory of a GPU as a line across the whole figure."""
-    look = {"dash": "dash", "color": TOO_MUCH, "width": 2}
-    ends = {"x": list(figure.layout.xaxis.range), "y": [unit.of(limit)] * 2}  # pyright: ignore[reportAttributeAccessIssue]
-    figure.add_trace(go.Scatter(**ends, mode="lines", line=look, name="limit", hoverinfo="skip", showlegend=False))
-    place = {"x": right, "y": unit.of(limit), "xanchor": "right", "yanchor": "bottom", "showarrow": False}
-    figure.add_annotation(text=f"a GPU has {format_quantity(limit, 'B')}", font={"size": 12}, yshift=2, **place)
-
-
-def _sums(peaks: Sequence[float], limit: float, unit: Unit) -> go.Scatter:
-    """Each stage's sum above its bar."""
-    return go.Scatter(
-        x=list(range(len(peaks))),
-        y=[unit.of(peak) for peak in peaks],
-        mode="text",
-        text=[f"<b>{format_quantity(peak, 'B')}</b>" for peak in peaks],
-        textposition="top center",
-        textfont={"size": 12, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)}
-        | {"color": [TOO_MUCH if peak > limit else INK for peak in peaks]},
-        hoverinfo="skip",
-        showlegend=False,
-        cliponaxis=False,
-    )
-
-
-def _stages(number: int) -> str:
-    return f"each of {number} stages" if number > 1 else "a GPU"
+    has_room = [len(sizes) <= MAX_NAMED and size >= THICK * ceiling for size in sizes]
+    text = [format_quantity(size, "B") if room else "" for size, room in zip(sizes, has_room, strict=True)]
+    font = {"size": 12, "color": look.ink, "shadow": ", ".join([f"0 0 3px {look.color}"] * 4)}
+    inside = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "none"}
+    words = [f"<b>{name}</b><br>stage {i}: {format_quantity(size, 'B', 4)}" for i, size in enumerate(sizes)]
+    return bars(look, name, list(range(len(sizes))), sizes, words, text=text, textfont=font, **inside)
 
 
 def _summary(prediction: Prediction, stages: Sequence[Mapping[str, float]], peaks: Sequence[float]) -> str:

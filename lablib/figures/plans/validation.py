@@ -64,8 +64,8 @@ def times(one: Scored) -> tuple[float, float]:
 
 def _band(low: float, high: float) -> list[Mark]:
     """The area within which a prediction is 10% off, and the line where it is right."""
-    ends, edge = [low, high], {"mode": "lines", "line": {"width": 0}, "showlegend": False}
-    area = edge | {"showlegend": True, "fill": "tonexty", "fillcolor": GRID}
+    ends, edge = [low, high], {"mode": "lines", "line": {"width": 0}}
+    area = edge | {"fill": "tonexty", "fillcolor": GRID}
     return [
         Mark("", ends, [(1 - BAND) * end for end in ends], (), look=edge),
         Mark("10% off", ends, [(1 + BAND) * end for end in ends], (), look=area),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import plotly.graph_objects as go
 
-from lablib.figures.describe import attach
-from lablib.figures.style import FAINT_INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
+from lablib.figures.chart import Axis, Panel, Rule, bars, chart
+from lablib.figures.style import MEMORY_LOOKS
 from lablib.hardware.device import Device
 from lablib.record.memory import Memory
 from lablib.record.memory_text import NOT_RECORDED
 from lablib.signature import checked
-from lablib.text.units import axis_title, format_quantity, unit_for
+from lablib.text.units import format_quantity
 
 PLOT_PIXELS = 260
 ROOM_FOR_CAPACITY = 3.0  # the capacity is drawn where it is at most so many times the highest peak
@@ -33,33 +31,30 @@ def figure_peaks(memory: Memory, device: Device | None = None, title: str = "Pea
     at_peak = [memory.at_peak(rank) for rank in ranks]
     peaks = [memory.peak_bytes(rank) for rank in ranks]
     high = float(max(peaks, default=0))
-    unit = unit_for(high, "B")
-    figure = go.Figure(layout=base_layout(title, PLOT_PIXELS + PAPER_PIXELS, barmode="stack", bargap=0.3))
     # An allocator that counted alone does not say what it held.
+    is_unnamed = bool(memory.allocator_peaks)
     parts = {name: [held.get(name, 0) for held in at_peak] for name in MEMORY_LOOKS}
-    parts |= {"other": list(memory.allocator_peaks)} if memory.allocator_peaks else {}
+    parts |= {"other": list(memory.allocator_peaks)} if is_unnamed else {}
+    marks, rules = [], []
     for name, sizes in parts.items():
-        look = MEMORY_LOOKS[name]
+        words = [f"<b>{name}</b><br>rank {rank}: {format_quantity(size, 'B', 4)}" for rank, size in enumerate(sizes)]
         if any(sizes):
-            hover = [
-                f"<b>{name}</b><br>rank {rank}: {format_quantity(size, 'B', 4)}" for rank, size in enumerate(sizes)
-            ]
-            bar = {"x": ranks, "y": [unit.of(size) for size in sizes], "hovertext": hover, "hoverinfo": "text"}
-            name = "not known of what" if memory.allocator_peaks else name
-            figure.add_trace(go.Bar(name=name, marker=look.marker(), legendgroup=f"memory: {name}", **bar))
+            marks.append(bars(MEMORY_LOOKS[name], "not known of what" if is_unnamed else name, ranks, sizes, words))
     if device is not None and 0 < device.memory_bytes <= ROOM_FOR_CAPACITY * high:
-        label = {"text": f"{device.name} has {format_quantity(device.memory_bytes, 'B')}", "font": {"size": 12}}
-        label |= {"bgcolor": "rgba(255,255,255,0.85)"}
-        line: dict[str, Any] = {"line": {"dash": "dot", "color": FAINT_INK, "width": 1.5}, "annotation": label}
-        figure.add_hline(y=unit.of(device.memory_bytes), annotation_position="top left", **line)
+        words = f"{device.name} has {format_quantity(device.memory_bytes, 'B')}"
+        rules.append(Rule(y=device.memory_bytes, text=words, place="top left", line={"dash": "dot"}))
     ticks = {"tickmode": "linear", "dtick": 1} if len(ranks) <= 32 else {}
-    across = axis("rank (number)", showgrid=False, **ticks)
-    figure.update_layout(xaxis=across, yaxis=axis(axis_title("memory", unit), rangemode="tozero"), showlegend=True)
-    if not high:
-        figure.update_layout(xaxis=empty_axis("rank (number)"), yaxis=empty_axis("memory (B)"))
-    columns = {} if memory.allocator_peaks else {f"{name} (B)": sizes for name, sizes in parts.items()}
-    return attach(
-        figure, _summary(memory, peaks, device), {"rank": ranks, **columns, "peak (B)": peaks}, memory.run_notes
+    across = Axis("rank", "number", look={"showgrid": False, **ticks})
+    columns = {} if is_unnamed else {f"{name} (B)": sizes for name, sizes in parts.items()}
+    return chart(
+        title,
+        Panel(across, Axis("memory", "B", from_zero=True), marks, rules),
+        _summary(memory, peaks, device),
+        {"rank": ranks, **columns, "peak (B)": peaks},
+        memory.run_notes,
+        PLOT_PIXELS,
+        barmode="stack",
+        bargap=0.3,
     )
 
 

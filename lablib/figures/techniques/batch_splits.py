@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from lablib.figures.chart import PLOT_PIXELS
-from lablib.figures.describe import attach
+from lablib.figures.chart import Axis, Panel, Rule, bars, chart, labels
 from lablib.figures.plans.plan_memory import TOO_MUCH, stage_by_look
-from lablib.figures.style import COMPUTE, FAINT_INK, INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout
-from lablib.figures.techniques.spread import make_room_for_titles
+from lablib.figures.style import COMPUTE, FAINT_INK, MEMORY_LOOKS
 from lablib.signature import checked
-from lablib.text.units import axis_title, format_quantity, plural, unit_for
+from lablib.text.units import format_quantity, plural
 
 if TYPE_CHECKING:
     from lablib.plan.prediction import Prediction
@@ -39,78 +36,39 @@ def figure_batch_splits(predictions: Sequence[Prediction], chosen: int = 0, titl
     names = [f"{one.micro_batch} x {one.num_microbatches}" for one in predictions]
     names[chosen] = f"<b>{names[chosen]}</b>"
     peaks = [max(one.stage_bytes) for one in predictions]
-    titles = ["memory of a GPU at its peak", "time of a step"]
-    figure = make_subplots(rows=1, cols=2, subplot_titles=titles, horizontal_spacing=0.1)
     title = title or (
         f"{here.micro_batch} x {here.num_microbatches} x {here.parallel.data} = {plural(here.batch, 'sequences')}"
     )
-    figure.update_layout(base_layout(title, PLOT_PIXELS + PAPER_PIXELS, barmode="stack", bargap=0.3, showlegend=True))
-    high = min(max(peaks), 3 * here.memory_limit_bytes)  # a split far beyond the limit does not flatten the others
-    _memory(figure, predictions, names, peaks, high)
-    _time(figure, predictions, names)
-    figure.update_xaxes(axis("micro-batch x accumulations (sequences)", type="category", showgrid=False))
-    make_room_for_titles(figure)
-    return attach(figure, _summary(here), _columns(predictions, peaks))
+    across = Axis("micro-batch x accumulations", "sequences", look={"type": "category", "showgrid": False})
+    panels = [_memory(across, predictions, names, peaks), _time(across, predictions, names)]
+    return chart(title, panels, _summary(here), _columns(predictions, peaks), barmode="stack", bargap=0.3)
 
 
-def _memory(
-    figure: go.Figure, predictions: Sequence[Prediction], names: list[str], peaks: list[float], high: float
-) -> None:
-    unit, limit = unit_for(high, "B"), predictions[0].memory_limit_bytes
+def _memory(across: Axis, predictions: Sequence[Prediction], names: list[str], peaks: list[float]) -> Panel:
+    limit = predictions[0].memory_limit_bytes
+    high = min(max(peaks), 3 * limit)  # a split far beyond the limit does not flatten the others
     fullest = [stage_by_look(one.memory[one.stage_bytes.index(max(one.stage_bytes))]) for one in predictions]
+    marks = []
     for name, look in MEMORY_LOOKS.items():
         sizes = [stage[name] for stage in fullest]
         words = [f"<b>{name}</b><br>{format_quantity(size, 'B')}" for size in sizes]
-        bar: dict[str, Any] = {"x": names, "y": [unit.of(size) for size in sizes], "marker": look.marker()}
-        figure.add_trace(
-            go.Bar(name=name, legendgroup=f"memory: {name}", hovertext=words, hoverinfo="text", **bar), row=1, col=1
-        )
-    figure.add_trace(
-        go.Scatter(
-            x=names,
-            y=[unit.of(min(peak, 1.08 * high)) for peak in peaks],
-            mode="text",
-            text=[format_quantity(peak, "B") for peak in peaks],
-            textposition="top center",
-            textfont={"size": 12, "color": INK, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)},
-            hoverinfo="skip",
-            showlegend=False,
-        ),
-        row=1,
-        col=1,
-    )
-    figure.add_shape(
-        type="line", xref="x domain", x0=0, x1=1, yref="y", y0=unit.of(limit), y1=unit.of(limit)
-    ).update_shapes(line={"dash": "dash", "color": TOO_MUCH, "width": 2})
-    ceiling = 1.2 * max(high, limit)
-    figure.update_yaxes(axis(axis_title("memory", unit), range=[0, unit.of(ceiling)]), row=1, col=1)
+        marks.append(bars(look, name, names, sizes, words))
+    sums = [format_quantity(peak, "B") for peak in peaks]
+    marks.append(labels(names, [min(peak, 1.08 * high) for peak in peaks], sums, "top center"))
+    memory = Axis("memory", "B", span=(0, 1.2 * max(high, limit)))
+    rule = Rule(y=limit, line={"color": TOO_MUCH, "width": 2})
+    return Panel(across, memory, marks, [rule], "memory of a GPU at its peak")
 
 
-def _time(figure: go.Figure, predictions: Sequence[Prediction], names: list[str]) -> None:
+def _time(across: Axis, predictions: Sequence[Prediction], names: list[str]) -> Panel:
     times = [one.step_time_s for one in predictions]
-    unit = unit_for(times, "s")
     words = [f"{format_quantity(one.step_time_s, 's')}, MFU {one.mfu:.0%}" for one in predictions]
     fits = [max(one.stage_bytes) <= one.memory_limit_bytes for one in predictions]
+    text = [f"MFU {one.mfu:.0%}" if fit else "no room" for one, fit in zip(predictions, fits, strict=True)]
+    above = {"textposition": "outside", "textangle": 0, "constraintext": "none", "textfont": {"size": 11}}
     marker = COMPUTE.marker() | {"color": [COMPUTE.color if fit else FAINT_INK for fit in fits]}
-    figure.add_trace(
-        go.Bar(
-            x=names,
-            y=[unit.of(time) for time in times],
-            text=[f"MFU {one.mfu:.0%}" if fit else "no room" for one, fit in zip(predictions, fits, strict=True)],
-            textposition="outside",
-            textangle=0,
-            constraintext="none",
-            textfont={"size": 11},
-            marker=marker,
-            hovertext=words,
-            hoverinfo="text",
-            showlegend=False,
-            cliponaxis=False,
-        ),
-        row=1,
-        col=2,
-    )
-    figure.update_yaxes(axis(axis_title("step", unit), range=[0, 1.15 * unit.of(max(times))]), row=1, col=2)
+    mark = bars(COMPUTE, "", names, times, words, text=text, cliponaxis=False, **above).styled(marker=marker)
+    return Panel(across, Axis("step", "s", span=(0, 1.15 * max(times))), [mark], title="time of a step")
 
 
 def _summary(here: Prediction) -> str:

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from lablib.figures.chart import PLOT_PIXELS
+from lablib.figures.chart import PLOT_PIXELS, Axis, Panel, Rule, bars, chart
 from lablib.figures.describe import attach
-from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout, series_look
+from lablib.figures.style import PAPER_PIXELS, Look, axis, base_layout, series_look
 from lablib.signature import checked
-from lablib.text.units import axis_title, format_quantity, plural, unit_for
+from lablib.text.units import axis_title, format_quantity, plural
 
 MAX_SQUARES = 4096  # of a heat map: steps are averaged in blocks where experts times steps are more
 MAX_TICKS, MAX_NAMES = 8, 32
@@ -103,32 +103,25 @@ def figure_rank_loads(loads: Mapping[str, Sequence[float]], title: str = "", sum
     means = load.mean(axis=1)
     if not np.allclose(means, means[0], rtol=1e-6):
         raise ValueError(f"all placements must be of the same tokens: got sums of {load.sum(axis=1).tolist()}.")
-    unit, ranks, width = unit_for(load.ravel().tolist(), "tokens"), list(range(load.shape[1])), 0.8 / len(load)
-    figure = go.Figure(layout=base_layout(title or "Load of each rank", PLOT_PIXELS + PAPER_PIXELS, showlegend=True))
+    ranks, width, marks = list(range(load.shape[1])), 0.8 / len(load), []
     for index, (name, row) in enumerate(zip(loads, load.tolist(), strict=True)):
-        look = series_look(index)
+        look, place = series_look(index), (index - (len(load) - 1) / 2) * width
         words = [
             f"<b>rank {rank}: {name}</b><br>{format_quantity(one, 'tokens')}, {_over(one, means[0]):.3g} times the mean"
             for rank, one in enumerate(row)
         ]
-        pattern = {"shape": look.pattern, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.55)", "size": 7}
-        beside = (index - (len(load) - 1) / 2) * width
-        bars: dict[str, Any] = {"x": [rank + beside for rank in ranks], "y": [unit.of(one) for one in row]}
-        bars["marker"] = {"color": look.color, "pattern": pattern | {"solidity": 0.22}}
-        figure.add_trace(go.Bar(name=name, width=width, hovertext=words, hoverinfo="text", **bars))
-    line = {"color": FAINT_INK, "dash": "dash", "width": 1.5}
-    mean = unit.of(float(means[0]))
-    figure.add_hline(y=mean, line=line, annotation_text="mean", annotation_position="top right")  # pyright: ignore
-    named = ranks[:: -(-len(ranks) // MAX_NAMES)]
-    labels = {"tickvals": named, "ticktext": [str(rank) for rank in named], "showgrid": False}
-    across = axis(axis_title("rank", "number"), range=[-0.5, 1.08 * len(ranks) - 0.5], **labels)  # room for "mean"
-    figure.update_layout(barmode="overlay", xaxis=across)
-    figure.update_yaxes(axis(axis_title("load", unit), rangemode="tozero"))
+        places = [rank + place for rank in ranks]
+        marks.append(bars(Look(name, "", look.color, look.pattern), name, places, row, words, width=width))
+    named = {rank: str(rank) for rank in ranks[:: -(-len(ranks) // MAX_NAMES)]}
+    ends = (-0.5, 1.08 * len(ranks) - 0.5)  # room for "mean"
+    across = Axis("rank", "number", ticks=named, span=ends, look={"showgrid": False})
+    rules = [Rule(y=float(means[0]), text="mean")]
+    panel = Panel(across, Axis("load", "tokens", from_zero=True), marks, rules)
     busiest = [f"{name} {_over(float(row.max()), means[0]):.2f}" for name, row in zip(loads, load, strict=True)]
     sentence = f"The busiest of {plural(load.shape[1], 'ranks')} over the mean: {'; '.join(busiest)}."
     columns: dict[str, list[Any]] = {"rank": ranks}
     columns |= {f"{name} (tokens)": row for name, row in zip(loads, load.tolist(), strict=True)}
-    return attach(figure, summary or sentence, columns)
+    return chart(title or "Load of each rank", panel, summary or sentence, columns, barmode="overlay")
 
 
 def _checked_counts(counts: Sequence[Sequence[float]]) -> np.ndarray:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from lablib.figures.describe import attach
-from lablib.figures.style import PAPER_PIXELS, axis, base_layout, empty_axis, series_look
+from lablib.figures.chart import Axis, Mark, Panel, bars, chart, line
+from lablib.figures.style import Look
 from lablib.signature import checked
 
 if TYPE_CHECKING:
     from lablib.precision.exponents import ExponentCounts
     from lablib.precision.formats import Format
 
-PLOT_PIXELS, ROW_PIXELS, GAP_PIXELS = 230, 26, 14
+PLOT_PIXELS, ROW_PIXELS = 230, 26
 RARE = 1e-4  # share of the numbers at either end that is counted, and not drawn
 NORMAL, SUBNORMAL = "#7A7A7A", "#FFFFFF"  # the paper's colour, hatched: fainter than NORMAL in both themes
 
@@ -37,21 +37,18 @@ def figure_exponents(
     Returns:
         A figure whose table has one row for each of `counts` in each format, with shares in percent.
     """
-    rows = len(formats) * ROW_PIXELS
-    height = PLOT_PIXELS + GAP_PIXELS + rows
-    figure = go.Figure(layout=base_layout(title, height + PAPER_PIXELS, barmode="overlay", bargap=0.25))
     ends = window or _window(counts, formats)
-    for index, (name, one) in enumerate(counts.items()):
-        figure.add_trace(_histogram(name, index, one, ends))
-    for name, place in (("normal", 0), ("subnormal: fewer bits", 1)):
-        figure.add_trace(_ranges(name, [_edges(format)[place] for format in formats], formats, ends, place))
-    across = axis("size of a number (log2)", range=list(ends)) | {"anchor": "y2"}
-    up = axis("share of numbers (%)", rangemode="tozero") | {"domain": [1 - PLOT_PIXELS / height, 1]}
-    names = {"domain": [0, rows / height], "autorange": "reversed", "showgrid": False, "ticks": ""}
-    figure.update_layout(xaxis=across, yaxis=up, yaxis2=axis("", **names), showlegend=True)
-    if not any(one.num_nonzero for one in counts.values()):
-        figure.update_layout(yaxis=empty_axis("share of numbers (%)") | {"domain": [1 - PLOT_PIXELS / height, 1]})
-    return attach(figure, _summary(counts, formats), _columns(counts, formats))
+    across = Axis("size of a number", "log2", span=ends)
+    shares = [_histogram(name, i, one, ends) for i, (name, one) in enumerate(counts.items()) if one.num_nonzero]
+    ranges = [
+        _ranges(name, [_edges(format)[place] for format in formats], formats, ends, place)
+        for name, place in (("normal", 0), ("subnormal: fewer bits", 1))
+    ]
+    rows = Axis("", look={"autorange": "reversed", "showgrid": False, "ticks": "", "type": "category"})
+    panels = [Panel(across, Axis("share of numbers", "%", from_zero=True), shares), Panel(across, rows, ranges)]
+    pixels = (PLOT_PIXELS, max(len(formats), 1) * ROW_PIXELS)
+    summary, columns = _summary(counts, formats), _columns(counts, formats)
+    return chart(title, panels, summary, columns, pixels=pixels, barmode="overlay", bargap=0.25)
 
 
 def _edges(format: Format) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -78,43 +75,23 @@ def _common(counts: ExponentCounts) -> tuple[int, int]:
     return exponents[0], exponents[-1]
 
 
-def _histogram(name: str, index: int, counts: ExponentCounts, ends: tuple[int, int]) -> go.Scatter:
+def _histogram(name: str, index: int, counts: ExponentCounts, ends: tuple[int, int]) -> Mark:
     """Steps: the share of the exponent e from e to e + 1."""
-    look = series_look(index)
     exponents = list(range(ends[0], ends[1] + 1))
-    share = [100 * counts.by_exponent.get(e, 0) / max(counts.num_nonzero, 1) for e in exponents]
-    return go.Scatter(
-        x=exponents,
-        y=share,
-        name=name,
-        mode="lines",
-        line={"shape": "hv", "color": look.color, "dash": look.dash, "width": 2},
-        hovertext=[f"<b>{name}</b><br>2^{e} to 2^{e + 1}: {y:.2f}%" for e, y in zip(exponents, share, strict=True)],
-        hoverinfo="text",
-    )
+    shares = [100 * counts.by_exponent.get(e, 0) / counts.num_nonzero for e in exponents]
+    words = [f"<b>{name}</b><br>2^{e} to 2^{e + 1}: {share:.2f}%" for e, share in zip(exponents, shares, strict=True)]
+    return line(index, name, exponents, shares, words).styled(mode="lines", line_shape="hv")
 
 
 def _ranges(
     name: str, edges: Sequence[tuple[int, int]], formats: Sequence[Format], ends: tuple[int, int], place: int
-) -> go.Bar:
+) -> Mark:
     """One bar for each format, cut at the ends of the axis."""
     cut = [[min(max(edge, ends[0]), ends[1]) for edge in pair] for pair in edges]
-    marker: dict[str, Any] = {"color": (NORMAL, SUBNORMAL)[place], "line": {"width": 0.6, "color": NORMAL}}
-    if place:
-        marker["pattern"] = {"shape": "/", "fillmode": "overlay", "fgcolor": NORMAL, "solidity": 0.22, "size": 7}
-    return go.Bar(
-        x=[last - first for first, last in cut],
-        base=[first for first, _ in cut],
-        y=[str(format) for format in formats],
-        orientation="h",
-        name=name,
-        marker=marker,
-        yaxis="y2",
-        hovertext=[
-            f"<b>{format}</b><br>{name}<br>2^{a} to 2^{b}" for format, (a, b) in zip(formats, edges, strict=True)
-        ],
-        hoverinfo="text",
-    )
+    look = Look(name, "", (NORMAL, SUBNORMAL)[place], ("", "/")[place], hatch=NORMAL, edge=NORMAL)
+    words = [f"<b>{format}</b><br>{name}<br>2^{a} to 2^{b}" for format, (a, b) in zip(formats, edges, strict=True)]
+    lengths, rows = [last - first for first, last in cut], [str(format) for format in formats]
+    return bars(look, name, lengths, rows, words, orientation="h", base=[first for first, _ in cut])
 
 
 def _columns(counts: Mapping[str, ExponentCounts], formats: Sequence[Format]) -> dict[str, list[Any]]:
@@ -134,7 +111,7 @@ def _columns(counts: Mapping[str, ExponentCounts], formats: Sequence[Format]) ->
 def _summary(counts: Mapping[str, ExponentCounts], formats: Sequence[Format]) -> str:
     named = [(name, one) for name, one in counts.items() if one.num_nonzero]
     if not named or not formats:
-        return "There is nothing to draw yet."
+        return ""
     parts = [f"of {name} " + ", ".join(_fate(one, format) for format in formats) for name, one in named]
     return f"Lost to underflow: {'; '.join(parts)}."
 

@@ -9,9 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from lablib.figures.chart import TITLE_PIXELS
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, TOP_PIXELS, axis, base_layout
-from lablib.figures.techniques.spread import TITLE_PIXELS
 from lablib.signature import checked
 from lablib.text.markup import plain
 from lablib.text.units import plural

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
@@ -35,7 +34,7 @@ def figure_differences(differences: Mapping[str, Difference], reference: str, ti
         marker = {"symbol": ("circle", "circle-open")[place], "line": {"width": 2 * place}}
         mark = points(place, f"{words}: mean, 95% interval", means, list(chosen), hover, **marker)
         reach = {"type": "data", "array": halves, "color": series_look(place).color, "thickness": 2, "width": 6}
-        marks.append(replace(mark, look={**mark.look, "error_x": reach}))
+        marks.append(mark.styled(error_x=reach))
     small = {"symbol": "line-ns", "size": 9, "color": FAINT_INK, "line": {"width": 1.5, "color": FAINT_INK}}
     marks.append(points(0, "a seed", nats, [name for name in names for _ in differences[name].each], (), **small))
     across = Axis(f"loss less {reference}'s", "nats a byte; left is better")

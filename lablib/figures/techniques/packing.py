@@ -8,10 +8,9 @@ from typing import Protocol
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from lablib.figures.chart import PLOT_PIXELS
+from lablib.figures.chart import PLOT_PIXELS, TITLE_PIXELS
 from lablib.figures.describe import attach
-from lablib.figures.style import LOOKS, PAPER_PIXELS, axis, base_layout, series_look
-from lablib.figures.techniques.spread import make_room_for_titles
+from lablib.figures.style import LOOKS, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look
 from lablib.signature import check_type, checked, shown
 from lablib.text.units import format_quantity, plural
 
@@ -55,7 +54,8 @@ def figure_packing(packings: Mapping[str, Packed], title: str = "Documents in bl
         figure.update_xaxes(axis("block (count)", showgrid=False), row=1, col=column)
     figure.update_yaxes(axis(""))
     figure.update_yaxes(title_text="block (tokens)", row=1, col=1)
-    make_room_for_titles(figure)
+    figure.update_annotations(font_size=13)
+    figure.update_layout(margin_t=TOP_PIXELS + TITLE_PIXELS, height=PLOT_PIXELS + PAPER_PIXELS + TITLE_PIXELS)
     figure.update_layout(showlegend=True)
     max_blocks = max(len(packing.blocks) for packing in packings.values())
     note = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import plotly.graph_objects as go
 
@@ -36,8 +35,7 @@ def figure_schedules(
     rates, runs = [], []
     for index, (name, values) in enumerate(factors.items()):
         words = [f"<b>{name}</b><br>step {step:,}: {value:.3g} of the peak" for step, value in enumerate(values)]
-        mark = line(index, name, range(len(values)), values, words)
-        rates.append(replace(mark, look={"mode": "lines", "line": mark.look["line"]}))
+        rates.append(line(index, name, range(len(values)), values, words).styled(mode="lines"))
         if losses and name in losses:
             steps, nats = zip(*losses[name], strict=True)
             words = [f"<b>{name}</b><br>step {step:,}: {loss:.4g} nats" for step, loss in losses[name]]

@@ -7,15 +7,11 @@ from math import frexp, isfinite, log10
 from typing import Any
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from lablib.figures.chart import PLOT_PIXELS
-from lablib.figures.describe import attach
-from lablib.figures.style import PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look
+from lablib.figures.chart import Axis, Mark, Panel, chart, line, points
 from lablib.signature import checked
-from lablib.text.units import axis_title, format_quantity
+from lablib.text.units import format_quantity
 
-TITLE_PIXELS = 18  # of a panel
 # Name of a line -> position -> one value for each run (or seed).
 Lines = Mapping[str, Mapping[float, Sequence[float]]]
 
@@ -48,32 +44,20 @@ def figure_spread(
         ValueError: nothing to draw, a position without a value, or a number that a logarithmic axis has no place for.
     """
     check_lines(panels, log_x, log_y)
-    figure = make_subplots(
-        rows=1, cols=len(panels), shared_yaxes=True, subplot_titles=list(panels), horizontal_spacing=0.04
-    )
-    figure.update_layout(base_layout(title or f"{_capital(y_label)} against {x_label}", PLOT_PIXELS + PAPER_PIXELS))
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
-    seen: set[str] = set()
-    for column, lines in enumerate(panels.values(), 1):
-        for name, points in lines.items():
-            look = names.index(name)
-            figure.add_trace(_line(name, look, points, (x_label, x_unit, y_unit), name not in seen), row=1, col=column)
-            if mark_minima and (best := possible_minima(points)):
-                figure.add_trace(_rings(look, points, best), row=1, col=column)
-            seen.add(name)
-    xs = sorted({x for lines in panels.values() for points in lines.values() for x in points})
-    figure.update_xaxes(_across(xs, axis_title(x_label, x_unit), log_x))
-    figure.update_yaxes(axis("", type="log" if log_y else "linear"))
-    figure.update_yaxes(title_text=axis_title(y_label, y_unit), row=1, col=1)
-    make_room_for_titles(figure)
-    figure.update_layout(showlegend=True)
-    return attach(figure, summary or _summary(panels, y_label, x_label, (y_unit, x_unit)), _columns(panels, x_label))
-
-
-def make_room_for_titles(figure: go.Figure) -> None:
-    """Titles of panels stand below the figure's own title, not in it."""
-    figure.update_annotations(font_size=13)
-    figure.update_layout(margin_t=TOP_PIXELS + TITLE_PIXELS, height=PLOT_PIXELS + PAPER_PIXELS + TITLE_PIXELS)
+    xs = sorted({x for lines in panels.values() for runs in lines.values() for x in runs})
+    across, up = _across(xs, x_label, x_unit, log_x), Axis(y_label, y_unit, look={"type": "log" if log_y else "linear"})
+    drawn = []
+    for panel, lines in panels.items():
+        marks = []
+        for name, values in lines.items():
+            marks.append(_line(name, names.index(name), values, (x_label, x_unit, y_unit)))
+            if mark_minima and (best := possible_minima(values)):
+                ring: dict[str, Any] = {"symbol": "circle-open", "size": 17, "line": {"width": 2.5}}
+                marks.append(points(names.index(name), "", best, [mean(values[x]) for x in best], (), **ring))
+        drawn.append(Panel(across, up, marks, title=panel))
+    summary = summary or _summary(panels, y_label, x_label, (y_unit, x_unit))
+    return chart(title or f"{_capital(y_label)} against {x_label}", drawn, summary, _columns(panels, x_label))
 
 
 def mean(values: Sequence[float]) -> float:
@@ -101,54 +85,28 @@ def _is_whole(values: Sequence[float], number: int) -> bool:
     return len(values) == number and all(map(isfinite, values))
 
 
-def _line(
-    name: str, index: int, points: Mapping[float, Sequence[float]], labels: tuple[str, str, str], in_legend: bool
-) -> go.Scatter:
-    look, (x_label, x_unit, y_unit) = series_look(index), labels
-    drawn = {x: [v for v in points[x] if isfinite(v)] for x in sorted(points) if isfinite(mean(points[x]))}
-    means = [mean(values) for values in drawn.values()]
-    return go.Scatter(
-        x=list(drawn),
-        y=means,
-        error_y={
-            "type": "data",
-            "symmetric": False,
-            "array": [max(values) - middle for values, middle in zip(drawn.values(), means, strict=True)],
-            "arrayminus": [middle - min(values) for values, middle in zip(drawn.values(), means, strict=True)],
-            "thickness": 1.5,
-            "width": 4,
-            "color": look.color,
-        },
-        name=name,
-        legendgroup=name,
-        showlegend=in_legend,
-        mode="lines+markers",
-        line={"color": look.color, "dash": look.dash, "width": 2},
-        marker={"symbol": look.symbol, "size": 7, "color": look.color},
-        hovertext=[
-            f"<b>{name}</b><br>{x_label} {format_quantity(x, x_unit)}<br>{format_quantity(middle, y_unit, 4)} "
-            f"({format_quantity(min(values), '', 4)} to {format_quantity(max(values), '', 4)}, {len(values)} runs)"
-            for (x, values), middle in zip(drawn.items(), means, strict=True)
-        ],
-        hoverinfo="text",
+def _line(name: str, index: int, values: Mapping[float, Sequence[float]], labels: tuple[str, str, str]) -> Mark:
+    x_label, x_unit, y_unit = labels
+    drawn = {x: [v for v in values[x] if isfinite(v)] for x in sorted(values) if isfinite(mean(values[x]))}
+    means, ends = (
+        [mean(runs) for runs in drawn.values()],
+        (list(map(min, drawn.values())), list(map(max, drawn.values()))),
     )
+    words = [
+        f"<b>{name}</b><br>{x_label} {format_quantity(x, x_unit)}<br>{format_quantity(middle, y_unit, 4)} "
+        f"({format_quantity(min(runs), '', 4)} to {format_quantity(max(runs), '', 4)}, {len(runs)} runs)"
+        for (x, runs), middle in zip(drawn.items(), means, strict=True)
+    ]
+    return line(index, name, list(drawn), means, words, ends)
 
 
-def _rings(index: int, points: Mapping[float, Sequence[float]], best: Sequence[float]) -> go.Scatter:
-    ring: dict[str, Any] = {"symbol": "circle-open", "size": 17, "line": {"width": 2.5}}
-    ring |= {"color": series_look(index).color}
-    heights = [mean(points[x]) for x in best]
-    return go.Scatter(x=list(best), y=heights, mode="markers", marker=ring, showlegend=False, hoverinfo="skip")
-
-
-def _across(xs: Sequence[float], title: str, is_log: bool) -> dict[str, Any]:
+def _across(xs: Sequence[float], label: str, unit: str, is_log: bool) -> Axis:
     """The axis of positions. Powers of two below 1, such as learning rates, are written as powers."""
     if not is_log:
-        return axis(title)
+        return Axis(label, unit)
     room = 0.04 * (log10(xs[-1]) - log10(xs[0])) + 0.02
-    words = [f"2<sup>{e}</sup>" if x < 1 and (e := power_of_two(x)) is not None else f"{x:,g}" for x in xs]
-    ends = [log10(xs[0]) - room, log10(xs[-1]) + room]
-    return axis(title, type="log", tickvals=list(xs), ticktext=words, range=ends)
+    ticks = {x: f"2<sup>{e}</sup>" if x < 1 and (e := power_of_two(x)) is not None else f"{x:,g}" for x in xs}
+    return Axis(label, unit, log=True, ticks=ticks, span=(xs[0] / 10**room, xs[-1] * 10**room))
 
 
 def power_of_two(x: float) -> int | None:
@@ -162,29 +120,29 @@ def check_lines(panels: Mapping[str, Lines], log_x: bool, log_y: bool) -> None:
     if not panels or not all(panels.values()):
         raise ValueError("there must be a panel, and a line in each, to draw: got none.")
     for lines in panels.values():
-        for name, points in lines.items():
-            if not points or not all(points.values()):
+        for name, runs in lines.items():
+            if not runs or not all(runs.values()):
                 raise ValueError(f"{name!r} must have a position, and at least one value at each: got none.")
-            values = [value for some in points.values() for value in some]
-            if (log_x and min(points) <= 0) or (log_y and min(values) <= 0):
+            values = [value for some in runs.values() for value in some]
+            if (log_x and min(runs) <= 0) or (log_y and min(values) <= 0):
                 raise ValueError(f"a logarithmic axis has no place for numbers that are not positive: see {name!r}.")
 
 
 def _summary(panels: Mapping[str, Lines], y_label: str, x_label: str, units: tuple[str, str]) -> str:
     parts = []
     for panel, lines in panels.items():
-        for name, points in lines.items():
-            first, last = (format_quantity(mean(points[x]), units[0]) for x in (min(points), max(points)))
+        for name, runs in lines.items():
+            first, last = (format_quantity(mean(runs[x]), units[0]) for x in (min(runs), max(runs)))
             parts.append(f"{', '.join(filter(None, (panel, name)))} from {first} to {last}")
     return f"{_capital(y_label)} while {x_label} grows, means of the runs: {'; '.join(parts)}."
 
 
 def _columns(panels: Mapping[str, Lines], x_label: str) -> dict[str, Sequence[Any]]:
     rows = [
-        (panel, name, x, [v for v in points[x] if isfinite(v)], len(points[x]))
+        (panel, name, x, [v for v in runs[x] if isfinite(v)], len(runs[x]))
         for panel, lines in panels.items()
-        for name, points in lines.items()
-        for x in sorted(points)
+        for name, runs in lines.items()
+        for x in sorted(runs)
     ]
     columns: dict[str, Sequence[Any]] = {"panel": [row[0] for row in rows]} if len(panels) > 1 else {}
     return columns | {

@@ -6,14 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import check_lengths
-from lablib.figures.describe import attach
-from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout, series_look
+from lablib.figures.chart import Axis, Panel, chart, check_lengths, line
+from lablib.figures.style import FAINT_INK
 from lablib.signature import checked
-from lablib.text.units import axis_title, format_quantity, unit_for
-
-PLOT_PIXELS = 400
-_UPPER, _LOWER = [0.56, 1.0], [0.0, 0.44]
+from lablib.text.units import format_quantity
 
 
 @checked
@@ -41,53 +37,27 @@ def figure_staircase(
         raise ValueError(f"there must be sizes, and the same names twice: got {list(seconds)} and {list(useful)}.")
     check_lengths(sizes, seconds)
     check_lengths(sizes, useful)
-    figure = go.Figure(
-        layout=base_layout(title or f"Seconds and useful share against {size_label}", PLOT_PIXELS + PAPER_PIXELS)
-    )
-    unit = unit_for([value for values in seconds.values() for value in values], "s")
+    stairs, shares = [], []
     for index, name in enumerate(seconds):
-        for values, scale, y_axis in ((seconds[name], unit.scale, "y"), (useful[name], 0.01, "y2")):
-            figure.add_trace(_line(name, index, sizes, [value / scale for value in values], y_axis, seconds, useful))
-    figure.update_layout(
-        xaxis=axis(f"{size_label} (count)", anchor="y2"),
-        yaxis=axis(axis_title("time", unit), domain=_UPPER, rangemode="tozero"),
-        yaxis2=axis("useful (%)", domain=_LOWER, range=[0, 100]),
-        showlegend=True,
-    )
-    for size in marked:
-        figure.add_vline(x=size, line={"color": FAINT_INK, "dash": "dot", "width": 1.5})
-    columns = {size_label: list(sizes)}
-    columns |= {f"{name}, time (s)": list(values) for name, values in seconds.items()}
-    columns |= {f"{name}, useful": list(values) for name, values in useful.items()}
-    return attach(figure, _summary(sizes, useful, size_label), columns)
-
-
-def _line(
-    name: str,
-    index: int,
-    sizes: Sequence[int],
-    values: Sequence[float],
-    y_axis: str,
-    seconds: Mapping[str, Sequence[float]],
-    useful: Mapping[str, Sequence[float]],
-) -> go.Scatter:
-    look = series_look(index)
-    return go.Scatter(
-        x=list(sizes),
-        y=list(values),
-        xaxis="x",
-        yaxis=y_axis,
-        name=name,
-        legendgroup=name,
-        showlegend=y_axis == "y",
-        mode="lines",
-        line={"color": look.color, "dash": look.dash, "width": 2, "shape": "vh" if y_axis == "y" else "linear"},
-        hovertext=[
+        words = [
             f"<b>{name}</b><br>{size:,}<br>{format_quantity(time_s, 's', 4)}<br>{share:.0%} useful"
             for size, time_s, share in zip(sizes, seconds[name], useful[name], strict=True)
-        ],
-        hoverinfo="text",
-    )
+        ]
+        percent = [100 * share for share in useful[name]]
+        stairs.append(line(index, name, sizes, seconds[name], words).styled(mode="lines", line_shape="vh"))
+        shares.append(line(index, name, sizes, percent, words).styled(mode="lines"))
+    across = Axis(size_label, "count")
+    upper = Panel(across, Axis("time", "s", from_zero=True), stairs)
+    lower = Panel(across, Axis("useful", "%", span=(0, 100)), shares)
+    columns: dict[str, Sequence[float]] = {size_label: list(sizes)}
+    columns |= {f"{name}, time (s)": list(values) for name, values in seconds.items()}
+    columns |= {f"{name}, useful": list(values) for name, values in useful.items()}
+    title = title or f"Seconds and useful share against {size_label}"
+    figure = chart(title, [upper, lower], _summary(sizes, useful, size_label), columns, pixels=(200, 200))
+    for size in marked:  # through both panels
+        look = {"color": FAINT_INK, "dash": "dot", "width": 1.5}
+        figure.add_shape(type="line", xref="x", yref="paper", x0=size, x1=size, y0=0, y1=1, line=look)
+    return figure
 
 
 def _summary(sizes: Sequence[int], useful: Mapping[str, Sequence[float]], size_label: str) -> str:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor, log10
-from typing import Any, Protocol
+from typing import Protocol
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import PLOT_PIXELS
-from lablib.figures.describe import attach
-from lablib.figures.style import FAINT_INK, PAPER_PIXELS, axis, base_layout, series_look
+from lablib.figures.chart import Axis, Panel, Rule, chart, line, points
 from lablib.signature import checked
-from lablib.text.units import axis_title, format_quantity
+from lablib.text.units import format_quantity
 
 POINTS = 60  # of the curve
 
@@ -47,57 +45,22 @@ def figure_steps_law(
     min_tokens = law.min_steps * law.critical_batch * seq_len
     low, high = sizes[0] / 4, sizes[-1] * 4
     curve = [low * (high / low) ** (i / (POINTS - 1)) for i in range(POINTS)]
-    look, other = series_look(0), series_look(1)
-    figure = go.Figure(layout=base_layout(title, PLOT_PIXELS + PAPER_PIXELS, showlegend=True))
-    figure.add_trace(
-        go.Scatter(
-            x=[law.steps(size) for size in curve],
-            y=[law.steps(size) * size * seq_len for size in curve],
-            name="the law",
-            mode="lines",
-            line={"color": other.color, "dash": other.dash, "width": 2},
-            hoverinfo="skip",
-        )
-    )
     runs = [(size, value) for size in sizes for value in steps[size]]
-    figure.add_trace(
-        go.Scatter(
-            x=[value for _, value in runs],
-            y=[value * size * seq_len for size, value in runs],
-            name="runs",
-            mode="markers",
-            marker={"symbol": "circle-open", "size": 7, "color": look.color},
-            hovertext=[_words(size, value, seq_len) for size, value in runs],
-            hoverinfo="text",
-        )
-    )
-    figure.add_trace(
-        go.Scatter(
-            x=[means[size] for size in sizes],
-            y=[means[size] * size * seq_len for size in sizes],
-            name="mean of a batch size, in sequences",
-            mode="markers+text",
-            text=[f"{size:,}" for size in sizes],
-            textposition="top right",
-            marker={"symbol": look.symbol, "size": 10, "color": look.color},
-            hovertext=[_words(size, means[size], seq_len) for size in sizes],
-            hoverinfo="text",
-        )
-    )
+    marks = [
+        line(1, "the law", *_places([(size, law.steps(size)) for size in curve], seq_len), ()).styled(mode="lines"),
+        points(0, "runs", *_places(runs, seq_len), _words(runs, seq_len), symbol="circle-open", size=7),
+        points(
+            0, "mean of a batch size, in sequences", *_places(means.items(), seq_len), _words(means.items(), seq_len)
+        ).styled(mode="markers+text", text=[f"{size:,}" for size in sizes], textposition="top right"),
+    ]
     xs, ys = [law.min_steps, *(v for _, v in runs)], [min_tokens, *(v * s * seq_len for s, v in runs)]
-    figure.update_layout(
-        xaxis=_axis(xs, "steps to the loss", "count"), yaxis=_axis(ys, "text read to the loss", "tokens")
-    )
-    line = {"color": FAINT_INK, "dash": "dot", "width": 1.5}
-    figure.add_vline(x=law.min_steps, line=line)
-    figure.add_hline(y=min_tokens, line=line)
-    # On a logarithmic axis a line stands at the number itself and words at its logarithm.
-    words = {"showarrow": False, "font": {"size": 12}}
-    beside = {"x": log10(law.min_steps), "y": 0, "yref": "paper", "xshift": -9, "textangle": -90, "yanchor": "bottom"}
-    figure.add_annotation(text="fewest steps", **beside, **words)
-    # Below the line, as the law comes down to it from above.
-    below = {"y": log10(min_tokens), "x": 1, "xref": "paper", "xanchor": "right", "yanchor": "top"}
-    figure.add_annotation(text="fewest tokens", **below, **words)
+    upright = {"y": 0, "yanchor": "bottom", "xanchor": "right", "textangle": -90, "xshift": -4}
+    rules = [
+        Rule(x=law.min_steps, text="fewest steps", line={"dash": "dot"}, look=upright),
+        # Below the line, as the law comes down to it from above.
+        Rule(y=min_tokens, text="fewest tokens", place="bottom right", line={"dash": "dot"}),
+    ]
+    panel = Panel(_axis(xs, "steps to the loss", "count"), _axis(ys, "text read to the loss", "tokens"), marks, rules)
     summary = (
         f"From {sizes[0]:,} to {sizes[-1]:,} sequences a step, steps go from {format_quantity(means[sizes[0]])} to "
         f"{format_quantity(means[sizes[-1]])}, tokens from {_tokens(sizes[0], means, seq_len)} to "
@@ -112,20 +75,28 @@ def figure_steps_law(
         "steps by the law": [law.steps(float(size)) for size in sizes],
         "tokens": [means[size] * size * seq_len for size in sizes],
     }
-    return attach(figure, summary, columns)
+    return chart(title, panel, summary, columns)
 
 
-def _axis(values: Sequence[float], label: str, unit: str) -> dict[str, Any]:
+def _axis(values: Sequence[float], label: str, unit: str) -> Axis:
     """Logarithmic, from a little below the least value to a little above the greatest; ticks at 1, 2, 5, 10, 20."""
-    ends = log10(min(values)) - 0.12, log10(max(values)) + 0.12
-    ticks = [digit * 10.0**e for e in range(floor(ends[0]), ceil(ends[1])) for digit in (1, 2, 5)]
-    words = [format_quantity(tick, "count") for tick in ticks]
-    return axis(axis_title(label, unit), type="log", tickvals=ticks, ticktext=words, range=list(ends))
+    ends = min(values) / 1.32, max(values) * 1.32
+    ticks = [digit * 10.0**e for e in range(floor(log10(ends[0])), ceil(log10(ends[1]))) for digit in (1, 2, 5)]
+    return Axis(label, unit, log=True, ticks={tick: format_quantity(tick, "count") for tick in ticks}, span=ends)
 
 
-def _words(size: int, value: float, seq_len: int) -> str:
-    tokens = format_quantity(value * size * seq_len, "tokens")
-    return f"<b>{size:,} sequences</b><br>{format_quantity(value, 'steps', 4)}<br>{tokens}"
+def _places(pairs: Iterable[tuple[float, float]], seq_len: int) -> tuple[list[float], list[float]]:
+    """Steps, and tokens read in them, of batch sizes and their steps."""
+    rows = list(pairs)
+    return [n for _, n in rows], [n * size * seq_len for size, n in rows]
+
+
+def _words(pairs: Iterable[tuple[int, float]], seq_len: int) -> list[str]:
+    return [
+        f"<b>{size:,} sequences</b><br>{format_quantity(n, 'steps', 4)}<br>"
+        f"{format_quantity(n * size * seq_len, 'tokens')}"
+        for size, n in pairs
+    ]
 
 
 def _tokens(size: int, means: Mapping[int, float], seq_len: int) -> str:

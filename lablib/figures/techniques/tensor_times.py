@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import PLOT_PIXELS
-from lablib.figures.describe import attach
-from lablib.figures.style import COMPUTE, FAINT_INK, LOOKS, PAPER_PIXELS, axis, base_layout
+from lablib.figures.chart import Axis, Panel, Rule, bars, chart, points
+from lablib.figures.style import COMPUTE, LOOKS
 from lablib.signature import checked
-from lablib.text.units import axis_title, format_quantity, plural, unit_for
+from lablib.text.units import format_quantity, plural
 
 IDEAL = "#E69F00"  # seen on both bars
 
@@ -44,8 +42,8 @@ def figure_tensor_times(
     if min(ranks) < 1 or list(ranks) != sorted(ranks):
         raise ValueError(f"ranks must ascend from 1 or more: got {list(ranks)}.")
     layer_s = [compute + exposed for compute, exposed in zip(compute_s, exposed_s, strict=True)]
-    unit, names = unit_for(layer_s, "s"), [f"{n:,}" for n in ranks]
-    figure = go.Figure(layout=base_layout(title or "A layer on tensor-parallel ranks", PLOT_PIXELS + PAPER_PIXELS))
+    names = [f"{n:,}" for n in ranks]
+    marks = []
     for name, look, seconds in (
         ("compute", COMPUTE, compute_s),
         ("exposed communication", LOOKS["communication"], exposed_s),
@@ -54,29 +52,13 @@ def figure_tensor_times(
             f"<b>{plural(n, 'ranks')}: {name}</b><br>{format_quantity(one, 's')} of {format_quantity(whole, 's')}"
             for n, one, whole in zip(ranks, seconds, layer_s, strict=True)
         ]
-        bar: dict[str, Any] = {"x": names, "y": [unit.of(one) for one in seconds], "marker": look.marker()}
-        figure.add_trace(go.Bar(name=name, hovertext=words, hoverinfo="text", **bar))
-    ideal_s = [layer_s[0] * ranks[0] / n for n in ranks]
-    figure.add_trace(
-        go.Scatter(
-            x=names,
-            y=[unit.of(one) for one in ideal_s],
-            name="nothing sent",
-            mode="markers",
-            marker={"symbol": "line-ew-open", "size": 26, "color": IDEAL, "line": {"width": 3}},
-            hoverinfo="skip",
-        )
-    )
+        marks.append(bars(look, name, names, seconds, words))
+    ideal = {"symbol": "line-ew-open", "size": 26, "color": IDEAL, "line": {"width": 3}}
+    marks.append(points(0, "nothing sent", names, [layer_s[0] * ranks[0] / n for n in ranks], (), **ideal))
     inside = sum(n <= ranks_per_node for n in ranks)
-    if 0 < inside < len(ranks):
-        figure.add_vline(
-            x=inside - 0.5,  # pyright: ignore[reportArgumentType]
-            line={"color": FAINT_INK, "dash": "dash", "width": 1.5},
-            annotation_text="the node ends",
-        )
-    across = axis(axis_title("tensor-parallel ranks", "count"), type="category", showgrid=False)
-    figure.update_layout(barmode="stack", bargap=0.35, showlegend=True, xaxis=across)
-    figure.update_yaxes(axis(axis_title("layer, forward and backward", unit), rangemode="tozero"))
+    rules = [Rule(x=inside - 0.5, text="the node ends")] if 0 < inside < len(ranks) else []
+    across = Axis("tensor-parallel ranks", "count", look={"type": "category", "showgrid": False})
+    panel = Panel(across, Axis("layer, forward and backward", "s", from_zero=True), marks, rules)
     shares = [exposed / whole if whole else 0.0 for exposed, whole in zip(exposed_s, layer_s, strict=True)]
     columns: dict[str, Sequence[object]] = {
         "ranks": list(ranks),
@@ -85,7 +67,8 @@ def figure_tensor_times(
         "exposed (%)": [100 * share for share in shares],
         "speedup": [layer_s[0] / whole if whole else 0.0 for whole in layer_s],
     }
-    return attach(figure, " ".join([_summary(ranks, layer_s, shares, ranks_per_node), note]).strip(), columns)
+    summary = " ".join([_summary(ranks, layer_s, shares, ranks_per_node), note]).strip()
+    return chart(title or "A layer on tensor-parallel ranks", panel, summary, columns, barmode="stack", bargap=0.35)
 
 
 def _summary(ranks: Sequence[int], layer_s: Sequence[float], shares: Sequence[float], ranks_per_node: int) -> str:

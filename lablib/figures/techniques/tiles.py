@@ -14,9 +14,9 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from lablib.figures.chart import TITLE_PIXELS
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look
-from lablib.figures.techniques.spread import TITLE_PIXELS
 from lablib.kernels.accesses import Kind, Launch, Program, distinct_bytes, hbm_bytes
 from lablib.signature import checked
 from lablib.text.units import format_quantity, plural

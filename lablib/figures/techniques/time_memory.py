@@ -6,15 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from lablib.figures.chart import PLOT_PIXELS
-from lablib.figures.describe import attach
-from lablib.figures.style import PAPER_PIXELS, axis, base_layout, series_look
+from lablib.figures.chart import Axis, Mark, Panel, chart, points
 from lablib.signature import checked
 from lablib.text.units import format_quantity
 
-_SHARES = [0, 118]  # of the axis in per cent: room for a point at 100 and the name of a device above
+_SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "triangle-down", "hourglass", "bowtie")
 
 
 class Way(Protocol):
@@ -47,53 +44,25 @@ def figure_time_memory(ways: Mapping[str, Sequence[Way]], title: str = "", slowe
             raise ValueError(f"every device must have the same ways: {device} has {[way.name for way in some]}.")
     if not names:
         raise ValueError("there must be a device and a way to draw: got none.")
-    figure = make_subplots(
-        rows=1, cols=len(ways), shared_yaxes=True, subplot_titles=list(ways), horizontal_spacing=0.03
-    )
-    figure.update_layout(base_layout(title or "Memory against time, by device", PLOT_PIXELS + PAPER_PIXELS))
-    for column, some in enumerate(ways.values(), 1):
-        for index in range(len(names)):
-            figure.add_trace(_point(some[index], some[0], index, slowest, column == 1), row=1, col=column)
-        low, high = 0.94, slowest * 1.03
-        figure.update_xaxes(axis("time of a step (1 = keep all)", range=[low, high]), row=1, col=column)
-    figure.update_yaxes(axis("", range=_SHARES))
-    figure.update_yaxes(axis("activations at the peak (%)", range=_SHARES), row=1, col=1)
-    figure.update_annotations(yanchor="top", font_size=13)  # the devices: inside their panels, below the edge
-    figure.update_layout(showlegend=True)
-    return attach(figure, _summary(ways), _columns(ways))
+    across = Axis("time of a step", "1 = keep all", span=(0.94, slowest * 1.03))
+    down = Axis("activations at the peak", "%", span=(0, 106))
+    panels = [
+        Panel(across, down, [_point(i, way, some[0], slowest) for i, way in enumerate(some)], title=device)
+        for device, some in ways.items()
+    ]
+    return chart(title or "Memory against time, by device", panels, _summary(ways), _columns(ways))
 
 
-def _point(way: Way, plain: Way, index: int, slowest: float, in_legend: bool) -> go.Scatter:
-    look = series_look(index)
+def _point(index: int, way: Way, plain: Way, slowest: float) -> Mark:
     time, memory = way.time_s / plain.time_s, 100 * way.memory_bytes / plain.memory_bytes
-    is_outside = time > slowest
-    symbols = (
-        "circle",
-        "square",
-        "diamond",
-        "cross",
-        "x",
-        "triangle-up",
-        "star",
-        "triangle-down",
-        "hourglass",
-        "bowtie",
+    words = (
+        f"<b>{way.name}</b><br>{format_quantity(way.memory_bytes, 'B')}, {memory:.0f}%"
+        f"<br>{format_quantity(way.time_s, 's')}, {time:.2f} times"
     )
-    return go.Scatter(
-        x=[min(time, slowest)],
-        y=[memory],
-        name=way.name,
-        legendgroup=way.name,
-        showlegend=in_legend,
-        mode="markers+text" if is_outside else "markers",
-        text=[f"{time:.1f} x"] if is_outside else None,
-        textposition="top left",
-        marker={"symbol": "triangle-right" if is_outside else symbols[index % len(symbols)], "size": 11}
-        | {"color": look.color},
-        hovertext=f"<b>{way.name}</b><br>{format_quantity(way.memory_bytes, 'B')}, {memory:.0f}%"
-        f"<br>{format_quantity(way.time_s, 's')}, {time:.2f} times",
-        hoverinfo="text",
-    )
+    if time <= slowest:
+        return points(index, way.name, [time], [memory], [words], symbol=_SYMBOLS[index % len(_SYMBOLS)], size=11)
+    mark = points(index, way.name, [slowest], [memory], [words], symbol="triangle-right", size=11)
+    return mark.styled(mode="markers+text", text=[f"{time:.1f} x"], textposition="top left")
 
 
 def _summary(ways: Mapping[str, Sequence[Way]]) -> str:
