@@ -14,7 +14,6 @@ Figures that need more (timelines, matrices, rooflines) draw with plotly directl
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log10
@@ -24,22 +23,13 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from lablib.figures import style
 from lablib.figures.describe import attach
-from lablib.figures.style import (
-    FAINT_INK,
-    INK,
-    PAPER_PIXELS,
-    TOP_PIXELS,
-    Look,
-    axis,
-    base_layout,
-    empty_axis,
-    series_look,
-)
 from lablib.text.units import Unit, axis_title, format_quantity, log_ticks, unit_for
 
 PLOT_PIXELS, TITLE_PIXELS = 300, 18  # of a plot, and of the title of a panel
 MARKERS_UP_TO = 40
+Values = Sequence[Any]
 NOTHING = "There is nothing to draw yet."
 
 
@@ -63,37 +53,31 @@ class Axis:
     span: tuple[float, float] | None = None
     look: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def title(self) -> str:
-        """The title in the base unit, which heads a column of the table."""
-        return axis_title(self.label, self.unit)
-
     def words(self, value: Any, digits: int) -> str:
         """The label and a value, for a hover text."""
-        return f"{self.label} {format_quantity(value, self.unit, digits) if isinstance(value, Real) else value}"
+        return f"{self.label} {value if isinstance(value, str) else format_quantity(value, self.unit, digits)}"
 
     def scale(self, values: Iterable[Any]) -> Unit:
         """The unit of the axis for `values`."""
-        numbers = [v for v in (*values, *(self.span or ())) if isinstance(v, Real)]
+        numbers: Any = [v for v in (*values, *(self.span or ())) if isinstance(v, Real)]
         return Unit(self.unit, 1.0) if self.log or not numbers else unit_for(numbers, self.unit)
 
-    def drawn(self, values: Sequence[Any]) -> dict[str, Any]:
+    def drawn(self, values: Values) -> dict[str, Any]:
         """The plotly axis for `values`."""
-        unit, properties = self.scale(values), dict(self.look)
+        unit, ticks, properties = self.scale(values), self.ticks, dict(self.look)
         title = axis_title(self.label, unit)
-        ticks = self.ticks
         if self.log:
             properties["type"] = "log"
             ticks = ticks or dict(zip(*log_ticks(self.span or values, self.unit), strict=True))
         elif not len(values) and not self.span:
-            return empty_axis(title) | properties
+            return style.empty_axis(title) | properties
         if ticks:
             properties |= {"tickvals": [_scaled(v, unit) for v in ticks], "ticktext": list(ticks.values())}
         if self.span:
             properties["range"] = [log10(end) if self.log else unit.of(end) for end in self.span]
         if self.from_zero:
             properties["rangemode"] = "tozero"
-        return axis(title, **properties)
+        return style.axis(title, **properties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +92,8 @@ class Mark:
     """
 
     name: str
-    x: Sequence[Any]
-    y: Sequence[Any]
+    x: Values
+    y: Values
     hover: Sequence[str] | None = None
     ends: tuple[Sequence[float], Sequence[float]] | None = None
     look: Mapping[str, Any] = field(default_factory=dict)
@@ -143,31 +127,29 @@ class Panel:
     title: str = ""
 
 
-def line(index: int, name: str, x: Sequence[Any], y: Sequence[Any], hover: Any = None, ends: Any = None) -> Mark:
+def line(index: int, name: str, x: Values, y: Values, hover: Any = None, ends: Any = None) -> Mark:
     """The `index`-th line of a chart; its points are marked while they are few."""
-    look = series_look(index)
+    look = style.series_look(index)
     stroke = {"color": look.color, "dash": look.dash, "width": 2}
     marker = {"symbol": look.symbol, "size": 7, "color": look.color}
     mode = "lines+markers" if len(x) <= MARKERS_UP_TO else "lines"
     return Mark(name, x, y, hover, ends, {"mode": mode, "line": stroke, "marker": marker})
 
 
-def points(
-    index: int, name: str, x: Sequence[Any], y: Sequence[Any], hover: Any = None, ends: Any = None, **marker: Any
-) -> Mark:
+def points(index: int, name: str, x: Values, y: Values, hover: Any = None, ends: Any = None, **marker: Any) -> Mark:
     """The `index`-th group of points; past eight, groups differ by open and dotted symbols."""
-    look = series_look(index)
+    look = style.series_look(index)
     symbol = look.symbol + ("", "-open", "-dot")[index // 8 % 3]
     marker = {"symbol": symbol, "size": 10, "color": look.color} | marker
     return Mark(name, x, y, hover, ends, {"mode": "markers", "marker": marker})
 
 
-def bars(look: Look, name: str, x: Sequence[Any], y: Sequence[Any], hover: Any = None, **more: Any) -> Mark:
+def bars(look: style.Look, name: str, x: Values, y: Values, hover: Any = None, **more: Any) -> Mark:
     """A group of bars; `more` are plotly properties, such as `orientation="h"`."""
     return Mark(name, x, y, hover, look={"marker": look.marker(), **more}, trace=go.Bar)
 
 
-def labels(x: Sequence[Any], y: Sequence[Any], text: Sequence[str], place: str, color: Any = INK) -> Mark:
+def labels(x: Values, y: Values, text: Sequence[str], place: str, color: Any = style.INK) -> Mark:
     """Text next to points, in front of bars and lines."""
     font = {"size": 12, "color": color, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)}
     look = {"mode": "text", "text": text, "textposition": place, "textfont": font}
@@ -178,7 +160,7 @@ def chart(
     title: str,
     panels: Panel | Sequence[Panel],
     sentence: str,
-    columns: Mapping[str, Sequence[Any]] | None = None,
+    columns: Mapping[str, Values] | None = None,
     notes: Sequence[str] = (),
     pixels: int | Sequence[int] = PLOT_PIXELS,
     **layout: Any,
@@ -195,16 +177,18 @@ def chart(
     """
     panels = [panels] if isinstance(panels, Panel) else list(panels)
     heights = [pixels] if isinstance(pixels, int) else list(pixels)
-    is_column, is_stacked = len(heights) > 1, layout.get("barmode") == "stack"
+    is_column = len(heights) > 1
     figure = _grid(panels, heights)
     room = TITLE_PIXELS if any(panel.title for panel in panels) else 0
-    figure.update_layout(base_layout(title, sum(heights) + PAPER_PIXELS + room, **{"showlegend": True} | layout))
-    figure.update_layout(margin_t=TOP_PIXELS + room)
+    figure.update_layout(
+        style.base_layout(title, sum(heights) + style.PAPER_PIXELS + room, **{"showlegend": True} | layout)
+    )
+    figure.update_layout(margin_t=style.TOP_PIXELS + room)
     figure.update_annotations(font_size=13)
     seen: set[str] = set()
     for number, panel in enumerate(panels):
-        where = {"row": 1 + number * is_column, "col": 1 + number * (not is_column)}
-        values = {side: _values(panels, panel, side, is_stacked) for side in "xy"}
+        where: dict[str, Any] = {"row": 1 + number * is_column, "col": 1 + number * (not is_column)}
+        values = {side: _values(panels, panel, side) for side in "xy"}
         units = {"x": panel.x.scale(values["x"]), "y": panel.y.scale(values["y"])}
         for mark in panel.marks:
             group = {"legendgroup": mark.name, "showlegend": mark.name not in seen} if mark.name else {}
@@ -221,7 +205,7 @@ def chart(
     return attach(figure, sentence or NOTHING, _table(panels[0]) if columns is None else columns, notes)
 
 
-def check_lengths(x: Sequence[Any], series: Mapping[str, Sequence[Any]]) -> None:
+def check_lengths(x: Values, series: Mapping[str, Values]) -> None:
     """Every series must have one value for each position."""
     for name, values in series.items():
         if len(values) != len(x):
@@ -236,34 +220,23 @@ def _grid(panels: Sequence[Panel], heights: Sequence[int]) -> go.Figure:
     return make_subplots(cols=len(panels), shared_yaxes=is_shared, subplot_titles=titles, horizontal_spacing=gap)
 
 
-def _values(panels: Sequence[Panel], panel: Panel, side: str, is_stacked: bool) -> list[Any]:
-    """Values on one axis of `panel`: of all panels with the same axis, with the sums of stacked bars."""
-    values: list[Any] = []
-    sums: dict[tuple[int, Any], float] = defaultdict(float)
-    for number, other in enumerate(panels):
-        if getattr(other, side) != getattr(panel, side):
-            continue
-        values += [getattr(rule, side) for rule in other.rules if getattr(rule, side) is not None]
-        for mark in other.marks:
-            own, across = (mark.x, mark.y) if side == "x" else (mark.y, mark.x)
-            values += own
-            if is_stacked and mark.trace is go.Bar and (mark.look.get("orientation") == "h") == (side == "x"):
-                for place, v in zip(across, own, strict=True):
-                    sums[number, place] += v
-    return values + list(sums.values())
+def _values(panels: Sequence[Panel], panel: Panel, side: str) -> list[Any]:
+    """The values on one axis of a panel, from all panels with the same axis."""
+    same = [other for other in panels if getattr(other, side) == getattr(panel, side)]
+    return [value for other in same for mark in other.marks for value in getattr(mark, side)]
 
 
 def _trace(mark: Mark, panel: Panel, units: Mapping[str, Unit]) -> Any:
-    hover, size = mark.hover, {"thickness": 1.5, "width": 4}
+    look: dict[str, Any] = {"name": mark.name} if mark.name else {"showlegend": False}
+    hover = mark.hover
     if hover is None:
         pairs = [(panel.x.words(x, 3), panel.y.words(y, 4)) for x, y in zip(mark.x, mark.y, strict=True)]
         hover = [f"<b>{mark.name}</b><br>{x}<br>{y}" for x, y in pairs]
-    look = {"name": mark.name} if mark.name else {"showlegend": False}
     look |= {"hovertext": list(hover), "hoverinfo": "text"} if len(hover) else {"hoverinfo": "skip"}
     if mark.ends:
         low, high = ([units["y"].of(abs(v - y)) for v, y in zip(ends, mark.y, strict=True)] for ends in mark.ends)
-        size |= {"type": "data", "symmetric": False, "array": high, "arrayminus": low}
-        look["error_y"] = size | {"color": mark.look["marker"]["color"]}
+        size = {"thickness": 1.5, "width": 4, "color": mark.look["marker"]["color"]}
+        look["error_y"] = {"type": "data", "symmetric": False, "array": high, "arrayminus": low} | size
     x, y = [_scaled(v, units["x"]) for v in mark.x], [_scaled(v, units["y"]) for v in mark.y]
     return mark.trace(x=x, y=y, **look, **mark.look)
 
@@ -272,19 +245,20 @@ def _scaled(value: Any, unit: Unit) -> Any:
     return value / unit.scale if isinstance(value, Real) and unit.scale != 1.0 else value
 
 
-def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, units: Mapping[str, Unit], where: dict[str, int]) -> None:
-    side, value, add = ("x", rule.x, figure.add_vline) if rule.x is not None else ("y", rule.y, figure.add_hline)
-    look: dict[str, Any] = {"line": {"color": FAINT_INK, "dash": "dash", "width": 1.5} | dict(rule.line), **where}
-    if rule.text:
-        label = {"text": rule.text, "font": {"size": 12, "color": FAINT_INK}, "bgcolor": "rgba(255,255,255,0.85)"}
-        if getattr(panel, side).log:  # plotly places annotations of a logarithmic axis by exponent
-            label[side] = log10(value)
-        look |= {"annotation": label | dict(rule.look), "annotation_position": rule.place}
-    add(**{side: units[side].of(value)}, **look)
+def _add_rule(figure: go.Figure, rule: Rule, panel: Panel, units: Mapping[str, Unit], where: dict[str, Any]) -> None:
+    look: dict[str, Any] = {"line": {"color": style.FAINT_INK, "dash": "dash", "width": 1.5} | dict(rule.line), **where}
+    label: dict[str, Any] = {"text": rule.text, "font": {"size": 12, "color": style.FAINT_INK}}
+    label |= {"bgcolor": "rgba(255,255,255,0.85)", **rule.look}
+    for side, value, add in (("x", rule.x, figure.add_vline), ("y", rule.y, figure.add_hline)):
+        if value is not None:
+            # Plotly places annotations of a logarithmic axis by exponent.
+            label |= {side: log10(value)} if getattr(panel, side).log else {}
+            words = {"annotation": label, "annotation_position": rule.place} if rule.text else {}
+            add(**{side: units[side].of(value)}, **look, **words)
 
 
-def _table(panel: Panel) -> dict[str, Sequence[Any]]:
+def _table(panel: Panel) -> Mapping[str, Values]:
     """x, and y of each mark that has a hover text."""
     shown = [mark for mark in panel.marks if mark.hover is None or len(mark.hover)]
-    columns = {panel.x.title: list(shown[0].x)} if shown else {}
+    columns = {axis_title(panel.x.label, panel.x.unit): list(shown[0].x)} if shown else {}
     return columns | {axis_title(mark.name, panel.y.unit): list(mark.y) for mark in shown}

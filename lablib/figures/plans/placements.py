@@ -84,8 +84,9 @@ def figure_placements(placements: Sequence[Placed], title: str = "") -> go.Figur
         if any(sent):
             sizes.append(bars(look, _WORDS[level], sent, names, words, orientation="h", width=BAR))
     rows = Axis("", look={"autorange": "reversed", "ticks": "", "showgrid": False, "type": "category"})
-    left = Panel(Axis("time of a step", "s", from_zero=True), rows, times)
-    right = Panel(Axis("sent by a rank in a step", "B", from_zero=True), rows, sizes)
+    longest_s, most = max(one.step_time_s for one in drawn), max(sum(_by_level(one).values()) for one in drawn)
+    left = Panel(Axis("time of a step", "s", span=(0, 1.06 * longest_s)), rows, times)
+    right = Panel(Axis("sent by a rank in a step", "B", span=(0, 1.06 * most)), rows, sizes)
     note = [f"Of {len(placements)} orders {len(drawn)} are drawn; the table has all"] if is_cut else []
     title, pixels = title or "Orders of the axes", ROW_PIXELS * len(drawn) + 40
     summary, columns = _summary(placements), _columns(placements)

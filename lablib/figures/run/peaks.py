@@ -35,12 +35,13 @@ def figure_peaks(memory: Memory, device: Device | None = None, title: str = "Pea
     is_unnamed = bool(memory.allocator_peaks)
     parts = {name: [held.get(name, 0) for held in at_peak] for name in MEMORY_LOOKS}
     parts |= {"other": list(memory.allocator_peaks)} if is_unnamed else {}
-    marks, rules = [], []
+    marks, rules, ceiling = [], [], high
     for name, sizes in parts.items():
         words = [f"<b>{name}</b><br>rank {rank}: {format_quantity(size, 'B', 4)}" for rank, size in enumerate(sizes)]
         if any(sizes):
             marks.append(bars(MEMORY_LOOKS[name], "not known of what" if is_unnamed else name, ranks, sizes, words))
     if device is not None and 0 < device.memory_bytes <= ROOM_FOR_CAPACITY * high:
+        ceiling = max(high, device.memory_bytes)
         words = f"{device.name} has {format_quantity(device.memory_bytes, 'B')}"
         rules.append(Rule(y=device.memory_bytes, text=words, place="top left", line={"dash": "dot"}))
     ticks = {"tickmode": "linear", "dtick": 1} if len(ranks) <= 32 else {}
@@ -48,7 +49,7 @@ def figure_peaks(memory: Memory, device: Device | None = None, title: str = "Pea
     columns = {} if is_unnamed else {f"{name} (B)": sizes for name, sizes in parts.items()}
     return chart(
         title,
-        Panel(across, Axis("memory", "B", from_zero=True), marks, rules),
+        Panel(across, Axis("memory", "B", span=(0, 1.06 * ceiling) if high else None), marks, rules),
         _summary(memory, peaks, device),
         {"rank": ranks, **columns, "peak (B)": peaks},
         memory.run_notes,

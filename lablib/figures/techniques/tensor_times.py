@@ -58,7 +58,7 @@ def figure_tensor_times(
     inside = sum(n <= ranks_per_node for n in ranks)
     rules = [Rule(x=inside - 0.5, text="the node ends")] if 0 < inside < len(ranks) else []
     across = Axis("tensor-parallel ranks", "count", look={"type": "category", "showgrid": False})
-    panel = Panel(across, Axis("layer, forward and backward", "s", from_zero=True), marks, rules)
+    panel = Panel(across, Axis("layer, forward and backward", "s", span=(0, 1.06 * max(layer_s))), marks, rules)
     shares = [exposed / whole if whole else 0.0 for exposed, whole in zip(exposed_s, layer_s, strict=True)]
     columns: dict[str, Sequence[object]] = {
         "ranks": list(ranks),
