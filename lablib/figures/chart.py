@@ -59,7 +59,7 @@ class Axis:
 
     def scale(self, values: Iterable[Any]) -> Unit:
         """The unit of the axis for `values`."""
-        numbers: Any = [v for v in (*values, *(self.span or ())) if isinstance(v, Real)]
+        numbers: Any = [v for v in self.span or values if isinstance(v, Real)]
         return Unit(self.unit, 1.0) if self.log or not numbers else unit_for(numbers, self.unit)
 
     def drawn(self, values: Values) -> dict[str, Any]:
@@ -180,9 +180,8 @@ def chart(
     is_column = len(heights) > 1
     figure = _grid(panels, heights)
     room = TITLE_PIXELS if any(panel.title for panel in panels) else 0
-    figure.update_layout(
-        style.base_layout(title, sum(heights) + style.PAPER_PIXELS + room, **{"showlegend": True} | layout)
-    )
+    height = sum(heights) + style.PAPER_PIXELS + room
+    figure.update_layout(style.base_layout(title, height, **{"showlegend": True} | layout))
     figure.update_layout(margin_t=style.TOP_PIXELS + room)
     figure.update_annotations(font_size=13)
     seen: set[str] = set()
@@ -191,7 +190,7 @@ def chart(
         values = {side: _values(panels, panel, side) for side in "xy"}
         units = {"x": panel.x.scale(values["x"]), "y": panel.y.scale(values["y"])}
         for mark in panel.marks:
-            group = {"legendgroup": mark.name, "showlegend": mark.name not in seen} if mark.name else {}
+            group = {"legendgroup": f"series: {mark.name}", "showlegend": mark.name not in seen} if mark.name else {}
             figure.add_trace(_trace(mark, panel, units).update(group if len(panels) > 1 else {}), **where)
             seen.add(mark.name)
         figure.update_xaxes(panel.x.drawn(values["x"]), **where)

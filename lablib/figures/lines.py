@@ -1,4 +1,4 @@
-"""A line chart with units: a loss curve, a sweep, anything that is one number against another."""
+"""A line chart with units: a loss curve, a sweep, any number against another."""
 
 from __future__ import annotations
 

@@ -21,10 +21,34 @@ from lablib.figures import (
     figure_waits,
     table,
 )
+from lablib.figures.chart import NOTHING, Axis, Panel, Rule, chart, line, points
 from lablib.run import Traffic
 
 SIZES = [1e3, 1e6, 1e9]
 CURVES = {"ring": [1e-4, 1.1e-3, 1e-1], "tree": [1e-5, 1e-3, 4e-1]}
+
+
+def test_prefixes_hover_texts_and_table_of_a_chart_follow_from_its_data():
+    marks = [line(0, "a", [1e6, 2e6], [2e-3, 4e-3]), points(1, "b", [1e6], [3e-3], (), ([1e-3], [4e-3]))]
+    figure = chart("", Panel(Axis("size", "B"), Axis("time", "s"), marks, [Rule(y=1e-3, text="least")]), "One.")
+    assert (figure.layout.xaxis.title.text, figure.layout.yaxis.title.text) == ("size (MB)", "time (ms)")
+    assert list(figure.data[0].y) == [2, 4] and figure.data[0].hovertext[0] == "<b>a</b><br>size 1 MB<br>time 2 ms"
+    assert list(figure.data[1].error_y.array) == [1] and list(figure.data[1].error_y.arrayminus) == [2]
+    assert figure.layout.shapes[0].y0 == 1 and figure.layout.annotations[0].text == "least"
+    assert table(figure).to_dict("list") == {"size (B)": [1e6, 2e6], "a (s)": [2e-3, 4e-3]}
+
+
+def test_panels_with_the_same_axis_share_its_prefix_and_one_legend():
+    x, y = Axis("step", "count"), Axis("memory", "B")
+    figure = chart("", [Panel(x, y, [line(0, "a", [1], [size])], title=str(size)) for size in (5e3, 2e6)], "Two.")
+    assert [trace.y[0] for trace in figure.data] == [0.005, 2]
+    assert [trace.showlegend for trace in figure.data] == [True, False]
+    assert figure.layout.yaxis2.matches == "y" and not figure.layout.yaxis2.title.text
+
+
+def test_a_chart_without_data_has_axes_without_numbers():
+    figure = chart("", Panel(Axis("step", "count"), Axis("loss", "nats"), []), "")
+    assert describe(figure) == NOTHING and figure.layout.xaxis.showticklabels is False
 
 
 def test_collective_costs_can_be_drawn_on_the_same_time_axis():

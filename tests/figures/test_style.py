@@ -27,8 +27,8 @@ PIPELINES = ("pipeline", "pipeline simulation", "pipeline deadlock")
 LANES = {"timeline", "reconcile", "reconcile normalized", *PIPELINES}
 LANES |= {"waterfall", "waterfalls", "communication of a plan", "loading", "placements"}
 # Panels of lanes that share the axis below or above them.
-ABOVE = {name: ("xaxis2", "yaxis2") for name in ("memory under timeline", *PIPELINES)} | {"exponents": ("xaxis", "yaxis2")}
-ABOVE |= {"schedules": ("xaxis",), "staircase": ("xaxis",)}
+ABOVE = {name: ("xaxis2", "yaxis2") for name in ("memory under timeline", *PIPELINES)}
+ABOVE |= {"exponents": ("xaxis", "yaxis2"), "schedules": ("xaxis",), "staircase": ("xaxis",)}
 
 
 def visible_axes(name: str, figure: go.Figure) -> list:

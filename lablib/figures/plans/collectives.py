@@ -1,4 +1,4 @@
-"""What a collective costs against the size of its message, algorithm by algorithm, and where they cross."""
+"""Time and effective bandwidth of collectives against message size, by algorithm, with crossings."""
 
 from __future__ import annotations
 

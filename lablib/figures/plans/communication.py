@@ -1,4 +1,4 @@
-"""What a predicted step communicates on each axis: what lengthens the step, and what compute hides."""
+"""Exposed and hidden communication of a predicted step, by mesh axis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bubble that each pipeline schedule can afford, against the memory of a rank: where more memory buys time."""
+"""Bubble of each pipeline schedule against the memory of a rank."""
 
 from __future__ import annotations
 

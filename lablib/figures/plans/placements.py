@@ -1,4 +1,4 @@
-"""Orders of a mesh's axes side by side: seconds of a step, and the bytes of a rank by how far they travel."""
+"""Step time and bytes sent, near and far, for each order of the axes of a mesh."""
 
 from __future__ import annotations
 

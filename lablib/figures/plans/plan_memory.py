@@ -1,4 +1,4 @@
-"""What each stage of a predicted pipeline keeps at its peak: one bar a stage, by category, under the GPU's limit."""
+"""Peak memory of each pipeline stage of a plan, by category, and the limit of a GPU."""
 
 from __future__ import annotations
 

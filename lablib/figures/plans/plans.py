@@ -1,4 +1,4 @@
-"""Many plans at once: step time against memory, the limit of a GPU, and the plans that none beats in both.
+"""Step time against memory of many plans, with the limit of a GPU and the Pareto front.
 
 Left and low is good. A plan is on the Pareto front if no plan that fits is both faster and smaller: to be faster than
 one of these costs memory, to be smaller costs time. Plans beyond the limit would run out of memory: they are grey.
@@ -8,16 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from math import floor, isfinite, log10
 from typing import Any, Protocol
 
 import numpy as np
 import plotly.graph_objects as go
 
-from lablib.figures.describe import attach
-from lablib.figures.style import GRID, INK, PAPER_PIXELS, axis, base_layout, series_look
+from lablib.figures.chart import Axis, Mark, Panel, Rule, chart, points
+from lablib.figures.style import GRID, INK, series_look
 from lablib.signature import check_type, checked
-from lablib.text.units import axis_title, format_quantity, log_ticks, unit_for
+from lablib.text.units import format_quantity, log_ticks
 
 PLOT_PIXELS, MAX_POINTS, MAX_ROWS = 400, 2000, 200
 LIMIT, GREY = "#B00020", "#A9A9A9"
@@ -72,11 +73,22 @@ def figure_plans(
         if isfinite(time) and isfinite(size)
     ]
     plans.sort(key=lambda plan: (plan.time_s, plan.size_bytes))
-    figure = go.Figure(layout=base_layout(title, PLOT_PIXELS + PAPER_PIXELS, showlegend=True))
-    note = _draw(figure, plans, limit_bytes)
-    impossible = len(times) - len(plans)
-    note += f" {impossible:,} more are impossible." if impossible else ""
-    return attach(figure, _summary(plans, limit_bytes) + note, _columns(plans, groups is not None))
+    note = ""
+    shown = _thinned(plans)
+    if len(shown) < len(plans):
+        note += f" {len(shown):,} of them are drawn."
+    panel, max_x, max_y = _panel(plans, shown, limit_bytes)
+    if outside := sum(plan.size_bytes > max_x or plan.time_s > max_y for plan in shown):
+        note += f" Beyond the edges: {outside:,}; zoom out to see them."
+    if impossible := len(times) - len(plans):
+        note += f" {impossible:,} more are impossible."
+    columns = _columns(plans, groups is not None)
+    figure = chart(title, panel, _summary(plans, limit_bytes) + note, columns, pixels=PLOT_PIXELS)
+    if plans:
+        unit, end = panel.x.scale(()), max([*(panel.x.span or ()), *(plan.size_bytes for plan in plans)])
+        beyond = {"fillcolor": GRID, "opacity": 0.35, "line_width": 0, "layer": "below"}
+        figure.add_vrect(x0=unit.of(limit_bytes), x1=unit.of(end), **beyond)
+    return figure
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,23 +114,21 @@ class _Plan:
         )
 
 
-def _draw(figure: go.Figure, plans: Sequence[_Plan], limit: float) -> str:
-    """Points, front and limit; returns what the reader must know about points that are not seen."""
+def _panel(plans: Sequence[_Plan], shown: Sequence[_Plan], limit: float) -> tuple[Panel, float, float]:
+    """Points, front and limit, and the most bytes and seconds in view."""
     sizes, times = [plan.size_bytes for plan in plans], [plan.time_s for plan in plans]
     max_x = MAX_LIMITS * max(limit, min(sizes, default=0.0))
     fastest = next((plan.time_s for plan in plans if plan.fits), min(times, default=0.0))
     max_y = max([MAX_TIMES * fastest, *(plan.time_s for plan in plans if plan.is_on_front)])
-    x_axis, x_scale, x_ends = _axis([*sizes, limit], max_x, "memory of the fullest GPU", "B")
-    y_axis, y_scale, _ = _axis(times, max_y, "step time", "s")
-    figure.update_layout(xaxis=x_axis, yaxis=y_axis)
-    shown = _thinned(plans)
-    figure.add_traces(_clouds(shown, (x_scale, y_scale)))
-    figure.add_traces(_front([plan for plan in plans if plan.is_on_front], (x_scale, y_scale)))
-    if plans:
-        _limit(figure, limit, x_scale, max([x_ends[1], *sizes]), x_axis.get("type") == "log")
-    outside = sum(plan.size_bytes > max_x or plan.time_s > max_y for plan in shown)
-    note = f" {len(shown):,} of them are drawn." if len(shown) < len(plans) else ""
-    return note + (f" Beyond the edges: {outside:,}; zoom out to see them." if outside else "")
+    across = _axis([*sizes, limit], max_x, "memory of the fullest GPU", "B")
+    low, high, at = (log10(v) if across.log else v for v in (*(across.span or ()), limit))
+    is_left = at - low < 0.25 * (high - low)  # no room for words at the left of the line
+    text, place = f" a GPU has {format_quantity(limit, 'B')} ", "top right" if is_left else "top left"
+    rule = Rule(
+        x=limit, text=text, place=place, line={"color": LIMIT, "width": 2}, look={"font": {"size": 12, "color": INK}}
+    )
+    marks = [*_clouds(shown), *_front([plan for plan in plans if plan.is_on_front])]
+    return Panel(across, _axis(times, max_y, "step time", "s"), marks, [rule] if plans else ()), max_x, max_y
 
 
 class ManyPlans(Protocol):
@@ -177,19 +187,14 @@ def _thinned(plans: Sequence[_Plan]) -> Sequence[_Plan]:
     return [plan for i, plan in enumerate(plans) if i in chosen or plan.is_on_front]
 
 
-def _axis(
-    values: Sequence[float], maximum: float, label: str, base: str
-) -> tuple[dict[str, Any], float, tuple[float, float]]:
-    """The axis up to `most`, what values are divided by to stand on it, and its ends in the base unit."""
+def _axis(values: Sequence[float], maximum: float, label: str, base: str) -> Axis:
+    """The axis up to `maximum`, logarithmic over a wide range."""
     low, high = min(values, default=1.0), min(max(values, default=1.0), maximum or 1.0)
     if low <= 0 or high < WIDE_RANGE * low:
-        unit, room = unit_for(high, base), 0.05 * (high - low) or 0.1 * high
-        ends = (max(low - room, 0.0), high + room)
-        return axis(axis_title(label, unit), range=[unit.of(end) for end in ends]), unit.scale, ends
+        room = 0.05 * (high - low) or 0.1 * high
+        return Axis(label, base, span=(max(low - room, 0.0), high + room))
     ends = (low / AROUND, high * AROUND)
-    ticks, words = _ticks(*ends, base)
-    look = {"type": "log", "range": [log10(end) for end in ends], "tickvals": ticks, "ticktext": words}
-    return axis(axis_title(label, base), **look), 1.0, ends
+    return Axis(label, base, log=True, ticks=dict(zip(*_ticks(*ends, base), strict=True)), span=ends)
 
 
 def _ticks(low: float, high: float, base: str) -> tuple[list[float], list[str]]:
@@ -202,70 +207,37 @@ def _ticks(low: float, high: float, base: str) -> tuple[list[float], list[str]]:
     return ticks, [format_quantity(tick, base) for tick in ticks]
 
 
-def _clouds(plans: Sequence[_Plan], scales: tuple[float, float]) -> list[go.Scatter]:
+def _clouds(plans: Sequence[_Plan]) -> list[Mark]:
     """The points: grey crosses for what does not fit, a look for each group of what does."""
     beyond = [plan for plan in plans if not plan.fits]
     cross = {"symbol": "x-thin", "size": 7, "color": GREY, "line": {"color": GREY, "width": 1.3}}
-    traces = [_points("does not fit", beyond, cross, scales)] if beyond else []
+    marks = [_points(0, "does not fit", beyond, **cross)] if beyond else []
     groups: dict[str, list[_Plan]] = {group: [] for group in sorted({plan.group for plan in plans})}
     for plan in plans:
         groups[plan.group] += [plan] if plan.fits else []
     # Small groups last, so that large ones do not cover them.
     for index, (name, own) in sorted(enumerate(groups.items()), key=lambda item: -len(item[1][1])):
-        look = series_look(index)
-        marker = {"symbol": look.symbol, "size": 7, "color": look.color, "opacity": 0.65}
         if own:
-            traces.append(_points(name, own, marker | {"line": {"color": "#FFFFFF", "width": 0.6}}, scales))
-    return traces
+            edge = {"color": "#FFFFFF", "width": 0.6}
+            symbol = series_look(index).symbol
+            marks.append(_points(index, name, own, symbol=symbol, size=7, opacity=0.65, line=edge))
+    return marks
 
 
-def _points(name: str, plans: Sequence[_Plan], marker: dict[str, Any], scales: tuple[float, float]) -> go.Scatter:
-    return go.Scatter(
-        name=name,
-        x=[plan.size_bytes / scales[0] for plan in plans],
-        y=[plan.time_s / scales[1] for plan in plans],
-        mode="markers",
-        marker=marker,
-        hovertext=[plan.hover for plan in plans],
-        hoverinfo="text",
-    )
+def _points(index: int, name: str, plans: Sequence[_Plan], **marker: Any) -> Mark:
+    sizes, times = [plan.size_bytes for plan in plans], [plan.time_s for plan in plans]
+    return points(index, name, sizes, times, [plan.hover for plan in plans], **marker)
 
 
-def _front(plans: Sequence[_Plan], scales: tuple[float, float]) -> list[go.Scatter]:
-    """The front as a staircase (what lies above and to the right of it is beaten), its corners ringed."""
+def _front(plans: Sequence[_Plan]) -> list[Mark]:
+    """The front as a staircase (plans above and to the right of it are beaten), its corners ringed."""
     if not plans:
         return []
-    across: list[float] = []
-    up: list[float] = []
-    for plan, after in zip(plans, [*plans[1:], None], strict=True):
-        for corner in (plan, after) if after else (plan,):  # to be smaller is to be slower
-            across.append(plan.size_bytes / scales[0])
-            up.append(corner.time_s / scales[1])
-    line = {"color": INK, "width": 1.5}
-    staircase = go.Scatter(x=across, y=up, mode="lines", line=line, hoverinfo="skip", showlegend=False)
+    corners = [(plan, corner) for plan, after in pairwise(plans) for corner in (plan, after)] + [(plans[-1],) * 2]
+    across, up = [plan.size_bytes for plan, _ in corners], [corner.time_s for _, corner in corners]
+    staircase = Mark("", across, up, (), look={"mode": "lines", "line": {"color": INK, "width": 1.5}})
     ring = {"symbol": "circle-open", "size": 12, "color": INK, "line": {"color": INK, "width": 1.8}}
-    return [staircase, _points("Pareto front", plans, ring, scales)]
-
-
-def _limit(figure: go.Figure, limit: float, scale: float, end: float, is_log: bool) -> None:
-    """The memory of a GPU as a line, and a shade over what lies beyond it."""
-    at = limit / scale
-    figure.add_vrect(x0=at, x1=end / scale, fillcolor=GRID, opacity=0.35, line_width=0, layer="below")
-    figure.add_vline(x=at, line={"dash": "dash", "color": LIMIT, "width": 2})
-    view = figure.layout.xaxis.range  # pyright: ignore[reportAttributeAccessIssue]
-    place = log10(at) if is_log else at
-    is_left = place - view[0] < 0.25 * (view[1] - view[0])  # no room for words at the left of the line
-    figure.add_annotation(
-        x=place,
-        y=1,
-        yref="paper",
-        yanchor="top",
-        xanchor="left" if is_left else "right",
-        showarrow=False,
-        text=f" a GPU has {format_quantity(limit, 'B')} ",
-        font={"size": 12, "color": INK},
-        bgcolor="rgba(255,255,255,0.85)",
-    )
+    return [staircase, _points(0, "Pareto front", plans, **ring)]
 
 
 def _summary(plans: Sequence[_Plan], limit: float) -> str:

@@ -1,4 +1,4 @@
-"""How well more ranks help: efficiency or throughput against the number of ranks, beside the ideal."""
+"""Scaling efficiency or throughput against the number of ranks, with the ideal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Predicted against published: one point a published run, and the band within which a prediction is 10% off."""
+"""Predicted against published step time, with the band of 10% error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The peak of every rank: one bar each, stacked by what it held then."""
+"""Peak memory of each rank, stacked by category."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One global batch in all its ways through a device: peak memory and step time by micro-batch x accumulations."""
+"""Peak memory and step time of one global batch, by micro-batch size and gradient accumulation."""
 
 from __future__ import annotations
 

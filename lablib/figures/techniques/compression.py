@@ -1,4 +1,4 @@
-"""Evidence on sending less: final loss against bytes, and against steps between synchronizations."""
+"""Final loss of compressed training against bytes sent, and against steps between synchronizations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When compressing gradients pays: the speedup against the bandwidth between ranks, a line for each batch."""
+"""Speedup of gradient compression against bandwidth, one line per batch size."""
 
 from __future__ import annotations
 

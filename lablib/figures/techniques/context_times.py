@@ -1,4 +1,4 @@
-"""Attention that ranks share, against the length of the sequence: how near each way comes to a fair share."""
+"""Efficiency of context-parallel attention against sequence length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How busy experts are over a training run, and ranks with their experts placed one way or another."""
+"""Load of each expert over training, and load of each rank by placement of the experts."""
 
 from __future__ import annotations
 

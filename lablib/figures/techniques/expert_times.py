@@ -1,4 +1,4 @@
-"""A mixture beside the dense models of as many FLOPs and of as many parameters, on more and more GPUs."""
+"""Throughput per GPU of a mixture of experts and of dense models, against the number of GPUs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def figure_expert_times(compared: Sequence[AgainstDense], title: str = "", summa
     gpus = [one.num_gpus for one in compared]
     if not gpus or any(b <= a for a, b in zip(gpus, gpus[1:], strict=False)):
         raise ValueError(f"there must be numbers of GPUs, one or more, that ascend: got {gpus}.")
-    found = {key: [_prediction(one, key) for one in compared] for key in NAMES}
+    found: dict[str, list[Prediction | None]] = {key: [getattr(one, key) for one in compared] for key in NAMES}
     places = [str(n) for n in gpus]
     columns: dict[str, Sequence[Any]] = {"GPUs": gpus}
     marks = []
@@ -58,10 +58,6 @@ def figure_expert_times(compared: Sequence[AgainstDense], title: str = "", summa
     order = {"type": "category", "categoryorder": "array", "categoryarray": places}
     panel = Panel(Axis("GPUs", "count", look=order), Axis("rate of a GPU", "tokens/s", from_zero=True), marks)
     return chart(title or "A mixture and dense models", panel, summary or _summary(compared), columns)
-
-
-def _prediction(one: AgainstDense, key: str) -> Prediction | None:
-    return getattr(one, key)
 
 
 def _words(name: str, each: Prediction) -> str:

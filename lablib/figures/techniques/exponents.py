@@ -1,4 +1,4 @@
-"""Where numbers lie among the powers of two, and which of them each format can keep."""
+"""Distribution of exponents, and the range of each number format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Evidence on optimizers: differences with their noise, loss on the way, and loss against bytes of state."""
+"""Optimizers compared: final loss with confidence intervals, loss curves, loss against state size."""
 
 from __future__ import annotations
 

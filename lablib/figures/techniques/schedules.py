@@ -1,4 +1,4 @@
-"""Learning-rate schedules, and what a run does under each: the rate above, the held-out loss below."""
+"""Learning-rate schedules, and the held-out loss of runs under them."""
 
 from __future__ import annotations
 

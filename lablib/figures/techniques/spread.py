@@ -1,4 +1,4 @@
-"""Lines through the means of several runs, with bars from the least to the most: what was measured, and how surely."""
+"""Means over several runs against a setting, with bars from the least to the greatest value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seconds of a matrix product against one of its sizes, and the share of the device's rate that is useful."""
+"""Time of a matrix product against one of its sizes, and the useful share of the peak rate."""
 
 from __future__ import annotations
 

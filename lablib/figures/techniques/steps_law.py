@@ -1,4 +1,4 @@
-"""What a larger batch buys: steps against tokens to the same loss, as measured, and the law through them."""
+"""Steps against tokens to a target loss: measured runs, and the law of the critical batch size."""
 
 from __future__ import annotations
 

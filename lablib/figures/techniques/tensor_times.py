@@ -1,4 +1,4 @@
-"""One layer on more and more tensor-parallel ranks: what is computed, and the communication that nothing hides."""
+"""Compute and exposed communication of one layer against the number of tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def figure_tensor_times(
     ideal = {"symbol": "line-ew-open", "size": 26, "color": IDEAL, "line": {"width": 3}}
     marks.append(points(0, "nothing sent", names, [layer_s[0] * ranks[0] / n for n in ranks], (), **ideal))
     inside = sum(n <= ranks_per_node for n in ranks)
-    rules = [Rule(x=inside - 0.5, text="the node ends")] if 0 < inside < len(ranks) else []
+    rules = [Rule(x=inside - 0.5, text="the node ends", look={"xshift": 4})] if 0 < inside < len(ranks) else []
     across = Axis("tensor-parallel ranks", "count", look={"type": "category", "showgrid": False})
     panel = Panel(across, Axis("layer, forward and backward", "s", span=(0, 1.06 * max(layer_s))), marks, rules)
     shares = [exposed / whole if whole else 0.0 for exposed, whole in zip(exposed_s, layer_s, strict=True)]

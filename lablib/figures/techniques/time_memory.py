@@ -1,4 +1,4 @@
-"""Time against memory: what each way to keep less costs, one panel a device."""
+"""Step time against activation memory of memory-saving methods, one panel per device."""
 
 from __future__ import annotations
 

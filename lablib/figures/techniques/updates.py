@@ -1,4 +1,4 @@
-"""What four optimizers do to a gradient, one picture each: singular values, signs, 8-bit blocks, projections."""
+"""Update rules of four optimizers: singular values, signs, 8-bit blocks, projections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""muP beside the standard parametrization: how far activations move, and which rate is best, by width."""
+"""muP and the standard parametrization: coordinate check, and the best learning rate by width."""
 
 from __future__ import annotations
 
