@@ -1,16 +1,16 @@
-"""The engine: ranks with virtual clocks that meet, and a network that their transfers share. It knows no torch.
+"""The discrete-event engine: ranks with virtual clocks, process groups, and a shared network; independent of torch.
 
-A rank's work arrives as seconds and bytes, and leaves as events. Whoever runs the ranks (lablib/sim: threads) makes
-these calls for the rank whose turn it is, and asks whose turn is next. Read in this order:
+A rank submits work as seconds and bytes; the engine reports events. The host of the ranks (lablib/sim runs them as
+threads) makes these calls for the current rank and asks which rank runs next. Read in this order:
 
-    rank_clock.py      one rank's virtual time
-    port.py            one end of a wire: one message at a time
-    cores.py           a node's cores, where ranks are processes that share them
-    wires.py           which wires a transfer uses
-    network.py         transfers under way on one wire share it
-    scheduler.py       whose turn it is; a deadlock is a fact
-    communication.py   what can be waited for: a meeting of a group, a message
-    events.py          what happens, for whoever wants to be told
-    conditions.py      what things cost, and what never ends: where faults reach the engine
-    group.py           where members meet: collectives, sends and receives, and their times
+    rank_clock.py      the virtual clock of one rank
+    port.py            one end of a wire, which carries one message at a time
+    cores.py           processor cores of a node, shared by ranks that are processes
+    wires.py           the wires that a transfer uses
+    network.py         bandwidth sharing of concurrent transfers
+    scheduler.py       the order in which ranks run; deadlock detection
+    communication.py   communications that a rank can wait for: a collective, a message
+    events.py          events and their subscribers
+    conditions.py      costs and failures of communications: the hook for faults
+    group.py           a process group: collectives, sends and receives, and their times
 """

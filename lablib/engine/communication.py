@@ -1,11 +1,11 @@
-"""What ranks can wait for: a collective that members join, or a message that is posted. Either happens twice.
+"""Communications that ranks wait for: a collective that members join, or a posted message. Each has two steps:
 
-    data    the last rank has joined: the bytes can move (what they are, the engine does not know: `payload`)
-    end     virtual time has come so far that nothing can change the moment any more at which the transfer is over
+    data    the last rank has joined: the data can move (the engine treats it as an opaque `payload`)
+    end     the end time is final: no rank can start a transfer that would change it
 
-Ranks meet in a collective by counting: a rank's seventh call on a group meets the others' seventh. They must agree on
-the operation and on everything that all must give alike (dtype, shape, root, reduction); the first that does not is
-told at once, with the line of each side.
+Members of a collective are matched by call count: the seventh call of a rank on a group matches the seventh call of the
+others. All must agree on the operation and on every common argument (dtype, shape, root, reduction). The first mismatch
+raises at once, with the source line of each side.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,20 +18,20 @@ from lablib.record.rank_text import ranks_in_words
 
 ANY_SOURCE = -1
 
-# What all ranks must give alike, as (label, value) pairs: (("dtype", torch.float32), ("shape", (4,)), ...)
+# Arguments that must be equal on all ranks, as (label, value) pairs: (("dtype", torch.float32), ("shape", (4,)), ...)
 Agreement = tuple[tuple[str, Any], ...]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Communication:
-    """A communication as those who wait for it see it.
+    """A communication as seen by the ranks that wait for it.
 
     Attributes:
-        payload: what moves; whoever runs the ranks knows what that is.
-        has_data: whether all who take part have come.
+        payload: the data; opaque to the engine.
+        has_data: whether all participants have joined.
         is_final: whether `end_s` is known.
-        stopped: why it never ends, where a fault sees to that.
-        data_waiters, end_waiters: global ranks to wake then.
+        stopped: the fault that keeps it from ending; "" for none.
+        data_waiters, end_waiters: global ranks to wake at that step.
     """
 
     payload: Any = None
@@ -44,29 +44,29 @@ class Communication:
 
     @property
     def title(self) -> str:
-        """What it is, whoever waits: "all_reduce of group world"."""
+        """Its name in messages: "all_reduce of group world"."""
         raise NotImplementedError
 
     def describe(self, rank: int, source: Any, verb: str = "waits in") -> Wait:
-        """What to say of a rank that waits for this."""
+        """Describe a rank that waits for this, for an error message."""
         raise NotImplementedError
 
 
 @dataclass(slots=True, eq=False)
 class Joined:
-    """What one rank brought to a collective.
+    """One rank's call of a collective.
 
     Attributes:
         rank: global rank.
-        name: what it called, as in `torch.distributed`.
-        agreement: what all must give alike.
-        sent_bytes, received_bytes: of all that it gives, and of all that it wants.
-        issue_s: when it made the call.
-        phase, source: what its program was doing, and the line.
-        handling: the error that it was handling, in words; "" for none.
-        dtype: of what it brought; "" where there are several, or none.
-        tensors: what it brought, for whoever moves it; until all have come.
-        uneven: of an all-to-all, the bytes to each member in group order; None where they are all alike.
+        name: the function called, as in `torch.distributed`.
+        agreement: the arguments that must be equal on all ranks.
+        sent_bytes, received_bytes: sizes of all inputs and of all outputs.
+        issue_s: time of the call.
+        phase, source: phase of the program, and source line of the call.
+        handling: the exception being handled at the call, in words; "" for none.
+        dtype: dtype of the inputs; "" for several or none.
+        tensors: inputs and outputs, for the host that moves them; kept until all members have joined.
+        uneven: for an all-to-all, the bytes to each member in group order; None if all are equal.
     """
 
     rank: int
@@ -93,9 +93,9 @@ class Meeting(Communication):
 
     Attributes:
         name: the collective, as in `torch.distributed`.
-        index: how many calls of the group came before.
-        members: those that are simulated: place in the group -> global rank.
-        joined: by place in the group, until all have.
+        index: number of earlier calls on the group.
+        members: the simulated members: place in the group -> global rank.
+        joined: calls by place in the group, until all members have joined.
     """
 
     group_label: str
@@ -105,7 +105,7 @@ class Meeting(Communication):
     joined: dict[int, Joined] = field(default_factory=dict)
 
     def mismatch(self, first: Joined, second: Joined) -> CollectiveMismatchError:
-        """The error for two that do not agree."""
+        """The error for two calls that do not agree."""
         what = "operation"
         if first.name == second.name:
             pairs = zip(first.agreement, second.agreement, strict=True)
@@ -135,16 +135,16 @@ class Message(Communication):
 
     Attributes:
         kind: "send" or "recv".
-        clock: the rank that posted it.
-        place: that rank's place in the group.
-        peer: the place of the other side, or ANY_SOURCE.
-        size_bytes, dtype: of the message; both sides must give the same.
-        shape: of the tensor that holds it.
-        tensors: that tensor, for whoever moves it; until the two sides have met.
-        peer_rank: its global rank; None: anyone's.
-        matched: the place of the other side, once they have met.
-        turn: of a send, how many its rank issued before it.
-        is_in_order: whether messages between two ranks meet in the order in which they are posted, whatever their tags.
+        clock: clock of the rank that posted it.
+        place: place of that rank in the group.
+        peer: place of the other side, or ANY_SOURCE.
+        size_bytes, dtype: of the message; both sides must agree.
+        shape: shape of the tensor.
+        tensors: that tensor, for the host that moves it; kept until send and receive are matched.
+        peer_rank: global rank of the peer; None for any source.
+        matched: place of the other side, once matched.
+        turn: for a send, the number of sends that its rank issued before.
+        is_in_order: whether messages between two ranks match in posting order, regardless of tags.
     """
 
     kind: str
@@ -166,13 +166,13 @@ class Message(Communication):
     is_in_order: bool = False
 
     def text(self, direction: str) -> Wait:
-        """What this side gives or wants."""
+        """Describe this side, for a mismatch error."""
         peer = "any rank" if self.peer_rank is None else f"rank {self.peer_rank}"
         what = f"{self.kind}s {self.dtype}{list(self.shape)} {direction} {peer}"
         return Wait(self.clock.rank, what, str(self.source))
 
     def fits(self, receive: "Message") -> bool:
-        """Whether this send is what a posted receive waits for."""
+        """Whether this send matches a posted receive."""
         return receive.peer in (self.place, ANY_SOURCE) and (self.is_in_order or receive.tag == self.tag)
 
     @property

@@ -1,11 +1,11 @@
-"""What happens in a run, told to whoever subscribed: records of time and traffic, tensors that move, faults.
+"""Events of a run and their subscribers: records of time and traffic, tensors that move, faults.
 
-    AllJoined    the last member of a collective has come: the data may move
-    Matched      a send has met its receive: the data may move
-    Transferred  a collective or a message is over, and when it ran is final
-    Hung         a fault keeps one from ever ending
+    AllJoined    the last member of a collective has joined: the data may move
+    Matched      a send and its receive are matched: the data may move
+    Transferred  a collective or a message has ended, and its times are final
+    Hung         a fault keeps a communication from ending
 
-The engine emits them and reads nothing back. What a fault changes, it changes in one place: conditions.py.
+The engine emits events and reads nothing back. Faults change the run through conditions.py only.
 """
 
 from collections import defaultdict
@@ -20,7 +20,7 @@ from lablib.engine.communication import Joined, Meeting, Message
 
 @dataclass(slots=True, eq=False)
 class AllJoined:
-    """`arrived` holds the simulated members in group order; `size` counts all."""
+    """All simulated members have joined: `arrived` holds them in group order; `size` counts all members."""
 
     meeting: Meeting
     kind: str
@@ -31,7 +31,7 @@ class AllJoined:
 
 @dataclass(slots=True, eq=False)
 class Matched:
-    """The data of `send` may move to where `receive` wants it."""
+    """The data of `send` may move to the buffer of `receive`."""
 
     send: Message
     receive: Message
@@ -43,11 +43,11 @@ class Part:
 
     Attributes:
         rank: global rank.
-        stream: what of it was busy.
-        name: what it did, for people: "all_reduce", "send to 3".
-        phase, source: what its program was doing when it made the call, and the line.
-        issue_s: when it made the call.
-        place: in the group; of a message, 0 for the sender and 1 for the receiver.
+        stream: the stream that was busy.
+        name: its name in messages: "all_reduce", "send to 3".
+        phase, source: phase of the program at the call, and source line.
+        issue_s: time of the call.
+        place: place in the group; for a message, 0 for the sender and 1 for the receiver.
     """
 
     rank: int
@@ -61,18 +61,18 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """A communication is over.
+    """A communication has ended.
 
     Attributes:
-        number: of its run, from 0, in the order in which communications ended.
+        number: its number in the run, from 0, in order of ends.
         group: label of its group.
         name: "all_reduce", ...; "send" for a message.
-        parts: one for each rank that takes part and is simulated.
-        ranks: all who take part, in group order; the sender first.
-        cost: what it cost alone.
+        parts: one for each simulated participant.
+        ranks: all participants, in group order; the sender first.
+        cost: its cost without contention.
         size_bytes: S of the cost model.
-        start_s, end_s: when it ran.
-        dtype: of its data; "" where there are several, or none.
+        start_s, end_s: its times.
+        dtype: dtype of its data; "" for several or none.
     """
 
     number: int
@@ -89,14 +89,14 @@ class Transferred:
 
 @dataclass(frozen=True, slots=True)
 class Hung:
-    """A communication that somebody has begun and nobody has ended.
+    """A communication that has begun and has not ended.
 
     Attributes:
-        group: its label.
-        name: what was called.
-        ranks: global ranks that take part.
-        joined: (rank, when it made its call, in which phase), for those that did.
-        start_s: when it began to move bytes; inf: somebody did not come.
+        group: label of its group.
+        name: the function called.
+        ranks: global ranks of the participants.
+        joined: (rank, time of its call, phase) for each that joined.
+        start_s: time at which bytes began to move; inf if a participant did not join.
     """
 
     group: str
@@ -107,14 +107,14 @@ class Hung:
 
 
 class Events:
-    """Who wants to be told of what."""
+    """The subscribers of each kind of event."""
 
     def __init__(self) -> None:
         self._subscribers: defaultdict[type, list[Callable[[Any], None]]] = defaultdict(list)
         self._num_transfers = 0
 
     def subscribe(self, kind: type, subscriber: Callable[[Any], None]) -> None:
-        """From now on `subscriber` is called with each event of this kind, in the order of subscription."""
+        """Call `subscriber` with each later event of this kind, in the order of subscription."""
         self._subscribers[kind].append(subscriber)
 
     def emit(self, event: object) -> None:
@@ -122,6 +122,6 @@ class Events:
             subscriber(event)
 
     def next_number(self) -> int:
-        """The number of the next communication that ends."""
+        """Number of the next communication that ends."""
         self._num_transfers += 1
         return self._num_transfers - 1

@@ -1,30 +1,30 @@
-"""A process group as its members share it: where they meet, and when what they send travels.
+"""A process group: matching of collectives, sends and receives, and the times of their transfers.
 
-Collectives. Members meet by counting calls (communication.py). When the last one joins, the data may move, and the
-network is told what is under way on which wires (network.py), which says later when it was over:
+Collectives. Members are matched by call count (communication.py). When the last one joins, the data may move, and the
+transfer is added to the network, which reports its final end (network.py):
 
-    start = max over members of (when it issued the call, when its stream of this group is free)
-    end   = start + cost of the collective (lablib/cost); later, when something else uses the same wires
+    start = max over members of (time of its call, time at which its stream of this group is free)
+    end   = start + cost of the collective (lablib/cost); later, if other transfers use the same wires
 
 Point to point. A send and a receive are a rendezvous: the bytes move when both are posted, as in NCCL and in gloo. A
 blocking `send` returns when the receiver has its message, as gloo's does. With NCCL the host goes on at once and only
 the GPU's stream waits; so where every rank sends first, the program hangs there at a large message or at the next
-synchronization, and here at the send. A receive matches the sends of its source and tag in the order in
-which receives were posted. One message occupies the sender's output port and the receiver's input port of its level
-(NVLink, NIC) for alpha + S beta: the one-port model, full duplex.
+synchronization, and here at the send. A receive matches the sends of its source and tag in the order in which receives
+were posted. One message occupies the sender's output port and the receiver's input port of its level (NVLink, NIC) for
+alpha + S beta: the one-port model, full duplex.
 
-    start = the first moment after both were issued from which both ports are free for so long (port.py); of messages
-            that could start at one moment, those that their rank issued first
+    start = the first time after both were issued at which both ports are free for that long (port.py); of messages
+            that could start at the same time, those that their rank issued first
 
-Phantoms. Of a group only some ranks may be simulated. The others, its phantoms, are taken to do the same at the same
-time: a collective begins when its last simulated member has come, and moves the bytes of the whole group over its whole
-network; an all-to-all's messages are then all as large as those of its fullest simulated member. Where the ranks of a
-group are replicas of one another, that is what simulating all of them gives. A message to or from a phantom has nobody
-at its other end: whoever runs the ranks refuses it (`is_phantom`).
+A collective on the same wires delays a message and those planned after it.
 
-What is planned in that way is pushed back when a collective on the same wires slows a message down.
+Phantoms. Some ranks of a group may not be simulated. These phantoms are assumed to do the same at the same time: a
+collective begins when its last simulated member has joined, and moves the bytes of the whole group over its whole
+network; each message of an all-to-all is then as large as those of its fullest simulated member. Where the ranks of a
+group are replicas of one another, the result equals a simulation of all of them. A message to or from a phantom has no
+partner: the host of the ranks must reject it (`is_phantom`).
 
-Nothing here blocks: who must wait is told by what is asked (`has_data`, `is_final`), and woken through the scheduler.
+No call here blocks: `has_data` and `is_final` say whether a rank must wait, and the scheduler wakes it.
 """
 
 from collections import Counter, deque
@@ -58,7 +58,7 @@ FindMismatch = Callable[[Mapping[int, Joined]], CollectiveMismatchError | None]
 
 @dataclass(slots=True, eq=False)
 class _UnderWay:
-    """A collective that all have joined, on its way over the wires."""
+    """A collective that all members have joined."""
 
     meeting: Meeting
     kind: str
@@ -70,21 +70,21 @@ class _UnderWay:
 
 
 class Group:
-    """What the members of one process group share.
+    """The shared state of the members of one process group.
 
     Args:
-        label: "world", the description given to `new_group`, or the list of ranks; no other group of a member has it.
-        clocks: those of its members that are simulated, by global rank.
-        network: the edges of all members on the cluster, in group order.
-        wires: what else is under way on the same wires.
-        scheduler: to wake those who wait.
-        events: told what happens.
+        label: "world", the description given to `new_group`, or the list of ranks; unique among the groups of a member.
+        clocks: clocks of the simulated members, by global rank.
+        network: the edges between all members on the cluster, in group order.
+        wires: the transfers of the whole cluster.
+        scheduler: to wake the ranks that wait.
+        events: receives the events of the group.
         conditions: the state of the cluster.
 
     Attributes:
-        simulated_ranks: the global ranks of its members that are simulated, in group order.
-        has_phantoms: whether nobody simulates some of its members.
-        payload: what whoever runs the ranks keeps with the group, for all its members.
+        simulated_ranks: global ranks of the simulated members, in group order.
+        has_phantoms: whether some members are not simulated.
+        payload: data that the host of the ranks keeps with the group, for all its members.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Group:
         self._conditions = conditions
         self._meetings: dict[int, Meeting] = {}
         self._num_calls = dict.fromkeys(self._simulated, 0)
-        self._stream: deque[_UnderWay] = deque()  # the first is under way
+        self._stream: deque[_UnderWay] = deque()  # the first one is on the wires
         self._stream_free_s = 0.0
         self._sends: dict[int, list[Message]] = {place: [] for place in self._simulated}  # by receiver
         self._receives: dict[int, list[Message]] = {place: [] for place in self._simulated}  # by receiver
@@ -121,7 +121,7 @@ class Group:
         self.payload: Any = None
 
     def is_phantom(self, place: int) -> bool:
-        """Whether nobody simulates this member."""
+        """Whether this member is not simulated."""
         return place not in self._simulated
 
     # ---- collectives ----
@@ -129,17 +129,17 @@ class Group:
     def join(
         self, place: int, joined: Joined, kind: str, root: int = 0, find_mismatch: FindMismatch | None = None
     ) -> Meeting:
-        """One member joins its next collective. When the last has come, the data may move.
+        """Join one member to its next collective. When the last has joined, the data may move.
 
         Args:
-            place: the member's, in group order.
-            joined: what it brings.
-            kind: the collective, as the cost model calls it.
-            root: place of the root, where there is one.
-            find_mismatch: the error for contributions that do not fit together, from all of them by place; else None.
+            place: the member's place in the group.
+            joined: its call.
+            kind: the collective, as named in the cost model.
+            root: place of the root, for a collective that has one.
+            find_mismatch: finds the error in the calls of all members, by place, or None.
 
         Raises:
-            CollectiveMismatchError: it does not fit what others brought.
+            CollectiveMismatchError: the call does not agree with those of other members.
         """
         index = self._num_calls[place]
         self._num_calls[place] += 1
@@ -161,7 +161,7 @@ class Group:
         return meeting
 
     def _issue(self, meeting: Meeting, arrived: Sequence[Joined], kind: str, root: int) -> None:
-        """All have joined: the collective follows the others of this group, on their communication streams."""
+        """Queue a collective that all have joined after the earlier ones on the group's communication streams."""
         sent, received = [j.sent_bytes for j in arrived], [j.received_bytes for j in arrived]
         size_bytes = COLLECTIVES[kind].payload(sent, received, self.size)
         if kind == "all_to_all" and len(arrived) == self.size and _is_uneven(arrived):
@@ -178,10 +178,10 @@ class Group:
         first = self._stream[0]
         cost = first.cost
         start_s = max(self._stream_free_s, *[joined.issue_s for joined in first.arrived])
-        # What has no bytes does not use the wires, whatever rounding leaves of the difference.
+        # Without bytes there is no transfer time, even if rounding leaves a difference.
         transfer_s = max(0.0, cost.transfer_s) if first.size_bytes else 0.0
         time_s = cost.time_s
-        for cores, members in self._cores.items():  # processes move the bytes: they need cores of their nodes
+        for cores, members in self._cores.items():  # processes move the bytes and need cores of their nodes
             time_s = max(time_s, cores.work_together(start_s, cost.time_s, members) - start_s)
         self._wires.start(Flow(start_s, time_s, transfer_s, first.wires, self._finish))
 
@@ -226,7 +226,7 @@ class Group:
         )
 
     def _exchange(self, arrived: Sequence[Joined]) -> tuple[CollectiveCost, int]:
-        """The cost and the wires of an all-to-all whose messages differ in size."""
+        """Cost and wires of an all-to-all with messages of different sizes."""
         alike = [[joined.sent_bytes / self.size] * self.size for joined in arrived]
         rows = [each if joined.uneven is None else joined.uneven for joined, each in zip(arrived, alike, strict=True)]
         cost = self._conditions.exchange_cost(np.array(rows, dtype=float), self.network)
@@ -250,10 +250,10 @@ class Group:
     # ---- point to point ----
 
     def post_send(self, message: Message) -> None:
-        """Post a send; it meets the first posted receive that it fits.
+        """Post a send and match it to the first posted receive that fits.
 
         Raises:
-            CollectiveMismatchError: the two have not the same size and type.
+            CollectiveMismatchError: send and receive disagree on size or dtype.
         """
         message.turn = message.clock.count_send()
         for receive in self._receives[message.peer]:
@@ -263,24 +263,24 @@ class Group:
         self._sends[message.peer].append(message)
 
     def post_receive(self, message: Message) -> None:
-        """Post a receive; it meets the first posted send that fits it; one from anyone the send issued first.
+        """Post a receive and match it to the first posted send that fits; from any source, to the send issued first.
 
         Raises:
-            CollectiveMismatchError: the two have not the same size and type.
+            CollectiveMismatchError: send and receive disagree on size or dtype.
         """
         fitting = self._fitting_sends(message)
         if not fitting:
             self._receives[message.place].append(message)
             return
-        # Posting follows the order in which ranks had their turns; virtual time decides between different senders.
+        # Posting order follows the order of turns; between different senders, virtual time decides.
         send = min(fitting, key=_issue_s) if message.peer == ANY_SOURCE else fitting[0]
         self._sends[message.place].remove(send)
         self._transfer(send, message)
 
     def first_send_s(self, receive: Message) -> float:
-        """When the first send was issued that a receive from anyone would meet now; else when the receive was.
+        """Issue time of the first send that a receive from any source would match now; the receive's own if none.
 
-        Until no rank can send anything before that, it is too early to post the receive.
+        It is too early to post the receive while a rank can still send before that time.
         """
         return min(map(_issue_s, self._fitting_sends(receive)), default=receive.issue_s)
 
@@ -288,7 +288,7 @@ class Group:
         return [send for send in self._sends[receive.place] if send.fits(receive)]
 
     def _transfer(self, send: Message, receive: Message) -> None:
-        """Both are posted: the bytes travel when both ports are free."""
+        """Transfer the bytes of a matched pair when both ports are free."""
         if (send.dtype, send.size_bytes) != (receive.dtype, receive.size_bytes):
             headline = f"a send and its receive (tag {send.tag}) of group {self.label} disagree on dtype or size."
             headline += f" {WHOSE_RANKS}" if self.label != "world" else ""
@@ -332,15 +332,15 @@ class Group:
         for message in (send, receive):
             self._wake_for_end(message, end_s)
 
-    # ---- what has not ended ----
+    # ---- unfinished communications ----
 
     @property
     def has_unmet_messages(self) -> bool:
-        """Is there a send without its receive, or a receive without its send?"""
+        """Whether a send or a receive is still unmatched."""
         return any(self._sends.values()) or any(self._receives.values())
 
     def unfinished(self) -> list[Hung]:
-        """What members have begun and nobody has ended."""
+        """The communications that members have begun and that have not ended."""
         calls = [
             Hung(self.label, m.name, self.global_ranks, tuple((j.rank, j.issue_s, j.phase) for j in m.joined.values()))
             for m in self._meetings.values()
@@ -353,7 +353,7 @@ class Group:
         peers = () if message.peer == ANY_SOURCE else (self.global_ranks[message.peer],)
         return Hung(self.label, message.kind, (rank, *peers), ((rank, message.issue_s, message.phase),))
 
-    # ---- waking those who wait ----
+    # ---- waking waiting ranks ----
 
     def _wake_for_data(self, communication: Communication) -> None:
         communication.has_data = True

@@ -1,27 +1,28 @@
-"""Transfers under way at the same time on the same wire share it: a discrete-event simulation of the wires.
+"""Bandwidth sharing of concurrent transfers on a wire: a discrete-event simulation of the network.
 
-A transfer is a *flow*: first its latency, which nobody slows; then its bytes, which take `transfer_s` seconds alone. A
-wire that carries k flows gives each of them 1/k of its bandwidth, and a flow is as fast as its fullest wire lets it be:
+A transfer is a *flow*: first its latency, which sharing does not change; then its bytes, which take `transfer_s`
+seconds without contention. A wire that carries k flows gives each of them 1/k of its bandwidth, and the fullest wire
+limits a flow:
 
-    speed of a flow = 1 / max over its wires of (flows whose bytes are on that wire)
+    speed of a flow = 1 / max over its wires of (flows that have bytes on that wire)
 
     alone      |-latency-|====|
-    A          |-latency-|========|           both at half speed until A is over,
-    B          |-latency-|========|==|        then B has the wire for itself
+    A          |-latency-|========|           both at half speed until A ends,
+    B          |-latency-|========|==|        then B has the whole wire
 
-A message also holds the two ports between which it travels, and those planned after it on the same port (port.py) wait
-until it is over: they are pushed back when a collective slows it.
+A message also holds two ports, and messages planned later on the same port (port.py) wait for its end: a collective
+that slows it delays them too.
 
-When is an end final? Only when no rank can start something before it any more. So an end is an event in a queue, and
-the scheduler says when virtual time may go on to the next one (scheduler.py). Where no wire is shared a flow ends at
-`start_s + time_s`, to the bit.
+An end is final when no rank can start a transfer before it. So an end is an event in a queue, and the scheduler decides
+when virtual time may move to the next one (scheduler.py). Where no wire is shared, a flow ends at exactly `start_s +
+time_s`.
 
 Source: processor sharing, Kleinrock, "Queueing Systems", volume 2, 1976, section 4.4; fluid flows over links as in
 Velho, Schnorr, Casanova, Legrand, "On the validity of flow-level TCP network models for grid and cloud simulations",
 ACM TOMACS 23(4), 2013.
-Simplified: equal shares. Where a flow is held up on one of its wires, the others do not take what it leaves there, as
-max-min fairness would let them. A flow that starts before a moment that is past already (a rank that polled, or took a
-future, while the others went on) has had its wires for itself until then.
+Simplified: equal shares. Bandwidth that a flow leaves unused because another of its wires limits it is not given to
+other flows, unlike max-min fairness. A flow that starts before the current moment (a rank that polled, or took a
+future, while the others went on) has had its wires to itself until then.
 """
 
 import heapq
@@ -31,7 +32,7 @@ from dataclasses import dataclass
 from lablib.engine.port import Port, first_common_gap
 from lablib.engine.wires import WireSets
 
-# In this order at one moment: what ends makes room first, and plans wait for what ranks issue at that moment.
+# Order of events at one moment: ends free wires first, and plans wait for calls that ranks issue at that moment.
 _END, _START, _BEGIN, _PLAN = range(4)
 
 
@@ -40,12 +41,12 @@ class Flow:
     """One transfer.
 
     Attributes:
-        start_s: when it starts; later, when a port that it needs is still taken.
-        time_s: seconds it takes alone, latency included.
-        transfer_s: the part of them in which bytes move.
+        start_s: start time; later if a port that it needs is busy.
+        time_s: seconds without contention, latency included.
+        transfer_s: the part of `time_s` in which bytes move.
         wires: number of its set of wires.
-        on_end: told the start and the end, once both are final.
-        ports: what it holds meanwhile: nothing, for a collective.
+        on_end: called with start and end, once both are final.
+        ports: the ports that it holds; none for a collective.
     """
 
     start_s: float
@@ -56,10 +57,10 @@ class Flow:
     ports: tuple[Port, ...] = ()
     _left_s: float = 0  # seconds at full speed until its last byte, at the moment `_since_s`
     _since_s: float = 0
-    _share: int = 0  # flows on its fullest wire; 0: its bytes do not move
+    _share: int = 0  # flows on its fullest wire; 0 while its bytes do not move
     _was_shared: bool = False
     _was_held_up: bool = False  # by another message on one of its ports
-    _event: int = -1  # the one that counts, of those in the queue
+    _event: int = -1  # number of its valid event in the queue
 
 
 class Network:
@@ -67,8 +68,8 @@ class Network:
 
     Attributes:
         wires: the sets of wires that flows use.
-        now_s: the moment of the last event.
-        events: a heap of (moment, kind, turn, number, flow); some of them do not count any more.
+        now_s: time of the last event.
+        events: a heap of (time, kind, turn, number, flow), which includes outdated events.
     """
 
     def __init__(self) -> None:
@@ -76,38 +77,38 @@ class Network:
         self.now_s: float = 0
         self.events: list[tuple[float, int, int, int, Flow]] = []
         self._num_events = 0
-        self._moving: dict[int, list[Flow]] = {}  # by set of wires: the flows whose bytes move
+        self._moving: dict[int, list[Flow]] = {}  # flows that move bytes, by set of wires
         self._holders: dict[Port, Flow] = {}
         self._queues: dict[Port, list[Flow]] = {}
 
     def start(self, flow: Flow) -> None:
-        """Add a flow; its `on_end` is called from some later `advance`."""
+        """Add a flow; a later `advance` calls its `on_end`."""
         if flow.ports:
             self._schedule(flow.start_s, _START, flow)
         else:
             self._schedule(flow.start_s + (flow.time_s - flow.transfer_s), _BEGIN, flow)
 
     def start_in_turn(self, flow: Flow, turn: int) -> None:
-        """Add a flow that starts at the first gap of its two ports, once all ranks have come to `start_s`.
+        """Add a flow that starts at the first gap of its two ports, once all ranks have reached `start_s`.
 
-        Of flows that could start at one moment, the one with the lowest turn is given its gap first.
+        Of flows that could start at the same time, the one with the lowest turn is planned first.
         """
         self._schedule(flow.start_s, _PLAN, flow, turn)
 
     @property
     def next_s(self) -> float | None:
-        """The moment of the next event; None: there is none."""
+        """Time of the next event; None if there is none."""
         while self.events and self.events[0][4]._event != self.events[0][3]:
             heapq.heappop(self.events)
         return self.events[0][0] if self.events else None
 
     @property
     def lets_ranks_go_first(self) -> bool:
-        """Whether the next event waits for what ranks issue at the same moment."""
+        """Whether the next event waits for calls that ranks issue at the same moment."""
         return self.next_s is not None and self.events[0][1] == _PLAN
 
     def advance(self) -> None:
-        """The next event happens, and every other end of the same moment."""
+        """Process the next event, and every other end at the same time."""
         assert self.next_s is not None
         at_s, kind, _, _, flow = heapq.heappop(self.events)
         self.now_s = max(self.now_s, at_s)
@@ -128,10 +129,10 @@ class Network:
         flow._event = self._num_events
         heapq.heappush(self.events, (at_s, kind, turn, self._num_events, flow))
 
-    # ---- what happens to a flow, in order ----
+    # ---- steps of a flow, in order ----
 
     def _plan(self, flow: Flow) -> None:
-        """Find it the first gap in which its two ports are free."""
+        """Find the first gap in which both ports are free."""
         out_port, in_port = flow.ports
         flow.start_s = first_common_gap(out_port, in_port, flow.start_s, flow.time_s)
         for port in flow.ports:
@@ -140,7 +141,7 @@ class Network:
 
     def _take_ports(self, flow: Flow, at_s: float) -> None:
         if at_s + flow.time_s <= self.now_s:
-            flow.ports = ()  # it fits into a gap of the past
+            flow.ports = ()  # it fits into a gap in the past
         busy = next((port for port in flow.ports if port in self._holders), None)
         if busy is not None:
             self._queues.setdefault(busy, []).append(flow)
@@ -153,7 +154,7 @@ class Network:
 
     def _begin(self, flow: Flow, at_s: float) -> None:
         flow._left_s = flow.transfer_s - (self.now_s - at_s)
-        if flow._left_s <= 0:  # no bytes, or all of them in the past
+        if flow._left_s <= 0:  # no bytes, or all of them moved in the past
             self._schedule(flow.start_s + flow.time_s, _END, flow)
             return
         self._moving.setdefault(flow.wires, []).append(flow)
@@ -184,7 +185,7 @@ class Network:
     # ---- sharing ----
 
     def _share_out(self, changed: set[int]) -> None:
-        """New speeds for all flows that share a wire with one of these sets, where something began or ended."""
+        """Recompute the speeds of all flows that share a wire with these sets."""
         for number in sorted(set().union(*(self._moving_rivals(one) for one in changed))):
             share = self._load(number)
             for flow in self._moving[number]:
@@ -192,12 +193,13 @@ class Network:
                     self._set_share(flow, share)
 
     def _load(self, number: int) -> int:
-        """Flows on the fullest wire of a set: without a look at the wires, where two bounds meet."""
+        """Flows on the fullest wire of a set; no wire is inspected if the two bounds are equal."""
         others = [rival for rival in self._moving_rivals(number) if rival != number]
         own = self._num_flows([number])
         if not others:
             return own
-        # A wire of the set that another is on has at least these two; and none but what shares a wire with both.
+        # A wire shared with another set has at least these flows, and at most those of sets that share a wire with
+        # both.
         at_least = own + max(self._num_flows([other]) for other in others)
         rivals = self.wires.rivals(number)
         at_most = max(self._num_flows(r for r in self._moving_rivals(other) if r in rivals) for other in others)

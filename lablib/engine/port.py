@@ -1,7 +1,7 @@
-"""One end of a wire: it carries one message at a time, and remembers when it was busy.
+"""Busy intervals of one end of a wire, which carries one message at a time.
 
-Ranks run one after another, so a message is often arranged later than one that travels after it in virtual time. So a
-port keeps its busy intervals, and a message takes the first gap that is long enough, instead of queueing at the end:
+Ranks run one after another, so a message is often planned later than one that travels after it in virtual time. A port
+therefore keeps its busy intervals, and a message takes the first gap that is long enough instead of the end of a queue:
 
     busy          |####|      |######|
     new message      |--wait--|         does not fit before it is ready
@@ -12,7 +12,7 @@ from bisect import bisect_left, bisect_right
 
 
 class Port:
-    """The busy intervals of one output or input, sorted and disjoint; those that touch are one."""
+    """The busy intervals of one output or input: sorted, disjoint, and merged where they touch."""
 
     def __init__(self) -> None:
         self._starts: list[float] = []
@@ -27,9 +27,9 @@ class Port:
         return from_s
 
     def occupy(self, start_s: float, end_s: float) -> None:
-        """Mark a gap as busy."""
+        """Mark an interval as busy."""
         first, last = bisect_left(self._ends, start_s), bisect_right(self._starts, end_s)
-        if first < last:  # it touches what is busy before or after it
+        if first < last:  # it touches earlier or later busy intervals
             start_s, end_s = min(start_s, self._starts[first]), max(end_s, self._ends[last - 1])
         self._starts[first:last] = [start_s]
         self._ends[first:last] = [end_s]

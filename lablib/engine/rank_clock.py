@@ -1,8 +1,8 @@
-"""One rank as the engine knows it: how far it has come in virtual time, and its ends of the wires.
+"""The virtual clock of one rank, and its ports.
 
-The engine does not know what a rank computes: whoever runs the rank, in a thread or in a process, moves its clock by
-the seconds that its work takes, and to the end of what it waits for (lablib/sim/ranks/rank.py). The rank's
-communication arrives as calls of a group (group.py).
+The engine does not model the work of a rank: the thread or process that runs the rank advances its clock by the seconds
+of each operation, and to the end of each wait (lablib/sim/ranks/rank.py). Communication arrives as calls of a group
+(group.py).
 """
 
 from lablib.engine.cores import Cores
@@ -14,8 +14,8 @@ class RankClock:
 
     Attributes:
         rank: global rank.
-        clock_s: how far the stream that it issues work to has come, in virtual seconds.
-        cores: those of its node, where ranks share them; None: it has a device of its own.
+        clock_s: time reached by the stream that the rank issues work to, in virtual seconds.
+        cores: the cores of its node, if ranks share them; None if the rank has its own device.
     """
 
     def __init__(self, rank: int, clock_s: float = 0.0):
@@ -26,10 +26,10 @@ class RankClock:
         self._num_sends = 0
 
     def port(self, name: str) -> Port:
-        """One end of a wire of this rank, "intra:out", "inter:in", ...; messages of all groups share it."""
+        """One port of this rank, "intra:out", "inter:in", ...; messages of all groups share it."""
         return self._ports.setdefault(name, Port())
 
     def count_send(self) -> int:
-        """The number of this rank's next send."""
+        """Count one more send. Returns its number."""
         self._num_sends += 1
         return self._num_sends

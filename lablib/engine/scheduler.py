@@ -1,19 +1,19 @@
-"""Whose turn it is: ranks run one at a time, in the order of virtual time, so every run is the same to the bit.
+"""Deterministic scheduler: ranks run one at a time in the order of virtual time, with deadlock detection.
 
 A rank runs until it must wait (a collective, a receive, a barrier). Then the runnable rank with the smallest virtual
-clock goes on, ties to the lowest rank; or, when an event on the wires comes before that (network.py), the event happens
-first: whoever runs later can only start what comes after it. From that follow three things:
+clock runs, ties to the lowest rank. If a network event comes before that clock (network.py), the event is processed
+first: a rank that runs later can only start transfers after it. Consequences:
 
     deterministic    the order depends on the program alone, never on the host
     no locks         nothing else runs while a rank's code does
     deadlock seen    no runnable rank and not all finished *is* a deadlock
 
-A rank that polls (`while not work.is_completed()`) gives up its turn too; when nobody but pollers is left, nobody can
-make the poll come true, and that is a deadlock as well.
+A rank that polls (`while not work.is_completed()`) gives up its turn too. When all remaining ranks poll, no poll can
+come true, and that is a deadlock as well.
 
-This file runs nobody and blocks nobody. Whoever runs the ranks says what the running one does (`wait`, `poll`,
-`yield_turn`, `finish`), asks who is `next`, and lets that one run: threads that pass a baton
-(lablib/sim/ranks/turns.py), or processes that send a request and read the answer when their turn comes.
+This file runs no rank and blocks no thread. The host of the ranks reports the actions of the current one (`wait`,
+`poll`, `yield_turn`, `finish`), asks for the `next`, and runs it: threads that pass a baton
+(lablib/sim/ranks/turns.py), or processes that send a request and read the answer at their turn.
 """
 
 import heapq
@@ -25,12 +25,12 @@ from lablib.engine.rank_clock import RankClock
 from lablib.errors import Wait
 from lablib.text.units import plural
 
-_AT_ONCE, _GIVING_WAY = 0, 1  # among those with the same clock: who goes on, who lets the others go first
-_MAX_IDLE_POLLS = 10_000  # this many polls in a row, with nothing happening in between, are a deadlock
+_AT_ONCE, _GIVING_WAY = 0, 1  # at equal clocks: ranks that continue, then those that yield
+_MAX_IDLE_POLLS = 10_000  # consecutive polls without progress that count as a deadlock
 
 
 class _Seat:
-    """One rank, and what it waits for."""
+    """One rank and its wait."""
 
     __slots__ = ("clock", "has_finished", "is_polling", "joins", "time_is_up", "until_s", "waiting")
 
@@ -45,49 +45,49 @@ class _Seat:
 
 
 class Scheduler:
-    """The order of the ranks of one run. At first all are runnable, and nobody has the turn.
+    """The order of the ranks of one run. At first all are runnable, and no rank has the turn.
 
     Args:
         clocks: one for each rank, in rank order.
         network: the transfers under way.
 
     Attributes:
-        current: the rank whose turn it is; -1: nobody's yet.
+        current: the rank that has the turn; -1 before the first.
     """
 
     def __init__(self, clocks: Sequence[RankClock], network: Network):
         self._network = network
         self._seats = {clock.rank: _Seat(clock) for clock in clocks}
-        # A heap of (virtual clock, order, rank). Those who poll come last, in the order of polling.
+        # A heap of (virtual clock, order, rank). Polling ranks come last, in the order of their polls.
         self._runnable = [(clock.clock_s, _AT_ONCE, clock.rank) for clock in clocks]
         heapq.heapify(self._runnable)
         self._num_polls = _GIVING_WAY
-        self._num_bystanders = 0  # ranks that wait for data and will go on at their own clock, perhaps long ago
+        self._num_bystanders = 0  # ranks that wait for data and keep their own clock, perhaps an early one
         self._num_idle_polls = 0
-        self._num_patient = 0  # ranks that wait until some moment at the latest
+        self._num_patient = 0  # ranks that wait with a timeout
         self.current: int = -1
 
-    # ---- what the running rank does: each ends its turn ----
+    # ---- actions of the current rank: each ends its turn ----
 
     def wait(self, describe: Callable[[], Wait], joins: bool = True) -> None:
-        """It waits until somebody calls `wake_up` for it.
+        """Wait until `wake_up` is called for this rank.
 
         Args:
-            describe: says what for, if nobody can.
-            joins: whether the rank's clock will move to the end of what it waits for.
+            describe: describes the wait, for a deadlock error.
+            joins: whether the rank's clock moves to the end of the wait.
         """
         seat = self._seats[self.current]
         seat.waiting, seat.joins = describe, joins
         self._num_bystanders += not joins
 
     def poll(self, describe: Callable[[], Wait], until_s: float = inf) -> bool:
-        """It goes on when every other runnable rank has had a turn.
+        """Go on when every other runnable rank has had a turn.
 
         Args:
-            describe: says what for, if it cannot come true.
-            until_s: the virtual moment at which the rank gives up. See `time_is_up`.
+            describe: describes the wait, for a deadlock error.
+            until_s: virtual time of the rank's timeout. See `time_is_up`.
 
-        Returns False when it can never come true: for long, nobody has done anything but poll.
+        Returns False if the poll can never come true: all ranks have only polled for long.
         """
         seat = self._seats[self.current]
         self._num_polls += 1
@@ -101,34 +101,34 @@ class Scheduler:
         return True
 
     def yield_turn(self, at_s: float) -> None:
-        """It goes on when every rank has gone as far as it can before `at_s`, and until then."""
+        """Go on when every rank has run as far as it can before `at_s`."""
         heapq.heappush(self._runnable, (at_s, _GIVING_WAY, self.current))
 
     def finish(self) -> None:
-        """It has come to its end."""
+        """Mark the current rank as finished."""
         self._seats[self.current].has_finished = True
 
-    # ---- what it brings about meanwhile ----
+    # ---- effects on other ranks ----
 
     def wake_up(self, rank: int, at_s: float = 0.0) -> None:
-        """Make a waiting rank runnable. It goes on when its turn comes; the caller keeps the turn.
+        """Make a waiting rank runnable. The caller keeps the turn.
 
         Args:
-            rank: which.
-            at_s: the virtual end of what it waited for. A rank that joins it has that clock when it goes on.
+            rank: the rank to wake.
+            at_s: virtual end of the wait; a rank that joins it continues with that clock.
         """
         seat = self._seats[rank]
         clock_s = max(seat.clock.clock_s, at_s) if seat.joins else seat.clock.clock_s
         heapq.heappush(self._runnable, (clock_s, _AT_ONCE, rank))
 
     def progress(self) -> None:
-        """Something happened that a polling rank may see."""
+        """Reset the count of idle polls: a polling rank may see a change."""
         self._num_idle_polls = 0
 
-    # ---- who is next ----
+    # ---- the next rank ----
 
     def next(self) -> int | None:
-        """Let time pass, and give the turn to whoever goes on. None: nobody can, all have finished or wait."""
+        """Advance virtual time and give the turn to the next rank. None: all have finished or wait."""
         self._pass_time()
         if not self._runnable:
             return None
@@ -146,9 +146,9 @@ class Scheduler:
         seat.waiting, seat.is_polling, seat.until_s = None, False, inf
 
     def time_is_up(self, until_s: float) -> bool:
-        """Whether the running rank goes on because the moment has come until which it would poll.
+        """Whether the running rank goes on because its poll has timed out at `until_s`.
 
-        Then nobody is left who could do anything before it, and the rank's clock is there.
+        No rank can then act before that time, and the rank's clock is moved there.
         """
         seat = self._seats[self.current]
         if seat.time_is_up:
@@ -161,13 +161,13 @@ class Scheduler:
         return all(seat.has_finished for seat in self._seats.values())
 
     def clock_s(self, rank: int) -> float:
-        """How far a rank has come."""
+        """Virtual time that a rank has reached."""
         return self._seats[rank].clock.clock_s
 
     # ---- virtual time ----
 
     def _pass_time(self) -> None:
-        """Let everything happen on the wires that no rank can be in time to change, and whoever waited enough go on."""
+        """Process the network events that no rank can change any more, and the timeouts of polls."""
         while True:
             next_s = self._network.next_s if self._network.events else None
             until_s = min(seat.until_s for seat in self._seats.values()) if self._num_patient else inf
@@ -180,32 +180,32 @@ class Scheduler:
             self._network.advance()
 
     def _is_hopeless(self, at_s: float) -> bool:
-        """Whether nobody can do anything before `at_s` that one who waits until then would see."""
+        """Whether no rank can act before `at_s` in a way that a poll with that timeout would see."""
         busy = [clock_s for clock_s, order, _ in self._runnable if order <= _GIVING_WAY]
         have_looked = self._num_idle_polls >= len(self._runnable) - len(busy)
         return have_looked and (not busy or (min(busy) >= at_s and not self._num_bystanders))
 
     def _give_up_waiting(self, seat: _Seat) -> None:
-        """A rank's time is up: it goes on at that moment, before all who poll."""
+        """Time out a poll: the rank goes on at that time, before all polling ranks."""
         self._runnable = [entry for entry in self._runnable if entry[2] != seat.clock.rank]
         heapq.heapify(self._runnable)
         heapq.heappush(self._runnable, (seat.until_s, _AT_ONCE, seat.clock.rank))
         seat.until_s, seat.time_is_up = inf, True
 
     def _is_settled(self, at_s: float) -> bool:
-        """Whether nobody will start anything before `at_s`, or nobody can before this has happened."""
+        """Whether no rank can start a transfer before `at_s`, or none can before this event is processed."""
         if not self._runnable:
             return True
         clock_s, order, _ = self._runnable[0]
         if order > _GIVING_WAY:
-            return self._num_idle_polls >= len(self._runnable)  # all have looked, and wait for this
+            return self._num_idle_polls >= len(self._runnable)  # all have polled without progress
         in_time = at_s < clock_s if self._network.lets_ranks_go_first else at_s <= clock_s
         return in_time and not self._num_bystanders
 
-    # ---- when nobody can go on ----
+    # ---- deadlock ----
 
     def stuck(self) -> tuple[str, list[Wait]]:
-        """What to say of a run in which nobody can go on: a headline, and what each rank waits for."""
+        """Describe a deadlock: a headline, and the wait of each rank."""
         waits = []
         for rank, seat in self._seats.items():
             if seat.waiting is not None:

@@ -1,12 +1,12 @@
-"""Which wires a transfer uses, and which transfers share one.
+"""Wires of a transfer, and the transfers that share a wire.
 
 A rank has four wires: into and out of its node's interconnect ("intra"), and into and out of its NIC ("inter"). A
-message from a to b uses a's way out and b's way in, of the level between them; a collective those of every message
-that its algorithm is made of (lablib/cost/routes.py).
+message from a to b uses the output of a and the input of b, at the level between them; a collective uses the wires of
+every message of its algorithm (lablib/cost/routes.py).
 
-Simplified: a collective is on all its wires from its first byte to its last, and counts fully on each, though a ring
-across nodes leaves most of the wires inside them idle; an all-to-all on those of all its ranks, at every level at which
-it has bytes to move, though some ranks may have none.
+Simplified: a collective is on all its wires from its first byte to its last and counts fully on each, though a ring
+across nodes leaves most of the wires inside them idle. An all-to-all is on the wires of all its ranks, at every level
+at which it has bytes to move, though some ranks may have none.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ Pair = tuple[int, int]
 def collective_wires(kind: str, algorithm: str, net: GroupNetwork, root: int = 0) -> frozenset[Hashable]:
     """The wires of one collective. `kind` and `algorithm` as in the cost model, `root` a group rank."""
     if kind == "all_to_all":
-        return level_wires(net)  # what its n (n - 1) messages use
+        return level_wires(net)  # the wires of its n (n - 1) messages
     return pair_wires(net.cluster, routes(kind, algorithm, net, 1.0, root))
 
 
@@ -49,17 +49,17 @@ def level_wires(net: GroupNetwork, levels: Collection[str] = ("intra", "inter"))
 
 
 class WireSets:
-    """Sets of wires by number. What is asked of them again and again is worked out once."""
+    """Sets of wires by number, with cached results."""
 
     def __init__(self) -> None:
         self._sets: list[frozenset[Hashable]] = []
         self._number: dict[frozenset[Hashable], int] = {}
-        self._users: dict[Hashable, list[int]] = {}  # by wire: the sets that hold it
+        self._users: dict[Hashable, list[int]] = {}  # by wire: the sets that contain it
         self._rivals: list[set[int]] = []
         self._loads: dict[tuple[int, tuple[tuple[int, int], ...]], int] = {}
 
     def number(self, wires: frozenset[Hashable]) -> int:
-        """The number of this set: equal sets have the same."""
+        """The number of this set; equal sets have the same number."""
         if wires in self._number:
             return self._number[wires]
         number = self._number[wires] = len(self._sets)
@@ -73,7 +73,7 @@ class WireSets:
         return number
 
     def rivals(self, number: int) -> set[int]:
-        """The sets that share a wire with this one, itself included."""
+        """The sets that share a wire with this one, including itself."""
         return self._rivals[number]
 
     def load(self, number: int, flows: tuple[tuple[int, int], ...]) -> int:
@@ -81,7 +81,7 @@ class WireSets:
 
         Args:
             number: the set.
-            flows: (set, how many flows use it), sorted, for every set under way that shares a wire with it.
+            flows: (set, number of flows that use it), sorted, for every set under way that shares a wire with it.
         """
         key = (number, flows)
         if key not in self._loads:
