@@ -26,7 +26,7 @@ class Conditions:
     def stops(
         self, what: str, kind: str, algorithm: str, ranks: tuple[int, ...], root: int, start_s: float, end_s: float
     ) -> str:
-        """The reason why a communication that would end at `end_s` never does; "" if it does. `what` is its name in
+        """The reason why a communication that would end at `end_s` never does, or "". `what` is its name in
         messages.
         """
         return ""

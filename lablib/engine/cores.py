@@ -47,15 +47,11 @@ class Cores:
         return end_s
 
     def work_together(self, start_s: float, work_s: float, processes: int) -> float:
-        """Occupy as many cores as there are, at most one per process, for `work_s` seconds each. Returns the last
-        end.
-        """
+        """Occupy as many cores as there are, at most one per process, for `work_s` seconds each. Returns the end."""
         return max(self.work(start_s, work_s) for _ in range(min(processes, self.count)))
 
     def message(self, start_s: float, time_s: float) -> float:
-        """Occupy a share of the cores for a message that takes `time_s` when all ranks send one. Returns its end
-        time.
-        """
+        """Occupy a share of the cores for a message that takes `time_s` when all ranks send. Returns its end time."""
         return max(start_s + time_s, self.work(start_s, time_s * min(1.0, self.count / self.ranks)))
 
 

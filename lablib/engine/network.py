@@ -198,8 +198,7 @@ class Network:
         own = self._num_flows([number])
         if not others:
             return own
-        # A wire shared with another set has at least these flows, and at most those of sets that share a wire with
-        # both.
+        # A wire shared with another set has at least these flows, and at most all that share a wire with both.
         at_least = own + max(self._num_flows([other]) for other in others)
         rivals = self.wires.rivals(number)
         at_most = max(self._num_flows(r for r in self._moving_rivals(other) if r in rivals) for other in others)

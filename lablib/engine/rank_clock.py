@@ -1,7 +1,7 @@
 """The virtual clock of one rank, and its ports.
 
 The engine does not model the work of a rank: the thread or process that runs the rank advances its clock by the seconds
-of each operation, and to the end of each wait (lablib/sim/ranks/rank.py). Communication arrives as calls of a group
+of each operation, and to the end of each wait (lablib/sim/ranks/rank.py). Its communication is calls of a group
 (group.py).
 """
 

@@ -2,14 +2,14 @@
 
 It connects torch to the engine (lablib/engine), which orders ranks and messages in virtual time. Read in this order:
 
-    sketch.py        the whole idea in 200 lines that stand alone: threads, a baton, a clock
-    simulation.py    run one program: build the ranks, let them take turns, collect the results
+    sketch.py        a minimal self-contained simulator in 200 lines: threads, a baton, a clock
+    simulation.py    run one program: build the ranks, run them in turns, collect the results
     ranks/           threads that take turns, each with the state of a process
     communication/   torch.distributed: collectives, messages, groups, the store
-    operators/       the price and the shapes of every operator
-    memory/          every storage of a rank
+    operators/       time and output shapes of every operator
+    memory/          memory accounting: every storage of a rank
     faults/          slow ranks and links, kills, corrupted gradients
-    recorder.py      transfers of a run, from the engine's events
+    recorder.py      records of the transfers of a run, from the engine's events
     source.py        the line of the program that made a call
     lines.py         the line of the program behind every operator
     notebook.py      the notebook's variables that a program changed

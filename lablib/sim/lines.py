@@ -1,8 +1,8 @@
-"""The line of the program behind every operator, cheaply enough to ask for each of them.
+"""The line of the program behind every operator, cached for speed.
 
-`program_line` (source.py) finds it by walking frames and looking at file names: right for an error, too slow for ten
-thousand operators. Here the text of a line is put together once. In backward the walk ends at the line that called
-`backward()`; it is found once for each backward, as what lies below the engine's call stays where it is until the end.
+`program_line` (source.py) walks frames and looks at file names, which is too slow for ten thousand operators. Here the
+text of each line is built once. In backward the walk ends at the line that called `backward()`; it is found once per
+backward, as the frames below the engine's call do not change until it ends.
 """
 
 import sys
@@ -15,11 +15,11 @@ _ENGINE = run_backward_in_graph.__code__
 
 
 class Backward:
-    """A backward that a rank is in.
+    """The backward pass that a rank is in.
 
     Attributes:
         graph_task: torch's number of it; -1: none.
-        line: of the program, that called it; "": not known yet.
+        line: the line of the program that called it; "": not known yet.
     """
 
     __slots__ = ("graph_task", "line")
@@ -32,15 +32,15 @@ class Lines:
     """The lines of one run, shared by its ranks."""
 
     def __init__(self) -> None:
-        # By code object and instruction. The objects are kept, so that no other gets their identity.
+        # By code object and instruction. The code objects are kept so that their ids are not reused.
         self._texts: dict[tuple[int, int], tuple[str, CodeType]] = {}
         self._files: dict[str, Code] = {}
 
     def here(self, backward: Backward) -> str:
-        """ "train.py:12: loss = model(x)", the innermost line of the program; lablib's only where it has none.
+        """ "train.py:12: loss = model(x)", the innermost line of the program; lablib's only if there is none.
 
         Args:
-            backward: the one that is under way, to be completed.
+            backward: the current one; its line is set here.
         """
         frame: FrameType | None = sys._getframe(1)
         inside_library, is_below, files, other, call = None, False, self._files, Code.OTHER, _ENGINE
@@ -56,7 +56,7 @@ class Lines:
                 if kind is Code.BOTTOM:
                     break
                 inside_library = inside_library or frame
-            elif code is call and backward.graph_task != -1:  # the first such frame is that of the innermost backward
+            elif code is call and backward.graph_task != -1:  # the first such frame is the innermost backward's
                 if backward.line:
                     return backward.line
                 is_below = True
@@ -68,7 +68,7 @@ class Lines:
         return kind
 
     def _text(self, frame: FrameType) -> str:
-        # The instruction is known at once; Python finds its line by reading a table from the start.
+        # f_lasti is cheap; Python finds the line number by reading a table from the start.
         key = (id(frame.f_code), frame.f_lasti)
         if key not in self._texts:
             text = sys.intern(str(Source(frame.f_code.co_filename, frame.f_lineno)))

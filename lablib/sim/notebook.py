@@ -1,12 +1,12 @@
-"""Variables of the notebook that a program changed: on real processes each rank would have changed a copy of its own.
+"""Detect notebook variables that a program changed: on real processes each rank would have changed its own copy.
 
 A launched function refers to variables around it: globals of its module, variables of enclosing functions. Simulated
-ranks share them with the notebook. What the function and the functions of the program that it refers to name is looked
-at before the run and after it, and a difference becomes a note: `counter` is another object, a list has other items, a
-tensor was written in place, a parameter has another gradient.
+ranks share them with the notebook. All variables named in the function, and in the functions of the program that it
+refers to, are compared before and after the run, and a difference becomes a note: `counter` is another object, a list
+has other items, a tensor was written in place, a parameter has another gradient.
 
-Simplified: a look is shallow and has an end (`_MAX_OBJECTS` objects, `_DEPTH` levels), so a change deep inside goes
-unseen; which rank it was is not known.
+Simplified: the comparison is limited (`_MAX_OBJECTS` objects, `_DEPTH` levels), so a change deep inside is missed, and
+the rank that made the change is unknown.
 """
 
 import itertools
@@ -23,19 +23,19 @@ from torch import Tensor, nn
 from lablib.process.whose_code import TEXT, is_users
 from lablib.torch_compat import version
 
-_MAX_OBJECTS = 2000  # objects that are looked at in one variable
+_MAX_OBJECTS = 2000  # objects compared per variable
 _DEPTH = 6
-_SAMPLE = 1000  # numbers of an array
+_SAMPLE = 1000  # numbers compared per array
 _CONTAINERS = (list, tuple, set, frozenset, deque)
 _VALUES = (int, float, complex, str, bytes, bool, type(None))
 
 
 class Notebook:
-    """The variables that a program refers to, as they are when this is made.
+    """The variables that a program refers to, with their values at construction.
 
     Args:
         fn: the program.
-        args: its arguments, among which may be functions.
+        args: its arguments, which may include functions.
     """
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
@@ -43,7 +43,7 @@ class Notebook:
         self._before = {key: _look(where, name) for key, (where, name, _) in self._places.items()}
 
     def notes(self) -> list[str]:
-        """A sentence on what is different now; none if nothing is."""
+        """A sentence on the changed variables, or none."""
         changed = [place for key, place in self._places.items() if _look(*place[:2]) != self._before[key]]
         names = ", ".join(sorted({f"{name} ({what})" for _, name, what in changed}))
         if not names:
@@ -55,7 +55,7 @@ class Notebook:
 
 
 def _variables(values: Sequence[Any]) -> Iterator[tuple[Any, str, str]]:
-    """(where it is kept, its name, what kind) of every variable that functions among these values refer to."""
+    """(container, name, kind) of every variable that functions among these values refer to."""
     left, seen = list(values), set()
     while left:
         fn = left.pop()
@@ -79,7 +79,7 @@ def _variables(values: Sequence[Any]) -> Iterator[tuple[Any, str, str]]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """Names that code may look up among the globals, that of functions inside it included."""
+    """Names that code may look up among the globals, including code of nested functions."""
     inner = (constant for constant in code.co_consts if _is(constant, types.CodeType))
     return set(code.co_names).union(*map(_names, inner))
 
@@ -89,7 +89,7 @@ def _value(where: Any, name: str) -> Any:
         return where.get(name)
     try:
         return where.cell_contents
-    except ValueError:  # nothing yet
+    except ValueError:  # still empty
         return None
 
 
@@ -97,12 +97,12 @@ def _look(where: Any, name: str) -> Any:
     value = _value(where, name)
     try:
         return _mark(value, [_MAX_OBJECTS], _DEPTH)
-    except Exception:  # a class of the program's that cannot be looked into: a note is no reason to fail
+    except Exception:  # a class of the program that cannot be inspected must not fail the run
         return id(value)
 
 
 def _mark(value: Any, left: list[int], depth: int) -> Any:
-    """Something small that is different after a change."""
+    """A small fingerprint that differs after a change."""
     left[0] -= 1
     if type(value) in _VALUES:
         return type(value), value
@@ -127,12 +127,12 @@ def _mark(value: Any, left: list[int], depth: int) -> Any:
 
 
 def _is(value: Any, kind: Any) -> bool:
-    """isinstance, without asking the object itself: its class may answer anything, or raise."""
+    """isinstance without `__class__` of the object, which its class may override."""
     return issubclass(type(value), kind)
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """An instance's attributes as Python keeps them."""
+    """An instance's `__dict__`, without attribute hooks of its class."""
     try:
         return object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -140,11 +140,11 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _is_programs(kind: type) -> bool:
-    """Whether a class is the program's own: what objects of libraries keep inside is their business."""
+    """Whether a class belongs to the program: internals of library objects are not compared."""
     code = getattr(kind.__init__, "__code__", None)
     return kind.__module__ == "__main__" or (code is not None and _is_written(code))
 
 
 def _is_written(code: types.CodeType) -> bool:
-    """Whether the user wrote this code: not a library, nor Python, which makes a dataclass's methods from text."""
+    """Whether the user wrote this code: not a library, nor Python, which generates methods of dataclasses."""
     return code.co_filename != TEXT and is_users(code.co_filename)

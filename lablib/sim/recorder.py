@@ -1,7 +1,7 @@
-"""Writes down what travelled: a subscriber to the engine's events (lablib/engine/events.py).
+"""Record transfers: a subscriber to the engine's events (lablib/engine/events.py).
 
-Each communication becomes one `Transfer`, and for each rank that took part two spans: one on its stream of
-communication, and one from its call until the last member's, if it had to wait for that.
+Each communication becomes one `Transfer` and two spans per participant: one on its communication stream, and one from
+its call until the last member's, if it had to wait.
 """
 
 from collections.abc import Mapping
@@ -13,14 +13,14 @@ from lablib.sim.ranks.rank import Rank
 
 
 class Recorder:
-    """The transfers of a run, and the communication of its ranks.
+    """The transfers of a run, and the communication spans of its ranks.
 
     Args:
-        ranks: by number; each gets its spans.
-        events: those of the run.
+        ranks: by number; each receives its spans.
+        events: the events of the run.
 
     Attributes:
-        transfers: in the order in which they ended.
+        transfers: in order of their ends.
     """
 
     def __init__(self, ranks: Mapping[int, Rank], events: Events):
@@ -31,7 +31,7 @@ class Recorder:
     def _note(self, event: Transferred) -> None:
         last_s = max(part.issue_s for part in event.parts)
         came = {part.place: part.issue_s for part in event.parts}
-        issued_s = tuple(came.get(place, last_s) for place in range(len(event.ranks)))  # phantoms come with the last
+        issued_s = tuple(came.get(place, last_s) for place in range(len(event.ranks)))  # phantoms join with the last
         for part in event.parts:
             rank = self._ranks[part.rank]
             what = (part.name, part.phase)

@@ -1,4 +1,4 @@
-"""Other functions in the place of a module's or a class's own, for the time of a run."""
+"""Temporarily replace attributes of a module or a class."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,7 +9,7 @@ _MISSING = object()
 
 @contextmanager
 def replaced(*answers: tuple[Any, str, Any]) -> Iterator[None]:
-    """Put `(owner, name, other)` in place; leave the owner as it was at the end, whatever happened."""
+    """Set each `(owner, name, other)`; restore the owner at the end, also after an exception."""
     with ExitStack() as undo:
         for owner, name, other in answers:
             undo.callback(_put_back, owner, name, vars(owner).get(name, _MISSING))
@@ -18,7 +18,7 @@ def replaced(*answers: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def _put_back(owner: Any, name: str, own: Any) -> None:
-    """What an owner had itself; what it has from a base class (`UntypedStorage.resize_`) shows again without ours."""
+    """Restore an attribute; delete ours if the owner inherits it (`UntypedStorage.resize_`)."""
     if own is _MISSING:
         delattr(owner, name)
     else:

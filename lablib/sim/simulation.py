@@ -1,7 +1,7 @@
-"""Run one program on a simulated cluster: build the ranks, let them take turns, collect what they did.
+"""Run one program on a simulated cluster: build the ranks, run them in turns, collect the results.
 
-ranks         one thread each (turns.py), with what a process would have (rank.py)
-groups        where they meet (group.py), answered by a torch.distributed backend named "sim" (process_group.py)
+ranks         one thread each (turns.py), with the state of a process (rank.py)
+groups        shared state (engine/group.py) behind a torch.distributed backend named "sim" (process_group.py)
 time          compute from the dispatched operators (clock.py), communication from the cost model (lablib/cost)
 """
 
@@ -102,10 +102,10 @@ from lablib.torch_compat import (
     set_thread_isolation_mode,
 )
 
-_TIMEOUT = timedelta(days=1)  # torch wants one; the engine sees a deadlock at once, so it never runs out
+_TIMEOUT = timedelta(days=1)  # required by torch; never expires, as the engine detects deadlocks
 _LAUNCHERS = tuple(os.path.join(os.path.dirname(os.path.dirname(__file__)), name) for name in ("sim", "script"))
 _OURS = (*_LAUNCHERS, threading.__file__)
-_ONE_AT_A_TIME = threading.Lock()  # a run borrows process-wide state (what lablib/process/settings lists)
+_ONE_AT_A_TIME = threading.Lock()  # a run changes process-wide state (lablib/process/settings)
 
 
 def run_sim(
@@ -122,10 +122,10 @@ def run_sim(
     environment: "RankEnvironment | None" = None,
     like: str | None = None,
 ) -> Run:
-    """Run `fn(*args)` on every rank of a simulated cluster, or on those of `simulate`.
+    """Run `fn(*args)` on every rank of a simulated cluster, or on the ranks of `simulate`.
 
-    With `environment` (script mode) the program initializes its process group itself. With `like="nccl"` groups refuse
-    what NCCL's would.
+    With `environment` (script mode) the program initializes its process group itself. With `like="nccl"` groups reject
+    calls that NCCL rejects.
 
     Raises:
         RankError: an exception on one rank; its cause is the original.
@@ -147,19 +147,19 @@ def run_sim(
 
 
 def is_rank() -> bool:
-    """Whether the caller is a rank of a simulation: code that a launch runs."""
+    """Whether the caller is a rank of a simulation."""
     return threading.current_thread().name.startswith(THREAD_NAME)
 
 
 class RankEnvironment(Protocol):
-    """What a program finds around it when it is a whole script (lablib/script), not a function."""
+    """The environment of a program that is a whole script (lablib/script), not a function."""
 
     def of_the_run(self, ranks: list[Rank], store: SimStore, cluster: Cluster) -> AbstractContextManager[Any]:
-        """Entered once, before the first rank's turn, and left after the last."""
+        """Context of the whole run: entered before the first rank's turn, left after the last."""
         ...
 
     def of_a_rank(self, rank: Rank) -> AbstractContextManager[Any]:
-        """Entered in the thread of each rank, beneath the clock."""
+        """Context of one rank: entered in its thread, beneath the clock."""
         ...
 
 
@@ -177,7 +177,7 @@ class _Simulation:
         environment: "RankEnvironment | None" = None,
         like: str | None = None,
     ):
-        # A script makes its arguments itself.
+        # A script has no arguments to copy.
         self._program = (lambda: (fn, args)) if environment else Copies(fn, args).copy
         self._notebook = Notebook(*((len, ()) if environment else (fn, args)))
         self._cluster, self._trace = cluster, trace
@@ -284,7 +284,7 @@ class _Simulation:
         return self._result([*notes, *by_luck, *self._compiled.notes(), *self._notebook.notes()])
 
     def _error_of(self, headline: str, waits: Sequence[Wait]) -> LaunchError:
-        """What to call it when no rank can go on. Called while everybody waits: nothing moves any more."""
+        """The error for a run in which no rank can go on. Called while all ranks wait."""
         if cause := self._group_orders.cause_of_deadlock():
             headline = f"{headline} {cause}"
         elif len(self._groups) > 1 and any(group.has_unmet_messages for group in self._groups.values()):
@@ -304,7 +304,7 @@ class _Simulation:
 
     @no_collections()
     def _result(self, notes: list[str], open_spans: Sequence[Span] = (), unfinished: Sequence[Transfer] = ()) -> Run:
-        """What happened; of a run that a fault ended, also what never did."""
+        """The result of the run; for one that a fault ended, with the unfinished communication."""
         spans: list[Span] = []
         passes = {}
         for rank in self._ranks:
@@ -334,7 +334,7 @@ class _Simulation:
         )
 
     def _body(self, number: int) -> None:
-        """What one rank's thread does."""
+        """The body of one rank's thread."""
         rank = self._by_number[number]
         with torch.autograd.set_multithreading_enabled(False):
             if self._environment is None:
@@ -356,14 +356,14 @@ class _Simulation:
                             note_missing_cuda(error, 'device="cuda"')
                         raise
             finally:
-                # A thread that could not be ended in time comes here when the process has its own world back.
+                # A thread that could not be ended in time must not touch the process's own world.
                 if not self._turns.is_closed and dist.is_initialized():
                     dist.destroy_process_group()
 
     def _modes(self, rank: Rank) -> tuple[AbstractContextManager, AbstractContextManager, AbstractContextManager]:
-        """The script's patches, the meta device, and the clock that sees this rank's operators.
+        """The script's patches, the meta device, and the clock of this rank's operators.
 
-        Not an `ExitStack`: from Python 3.12 on that reads attributes of the exception, and a program's may raise.
+        Not an `ExitStack`: from Python 3.12 on it reads attributes of the exception, which may raise.
         """
         environment = nullcontext() if self._environment is None else self._environment.of_a_rank(rank)
         is_shapes = self._fidelity == "shapes"
@@ -373,19 +373,19 @@ class _Simulation:
         return environment, OnMeta() if is_shapes else nullcontext(), clock
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        """The rank whose turn it is resized a storage."""
+        """Called when the current rank has resized a storage."""
         tracker = self._by_number[self._turns.current].memory_tracker
         if tracker is not None and is_rank():
             tracker.resized(storage)
 
     def _swapped(self, *tensors: torch.Tensor) -> None:
-        """The rank whose turn it is lets tensors change places; others may know them as well."""
+        """Called when the current rank swaps tensors, which other ranks may also hold."""
         for rank in self._ranks if is_rank() else ():
             if rank.memory_tracker is not None:
                 rank.memory_tracker.categories.forget(*tensors)
 
     def _make_group(self, options: Any, _: Any) -> SimProcessGroup:
-        """torch asks for one rank's end of a group; the ends of one group share a `Group`."""
+        """Make one rank's end of a group for torch; the ends of one group share a `Group`."""
         number = self._turns.current
         members = tuple(options.global_ranks_in_group) or tuple(range(self._num_ranks))
         key = (str(options.group_id), members)
@@ -409,7 +409,7 @@ class _Simulation:
             str(options.group_id),
             self._labels,
         )
-        if self._like == "nccl":  # which is told its device, as by the workers of lablib/real
+        if self._like == "nccl":  # with a device, as in the workers of lablib/real
             group.limit_to_nccl(NcclLimits(), True, lambda note: self._nccl_notes.setdefault(note))
         return group
 
@@ -419,7 +419,7 @@ class _Simulation:
         )
 
     def _where(self) -> str:
-        """The rank that runs, and the last lines of the program that it is at."""
+        """The running rank, and its last lines in the program."""
         number, thread = self._turns.running_rank()
         frame = thread_frames().get(thread or 0)
         where = f"rank {number} was at {program_line(frame)}" if frame else f"rank {number} was running"
@@ -438,7 +438,7 @@ def _returned(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
     try:
         value = fn(*args)
     except SystemExit as end:
-        # A script may end a rank with exit code 0; anything else is a failure.
+        # A script may end a rank with exit code 0; any other is a failure.
         if ends_well(end.code):
             return None
         raise
@@ -447,7 +447,7 @@ def _returned(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 def _as_launch_error(rank: int, error: BaseException) -> BaseException:
-    """The error a launch raises for what a rank raised."""
+    """The launch error for an exception of a rank."""
     if issubclass(type(error), LaunchError):
         return error
     wrapped = RankError(rank, error, traceback_text(error, _programs) + "\n")
@@ -456,18 +456,18 @@ def _as_launch_error(rank: int, error: BaseException) -> BaseException:
 
 
 def _programs(stack: traceback.StackSummary, left_out: str | tuple[str, ...] = _LAUNCHERS[1]) -> traceback.StackSummary:
-    """A stack from the program on: without the frames of the simulator beneath it.
+    """A stack without the frames of the simulator beneath the program.
 
-    In between, a script's calls of torch pass through functions that answer for a device (lablib/script).
+    A script's calls of torch also pass through functions that emulate a device (lablib/script); these are left out too.
     """
     above = dropwhile(lambda frame: frame.filename.startswith(_OURS), stack)
     return traceback.StackSummary.from_list([f for f in above if not f.filename.startswith(left_out)])
 
 
 def _optimizers_of(device: Device) -> AbstractContextManager[None]:
-    """torch's optimizers take lists (`foreach`) by default on a GPU, and may be fused on any device but "meta".
+    """Let optimizers treat "meta" as torch does a GPU: lists by default (`foreach`), and `fused` allowed.
 
-    A script's tensors answer "cuda" themselves.
+    A script's tensors report "cuda" themselves.
     """
     foreach, fused = current("foreach_optimizers")(), current("fused_optimizers")()
     of_a_gpu = ["cpu", "meta"] if device.is_gpu else []
@@ -482,7 +482,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
     """Register the backend, isolate torch's per-thread registries, and give everything back afterwards."""
     before = process_settings.taken(process_settings.AROUND_A_RUN)
     unraisablehook = sys.unraisablehook
-    # A rank that is ended in the middle of a destructor goes on: that is no error to print.
+    # A rank that is ended inside a destructor continues: no error to print.
     sys.unraisablehook = lambda u: None if isinstance(u.exc_value, RunEnded) else unraisablehook(u)
     if "SIM" not in backend_plugins:
         dist.Backend.register_backend("sim", _no_group, extended_api=True, devices=["cpu", "cuda"])
@@ -496,7 +496,7 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         (*place("verify_params"), verify_params_across_processes),
         (WorldMeta, "WORLD", WORLD),
         (*place("ensure_same_dtype"), ensure_one_dtype),
-        # A rank seeds no device of this process; torch would note each seed, with the stack, for when there is one.
+        # A rank seeds no device of this process; torch would store each seed, with the stack, for a later device.
         (torch.cuda, "manual_seed_all", _seed_no_device),
         (torch.xpu, "manual_seed_all", _seed_no_device),
         (torch.mtia, "manual_seed_all", _seed_no_device),
@@ -506,24 +506,24 @@ def _borrowed_process(make_group: Callable[[Any, Any], SimProcessGroup], ranks: 
         with own_answers, own_signal_handlers(), threads, one_profile_at_a_time():
             yield
     finally:
-        backend_plugins["SIM"] = between_runs  # torch keeps what stands there: it would keep the program as well
+        backend_plugins["SIM"] = between_runs  # torch would keep the group maker, and with it the program
         set_thread_isolation_mode(False)
         sys.unraisablehook = unraisablehook
         process_settings.give_back(before)
 
 
 def _seed_no_device(seed: int) -> None:
-    """What `torch.manual_seed` does to the devices of a rank that computes on the CPU."""
+    """`torch.manual_seed` for devices: none, as ranks compute on the CPU."""
 
 
 def _no_group(*_: Any) -> NoReturn:
-    """What torch's backend "sim" is while nothing is simulated."""
+    """torch's backend "sim" outside of a simulation."""
     raise LaunchError('backend "sim" makes process groups inside a launch only: call launch(program, backend="sim")')
 
 
 @contextmanager
 def _no_interrupts():
-    """Ending the ranks is quick; a second press of the stop button must not leave some of them behind."""
+    """Ignore interrupts while the ranks are ended, so that a second one leaves none behind."""
     if threading.current_thread() is not threading.main_thread():
         yield  # interrupts reach the main thread only
         return

@@ -1,15 +1,15 @@
 # pyright: reportPrivateImportUsage=false, reportAssignmentType=false, reportAttributeAccessIssue=false
-"""The simulator's idea in one file: threads, a baton and a clock. It stands alone; read it before the engine.
+"""A minimal simulator in one self-contained file: threads, a baton and a clock. Read it before the engine.
 
 A rank is a thread, and only the one that has the baton runs. It runs until it must wait for others. Then the baton goes
-to the runnable rank with the smallest virtual clock, ties to the lowest rank. From that follow three things: a program
-runs the same every time, nothing needs a lock, and where no rank is runnable, there is a deadlock.
+to the runnable rank with the smallest virtual clock, ties to the lowest rank. Consequences: a program runs the same
+every time, no lock is needed, and if no rank is runnable, there is a deadlock.
 
-Ranks meet by counting: the third call of a rank on a group meets the others' third. When the last one joins, the data
-moves; who waits goes on at the latest of their clocks + LATENCY_S + most bytes that one sends / BANDWIDTH_BYTES_PER_S.
+Calls are matched by count: the third call of a rank on a group matches the others' third. When the last one joins, the
+data moves; ranks go on at the largest of their clocks + LATENCY_S + largest bytes sent / BANDWIDTH_BYTES_PER_S.
 
-`lablib.launch` gives the same values and finds the same deadlocks. It adds what operators and calls cost, shared wires,
-memory, faults, the line of an error, checks (here: of a call's name), and for each rank all that a process has.
+`lablib.launch` gives the same values and finds the same deadlocks. It adds costs of operators and calls, shared wires,
+memory, faults, the line of an error, checks (here: of a call's name), and the full state of a process per rank.
 """
 
 import copy
@@ -29,7 +29,7 @@ from lablib.errors import CollectiveMismatchError, DeadlockError, RankError, Wai
 from lablib.torch_compat import World, current, place, set_thread_isolation_mode
 
 LATENCY_S, BANDWIDTH_BYTES_PER_S = 10e-6, 10e9
-SketchRun = namedtuple("SketchRun", ["values", "clocks_s"])  # what each rank returned, how far its clock came
+SketchRun = namedtuple("SketchRun", ["values", "clocks_s"])  # return value and final clock of each rank
 _COMBINE = {"SUM": torch.add, "AVG": torch.add, "PRODUCT": torch.mul, "MIN": torch.fmin, "MAX": torch.fmax}
 
 
@@ -38,7 +38,7 @@ def run_sketch(fn: Callable[..., Any], ranks: int, args: Sequence[Any] = ()) -> 
     dist.Backend.register_backend("sketch", _ProcessGroup, extended_api=True, devices=["cpu"])
     run = SimpleNamespace(size=ranks, store=dist.HashStore(), baton=threading.Semaphore(0), meetings={}, errors=[])
     all_ranks = [_Rank(number, run, lambda: fn(*copy.deepcopy(args))) for number in range(ranks)]
-    set_thread_isolation_mode(True)  # what torch keeps for a process in C++, it keeps for each thread
+    set_thread_isolation_mode(True)  # keeps torch's process-wide C++ state per thread
     try:
         with torch.random.fork_rng(devices=[]), patch.dict("os.environ"), patch.object(sys, "excepthook"):
             with patch.object(*place("process_world")):
@@ -51,7 +51,7 @@ def run_sketch(fn: Callable[..., Any], ranks: int, args: Sequence[Any] = ()) -> 
 
 
 def _take_turns(ranks: "Sequence[_Rank]", baton: threading.Semaphore, errors: list[Exception]) -> None:
-    """Give the baton to one rank after another until all have finished; after an error once to each, to unwind."""
+    """Give the baton to one rank after another until all have finished; after an error, once to each, to unwind it."""
     while left := [rank for rank in ranks if not rank.has_finished]:
         runnable = [rank for rank in left if rank.waits_for is None]
         if not runnable and not errors:
@@ -66,7 +66,7 @@ def _take_turns(ranks: "Sequence[_Rank]", baton: threading.Semaphore, errors: li
 
 
 class _Rank(World):
-    """A thread, its clock, the call that it waits for (None: it is runnable), and torch's registry of its groups."""
+    """A thread, its clock, the call that it waits for (None: runnable), and torch's registry of its groups."""
 
     pg_map = pg_names = pg_group_ranks = pg_backend_config = tags_to_pg = pg_to_tag = group_count = None  # its own:
 
@@ -93,7 +93,7 @@ class _Rank(World):
 
 
 class _Call(dist.Work):
-    """One rank's call, and its handle. `meeting` has the call of each rank that takes part; None: it has not come."""
+    """One rank's call and its handle. `meeting` maps each participant to its call; None: not joined."""
 
     def __init__(self, rank: _Rank, name: str, sent, received, meeting):
         super().__init__()
@@ -101,12 +101,12 @@ class _Call(dist.Work):
         self.sent, self.received = [t.data for t in sent], [t.data for t in received]  # without autograd's history
 
     def wait(self, timeout: Any = None) -> bool:
-        if not self.end_s:  # not all have come, or they do not fit
+        if not self.end_s:  # not all have joined, or they mismatch
             self.rank.waits_for = self
             self.rank.run.baton.release()
             self.rank.turn.acquire()
             if self.rank.run.errors:
-                raise SystemExit  # unwinds this rank; no Exception, which a program might catch
+                raise SystemExit  # unwinds this rank; not an Exception, which a program might catch
         self.rank.clock_s = max(self.rank.clock_s, self.end_s)
         return True
 
@@ -124,7 +124,7 @@ class _Call(dist.Work):
 
 
 class _ProcessGroup(dist.ProcessGroup):
-    """One rank's end of a group. Each call says what the i-th member gets, of the list of what every member sent."""
+    """One rank's end of a group. Each call gives the result of member i as a function of all members' inputs."""
 
     group_name, _device_types = "", [torch.device("cpu")]
 
@@ -166,7 +166,7 @@ class _ProcessGroup(dist.ProcessGroup):
     _allgather_base, _reduce_scatter_base = all_gather_single, reduce_scatter_single  # as torch calls them before 2.13
 
     def _call(self, name, sent, received, gets, places=None, tag=None) -> _Call:
-        """The rank's next call with these others; a send meets a recv like that. Who comes last moves the data."""
+        """Match the rank's next call with these others (a send with a recv, too). The last one moves the data."""
         rank, members = self._rank, tuple(self._members[i] for i in places) if places else self._members
         self._num_calls[members, tag] += 1
         key = (self.group_name, members, tag, self._num_calls[members, tag])
@@ -181,11 +181,11 @@ class _ProcessGroup(dist.ProcessGroup):
 
 
 def _move(calls: Sequence[_Call], gets) -> None:
-    """All have joined: move the data, and let those go on who wait."""
+    """Move the data once all have joined, and release the waiting ranks."""
     sent = [call.sent for call in calls]
     size_bytes = max(sum(tensor.nbytes for tensor in tensors) for tensors in sent)
     end_s = max(call.clock_s for call in calls) + LATENCY_S + size_bytes / BANDWIDTH_BYTES_PER_S
-    for call, tensors in zip(calls, [gets(sent, i) for i in range(len(calls))], strict=True):  # first all, then write
+    for call, tensors in zip(calls, [gets(sent, i) for i in range(len(calls))], strict=True):  # compute all, then write
         for buffer, tensor in zip(call.received, tensors, strict=False):
             buffer.copy_(tensor.reshape(buffer.shape))
         call.end_s = end_s
@@ -194,7 +194,7 @@ def _move(calls: Sequence[_Call], gets) -> None:
 
 
 def _reduced(opts: Any, parts: list[torch.Tensor]) -> torch.Tensor:
-    """Combined in rank order; 16-bit floats in float32, rounded once."""
+    """Combine in rank order; 16-bit floats in float32, rounded once."""
     kind, is_narrow = opts.reduceOp.op.name, parts[0].is_floating_point() and parts[0].itemsize < 4
     total = functools.reduce(_COMBINE[kind], torch.stack(parts).float() if is_narrow else torch.stack(parts))
     return (total / len(parts) if kind == "AVG" else total).to(parts[0].dtype)

@@ -3,15 +3,15 @@
 process_group   the `ProcessGroup` of the simulator: each method names a collective
 exchange        the effect of each collective on its tensors
 reduce          reductions over ranks, in rank order
-delivery        buffers that are filled when their rank waits
+delivery        transfer of data, into buffers that are filled when their rank waits
 work, future    handles: `wait` gives up the turn, then joins the streams
-pending         results that are waited for when they are used
+pending         unfinished results: the first operator that uses one waits
 in_flight       reads of tensors in flight, and writes to them
 unwaited        handles that the program never waits for, results used too early, outputs that overlap inputs
 store           the key-value store
-group_labels    names of groups
+group_labels    unique names of groups
 group_orders    the order of `new_group` calls, compared over ranks
-named_backends  groups that ask for another backend by name
+named_backends  groups with the name of a torch backend
 nccl_limits     calls of torch.distributed that NCCL lacks
 nccl_order      unbatched messages that would hang on NCCL
 ddp_check       DistributedDataParallel's check of parameter shapes

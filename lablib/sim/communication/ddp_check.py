@@ -1,9 +1,9 @@
-"""DistributedDataParallel's check that all ranks hold the same parameters, with one tensor on each rank instead of n.
+"""DistributedDataParallel's check that all ranks hold the same parameters, with one tensor per rank instead of n.
 
-DDP asks twice: how many parameters has every rank, and are their sizes those of rank 0? torch's own answer to the first
-question makes n tensors on each of n ranks: a million tensors for 1,024 ranks of one process, most of the time of a
-small run. This one gathers the same numbers into one tensor, and sends the same bytes. Phantoms are taken to hold what
-the simulated ranks hold.
+DDP checks that every rank has the same number of parameters, and that their sizes equal those on rank 0. For the
+counts, torch makes n tensors on each of n ranks: a million tensors for 1,024 ranks in one process, most of the time of
+a small run. This version gathers the same numbers into one tensor and sends the same bytes. Phantoms are assumed to
+hold the same parameters as the simulated ranks.
 """
 
 from typing import Any
@@ -18,10 +18,10 @@ from lablib.torch_compat import verify_params
 
 
 def verify_params_across_processes(group: Any, params: list[Tensor], logger: Any = None) -> None:
-    """What DDP calls before it uses its parameters.
+    """Replacement of torch's check, which DDP calls when it is built.
 
     Raises:
-        RuntimeError: this rank has another number of parameters than one of the others, or another size than rank 0.
+        RuntimeError: this rank's number of parameters differs from another rank's, or a size differs from rank 0.
     """
     if not isinstance(group, SimProcessGroup):
         verify_params(group, params, logger)

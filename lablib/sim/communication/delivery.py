@@ -1,15 +1,14 @@
-"""Tensors on their way: the buffers of a rank are filled when that rank waits, and not before.
+"""Delivery of tensors: the buffers of a rank are filled when that rank waits, not before.
 
-On real processes a buffer holds garbage until the `wait` of its own work, and what is sent may be read until then. A
-program that reads too early, or writes too early, must not get right values here. So a communication moves as late as
-the rules allow:
+On real processes a buffer holds garbage until the `wait` of its work, and an input may be read until then. A program
+that reads or writes too early must not get correct values here. So data moves as late as the rules allow:
 
-    the last member joins     `load`: all that is needed is there; nothing moves
-    a first member waits      `fill`: what all receive is computed, straight into the buffers of those who wait by then,
-                              and into memory of its own for the others
-    any other member waits    `fill`: its buffers get what was kept for it
+    the last member joins     `load`: all inputs are available; nothing moves
+    the first member waits    `fill`: all results are computed, straight into the buffers of the members that wait by
+                              then, and into separate memory for the others
+    another member waits      `fill`: its buffers receive the stored results
 
-A collective that blocks finds every member waiting, so nothing is kept and nothing is copied twice.
+In a collective that blocks every member is waiting, so nothing is stored and nothing is copied twice.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,24 +24,24 @@ from lablib.torch_compat import DisableTorchDispatch, DisableTorchFunction
 PerMember = Sequence[Sequence[Tensor]]
 SENDER, RECEIVER = 0, 1  # the two members of a message
 _SAME_FOR_ALL = ("all_reduce", "broadcast", "all_gather")  # every rank receives the same
-Move = Callable[[PerMember, PerMember], None]  # what each member gave in -> what each member wants filled
+Move = Callable[[PerMember, PerMember], None]  # (inputs of each member, buffers of each member) -> fill the buffers
 
 
 @contextmanager
 def unseen_by_torch() -> Iterator[None]:
-    """torch's own bookkeeping (autograd, function and dispatch modes) must not see the simulator's copies.
+    """Hide the simulator's copies from torch's bookkeeping (autograd, function and dispatch modes).
 
-    Inference mode, as tensors made in it may not be written outside.
+    Inference mode is needed because tensors made in it may not be written to outside.
     """
     with torch.inference_mode(), DisableTorchFunction(), DisableTorchDispatch():
         yield
 
 
 class Tensors(NamedTuple):
-    """What one member brings to a collective: what it gives, what it wants filled, and how the one becomes the other.
+    """One member's input tensors, its output buffers, and the function that computes outputs from inputs.
 
-    All members bring the same `move`. `fills_in` says whether phantoms are taken to give what the first simulated
-    member gives; else what they give is not known, and `move` does not need it (process_group.py refuses what would).
+    All members give the same `move`. `fills_in`: phantoms are assumed to give the same input as the first simulated
+    member. Otherwise their input is unknown, and `move` does not need it (process_group.py rejects calls that would).
     """
 
     sent: Sequence[Tensor]
@@ -52,12 +51,12 @@ class Tensors(NamedTuple):
 
 
 class Delivery:
-    """What one communication moves. Members are numbered as in its group, phantoms with them; of a message, SENDER and
+    """The data of one communication. Members are numbered as in its group, with phantoms; in a message: SENDER,
     RECEIVER.
 
     Attributes:
         waiting: the members that wait: their buffers may be filled at any time.
-        owed: those whose buffers are still to be filled, once all have come.
+        owed: the members with buffers still to be filled, once all have joined.
     """
 
     __slots__ = ("_kept", "_loaded", "owed", "waiting")
@@ -69,13 +68,13 @@ class Delivery:
         self._kept: dict[int, tuple[Sequence[Tensor], Sequence[Tensor]]] = {}
 
     def load(self, sent: PerMember, received: PerMember, move: Move, is_alike: bool = False) -> None:
-        """All members have come.
+        """Take the tensors of all members.
 
         Args:
-            sent: the tensors that each gives in.
-            received: those that each wants filled; none for a member that receives nothing.
-            move: computes the one from the other.
-            is_alike: whether every member that receives anything receives the same.
+            sent: inputs of each member.
+            received: output buffers of each member; empty for a member that receives nothing.
+            move: computes outputs from inputs.
+            is_alike: whether all members that receive anything receive the same.
         """
         if not _have_values(sent, received):
             return
@@ -83,11 +82,11 @@ class Delivery:
         self.owed = set(range(len(received)))
 
     def join(self, other: "Delivery") -> None:
-        """Two sides of a message have met: those who wait for the other wait for this one."""
+        """Match two sides of a message: the waiting members of the other wait for this one."""
         self.waiting |= other.waiting
 
     def fill(self, member: int) -> None:
-        """This member has waited: fill its buffers. Later calls do nothing."""
+        """Fill the buffers of a member that waits. Later calls do nothing."""
         self.waiting.add(member)
         if member not in self.owed:
             return
@@ -116,7 +115,7 @@ class Delivery:
 
 
 def follow(events: Events) -> None:
-    """Load what moves whenever the engine says that all who take part have come."""
+    """Load the data of each communication when the engine reports that all participants have joined."""
     events.subscribe(AllJoined, _load_collective)
     events.subscribe(Matched, _load_message)
 
@@ -132,16 +131,16 @@ def _load_collective(event: AllJoined) -> None:
         received = _by_place(received, places, event.size, ())
     event.meeting.payload.load(sent, received, brought[0].move, is_alike=event.kind in _SAME_FOR_ALL)
     for joined in event.arrived:
-        joined.tensors = None  # what the program drops must not live on while it travels
+        joined.tensors = None  # free the tensors that the program drops during the transfer
 
 
 def _have_values(sent: PerMember, received: PerMember) -> bool:
-    """Whether there is anything to move: shapes have no values, and who receives may be a phantom."""
+    """Whether there is data to move: meta tensors have none, and a receiver may be a phantom."""
     return any(received) and not any(tensor.is_meta for tensors in (*sent, *received) for tensor in tensors)
 
 
 def _by_place(of_arrived: PerMember, places: Iterable[int], size: int, of_phantom: Sequence[Tensor]) -> PerMember:
-    """What every member of a group brings, in group order, of what its simulated members do."""
+    """The tensors of every member in group order: of simulated members as given, of phantoms `of_phantom`."""
     members = [of_phantom] * size
     for place, tensors in zip(places, of_arrived, strict=True):
         members[place] = tensors
@@ -149,7 +148,7 @@ def _by_place(of_arrived: PerMember, places: Iterable[int], size: int, of_phanto
 
 
 def _load_message(event: Matched) -> None:
-    """The two sides share one delivery from now on."""
+    """Let the two sides share one delivery."""
     send, receive = event.send, event.receive
     send.payload.join(receive.payload)
     receive.payload = send.payload

@@ -1,8 +1,8 @@
-"""What each collective does with its tensors: one function a collective, run once the last rank has joined.
+"""The effect of each collective on its tensors: one function per collective, run once the last rank has joined.
 
-Every function gets the ranks' arguments in group order: `sent[i]` and `received[i]` are the tensors that rank i gave in
-and those to fill with what it receives: its own, or memory of the simulator's (delivery.py), which ranks may share that
-all receive the same. A phantom has none to fill. Real tensors move; nothing here knows of time.
+Every function takes the ranks' arguments in group order: `sent[i]` holds the input tensors of rank i, `received[i]` the
+buffers to fill. Buffers are the rank's own, or memory of the simulator (delivery.py) that ranks with the same result
+may share. A phantom has no buffers. Real tensors move; time is not modelled here.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ def all_gather(sent: PerRank, received: PerRank) -> None:
 
 
 def all_gather_single(sent: PerRank, received: PerRank) -> None:
-    """received[i][k] = the ranks' sent[r][k] one after another."""
+    """received[i][k] = concatenation over r of sent[r][k]."""
     for k in range(len(sent[0])):
         everything = torch.cat([s[k].reshape(-1) for s in sent])
         for outputs in received:

@@ -1,18 +1,18 @@
-"""The future of a communication, and the stream on which what is chained to it runs.
+"""Futures of communications, and the stream on which their callbacks run.
 
-`then(callback)` runs the callback at once: the data is there. Its kernels, though, must not start before the transfer
-is over, and must not hold up the compute stream until then. So callbacks have a stream of their own:
+`then(callback)` runs the callback at once, as the data is available. Its kernels must not start before the transfer
+ends, and must not delay the compute stream until then. So callbacks have a separate stream:
 
     comm:world           |----------|
-    compute:callbacks               |==|      starts when what it is chained to is over
+    compute:callbacks               |==|      starts when the transfer ends
     compute              |===|====|====|==|   goes on; `wait`, or the first operation that touches a result, joins
 
 Source: torch, the docstring of `Work.get_future`: a callback is called inline, and its kernels run on a stream for
 callbacks, which waits for NCCL's; the future that `then` returns has an event of that stream.
-Simplified: torch takes the stream from a pool; here each rank has one, so callbacks follow each other, and they do not
-slow down other kernels. A future that torch's C++ makes of several (`collect_all`) is a plain one, whose callbacks are
-work of the compute stream. As the transfer's end must be known, the other ranks go on until then, and what this rank
-sends next may start in their past (network.py).
+Simplified: torch takes the stream from a pool; here each rank has one, so callbacks run one after another, and they do
+not slow down other kernels. A future that torch's C++ makes of several (`collect_all`) is a plain one, with callbacks
+on the compute stream. As the transfer's end must be known, the other ranks go on until then, and a later send of this
+rank may start in their past (network.py).
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ from lablib.torch_compat import tree_leaves
 
 
 class StreamMoment:
-    """How far a callback's stream had come: something that the compute stream can wait for."""
+    """A point in time on the callbacks' stream, for which the compute stream can wait."""
 
     def __init__(self, rank: Rank, end_s: float):
         self._rank, self._end_s = rank, end_s
@@ -42,11 +42,11 @@ class StreamMoment:
 
 
 class SimFuture(torch.futures.Future):
-    """A future that is complete: its value is there, its end in virtual time may be to come.
+    """A completed future: its value is available, its end in virtual time may lie in the future.
 
     Args:
-        rank: whose.
-        awaited: what must be over before its value can be used.
+        rank: the rank that holds it.
+        awaited: the communication that must end before the value can be used.
         value: its value.
     """
 
@@ -56,12 +56,12 @@ class SimFuture(torch.futures.Future):
         self.set_result(value)
 
     def wait(self) -> Any:
-        """The value. The current stream waits for it."""
+        """Make the current stream wait. Returns the value."""
         self._awaited.wait()
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> torch.futures.Future:
-        """A future of what the callback returns. What it raises is raised by the `wait` of that."""
+        """A future of the callback's result. Its `wait` raises the callback's exception."""
         try:
             value, end = self._run(callback)
         except Exception as error:
@@ -81,9 +81,9 @@ class SimFuture(torch.futures.Future):
         super().add_done_callback(run)
 
     def _run(self, callback: Callable[[Any], Any]) -> tuple[Any, StreamMoment]:
-        """Call it; what it computes is work of the callbacks' stream, once this future's is over."""
+        """Run the callback on the callbacks' stream, after this future's communication."""
         rank = self._rank
-        if rank.stream == CALLBACKS:  # a callback in a callback
+        if rank.stream == CALLBACKS:  # a callback within a callback
             self._awaited.wait()
             return callback(self), StreamMoment(rank, rank.clock_s)
         stream, compute_s, pending = rank.stream, rank.clock_s, rank.pending

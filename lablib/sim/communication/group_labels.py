@@ -1,8 +1,8 @@
-"""What the groups of a run are called, such that no rank has two of one name: each has a stream of its own.
+"""Unique labels of process groups: no rank has two groups with the same label, as each has a separate stream.
 
 dist.new_group([0, 1])                              "0,1"
 dist.new_group([0, 1])                              "0,1 (2)"
-dist.new_group([0, 1], group_desc="tp")             "tp", and so is a group of that description of other ranks
+dist.new_group([0, 1], group_desc="tp")             "tp", also for other ranks' groups with that description
 """
 
 from collections.abc import Collection
@@ -12,7 +12,7 @@ from lablib.record.rank_text import numbered
 
 
 class GroupLabels:
-    """The labels in use, by rank; which groups have a description of their own, and which are no more."""
+    """The labels in use, by rank, the groups with a description, and the destroyed groups."""
 
     def __init__(self) -> None:
         self._of_rank: dict[int, set[str]] = {}
@@ -20,7 +20,7 @@ class GroupLabels:
         self._destroyed: set[Group] = set()
 
     def take(self, ranks: Collection[int], name: str) -> str:
-        """A label for a group of these ranks: its name, numbered where one of them has a group of that name."""
+        """A label for a group of these ranks: its name, numbered if one of them has a group of that name."""
         taken = [self._of_rank.setdefault(rank, set()) for rank in ranks]
         label = numbered(name, lambda label: any(label in labels for labels in taken))
         for labels in taken:
@@ -28,14 +28,14 @@ class GroupLabels:
         return label
 
     def describe(self, group: Group, name: str) -> None:
-        """A member says how its group is called; all say the same, and the first is heard."""
+        """Set the description of a group. All members give the same, and the first call counts."""
         if group not in self._described:
             self._described.add(group)
             self._free(group)
             group.label = self.take(group.simulated_ranks, name)
 
     def give_back(self, group: Group) -> None:
-        """A member has destroyed the group: no collective of it can begin any more."""
+        """Free the label of a destroyed group: no collective of it can begin any more."""
         if group not in self._destroyed:
             self._destroyed.add(group)
             self._free(group)

@@ -16,7 +16,7 @@ class GroupOrders:
         self._hashed: dict[tuple[int, ...], dict[str, list[GroupCall]]] = {}  # by members and name
 
     def checking(self, name_of: Callable[..., Any], rank: Callable[[], int]) -> Callable[..., Any]:
-        """torch's function that names a group, which every rank calls for every group."""
+        """Wrap torch's function that names a group, which every rank calls for every group."""
 
         def name(ranks: Sequence[int], use_hashed_name: bool) -> Any:
             name = name_of(ranks, use_hashed_name)
@@ -26,7 +26,7 @@ class GroupOrders:
                     self._hashed.setdefault(call.members, {}).setdefault(name, []).append(call)
                 else:
                     self._check(call, int(name))
-            else:  # init_process_group: the counter begins again
+            else:  # init_process_group: restart the counter
                 self._worlds[rank()] = self._worlds.get(rank(), 0) + 1
             return name
 
@@ -39,7 +39,7 @@ class GroupOrders:
         made.setdefault(call.members, []).append(call)
 
     def cause_of_deadlock(self) -> str:
-        """A group made with `use_local_synchronization=True` that its members gave different names; "": none."""
+        """Describe a `use_local_synchronization=True` group to which its members gave different names; "" if none."""
         for members, names in self._hashed.items():
             apart = [calls[0] for calls in names.values() if len(calls) < len(members)]
             if len(apart) > 1:

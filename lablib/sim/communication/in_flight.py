@@ -1,26 +1,24 @@
-"""Tensors in flight: a program that uses one, or gives it to another call, is right by luck, so it is a finding.
+"""Race detection for tensors in flight: reads and writes between the issue of a call and its `wait`.
 
-On real processes what is given to an asynchronous call belongs to that call until its `wait`: it may be read or filled
-at any time. Here data moves as late as the rules allow (delivery.py), so who reads a result too early sees what was
-there before. That may be what the program wants: a gather into the buffer of the layer that still computes does no harm
-here. Who writes too early may get right values, too (`work = all_reduce(grad, async_op=True); grad /= n; work.wait()`).
-So both are looked for:
+On real processes an asynchronous call may read or fill its tensors at any time until its `wait`. Here data moves as
+late as the rules allow (delivery.py), so an early read of a result sees the old values. That may be intended: a gather
+into the buffer of the layer that still computes does no harm here. An early write may give correct values, too (`work =
+all_reduce(grad, async_op=True); grad /= n; work.wait()`). So both are reported as findings:
 
-    a call is issued        its tensors are in flight, known by their memory: storage, offset, shape, strides. None of
-                            them may be in flight already where either call fills it
-    an operator runs        it reads and writes to those of its arguments that its schema says. None that it writes to
-                            may be in flight, and none that it reads may be about to be filled
-    the call is waited for  its tensors are the program's again
+    a call is issued        its tensors are in flight, identified by memory: storage, offset, shape, strides. None of
+                            them may be in flight already if either call fills it
+    an operator runs        it reads and writes to the arguments named by its schema. None that it writes to may be in
+                            flight, and none that it reads may be in flight to be filled
+    the call is waited for  its tensors are free again
 
 Views of one storage are compared element by element: chunk i may be in flight while chunk j of the same tensor is
-written to. Which elements an operator with indices or a mask writes only its result shows: there bytes are compared.
+written to. For an operator with indices or a mask only its result shows the written elements: there bytes are compared.
 
-Cost: nothing for a call that blocks while no other is under way; 10 us for another, and beside it 2 us for an
-operator, 5 us for a write.
-Source: torch.distributed, `isend`: "Modifying tensor before the request completes causes undefined behavior."
-Simplified: only operators are seen: nothing without the clock (`trace=False`), and nothing by way of numpy. What an
-operator reads at some indices or of a mask is not looked for.
-Collectives of one group may share tensors: NCCL runs them in order on one stream; gloo does not.
+Cost: nothing for a call that blocks while no other is in flight; otherwise 10 us, plus 2 us per operator, 5 us per
+write. Source: torch.distributed, `isend`: "Modifying tensor before the request completes causes undefined behavior."
+Simplified: only operators are checked: none without the clock (`trace=False`), and no access through numpy. Reads at
+indices or through a mask are not checked. Collectives of one group may share tensors: NCCL runs them in order on one
+stream; gloo does not.
 """
 
 from __future__ import annotations
@@ -44,8 +42,8 @@ if TYPE_CHECKING:
     from lablib.sim.communication.work import Issued
 
 
-READ = "read"  # what was done, in a finding
-_SOME_ADDRESS = 1 << 12  # of a storage
+READ = "read"  # the access, in a finding
+_SOME_ADDRESS = 1 << 12  # placeholder address of a storage
 
 
 class Place(NamedTuple):
@@ -55,7 +53,7 @@ class Place(NamedTuple):
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
-    bytes: range  # from the first to the last
+    bytes: range  # from the first byte to the end
 
     @staticmethod
     def of(tensor: Tensor) -> Place:
@@ -67,13 +65,13 @@ class Place(NamedTuple):
         return Place(tensor.dtype, tensor.shape, tensor.stride(), first, extent)
 
     def overlaps(self, other: Place) -> bool:
-        """Whether the two have a byte of one storage in common."""
+        """Whether the two places share a byte of one storage."""
         if max(self.bytes.start, other.bytes.start) >= min(self.bytes.stop, other.bytes.stop):
             return False
         return np.shares_memory(self._array(), other._array())
 
     def _array(self) -> np.ndarray:
-        """Its addresses, as those of an array that must be neither read nor written to: numpy compares addresses."""
+        """The addresses as an array for numpy's comparison; its elements are never read or written."""
         size = self.dtype.itemsize
         interface = {
             "version": 3,
@@ -97,9 +95,9 @@ class _Given(NamedTuple):
     Attributes:
         issued: the call.
         place: its memory.
-        is_filled: whether the call fills it; others it reads.
-        order: calls of the same order do not run at once; None: of no order.
-        alive: while a weak reference lives, torch gives the address of its storage to nobody else.
+        is_filled: whether the call fills it; otherwise the call reads it.
+        order: calls with the same order do not run at the same time; None: unordered.
+        alive: while this weak reference lives, torch does not reuse the address of the storage.
     """
 
     issued: Issued
@@ -110,7 +108,7 @@ class _Given(NamedTuple):
 
 
 class _Before(NamedTuple):
-    """Bytes in flight before an operator ran that may write to them."""
+    """Bytes in flight, before an operator that may write to them."""
 
     given: _Given
     storage: torch.UntypedStorage
@@ -118,13 +116,12 @@ class _Before(NamedTuple):
 
 
 class InFlight:
-    """What a rank's program has given to asynchronous calls and not waited for. False when there is none.
+    """The tensors given to asynchronous calls that a rank's program has not waited for. False if there are none.
 
     Attributes:
-        findings: (call, what was done to a tensor of it, by which line, whether the latest wait was for a call that had
-            been waited for before); the first for each call.
-        waited_again: whether the latest wait was such a one: a program that keeps the works of an earlier step waits
-            for these once more, and takes that for the wait of this step's.
+        findings: (call, access to one of its tensors, source line, `waited_again` at that time); the first per call.
+        waited_again: whether the latest wait was for a call waited for before: a program that keeps the works of an
+            earlier step waits for these again, and takes that for the wait of this step's works.
     """
 
     def __init__(self) -> None:
@@ -138,14 +135,14 @@ class InFlight:
         return len(self._storages) + (self._latest is not None)
 
     def add(self, issued: Issued, sent: Sequence[Tensor], received: Sequence[Tensor], order: object | None) -> None:
-        """A call was issued: it reads some tensors, and fills others."""
+        """Note an issued call, the tensors that it reads, and those that it fills."""
         self._settle()
         self._latest = issued, sent, received, order
         if self._storages:
-            self._settle()  # even if it blocks, others are under way meanwhile
+            self._settle()  # even if it blocks, others are in flight
 
     def remove(self, issued: Issued) -> None:
-        """It is waited for."""
+        """Remove a call that is waited for."""
         if self._latest is not None and self._latest[0] is issued:
             self._latest = None
         for storage in self._storages.pop(issued, ()):
@@ -154,7 +151,7 @@ class InFlight:
                 del self._given[storage]
 
     def before(self, traits: OpTraits, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Before]:
-        """An operator is about to run. Returns what must be shown to `after` when it has."""
+        """Check an operator that is about to run. Returns the argument for `after`."""
         if self._latest is not None:
             self._settle()
         if not traits.writes and not traits.reads:
@@ -177,7 +174,7 @@ class InFlight:
         return list(met.values())
 
     def after(self, before: Sequence[_Before]) -> None:
-        """The operator has run."""
+        """Check an operator that has run."""
         for given, storage, data in before:
             with unseen_by_torch():
                 is_same = torch.equal(given.place.read(storage), data)
@@ -185,7 +182,7 @@ class InFlight:
                 self._found(given.issued, "wrote to")
 
     def _settle(self) -> None:
-        """The latest call does not block, as it was not waited for at once: note what it was given."""
+        """Register the tensors of the latest call: it does not block, as it was not waited for at once."""
         if self._latest is None:
             return
         issued, sent, received, order = self._latest
@@ -207,10 +204,10 @@ class InFlight:
             self._given.setdefault(storage, []).append(given)
 
     def _meeting(self, tensor: Tensor) -> list[_Given]:
-        """What is in flight of the memory of a tensor."""
+        """The tensors in flight that overlap a tensor."""
         if tensor.layout != torch.strided or not (others := self._given.get(storage_id(tensor.untyped_storage()))):
             return []
-        place, end = Place.of(tensor), tensor.untyped_storage().nbytes()  # it may have been made smaller
+        place, end = Place.of(tensor), tensor.untyped_storage().nbytes()  # the storage may have shrunk
         return [given for given in others if given.place.bytes.stop <= end and given.place.overlaps(place)]
 
     def _found(self, issued: Issued, what: str, line: Source | None = None) -> None:

@@ -1,9 +1,9 @@
-"""A group that a program asks of another backend by name is the simulator's, too, and says that name.
+"""Simulated groups for torch's backend names: `backend="gloo"` gives a simulated group that reports "gloo".
 
-    dist.new_group(backend="gloo")          a group on the CPU beside NCCL's, for objects and checkpoints
+    dist.new_group(backend="gloo")          a group on the CPU next to NCCL's, for objects and checkpoints
     dist.init_process_group("gloo")         after destroy_process_group(): the world made again
 
-torch's own backends would block the rank's thread in C++, and with it the others, which have no turn meanwhile.
+torch's own backends would block the rank's thread in C++, and with it all other ranks, which could get no turn.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,17 +21,17 @@ _SIMULATED = frozenset({"gloo", "nccl", "undefined"})
 
 @contextmanager
 def named_backends(is_rank: Callable[[], bool]) -> Iterator[None]:
-    """On ranks, groups of torch's own backends are simulated; whoever else makes one has torch's."""
+    """Simulate groups of torch's own backends on ranks; elsewhere torch makes the group."""
     helper, default_timeout = current("new_process_group"), current("default_timeout")
 
-    def timeout(backend: Any) -> Any:  # torch without NCCL knows none for it
+    def timeout(backend: Any) -> Any:  # torch built without NCCL has no timeout for it
         return c10d.default_pg_timeout if is_rank() else default_timeout(backend)
 
     def new_group(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_rank() or not _names(backend) <= _SIMULATED:
             return helper(size, rank, ranks, backend, store, *args, **kwargs)
         kwargs.pop("device_id", None)
-        kwargs.pop("backend_options", None)  # which are of another backend's class
+        kwargs.pop("backend_options", None)  # of another backend's class
         args = tuple(None if position == 1 else value for position, value in enumerate(args))
         group, prefix_store = helper(size, rank, ranks, c10d.Backend("sim"), store, *args, **kwargs)
         if isinstance(group, dist.ProcessGroup):  # this rank is a member

@@ -1,16 +1,16 @@
-"""What NCCL lacks of `torch.distributed`, as a table, and the check of a call against it.
+"""Calls of `torch.distributed` that NCCL does not support: a table, and the check of a call against it.
 
-A program that runs on gloo and on the simulator may still be refused by NCCL. `launch(program, like="nccl")` refuses it
-here, with NCCL's words and a remedy; so do the groups of a script that asks for "nccl". Order and tags of messages are
-in nccl_order.py; memory that is not on the device, in lablib/script/backends.py.
+A program that runs on gloo and on the simulator may still fail on NCCL. `launch(program, like="nccl")` rejects it here,
+with NCCL's words and a remedy; so do the groups of a script that asks for "nccl". nccl_order.py checks order and tags
+of messages; lablib/script/backends.py checks the device of the memory.
 
 Source: torch 2.11 to 2.13, torch/csrc/distributed/c10d: `getNcclReduceOp`, `isUnsupportedFloat8`,
-`check_gpu_single_tensor` and the methods of ProcessGroupNCCL.cpp; `ncclDataType` of NCCLUtils.hpp (what it holds of
-float8 needs NCCL 2.24; each of these torch's wheels brings 2.27 or later).
+`check_gpu_single_tensor` and the methods of ProcessGroupNCCL.cpp; `ncclDataType` of NCCLUtils.hpp (its float8 types
+need NCCL 2.24; each of these torch's wheels brings 2.27 or later).
 
-Simplified: sums of float8 need a GPU of compute capability 9.0, which is not asked here. In three places NCCL takes
-memory with gaps and moves the wrong bytes without a word (what `gather` receives, `scatter`, `reduce_scatter_tensor`):
-here these are refused as well.
+Simplified: sums of float8 need a GPU of compute capability 9.0, which is not checked here. In three places NCCL accepts
+memory with gaps and silently moves the wrong bytes (the output of `gather`, `scatter`, `reduce_scatter_tensor`): here
+these are rejected as well.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,18 +22,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-RedOp: Any = dist.ReduceOp.RedOpType  # an enum of torch's C++ side, which its type stubs do not describe
+RedOp: Any = dist.ReduceOp.RedOpType  # an enum of torch's C++ side, missing in its type stubs
 
 
 @dataclass(frozen=True)
 class Limit:
-    """One thing that NCCL has not.
+    """One unsupported use of NCCL.
 
     Attributes:
-        what: its name, for people.
-        error: the type of what torch raises.
-        says: torch's words; `{}` is what was given.
-        remedy: what to do instead.
+        what: its name in messages.
+        error: the type of torch's exception.
+        says: torch's words; `{}` is the given value.
+        remedy: the replacement.
     """
 
     what: str
@@ -109,26 +109,26 @@ _NO_SUMS = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
 _BITWISE = (RedOp.BAND, RedOp.BOR, RedOp.BXOR)
 _PREMULTIPLIED = (torch.float16, torch.float32, torch.bfloat16, torch.float64)
 _AS_REAL = ("all_reduce", "broadcast", "reduce")  # torch's NCCL group views complex numbers as pairs itself
-_COPIED = {("all_gather", "received"), ("reduce_scatter", "sent")}  # through a buffer of torch's own
+_COPIED = {("all_gather", "received"), ("reduce_scatter", "sent")}  # through a buffer of torch
 
 
 class NcclLimits:
-    """Refuses the calls of a group that NCCL would refuse.
+    """Rejects the calls of a group that NCCL would reject.
 
     Args:
-        is_own: whether a tensor is NCCL's: of a group "cpu:gloo,cuda:nccl" only those on the device are.
+        is_own: whether NCCL handles a tensor: in a group "cpu:gloo,cuda:nccl" only tensors on the device.
     """
 
     def __init__(self, is_own: Callable[[Tensor], bool] = lambda tensor: True):
         self.is_own = is_own
 
     def check_collective(self, name: str, sent: Sequence[Tensor], received: Sequence[Tensor], reduction: Any) -> None:
-        """Raise what torch raises for this call on NCCL, with a remedy; nothing where NCCL has it.
+        """Raise torch's error for this call on NCCL, with a remedy, if NCCL does not support it.
 
         Args:
-            name: "all_reduce", ..., as the process group calls it.
-            sent, received: the tensors given in, and those to fill.
-            reduction: of those that reduce; else None.
+            name: the collective, as the process group calls it: "all_reduce", ....
+            sent, received: input tensors and buffers.
+            reduction: the reduction; None for a call without one.
         """
         if name == "monitored_barrier":
             refuse("monitored barrier")
@@ -140,7 +140,7 @@ class NcclLimits:
                     _check_layout(tensor, "dense" if is_list else "contiguous")
 
     def check_message(self, tensor: Tensor, from_anyone: bool) -> None:
-        """Raise what torch raises for this send or receive on NCCL, with a remedy."""
+        """Raise torch's error for this send or receive on NCCL, with a remedy."""
         if not self.is_own(tensor):
             return
         if from_anyone:
@@ -149,7 +149,7 @@ class NcclLimits:
         _check_layout(tensor, "dense")
 
     def check_coalesced_lists(self, tensors: Sequence[Tensor]) -> None:
-        """Raise what torch raises for all_gather_coalesced on NCCL, with a remedy."""
+        """Raise torch's error for all_gather_coalesced on NCCL, with a remedy."""
         if any(map(self.is_own, tensors)):
             refuse("coalesced lists")
 
@@ -184,14 +184,14 @@ def _check_layout(tensor: Tensor, key: str) -> None:
 
 
 def _is_contiguous(tensor: Tensor) -> bool:
-    """In the usual order of dimensions, or with channels last, which NCCL takes as well."""
+    """Whether a tensor has the default order of dimensions, or channels last, which NCCL accepts too."""
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
     last = formats.get(tensor.dim())
     return tensor.is_contiguous() or (last is not None and tensor.is_contiguous(memory_format=last))
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Without gaps and overlaps, in any order of dimensions."""
+    """Whether a tensor has neither gaps nor overlaps, in any order of dimensions."""
     expected = 1
     if not tensor.numel():
         return True

@@ -1,11 +1,11 @@
-"""Unbatched messages on NCCL wait in line: which programs hang there, found without a GPU.
+"""Detect unbatched messages that would deadlock on NCCL, without a GPU.
 
-torch's NCCL group, told its device at `init_process_group(device_id=...)`, puts the unbatched messages of a rank on one
-stream of the GPU, with its collectives; `batch_isend_irecv` puts all of its batch there as one
-(lablib/record/circular_wait.py). Without a `device_id` two ranks have a communicator of their own, with its own line,
-and only their messages meet there; a batch is on the group's.
+A torch NCCL group with a device given at `init_process_group(device_id=...)` puts the unbatched messages of a rank on
+one stream of the GPU, with its collectives; `batch_isend_irecv` puts its whole batch there as one operation
+(lablib/record/circular_wait.py). Without a `device_id` each pair of ranks has a communicator with a separate stream for
+its messages; a batch uses the group's.
 
-A circle that holds a send goes on if NCCL's buffers hold the message: a warning. One without is refused.
+A circular wait with a send proceeds if NCCL's buffers hold the message: a warning. One without a send is an error.
 """
 
 import sys
@@ -28,25 +28,25 @@ _ONE_SIDE = "make both sides of a message before a collective, or both after it"
 
 
 class NcclOrder:
-    """The calls of one group, as its members share them.
+    """The calls of one group, shared by its members.
 
     Args:
-        ranks: global ranks of the members that are simulated.
-        label: what the group is called.
-        is_eager: whether the group was told its device, as on the real backend.
+        ranks: global ranks of the simulated members.
+        label: the group's label.
+        is_eager: whether the group was given its device, as on the real backend.
     """
 
     def __init__(self, ranks: Sequence[int], label: str, is_eager: bool):
         self._ranks, self._label, self._is_eager = tuple(ranks), label, is_eager
         self._communicators: defaultdict[frozenset[int], Communicator] = defaultdict(Communicator)
-        self._batches: dict[int, tuple[int, list[StreamCall]]] = {}  # by rank, the one that it is in: number and calls
+        self._batches: dict[int, tuple[int, list[StreamCall]]] = {}  # by rank, its current batch: number and calls
 
     def collective(self, rank: int, name: str, source: str) -> str:
-        """A rank makes a collective. As `message`."""
+        """Record a collective of a rank. Returns and raises as `message`."""
         return self._issue(frozenset(), [StreamCall(rank, self._ranks, name, source)])
 
     def message(self, name: str, rank: int, peer: int, source: str) -> str:
-        """A rank makes a message. Returns a warning, or "".
+        """Record a message of a rank. Returns a warning, or "".
 
         Args:
             name: "send" or "recv".
@@ -96,7 +96,7 @@ def _waits(circle: Sequence[StreamCall], label: str) -> Iterator[Wait]:
 
 
 def _batch() -> tuple[int, int]:
-    """Which call of `batch_isend_irecv` is under way, as a number, and how many messages it has; (0, 0) if none is."""
+    """Identity and number of messages of the current `batch_isend_irecv` call; (0, 0) if none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code is _BATCH:

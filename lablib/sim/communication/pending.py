@@ -1,8 +1,7 @@
-"""Results whose future the program holds while they are still under way: the first operation that touches one waits.
+"""Unfinished results of communications: the first operation that touches one waits for it.
 
-They are found by their memory (the storage), as every view of a result waits for it too. Only a weak reference is kept:
-a result that the program drops is gone, and while the reference lives torch gives its address to nobody else, so an
-entry is never taken for that of another tensor.
+Results are identified by their storage, as every view of a result must wait too. Only a weak reference is kept: it does
+not keep a dropped result alive, and while it lives torch does not reuse the address for another tensor.
 """
 
 from typing import Protocol
@@ -14,7 +13,7 @@ from lablib.torch_compat import storage_id
 
 
 class Awaited(Protocol):
-    """A communication: `wait` until it is over; `is_over` tells whether that would take no time."""
+    """A communication: `wait` until it ends; `is_over` returns whether that would take no time."""
 
     def wait(self) -> bool: ...
 
@@ -22,7 +21,7 @@ class Awaited(Protocol):
 
 
 class Pending:
-    """One rank's results under way, by storage. False when there are none."""
+    """One rank's unfinished results, by storage. False if there are none."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[StorageWeakRef, list[Awaited]]] = {}
@@ -32,7 +31,7 @@ class Pending:
         return len(self._entries)
 
     def add(self, tensor: Tensor, awaited: Awaited) -> None:
-        """The next operation that touches the memory of `tensor` waits for this."""
+        """Let the next operation that touches the memory of `tensor` wait for `awaited`."""
         reference = StorageWeakRef(tensor.untyped_storage())
         _, before = self._entries.get(reference.cdata, (None, []))
         self._entries[reference.cdata] = (reference, [*(a for a in before if not a.is_over()), awaited])
@@ -41,24 +40,24 @@ class Pending:
             self._room = max(16, 2 * len(self._entries))
 
     def copy(self) -> "Pending":
-        """The same for another stream of the rank: what has been waited for there has not been here."""
+        """A copy for another stream of the rank, which keeps a separate record of its waits."""
         other = Pending()
         other._entries = dict(self._entries)
         return other
 
     def take_over(self, other: "Pending") -> None:
-        """Know of what another stream has begun, too."""
+        """Add the unfinished results of another stream."""
         self._entries = other._entries | self._entries
 
     def join_all(self) -> None:
-        """Wait for everything that the program still holds a result of."""
+        """Wait for all results that the program still holds."""
         entries, self._entries = self._entries, {}
         for _, awaited in entries.values():
             for communication in awaited:
                 communication.wait()
 
     def join(self, tensor: Tensor) -> None:
-        """Wait for what writes to the memory of `tensor`."""
+        """Wait for communications that write to the memory of `tensor`."""
         _, awaited = self._entries.pop(storage_id(tensor.untyped_storage()), (None, []))
         for communication in awaited:
             communication.wait()

@@ -1,7 +1,7 @@
-"""The `torch.distributed.ProcessGroup` of the simulator: each method names a collective and hands it to the group.
+"""The `torch.distributed.ProcessGroup` of the simulator: each method submits one collective or message to the engine.
 
 torch 2.13 calls `all_gather_single` and `reduce_scatter_single` where 2.11 calls `_allgather_base` and
-`_reduce_scatter_base`; the class answers to both. tests/sim/test_torch_contract.py lists what torch calls.
+`_reduce_scatter_base`; the class has both names. tests/sim/test_torch_contract.py lists the methods that torch calls.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -46,13 +46,13 @@ from lablib.torch_compat import (
 
 _data, _num_bytes, _type = attrgetter("data"), attrgetter("nbytes"), attrgetter("dtype")
 _HIGHEST_TAG = 2**31 - 1
-_FROM_ROOT = ("broadcast", "scatter")  # what is received comes from the root; in others from every member
+_FROM_ROOT = ("broadcast", "scatter")  # the root sends the data; in others every member
 _SEVERAL = ("ranks", "give", "they", "are")
 _CPU = torch.device("cpu")
 
 
 class Acceptance(Protocol):
-    """Where the tensors of a group must be (NCCL takes those on a device only); raises for any other."""
+    """Check of the device of a group's tensors (NCCL takes those on a GPU only); raises for any other."""
 
     devices: list[torch.device]
 
@@ -63,14 +63,14 @@ class SimProcessGroup(dist.ProcessGroup):
     """One rank's end of a group.
 
     Args:
-        group: what the members share.
+        group: the state shared by the members.
         member: this rank's place in it.
         rank: this rank.
         turns: to wait.
         name: torch's internal name of the group.
-        labels: what groups are called.
+        labels: the labels of groups.
 
-    `accepts` may be set to check the tensors of every call (script mode: where NCCL's must be).
+    `accepts` may be set to check the tensors of every call (script mode: the device that NCCL requires).
     """
 
     def __init__(self, group: Group, member: int, rank: Rank, turns: Turns, name: str, labels: GroupLabels):
@@ -88,12 +88,12 @@ class SimProcessGroup(dist.ProcessGroup):
         self._phantoms_are_alike = False
 
     def limit_to_nccl(self, limits: NcclLimits, is_eager: bool, note: Callable[[str], None]) -> None:
-        """Refuse from now on what NCCL would refuse, here and on all other members that are limited.
+        """Reject calls that NCCL would reject, here and on all other members with this limit.
 
         Args:
-            limits: refuses calls.
-            is_eager: whether NCCL's group would have been told its device, as by `init_process_group(device_id=...)`.
-            note: told what may go wrong.
+            limits: the checks.
+            is_eager: whether NCCL's group would have its device, as by `init_process_group(device_id=...)`.
+            note: receives warnings.
         """
         self._nccl, self._note = limits, note
         if self._group.payload is None:
@@ -123,7 +123,7 @@ class SimProcessGroup(dist.ProcessGroup):
         return f"SimProcessGroup({self._group.label}, rank {self._member} of {self.size()})"
 
     def _set_group_desc(self, desc: str) -> None:
-        """torch tells the description given to `new_group` (or made by a mesh): it names the group for people."""
+        """Set the label from the description that torch takes from `new_group` or a mesh."""
         set_group_desc(self, desc)
         if desc not in ("", "undefined", "default_pg"):
             self._labels.describe(self._group, desc)
@@ -334,7 +334,7 @@ class SimProcessGroup(dist.ProcessGroup):
         return work
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """A barrier that would name the missing ranks after a timeout; here a missing rank is a deadlock, and named."""
+        """A barrier that names the missing ranks after a timeout on gloo; here a missing rank is a deadlock error."""
         self._collective("monitored_barrier", sent=[], received=[], agree=(), move=_moves_nothing).wait()
 
     # ---- point to point ----
@@ -372,7 +372,7 @@ class SimProcessGroup(dist.ProcessGroup):
             self._note(warning)
 
     def _let_earlier_senders_come(self, receive: Message) -> None:
-        """Give up the turn until no rank can send anything that is issued before the first send that is there."""
+        """Give up the turn until no rank can issue a send before the earliest matching one."""
         at_s = receive.issue_s
         while True:
             self._turns.yield_turn(at_s)
@@ -383,7 +383,7 @@ class SimProcessGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> SimWork:
         return self._receive(tensors, ANY_SOURCE, tag)
 
-    # ---- coalescing: everything issued in between is waited for as one ----
+    # ---- coalescing: all calls in between give one work ----
 
     def _start_coalescing(self, device: torch.device) -> None:
         self._coalesced = []
@@ -392,7 +392,7 @@ class SimProcessGroup(dist.ProcessGroup):
         works, self._coalesced = self._coalesced or [], None
         return self._together(works)
 
-    # ---- machinery ----
+    # ---- internals ----
 
     def _collective(
         self,
@@ -450,7 +450,7 @@ class SimProcessGroup(dist.ProcessGroup):
             meeting.payload = Delivery()
         results = received if results is None else results
         if self._coalesced is None and not rank.unwaited and not getattr(opts, "asyncOp", True):
-            # torch waits before it returns: nobody can forget to, or use a tensor meanwhile.
+            # torch waits before it returns: the program cannot forget to, or use a tensor before.
             return SimWork(rank, self._turns, [Issued(meeting, self._member, source, False, blocks=True)], results)
         return self._work(meeting, self._member, source, raw_sent, raw_received, results, order=self._group)
 
@@ -516,7 +516,7 @@ class SimProcessGroup(dist.ProcessGroup):
         return self._group.global_ranks[member]
 
     def _meets(self, member: int, verb: str) -> None:
-        """Somebody must be there at the other end of a message."""
+        """Check that the other side of a message is simulated."""
         rank = self._global(member)
         if self._group.is_phantom(member):
             self._turns.fail(
@@ -528,7 +528,7 @@ class SimProcessGroup(dist.ProcessGroup):
             )
 
     def _knows_values(self, name: str, root: int, received: Sequence[Tensor]) -> None:
-        """What phantoms give has shapes and no values: it must not be asked for."""
+        """Check that no values of phantoms are needed: their inputs have shapes only."""
         if not any(tensor.numel() and not tensor.is_meta for tensor in received):
             return
         givers = [root] if CALLS[name][0] in _FROM_ROOT else range(self.size())
@@ -544,7 +544,7 @@ class SimProcessGroup(dist.ProcessGroup):
 
     @contextmanager
     def phantoms_alike(self) -> Iterator[None]:
-        """Within this, phantoms are taken to give the values that simulated members give, to ask if all are alike."""
+        """Assume within this context that phantoms give the same values as simulated members, for equality checks."""
         self._phantoms_are_alike = True
         try:
             yield
@@ -566,7 +566,7 @@ class SimProcessGroup(dist.ProcessGroup):
         ensure_one_dtype(whole, part)
 
     def _in_place(self, name: str, allowed: str, whole: Tensor, part: Tensor) -> None:
-        """The part may lie within the whole where it is this rank's own; any other overlap is a finding.
+        """Report an overlap of part and whole, unless the part is at this rank's own position.
 
         Source: NVIDIA, "NCCL user guide", in-place operations.
         """
@@ -578,7 +578,7 @@ class SimProcessGroup(dist.ProcessGroup):
                 self._rank_state.overlaps.append((name, allowed.format(self._member), program_line()))
 
     def _split(self, what: str, tensor: Tensor, sizes: Sequence[int] | None) -> list[Tensor]:
-        """The parts of a tensor along dim 0: equal ones, or of the given sizes."""
+        """The parts of a tensor along dim 0: of equal size, or of the given sizes."""
         if sizes:
             if len(sizes) != self.size() or sum(sizes) != tensor.shape[0]:
                 raise ValueError(
@@ -595,13 +595,13 @@ class SimProcessGroup(dist.ProcessGroup):
 
 
 def _sizes_if_uneven(parts: Sequence[Tensor]) -> list[int] | None:
-    """The bytes of each part of an all-to-all; None where they are all alike."""
+    """The bytes of each part of an all-to-all; None if all are equal."""
     sizes = [part.nbytes for part in parts]
     return sizes if any(size != sizes[0] for size in sizes) else None
 
 
 def _check_tag(tag: Any) -> None:
-    """What gloo refuses, with the same types of error."""
+    """Reject a tag as gloo does, with the same types of error."""
     if not isinstance(tag, int) or tag > _HIGHEST_TAG:
         raise TypeError(f"a tag must be a whole number below 2**31: got {safe_repr(tag)}")
     if tag < 0:
@@ -609,7 +609,7 @@ def _check_tag(tag: Any) -> None:
 
 
 def _alike(call: str, tensors: Sequence[Tensor], **others: Any) -> Agreement:
-    """What all ranks must give alike in this call, by the table of collectives: of the tensors, or given here."""
+    """The arguments that must be equal on all ranks, by the table of collectives: from the tensors, or given here."""
     agreement = []
     for what in CALLS[call][1]:
         if what == "dtype":
@@ -623,19 +623,19 @@ def _alike(call: str, tensors: Sequence[Tensor], **others: Any) -> Agreement:
 
 
 def _reduction(opts: Any, tensors: Sequence[Tensor]) -> Op:
-    """The reduction of a call, as `reduce_op` has it; its errors."""
+    """The reduction of a call. Raises as `reduce_op`."""
     op = opts.reduceOp if opts else dist.ReduceOp.SUM
-    if len(tensors) == 1 and op != RedOp.PREMUL_SUM:  # whose factor is no part of what makes two the same
+    if len(tensors) == 1 and op != RedOp.PREMUL_SUM:  # equal PREMUL_SUM operations may have different factors
         return op_of_dtype(op, tensors[0].dtype)
     return reduce_op(op, [tensor.dtype for tensor in tensors])
 
 
 def _says_nothing(text: str) -> None:
-    """What becomes of a note where nobody wants it."""
+    """The default `note`: ignore it."""
 
 
 def _moves_nothing(sent: PerMember, received: PerMember) -> None:
-    """What a barrier does."""
+    """The data movement of a barrier: none."""
 
 
 def _mismatch(headline: str, *calls: Joined) -> CollectiveMismatchError:
@@ -645,7 +645,7 @@ def _mismatch(headline: str, *calls: Joined) -> CollectiveMismatchError:
 def _parts_mismatch(
     name: str, joined: Mapping[int, Joined], root: int, root_verb: str, verb: str
 ) -> CollectiveMismatchError | None:
-    """Whether the root's part for some rank is not what that rank gives or expects."""
+    """The error for a part of the root that differs from the tensor of its rank; None if all match."""
     if root not in joined:  # a phantom
         return None
     root_sends = verb == "receives"
@@ -667,7 +667,7 @@ def _describe(tensor: Tensor) -> str:
 
 
 def _raw(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The same memory without autograd history or version counter, as a communication library sees it."""
+    """The same memory without autograd history or version counter."""
     for t in tensors:
         if t.layout != torch.strided:
             raise ValueError(f"communication takes dense tensors: got one of layout {t.layout}; use to_dense()")
@@ -676,7 +676,7 @@ def _raw(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _dtype(tensors: Sequence[Tensor]) -> str:
-    """That of all of them; "" where they differ, and of none."""
+    """The common dtype; "" for several or none."""
     found = set(map(_type, tensors))
     return str(found.pop()).removeprefix("torch.") if len(found) == 1 else ""
 
@@ -685,17 +685,17 @@ _notify_join_context = Join.notify_join_context
 
 
 def notify_join_context(joinable: Any) -> Any:
-    """torch's own, with the work kept: DDP's reducer holds only the C++ side of it, which cannot wait by itself."""
+    """torch's own, but keeps the work: DDP's reducer holds only its C++ side, which cannot wait by itself."""
     work = _notify_join_context(joinable)
     keep_join_work(joinable, work)
     return work
 
 
 def ensure_one_dtype(*tensors: Any) -> None:
-    """torch's check of the tensors, and lists of tensors, of one call; its message in a sentence.
+    """torch's check that the tensors, and lists of tensors, of one call have one dtype, with a clearer message.
 
     Raises:
-        ValueError: they have more than one type.
+        ValueError: they have more than one dtype.
     """
     try:
         ensure_same_dtype(*tensors)
@@ -709,7 +709,7 @@ def ensure_one_dtype(*tensors: Any) -> None:
 
 
 def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-    """torch refuses `monitored_barrier` on every backend but gloo; the simulator has it too."""
+    """`monitored_barrier` for the simulator; torch accepts it on gloo only."""
     if rank_not_in_group(group):
         warn_not_in_group("monitored_barrier")
         return

@@ -1,13 +1,13 @@
-"""Reductions over ranks: what `all_reduce`, `reduce` and `reduce_scatter` compute.
+"""Reductions over ranks, for `all_reduce`, `reduce` and `reduce_scatter`.
 
 Sums run in rank order, ((t0 + t1) + t2) + ..., in the input's dtype or wider: 16-bit floats are added in float32 and
-rounded once. So a result repeats to the bit, on any host.
+rounded once. So a result is bit-identical on any host.
 
-MIN and MAX leave a NaN out where another rank has a number, as NCCL does (`fminf`, `fmaxf` in its
-src/device/reduce_kernel.h); with gloo it depends on the order of ranks. An overflow is to be looked for before.
+MIN and MAX ignore a NaN if another rank has a number, as NCCL does (`fminf`, `fmaxf` in its
+src/device/reduce_kernel.h); with gloo the result depends on the order of ranks. Check for overflow before it.
 
-The work is done in blocks that stay in the cache: each operand is read once and each result written once, instead of
-the running sum travelling to memory and back for every rank.
+The work is done in blocks that fit in the cache: each operand is read once and each result written once, instead of a
+running sum that goes to memory and back for every rank.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -22,8 +22,8 @@ _BLOCK = (
     1 << 18
 )  # elements: 1 MiB of float32, about a second-level cache; smaller blocks cost more calls than they save
 
-RedOp: Any = dist.ReduceOp.RedOpType  # an enum of torch's C++ side, which its type stubs do not describe
-Op = tuple[Any, Any]  # the kind of a reduction and its factor
+RedOp: Any = dist.ReduceOp.RedOpType  # an enum of torch's C++ side, missing in its type stubs
+Op = tuple[Any, Any]  # kind of reduction, factor
 
 
 def _sum_bool(acc: Tensor, t: Tensor) -> Tensor:
@@ -50,9 +50,10 @@ _BITWISE = (RedOp.BAND, RedOp.BOR, RedOp.BXOR)
 
 
 def reduce_op(op: Any, dtypes: Iterable[torch.dtype]) -> Op:
-    """The kind of a `ReduceOp` and its factor (of PREMUL_SUM; else None).
+    """The kind of a `ReduceOp` and its factor (None except for PREMUL_SUM).
 
-    Raises TypeError for a reduction that is not defined on one of these dtypes.
+    Raises:
+        TypeError: the reduction is not defined on one of these dtypes.
     """
     for kind in _COMBINE:  # the first is the usual one
         if op == kind:
@@ -71,12 +72,12 @@ def reduce_op(op: Any, dtypes: Iterable[torch.dtype]) -> Op:
 
 @cache
 def op_of_dtype(op: Any, dtype: torch.dtype) -> Op:
-    """`reduce_op` of one dtype, remembered. Not for PREMUL_SUM: two of these are equal whatever their factors."""
+    """`reduce_op` of one dtype, cached. Not for PREMUL_SUM: two of these compare equal with different factors."""
     return reduce_op(op, [dtype])
 
 
 def reduce_to_all(operands: Sequence[Tensor], results: Sequence[Tensor], op: Op) -> None:
-    """Write the reduction of `operands` (one a rank, same shape) into every tensor of `results`.
+    """Write the reduction of `operands` (one per rank, same shape) into every tensor of `results`.
 
     A result may be one of the operands.
     """
@@ -95,7 +96,7 @@ def reduce_to_all(operands: Sequence[Tensor], results: Sequence[Tensor], op: Op)
 
 
 def _flat(t: Tensor) -> Tensor | None:
-    """A one-dimensional view, or None where there is none."""
+    """A one-dimensional view; None if not contiguous."""
     return t.view(-1) if t.is_contiguous() else None
 
 

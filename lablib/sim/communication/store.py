@@ -1,12 +1,12 @@
-"""The key-value store that ranks share. One that waits for a key gives up its turn instead of blocking the thread.
+"""A simulated key-value store: a rank that waits for a key gives up its turn instead of blocking the thread.
 
-A timeout that the program gives is one in virtual time: it runs out when no rank is left that could set the key before
-that moment. Without one, a rank that waits for a key that nobody sets is in a deadlock, and told so at once.
+A timeout is in virtual time: it expires when no rank can set the key before that time. Without a timeout, waiting for a
+key that no rank sets is a deadlock and raises at once.
 
-A store that the program makes itself, `dist.TCPStore(host, port)` or `dist.FileStore(path)`, is one of these, too:
-torch's own would block a rank's thread, and with it the others. Ranks that name the same place have the same keys.
+`dist.TCPStore(host, port)` and `dist.FileStore(path)` of the program give such stores, too: torch's own would block a
+rank's thread, and with it all other ranks. Stores at the same address or path share their keys.
 
-Simplified: such a store does not wait until `world_size` ranks have made it; who needs a key of another waits for that.
+Simplified: such a store does not wait until `world_size` ranks have made it, but only for the keys that are read.
 """
 
 import os
@@ -26,15 +26,15 @@ from lablib.sim.replaced import replaced
 from lablib.sim.source import Source, is_program, program_line
 from lablib.text.messages import safe_repr
 
-rendezvous = import_module("torch.distributed.rendezvous")  # a function of torch.distributed has that name
+rendezvous = import_module("torch.distributed.rendezvous")  # torch.distributed has a function of that name
 
 
 class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
-    """A `torch.distributed.Store` in memory. Each rank has one, with a timeout of its own; all hold the same keys.
+    """A `torch.distributed.Store` in memory. Each rank has one, with a separate timeout; all share the same keys.
 
     Args:
         turns: to wait for another rank.
-        shared: one that has the keys; None: the first.
+        shared: a store with the same keys; None for the first.
     """
 
     def __init__(self, turns: Turns, shared: "SimStore | None" = None):
@@ -46,13 +46,13 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         self._at_first = self.timeout  # pyright: ignore[reportAttributeAccessIssue] - the stubs lack it
 
     def of_another_rank(self) -> "SimStore":
-        """One with the same keys and a timeout of its own. It lives as long as this one."""
+        """A store with the same keys and a separate timeout. It lives as long as this one."""
         # torch keeps the C++ side alone, which cannot answer without this.
         self._others.append(SimStore(self._turns, self))
         return self._others[-1]
 
     def at(self, place: str) -> "SimStore":
-        """One that the program made, with the keys of whoever made one at the same place."""
+        """A store made by the program, which shares its keys with others at the same place."""
         if place not in self._places:
             self._places[place] = SimStore(self._turns)
         return self._places[place].of_another_rank()
@@ -86,7 +86,7 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
 
     def check(self, keys: list[str]) -> bool:
         self._turns.check()
-        # A program may call this until it is true, so the others get a turn.
+        # A program may poll this, so the others get a turn.
         if not self._has(keys):
             self._let_others_run(keys, "polls the store for", program_line())
         return self._has(keys)
@@ -113,7 +113,7 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
         return True
 
     def set_timeout(self, timeout: timedelta) -> None:
-        # torch sets one as well, the group's: a rank that would wait for ever is told what all ranks wait for instead.
+        # torch also sets one, the group's; ignored, so that an endless wait is a deadlock error with all ranks' waits.
         if is_program(sys._getframe(1)):
             super().set_timeout(timeout)
 
@@ -137,7 +137,7 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
                 )
 
     def _let_others_run(self, keys: list[str], verb: str, source: Source, until_s: float = inf) -> bool:
-        """Give up the turn once. Returns whether `until_s` has come."""
+        """Give up the turn once. Returns whether `until_s` has passed."""
         rank = self._turns.current
         names = ", ".join(repr(key.rsplit("//", 1)[-1]) for key in keys)  # without the prefixes that torch adds
         return self._turns.poll(lambda: Wait(rank, f"{verb} the key {names}", str(source)), until_s)
@@ -145,7 +145,7 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
 
 @contextmanager
 def stores_of_the_program(store: SimStore, is_rank: Callable[[], bool]) -> Iterator[None]:
-    """On ranks, the stores that a program makes itself are simulated ones; whoever else makes one has torch's."""
+    """Replace torch's store classes: on ranks they make simulated stores, elsewhere torch's."""
 
     def tcp(
         host_name: str,
@@ -175,7 +175,7 @@ def stores_of_the_program(store: SimStore, is_rank: Callable[[], bool]) -> Itera
 
 
 def _simulated(plain: type, make: Callable[..., SimStore], is_rank: Callable[[], bool]) -> type:
-    """A class in the place of torch's `plain`, which has simulated stores for instances as well."""
+    """A replacement of torch's class `plain`; simulated stores count as its instances."""
 
     class Kind(type):
         def __instancecheck__(cls, value: Any) -> bool:
@@ -192,7 +192,7 @@ def _bytes(value: str | bytes) -> bytes:
 
 
 def _seconds(timeout: timedelta | float) -> float:
-    """A timeout as torch's own stores take it: none where it is not above 0."""
+    """A timeout in seconds, as in torch's stores: none unless above 0."""
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
         raise TypeError(f"a store's timeout must be a timedelta: got {safe_repr(timeout)}; try timedelta(seconds=30)")

@@ -1,5 +1,4 @@
-"""What a program does with communications that is right by luck on the simulator: dropped handles, tensors that are
-used before their wait, and outputs that overlap inputs."""
+"""Notes on races that go unnoticed on the simulator: dropped handles, tensors used before their wait, overlaps."""
 
 from collections.abc import Iterable, Sequence
 
@@ -11,7 +10,7 @@ _MAX_NOTES = 8
 
 
 def unwaited_notes(ranks: Sequence[Rank]) -> list[str]:
-    """A sentence for each line of the program that issued communications whose handle was dropped without a wait."""
+    """A sentence for each line of the program whose communications were dropped without a wait."""
     return _notes(
         (
             (rank.rank, (issued.event.title, str(issued.source), _until_its_wait(issued.event.title)))
@@ -25,14 +24,14 @@ def unwaited_notes(ranks: Sequence[Rank]) -> list[str]:
 
 
 def _until_its_wait(title: str) -> str:
-    """What may be wrong before the wait: a send fills no buffer, it reads one."""
+    """The risk before the wait: a send fills no buffer, it reads one."""
     if title.startswith("send "):
         return "the message may not have left before wait(), and until then its tensor may not be changed"
     return "a buffer holds garbage until wait()"
 
 
 def written_notes(ranks: Sequence[Rank]) -> list[str]:
-    """A sentence for each line that wrote to what is in flight (in_flight.py). Who never waits is told that."""
+    """A sentence for each line that wrote to a tensor in flight (in_flight.py), unless its wait is missing (above)."""
     return _notes(
         (
             (rank.rank, (what, str(line), issued.event.title, str(issued.source), _remedy(is_again)))
@@ -48,7 +47,7 @@ def written_notes(ranks: Sequence[Rank]) -> list[str]:
 
 
 def read_notes(ranks: Sequence[Rank]) -> list[str]:
-    """A sentence for each line that read what was about to be filled (in_flight.py). Who never waits is told that."""
+    """A sentence for each line that read a tensor to be filled (in_flight.py), unless its wait is missing (above)."""
     return _notes(
         (
             (rank.rank, (str(line), issued.event.title, str(issued.source)))
@@ -64,7 +63,7 @@ def read_notes(ranks: Sequence[Rank]) -> list[str]:
 
 
 def overlap_notes(ranks: Sequence[Rank]) -> list[str]:
-    """A sentence for each call whose output shares memory with its input elsewhere than in its place."""
+    """A sentence for each call with an output that overlaps its input in a way other than in place."""
     return _notes(
         ((rank.rank, (name, str(line), place)) for rank in ranks for name, place, line in rank.overlaps),
         "{who} gave {} an output that overlaps its input{times} ({}): {}; elsewhere what NCCL "
@@ -74,19 +73,19 @@ def overlap_notes(ranks: Sequence[Rank]) -> list[str]:
 
 
 def _remedy(is_again: bool) -> str:
-    """What to do. A program that keeps the works of earlier steps takes a wait for one of them for this call's."""
+    """The remedy. A program that keeps the works of earlier steps takes a wait for one of them for this call's."""
     if is_again:
         return "the wait() before was for an earlier call, already waited for; let go of those, and wait for this one"
     return "wait() first, or use a copy"
 
 
 def _notes(found: Iterable[tuple[int, tuple[str, ...]]], sentence: str, others: str) -> list[str]:
-    """A sentence for everything that was found, with its ranks and how often it was at most on one of them.
+    """A sentence for each finding, with its ranks and the largest number of times on one of them.
 
     Args:
         found: (rank, words of the sentence).
-        sentence: with a place for each of the words, for who and for how many times.
-        others: what is said of lines beyond the eighth.
+        sentence: template with fields for the words, `who` and `times`.
+        others: words for lines beyond the eighth.
     """
     counts: dict[tuple[str, ...], dict[int, int]] = {}
     for rank, words in found:

@@ -1,16 +1,16 @@
-"""The handle of a communication under way: `wait` gives up the turn until it is over, then joins the streams.
+"""The `Work` handle of a communication: `wait` gives up the turn until the end, then joins the streams.
 
-Waiting has two sides (lablib/engine/communication.py). The *data* is there when the last rank has joined; until then
-`wait` lets other ranks run. The *end* is final when virtual time has come so far; `wait` moves this rank's clock to
-it. Then, and not before, the rank's buffers are filled (delivery.py).
+Waiting has two steps (lablib/engine/communication.py). The *data* is available when the last rank has joined; until
+then `wait` lets other ranks run. The *end* is final when no rank can change it; `wait` moves this rank's clock to it.
+Only then are the rank's buffers filled (delivery.py).
 
-A future (`get_future`) is handed out once the data is there, without moving the clock: what the program does meanwhile
-overlaps; its `wait`, and the first operation that touches the result, join the streams (pending.py). What is chained to
-it runs on a stream of its own (future.py).
+A future (`get_future`) is returned once the data is available, without moving the clock: later work of the program
+overlaps with the transfer; the future's `wait`, and the first operation that touches the result, join the streams
+(pending.py). Callbacks of the future run on a separate stream (future.py).
 
-Simplified: torch waits for a future outside Python, where no other rank could have a turn, so none is handed out early,
-and buffers are filled when it is. A rank that takes the future of a call, and only then sends what others need in order
-to join it, is told a deadlock.
+Simplified: torch waits for a future outside Python, where no other rank could have a turn, so none is returned early,
+and buffers are filled when it is. A rank that takes the future of a call, and only then sends a message that others
+need in order to join it, gets a deadlock error.
 """
 
 from collections.abc import Sequence
@@ -34,11 +34,11 @@ class Issued:
     """A communication that one rank has issued.
 
     Attributes:
-        event: what it is for all who take part.
+        event: the communication, shared by all participants.
         member: this rank's number in it (delivery.py).
         source: the line of the program.
-        is_own: whether the program made the call; torch drops handles of its own that it knows to be over.
-        blocks: whether the call waits before it returns: nothing can happen meanwhile on this rank.
+        is_own: whether the program made the call; torch drops its own handles when it knows that they have ended.
+        blocks: whether the call waits before it returns, so that nothing else happens on this rank.
     """
 
     event: Communication
@@ -52,12 +52,12 @@ class SimWork(dist.Work):
     """Work of one rank: one or several communications (several after coalescing).
 
     Args:
-        rank, turns: who waits, and how.
-        issued: what for.
-        results: tensors that the communication writes on this rank.
+        rank, turns: to wait.
+        issued: the communications.
+        results: tensors that they write on this rank.
 
     Attributes:
-        is_barrier: whether the host waits for it, not its stream alone.
+        is_barrier: whether the host waits for it, not only its stream.
     """
 
     def __init__(self, rank: Rank, turns: Turns, issued: Sequence[Issued], results: Sequence[Tensor]):
@@ -79,17 +79,20 @@ class SimWork(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        """Whether it is over, in virtual time too. A poll takes no time, so a loop that does nothing else would never
-        see the end: its second poll does. A single poll of what is under way is False, as on real processes."""
+        """Whether it has ended in virtual time.
+
+        A poll takes no time, so a loop of polls would never see the end: its second poll returns True. A single poll of
+        an unfinished communication returns False, as on real processes.
+        """
         self._turns.check(self._rank.rank)
         for issued in self.issued:
             if not issued.event.has_data:
-                # Give the others a turn: what this rank polls for can only be done by them.
+                # Give the others a turn: only they can complete it.
                 self._turns.poll(partial(issued.event.describe, self._rank.rank, program_line(), "polls for"))
         if not self.is_success():
             return False
         if not all(issued.event.is_final for issued in self.issued):
-            self._turns.yield_turn(self._rank.clock_s)  # who is over by now is known when all have come so far
+            self._turns.yield_turn(self._rank.clock_s)  # the end is known when all ranks have come this far
         if not self.is_over() and self._polled_at_s != self._rank.clock_s:
             self._polled_at_s = self._rank.clock_s
             return False
@@ -100,7 +103,7 @@ class SimWork(dist.Work):
         return all(issued.event.has_data for issued in self.issued)
 
     def is_over(self) -> bool:
-        """Whether `wait` would return at once, in virtual time too."""
+        """Whether `wait` would return at once in virtual time."""
         events = [issued.event for issued in self.issued]
         return all(event.is_final and event.end_s <= self._rank.clock_s for event in events)
 
@@ -112,7 +115,7 @@ class SimWork(dist.Work):
         for issued in self.issued:
             self._wait_for(issued, joins=False)
         if not self.is_over():
-            # Without the results: what is kept of a tensor that the program drops must not keep it alive.
+            # Without the results, which would keep a dropped tensor alive.
             end = SimWork(self._rank, self._turns, self.issued, [])
             for tensor in self.results:
                 self._rank.pending.add(tensor, end)
@@ -128,7 +131,7 @@ class SimWork(dist.Work):
         return self._source_rank()
 
     def _source_rank(self) -> int:
-        """Group rank of the sender that a `recv` from any source met."""
+        """Group rank of the sender matched by a `recv` from any source."""
         return getattr(self.issued[0].event, "matched", -1)
 
     def get_future(self) -> torch.futures.Future:
@@ -136,7 +139,7 @@ class SimWork(dist.Work):
         return SimFuture(self._rank, SimWork(self._rank, self._turns, self.issued, []), value)
 
     def _wait_for(self, issued: Issued, joins: bool) -> None:
-        """Let others run until the data is there; or, to join it, until its end is final. Then fill the buffers."""
+        """Let others run until the data is available (or, to join, until the end is final). Then fill the buffers."""
         event, rank = issued.event, self._rank
         is_unwaited = issued in rank.unwaited
         if rank.in_flight is not None:

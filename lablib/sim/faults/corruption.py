@@ -1,13 +1,13 @@
-"""Corrupt one element of one gradient where backward makes it: what `CorruptGradient` does.
+"""Corrupt one element of one gradient during backward: the effect of `CorruptGradient`.
 
-A dispatch mode sees the `nn.Parameter`s that a rank's forward uses, and puts a hook on the one that is meant. Autograd
-calls it with each gradient of that parameter before it is accumulated, and so before anything that reduces gradients
-(DDP, FSDP) sees it. The program notices nothing, and the clock does not move.
+A dispatch mode sees the `nn.Parameter`s that a rank's forward uses, and puts a hook on the selected one. Autograd calls
+it with each gradient of that parameter before it is accumulated, and so before any gradient reduction (DDP, FSDP). The
+program is not changed, and the clock does not move.
 
-A parameter's name is looked up on the stack: each `nn.Module` that is being called stands there, the outermost last.
+The name of a parameter is looked up in the `nn.Module` calls on the stack: the outermost module gives it.
 
 Bits: a flip of bit b is exclusive or with 2^b on the bytes of the element. IEEE 754 counts from the lowest bit of the
-mantissa; the highest of the exponent is bit 30 of float32, 62 of float64, 14 of float16 and bfloat16.
+mantissa; the highest bit of the exponent is 30 in float32, 62 in float64, 14 in float16 and bfloat16.
 """
 
 import sys
@@ -25,16 +25,16 @@ from lablib.operators.op import tensors_in
 from lablib.torch_compat import DisableTorchDispatch, TorchDispatchMode, is_call_of
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-_DETACH = torch.ops.aten.detach.default  # a look at a parameter (DDP takes one of each when it is made), not a use
-_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")  # what these put into names
+_DETACH = torch.ops.aten.detach.default  # no use of a parameter: DDP detaches each when it is made
+_WRAPPERS = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")  # added to names by wrappers
 
 
 class GradientWatch(TorchDispatchMode):
     """Corrupts the gradients of one rank. Enter it in the rank's thread, and `close` it when the run ends.
 
     Args:
-        faults: what to corrupt.
-        is_here: whether the rank's turn it is: ranks may share a parameter.
+        faults: the corruptions.
+        is_here: whether this rank has the turn: ranks may share a parameter.
     """
 
     def __init__(self, faults: Iterable[CorruptGradient], is_here: Callable[[], bool]):
@@ -58,7 +58,7 @@ class GradientWatch(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _meet(self, param: Tensor) -> None:
-        """Forward uses a parameter for the first time."""
+        """Register a parameter that forward uses for the first time, and hook it if a fault selects it."""
         number, name = len(self._known), _name(param)
         self._names[param] = name
         self._known.append(name)
@@ -76,12 +76,12 @@ class GradientWatch(TorchDispatchMode):
         return on_gradient
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
     def missed(self) -> list[str]:
-        """A sentence for each fault that never came."""
+        """A sentence for each fault that did not happen."""
         return [self._why_not(f, n) for f, n in self._num_gradients.items() if n <= f.step]
 
     def _why_not(self, fault: CorruptGradient, num_gradients: int) -> str:
@@ -95,7 +95,7 @@ class GradientWatch(TorchDispatchMode):
 
 
 def corrupted(grad: Tensor, fault: CorruptGradient) -> Tensor:
-    """A copy of a gradient with one element changed; of a DTensor, of this rank's shard.
+    """A copy of a gradient with one element changed; for a DTensor, an element of this rank's shard.
 
     Raises:
         ValueError: the gradient has no such element or bit, or is sparse.
@@ -106,7 +106,7 @@ def corrupted(grad: Tensor, fault: CorruptGradient) -> Tensor:
     if fault.element >= local.numel():
         raise ValueError(f"{fault}: this rank's gradient has elements 0 to {local.numel() - 1}")
     with torch.no_grad():
-        copy = torch.empty_like(local)  # seen by the memory tracker; the rest is no work of the program's
+        copy = torch.empty_like(local)  # seen by the memory tracker; the rest is not
         with DisableTorchDispatch():
             copy.copy_(local)
             _corrupt(copy[_place(fault.element, copy.shape)], fault)
@@ -131,8 +131,8 @@ def flip_bit(x: Tensor, bit: int | None = None) -> None:
     """Flip one bit of every element of a floating-point tensor, in place.
 
     Args:
-        x: of 8, 16, 32 or 64 bits an element.
-        bit: from 0, the lowest of the mantissa; None: the highest of the exponent, the last but the sign.
+        x: of 8, 16, 32 or 64 bits per element.
+        bit: from 0, the lowest of the mantissa; None: the highest of the exponent, next to the sign bit.
 
     Raises:
         ValueError: there is no such bit.
@@ -149,7 +149,7 @@ def flip_bit(x: Tensor, bit: int | None = None) -> None:
 
 
 def _place(element: int, shape: torch.Size) -> tuple[int, ...]:
-    """The indices of the element-th element, row by row."""
+    """The indices of an element by its number in row-major order."""
     place = []
     for extent in reversed(shape):
         place.append(element % extent)
@@ -158,7 +158,7 @@ def _place(element: int, shape: torch.Size) -> tuple[int, ...]:
 
 
 def _name(param: Tensor) -> str:
-    """The parameter's name in the outermost module that is being called; "" outside of all modules."""
+    """The parameter's name in the outermost module on the stack; "" outside of all modules."""
     outermost = None
     for module in _modules_called(sys._getframe(2)):
         outermost = module

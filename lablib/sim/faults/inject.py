@@ -1,17 +1,16 @@
-"""Make the faults of a launch happen, and say of a run that they ended what happened.
+"""Inject the faults of a launch into a run, and report the run that they end.
 
-A fault acts where the thing it disturbs is done:
+A fault acts on the quantity that it disturbs:
 
-    SlowRank, DelayStart, KillRank    on the rank's clock          (faults/rank.py)
-    SlowLink, DropLink                on the price of a transfer   (faults/network.py)
-    CorruptGradient                   on the rank's backward       (corruption.py)
+    SlowRank, DelayStart, KillRank    the rank's clock           (faults/rank.py)
+    SlowLink, DropLink                the cost of a transfer     (faults/network.py)
+    CorruptGradient                   the rank's backward        (corruption.py)
 
-A transfer of a rank that dies before its end, or over a link that is down by then, never ends: nobody is told, and
-whoever waits for it waits. When no rank can go on, the scheduler asks here what to call that: the fault that came
-first, or a deadlock of the program's own if no fault stopped anything.
+A transfer of a rank that dies before its end, or over a link that goes down before its end, never ends: no rank gets an
+error, and ranks that wait for it keep waiting. When no rank can go on, the scheduler takes the error from here: the
+fault that came first, or a deadlock of the program if no fault stopped anything.
 
-The picture of such a run goes on for a tenth of its length after the last thing happened, so that the waits, which
-have no end, can be seen.
+The timeline of such a run continues for a tenth of its length after the last event, to show the endless waits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,10 +45,10 @@ F = TypeVar("F", bound=Fault)
 
 
 class Faults(Conditions):
-    """The faults of one run: what they do, and what they have done.
+    """The faults of one run and their effects so far.
 
     Args:
-        faults: checked ones (lablib/faults.py).
+        faults: validated faults (lablib/faults.py).
         cluster: the healthy cluster.
     """
 
@@ -75,7 +74,7 @@ class Faults(Conditions):
     # ---- ranks ----
 
     def rank(self, number: int, *args: Any) -> Rank:
-        """The record of a rank; a plain one where it has no faults of its own."""
+        """The record of a rank: a `FaultyRank` if it has faults, otherwise a `Rank`."""
         slow, starts = self._of(SlowRank, number), self._of(DelayStart, number)
         if not slow and not starts and number not in self._dies_at_s:
             return Rank(number, *args)
@@ -91,7 +90,7 @@ class Faults(Conditions):
         return rank
 
     def begin(self, rank: Rank) -> AbstractContextManager:
-        """The program of a rank is about to begin; what is returned stays entered until it ends."""
+        """Called before the program of a rank begins; the returned context is open until the program ends."""
         if isinstance(rank, FaultyRank):
             rank.start()
         corrupt = self._of(CorruptGradient, rank.rank)
@@ -105,7 +104,7 @@ class Faults(Conditions):
         return self.turns.current == rank
 
     def _die(self, rank: int) -> NoReturn:
-        """Stop here. The thread stays, as those who wait do, until the run ends."""
+        """Stop the rank here. Its thread stays until the run ends, as waiting threads do."""
         self._dead.add(rank)
         while True:
             self.turns.wait(lambda: Wait(rank, f"died at {_s(self._dies_at_s[rank])}"))
@@ -113,17 +112,17 @@ class Faults(Conditions):
     # ---- transfers ----
 
     def cost(self, name: str, size_bytes: float, net: GroupNetwork, root: int = 0) -> CollectiveCost:
-        """What a collective costs on this cluster."""
+        """Cost of a collective on this cluster."""
         return self._network.cost(name, size_bytes, net, root)
 
     def exchange_cost(self, size_bytes: np.ndarray, network: GroupNetwork) -> CollectiveCost:
-        """What an all-to-all with these messages costs on this cluster."""
+        """Cost of an all-to-all with these messages on this cluster."""
         return self._network.exchange_cost(size_bytes, network)
 
     def stops(
         self, what: str, name: str, algorithm: str, ranks: tuple[int, ...], root: int, start_s: float, end_s: float
     ) -> str:
-        """Why a transfer that would end at `end_s` never does; "" where it does. `what` names it for people."""
+        """The reason why a transfer that would end at `end_s` never does, or "". `what` is its name in messages."""
         deaths = [(self._dies_at_s[r], 0, r) for r in ranks if self._dies_at_s.get(r, inf) < end_s]
         cuts = [(link.at_s, 1, link) for link in self._network.needs(name, algorithm, ranks, root) if link.at_s < end_s]
         first = min([*deaths, *cuts], key=lambda stop: stop[:2], default=None)
@@ -157,11 +156,11 @@ class Faults(Conditions):
         return replace(wait, since_s=self.turns.clock_s(wait.rank))
 
     def deaths(self) -> list[tuple[int, float]]:
-        """(rank, when) of those who died."""
+        """(rank, time) of each death."""
         return [(rank, self._dies_at_s[rank]) for rank in sorted(self._dead)]
 
     def notes(self) -> list[str]:
-        """A sentence for each fault that was asked for and never came."""
+        """A sentence for each requested fault that did not happen."""
         notes = [sentence for watch in self._watches.values() for sentence in watch.missed()]
         notes += [
             f"{fault} never came: rank {fault.rank} had ended at {_s(self.turns.clock_s(fault.rank))}"
@@ -182,13 +181,13 @@ class Faults(Conditions):
         return notes
 
     def end(self) -> list[str]:
-        """The run has ended: leave nothing behind. Returns the notes."""
+        """Clean up after the run. Returns the notes."""
         for watch in self._watches.values():
             watch.close()
         return self.notes()
 
     def unfinished(self, groups: Iterable[Group], end_s: float, first_id: int) -> tuple[list[Span], list[Transfer]]:
-        """What was begun and never ended, in a run whose last moment was `end_s`, as it looks a little later.
+        """Spans and transfers of unfinished communications, drawn until shortly after `end_s`, the end of the run.
 
         The transfers are numbered from `first_id`.
         """
@@ -204,7 +203,7 @@ class Faults(Conditions):
         return spans, transfers
 
     def _open_spans(self, stopped: Hung, until_s: float, number: int) -> list[Span]:
-        """A dead rank's part ends with it. What hangs on a link is under way; what hangs on a rank is waiting."""
+        """A dead rank's span ends with it. Time stopped by a link counts as communication, by a rank as a wait."""
         name = f"{stopped.name} ({UNFINISHED})"
         is_under_way = self._is_under_way(stopped)
         last_s = max(issue_s for _, issue_s, _ in stopped.joined)
@@ -233,7 +232,7 @@ class Faults(Conditions):
         return Transfer(*what, start_s, until_s, issued_s, id=number)
 
     def _is_under_way(self, stopped: Hung) -> bool:
-        """Everybody came, and nobody died: the bytes hang in the network."""
+        """Whether all have joined and none is dead: the transfer hangs in the network."""
         return stopped.start_s < inf and not self._dead.intersection(stopped.ranks)
 
 

@@ -1,14 +1,13 @@
-"""A network with slow links and links that are down: what `SlowLink` and `DropLink` do to messages and collectives.
+"""A network with slow links and links that are down: `SlowLink` and `DropLink` for messages and collectives.
 
 A slow link is an edge with other figures: a message of S bytes takes alpha + latency_s + S * beta * factor. Every round
 of a collective lasts as long as its slowest edge, so one bad cable on a ring slows all of it:
 
     ring all-reduce of n ranks = 2 (n-1) (alpha + S/n beta factor)
 
-The algorithm is chosen on the healthy network, as NCCL's tuner goes by nominal figures, and paid for on the slow one.
+The algorithm is chosen on the healthy network (NCCL's tuner uses nominal figures); its cost is that on the slow one.
 
-Whether a collective needs a link that is down is asked of its algorithm: on a network on which that link takes forever,
-what crosses it takes forever.
+A collective needs a link that is down if its cost is infinite on a network on which that link takes infinite time.
 
 Simplified: inside "hierarchical", each rail picks ring or tree by the network as it is, and avoids a link that is down.
 """
@@ -27,7 +26,7 @@ from lablib.hardware.cluster import Cluster, Edge
 
 @dataclass(frozen=True)
 class DamagedCluster(Cluster):
-    """A cluster some of whose wires are slow. `felt` collects those that somebody asked about."""
+    """A cluster with slow wires. `felt` collects the faults that slowed a requested wire."""
 
     slow: tuple[SlowLink, ...] = ()
     felt: set[SlowLink] = field(default_factory=set, compare=False)
@@ -47,7 +46,7 @@ class DamagedCluster(Cluster):
 
 @dataclass(frozen=True)
 class CutCluster(Cluster):
-    """A cluster on which the wire between two ranks takes forever."""
+    """A cluster on which the wire between two ranks takes infinite time."""
 
     cut: frozenset[int] = frozenset()
 
@@ -57,7 +56,7 @@ class CutCluster(Cluster):
 
 
 class FaultyNetwork:
-    """What communication costs on a damaged cluster, and which of it needs a link that is down.
+    """The cost of communication on a damaged cluster, and the dropped links that it needs.
 
     Args:
         healthy: the cluster without faults.
@@ -71,14 +70,14 @@ class FaultyNetwork:
         self.cluster = _as(DamagedCluster, healthy, slow=tuple(slow)) if slow else healthy
 
     def cost(self, name: str, size_bytes: float, net: GroupNetwork, root: int = 0) -> CollectiveCost:
-        """What a collective costs on the damaged cluster, by the algorithm that is best on the healthy one."""
+        """Cost of a collective on the damaged cluster, by the algorithm that is best on the healthy one."""
         if self.cluster is self._healthy or net.size == 1:
             return collective_cost(name, size_bytes, net, root=root)
         nominal = collective_cost(name, size_bytes, GroupNetwork(self._healthy, net.ranks), root=root)
         return collective_cost(name, size_bytes, net, nominal.algorithm, root)
 
     def exchange_cost(self, size_bytes: np.ndarray, net: GroupNetwork) -> CollectiveCost:
-        """The same of an all-to-all whose messages differ in size."""
+        """Cost of an all-to-all with messages of different sizes, by the same rule."""
         nominal = exchange_cost(size_bytes, GroupNetwork(self._healthy, net.ranks))
         return exchange_cost(size_bytes, net, "auto" if net.size == 1 else nominal.algorithm)
 
@@ -99,7 +98,7 @@ class FaultyNetwork:
 
 
 def _is_on(link: SlowLink, cluster: Cluster, level: str, rank_a: int, rank_b: int) -> bool:
-    """Whether the wire between two ranks is one of those that a fault means."""
+    """Whether a fault affects the wire between two ranks."""
     if link.level not in (None, level) or rank_a == rank_b:
         return False
     if link.node is not None:

@@ -1,11 +1,11 @@
-"""A rank that is slow, starts late, or dies: what `SlowRank`, `DelayStart` and `KillRank` do to its clock.
+"""A rank that is slow, starts late, or dies: the effects of `SlowRank`, `DelayStart` and `KillRank` on its clock.
 
 Slow. A window [from_s, until_s) slows work by `factor`: w healthy seconds of work done inside take w * factor. An
 operator that lies across the edge of a window is slowed only for the part of its work that is done inside.
 
-Dead. The rank lives while its clock is below `at_s`. An operator that would end later is cut off there, its FLOPs and
-bytes with it in proportion. Then the rank's thread waits, forever, and is unwound when the run ends: a dead process
-runs none of its `finally` blocks, and neither does this one before everybody else is done.
+Dead. The rank lives while its clock is below `at_s`. An operator that would end later is cut off there, with its FLOPs
+and bytes in proportion. Then the rank's thread waits and is unwound when the run ends: a dead process runs none of its
+`finally` blocks, and this one runs them only after all other ranks are done.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,10 +20,10 @@ class FaultyRank(Rank):
     """A rank with faults.
 
     Args:
-        args: those of `Rank`.
-        slow: when, and how much, its compute is slowed.
-        dies_at_s: the end of its clock; inf: it does not die.
-        starts_at_s: the beginning of its clock.
+        args: arguments of `Rank`.
+        slow: windows and factors by which its compute is slowed.
+        dies_at_s: time of its death; inf: never.
+        starts_at_s: start of its clock.
         die: called when it dies; does not return.
     """
 
@@ -43,7 +43,7 @@ class FaultyRank(Rank):
         self._die = die
 
     def start(self) -> None:
-        """The program is about to begin."""
+        """Called before the program begins, and after each step of the clock: die if the time has come."""
         if self.clock_s >= self.dies_at_s:
             self._die(self.rank)
 
@@ -58,7 +58,7 @@ class FaultyRank(Rank):
         **others: Any,
     ) -> None:
         start_s = max(self.clock_s, self.host_s + launch_s)
-        if start_s >= self.dies_at_s:  # while the host launches
+        if start_s >= self.dies_at_s:  # during the host's launch
             self.clock_s = self.dies_at_s
             self.start()
         work_s = self._slowed_s(time_s - launch_s, start_s)
@@ -67,7 +67,7 @@ class FaultyRank(Rank):
         spent_s = launch_s + min(work_s, left_s)
         super().compute(name, spent_s, flops * share, size_bytes * share, *more, launch_s=launch_s, **others)
         if work_s > left_s:
-            self.clock_s = self.dies_at_s  # the sum above may be off by a rounding
+            self.clock_s = self.dies_at_s  # remove the rounding error of the sum
         self.start()
 
     def join(self, end_s: float) -> None:
@@ -75,7 +75,7 @@ class FaultyRank(Rank):
         self.start()
 
     def _slowed_s(self, time_s: float, start_s: float) -> float:
-        """Seconds that `time_s` of healthy work take from `start_s` on: from one edge of a window to the next."""
+        """Seconds that `time_s` of healthy work take from `start_s` on, window by window."""
         if not self.slow or not time_s:
             return time_s
         now_s, work_s, total_s = start_s, time_s, 0.0
@@ -89,7 +89,7 @@ class FaultyRank(Rank):
             total_s, work_s, now_s = total_s + room_s, work_s - room_s / factor, edge_s
 
     def _window(self, now_s: float) -> tuple[float, float]:
-        """By what everything is slowed now, and until when that holds."""
+        """The slowdown factor now, and the end of its validity."""
         factor, edge_s = 1.0, inf
         for fault in self.slow:
             if fault.from_s <= now_s < fault.until_s:

@@ -1,4 +1,4 @@
-"""The allocations of one rank as they begin and end, in columns, and what is held meanwhile."""
+"""The allocations of one rank as they begin and end, in columns, and the current and peak bytes."""
 
 import itertools
 from array import array
@@ -14,17 +14,17 @@ class AllocationLog:
     """Allocations of one rank, by their numbers: 0, 1, 2, ...
 
     Args:
-        rank: whose; its clock is read at each event.
+        rank: the rank; its clock is read at each event.
 
     Attributes:
-        category: what each allocation is, a position in CATEGORIES.
-        held_bytes: in allocations that have not ended.
-        peak_bytes: the most of that, since the start or since the rank asked for a new peak.
+        category: category of each allocation, as a position in CATEGORIES.
+        held_bytes: bytes of the allocations that have not ended.
+        peak_bytes: its maximum, since the start or since the rank reset the peak.
     """
 
     def __init__(self, rank: Rank):
         self._rank = rank
-        self._events = itertools.count(1)  # several threads may end an allocation: its `next` cannot be interrupted
+        self._events = itertools.count(1)  # several threads may end an allocation: its `next` is atomic
         self._end_of_rank_s: float | None = None
         self.held_bytes = self.peak_bytes = 0
         self.category, self._label = array("B"), array("i")
@@ -32,7 +32,7 @@ class AllocationLog:
         self._start_s, self._end_s = array("d"), array("d")
 
     def begin(self, size_bytes: int, category: int, label: int) -> int:
-        """The number of a new allocation."""
+        """Add an allocation. Returns its number."""
         self.category.append(category)
         self._label.append(label)
         self._size.append(size_bytes)
@@ -46,25 +46,25 @@ class AllocationLog:
         return len(self._size) - 1
 
     def end(self, allocation: int) -> None:
-        """An allocation ends; after the end of its rank nobody counts."""
+        """End an allocation; ignored after the end of its rank."""
         if self._end_event[allocation] == NEVER and self._end_of_rank_s is None:
             self._end_event[allocation] = next(self._events)
             self._end_s[allocation] = self._rank.clock_s
             self.held_bytes -= self._size[allocation]
 
     def size_bytes(self, allocation: int) -> int:
-        """What an allocation holds: nothing, once it has ended."""
+        """The size of an allocation; 0 once it has ended."""
         return self._size[allocation] if self._end_event[allocation] == NEVER else 0
 
     def leave(self) -> None:
-        """The rank has ended, and with it what it holds."""
+        """End the log with the rank."""
         self._end_of_rank_s = self._rank.clock_s
 
     def allocations(self, labels: Sequence[tuple[str, str, str]]) -> Allocations:
-        """All of them; those that have not ended do so with their rank, or now."""
+        """All allocations; open ones end with their rank, or now."""
         end_event = np.array(self._end_event)
         now_s = self._rank.clock_s if self._end_of_rank_s is None else self._end_of_rank_s
-        # Copies: an array that somebody looks at cannot grow, and the rank may still be running.
+        # Copies: an array with a numpy view cannot grow, and the rank may still be running.
         columns = {
             "rank": np.full(len(end_event), self._rank.rank),
             "category": np.array(self.category),

@@ -1,14 +1,14 @@
-"""What each allocation of a rank is, as the program lets it be known; `lablib.record.memory` lists the categories.
+"""Categories of a rank's allocations, inferred from their use; `lablib.record.memory` lists them.
 
     parameter         an operator gets an nn.Parameter, or an optimizer steps a leaf that requires gradients
     gradient          autograd's AccumulateGrad puts it into `.grad`, or it is found there after backward (DDP's bucket
-                      views, FSDP2's shards and whoever else writes `.grad` by hand)
+                      views, FSDP2's shards and `.grad` written by hand)
     optimizer state   `Optimizer.step` touched it, outside any closure, and it is alive when the step ends
     activation        made by an operator that autograd records; or made without (checkpointed forward) and then used as
                       part of the graph
     communication     a collective gets it
 
-Each stronger than those below it: a buffer of a collective that holds `.grad` is a gradient (DDP's buckets with
+Each has priority over those below it: a buffer of a collective that holds `.grad` is a gradient (DDP's buckets with
 `gradient_as_bucket_view`), any other bucket is communication.
 """
 
@@ -31,8 +31,8 @@ class Categories:
     """The categories of one rank's allocations.
 
     Args:
-        live: the storages that are watched, by their address.
-        of: the category of each allocation, to be written.
+        live: the tracked storages, by address.
+        of: the category of each allocation; written here.
 
     Attributes:
         is_stepping: inside `Optimizer.step`.
@@ -43,16 +43,16 @@ class Categories:
         self.is_stepping = False
         self._live = live
         self._params: dict[int, weakref.ref[Tensor]] = {}
-        self._steps: list[list[TrackedStorage]] = []  # what the steps under way have touched
+        self._steps: list[list[TrackedStorage]] = []  # storages touched by the current steps
 
     def close(self) -> None:
-        """The rank has ended."""
+        """Finish when the rank ends."""
         self.find_gradients()
         self._params.clear()
         self._steps.clear()
 
     def read(self, tensor: Tensor, tracked: TrackedStorage) -> None:
-        """An operator has this argument."""
+        """Update the category of an argument of an operator."""
         if type(tensor) is not Tensor:
             self.know_parameter(tensor, tracked)
         if self.is_stepping:
@@ -63,10 +63,10 @@ class Categories:
     # ---- parameters ----
 
     def know_parameter(self, tensor: Tensor, tracked: TrackedStorage | None = None) -> None:
-        """If this is an nn.Parameter, its memory is a parameter's, and its `.grad` is worth looking at."""
+        """If this is an nn.Parameter, mark its memory and its `.grad`, and remember it."""
         known = self._params.get(id(tensor))
         if known is not None and known() is tensor:
-            if tracked is not None:  # `param.data = ...` gives it other memory
+            if tracked is not None:  # `param.data = ...` replaces its memory
                 self.of[tracked.allocation] = PARAMETER
         elif isinstance(tensor, torch.nn.Parameter):
             self._params[id(tensor)] = weakref.ref(tensor)
@@ -75,7 +75,7 @@ class Categories:
             self._find_gradient(tensor)
 
     def forget(self, *tensors: Tensor) -> None:
-        """Hold no reference to these: they are known again when an operator gets them."""
+        """Drop the references to these tensors; the next operator that gets them registers them again."""
         for tensor in tensors:
             self._params.pop(id(tensor), None)
 
@@ -88,7 +88,7 @@ class Categories:
     # ---- gradients ----
 
     def find_gradients(self) -> None:
-        """Whatever is in `.grad` of a known parameter is a gradient."""
+        """Mark the `.grad` of every known parameter as a gradient."""
         for key, ref in list(self._params.items()):
             param = ref()
             if param is None:
@@ -103,9 +103,9 @@ class Categories:
                 self._is_gradient(tracked)
 
     def perhaps_gradient(self, tensor: Tensor, tracked: TrackedStorage) -> None:
-        """AccumulateGrad keeps the gradient that comes first: as it is, or a copy in the parameter's layout."""
+        """Mark a tensor that AccumulateGrad keeps: the first gradient, or a copy in the parameter's layout."""
         node: Any = current_autograd_node()
-        # Hooks run inside the node too, and may have other tensors in hand.
+        # Hooks run inside the node too, with other tensors.
         if type(node).__name__ == "AccumulateGrad" and node.variable.shape == tensor.shape:
             self._is_gradient(tracked)
 
@@ -116,25 +116,25 @@ class Categories:
     # ---- optimizer state ----
 
     def enter_step(self) -> None:
-        """An `Optimizer.step` begins."""
+        """Begin an `Optimizer.step`."""
         self.find_gradients()
         self._steps.append([])
         self.is_stepping = True
 
     def leave_step(self) -> None:
-        """It ends: what it touched, and what is alive and nothing else, is its state."""
+        """End a step: storages that it touched, alive and without a category, are optimizer state."""
         for tracked in self._steps.pop() if self._steps else ():
             if tracked() is not None and self.of[tracked.allocation] == OTHER:
                 self.of[tracked.allocation] = OPTIMIZER
         self.is_stepping = bool(self._steps)
 
     def made(self, tracked: TrackedStorage) -> None:
-        """An operator inside the step allocated it."""
+        """Note a storage that an operator inside the step allocated."""
         self._steps[-1].append(tracked)
 
     def _step_touches(self, tensor: Tensor, tracked: TrackedStorage) -> None:
         if torch.is_grad_enabled():
-            return  # the closure that it was given computes the loss
+            return  # the step's closure computes the loss
         root = _root(tensor)
         if root.requires_grad and root.is_leaf:
             self.of[tracked.allocation] = PARAMETER
@@ -143,14 +143,14 @@ class Categories:
 
 
 def _root(tensor: Tensor) -> Tensor:
-    """What a view is a view of; else the tensor."""
+    """The base of a view; the tensor itself if it is not a view."""
     base = base_of(tensor)
     return tensor if base is None else base
 
 
 def _is_leaf(tensor: Tensor) -> bool:
-    """Whether no operator that autograd recorded made it."""
+    """Whether no recorded operator made it."""
     try:
         return tensor.is_leaf
-    except RuntimeError:  # a view that `no_grad` made and that was changed twice since: torch refuses to say
+    except RuntimeError:  # a view made in `no_grad` and changed twice since: torch raises
         return _root(tensor).is_leaf

@@ -1,8 +1,8 @@
-"""Python's collector of cycles looks at what a run makes, and at nothing that was there before.
+"""Python's garbage collector during a run: only objects of the run are traversed, not older ones.
 
-Once torch is imported a process holds some 500,000 objects. A run makes many more, so the collector goes through all of
-them several times: a tenth of a run with many ranks. For the time of a run the older ones are set aside
-(`gc.freeze`). It also makes what is collected, and when, depend less on what the notebook did before.
+Once torch is imported a process holds some 500,000 objects. A run makes many more, so the collector would traverse all
+of them several times: a tenth of a run with many ranks. During a run the older ones are frozen (`gc.freeze`).
+Collections also depend less on earlier work in the notebook.
 
 Simplified: cycles that the notebook left before the run are collected after it.
 """
@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def older_objects_set_aside() -> Iterator[None]:
-    """Until the end; not where the program has set objects aside itself."""
+    """Freeze the existing objects for this context, unless the program has frozen objects itself."""
     if gc.get_freeze_count():
         yield
         return
@@ -27,7 +27,7 @@ def older_objects_set_aside() -> Iterator[None]:
 
 @contextmanager
 def no_collections() -> Iterator[None]:
-    """Until the end: for code that makes many objects and no cycle: each collection would look at all of them."""
+    """Disable the collector for this context, for code that makes many objects and no cycles."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

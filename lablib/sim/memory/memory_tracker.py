@@ -1,17 +1,17 @@
-"""What one rank holds: every storage from its allocation to its death, seen from the operators it runs.
+"""Memory tracker of one rank: every storage from its allocation to its release, seen from the operators it runs.
 
-    allocated    a storage that was not known before is in the result of an operator
-    first read   ... or among its arguments: made before the launch, or where no dispatcher looks (from_numpy)
+    allocated    an unknown storage is in the result of an operator
+    first read   ... or among its arguments: made before the launch, or outside the dispatcher (from_numpy)
     resized      `untyped_storage().resize_` (FSDP2 frees and restores memory so), `resize_`, `out=`: one allocation
                  ends, another begins
-    dead         the last tensor, graph or C++ object that held it has let go (storages.py)
+    released     the last tensor, graph or C++ object that held it is gone (storages.py)
 
 Views share a storage and in-place operators keep it, so they add nothing. A storage made by one rank and read by
-another (ranks share closures here) is counted for its maker alone; one made before the launch for every rank that reads
-it, as every process would have its own. What an allocation is: categories.py.
+another (ranks share closures here) counts for its maker alone; one made before the launch counts for every rank that
+reads it, as every process would have a copy. Categories of allocations: categories.py.
 
-Cost: benchmarks/clock_overhead.py. Simplified: memory that an operator takes and gives back while it runs (a kernel's
-workspace) is not seen; tensors in reference cycles live until Python's collector runs, as in any program.
+Cost: benchmarks/clock_overhead.py. Simplified: temporary memory of an operator (a kernel's workspace) is not seen;
+tensors in reference cycles live until Python's collector runs, as in any program.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _storage_of = Tensor.untyped_storage
 
 
 class MemoryTrackers:
-    """What the trackers of one run share.
+    """State shared by the trackers of one run.
 
     Attributes:
         lines: the lines of the program.
-        labels: (op, path of phases, line) -> its number.
+        labels: (op, path of phases, line) -> number.
         makers: address of a storage -> the tracker of the rank that allocated it, while it lives.
     """
 
@@ -56,7 +56,7 @@ class MemoryTrackers:
         self.makers: dict[int, MemoryTracker] = {}
 
     def close(self, ranks: Sequence[Rank]) -> None:
-        """The run has ended."""
+        """Close all trackers when the run ends."""
         for rank in ranks:
             if rank.memory_tracker is not None:
                 rank.memory_tracker.close()
@@ -69,7 +69,7 @@ class MemoryTrackers:
         num_ranks: int,
         simulated: tuple[int, ...] | None = None,
     ) -> Memory:
-        """What these ranks held, now or until they ended; `passes` tells the phase of what the program did not name."""
+        """Memory of these ranks, until now or until their end; `passes` gives phases that the program did not name."""
         labels = [(name, split(path)[0], line) for name, path, line in self.labels]
         parts = [rank.memory_tracker.log.allocations(labels) for rank in ranks if rank.memory_tracker is not None]
         blocks = Allocations.joined(parts).with_labels_once()
@@ -80,13 +80,13 @@ class MemoryTracker:
     """The storages of one rank.
 
     Args:
-        rank: whose.
-        trackers: shared with the other ranks.
-        place: where its program is.
+        rank: the rank.
+        trackers: state shared with the other ranks.
+        position: position in the rank's program.
 
     Attributes:
         log: its allocations.
-        categories: what they are.
+        categories: their categories.
     """
 
     def __init__(self, rank: Rank, trackers: MemoryTrackers, position: ProgramPosition):
@@ -98,24 +98,24 @@ class MemoryTracker:
         self.categories = Categories(self._live, self.log.category)
         self._on_death = self._died
 
-    # ---- what a program may ask ----
+    # ---- queries of a program ----
 
     def allocated_bytes(self) -> int:
-        """What the rank holds now."""
+        """Bytes that the rank holds now."""
         return self.log.held_bytes
 
     def peak_bytes(self) -> int:
-        """The most it held since the start, or since `reset_peak`."""
+        """Maximum of the allocated bytes since the start, or since `reset_peak`."""
         return self.log.peak_bytes
 
     def reset_peak(self) -> None:
-        """Forget the peak so far: the next one is at least what is held now."""
+        """Reset the peak to the bytes held now."""
         self.log.peak_bytes = self.log.held_bytes
 
-    # ---- what clock and process groups tell ----
+    # ---- events from clock and process groups ----
 
     def saw(self, traits: OpTraits, args: tuple, kwargs: dict, out: Any) -> None:
-        """An operator ran: look at its arguments, and note what it allocated."""
+        """Process an operator that ran: its arguments, and new storages in its result."""
         live, categories, requires_grad = self._live, self.categories, False
         perhaps_gradient = traits.gives_gradient and self._position.graph_task != -1
         tells = perhaps_gradient or traits.resizes or traits.is_collective
@@ -146,16 +146,16 @@ class MemoryTracker:
             self._note(traits, out, requires_grad)
 
     def communicates(self, tensors: Iterable[Tensor]) -> None:
-        """A communication sends or fills these."""
+        """Process the tensors that a communication sends or fills."""
         of, position = self.categories.of, self._position
-        position.found, position.graph_task = None, graph_task_id()  # position.moves(), without the call
+        position.found, position.graph_task = None, graph_task_id()  # position.moves(), inlined
         for tensor in tensors:
             tracked = self._live.get(storage_id(_storage_of(tensor))) or self._meet(tensor, "")
             if tracked is not None and of[tracked.allocation] == OTHER:
                 of[tracked.allocation] = COMMUNICATION
 
     def uses(self, tensors: Iterable[Tensor]) -> None:
-        """An operator on tensors of several parts (DTensor) is about to run on these: they may be parameters."""
+        """Register the arguments of an operator on tensors of several parts (DTensor), which may be parameters."""
         self._position.graph_task = graph_task_id()
         for tensor in tensors:
             if type(tensor) is not Tensor:
@@ -163,7 +163,7 @@ class MemoryTracker:
                 self.categories.know_parameter(tensor)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """A storage may have another size now: then one allocation ends, and another of its category begins."""
+        """End the allocation of a storage that has changed its size, and begin another of the same category."""
         tracked = self._live.get(storage_id(storage))
         if tracked is None:
             return
@@ -176,18 +176,18 @@ class MemoryTracker:
             tracked.allocation = self.log.begin(size, self.log.category[allocation], self._label("resize_"))
 
     def leave(self) -> None:
-        """The rank has ended. Its storages are watched on: others must know them as its own as long as they live."""
+        """End the log with the rank. Its storages stay tracked, so that other ranks recognise them as this rank's."""
         self.categories.close()
         self.log.leave()
 
     def close(self) -> None:
-        """The run has ended: no callback will come."""
+        """Stop tracking when the run ends."""
         self._live.clear()
 
-    # ---- what is seen ----
+    # ---- storages in arguments and results ----
 
     def _meet(self, tensor: Tensor, name: str) -> TrackedStorage | None:
-        """A storage that nobody saw being made. Another rank's is its own."""
+        """Begin to track an unknown storage, unless another rank made it."""
         storage = _storage_of(tensor)
         if storage_id(storage) in self._trackers.makers:
             return None
@@ -207,7 +207,7 @@ class MemoryTracker:
             self.categories.perhaps_gradient(tensor, tracked)
 
     def _note(self, traits: OpTraits, out: Any, requires_grad: bool) -> None:
-        """Whatever is new in an operator's result is an allocation."""
+        """Begin an allocation for each new storage in an operator's result."""
         live, makers = self._live, self._trackers.makers
         for tensor in (out,) if type(out) is Tensor else tensors_in((out,)):
             try:
@@ -216,7 +216,7 @@ class MemoryTracker:
                 self._meet_parts(tensor, traits.name)
                 continue
             if type(tensor) is not Tensor and hasattr(type(tensor), "__tensor_flatten__"):
-                # A functional collective's result under way: what wraps it has a size, but no memory of its own.
+                # An unfinished result of a functional collective: its wrapper has a size, but no memory.
                 self._meet_parts(tensor, traits.name)
                 continue
             key = storage_id(storage)
@@ -233,7 +233,7 @@ class MemoryTracker:
             if traits.gives_gradient and self._position.graph_task != -1:
                 self.categories.perhaps_gradient(tensor, tracked)
 
-    # ---- how allocations begin and end ----
+    # ---- begin and end of allocations ----
 
     def _begin(self, storage: torch.UntypedStorage, category: int, name: str) -> TrackedStorage | None:
         size, counts = storage.nbytes(), self._rank.counts

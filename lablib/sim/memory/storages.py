@@ -1,8 +1,7 @@
-"""Storages: watching one until it dies, finding those of a tensor, and hearing of those that change their size.
+"""Storages: callbacks on their release and on resizes, and the storages of a tensor.
 
-A storage is the memory behind one or more tensors. Python's object for it lives exactly as long as the memory does,
-whoever holds it (Python, autograd, torch's C++), so a weak reference to it tells of its death, before the address can
-be used again.
+A storage is the memory behind one or more tensors. Its Python object lives exactly as long as the memory, regardless of
+the owner (Python, autograd, torch's C++), so the callback of a weak reference runs before the address is reused.
 """
 
 import weakref
@@ -22,7 +21,7 @@ class TrackedStorage(weakref.ref):
 
     Attributes:
         key: its address.
-        allocation: the number of its allocation; the last one, of a storage that changed its size.
+        allocation: number of its latest allocation.
     """
 
     __slots__ = ("key", "allocation")
@@ -31,7 +30,7 @@ class TrackedStorage(weakref.ref):
 
 
 def inner(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors with memory that a tensor consists of: a DTensor's shard, a sparse one's indices and values."""
+    """The tensors with memory inside a tensor: a DTensor's shard, a sparse tensor's indices and values."""
     if hasattr(type(tensor), "__tensor_flatten__"):
         for name in tensor.__tensor_flatten__()[0]:  # type: ignore[attr-defined]
             part = getattr(tensor, name)
@@ -50,10 +49,11 @@ def inner(tensor: Tensor) -> Iterator[Tensor]:
 def heard_changes(
     resized: Callable[[torch.UntypedStorage], None], swapped: Callable[[Tensor, Tensor], None]
 ) -> AbstractContextManager[None]:
-    """Have two functions of torch tell what they do, as it passes no dispatcher.
+    """Patch two functions of torch that bypass the dispatcher, to report their calls.
 
-    `UntypedStorage.resize_` (FSDP2 frees and restores memory with it) tells after it has resized a storage.
-    `torch.utils.swap_tensors` (`Module.to` of DTensors) tells before: it refuses a tensor that has weak references.
+    `UntypedStorage.resize_` (FSDP2 frees and restores memory with it) calls `resized` after it has resized a storage.
+    `torch.utils.swap_tensors` (`Module.to` of DTensors) calls `swapped` before: it rejects tensors with weak
+    references.
     """
     resize, swap = torch.UntypedStorage.resize_, torch.utils.swap_tensors
 

@@ -1,4 +1,4 @@
-"""Operators of a simulated rank: their price, their shapes, and torch's modes around them.
+"""Operators of a simulated rank: cost, output shapes, and torch's modes.
 
 clock         the compute stream: each operator advances the rank's clock
 op_traits     facts about an operator that clock and memory tracker need, from its schema

@@ -1,18 +1,18 @@
-"""`torch.autocast` under `fidelity="shapes"`: its casts, on tensors that have no values.
+"""`torch.autocast` under `fidelity="shapes"`: its casts, on tensors without values.
 
-Autocast belongs to a device, and none belongs to "meta": torch leaves such tensors as they are. So each torch function
-that the program calls within autocast is tried once, for each set of dtypes, on fake tensors that say they are on the
-CPU; what torch casts there is cast here before the function runs.
+Autocast is specific to a device, and "meta" has none: torch does not cast such tensors. So each torch function that the
+program calls within autocast is tried once, for each set of dtypes, on fake CPU tensors; the casts that torch makes
+there are made here before the function runs.
 
     program calls    F.linear(x, weight)    x bfloat16, weight float32
-    on fake tensors  weight is cast         remembered for (F.linear, bfloat16, float32)
+    on fake tensors  weight is cast         cached for (F.linear, bfloat16, float32)
     on "meta"        F.linear(x, weight.to(bfloat16))
 
 As in torch, the cast of a parameter is kept until the outermost autocast block ends.
 
 Cost: a millisecond for each function and set of dtypes, then a look-up.
 Source: torch 2.13, aten/src/ATen/autocast_mode.h (`cached_cast`).
-Simplified: what a function of torch that is written in Python casts within itself, but for its arguments, is not seen.
+Simplified: for a torch function written in Python, casts of tensors other than its arguments are not seen.
 """
 
 from collections.abc import Mapping
@@ -43,11 +43,11 @@ class AutocastOnMeta:
         self._casts: dict[int, tuple[Tensor, Tensor]] = {}
 
     def clear_cache(self) -> None:
-        """The outermost autocast block ended."""
+        """Clear the cached casts when the outermost autocast block ends."""
         self._casts.clear()
 
     def cast(self, func: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """The arguments with which the function is to run."""
+        """The arguments after autocast's casts."""
         if not (isinstance(func, _WRITTEN_IN_C) or getattr(func, "__module__", None) == "torch.nn.functional"):
             return args, kwargs
         values, tree = tree_flatten((args, kwargs))
@@ -73,14 +73,14 @@ class AutocastOnMeta:
 
 
 def casts_on_cpu(func: Any, values: list[Any], tree: Any) -> Mapping[int, torch.dtype]:
-    """Which of a function's arguments the CPU's autocast casts, and to what: place in the flat list -> dtype."""
+    """The casts of the CPU's autocast for a function's arguments: place in the flat list -> dtype."""
     with disable_current_modes(), FakeTensorMode(), torch.no_grad():
         on_cpu = [_fake(value) if isinstance(value, Tensor) else value for value in values]
         args, kwargs = tree_unflatten(on_cpu, tree)
         with _Casts() as casts:
             try:
                 func(*args, **kwargs)
-            except Exception:  # it will say so itself, with the program's own arguments
+            except Exception:  # it fails again with the program's arguments
                 return {}
     places = {id(value): i for i, value in enumerate(on_cpu)}
     return {places[source]: dtype for source, dtype in casts.seen.items() if source in places}
@@ -91,7 +91,7 @@ def _fake(tensor: Tensor) -> Tensor:
 
 
 class _Casts(TorchDispatchMode):
-    """Notes which tensors are cast, by id, and to what."""
+    """Records the casts of tensors: id -> dtype."""
 
     def __init__(self):
         super().__init__()

@@ -1,9 +1,9 @@
-"""The compute stream's clock: every operator that a rank dispatches is priced and moves the rank's clock.
+"""Clock of the compute stream: each dispatched operator has a cost and advances the rank's clock.
 
-A `TorchDispatchMode` sees each operator below autograd, in forward, backward and optimizer alike, with the tensors it
-really gets. Pricing follows `lablib/cost`; the result does not depend on how fast the host is. The same look tells the
-memory tracker (memory_tracker.py) what was allocated. `record_function` blocks pass through the dispatcher too, and
-name the phase of the spans inside them.
+A `TorchDispatchMode` sees each operator below autograd, in forward, backward and optimizer, with its actual tensors.
+Costs follow `lablib/cost`; the result does not depend on the speed of the host. The same pass reports allocations to
+the memory tracker (memory_tracker.py). `record_function` blocks pass through the dispatcher too, and name the phase of
+the spans inside them.
 """
 
 import sys
@@ -42,25 +42,25 @@ Run = Callable[[OpTraits, tuple, dict], tuple[Any, Answer | None]]
 
 
 def call(traits: OpTraits, args: tuple, kwargs: dict) -> tuple[Any, None]:
-    """Carry an op out with values."""
+    """Run an op with values."""
     return traits.op(*args, **kwargs), None
 
 
-@lru_cache(maxsize=256)  # classes of the program are among them
+@lru_cache(maxsize=256)  # includes classes of the program
 def has_own_rule(types: tuple[type, ...]) -> bool:
-    """Whether an op has an argument of a tensor class with a dispatch rule of its own, such as DTensor."""
+    """Whether an argument of an op has a tensor class with its own dispatch rule, such as DTensor."""
     plain = torch.Tensor.__torch_dispatch__  # pyright: ignore[reportAttributeAccessIssue]
     return any(kind.__torch_dispatch__ != plain for kind in types)
 
 
-@lru_cache(maxsize=256)  # classes of the program are among them
+@lru_cache(maxsize=256)  # includes classes of the program
 def is_fake(types: tuple[type, ...]) -> bool:
-    """Whether torch only asks which shape an op would give (DTensor does, to choose a sharding): nothing is run."""
+    """Whether torch only infers the output shape of an op (DTensor does, to choose a sharding): nothing is run."""
     return any(kind.__name__ == "FakeTensor" for kind in types)
 
 
 def _is_num_steps() -> bool:
-    """Whether a torch optimizer reads how many steps it has done: on a GPU these numbers are in the host's memory."""
+    """Whether a torch optimizer reads its step count: on a GPU these numbers are in the host's memory."""
     frame = sys._getframe(1)
     for _ in range(8):
         if frame is None or frame.f_code is read_num_steps.__code__:
@@ -70,13 +70,13 @@ def _is_num_steps() -> bool:
 
 
 class Clock(TorchDispatchMode):
-    """Prices what one rank computes, and tracks its memory. Enter it in the rank's thread.
+    """Adds the cost of each operator of one rank to its clock, and tracks its memory. Enter it in the rank's thread.
 
     Args:
-        rank: whose clock moves.
-        pricer: the prices of the device it runs on.
-        run: carries an op out, given `(traits, args, kwargs)`; returns what it gives, and that as an `Answer` if known.
-        trackers: shared by the ranks of a run; None: nobody counts memory.
+        rank: the rank.
+        pricer: operator costs of its device.
+        run: runs an op, given `(traits, args, kwargs)`; returns its result, and an `Answer` if known.
+        trackers: shared by the ranks of a run; None: memory is not tracked.
     """
 
     def __init__(self, rank: Rank, pricer: Pricer, run: Run = call, trackers: MemoryTrackers | None = None):
@@ -90,7 +90,7 @@ class Clock(TorchDispatchMode):
         self._is_free_of_time = pricer.device.memory_bandwidth_bytes_per_s == float("inf")
         self._facts: dict[int, OpTraits] = {}
         self._is_backward = False
-        self._is_step: list[bool] = []  # of the blocks under way, whether they are an Optimizer.step
+        self._is_step: list[bool] = []  # for each open block, whether it is an Optimizer.step
 
     supports_higher_order_operators = True
 
@@ -108,7 +108,7 @@ class Clock(TorchDispatchMode):
         kwargs = kwargs or {}
         if types and has_own_rule(types):
             # Modes see an op before a tensor subclass (DTensor) does. Let it first become ops on this rank's shards and
-            # communication: these are what the rank runs.
+            # communication: these are the ops that the rank runs.
             if is_fake(types):
                 return func(*args, **kwargs)
             if self.memory_tracker is not None:
@@ -122,19 +122,19 @@ class Clock(TorchDispatchMode):
                 return self._of_operators(func, args, kwargs)
             traits = self._facts[id(func)] = traits_of(func)
         position = self._position
-        position.found, position.graph_task = None, graph_task_id()  # position.moves(), without the call
+        position.found, position.graph_task = None, graph_task_id()  # position.moves(), inlined
         if (position.graph_task != -1) is not self._is_backward:
             self._turn()
         if traits.is_block:
             self._enter_or_leave(func, args)
         if types or num_function_modes():
-            # A mode around the program (shapes.py) must not answer for the tensors that are looked at here.
+            # A mode around the program (shapes.py) must not see the tensors that are inspected here.
             with DisableTorchFunction():
                 return self._operator(traits, args, kwargs)
         return self._operator(traits, args, kwargs)
 
     def _of_operators(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """An operator that is made of operators (flex_attention, cond): each of these is carried out and priced."""
+        """Run an operator that consists of operators (flex_attention, cond), each with its own cost."""
         TorchDispatchMode.__enter__(self)
         try:
             return kernels_of(func)[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
@@ -142,21 +142,21 @@ class Clock(TorchDispatchMode):
             TorchDispatchMode.__exit__(self, None, None, None)
 
     def _operator(self, traits: OpTraits, args: tuple, kwargs: dict) -> Any:
-        """Carry an operator out; note what it allocated and how long it took."""
+        """Run an operator, note its allocations, and add its cost."""
         rank, tracker = self._rank, self.memory_tracker
-        if traits.is_view and not rank.unwaited:  # more than half of all
+        if traits.is_view and not rank.unwaited:  # more than half of all operators
             out = traits.run(*args, **kwargs)
             if tracker is not None:
                 tracker.saw(traits, args, kwargs, out)
             return out
-        # Nothing is in flight but what was issued and not waited for.
+        # Only unwaited communications can be in flight.
         before = self._in_flight.before(traits, args, kwargs) if rank.unwaited else None
         out, answer = self._run(traits, args, kwargs)
         if before:
             self._in_flight.after(before)
         if traits.waits and rank.pending:
             self._join_pending(args, kwargs)
-        if tracker is not None:  # before the price: memory is taken when an operator starts
+        if tracker is not None:  # before the cost: memory is allocated when an operator starts
             tracker.saw(traits, args, kwargs, out)
         if traits.is_free or self._is_free_of_time or not rank.is_priced:
             if traits.op is read_number and not _is_num_steps():
@@ -165,7 +165,7 @@ class Clock(TorchDispatchMode):
         cost = answer.cost if answer is not None else None
         if cost is None:
             cost = self._pricer.cost(traits.op, args, kwargs, out)
-            if answer is not None and not has_arithmetic(traits.op):  # that of a product hangs on torch's settings too
+            if answer is not None and not has_arithmetic(traits.op):  # torch's settings change a product's cost
                 answer.cost = cost
         phase, line = self._position.now()
         again = self._is_backward and self._position.is_recompute()
@@ -174,13 +174,13 @@ class Clock(TorchDispatchMode):
         return out
 
     def _turn(self) -> None:
-        """A backward begins or ends."""
+        """Called when a backward begins or ends."""
         self._is_backward = not self._is_backward
         if self.memory_tracker is not None and not self._is_backward:
             self.memory_tracker.categories.find_gradients()
 
     def _enter_or_leave(self, func: Any, args: tuple) -> None:
-        """A `record_function` block opens or closes; `Optimizer.step` is one."""
+        """Open or close a `record_function` block; `Optimizer.step` is one."""
         categories = self.memory_tracker.categories if self.memory_tracker is not None else None
         if func is enter_label:
             self._rank.enter_block(args[0])
@@ -193,7 +193,7 @@ class Clock(TorchDispatchMode):
                 categories.leave_step()
 
     def _join_pending(self, args: tuple, kwargs: dict) -> None:
-        """An operator that touches the result of a communication waits for it, as a stream would."""
+        """Wait for the communications that write to an operator's arguments, as a stream would."""
         for tensor in tensors_in((*args, *kwargs.values())):
             if tensor.layout == torch.strided:
                 self._rank.pending.join(tensor)

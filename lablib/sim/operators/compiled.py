@@ -1,20 +1,21 @@
-"""`torch.compile` in a simulated run: the function runs as it was written, operator by operator, and a note says so.
+"""`torch.compile` in a simulated run: the function runs eagerly, operator by operator, with a note.
 
-The simulator prices the operators that a rank dispatches. A compiler would replace them by kernels of its own, for this
-machine's CPU and not for the simulated device, and would have to be run on a rank's thread beneath the clock: torch
-does not compile under a dispatch mode, and would compile the clock's own Python instead, for seconds. So compiled
-functions run eagerly, by torch's own switch, whatever their backend, mode and options:
+The simulator adds up the costs of the operators that a rank dispatches. A compiler would replace them by its own
+kernels, for this machine's CPU and not for the simulated device, and would have to run on a rank's thread beneath the
+clock: torch does not compile under a dispatch mode, and would compile the clock's own Python instead, for seconds. So
+compiled functions run eagerly, by torch's own switch, regardless of backend, mode and options:
 
-    values                    those of the eager program
-    time, kernels, bytes      the eager program's: an upper bound. A compiler fuses what stands between products
+    values                    as in the eager program
+    time, kernels, bytes      as in the eager program: an upper bound, as a compiler fuses operators between products
     unknown backends          torch's own error, as without the simulator
 
-What a compiled step takes is the planner's: `predict(..., stack="torch-compile")` (lablib/plan/stack.py); what fusing
-saves of a chain of operators stands in lablib/kernels/elementwise_chain.py. On gloo and nccl ranks compile as always.
+The planner estimates a compiled step: `predict(..., stack="torch-compile")` (lablib/plan/stack.py).
+lablib/kernels/elementwise_chain.py shows the savings of fusion for a chain of operators. On gloo and nccl ranks compile
+as always.
 
-Source: torch, `torch.compiler.set_stance("force_eager")`; torch/_dynamo/eval_frame.py (`_callback_from_stance`, asked
+Source: torch, `torch.compiler.set_stance("force_eager")`; torch/_dynamo/eval_frame.py (`_callback_from_stance`, called
 at each call of a compiled function).
-Simplified: a program that sets the stance itself is left to its own choice.
+Simplified: a program that sets the stance itself keeps its choice.
 """
 
 from collections.abc import Callable, Iterator
@@ -42,7 +43,7 @@ class Compiled:
 
     @contextmanager
     def eagerly(self) -> Iterator[None]:
-        """While this lasts, compiled functions run as they were written; torch's own ways are back afterwards."""
+        """Run compiled functions eagerly within this context; restore torch's functions afterwards."""
         with ExitStack() as stack:
             stack.enter_context(replaced((torch, "compile", self._in_a_run(torch.compile, stack))))
             if loaded(DYNAMO_FRAMES) is not None:
@@ -50,11 +51,11 @@ class Compiled:
             yield
 
     def notes(self) -> list[str]:
-        """A sentence if there was one."""
+        """The note, if a compiled function was called."""
         return [NOTE] if self._was_called else []
 
     def _in_a_run(self, compile: Callable[..., Any], stack: ExitStack) -> Callable[..., Any]:
-        """torch.compile, which first imports the compiler: seconds that few programs need."""
+        """Wrap torch.compile: the first call imports the compiler, which takes seconds that few programs need."""
 
         @wraps(compile)
         def compile_eagerly(*args: Any, **kwargs: Any) -> Any:
@@ -65,7 +66,7 @@ class Compiled:
         return compile_eagerly
 
     def _force(self, stack: ExitStack) -> None:
-        """Once a run, until its end."""
+        """Force the eager stance, once per run, until its end."""
         if self._is_forced:
             return
         self._is_forced = True
@@ -74,7 +75,7 @@ class Compiled:
         asked = getattr(module, DYNAMO_STANCE)
 
         def noting(callback: Any) -> Any:
-            # None and False stand for functions that were not compiled: torch.compiler.disable asks too.
+            # None and False are functions that were not compiled: torch.compiler.disable calls this too.
             self._was_called |= callable(callback)
             return asked(callback)
 

@@ -1,10 +1,10 @@
-"""Ops on meta tensors, each at the price of a dictionary look-up.
+"""Cached meta kernels: an op on meta tensors takes one dictionary look-up.
 
-What an op gives depends on the shapes and dtypes of its inputs alone. So torch's own meta kernel is asked once for each
-signature, and its answer is remembered: a Python meta kernel takes up to a millisecond, an empty meta tensor 2 us. All
-ranks of a run share what is known.
+The output of an op depends on the shapes and dtypes of its inputs alone. So torch's own meta kernel runs once for each
+signature and its result is cached: a Python meta kernel takes up to a millisecond, an empty meta tensor 2 us. All ranks
+of a run share the cache.
 
-A real tensor that meets a meta tensor in an op counts by its shape; one that is written stays as it is.
+A real tensor in an op with meta tensors is treated as its shape; a real output argument stays unchanged.
 """
 
 from collections.abc import Iterable
@@ -26,18 +26,18 @@ class MetaKernels:
     """Runs ops on meta tensors.
 
     Args:
-        known: what earlier calls gave, by signature; one dictionary for all ranks of a run.
+        known: cached results by signature; one dictionary for all ranks of a run.
     """
 
     def __init__(self, known: "dict[tuple, Answer]"):
         self._known = known
 
     def run(self, traits: OpTraits, args: tuple, kwargs: dict) -> "tuple[Any, Answer | None]":
-        """What the op gives for these arguments, and that as an answer, if it follows from their shapes."""
+        """Run the op. Returns its result, and the cached `Answer` if the result follows from the arguments' shapes."""
         func = traits.op
         if traits.is_view:
             return traits.run(*args, **kwargs), None
-        signature: list[Any] = [id(func)]  # to hash an operator runs Python code
+        signature: list[Any] = [id(func)]  # hashing an operator runs Python code
         kinds = _describe(args, signature)
         if kwargs:
             signature += kwargs
@@ -62,7 +62,7 @@ _SOME_META, _SOME_REAL = 1, 2
 
 
 def _describe(values: Iterable[Any], signature: list[Any]) -> int:
-    """Append what the op's answer depends on; returns which kinds of tensors there are."""
+    """Append the values that determine the op's result to `signature`. Returns the kinds of tensors found."""
     kinds = 0
     for value in values:
         kind = type(value)
@@ -78,12 +78,12 @@ def _describe(values: Iterable[Any], signature: list[Any]) -> int:
 
 
 class Answer:
-    """What an op gives for one signature: empty tensors of these shapes, or one of its own arguments.
+    """The result of an op for one signature: empty tensors of these shapes, or one of its arguments.
 
     Attributes:
-        is_view: whether it gives memory of its arguments, which only the op itself can: `_unsafe_view`, whose schema
-            does not say so, does.
-        cost: what the op costs, once somebody has asked, where that follows from the signature too.
+        is_view: whether it shares memory with an argument, which only the op itself can make: `_unsafe_view` does,
+            though its schema does not say so.
+        cost: the op's cost, once computed, if it follows from the signature too.
     """
 
     __slots__ = ("_is_first_argument", "_outputs", "cost", "is_view")
@@ -109,7 +109,7 @@ class Answer:
 def _specification(out: Any) -> Any:
     if isinstance(out, Tensor):
         like = torch.empty_strided(out.shape, out.stride(), dtype=out.dtype, device=META)
-        # To clone it takes half as long as to make another, but closes gaps.
+        # A clone takes half the time of a new tensor, but closes gaps.
         return like.clone if like.clone().stride() == out.stride() else (out.shape, out.stride(), out.dtype)
     if isinstance(out, (list, tuple)):
         return [_specification(item) for item in out]
@@ -128,7 +128,7 @@ def _made(specification: Any) -> Any:
 
 
 def _on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
-    """An op on meta and real tensors: the real ones count by their shape; one that is written is returned as it is."""
+    """Run an op with the real tensors replaced by their shapes; one that is written is returned unchanged."""
     originals: dict[int, Tensor] = {}
     args = tuple(_shape_of(value, originals) for value in args)
     out = _run(func, args, {key: _shape_of(value, originals) for key, value in kwargs.items()})
@@ -136,9 +136,9 @@ def _on_meta(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def _shape_of(value: Any, originals: dict[int, Tensor]) -> Any:
-    """The same with each real tensor replaced by its shape, by whose id it is noted.
+    """Replace each real tensor by a meta tensor; `originals` maps the id of the meta tensor to the original.
 
-    No function within a function: one that calls itself is a cycle, and would hold the tensors until it is collected.
+    Not a nested function: a recursive closure is a reference cycle, which would hold the tensors until it is collected.
     """
     if isinstance(value, Tensor) and not value.is_meta and value.dim():
         stand_in = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=META)
@@ -155,7 +155,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
     if "device" in kwargs and kwargs["device"] is not None:
         kwargs = {**kwargs, "device": META}
     if func.namespace == "_c10d_functional":
-        # On "meta" torch would only say which shape comes out; this is the kernel that communicates.
+        # torch's meta kernel would only infer the output shape; this is the kernel that communicates.
         return run_kernel_of(func, DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
     try:
         return func(*args, **kwargs)
@@ -167,7 +167,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
 
 
 def needs_value(what: str) -> ValueNeededError:
-    """The error for a program that asks for what is not there."""
+    """The error for a program that needs a value of a tensor without values."""
     line = program_line()
     return ValueNeededError(
         f'the program asks for {what} of a tensor that has none: under fidelity="shapes" tensors have shapes only'

@@ -1,4 +1,4 @@
-"""What clock and memory tracker ask of every operator: found once, from its schema."""
+"""Traits of an operator for clock and memory tracker, derived once from its schema."""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,8 +11,8 @@ from lablib.operators.op import is_free
 from lablib.torch_compat import read_number, schema
 
 _PART = ("index", "indices", "mask", "condition")
-_ONLY_SHAPE = ("new_", "resize", "set_")  # of an argument these ask its shape and dtype, as what ends in _like does
-# Half of a training step's operators. A method runs the same kernel, for 2 us less than the operator's own call.
+_ONLY_SHAPE = ("new_", "resize", "set_")  # these read only the shape and dtype of an argument, as names in _like do
+# Half of a training step's operators: a method runs the same kernel in 2 us less than the operator's own call.
 _METHODS = {
     "aten::detach": Tensor.detach,
     "aten::view": Tensor.view,
@@ -27,20 +27,20 @@ class OpTraits(NamedTuple):
 
     Attributes:
         op: the operator.
-        run: what carries it out.
+        run: the function that runs it.
         name: "aten.mm".
-        first_name: what a block is called that this operator is the first to read; "": it was there before.
+        first_name: label of an allocation that this operator is the first to read; "": it existed before.
         is_block: whether it opens or closes a `record_function` block.
         is_free: takes no time (lablib/cost).
-        is_view: it only looks at the memory of its one tensor: no kernel runs.
-        is_told_by_shapes: what it gives follows from the shapes of its arguments: no views, no resizing, no `out=`.
-        writes_first: `add_` and its like return their first argument, written; `_foreach_add_` writes a list.
+        is_view: a view of its only tensor: no kernel runs.
+        is_told_by_shapes: whether shapes of arguments give its result: no views, no resizing, no `out=`.
+        writes_first: in-place operators such as `add_` return their first argument; `_foreach_add_` writes a list.
         waits: whether it waits for a communication that fills one of its arguments.
         allocates: whether its result may be new memory.
         takes_lists: whether it has lists of tensors among its arguments.
         reads: place and name of the arguments of which it reads every element, and writes to none.
         writes: place and name of the arguments that it may write to.
-        writes_all: whether it writes to all elements of these; else to those of some indices or a mask, or to none.
+        writes_all: whether it writes to all elements of these; otherwise to those at indices or in a mask, or to none.
         resizes: whether it may change the size of a storage.
         is_collective: whether it is a communication.
         gives_gradient: whether autograd uses it to put a gradient into `.grad`.
@@ -72,7 +72,7 @@ def traits_of(op: Any) -> OpTraits:
     signature = schema(op)
     plain = signature.name.split("::")[-1]
     arguments = [(place, a, a.alias_info is not None and a.alias_info.is_write) for place, a in _tensors(signature)]
-    # A view only names the memory: its bytes are not touched.
+    # A view does not access the bytes of the memory.
     touches = not is_free(op) or op is read_number
     is_partial = any(a.name in _PART for a in signature.arguments)
     asks_shape = plain.startswith(_ONLY_SHAPE) or plain.endswith("_like")
@@ -80,20 +80,20 @@ def traits_of(op: Any) -> OpTraits:
         op=op,
         run=_METHODS.get(".".join(filter(None, (signature.name, signature.overload_name))), op),
         name=signature.name.replace("::", "."),
-        # torch.tensor() fills memory where no mode looks, and shows the result to this one.
+        # torch.tensor() fills memory outside of all modes; this op is the first to see the result.
         first_name="aten.lift_fresh" if plain == "lift_fresh" else "",
         is_block=op.namespace == "profiler",
         is_free=is_free(op),
         is_view=_is_view(op),
         is_told_by_shapes=_is_told_by_shapes(op),
         writes_first=_writes_first(op),
-        waits=touches,  # nothing waits until bytes are read or written
+        waits=touches,  # a stream waits only before bytes are read or written
         allocates=any(r.alias_info is None and "Tensor" in str(r.type) for r in signature.returns),
         takes_lists=any("Tensor" in str(a.type) and "List" in str(a.type) for a in signature.arguments),
         reads=tuple((place, a.name) for place, a, is_written in arguments if not is_written)
         if touches and not is_partial and not asks_shape
         else (),
-        # `t_()` and its like only change how the memory is seen.
+        # `t_()` and similar operators change only shape and strides.
         writes=tuple((place, a.name) for place, a, is_written in arguments if is_written)
         if torch.Tag.inplace_view not in op.tags
         else (),
@@ -105,7 +105,7 @@ def traits_of(op: Any) -> OpTraits:
 
 
 def _tensors(signature: Any) -> list[tuple[int, Any]]:
-    """Place and argument of those that are tensors or lists of them."""
+    """Place and argument of all tensors and lists of tensors."""
     return [(place, a) for place, a in enumerate(signature.arguments) if "Tensor" in str(a.type)]
 
 

@@ -1,4 +1,4 @@
-"""torch's profiler, of which a process has one: a second profile that overlaps a first crashes the process.
+"""One torch profiler per process: a second profile that overlaps the first would crash the process.
 
 On real processes every rank may profile. Here a rank that begins while another profiles gets an error instead.
 """
@@ -18,8 +18,8 @@ from lablib.torch_compat import current, place
 
 @contextmanager
 def one_profile_at_a_time() -> Iterator[None]:
-    """Until the end, refuse a profile that begins before another has ended."""
-    under_way: list[tuple[Any, str]] = []  # the profile, and whose it is; at most one
+    """Raise, within this context, if a profile begins before another has ended."""
+    under_way: list[tuple[Any, str]] = []  # (profile, its owner); at most one
     if current("is_profiler_enabled"):
         under_way.append((None, "the notebook"))
     kind = profiler.profile
@@ -32,7 +32,7 @@ def one_profile_at_a_time() -> Iterator[None]:
         try:
             yield
         finally:
-            for profile in [profile for profile, _ in under_way if profile is not None]:  # a rank ended without
+            for profile in [profile for profile, _ in under_way if profile is not None]:  # of ranks that ended first
                 with suppress(Exception):
                     profile.__exit__(None, None, None)
 

@@ -1,16 +1,15 @@
-"""`fidelity="shapes"`: the program's tensors have shapes and dtypes, and no values; time, memory and traffic stay.
+"""`fidelity="shapes"`: tensors have shapes and dtypes but no values; time, memory and traffic are unchanged.
 
-Every tensor that the program makes lies on torch's device "meta", whatever device it asks for. Two classes see to that,
-and a third to what torch does for true devices alone:
+Every tensor that the program makes is on torch's device "meta", regardless of the requested device:
 
-    OnMeta      (torch functions)    a mode: whichever device the program asks for, it gets "meta"
+    OnMeta      (torch functions)    a mode: replaces the requested device by "meta"
     MetaKernels (dispatched ops)     for the clock: an op on meta tensors gives meta tensors (meta_kernels.py)
-    AutocastOnMeta                   what `torch.autocast` casts (autocast.py)
+    AutocastOnMeta                   the casts of `torch.autocast`, which torch makes on real devices only (autocast.py)
 
-A few places in torch need true values to work at all (object collectives, samplers, generator states): tensors that
-they make are real. A real tensor that meets a meta tensor in an op counts by its shape.
+A few places in torch need true values to work (object collectives, samplers, generator states): tensors that they make
+are real. A real tensor in an op with meta tensors is treated as its shape.
 
-A program that asks for a value (`item`, `tolist`, `if loss > 1`, `nonzero`) gets a `ValueNeededError`.
+A program that reads a value (`item`, `tolist`, `if loss > 1`, `nonzero`) gets a `ValueNeededError`.
 """
 
 import os
@@ -41,7 +40,7 @@ from lablib.torch_compat import (
 )
 
 _DEVICE_MODE = torch_file("utils", "_device.py")
-# Code that computes with values on behalf of the program: what its calls make is real.
+# Code that computes with values on behalf of the program: its tensors are real.
 _NEEDS_VALUES = (
     "torch/distributed/device_mesh.py",
     "torch/distributed/_mesh_layout.py",
@@ -57,7 +56,7 @@ _NEEDS_VALUES = (
 )
 
 
-@lru_cache(maxsize=4096)  # code of the program is among it
+@lru_cache(maxsize=4096)  # includes code of the program
 def _needs_values(code: CodeType) -> bool:
     place = f"{code.co_filename}:{code.co_name}".replace(os.sep, "/")
     return any(known in place for known in _NEEDS_VALUES)
@@ -65,7 +64,7 @@ def _needs_values(code: CodeType) -> bool:
 
 @cache
 def _factories() -> frozenset[Any]:
-    """Functions that make a tensor on the default device unless told otherwise: torch's own list."""
+    """Functions that make a tensor on the default device if none is given: torch's own list."""
     return frozenset(device_constructors())
 
 
@@ -84,12 +83,12 @@ _READS = {
 
 @cache
 def _answered() -> frozenset[Any]:
-    """The functions that need more than to be called."""
+    """The functions that need special handling."""
     return _factories() | _MOVES | _READS.keys() | {UNFUSED}
 
 
 class OnMeta(TorchFunctionMode):
-    """Redirects what the program makes and moves to the device "meta"."""
+    """Redirects the program's new and moved tensors to the device "meta"."""
 
     def __init__(self):
         super().__init__()
@@ -102,7 +101,7 @@ class OnMeta(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """What the program does not get from torch as it is."""
+        """Call a function with the handling that it needs."""
         if torch.is_autocast_enabled("cpu"):
             args, kwargs = self.autocast.cast(func, args, kwargs)
         if func in _factories():
@@ -120,12 +119,12 @@ class OnMeta(TorchFunctionMode):
         elif func in _READS and args[0].is_meta:
             raise needs_value(_READS[func])
         elif args and "generator" in kwargs and isinstance(args[0], Tensor) and args[0].is_meta:
-            kwargs = {**kwargs, "generator": None}  # no values, so nothing is drawn
+            kwargs = {**kwargs, "generator": None}  # no values to draw
         return func(*args, **kwargs)
 
 
 def _caller() -> FrameType:
-    """The frame that called the torch function; a `with torch.device(...)` block around it is not one."""
+    """The frame that called the torch function, without frames of a `with torch.device(...)` block."""
     frame = sys._getframe(3)
     while frame.f_code.co_filename == _DEVICE_MODE and frame.f_back is not None:
         frame = frame.f_back
@@ -133,7 +132,7 @@ def _caller() -> FrameType:
 
 
 def _moved(func: Any, args: tuple, kwargs: dict) -> Tensor:
-    """A move to another device: a shape stays where it is, a real tensor becomes one; a change of dtype happens."""
+    """Move to another device: a meta tensor stays, a real tensor becomes meta; a change of dtype is made."""
     tensor, *rest = args
     device, dtype, memory_format, copy = None, None, None, False
     if func is Tensor.cuda:
@@ -155,14 +154,14 @@ def _moved(func: Any, args: tuple, kwargs: dict) -> Tensor:
 
 @contextmanager
 def torch_without_values() -> Iterator[None]:
-    """Change, for the time of a run, what torch does where no mode sees it."""
+    """Patch, for the time of a run, functions of torch that no mode sees."""
     engine, devices = current("run_backward"), foreach_devices()
 
     def attention(query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return (fused_attention if query.is_meta else UNFUSED)(query, *args, **kwargs)
 
     def run_backward(*args: Any, **kwargs: Any) -> Any:
-        """`backward` is a torch function itself, and inside one the mode rests; the program's hooks run there."""
+        """Enter the mode again: it is off inside `backward`, a torch function, where the program's hooks run."""
         with OnMeta():
             return engine(*args, **kwargs)
 
@@ -177,8 +176,8 @@ def torch_without_values() -> Iterator[None]:
         (torch, "clear_autocast_cache", clear_autocast_cache),
         (F, "scaled_dot_product_attention", attention),
         (*place("run_backward"), run_backward),
-        # Foreach kernels are for the devices of this list, and for the CPU; "meta" stands for one of them.
+        # Foreach kernels exist for the CPU and the devices of this list; "meta" acts as one of them.
         (*place("foreach_devices"), lambda: [*devices, "meta"]),
-        (*place("refuse_meta_params"), lambda group: None),  # here they are as they should be
+        (*place("refuse_meta_params"), lambda group: None),  # meta parameters are correct here
     ):
         yield

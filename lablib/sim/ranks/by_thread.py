@@ -1,14 +1,15 @@
-"""`sys.stdout`, `sys.stderr`, `sys.stdin` and `os.environ`: each rank's own, told apart by the thread that asks.
+"""Per-rank `sys.stdout`, `sys.stderr`, `sys.stdin` and `os.environ`, selected by the calling thread.
 
-What is swapped with the turn (own_settings.py) is everybody's while the turn lasts. Other threads of the notebook run
-meanwhile (a progress bar, a server), and what they print or set is the notebook's. So these few are answered by thread
-for the time of a run: a rank's to its own thread and to those that it starts, the process's to all others.
+State that is swapped with the turn (own_settings.py) is visible to all threads during the turn. Other threads of the
+notebook run at the same time (a progress bar, a server), and their output and variables must stay the notebook's. So
+these few are selected by thread during a run: a rank's for its threads, the process's for others.
 
-    attributes       `sys` and `os.environ` are given a class whose descriptor answers: `sys.stdout`, whoever reads or
-                     assigns it; `os.environ._data`, in which all of `os.environ`, `os.environb` and `os.getenv` looks
-    the dictionary   of `sys`, which `print` and the interpreter's own messages ask: a stream that passes all on
+    attributes       `sys` and `os.environ` get a class with a descriptor: for `sys.stdout`, read or assigned anywhere;
+                     and for `os.environ._data`, the storage of `os.environ`, `os.environb` and `os.getenv`
+    the dictionary   of `sys`, which `print` and the interpreter's own messages read: a stream that forwards to the
+                     above
 
-A turn of a rank costs nothing by this; a question costs a fifth of a microsecond more.
+A turn of a rank costs nothing by this; an access costs 0.2 us more.
 """
 
 import os
@@ -27,7 +28,7 @@ _GONE = object()
 
 
 class _ByThread:
-    """A descriptor: one value for each rank, by its number, and one for everybody else, under None."""
+    """A descriptor with one value per rank, by its number, and one for all other threads, under None."""
 
     def __init__(self, name: str, of_the_process: Any, of_ranks: Mapping[int, Any]):
         self._name = name
@@ -47,7 +48,7 @@ class _ByThread:
 
 
 class _Stream:
-    """The stream of the thread that uses it, for those who look into the dictionary of `sys`."""
+    """The stream of the calling thread, for code that reads the dictionary of `sys`."""
 
     def __init__(self, name: str):
         self._name = name
@@ -55,17 +56,17 @@ class _Stream:
     def __getattr__(self, attribute: str) -> Any:
         stream = getattr(sys, self._name, _GONE)
         if stream is _GONE:
-            raise RuntimeError(f"lost sys.{self._name}")  # what `print` says then
+            raise RuntimeError(f"lost sys.{self._name}")  # the error of `print`
         return _nothing if stream is None and attribute in ("write", "flush") else getattr(stream, attribute)
 
 
 def _nothing(*_: Any) -> None:
-    """What printing to None does."""
+    """Printing to None does nothing."""
 
 
 @contextmanager
 def own_streams(ranks: Sequence["Rank"]) -> Iterator[None]:
-    """Until the end every rank has its own standard streams."""
+    """Give every rank its own standard streams within this context."""
     streams = {name: {rank.rank: getattr(rank, name) for rank in ranks} for name in ("stdout", "stderr")}
     streams["stdin"] = dict.fromkeys(streams["stdout"], sys.stdin)
     own = {name: _ByThread(name, getattr(sys, name), of_ranks) for name, of_ranks in streams.items()}
@@ -80,7 +81,7 @@ def own_streams(ranks: Sequence["Rank"]) -> Iterator[None]:
 
 @contextmanager
 def own_environments(of_ranks: Mapping[int, dict[Any, Any]]) -> Iterator[None]:
-    """Until the end every rank has its own of what `os.environ` keeps: names and values, encoded."""
+    """Give every rank its own environment within this context: the encoded names and values of `os.environ`."""
     environ: dict[Any, Any] = vars(os.environ)["_data"]
     own = {"_data": _ByThread("_data", environ, of_ranks)}
     with ExitStack() as stack:
@@ -91,7 +92,7 @@ def own_environments(of_ranks: Mapping[int, dict[Any, Any]]) -> Iterator[None]:
 
 
 def _tell_the_system(environ: dict[Any, Any], of_ranks: Mapping[int, dict[Any, Any]]) -> None:
-    """Have child processes, which do not ask os.environ, find what it has: setting a variable sets it for them too."""
+    """Update the C environment, which child processes inherit, to `os.environ` of the process."""
     for key in {key for own in of_ranks.values() for key, _ in own.items() ^ environ.items()}:
         if key in environ:
             os.putenv(key, environ[key])
@@ -101,9 +102,9 @@ def _tell_the_system(environ: dict[Any, Any], of_ranks: Mapping[int, dict[Any, A
 
 @contextmanager
 def _of_class(holder: Any, own: Mapping[str, _ByThread]) -> Iterator[None]:
-    """Until the end these attributes of an object are answered by descriptors.
+    """Replace these attributes of an object by descriptors within this context.
 
-    Of the new class there is this one object. (Python's import makes each module as `type(sys)(name)`.)
+    Only this object has the new class. (Python's import makes each module as `type(sys)(name)`.)
     """
     kind = type(holder)
     makes_plain = {"__new__": lambda cls, *args, **kwargs: kind(*args, **kwargs)}

@@ -1,14 +1,13 @@
-"""Each rank's own copy of the program's arguments, as a process would get them.
+"""Per-rank copies of the program's arguments, as a process would get them.
 
-The arguments are pickled once, and unpickled by every rank; what is one object among them stays one object within a
-rank. On the way
+The arguments are pickled once, and unpickled by every rank; references to the same object stay so within a rank.
 
-  - memory of tensors is not in the pickle: it is copied once, and ranks share that copy until they write (torch's
-    copy-on-write), so that 512 ranks with a tensor of 100 MB do not take 50 GB;
-  - views of one storage stay views of one storage; a leaf keeps `requires_grad` and `.grad`, and a result of autograd
-    arrives detached, because its graph stays behind, as on a real backend;
-  - functions, classes, modules and long texts are not copied. So what a function refers to (globals, closures, default
-    arguments) is the notebook's own for all ranks.
+  - Tensor memory is not in the pickle: it is copied once, and ranks share that copy until they write (torch's
+  copy-on-write), so that 512 ranks with a tensor of 100 MB do not take 50 GB.
+  - Views of one storage stay views of one storage; a leaf keeps `requires_grad` and `.grad`, and a result of autograd
+  arrives detached, because its graph is not copied, as on a real backend.
+  - Functions, classes, modules and long texts are not copied. So references of a function (globals, closures, default
+  arguments) are the notebook's own objects for all ranks.
 
 A `functools.partial` brings copies of its arguments, and a bound method one of its object.
 """
@@ -25,22 +24,22 @@ from torch import Tensor, nn
 from lablib.torch_compat import lazy_clone, storage_id
 
 _CODE = (FunctionType, ModuleType, type)
-_LONG = 1000  # characters or bytes from which on a text is worth sharing
+_LONG = 1000  # characters or bytes from which on a text is shared
 
 
 class Copies:
-    """What ranks copy from.
+    """The source of the ranks' copies.
 
     Args:
         fn: the program.
         args: its arguments.
 
     Raises:
-        ValueError: something cannot be copied; the message names it.
+        ValueError: an object cannot be copied; the message names it.
     """
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
-        self._outside: list[Any] = []  # what is not in the pickle
+        self._outside: list[Any] = []  # objects kept out of the pickle
         try:
             self._pickle = self._pickled((fn, tuple(args)))
         except RecursionError:
@@ -71,12 +70,12 @@ class Copies:
 
 
 class _Pickler(pickle.Pickler):
-    """Puts into `outside` what is shared, and memory."""
+    """Puts shared objects and tensor memory into `outside`."""
 
     def __init__(self, file: io.BytesIO, outside: list[Any]):
         super().__init__(file, protocol=5)
         self._outside = outside
-        self._memory: dict[int, tuple[int, Any]] = {}  # by the storage's address: its number, and the storage itself
+        self._memory: dict[int, tuple[int, Any]] = {}  # by address of the storage: its number, and the storage
 
     def persistent_id(self, obj: Any) -> Any:
         if isinstance(obj, torch.UntypedStorage):
@@ -87,7 +86,7 @@ class _Pickler(pickle.Pickler):
         return len(self._outside) - 1
 
     def _number(self, storage: torch.UntypedStorage) -> int:
-        """Copied once: nothing of the notebook's becomes copy-on-write, as an array of numpy may look at it, too."""
+        """Copy the storage once: the notebook's must not become copy-on-write, as numpy may share its memory."""
         known = self._memory.get(storage_id(storage))
         if known is None:
             known = self._memory[storage_id(storage)] = len(self._outside), storage
@@ -117,7 +116,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Memory:
-    """The bytes of one storage, of which each rank gets a clone that takes memory once it is written to."""
+    """The bytes of one storage. Each rank gets a clone that takes memory once it is written to."""
 
     def __init__(self, storage: torch.UntypedStorage):
         self._bytes = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage.clone())  # pyright: ignore
@@ -127,7 +126,7 @@ class _Memory:
 
 
 def _is_shared(obj: Any) -> bool:
-    """Whether ranks share it as it is: code, and texts that are long and cannot change."""
+    """Whether ranks share an object: code, and long immutable texts."""
     if isinstance(obj, (str, bytes)):
         return len(obj) > _LONG and type(obj) in (str, bytes)
     if isinstance(obj, BuiltinFunctionType):
@@ -136,7 +135,7 @@ def _is_shared(obj: Any) -> bool:
 
 
 def _reduce_tensor(x: Tensor) -> tuple[Any, ...]:
-    """How a dense tensor is rebuilt: storage, geometry, gradient, and the attributes the program hung on it."""
+    """Parts from which a dense tensor is rebuilt: storage, geometry, gradient, and attributes set by the program."""
     plain = x.detach().resolve_conj().resolve_neg()
     geometry = (plain.dtype, plain.storage_offset(), tuple(plain.size()), plain.stride())
     gradient = x.grad if x.is_leaf else None

@@ -1,14 +1,14 @@
-"""Each rank's own settings of Python and torch (lablib/process/settings), put in place when its turn begins.
+"""Per-rank settings of Python and torch (lablib/process/settings), swapped when a turn begins.
 
-Random generators, process groups and hooks of the interpreter are swapped at every turn. Passing it takes some 10 us,
-and there are thirty settings besides, which hardly any program changes. So a rank's turn ends with one look at those
-that are quick to read; the others are looked at from the first time that a function which sets them is called. What the
-next rank left is put in place only where it differs from what stands there.
+Random generators, process groups and hooks of the interpreter are swapped at every turn. Passing a turn takes some 10
+us, and there are thirty more settings, which few programs change. So at the end of a turn only the settings that are
+quick to read are compared; each other one is compared from the first call of a function that sets it on. The next
+rank's settings are put in place only where they differ from the current ones.
 
-A rank's own is its default process group, too: `torch.distributed.group.WORLD`. A module's own lines run once, in the
-turn of the rank that imports it first. Functions with `group=group.WORLD` as a default (all of
+The default process group is per rank, too: `torch.distributed.group.WORLD`. Module-level code runs once, in the turn of
+the rank that imports the module first. Functions with `group=group.WORLD` as a default (all of
 torch.distributed.nn.functional) would keep that rank's end of the group for every rank, and for every later launch. So
-there it is None, which stands for the default group in all of torch.
+WORLD is None during an import, which means the default group in all of torch.
 """
 
 import sys
@@ -33,11 +33,11 @@ _TAKE_AGAIN = [setting.at_turns[1] for setting in _ALWAYS if setting.at_turns]
 
 
 class Settings:
-    """What is in place now, for the ranks of one run.
+    """The settings now in place, for the ranks of one run.
 
     Attributes:
-        states: of every setting that is looked at, as the last rank left it; as it was when this was made, at first.
-        always: of every other, by name, as it was when this was made.
+        states: state of every compared setting, as the last rank left it; initially as at construction.
+        always: state of every other setting, by name, at construction.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Settings:
         self._looks()
 
     def _looks(self) -> None:
-        """What to look at from now on, and how it looks."""
+        """Update the quick readers from `_quick`."""
         self._reads, self._lists = [], []
         for _, setting in self._quick:
             self._reads += setting.reads() if setting.reads else () if setting.lists else (setting.take,)
@@ -59,7 +59,7 @@ class Settings:
         return [*map(call, self._reads), *map(id, lists), *map(tuple, lists)]
 
     def look(self) -> None:
-        """Note what a rank leaves."""
+        """Record the settings that a rank leaves."""
         if self._look() != self._seen:
             self._take(at for at, _ in self._quick)
 
@@ -70,7 +70,7 @@ class Settings:
         self._looks()
 
     def put(self, states: list[Any]) -> None:
-        """Put these in place. Equal ones stay the same object, so that nobody need compare them again."""
+        """Put these in place. Equal states stay the same object, which later comparisons find at once."""
         differing = [
             (at, state)
             for at, (state, now) in enumerate(zip(states, self.states, strict=True))
@@ -78,12 +78,12 @@ class Settings:
         ]
         for at, state in differing:
             _LOOKED_AT[at].give_back(state)
-        if differing:  # a module of torch that was imported meanwhile has a table now
+        if differing:  # a torch module imported in between may have a table now
             self._take(at for at, _ in differing)
 
     @contextmanager
     def watched(self) -> Iterator["Settings"]:
-        """While this lasts, functions that set what is slow to read mark it as worth a look from then on."""
+        """Within this context, a setter of a slow setting marks it for comparison from then on."""
         with ExitStack() as stack:
             for at, setting in enumerate(_LOOKED_AT):
                 for holder, name in setting.setters:
@@ -94,7 +94,7 @@ class Settings:
         @wraps(setter)
         def mark_and_call(*args: Any, **kwargs: Any) -> Any:
             if all(at != place for place, _ in self._quick):
-                self.look()  # what the rank has changed before, in this turn
+                self.look()  # earlier changes of the rank in this turn
                 self._quick.append((at, _LOOKED_AT[at]))
                 self._looks()
             return setter(*args, **kwargs)
@@ -103,11 +103,11 @@ class Settings:
 
 
 class OwnSettings:
-    """One rank's, which begin as they are when the run begins: a belonging (rank.py).
+    """The settings of one rank, initially those at the start of the run: one item of its per-rank state (rank.py).
 
     Args:
-        settings: what is in place.
-        others: with which others it begins, by the setting's name.
+        settings: the settings in place.
+        others: initial states that differ from the process, by name of the setting.
     """
 
     def __init__(self, settings: Settings, others: dict[str, Any]):
@@ -143,7 +143,7 @@ def _world(cls: type) -> Any:
 
 
 def _is_import(frame: FrameType | None) -> bool:
-    """Whether a frame runs lines of a module, or of a class in one, outside any function; not a script's own."""
+    """Whether a frame runs module-level or class-level code of an import, outside any function; not a script's own."""
     while frame is not None and not frame.f_code.co_flags & CO_OPTIMIZED:
         if frame.f_code.co_name == "<module>":
             return frame.f_globals.get("__name__") != "__main__"

@@ -1,7 +1,7 @@
-"""Where a rank's program is while an operator runs: phase, line, and whether forward code runs again for backward.
+"""Position of a rank's program at an operator: phase, source line, and whether forward code is recomputed.
 
 Recomputation. Activation checkpointing runs forward code again inside backward, with autograd recording. Nothing else
-records there, but backward itself when it is asked to be differentiable (`create_graph=True`).
+records there, except a backward called to be differentiable (`create_graph=True`).
 """
 
 import sys
@@ -15,14 +15,14 @@ from lablib.torch_compat import graph_task_id, is_call_of
 
 
 class ProgramPosition:
-    """Answers for one rank; found once for each operator, and only when somebody asks.
+    """The position of one rank; computed at most once per operator, on demand.
 
     Args:
-        rank: whose.
+        rank: the rank.
         lines: the lines of the run's programs.
 
     Attributes:
-        found: what `now` has found; None: nobody has asked since another operator runs.
+        found: cached result of `now` for the current operator; None: not computed.
         graph_task: the backward in which the operator runs; -1: none.
     """
 
@@ -32,10 +32,10 @@ class ProgramPosition:
         self.found: tuple[str, str] | None = None
         self.graph_task = -1
         self._backward = Backward(-1)
-        self._recorded = (-1, False)  # the last backward that recorded, and whether it was asked to
+        self._recorded = (-1, False)  # the last backward that recorded, and whether by create_graph=True
 
     def moves(self) -> None:
-        """Another operator or communication runs now."""
+        """Called when another operator or communication runs."""
         self.found, self.graph_task = None, graph_task_id()
 
     def now(self) -> tuple[str, str]:
@@ -50,11 +50,11 @@ class ProgramPosition:
         return self.found
 
     def is_recompute(self) -> bool:
-        """Whether this is forward code run again inside backward."""
+        """Whether forward code is run again inside backward."""
         return self.graph_task != -1 and torch.is_grad_enabled() and not self._is_creating_graph()
 
     def is_forward(self) -> bool:
-        """Whether autograd records what runs now, for a backward that is still to come."""
+        """Whether autograd records the current code for a later backward."""
         return torch.is_grad_enabled() and (self.graph_task == -1 or not self._is_creating_graph())
 
     def _is_creating_graph(self) -> bool:
@@ -64,7 +64,7 @@ class ProgramPosition:
 
 
 def _asked_for_graph() -> bool:
-    """Look at the call of autograd's engine: `_engine_run_backward(outputs, gradients, retain_graph, create_graph)`."""
+    """Inspect the call of autograd's engine: `_engine_run_backward(outputs, gradients, retain_graph, create_graph)`."""
     frame = sys._getframe(1)
     while frame is not None:
         if is_call_of(frame, "run_backward_in_graph"):

@@ -1,12 +1,11 @@
-"""What one simulated rank has for itself, and how it is put in place when the rank's turn begins.
+"""The state of one simulated rank, and its swap at the beginning and end of the rank's turn.
 
-A process has its own default process group, its own random generators, its own environment, its own output
-(lablib/process/settings lists it all). Ranks here are threads of one process, so what torch and Python keep once for
-the process is swapped on every turn (own_settings.py), or answers by thread (by_thread.py). Grad mode, autocast,
-dispatch modes and the number of threads are per thread already; a rank computes with one thread.
+A process has its own default process group, random generators, environment and output (lablib/process/settings lists
+everything). Ranks here are threads of one process, so state that torch and Python keep once per process is swapped on
+every turn (own_settings.py), or selected by thread (by_thread.py). Grad mode, autocast, dispatch modes and the number
+of threads are per thread already; a rank computes with one thread.
 
-What is swapped is a *belonging* of the rank, with `put` (its turn begins) and `take` (it ends). A script's rank has
-more of them (lablib/script/run.py).
+Swapped state has the methods `put` (a turn begins) and `take` (it ends). Script mode adds more (lablib/script/run.py).
 """
 
 import io
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class PerRankState(Protocol):
-    """Something that a process would have for itself: `put` it in place when the rank's turn begins, `take` it away."""
+    """Per-process state: `put` it in place when the rank's turn begins, `take` it away when it ends."""
 
     def put(self) -> None: ...
 
@@ -45,27 +44,26 @@ class PerRankState(Protocol):
 
 
 class Rank(RankClock):
-    """One simulated rank: its clock, and what its process would have.
+    """One simulated rank: its clock, and the state of its process.
 
     Attributes:
-        stream: the name of that stream: compute, but in what is chained to a future (future.py).
-        host_s: how far the host has come, which launches kernels ahead of the streams (`Device.launch_s`).
-        callbacks_s: how far the stream of such callbacks has come.
-        is_on_side_stream: whether that is one of the program's own CUDA streams (lablib/script/streams.py).
-        is_priced: whether the operator that just ran was the device's work; the host's takes no virtual time.
-        spans: what it did, as tuples in the order of `Span`'s fields; the path of phases stands for the phase.
-        phases: of each `record_function` block it is in, the path to it (lablib/record/phase_path.py), outermost first.
-        host_bandwidths: for each of these the bytes a second at which the host's own work is priced; None: it is free.
-        belongings: what is swapped with the rank's turn, each with `put()` and `take()`.
-        begins_with: settings (lablib/process/settings) that the rank does not take over from the process: the state, by
-        name.
-        memory_tracker: what it holds, while it runs with a clock (memory_tracker.py).
-        counts: which storages the memory tracker counts; None: all. (Host memory is not the device's.)
+        stream: the current stream: compute, except in callbacks of a future (future.py).
+        host_s: time reached by the host, which launches kernels ahead of the streams (`Device.launch_s`).
+        callbacks_s: time reached by the stream of callbacks.
+        is_on_side_stream: whether the current stream is one of the program's CUDA streams (lablib/script/streams.py).
+        is_priced: whether the current operator runs on the device; work of the host takes no virtual time.
+        spans: tuples in the order of `Span`'s fields, with the path of phases as the phase.
+        phases: path to each open `record_function` block (lablib/record/phase_path.py), outermost first.
+        host_bandwidths: for each open block, bytes per second of the host's own work; None: it is free.
+        per_rank_state: state swapped with the rank's turn, each with `put()` and `take()`.
+        begins_with: settings (lablib/process/settings) that differ from the process at the start: state by name.
+        memory_tracker: its storages, while it runs with a clock (memory_tracker.py).
+        counts: selects the storages that the memory tracker counts; None: all. (Host memory is not the device's.)
         world: torch's registry of its process groups.
-        pending: results under way whose future the program holds.
-        unwaited: communications that were issued on this rank and not waited for, in that order.
-        in_flight: what they were given, while it runs with a clock (in_flight.py).
-        overlaps: of calls whose output overlaps their input where it may not: name, where it may, line of the program.
+        pending: unfinished results with a future that the program holds.
+        unwaited: communications issued on this rank and not waited for, in that order.
+        in_flight: their tensors, while it runs with a clock (in_flight.py).
+        overlaps: calls with an invalid overlap of output and input: name, valid overlap, line of the program.
     """
 
     def __init__(
@@ -107,32 +105,33 @@ class Rank(RankClock):
         self.per_rank_state: list[PerRankState] = []
 
     def enter(self) -> None:
-        """The rank's turn begins."""
+        """Begin the rank's turn."""
         for belonging in self.per_rank_state:
             belonging.put()
         if not self._has_begun:
             self._begin()
 
     def _begin(self) -> None:
-        """Its first turn: what a rank starts with, whatever the process has."""
+        """Set the initial state in the rank's first turn, independent of the process."""
         self._has_begun = True
         seed_rank(self.rank)
         compute_with_one_thread()
 
     def leave(self) -> None:
-        """The rank's turn ends."""
+        """End the rank's turn."""
         for belonging in self.per_rank_state:
             belonging.take()
 
     def phase(self) -> str:
-        """What the program is doing: the path of the blocks it named itself, else backward; what else it is, the end
-        tells (lablib/record/passes.py)."""
+        """The path of the program's named blocks, or backward, or unnamed (named at the end:
+        lablib/record/passes.py).
+        """
         if self.phases and self.phases[-1]:
             return self.phases[-1]
         return "backward" if graph_task_id() != -1 else UNNAMED
 
     def enter_block(self, label: str) -> None:
-        """A `record_function` block opens. Blocks that libraries open ("A.b", "A::b") are not the program's words."""
+        """Open a `record_function` block. Blocks of libraries ("A.b", "A::b") do not name a phase."""
         outer = self.phases[-1] if self.phases else ""
         name, _, bandwidth = label.partition(" ")
         self.host_bandwidths.append(
@@ -160,7 +159,7 @@ class Rank(RankClock):
         is_recompute: bool = False,
         launch_s: float = 0.0,
     ) -> None:
-        """The host launches for `launch_s`; then, once free, the current stream works for the rest of `time_s`."""
+        """Launch for `launch_s` on the host; then the current stream, once free, works for the rest of `time_s`."""
         self.host_s += launch_s
         start_s, work_s = max(self.clock_s, self.host_s), time_s - launch_s
         self.clock_s = end_s = start_s + work_s if self.cores is None else self.cores.work(start_s, work_s)
@@ -170,11 +169,11 @@ class Rank(RankClock):
             self.spans.append((self.rank, self.stream, name, phase, start_s, end_s, *what))
 
     def join(self, end_s: float) -> None:
-        """The current stream waits for something that ends at `end_s`."""
+        """Make the current stream wait until `end_s`."""
         self.clock_s = max(self.clock_s, end_s)
 
     def host_waits(self) -> None:
-        """The host waits for the current stream (`item`, a barrier): it launches nothing earlier."""
+        """Make the host wait for the current stream (`item`, a barrier): it launches nothing earlier."""
         self.host_s = max(self.host_s, self.clock_s)
 
     def communicate(
@@ -189,14 +188,14 @@ class Rank(RankClock):
         transfer_id: int | None,
         place: int,
     ) -> None:
-        """A stream was busy with a communication from `start_s` to `end_s`, or waited for one."""
+        """Record a communication, or a wait for one, on a stream from `start_s` to `end_s`."""
         if self.is_traced and (start_s < end_s or not stream.startswith(WAIT)):
             what = (0.0, size_bytes, "", source, False, transfer_id, place)
             self.spans.append((self.rank, stream, name, phase, start_s, end_s, *what))
 
     def named_spans(self) -> tuple[list[Span], Passes]:
-        """What it did so far, with the phase of what the program did not name, and the passes that tell it."""
-        texts = {source: str(source) for source in {span[9] for span in self.spans}}  # a line is put into words once
+        """The spans so far with all phases named, and the passes that name them."""
+        texts = {source: str(source) for source in {span[9] for span in self.spans}}  # each line is formatted once
         parts = {path: split(path) for path in {span[3] for span in self.spans}}
         passes = Passes((span[4], parts[span[3]][0]) for span in self.spans if span[1] == COMPUTE)
         phases = passes.phases([parts[span[3]][0] for span in self.spans], [span[4] for span in self.spans])

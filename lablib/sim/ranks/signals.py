@@ -1,6 +1,6 @@
-"""Signal handlers of a rank: remembered, so that a program reads what it set, and never called.
+"""Per-rank signal handlers: stored, so that a program reads back its own, and never called.
 
-Only the main thread of a process can set one, and nobody sends a signal to a simulated rank.
+Only the main thread of a process can set one, and a simulated rank receives no signals.
 """
 
 import signal
@@ -13,7 +13,7 @@ from lablib.sim.replaced import replaced
 
 
 def own_signal_handlers() -> AbstractContextManager[None]:
-    """For the time of a run, `signal.signal` and `signal.getsignal` answer each rank for itself."""
+    """Make `signal.signal` and `signal.getsignal` per-rank for the time of a run."""
     set_handler, get_handler = signal.signal, signal.getsignal
 
     def handlers() -> dict[int, Any] | None:

@@ -1,9 +1,9 @@
-"""Threads that a rank starts: whose each one is, and what it finds of the rank's process groups.
+"""Threads that a rank starts: their owner, and their access to the rank's process groups.
 
-A simulated rank communicates from the thread that runs its program; a thread that it starts may compute, load and wait.
-One that communicates ends the run (turns.py): it would do so in the turn of whichever rank has it. The error says
-whose thread it was; that is noted when the thread starts. The thread also gets torch's names of the rank's groups,
-which torch keeps for each thread in a run, so that a communication that names its group is refused like any other.
+A simulated rank communicates from the thread that runs its program; other threads of it may compute, load and wait. If
+one communicates, the run ends (turns.py), as it would do so in the turn of an arbitrary rank. The error names the
+owner, which is recorded when the thread starts. The thread also gets torch's names of the rank's groups, which torch
+keeps per thread in a run, so that a communication by group name fails with the same error.
 """
 
 import os
@@ -19,27 +19,27 @@ import torch.distributed as dist
 from lablib.sim.replaced import replaced
 from lablib.torch_compat import register_process_group, unregister_process_group
 
-Groups = Mapping[dist.ProcessGroup, Any]  # with torch's name of each
+Groups = Mapping[dist.ProcessGroup, Any]  # process group -> torch's name of it
 
 
 def set_owner(thread: threading.Thread, rank: int) -> None:
-    """Say whose thread this is."""
+    """Set the rank that owns a thread."""
     thread.sim_rank = rank  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def owner(thread: threading.Thread) -> int | None:
-    """The rank that started a thread, itself or through other threads; None for those of the host process."""
+    """The rank that started a thread, directly or through other threads; None for threads of the host process."""
     return getattr(thread, "sim_rank", None)
 
 
 def wait_to_be_run() -> None:
-    """Have this thread, a rank's, run only once nobody who is running must be interrupted for it.
+    """Schedule this rank's thread without preemption of running threads (SCHED_BATCH).
 
-    A rank that passes its turn wakes the next one, which cannot go on before the first lets go of Python's interpreter,
-    a moment later. By default Linux may run it at once, only to put it to sleep again: most of what a turn costs.
-    Threads that a rank starts are as usual; processes that it starts are as it is.
+    A rank that passes its turn wakes the next one, which cannot go on before the first releases Python's interpreter
+    lock, a moment later. By default Linux may run it at once, only to put it to sleep again: most of the cost of a
+    turn. Threads that a rank starts keep the default policy; processes that it starts inherit this one.
     """
-    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:  # somebody chose any other
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:  # keep any other policy
         _set_policy(os.SCHED_BATCH)
 
 
@@ -50,14 +50,14 @@ def _set_policy(policy: int) -> None:
 
 @contextmanager
 def followed_threads(groups_of: Callable[[int], Groups]) -> Iterator[None]:
-    """Note whose each thread is that starts until the end; `groups_of(rank)` are the groups that it may name."""
+    """Record the owner of each thread that starts in this context; it may name the groups `groups_of(rank)`."""
     is_open = [True]
     with replaced((threading.Thread, "start", partialmethod(_started, threading.Thread.start, groups_of, is_open))):
         try:
             yield
         finally:
             is_open.clear()
-            for thread in threading.enumerate():  # one that goes on is no rank's of a later run
+            for thread in threading.enumerate():  # threads that go on have no owner in a later run
                 vars(thread).pop("sim_rank", None)
 
 
@@ -79,5 +79,5 @@ def _run(run: Callable[[], None], groups: Groups, is_open: list[bool]) -> None:
     try:
         run()
     finally:
-        for name in groups.values() if is_open else ():  # later, these would be names of the process's own groups
+        for name in groups.values() if is_open else ():  # later these names may belong to the process
             unregister_process_group(name)

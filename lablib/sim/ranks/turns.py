@@ -1,7 +1,7 @@
-"""Ranks take turns: each is a thread, exactly one runs, and control passes only where a rank must wait.
+"""Run ranks in turns: each rank is a thread, exactly one runs, and control passes only where a rank must wait.
 
-Whose turn it is, and when nobody can go on, the engine says (lablib/engine/scheduler.py). Here the turn is a baton:
-passing it is one lock released and one acquired, about 10 us.
+The engine chooses the next rank and detects deadlocks (lablib/engine/scheduler.py). Here the turn is a baton: passing
+it is one lock released and one acquired, about 10 us.
 
 An error on one rank ends the run: every other rank is woken, one at a time, with `RunEnded` raised where it waits, so
 that its `finally` blocks run and no thread is left. A deadlock or a mismatch ends it the same way, and is not raised
@@ -31,23 +31,23 @@ from lablib.sim.ranks.watchdog import Watchdog, end_wait
 from lablib.sim.source import handling, is_program, program_line
 
 THREAD_NAME = "sim rank"
-_TURNS = 100  # after a turn that moved, as many are kept on its core
-_SLICE_S = 0.2  # how soon an interrupt is noticed, at the latest
-_STEP_S = 0.02  # how often a rank that is being ended is looked at
-_MAX_REFUSALS = 10  # a rank whose communication is refused so often, and goes on, catches everything
-_UNWINDING_S = 0.5  # what a rank gets for its `finally` blocks before it is interrupted again
-_PATIENCE_S = 5.0  # after which a rank that no exception reaches (a long call outside Python) is given up
+_TURNS = 100  # number of turns on the same core after a move
+_SLICE_S = 0.2  # largest delay until an interrupt is noticed
+_STEP_S = 0.02  # polling interval for a rank that is being ended
+_MAX_REFUSALS = 10  # refused communications after which a rank counts as catching everything
+_UNWINDING_S = 0.5  # time for a rank's `finally` blocks before the next interrupt
+_PATIENCE_S = 5.0  # time after which a rank in a long call outside Python is abandoned
 
 
 class RunEnded(BaseException):
-    """Raised inside a rank to unwind it when the run is over. Not an Exception: a program must not swallow it."""
+    """Raised inside a rank to unwind it when the run ends. Not an Exception, which a program might catch."""
 
 
 class RunEndedForGood(RunEnded):
-    """The same for a program that catches everything and goes on: the next line that it runs raises again.
+    """The same for a program that catches everything: the next line that it runs raises again.
 
-    Every frame of the program gets a trace function, as a debugger would set one, and that raises. Python takes a trace
-    function away once it has raised, so one of these leaves one `try` block.
+    Every frame of the program gets a trace function, as set by a debugger, that raises. Python removes a trace function
+    once it has raised, so each of these leaves one `try` block.
     """
 
     def __init__(self) -> None:
@@ -74,8 +74,8 @@ class _Seat:
         self.wake = threading.Lock()
         self.wake.acquire()
         self.thread: threading.Thread | None = None
-        self.ident = 0  # of the thread, once it runs
-        self.native_id = 0  # of the thread too, as the system calls it
+        self.ident = 0  # thread identity, once it runs
+        self.native_id = 0  # thread id of the operating system
         self.has_turn = False
         self.is_unwinding = False
         self.num_refusals = 0
@@ -83,12 +83,12 @@ class _Seat:
 
 
 class Turns:
-    """Runs one body a rank, one at a time. Use once.
+    """Runs one body per rank, one at a time. Use once.
 
     Args:
         ranks: in rank order.
-        scheduler: says whose turn it is.
-        error_of: makes the error for a run in which no rank can go on, from a headline and what each waits for.
+        scheduler: chooses the next rank.
+        error_of: makes the error for a run in which no rank can go on, from a headline and the waits of all ranks.
     """
 
     def __init__(
@@ -109,11 +109,11 @@ class Turns:
 
     @property
     def current(self) -> int:
-        """The rank whose turn it is."""
+        """The rank that has the turn."""
         return self._scheduler.current
 
     def clock_s(self, rank: int) -> float:
-        """How far a rank has come."""
+        """Virtual time that a rank has reached."""
         return self._scheduler.clock_s(rank)
 
     # ---- called from outside the ranks ----
@@ -121,8 +121,8 @@ class Turns:
     def run(self, body: Callable[[int], None], on_error: Callable[[int, BaseException], BaseException], timeout_s=None):
         """Run `body(rank)` on every rank until all have returned or one has failed.
 
-        Returns True, or False when `timeout_s` of real time ran out first (ranks are left as they are: call `end`).
-        The error that ended the run, as `on_error(rank, exception)` made it, is in `self.error`.
+        Returns True, or False if `timeout_s` of real time passed first (ranks are left as they are: call `end`). The
+        error that ended the run, as made by `on_error(rank, exception)`, is in `self.error`.
         """
         for seat in self._seats.values():
             name = f"{THREAD_NAME} {seat.rank.rank}"
@@ -143,7 +143,7 @@ class Turns:
         deadline_s = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
         threads = [seat.thread for seat in self._seats.values() if seat.thread]
         watchdog = Watchdog(lambda: self._num_calls, self.running_rank, threads)
-        # In slices, so that an interrupt is seen that does not wake a waiting thread (`_thread.interrupt_main`).
+        # In slices, to notice an interrupt that does not wake a waiting thread (`_thread.interrupt_main`).
         while not self._over.wait(min(_SLICE_S, max(0.0, deadline_s - time.monotonic()))):
             if time.monotonic() >= deadline_s:
                 return False
@@ -154,7 +154,7 @@ class Turns:
     def end(self) -> list[int]:
         """Unwind every rank that has not finished, one after another, and wait for its thread.
 
-        Returns the ranks that could not be ended: their threads are in a call outside Python that takes very long.
+        Returns the ranks that could not be ended: their threads are in a long call outside Python.
         """
         self._ending = True
         stuck: list[int] = []
@@ -165,7 +165,7 @@ class Turns:
                 seat = left[0]
                 seat.is_unwinding = True
                 self._scheduler.current = seat.rank.rank
-                self._give_turn(seat)  # it waits, and finds that the run is over
+                self._give_turn(seat)  # it waits, and then raises RunEnded
             deadline_s = time.monotonic() + _PATIENCE_S
             self._interrupt(seat, deadline_s)
             if not _is_alive(seat):
@@ -177,9 +177,9 @@ class Turns:
         return stuck
 
     def _interrupt(self, seat: _Seat, deadline_s: float) -> None:
-        """Have the interpreter raise `RunEnded` in a rank that runs, until it has ended or given its turn away.
+        """Raise `RunEnded` in a running rank, by the interpreter, until it has ended or passed its turn.
 
-        A rank that is on its way out is left alone at first.
+        A rank that is already unwinding first gets time to finish.
         """
         next_s = time.monotonic() + (_UNWINDING_S if seat.is_unwinding else 0.0)
         while seat.has_turn and _is_alive(seat) and time.monotonic() < deadline_s:
@@ -192,19 +192,19 @@ class Turns:
             seat.thread.join(_STEP_S)
 
     def running_rank(self) -> tuple[int, int | None]:
-        """The rank whose turn it is, and its thread's identity."""
+        """The rank that has the turn, and its thread's identity."""
         thread = self._seats[self.current].thread
         return self.current, thread.ident if thread else None
 
-    # ---- called from the rank whose turn it is ----
+    # ---- called from the current rank ----
 
     def check(self, owner: int | None = None) -> None:
         """Raise `RunEnded` when the run is over: a rank that is being unwound must not communicate.
 
         Args:
-            owner: the rank whose group or handle is used. Another rank's ends the run.
+            owner: the rank that owns the used group or handle. Using another rank's ends the run.
 
-        Raises RuntimeError in a thread that the program started itself, and ends the run for the same reason.
+        Raises RuntimeError, and ends the run, in a thread that the program started itself.
         """
         current = self._scheduler.current
         seat = self._seats[current]
@@ -219,7 +219,7 @@ class Turns:
             self.fail(_foreign(current, owner))
 
     def _refuse_thread(self) -> NoReturn:
-        """End the run for a thread that communicates in the place of the rank that started it."""
+        """End the run for a thread that communicates instead of the rank that started it."""
         thread = threading.current_thread()
         started_by = owner_of(thread)
         rank = self.current if started_by is None else started_by
@@ -234,19 +234,19 @@ class Turns:
         raise error
 
     def fail(self, error: BaseException) -> NoReturn:
-        """End the run with this error, from the rank whose turn it is."""
+        """End the run with this error, from the current rank."""
         self._fail(error)
         raise RunEnded
 
     def wait(self, describe: Callable[[], Wait], joins: bool = True) -> None:
-        """Give up the turn until somebody wakes this rank up. Arguments: as the scheduler's."""
+        """Give up the turn until this rank is woken. Arguments: see Scheduler.wait."""
         self._scheduler.wait(_with_handling(describe), joins)
         self._switch()
 
     def poll(self, describe: Callable[[], Wait], until_s: float = inf) -> bool:
         """Give up the turn once; go on when every other runnable rank has had one.
 
-        Returns whether the virtual moment `until_s` has come: nobody is left who could do anything before it.
+        Returns whether the poll has timed out at the virtual time `until_s`: no rank can act before it.
         """
         if not self._scheduler.poll(_with_handling(describe), until_s):
             self.fail(self._deadlock())
@@ -254,12 +254,12 @@ class Turns:
         return self._scheduler.time_is_up(until_s)
 
     def yield_turn(self, at_s: float) -> None:
-        """Go on when every rank has gone as far as it can before `at_s`, and until then."""
+        """Go on when every rank has run as far as it can before `at_s`."""
         self._scheduler.yield_turn(at_s)
         self._switch()
 
     def progress(self) -> None:
-        """Something happened that a polling rank may see."""
+        """Note a change that a polling rank may see."""
         self._scheduler.progress()
 
     # ---- the baton ----
@@ -294,14 +294,14 @@ class Turns:
             self._cores.free()
             self._guard(seat, on_error, self._live, seat, body)
             seat.has_finished = True
-            if not self.is_closed:  # else the process has its own things back, and this thread is a left-over
+            if not self.is_closed:  # otherwise the process has its state back, and this thread is a leftover
                 self._guard(seat, on_error, seat.rank.leave)
             self._guard(seat, on_error, self._finish, seat)
         except RunEnded:
-            self._over.set()  # `end` came when this thread was just ending by itself
+            self._over.set()  # `end` came while this thread was ending by itself
 
     def _guard(self, seat: _Seat, on_error, step: Callable[..., None], *args: object) -> None:
-        """Do a step. Whatever it raises, but by the run's end, ends the run with an error: nothing raised is lost."""
+        """Run a step. Any exception, except from the run's end, ends the run with an error: none is lost."""
         try:
             step(*args)
         except BaseException as error:  # noqa: B036 - whatever a rank raises ends the run, and the launch raises it
@@ -314,7 +314,7 @@ class Turns:
         body(seat.rank.rank)
 
     def _finish(self, seat: _Seat) -> None:
-        """This rank's thread is done: hand over, or end the run."""
+        """End this rank's thread: pass the turn, or end the run."""
         if self._ending:
             self._over.set()
             return
@@ -342,7 +342,7 @@ class Turns:
 
 
 def _with_handling(describe: Callable[[], Wait]) -> Callable[[], Wait]:
-    """The same, with the error that the rank is handling meanwhile."""
+    """Add the exception that the rank is handling at the wait."""
     text = handling()
     return partial(_adding, describe, text) if text else describe
 
@@ -353,7 +353,7 @@ def _adding(describe: Callable[[], Wait], text: str) -> Wait:
 
 
 def _foreign(rank: int, owner: int) -> LaunchError:
-    """The error for a rank that uses what another rank's process would have."""
+    """The error for a rank that uses state of another rank's process."""
     return LaunchError(
         f"rank {rank} uses a process group or the handle of a communication that belongs to rank {owner} "
         f"({program_line()}): it reached rank {rank} through a global, a default argument or another shared object, "
@@ -362,7 +362,7 @@ def _foreign(rank: int, owner: int) -> LaunchError:
 
 
 def _told(on_error: Callable[[int, BaseException], BaseException], rank: int, error: BaseException) -> BaseException:
-    """What `on_error` makes of an error. It asks the program's own class, which may raise once more."""
+    """The error from `on_error`, which calls the program's exception class; that may raise again."""
     try:
         return on_error(rank, error)
     except BaseException:  # noqa: B036 - then the error as it is
@@ -374,9 +374,9 @@ def _is_alive(seat: _Seat) -> bool:
 
 
 def _takes_a_lock_of_logging(seat: _Seat) -> bool:
-    """Whether the thread is between asking for a handler's lock and the `try` that gives it back.
+    """Whether the thread is between the request for a logging handler's lock and the `try` that releases it.
 
-    An exception raised there would leave the lock taken for ever, and every later message of this process waiting.
+    An exception raised there would leave the lock held for ever, and block every later message of this process.
     """
     frame = thread_frames().get(seat.thread.ident or 0) if seat.thread is not None else None
     code = frame.f_code if frame is not None else None
@@ -384,7 +384,7 @@ def _takes_a_lock_of_logging(seat: _Seat) -> bool:
 
 
 def _raise_in(seat: _Seat, error: type[RunEnded]) -> None:
-    """Have the interpreter raise this in the seat's thread, at its next step of Python."""
+    """Raise an exception in the seat's thread, at its next Python instruction."""
     thread = seat.thread
     if thread is not None and thread.ident is not None:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))
@@ -392,12 +392,12 @@ def _raise_in(seat: _Seat, error: type[RunEnded]) -> None:
 
 
 class SameCore:
-    """Hand the turn from rank to rank on one processor core. Does nothing on one core, or without Linux.
+    """Pass the turn from rank to rank on one processor core. Does nothing on one core, or without Linux.
 
-    Linux wakes a thread on an idle core, where there is one: turns would move from core to core and leave their caches.
-    So a thread is bound to the core of its waker while it sleeps, and is free again once it runs: its computation, and
-    threads and processes that it starts, may use every core. The two system calls take about 10 us per turn, so threads
-    are bound only while turns move; on a busy machine they stay where they are.
+    Linux wakes a thread on an idle core if there is one: turns would move from core to core and leave their caches. So
+    a sleeping thread is bound to the core of its waker, and is free again once it runs: its computation, and threads
+    and processes that it starts, may use every core. The two system calls take about 10 us per turn, so threads are
+    bound only while turns move; on a busy machine they stay where they are.
 
     Simplified: a rank that binds itself (`os.sched_setaffinity`) loses that with its next turn.
     """
@@ -406,7 +406,7 @@ class SameCore:
         cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
         self._is_used = len(cores) > 1
         if self._is_used:
-            self._libc = ctypes.PyDLL(None)  # PyDLL: these calls take less time than giving the interpreter away
+            self._libc = ctypes.PyDLL(None)  # keeps the interpreter lock, which is faster than releasing it
             self._size = max(cores) // 64 * 8 + 8  # bytes of a mask: whole words
             self._every = self._mask(cores)
             self._single = {core: self._mask({core}) for core in cores}
@@ -416,7 +416,7 @@ class SameCore:
         return sum(1 << core for core in cores).to_bytes(self._size, "little")
 
     def bind(self, thread_id: int) -> None:
-        """Have another thread, which sleeps, wake up on this core. `thread_id` is its `threading.get_native_id()`."""
+        """Make a sleeping thread wake up on this core. `thread_id` is its `threading.get_native_id()`."""
         if self._is_used and thread_id:
             core = self._libc.sched_getcpu()
             if core != self._core:

@@ -1,13 +1,13 @@
-"""Sees that nothing happens in a run, says where the rank stands, and tells a wait that can never end.
+"""Watchdog of a run: report a rank without progress, and detect a wait that can never end.
 
-Ranks take turns, so a rank that waits in a lock, a queue or a `threading.Barrier` for another rank waits for ever: the
-other has no turn meanwhile. That is known for sure where the rank is in `threading.Condition.wait` without a timeout
-(Event, Barrier, Queue, Semaphore and Future wait there), and no thread runs that could end it. A rank that computes for
-long, or waits for something outside, is left alone: its place is told, once and then more and more rarely.
+Ranks take turns, so a rank that waits for another rank in a lock, a queue or a `threading.Barrier` waits for ever: the
+other gets no turn. This is certain if the rank is in `threading.Condition.wait` without a timeout (used by Event,
+Barrier, Queue, Semaphore and Future), and no thread runs that could end the wait. A rank that computes for long, or
+waits for an external event, is only reported, at growing intervals.
 
-Left alone, though they may wait for ever: a bare `threading.Lock().acquire()`, `queue.SimpleQueue().get()` and whatever
-else waits in C. Such a call has no frame, so neither the call nor its timeout can be seen, and what it waits for may be
-a signal handler's or a C thread's to give. They are told; `timeout_s` or an interrupt ends the run.
+Reported only, though they may wait for ever: a bare `threading.Lock().acquire()`, `queue.SimpleQueue().get()` and other
+waits in C. Such a call has no frame, so neither the call nor its timeout is visible, and a signal handler or a C thread
+may end it. `timeout_s` or an interrupt ends the run.
 """
 
 import faulthandler
@@ -25,7 +25,7 @@ _SURE_AFTER_S = 3.0
 _GRACE_S = 10.0
 _LONGEST_TIMER_S = 1e6
 _FIRST_WORD_AFTER_S = 30.0
-# Their threads serve the notebook's kernel, warm workers, or processes of the tests, and know nothing of a program.
+# Threads of the notebook's kernel, warm workers, or test processes: none can end a wait of the program.
 _SERVERS = (
     *("ipykernel", "IPython", "zmq", "tornado", "anyio", "debugpy", "pydevd", "_pydevd", "tqdm", "execnet"),
     "lablib.real",
@@ -33,11 +33,11 @@ _SERVERS = (
 
 
 class Watchdog:
-    """Looks at a run now and then, from the launcher's thread.
+    """Checks a run periodically, from the launcher's thread.
 
     Args:
-        num_calls: how many calls the ranks have made.
-        running: number and thread of the rank whose turn it is.
+        num_calls: returns the number of calls that the ranks have made.
+        running: returns number and thread of the current rank.
         ranks_threads: the threads of all ranks.
     """
 
@@ -53,7 +53,7 @@ class Watchdog:
         self._speak_after_s = _FIRST_WORD_AFTER_S
 
     def look(self) -> str:
-        """Why the run can never go on; "" if it may. Says on stderr where a rank is that has made no call for long."""
+        """The reason why the run can never go on, or "". Reports on stderr a rank that has made no call for long."""
         if (num_calls := self._num_calls()) != self._seen:
             self._seen, self._since_s, self._speak_after_s = num_calls, time.monotonic(), _FIRST_WORD_AFTER_S
         quiet_s = time.monotonic() - self._since_s
@@ -78,17 +78,17 @@ class Watchdog:
         return ""
 
     def _somebody_else_runs(self) -> bool:
-        """Whether there is a thread that could know what a rank waits for."""
+        """Whether another thread runs that could end a rank's wait."""
         known = {threading.get_ident(), threading.main_thread().ident, *(t.ident for t in self._ranks_threads)}
         return any(not _serves_others(frame) for ident, frame in thread_frames().items() if ident not in known)
 
 
 @contextmanager
 def naming_what_cannot_be_ended(timeout_s: float | None) -> Iterator[None]:
-    """Some seconds after the limit, have a thread of C write to stderr where every thread is.
+    """Write the stack of every thread to stderr, from a C thread, some seconds after the limit.
 
-    A call of C code that never lets other threads run (`sum(iter(int, 1))`) keeps the launcher from running as well, so
-    that this is all that can be said. Python has one such timer: one that the user has set is gone meanwhile.
+    C code that holds the interpreter lock (`sum(iter(int, 1))`) blocks the launcher as well, so no other report is
+    possible. Python has one such timer: it replaces one that the user has set.
     """
     if timeout_s is None or timeout_s > _LONGEST_TIMER_S:
         yield
@@ -96,7 +96,7 @@ def naming_what_cannot_be_ended(timeout_s: float | None) -> Iterator[None]:
     try:
         faulthandler.dump_traceback_later(timeout_s + _GRACE_S, file=sys.__stderr__ or sys.stderr)
     except (OSError, ValueError, AttributeError, RuntimeError):
-        pass  # stderr is closed, or no file
+        pass  # stderr is closed or not a file
     try:
         yield
     finally:
@@ -104,9 +104,9 @@ def naming_what_cannot_be_ended(timeout_s: float | None) -> Iterator[None]:
 
 
 def end_wait(ident: int) -> None:
-    """Let a thread out of the wait it is in, for an exception that has been set for it.
+    """Wake a thread from its wait, so that an exception set for it is raised.
 
-    The lock that it waits for is the wait's own: nothing of the program is released.
+    The lock belongs to the wait: no lock of the program is released.
     """
     frame = thread_frames().get(ident)
     if frame is not None and _is_wait(frame) and (waiter := frame.f_locals["waiter"]).locked():
@@ -114,7 +114,7 @@ def end_wait(ident: int) -> None:
 
 
 def _serves_others(frame: FrameType | None) -> bool:
-    """Whether a thread runs code of a server, and none of the program."""
+    """Whether a thread runs a server's code and none of the program."""
     is_server = False
     while frame is not None:
         if frame.f_globals.get("__name__", "").startswith(_SERVERS):
@@ -130,7 +130,7 @@ def _is_wait(frame: FrameType) -> bool:
 
 
 def _primitive(frame: FrameType) -> str:
-    """What the program called: "threading.Barrier.wait"."""
+    """The function called by the program: "threading.Barrier.wait"."""
     while frame.f_back is not None and not is_program(frame.f_back):
         frame = frame.f_back
     return f"{frame.f_globals.get('__name__')}.{frame.f_code.co_qualname}"
