@@ -1,6 +1,6 @@
-"""Processes: forks, exit codes, the state that a process owns, and the machine it runs on.
+"""Processes: forks, exit codes, per-process state, and the host machine.
 
-settings       the settings of Python and torch that a process owns, and a rank therefore owns
+settings       per-process settings of Python and torch, which each rank owns
 rank_state     seeds and threads of a rank
 arguments      tensors in a program's arguments
 default_device the device on which a program's tensors are created

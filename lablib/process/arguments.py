@@ -1,9 +1,9 @@
-"""What a launch moves to a rank's GPU: the tensors among the program's arguments; and what it leaves in host memory.
+"""Tensors in a program's arguments: moved to the rank's GPU by a launch, or left in host memory.
 
-Moved: tensors and modules, also in lists, tuples and dicts, those that a `functools.partial` brings along, and the
-object of a bound method if it is a module. Left: tensors that other objects hold (a corpus that is read from the host,
-say), and those that the function takes from globals or a closure. A program that computes with these on the GPU fails,
-as under torchrun; `note_what_is_left` then says which they are and what to do.
+Moved: tensors and modules, also in lists, tuples and dicts, in the arguments of a `functools.partial`, and the object
+of a bound method if it is a module. Left: tensors inside other objects (for example a corpus that is read from the
+host), and tensors that the function takes from globals or a closure. A program that computes with these on the GPU
+fails, as under torchrun; `note_what_is_left` then adds their names and a remedy.
 """
 
 import inspect
@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from lablib.torch_compat import tree_map
 
-# How torch and its NCCL backend say that a tensor is not on the GPU.
+# Words in the errors of torch and its NCCL backend for a tensor that is not on the GPU.
 _SAYINGS = ("on the same device", "associated with device type cpu", "must be CUDA and dense", ") and weight type (")
 
 
 def replaced(value: Any, move: Callable[[Any], Any]) -> Any:
-    """The value with `move(one)` in the place of each tensor and module of it that a launch moves.
+    """Replace each tensor and module of `value` that a launch moves by `move(one)`.
 
-    What is in several places is moved once, and is one object afterwards, too.
+    An object that occurs several times is moved once and remains one object.
     """
     moved: dict[int, Any] = {}
 
@@ -47,16 +47,16 @@ def replaced(value: Any, move: Callable[[Any], Any]) -> Any:
 
 
 def note_what_is_left(error: BaseException, program: tuple[Any, tuple, dict[str, Any]]) -> None:
-    """Add to an error about tensors in two places which tensors the launch had left in host memory, if any.
+    """Add to an error about tensors on two devices the names of tensors that the launch left in host memory.
 
     Args:
-        error: what the program raised.
+        error: the program's exception.
         program: function, arguments and keyword arguments, as the rank called it.
     """
     if not isinstance(error, RuntimeError) or not any(saying in str(error) for saying in _SAYINGS):
         return
     names: list[str] = []
-    with suppress(Exception):  # whatever the program's objects do when they are looked at, its own error is raised
+    with suppress(Exception):  # inspecting the program's objects must not hide its error
         names += dict.fromkeys(_left(*program))
     if names:
         error.add_note(
@@ -67,7 +67,7 @@ def note_what_is_left(error: BaseException, program: tuple[Any, tuple, dict[str,
 
 
 def _left(fn: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[str]:
-    """What is on the host and reached by the program, each in words."""
+    """Descriptions of tensors in host memory that the program reaches."""
     for name, value in (*enumerate(args), *kwargs.items()):
         for attribute, held in getattr(value, "__dict__", {}).items():
             if not isinstance(value, (Tensor, nn.Module)) and _is_on_host(held):
@@ -89,7 +89,7 @@ def _left(fn: Any, args: tuple, kwargs: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_on_host(value: Any) -> bool:
-    """Whether a value is, or holds in lists, tuples and dicts, a tensor or a module in host memory."""
+    """Whether a value is a tensor or module in host memory, or contains one in lists, tuples and dicts."""
     found = []
     replaced(value, found.append)
     tensors = (t for one in found for t in (one.parameters() if isinstance(one, nn.Module) else [one]))

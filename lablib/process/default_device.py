@@ -1,22 +1,22 @@
-"""Default device of a rank: tensors are made on its GPU unless the program says otherwise. No cost per operator.
+"""Default device of a rank: tensors are created on its GPU unless the program gives a device. No cost per operator.
 
 `torch.set_default_device("cuda")` is a mode: from then on every call of torch passes through Python, 2 to 9 us each.
 Here the functions that make tensors are replaced instead, once per process (`factories`); all others are torch's own.
 
 `torch.set_default_device` also gives the GPU to functions that cannot use it:
 
-    torch.randperm(9, generator=torch.Generator())    CUDA refuses a generator of the CPU
-    DistributedSampler, DataLoader(shuffle=True)      call just that, and so do libraries
-    DataLoader(num_workers=2)                         CUDA refuses a process that was forked after it began
+    torch.randperm(9, generator=torch.Generator())    CUDA rejects a generator of the CPU
+    DistributedSampler, DataLoader(shuffle=True)      make that call, and so do libraries
+    DataLoader(num_workers=2)                         CUDA rejects a process that was forked after it began
 
-Programs that are right under torchrun would fail in a launch. With this default device
+Programs that run under torchrun would fail in a launch. With this default device
 
-    a generator says where its numbers are drawn      the result is there, as the rules of torch ask
-    samplers and loaders of torch.utils.data          draw on the host; batches are put together on the GPU
+    a generator determines the device of its numbers  the result is on that device, as torch requires
+    samplers and loaders of torch.utils.data          draw on the host; batches are collated on the GPU
     a forked process                                  has no default device
 
-Otherwise it is as with `torch.set_default_device`: `with torch.device(...)` and a default device that the program sets
-go before, and other threads have none. One difference: a `TorchFunctionMode` of the program finds `device` among the
+Otherwise it acts like `torch.set_default_device`: `with torch.device(...)` and a default device set by the program have
+priority, and other threads have none. One difference: a `TorchFunctionMode` of the program finds `device` among the
 arguments.
 
 Source: pytorch 2.11 to 2.13, torch/utils/_device.py; torch/utils/data/{sampler,distributed,dataloader}.py.
@@ -48,7 +48,7 @@ _BETWEEN = ("torch.overrides", "torch.functional", "lablib.process.default_devic
 
 
 class DefaultDevice:
-    """A default device for programs that were written for none."""
+    """A default device for programs written without one."""
 
     def __init__(self, device: torch.device):
         self._device, self._process = device, os.getpid()
@@ -59,9 +59,9 @@ class DefaultDevice:
         return self._device if os.getpid() == self._process else _HOST
 
     def device_for(self, kwargs: dict[str, Any]) -> torch.device:
-        """Where a function that is called now, with these arguments and no device, makes its tensor."""
+        """The device of the tensor for the current function call, given its keyword arguments without a device."""
         if torch.compiler.is_compiling():
-            return self._device  # torch.compile follows this code, but can ask neither for frames nor for processes
+            return self._device  # torch.compile cannot trace frames or process ids
         generator = kwargs.get("generator")
         if generator is not None:
             return self.device if generator.device.type == self.device.type else generator.device
@@ -72,7 +72,7 @@ class DefaultDevice:
 
 
 class _Contexts(threading.local):
-    """The default device of each thread. Threads of autograd, which Python did not start, have the program's."""
+    """The default device of each thread. Autograd's threads, not started by Python, have the program's."""
 
     def __init__(self, of_the_program: DefaultDevice):
         self._of_the_program = of_the_program
@@ -84,13 +84,13 @@ class _Contexts(threading.local):
 
 
 def make_tensors_on(device: torch.device) -> None:
-    """Give the calling thread this default device. `torch.set_default_device(None)` takes it away."""
+    """Give the calling thread this default device. `torch.set_default_device(None)` removes it."""
     torch.set_default_device(None)
     getattr(*_CONTEXTS).device_context = DefaultDevice(device)
 
 
 def make_tensors_of_the_process_on(device: torch.device) -> None:
-    """Give it to the calling thread of a worker process, and replace the functions that make tensors, for good."""
+    """Set it in the calling thread of a worker process, and replace the functions that make tensors, permanently."""
     torch.set_default_device(None)
     for owner, name, make in factories():
         setattr(owner, name, make)
@@ -99,28 +99,28 @@ def make_tensors_of_the_process_on(device: torch.device) -> None:
 
 
 def default_of_thread() -> DefaultDevice | None:
-    """The default device that `make_tensors_on` gave the calling thread; None also where the program chose another."""
+    """The default device that `make_tensors_on` gave the calling thread; None if the program chose another."""
     if num_function_modes() and isinstance(function_mode_at(0), DeviceContext):
-        return None  # `with torch.device(...)` is a mode, and the lowest
+        return None  # `with torch.device(...)` is the lowest mode
     context = getattr(getattr(*_CONTEXTS), "device_context", None)
     return context if isinstance(context, DefaultDevice) else None
 
 
 @functools.cache
 def factories() -> list[tuple[ModuleType, str, Callable[..., torch.Tensor]]]:
-    """A function for each that makes tensors, and its place in torch. Without a device, it asks for the default one."""
+    """(module, name, replacement) of each function that makes tensors; the replacement uses the default device."""
     return [(owner, name, _with_default(make, owner, name)) for make, (owner, name) in places().items()]
 
 
 @functools.cache
 def places() -> dict[Any, tuple[ModuleType, str]]:
-    """The functions of torch that make tensors, and the module and the name under which programs call each."""
-    makers = device_constructors()  # torch keeps this set, so it holds the original functions also after `factories`
+    """The functions of torch that make tensors, with the module and name by which programs call them."""
+    makers = device_constructors()  # cached by torch: the original functions, also after `factories`
     return {
         value: (owner, name)
         for owner in (torch, torch.fft)
         for name, value in vars(owner).items()
-        if type(value) is BuiltinFunctionType and value in makers and name != "range"  # which no mode is asked about
+        if type(value) is BuiltinFunctionType and value in makers and name != "range"  # `range` passes no mode
     }
 
 
@@ -133,13 +133,13 @@ def _with_default(make: Callable[..., torch.Tensor], owner: ModuleType, name: st
                 kwargs["device"] = default.device_for(kwargs)
         return make(*args, **kwargs)
 
-    made.__module__, made.__qualname__ = owner.__name__, name  # by which it is pickled
+    made.__module__, made.__qualname__ = owner.__name__, name  # for pickle
     register_script_builtin(made, f"aten::{make.__name__}")
     return made
 
 
 def _draws_for_a_loader(frame: FrameType | None) -> bool:
-    """Whether a sampler or a loader made the call that this frame, and modes of torch functions, pass on."""
+    """Whether a sampler or a loader made this call, apart from frames of torch function modes."""
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_BETWEEN):
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__") in _DRAW_ON_THE_HOST

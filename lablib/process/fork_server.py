@@ -1,20 +1,19 @@
-"""A process that starts others on request: it has done their imports once, and forks.
+"""Fork server: a process that imports libraries once and forks worker processes on request.
 
-Importing torch takes more than a second of a core, for each process again. A process that has imported it forks as many
-as are wanted in a few milliseconds each, and they share the memory of the libraries until they write to it.
+Importing torch takes more than a second of a core, in each process. A process that has imported it forks each child in
+a few milliseconds, and the children share the memory of the libraries until they write to it.
 
     launcher              server                   its children
        |  -- Start ------->  |  -- fork ---------->  |    each leads a session, writes to files, calls one function
-       |  <- Ended --------  |  <- SIGCHLD --------  |    what each has started ends with it
+       |  <- Ended --------  |  <- SIGCHLD --------  |    processes that it has started end with it
        |  -- End --------->  |  -- SIGKILL ------->  |
 
-A forked child has what the server had: its libraries, and what these read from the environment when they started. So a
-server holds for one environment (real/fixed_environment.py). A fork keeps one thread, so where a library has started
-others when it was imported, or where a fork after an import is unsafe (CUDA, macOS), a child becomes a new interpreter.
+A forked child inherits the server's libraries, with the environment variables that they read at import. So a server is
+valid for one environment (real/fixed_environment.py). A fork keeps one thread, so if a library starts threads at
+import, or a fork after an import is unsafe (CUDA, macOS), a child executes a new interpreter.
 
-The idea is that of the `forkserver` of Python's multiprocessing, which offers its children neither sessions nor files.
-This one knows nothing of ranks. Only it waits for its children, so it never signals a process id that has passed to
-another process.
+Similar to the `forkserver` of Python's multiprocessing, which offers its children neither sessions nor files. It is
+independent of ranks. Only the server waits for its children, so it never signals a process id that has been reused.
 """
 
 import contextlib
@@ -35,13 +34,13 @@ from typing import NoReturn
 
 from lablib.process.lifetime import die_with_parent
 
-_LONGEST_WAIT_S = 1.0  # then look for children that are gone, whatever became of their signal
+_LONGEST_WAIT_S = 1.0  # then check for dead children, in case a signal was lost
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """What one child starts with: its whole environment, and the files that its output is appended to."""
+    """A child's complete environment, and the files that its output is appended to."""
 
     environment: dict[str, str]
     stdout: str
@@ -50,10 +49,10 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start these children, a set of that number, in that folder. Each calls `function` of `module` with `args`.
+    """Start a set of children with this number, in that folder. Each calls `function` of `module` with `args`.
 
     `imports` names modules that children may need, too: the server imports those that it can, before it forks. `limits`
-    and `cores` are the launcher's now, which may have changed since it started the server.
+    and `cores` are the launcher's current ones, which may have changed since it started the server.
     """
 
     number: int
@@ -63,22 +62,22 @@ class Start:
     function: str
     args: tuple[str, ...]
     imports: tuple[str, ...] = ()
-    limits: dict[int, tuple[int, int]] = field(default_factory=dict)  # of resources, as `resource.getrlimit` has them
-    cores: tuple[int, ...] = ()  # those that they may use; empty: all that the server may
+    limits: dict[int, tuple[int, int]] = field(default_factory=dict)  # of resources, as from `resource.getrlimit`
+    cores: tuple[int, ...] = ()  # allowed cores; empty: all that the server may use
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """End the children of a set that still run."""
+    """End the running children of a set."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A child is gone. `code` is its exit code, or the number of the signal that ended it, negative.
+    """A child has ended. `code` is its exit code, or the negative number of the signal that ended it.
 
-    `error` says why it never came to be.
+    `error` is the reason if it could not be started.
     """
 
     number: int
@@ -88,21 +87,21 @@ class Ended:
 
 
 def code_of(function: str, *args: object) -> str:
-    """What a new interpreter is to be given (`python -P -c`) to call a function of this module."""
+    """Code for a new interpreter (`python -P -c`) that calls a function of this module."""
     path = f"import sys; sys.path.append({_ROOT!r})"
     return f"{path}; from lablib.process.fork_server import {function}; {function}(*{args!r})"
 
 
 def serve(descriptor: int, parent: int, does_imports: bool) -> NoReturn:
-    """Start and end children until None comes, or the other end is closed; then end those that still run.
+    """Start and end children until None arrives or the other end is closed; then end those that still run.
 
     Args:
         descriptor: one end of a pair of Unix sockets, which this process inherited.
         parent: the process id of the process at the other end.
-        does_imports: import what children need and fork them with it; else each becomes a new interpreter.
+        does_imports: whether to import modules before the fork; otherwise each child is a new interpreter.
     """
     die_with_parent(parent)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # the launcher may block it, and pass that on
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # the launcher's blocked signals are inherited
     _Server(Connection(descriptor), does_imports).run()
     os._exit(0)
 
@@ -114,7 +113,7 @@ class _Server:
         self._woken, self._waking = socket.socketpair()
         for end in (self._woken, self._waking):
             end.setblocking(False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)  # with a handler, the signal is written to the socket
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler is needed for the signal to be written to the socket
         signal.set_wakeup_fd(self._waking.fileno(), warn_on_full_buffer=False)
 
     def run(self) -> None:
@@ -148,16 +147,16 @@ class _Server:
             self._running[pid] = start.number, index
 
     def _import(self, start: Start) -> bool:
-        """Import what these children need; whether they can be forked with it."""
+        """Import the modules of these children. Returns whether they can be forked with them."""
         for name in start.imports:
             if name not in sys.modules:
-                with contextlib.suppress(Exception):  # children can do without
+                with contextlib.suppress(Exception):  # optional
                     importlib.import_module(name)
         try:
             importlib.import_module(start.module)
-        except BaseException:  # a new interpreter finds the same, and has a file to say so
+        except BaseException:  # a new interpreter fails in the same way, and writes the error to its file
             return False
-        gc.freeze()  # or a collection in a child would write to every page that it shares
+        gc.freeze()  # otherwise a collection in a child would write to every shared page
         return _num_threads() == 1
 
     def _end(self, number: int) -> None:
@@ -170,11 +169,11 @@ class _Server:
         with contextlib.suppress(ChildProcessError):
             while (found := _dead_child()) != (0, 0):
                 pid, status = found
-                if pid in self._running:  # else one that an import has started
+                if pid in self._running:  # otherwise started by an import
                     self._connection.send(Ended(*self._running.pop(pid), os.waitstatus_to_exitcode(status)))
 
     def _become(self, child: Child, start: Start, server: int, is_ready: bool) -> NoReturn:
-        """The rest of a child's life."""
+        """Run the child after the fork."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -206,12 +205,12 @@ class _Server:
 
 
 def _dead_child() -> tuple[int, int]:
-    """The process id and status of a child that is dead, whose session has been ended; zeros where there is none.
+    """The process id and status of a dead child, after its session has been ended; zeros if there is none.
 
     Raises:
         ChildProcessError: there is no child at all.
     """
-    if not hasattr(os, "waitid"):  # macOS, before Python 3.13: its number has been free for a moment
+    if not hasattr(os, "waitid"):  # macOS, before Python 3.13: its id may be reused before the session is ended
         found = os.waitpid(-1, os.WNOHANG)
         _end_session(found[0])
         return found
@@ -223,19 +222,19 @@ def _dead_child() -> tuple[int, int]:
 
 
 def _end_session(leader: int) -> None:
-    """End what a child has started, unless it has left the child's session."""
+    """End all processes that a child has started, unless they have left its session."""
     if leader == 0:
         return
-    with contextlib.suppress(OSError):  # not yet the leader of a session; on macOS: dead, not waited for
+    with contextlib.suppress(OSError):  # not yet a session leader; or on macOS a zombie
         os.killpg(leader, signal.SIGKILL)
 
 
 def _take_over(start: Start) -> None:
-    """What the launcher has now and a process passes on: its folder, its limits, its cores."""
-    with contextlib.suppress(OSError):  # it has been removed
+    """Set the launcher's current folder, limits and cores."""
+    with contextlib.suppress(OSError):  # the folder has been removed
         os.chdir(start.folder)
     for number, limit in start.limits.items():
-        with contextlib.suppress(OSError, ValueError):  # who is not root raises none
+        with contextlib.suppress(OSError, ValueError):  # only root may raise a limit
             resource.setrlimit(number, limit)
     if start.cores:
         with contextlib.suppress(OSError):
@@ -244,7 +243,7 @@ def _take_over(start: Start) -> None:
 
 def _set_environment(variables: dict[str, str]) -> None:
     for name in set(os.environ) - set(variables):
-        with contextlib.suppress(OSError):  # an entry without a name, which nobody can take away
+        with contextlib.suppress(OSError):  # an entry without a name cannot be deleted
             del os.environ[name]
     for name, value in variables.items():
         with contextlib.suppress(OSError):
@@ -253,11 +252,11 @@ def _set_environment(variables: dict[str, str]) -> None:
 
 
 def _num_threads() -> int:
-    """Of this process, those that libraries have started included; a fork has only the one that forks."""
+    """Number of threads, including those of libraries; a fork keeps only one."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
 
 
 def call(module: str, function: str, args: tuple[str, ...]) -> None:
-    """Import a module and call a function of it."""
+    """Import a module and call one of its functions."""
     getattr(importlib.import_module(module), function)(*args)

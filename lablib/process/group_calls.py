@@ -1,8 +1,8 @@
 """Check that every rank makes every process group, in the same order.
 
-torch names groups with a counter on each rank, and the members of a group meet under its name. So every rank must call
-`new_group` for every group, members or not, unless `use_local_synchronization=True`, which names a group after its
-members. Where two ranks give one name to different groups, strangers meet (gloo and NCCL: the wrong ranks, or a hang).
+torch names groups with a counter on each rank, and the members of a group are matched by its name. So every rank must
+call `new_group` for every group, members or not, unless `use_local_synchronization=True`, which names a group after its
+members. If two ranks give one name to different groups, gloo and NCCL connect the wrong ranks, or hang.
 """
 
 from dataclasses import dataclass
@@ -23,10 +23,10 @@ class GroupCall:
     def check(self, earlier: "GroupCall", number: int) -> None:
         """Compare with a call of another rank for the group of the same number (from 1).
 
-        Only members use the name of a group: a call for a group of other ranks disturbs nothing.
+        Only members use the name of a group: a call for a group of other ranks has no effect.
 
         Raises:
-            CollectiveMismatchError: the groups differ, and one of the two ranks would meet the wrong ranks.
+            CollectiveMismatchError: the groups differ, and one of the two ranks would connect to the wrong ranks.
         """
         if self.members == earlier.members:
             return

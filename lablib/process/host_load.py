@@ -1,7 +1,7 @@
-"""What other programs leave of this machine, measured while nothing of ours runs.
+"""Host load: cores kept busy by other programs, measured before and after a benchmark.
 
-A measurement on a busy machine is longer than the program needs, by what nobody knows. So whoever measures asks before
-and after, and says it beside the numbers. The figure is of the whole machine: in a container, of its host.
+A measurement on a busy machine is too long by an unknown amount, so a benchmark reports the load with its numbers. The
+figure is for the whole machine: in a container, for its host.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from lablib.signature import checked
 from lablib.text.units import plural
 
-QUIET_SHARE = 0.1  # of the cores: less does not move a measurement of processes that leave none of them idle for long
+QUIET_SHARE = 0.1  # of the cores: less does not affect processes that keep all cores busy
 
 
 @dataclass(frozen=True, slots=True)
 class HostLoad:
-    """Cores that other programs kept busy, of how many: a mean over a short while."""
+    """Mean number of cores that other programs kept busy over a short time, and number of cores."""
 
     busy_cores: float
     cores: int
 
     @property
     def is_quiet(self) -> bool:
-        """Less than a tenth of the cores was busy."""
+        """Whether less than a tenth of the cores was busy."""
         return self.busy_cores < QUIET_SHARE * self.cores
 
     def __str__(self) -> str:
@@ -33,12 +33,12 @@ class HostLoad:
 
 @checked
 def host_load(seconds: float = 0.5) -> HostLoad:
-    """Watch the machine's cores for so long, and do nothing meanwhile. Communicates with nobody.
+    """Measure the load of the machine's cores for `seconds`, while the calling process sleeps. Does not communicate.
 
     Raises:
-        ValueError: not a time.
+        ValueError: not a valid time.
     """
-    import psutil  # here: only who measures needs it
+    import psutil  # imported on demand
 
     if not 0 < seconds <= 60:
         raise ValueError(f"seconds must be from above 0 to 60: got {seconds!r}; try 0.5")
@@ -47,5 +47,5 @@ def host_load(seconds: float = 0.5) -> HostLoad:
 
 
 def busiest(loads: Sequence[HostLoad]) -> HostLoad | None:
-    """The one with the most busy cores; None of none."""
+    """The load with the most busy cores; None for an empty sequence."""
     return max(loads, key=lambda load: load.busy_cores, default=None)

@@ -1,8 +1,8 @@
-"""Remedy in the error of a program that uses CUDA in a launch that gives its ranks no CUDA device."""
+"""Remedy for a program that uses CUDA in a launch without CUDA devices."""
 
 from lablib.text.messages import safe_str
 
-# How torch says it: a build without CUDA, one without a driver or a GPU, and functions that such a build lacks.
+# Words in torch's errors: a build without CUDA, one without a driver or a GPU, and functions that such a build lacks.
 _SAYINGS = (
     "compiled with CUDA",
     "NVIDIA driver",
@@ -17,7 +17,7 @@ _SAYINGS = (
 
 
 def note_missing_cuda(error: BaseException, remedy: str) -> None:
-    """Add the remedy to an error by which torch says that there is no CUDA device.
+    """Add the remedy to an error of torch about a missing CUDA device.
 
     Args:
         error: raised by the program.

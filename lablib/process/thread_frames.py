@@ -1,8 +1,8 @@
-"""Where each thread of the process is, asked without a deadlock.
+"""The innermost frame of each thread, without a deadlock in the garbage collector.
 
-CPython 3.11 and 3.12 hold a lock of the interpreter while they list the frames. A garbage collection meanwhile, which
-any new frame object may start, waits for the same lock where it frees a `threading.local` (of a pool, a logger, torch's
-own), for ever and with all threads. So there is none meanwhile.
+CPython 3.11 and 3.12 hold a lock of the interpreter while they list the frames. A garbage collection in that time,
+which any new frame object may start, waits for the same lock when it frees a `threading.local` (of a pool, a logger,
+torch), for ever and with all threads. So collections are disabled here.
 """
 
 import gc

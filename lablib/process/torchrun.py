@@ -16,12 +16,12 @@ def worker_environment(
     """Names and values for one worker.
 
     Args:
-        rank, ranks: global number, and how many.
-        local_rank, local_size: number on its node, and how many there.
-        node, nodes: number of the node, and how many.
-        port: of the master, which is this machine.
-        run_id: of the job.
-        role: of the workers; torchrun calls it "default".
+        rank, ranks: global rank and number of ranks.
+        local_rank, local_size: rank on its node and number of ranks there.
+        node, nodes: number of the node and number of nodes.
+        port: port of the master, which is this machine.
+        run_id: id of the job.
+        role: role of the workers; "default" in torchrun.
     """
     threads = {} if local_size == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": 1}
     variables = threads | {

@@ -1,9 +1,9 @@
-"""Which GPUs there are, asked without initialising CUDA.
+"""Visible GPUs, queried without initialising CUDA.
 
-The notebook's process launches ranks and computes nothing on a GPU. Were CUDA initialised in it, its context would hold
-some 500 MB of a GPU that a rank needs, and processes forked from it could not use CUDA. So whatever lablib asks there,
-it asks the driver's management library (NVML), which leaves CUDA alone. `torch.cuda.device_count` does so too; where
-NVML says nothing (MIG instances, some containers) it asks the CUDA driver, which still makes no context (torch 2.11 to
+The notebook's process launches ranks and computes nothing on a GPU. If CUDA were initialised in it, its context would
+take some 500 MB of a GPU that a rank needs, and processes forked from it could not use CUDA. So lablib queries the
+driver's management library (NVML) there, which does not initialise CUDA. `torch.cuda.device_count` does so too; if NVML
+has no answer (MIG instances, some containers) it asks the CUDA driver, which still makes no context (torch 2.11 to
 2.13, torch/cuda/__init__.py).
 """
 
@@ -24,7 +24,7 @@ _NAME_BYTES = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
 
 @dataclass(frozen=True, slots=True)
 class VisibleGpu:
-    """A GPU that programs may use: "" and 0 where the driver does not say its name and its memory."""
+    """A GPU that programs may use: "" and 0 if the driver does not report name and memory."""
 
     name: str = ""
     memory_bytes: int = 0
@@ -37,11 +37,11 @@ class _Memory(ctypes.Structure):
 
 
 def visible_gpus() -> list[VisibleGpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in the order of CUDA's numbers."""
+    """The GPUs selected by CUDA_VISIBLE_DEVICES, in the order of CUDA's numbers."""
     count = torch.cuda.device_count()
     if not count:
         return []
-    if torch.cuda.is_initialized():  # as on a rank: there is nothing left to spare
+    if torch.cuda.is_initialized():  # as on a rank
         properties = [torch.cuda.get_device_properties(device) for device in range(count)]
         return [VisibleGpu(one.name, one.total_memory) for one in properties]
     with _nvml() as library:
@@ -49,7 +49,7 @@ def visible_gpus() -> list[VisibleGpu]:
 
 
 def gpus_text() -> str:
-    """The visible GPUs, for people: "8 x NVIDIA H100 80GB HBM3"; "0 GPUs" where there are none."""
+    """The visible GPUs in words: "8 x NVIDIA H100 80GB HBM3"; "0 GPUs" for none."""
     names = [gpu.name for gpu in visible_gpus()]
     if not all(names) or not names:
         return plural(len(names), "GPUs")
@@ -58,7 +58,7 @@ def gpus_text() -> str:
 
 @contextmanager
 def _nvml() -> Iterator[Any]:
-    """NVML, initialised; None where there is none, or no driver."""
+    """NVML, initialised; None if it or the driver is missing."""
     try:
         library = ctypes.CDLL(_NVML)
     except OSError:
@@ -74,8 +74,8 @@ def _nvml() -> Iterator[Any]:
 
 
 def _gpu(library: Any, device: int) -> VisibleGpu:
-    """What NVML says of CUDA's device of this number."""
-    with suppress(RuntimeError, IndexError, TypeError, ValueError):  # a MIG instance has no index of its own
+    """NVML's data for the CUDA device of this number."""
+    with suppress(RuntimeError, IndexError, TypeError, ValueError):  # a MIG instance has no NVML index
         index = nvml_index(device)
         handle, name, memory = ctypes.c_void_p(), ctypes.create_string_buffer(_NAME_BYTES), _Memory()
         if library is not None and library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) == 0:

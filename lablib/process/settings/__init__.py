@@ -1,28 +1,28 @@
-"""Settings that a process owns, and a rank therefore owns: one list, each with `take` and `give_back`.
+"""Per-process settings of Python and torch, which each rank owns: a list, each with `take` and `give_back`.
 
     interpreter.py      environment, streams, paths, working directory, hooks, collector, limits, locale, warnings
     logs.py             logging
     torch_settings.py   dtype, determinism, precision, kernels, hooks, threads
-    torch_modules.py    process groups, and what context managers change
+    torch_modules.py    process groups, and state changed by context managers
     random_states.py    random generators
 
-Ranks of a simulation are threads that take turns in one process, ranks on real backends are processes that serve one
+Ranks of a simulation are threads that take turns in one process, ranks on real backends are processes that run one
 program after another. The rule is the same for both:
 
-    A rank starts with a copy of the notebook's settings as they are at the launch, as it starts with a copy of the
-    arguments; what it changes is its own, and is gone when the run ends.
+    A rank starts with a copy of the notebook's settings at the launch, as it starts with a copy of the arguments; its
+    changes are its own and are discarded when the run ends.
 
-On processes the copy is of what is plain data (`travels`); streams, hooks, handlers and filters start there as in a new
+On processes only plain data is copied (`travels`); streams, hooks, handlers and filters start there as in a new
 process. Modes of a thread (`is_of_thread`: grad mode, autocast, default device, decimal context) start on every rank as
 in a new thread. Random generators start from the rank's number (lablib/process/rank_state.py).
 
-The simulator swaps these states with the turn (lablib/sim/ranks/own_settings.py), or answers by thread
-(lablib/sim/ranks/by_thread.py); the process takes `taken(AROUND_A_RUN)` before a run and gives it back at the end. A
-worker process remembers `taken()` when it starts, and before each program gives that back, with the launching process's
-`taken(TRAVELLING)` over it.
+The simulator swaps these states with the turn (lablib/sim/ranks/own_settings.py), or selects them by thread
+(lablib/sim/ranks/by_thread.py); the process takes `taken(AROUND_A_RUN)` before a run and restores it at the end. A
+worker process stores `taken()` when it starts, and before each program restores that, overridden by the launching
+process's `taken(TRAVELLING)`.
 
-Simplified: a process owns more than this (resource limits, other libraries' modules); a module's own variables are
-shared by simulated ranks.
+Simplified: a process owns more than this (resource limits, other libraries' modules); simulated ranks share module
+variables.
 """
 
 from collections.abc import Iterable
@@ -41,15 +41,15 @@ TRAVELLING = tuple(setting for setting in OF_THE_PROCESS if setting.travels)
 
 
 def taken(settings: Iterable[ProcessSetting] = SETTINGS) -> dict[str, Any]:
-    """The states of these settings now, by name."""
+    """The current states of these settings, by name."""
     return {setting.name: setting.take() for setting in settings}
 
 
 def give_back(states: dict[str, Any]) -> None:
-    """Put this process back into the states that were taken, each setting for itself: only what may differ is touched.
+    """Restore taken states in this process, each setting separately and only if it may differ.
 
     Raises:
-        ExceptionGroup: some settings could not be given back (a working directory that was removed); the others were.
+        ExceptionGroup: some settings could not be restored (a working directory that was removed); the others were.
     """
     errors = []
     for setting in SETTINGS:

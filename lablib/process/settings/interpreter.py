@@ -1,4 +1,4 @@
-"""What Python keeps once for the process: paths, hooks, the collector, limits, warnings."""
+"""Per-process settings of Python: paths, hooks, the collector, limits, warnings."""
 
 import builtins
 import contextlib
@@ -16,13 +16,13 @@ from typing import Any
 
 from lablib.process.settings.setting import ProcessSetting, attributes, contents, flags
 
-_BUILTINS = ("print", "open", "input", "breakpoint", "__import__")  # which programs replace: a print for rank 0 alone
+_BUILTINS = ("print", "open", "input", "breakpoint", "__import__")  # programs replace these: a print on rank 0 alone
 
 
 def _folder() -> str | None:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # it has been removed
+    except FileNotFoundError:  # the folder has been removed
         return None
 
 
@@ -37,7 +37,7 @@ def _set_environment(variables: dict[str, str]) -> None:
 
 
 def _mask() -> int:
-    """The file mode mask; it can only be read by setting it."""
+    """The file mode mask, which can only be read by setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -73,7 +73,7 @@ def _set_collector(state: tuple) -> None:
 
 
 def _filters_changed() -> None:
-    """Have the interpreter look at the filters again, where it remembers what it has shown."""
+    """Clear the interpreter's cache of shown warnings."""
     warnings._filters_mutated()  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -84,7 +84,7 @@ SETTINGS = (
     contents("sys.meta_path", sys, "meta_path"),
     ProcessSetting("environment", lambda: dict(os.environ), _set_environment, is_of_thread=True),
     attributes("standard streams", sys, "stdin", "stdout", "stderr", is_of_thread=True),
-    # init_process_group puts one there on every rank.
+    # init_process_group sets one on every rank.
     attributes(
         "hooks of the interpreter",
         sys,
@@ -122,4 +122,4 @@ SETTINGS = (
 
 
 def _ignore(_: object) -> None:
-    """Setters that return what they found."""
+    """Discard the return value of a setter."""

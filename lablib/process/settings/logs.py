@@ -1,7 +1,7 @@
 """Logging: the root logger, every named one's level, handlers and filters, and `logging.disable`.
 
-There are a hundred loggers once torch is imported, and looking at all takes 20 us, so the functions that change them
-are named. A logger whose `propagate` or `disabled` is assigned, and nothing else, is noticed at the end of a run only.
+There are a hundred loggers once torch is imported, and reading all takes 20 us, so `setters` names the functions that
+change them. A direct assignment to a logger's `propagate` or `disabled` is noticed at the end of a run only.
 """
 
 import logging
@@ -9,11 +9,11 @@ from typing import Any
 
 from lablib.process.settings.setting import ProcessSetting
 
-_NEW = (logging.NOTSET, True, False, (), ())  # how `getLogger` makes one
+_NEW = (logging.NOTSET, True, False, (), ())  # state of a logger made by `getLogger`
 
 
 def logging_state(root: Any = None, manager: Any = None) -> tuple:
-    """The state now; or of a root logger and its manager that are in place nowhere yet."""
+    """The current state; or that of a root logger and its manager that are not in place yet."""
     root, manager = root or logging.root, manager or logging.Logger.manager
     loggers = {logger: state for logger in _loggers(root, manager) if (state := _state(logger)) != _NEW}
     handlers = {handler: (handler.level, handler.formatter) for *_, some, _ in loggers.values() for handler in some}
@@ -32,7 +32,7 @@ def _give_back(state: tuple) -> None:
     for handler, (level, formatter) in handlers.items():
         handler.level, handler.formatter = level, formatter
     manager.disable = disable
-    manager._clear_cache()  # which loggers remember of their levels
+    manager._clear_cache()  # cached levels of loggers
 
 
 def _loggers(root: Any, manager: logging.Manager) -> list[logging.Logger]:

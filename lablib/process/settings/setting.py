@@ -1,4 +1,4 @@
-"""One setting that Python or torch keeps once for the process: its state can be taken, and given back."""
+"""A per-process setting of Python or torch: its state can be taken and restored."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ProcessSetting:
-    """One setting, or a few that belong together.
+    """One setting, or a few related ones.
 
     Attributes:
-        name: what people call it.
-        take: the state it is in now: a value that `==` compares, and that nothing changes afterwards.
-        give_back: puts it into a state that was taken.
-        setters: functions `(holder, name)` that change it. Where they are named, looking at it costs a microsecond or
-            more, and whoever looks often (the simulator, at every change of turn) waits until one has been called.
-        is_of_thread: every thread has its own, or only the main thread can set it, or the simulator answers by thread
-            (lablib/sim/ranks/by_thread.py).
-        travels: a state is plain data, which another process can be given.
-        is_always: it is given back also where it looks the same: it changes all the time, or not all of it shows.
-        places: the attributes that it consists of, `(holder, name)`, where the state is the tuple of their values.
-        at_turns: quicker ways for the simulator, at every turn: one that gives back what these took, and one that takes
-            what stands there after a state was given back, from that state.
-        reads: gives functions, without Python code of their own, whose answers differ where the state does; they may
-            be others once the state has changed. None: `take` tells.
-        lists: functions that give the lists of which the state consists, which programs replace and change in place.
+        name: its name in messages.
+        take: returns the current state: an immutable value that `==` compares.
+        give_back: restores a taken state.
+        setters: functions `(holder, name)` that change it. They are given if reading it takes a microsecond or more; a
+            frequent reader (the simulator, at every change of turn) then waits until one has been called.
+        is_of_thread: every thread has its own, or only the main thread can set it, or the simulator selects it by
+            thread (lablib/sim/ranks/by_thread.py).
+        travels: whether a state is plain data, which can be sent to another process.
+        is_always: restored even if it looks unchanged: it changes all the time, or is not fully visible.
+        places: its attributes `(holder, name)`, if the state is the tuple of their values.
+        at_turns: faster functions for the simulator, at every turn: one that restores a state taken by them, and one
+            that takes the current state, given the state restored last.
+        reads: returns functions without Python code; their results differ if the state does, and they may change with
+            it. None: use `take`.
+        lists: functions that return the lists of the state, which programs replace and change in place.
     """
 
     name: str
@@ -46,7 +46,7 @@ Pair = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 
 def flags(name: str, *pairs: Pair, is_of_thread: bool = False) -> ProcessSetting:
-    """A setting of flags, each a function that reads it and one that sets it. Only what differs is set."""
+    """A setting of flags, each a pair of getter and setter. Only differing flags are set."""
     reads = [read for read, _ in pairs]
 
     def take() -> tuple:
@@ -61,7 +61,7 @@ def flags(name: str, *pairs: Pair, is_of_thread: bool = False) -> ProcessSetting
 
 
 def attributes(name: str, holder: Any, *names: str, **more: Any) -> ProcessSetting:
-    """A setting of some attributes of one object."""
+    """A setting of several attributes of one object."""
 
     def take() -> tuple:
         return tuple([getattr(holder, attribute) for attribute in names])
@@ -77,7 +77,7 @@ def attributes(name: str, holder: Any, *names: str, **more: Any) -> ProcessSetti
 def contents(
     name: str, holder: Any, attribute: str, changed: Callable[[], None] | None = None, **more: Any
 ) -> ProcessSetting:
-    """A setting of a list, which programs replace and change in place; `changed` is told when it is given back."""
+    """A setting of a list, which programs replace and change in place; `changed` is called after a restore."""
 
     def take() -> tuple[list, tuple]:
         now = getattr(holder, attribute)

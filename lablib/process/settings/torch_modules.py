@@ -1,16 +1,16 @@
-"""What torch keeps in its modules, not as a setting: process groups, and what context managers of torch change.
+"""Per-process state in torch's modules: process groups, and state changed by torch's context managers.
 
-A process that enters `loss_parallel` or `context_parallel` changes torch for itself alone. Ranks share the modules, so
-what these change is a rank's own:
+In a separate process `loss_parallel` or `context_parallel` changes torch for that rank only. Simulated ranks share the
+modules, so these are per-rank state:
 
     process groups     torch.distributed's world: the groups, their names and counters
-    loss_parallel      DTensor's table of operators with a handler of their own: entries added, then removed
+    loss_parallel      DTensor's table of custom operator handlers: entries added, then removed
     context_parallel   the same table, replaced; torch.nn.functional.scaled_dot_product_attention, replaced
-    FSDP1              the set of what its profiler is timing, which may hold a name once
-    DTensor            the tracker of its random numbers, made when the first are drawn on a GPU
+    FSDP1              the set of names that its profiler is timing, each at most once
+    DTensor            the tracker of its random numbers, made at the first draw on a GPU
 
-DTensor and FSDP1 may be imported in the middle of a run. Their part of a state that was taken before is None, and what
-is given back for it is as in a new process.
+DTensor and FSDP1 may be imported during a run. Their part of a state taken before is None, restored as in a new
+process.
 
 Simplified: the sharding rules that `context_parallel` adds to DTensor stay shared.
 """
@@ -27,11 +27,11 @@ from lablib.torch_compat import loaded, op_dispatcher, op_handlers, place, rng_t
 
 
 class World(PlainWorld):
-    """torch.distributed's per-process registry of groups, with dictionaries of its own instead of module globals."""
+    """torch.distributed's per-process registry of groups, with its own dictionaries instead of module globals."""
 
     default_pg: Any = None
     group_count: Any = 0
-    pg_map = pg_names = pg_group_ranks = pg_backend_config = tags_to_pg = pg_to_tag = group_count  # in each its own
+    pg_map = pg_names = pg_group_ranks = pg_backend_config = tags_to_pg = pg_to_tag = group_count  # set per instance
 
     def __init__(self) -> None:
         super().__init__()
@@ -41,11 +41,11 @@ class World(PlainWorld):
 
 _PROFILER, _DTENSOR = "torch.distributed.fsdp._debug_utils", "torch.distributed.tensor._api"
 _RANDOM = "torch.distributed.tensor._random"
-_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"  # which imports DTensor
+_CONTEXT_PARALLEL = "torch.distributed.tensor.experimental._context_parallel._attention"  # imports DTensor
 
 
 def _tables() -> tuple:
-    """What context managers of torch change, and DTensor's tracker."""
+    """State changed by torch's context managers, and DTensor's tracker."""
     timed = handlers = handlers_at_first = tracker = None
     if (profiler := loaded(_PROFILER)) is not None:
         timed = frozenset(profiler.SimpleProfiler.profiling)
@@ -67,16 +67,16 @@ def _set_tables(state: tuple) -> None:
         dispatcher = op_dispatcher(api)
         handlers = op_handlers(type(dispatcher)()) if handlers is None else handlers
         set_op_handlers(dispatcher, dict(handlers))
-        if (parallel := loaded(_CONTEXT_PARALLEL)) is not None:  # it puts these back
+        if (parallel := loaded(_CONTEXT_PARALLEL)) is not None:  # it restores these
             parallel.existing_custom_ops = dict(handlers if handlers_at_first is None else handlers_at_first)
 
 
 def _reads_of_tables() -> list:
-    """What tells of a change: the modules that are there, the tables that stand in them, and what these hold."""
+    """Functions that reveal a change: the loaded modules, the tables in them, and copies of these."""
     names = (_PROFILER, _DTENSOR, _CONTEXT_PARALLEL, _RANDOM)
     profiler, api, parallel, drawing = found = tuple(map(loaded, names))
     if any(module is None and name in sys.modules for module, name in zip(found, names, strict=True)):
-        return [_tables]  # somebody is importing it
+        return [_tables]  # an import is in progress
     reads = [partial(getattr, F, "scaled_dot_product_attention"), *(partial(sys.modules.get, name) for name in names)]
     stands = [partial(getattr, profiler.SimpleProfiler, "profiling")] if profiler else []
     stands += [partial(op_handlers, op_dispatcher(api))] if api else []

@@ -1,4 +1,4 @@
-"""What torch keeps once for the process."""
+"""Per-process settings of torch: dtype, determinism, precision, kernels, hooks, thread modes."""
 
 import itertools
 from typing import Any
@@ -32,12 +32,12 @@ def _determinism() -> tuple[int, bool]:
 
 
 def _set_determinism(state: tuple[int, bool]) -> None:
-    # torch.use_deterministic_algorithms does the same, and imports the compiler first: a second's work.
+    # torch.use_deterministic_algorithms does the same, but first imports the compiler, which takes a second.
     torch_compat.set_deterministic_algorithms(state[0] > 0, warn_only=state[0] == 1)
     torch_compat.set_deterministic_fill_uninitialized_memory(state[1])
 
 
-# ---- float32 in fewer bits ----
+# ---- float32 precision ----
 
 
 _OLDER_PRECISIONS: tuple[Pair, ...] = (
@@ -48,7 +48,7 @@ _OLDER_PRECISIONS: tuple[Pair, ...] = (
 
 
 def _either(read: Any) -> Any:
-    """torch has two interfaces for this, and refuses to answer by the older where the newer was used."""
+    """torch has two interfaces, and the older one raises after the newer has been used."""
     try:
         return read()
     except RuntimeError:
@@ -61,7 +61,7 @@ def _precisions() -> tuple:
 
 
 def _set_precisions(state: tuple) -> None:
-    """The older settings first: they set some of the newer. What is inherited stays so: only what differs is set."""
+    """Set the older settings first, as they set some of the newer; only differing ones, so that inherited ones stay."""
     *older, each = state
     for (read, write), value in zip(_OLDER_PRECISIONS, older, strict=True):
         if value is not None and _either(read) != value:
@@ -184,7 +184,7 @@ SETTINGS = (
     ProcessSetting("default device", _default_device, torch.set_default_device, is_of_thread=True),
     flags("grad mode", (torch.is_grad_enabled, torch.set_grad_enabled), is_of_thread=True),
     flags("autocast", *_autocast_pairs(), is_of_thread=True),
-    # Setting it also sets what new threads start with, which nobody can ask.
+    # Setting it also sets the number for new threads, which cannot be read.
     ProcessSetting(
         "number of threads", torch.get_num_threads, torch.set_num_threads, is_of_thread=True, is_always=True
     ),
