@@ -7,16 +7,16 @@ memory.py         the memory of a run, by rank and category
 memory_text.py    a run's memory in words
 summary.py        time per rank: compute, communication, waiting, idle
 spent.py          time per part, to compare two runs
-comparison.py     a recorded comparison of predicted and measured times
-phase_path.py     the path of blocks around a piece of work
-passes.py         forward or backward, where no phase is named
+comparison.py     recorded comparisons of predicted and measured times
+phase_path.py     path of named blocks around an operator
+passes.py         phase of unnamed work: forward or compute
 rank_text.py      ranks and groups as text
 perfetto.py       a trace for ui.perfetto.dev
-circular_wait.py  calls that wait for each other on NCCL
-saved.py          records as plain values, and back
+circular_wait.py  deadlocks of unbatched messages on NCCL
+saved.py          conversion of records to and from JSON values
 draw.py           a figure by its name
 
-Records know no backend: the simulator, real processes, scripts and the replay of a pipeline make the same ones.
+The simulator, real processes, scripts and the replay of a pipeline make the same records.
 """
 
 from lablib.record.memory import Allocation, Memory

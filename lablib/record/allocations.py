@@ -1,10 +1,10 @@
-"""The storages that the ranks of a run allocated, kept as columns: half a million of them take 25 MB.
+"""Storages allocated by the ranks of a run, as columns: half a million of them take 25 MB.
 
-`Allocations` is read like a tuple of `Allocation`s, and gives its columns as arrays to those who add up.
+`Allocations` is a sequence of `Allocation`s, with its columns as arrays for sums.
 
-Order. Virtual time stands still while a rank only allocates, so seconds alone do not say what was held together. Each
-rank therefore numbers its births and deaths: 1, 2, 3, ... (`start_event`, `end_event`). Allocations without numbers are
-ordered by their seconds; at one moment what dies goes before what is born, as an allocator reuses it.
+Order. Virtual time does not advance while a rank only allocates, so times alone do not determine which allocations were
+held together. Each rank therefore numbers its allocations and releases: 1, 2, 3, ... (`start_event`, `end_event`).
+Allocations without numbers are ordered by time; at equal times releases come first, as memory is reused.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Allocation:
 
     Attributes:
         rank: global rank.
-        category: one of CATEGORIES, as known at the end: what was an output becomes a gradient once it is in `.grad`.
+        category: one of CATEGORIES, as known at the end: an operator's output becomes a gradient once it is in `.grad`.
         size_bytes: as allocated.
-        start_s, end_s: virtual seconds of its allocation and of its death (the end of its rank, if it outlived it).
-        name: the op that made it, e.g. "aten.mm"; "" for one that was there before an op first read it.
-        phase: what the program was doing then.
-        source: the line of the program that led there.
-        start_event, end_event: their numbers among the rank's births and deaths; `NEVER` if it did not die.
+        start_s, end_s: virtual time of its allocation and of its release (or the end of its rank).
+        name: the op that made it, e.g. "aten.mm"; "" if it existed before an op first read it.
+        phase: phase of the program at its allocation.
+        source: the line of the program that led to it.
+        start_event, end_event: their numbers among the rank's allocations and releases; `NEVER` if not released.
     """
 
     rank: int
@@ -50,7 +50,7 @@ class Allocations(Sequence[Allocation]):
     """Allocations as columns.
 
     Args:
-        columns: arrays of equal length by name, see COLUMNS; `label` counts into `labels`.
+        columns: arrays of equal length by name, see COLUMNS; `label` is an index into `labels`.
         labels: (name, phase, source) of the ops that made them.
     """
 
@@ -95,14 +95,14 @@ class Allocations(Sequence[Allocation]):
 
     @staticmethod
     def joined(parts: Sequence[Allocations]) -> Allocations:
-        """Several ranks' allocations one after another; they share their labels."""
+        """Concatenate the allocations of several ranks; they share their labels."""
         if not parts:
             return Allocations({name: () for name in Allocations.COLUMNS}, ())
         columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in Allocations.COLUMNS}
         return Allocations(columns, parts[0].labels)
 
     def with_labels_once(self) -> Allocations:
-        """The same with each label once among `labels`."""
+        """A copy in which each label occurs once among `labels`."""
         places: dict[tuple[str, str, str], int] = {}
         of = np.array([places.setdefault(label, len(places)) for label in self.labels], dtype=np.int32)
         if len(places) == len(of):
@@ -110,7 +110,7 @@ class Allocations(Sequence[Allocation]):
         return Allocations(self.columns | {"label": of[self.columns["label"]]}, list(places))
 
     def where(self, chosen: Any) -> Allocations:
-        """The allocations that a mask or a list of indices chooses."""
+        """The allocations selected by a mask or a list of indices."""
         return Allocations({name: column[chosen] for name, column in self.columns.items()}, self.labels)
 
     def of_rank(self, rank: int) -> Allocations:
@@ -157,13 +157,13 @@ class Allocations(Sequence[Allocation]):
 
 
 class MemoryTimeline:
-    """The births and deaths of one rank's allocations, in the order in which they happened.
+    """The allocations and releases of one rank in their order.
 
-    Attributes (arrays with one entry an event):
-        times_s: when.
-        changes: bytes gained or lost.
-        allocation: which allocation, counted in `allocations`.
-        held: bytes held from then on.
+    Attributes (arrays with one entry per event):
+        times_s: time of the event.
+        changes: bytes allocated (positive) or released (negative).
+        allocation: index in `allocations`.
+        held: bytes held after the event.
     """
 
     def __init__(self, allocations: Allocations):
@@ -187,7 +187,7 @@ class MemoryTimeline:
 
     @property
     def is_alive_at_peak(self) -> np.ndarray:
-        """Which allocations were alive at the peak: born by then and not dead yet."""
+        """Mask of the allocations held at the peak."""
         count = np.zeros(len(self.allocations), int)
         upto = slice(0, self.peak_index + 1)
         np.add.at(count, self.allocation[upto], np.sign(self.changes[upto]))

@@ -1,27 +1,26 @@
-"""Calls that wait for each other in a circle where a stream carries them out one after another: what NCCL does.
+"""Circular waits of unbatched calls on NCCL, which runs the calls of a communicator one after another.
 
-gloo and the simulator carry out each send and receive by itself. NCCL has one stream a rank for each communicator, and
-puts the calls there in the order in which they are made: each begins when the one before has ended. A send ends when
-its receiver takes it; up to some megabytes it may end sooner, in NCCL's buffers. So in a ring in which every rank sends
-and then receives, each send waits for a receive that stands behind another send:
+gloo and the simulator run each send and receive independently. NCCL has one stream per rank and communicator, and
+queues the calls there in program order: each begins when the one before has ended. A send ends when its receiver takes
+it; up to some megabytes it may end sooner, in NCCL's buffers. So in a ring in which every rank sends and then receives,
+each send waits for a receive that is queued behind another send:
 
-    rank 0     send to 1 ......... recv from 2          no rank comes to its recv, unless the buffers hold the messages
+    rank 0     send to 1 ......... recv from 2          no rank reaches its recv, unless the buffers hold the messages
     rank 1     send to 2 ......... recv from 0
     rank 2     send to 0 ......... recv from 1
 
-Where every rank receives first, no buffer helps. `batch_isend_irecv` puts its calls there as one step: they take place
-at the same time, and nothing waits, at any size.
+If every rank receives first, no buffer helps. `batch_isend_irecv` queues its calls as one step: they run at the same
+time without deadlock, at any size.
 
-A rank waits for those whose streams are at other calls than its own; a circle of such waits is found as one of this
-graph. It stays whatever is called later, so the order in which ranks make their calls does not matter: they may be
-issued while a program runs (lablib/sim/communication/nccl_order.py), or when it has ended
-(lablib/real/gpu/message_circles.py).
+Graph: a rank waits for the ranks that have not reached its current call; a circular wait is a cycle. Later calls cannot
+remove it, so the order between ranks does not matter: calls may be recorded while a program runs
+(lablib/sim/communication/nccl_order.py), or after its end (lablib/real/gpu/message_circles.py).
 
 Source: torch 2.11 to 2.13, ProcessGroupNCCL.cpp, `pointToPoint` and its warning ("In eager initialization mode,
 unbatched P2P ops are treated as independent collective ops, and are thus serialized"), pull requests 154132 and 156748;
-NCCL's user guide, "Point-to-point communication"; NVIDIA/nccl, issues 479 and 783. E. G. Coffman, M. J. Elphick,
-A. Shoshani, "System deadlocks", ACM Computing Surveys 3(2), 1971: circular wait.
-Simplified: a communicator waits for no other. NCCL looks at no tags, so the messages of one way meet in order.
+NCCL's user guide, "Point-to-point communication"; NVIDIA/nccl, issues 479 and 783. E. G. Coffman, M. J. Elphick, A.
+Shoshani, "System deadlocks", ACM Computing Surveys 3(2), 1971: circular wait.
+Simplified: communicators do not wait for each other. NCCL ignores tags, so messages between two ranks match in order.
 """
 
 from collections import Counter, defaultdict, deque
@@ -37,10 +36,10 @@ class StreamCall:
     """One call of one rank.
 
     Attributes:
-        rank: whose.
-        ranks: who must make it: sender and receiver of a message, in this order, or all members of a collective.
-        name: "send", "recv", or that of a collective.
-        source: the line of the program; "" where it is not known.
+        rank: the rank that makes it.
+        ranks: all participants: sender and receiver of a message, in this order, or all members of a collective.
+        name: "send", "recv", or the name of a collective.
+        source: the line of the program; "" if unknown.
     """
 
     rank: int
@@ -54,7 +53,7 @@ class StreamCall:
 
 
 class _Meeting(NamedTuple):
-    """A message or a collective: what takes place when all `ranks` have come to it. `number`: which one of theirs."""
+    """A message or collective, which runs when all `ranks` have reached it. `number`: its count for these ranks."""
 
     ranks: tuple[int, ...]
     is_message: bool
@@ -62,18 +61,18 @@ class _Meeting(NamedTuple):
 
 
 class Communicator:
-    """What waits on the streams of the ranks of one communicator."""
+    """The streams of the ranks of one communicator, with their unfinished calls."""
 
     def __init__(self) -> None:
         self._steps: defaultdict[int, deque[dict[_Meeting, StreamCall]]] = defaultdict(deque)  # by rank, not yet ended
         self._num_issued: Counter[tuple[int, tuple[int, ...], bool]] = Counter()
-        self._num_come: Counter[_Meeting] = Counter()  # of what has not taken place: how many ranks are at it
+        self._num_come: Counter[_Meeting] = Counter()  # number of ranks that have reached each unfinished one
 
     def issue(self, calls: Sequence[StreamCall]) -> list[StreamCall]:
-        """Add what a rank's stream does at once, one call or a batch.
+        """Add one call, or a batch, to a rank's stream.
 
         Returns:
-            The calls of a circle that has closed; empty if none has.
+            The calls of a cycle that has closed; empty if none has.
         """
         step, rank = {}, calls[0].rank
         for call in calls:
@@ -84,7 +83,7 @@ class Communicator:
         return self._begin([rank]) if len(self._steps[rank]) == 1 else []
 
     def hold_sends(self, circle: Sequence[StreamCall]) -> list[StreamCall]:
-        """Go on as if NCCL's buffers held the sends of a circle; return the next circle, empty if there is none."""
+        """Continue as if NCCL's buffers held the sends of a cycle. Returns the next cycle; empty if none."""
         begun = []
         for send in (call for call in circle if call.name == "send"):
             meeting = next(meeting for meeting, call in self._first(send.rank).items() if call is send)
@@ -92,14 +91,14 @@ class Communicator:
         return self._begin(begun) or self._circle(list(self._steps))
 
     def _first(self, rank: int) -> dict[_Meeting, StreamCall]:
-        """The step that a rank's stream is at; empty where that has nothing to do, as far as is known."""
+        """The current step of a rank's stream; empty if nothing is queued."""
         steps = self._steps[rank]
         return steps[0] if steps else {}
 
     def _begin(self, ranks: Iterable[int]) -> list[StreamCall]:
-        """The streams of `ranks` begin their first steps, and all that follows; return a circle that has closed."""
+        """Begin the first steps on the streams of `ranks`, and the steps that follow. Returns a closed cycle."""
         begun = list(ranks)
-        for rank in begun:  # which grows
+        for rank in begun:  # grows in the loop
             for meeting in list(self._first(rank)):
                 self._num_come[meeting] += 1
                 if self._num_come[meeting] == len(meeting.ranks):
@@ -108,17 +107,17 @@ class Communicator:
         return self._circle(begun)
 
     def _leave(self, rank: int, meeting: _Meeting) -> bool:
-        """A rank's part in a message or collective ends. Whether its stream comes to a next step by that."""
+        """End a rank's part in a message or collective. Returns whether its stream reaches another step."""
         step = self._first(rank)
-        if step.pop(meeting, None) is None or step:  # a send that a buffer holds has ended before
+        if step.pop(meeting, None) is None or step:  # a send held by a buffer has already ended
             return False
         self._steps[rank].popleft()
         return bool(self._steps[rank])
 
     def _circle(self, begun: Sequence[int]) -> list[StreamCall]:
-        """A circle among those for whom the ranks wait that have begun a step."""
+        """A cycle of waits that can be reached from ranks that have begun a step."""
         if not any(meeting.is_message for meeting in self._num_come):
-            return []  # collectives meet in order
+            return []  # collectives are matched in order
         waits: dict[int, dict[int, StreamCall]] = {}
         left = list(begun)
         while left:

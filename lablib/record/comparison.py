@@ -1,6 +1,6 @@
-"""A comparison of predicted and measured that somebody recorded: its numbers, and where, when and how calm it was.
+"""Recorded comparison of predicted and measured times, with machine, date, versions and load.
 
-Kept as a small JSON file beside the lab that shows it, so that a learner on a busy machine sees what a calm one gave.
+A small JSON file next to the lab that shows it, for a learner on a busy machine.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lablib.text.units import format_quantity, plural
 if TYPE_CHECKING:
     import pandas as pd
 
-PART = ("kind", "name", "group", "size_bytes")  # what makes two rows the same part
+PART = ("kind", "name", "group", "size_bytes")  # two rows with these in common are the same part
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,8 @@ class RecordedReconciliation:
     Attributes:
         about: machine, date, versions, backend, ranks, load.
         said: the sentence on makespans, error and noise.
-        reading: whether the machine was quiet, and what can be read.
-        rows: those of `Reconciliation.table()`; None where that has NaN.
+        reading: whether the machine was quiet, and which conclusions are valid.
+        rows: the rows of `Reconciliation.table()`, with None instead of NaN.
     """
 
     about: Mapping[str, str]
@@ -41,11 +41,11 @@ class RecordedReconciliation:
     @staticmethod
     @checked
     def load(path: str | Path) -> RecordedReconciliation:
-        """Read what `save` wrote.
+        """Read a file written by `save`.
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it holds something else.
+            ValueError: it has other contents.
         """
         try:
             return RecordedReconciliation(**parse_json(read_text(path)))
@@ -54,17 +54,17 @@ class RecordedReconciliation:
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write it as JSON. Raises OSError where that cannot be."""
+        """Write it as JSON. Raises OSError if the file cannot be written."""
         write_text(path, json.dumps(asdict(self), indent=1) + "\n")
 
     def sentence(self) -> str:
-        """What was predicted and measured, on which machine and when."""
+        """The prediction and the measurement, with machine and date."""
         about = self.about
         where = f"{about['machine']}, {_ranks(about['ranks'])} on {about['backend']}, {about['date']}"
         return f"{self.said} Recorded on {where} (torch {about['torch']}, Python {about['python']})."
 
     def table(self) -> pd.DataFrame:
-        """The rows, as `Reconciliation.table()` gives them."""
+        """The rows, as in `Reconciliation.table()`."""
         import pandas as pd
 
         return pd.DataFrame(self.rows)
@@ -78,7 +78,7 @@ class RecordedReconciliation:
 
 
 def beside(here: pd.DataFrame, recorded: pd.DataFrame, columns: Sequence[str]) -> pd.DataFrame:
-    """Some columns of two tables of parts, side by side, by name and size of the part; the order of `here`."""
+    """Columns of two tables side by side, matched by name and size of the part, in the order of `here`."""
     import pandas as pd
 
     both = here.merge(recorded, how="left", on=list(PART), suffixes=(" here", " recorded"))
@@ -89,5 +89,5 @@ def beside(here: pd.DataFrame, recorded: pd.DataFrame, columns: Sequence[str]) -
 
 
 def _ranks(count: str) -> str:
-    """A file may say anything: what is no number stays as it is."""
+    """Number of ranks in words; text from the file that is not a number is kept."""
     return plural(int(count), "ranks") if count.isdecimal() else f"{count} ranks"

@@ -1,7 +1,7 @@
-"""`draw("figure_timeline", timeline)`: a figure by its name in lablib/figures.
+"""`draw("figure_timeline", timeline)`: a figure of lablib/figures by name, imported on demand.
 
-Records and plans come before figures in the order of imports, and are used where nothing is drawn. So a method such as
-`timeline.figure()` knows only its figure's name; plotly is imported when somebody looks.
+Records and plans are below figures in the order of imports. So a method such as `timeline.figure()` uses only the
+figure's name, and plotly is imported only when a figure is drawn.
 """
 
 from importlib import import_module
@@ -12,5 +12,5 @@ if TYPE_CHECKING:
 
 
 def draw(name: str, *data: Any, **options: Any) -> "go.Figure":
-    """The figure of that name, of these data."""
+    """Draw the figure of that name from these data."""
     return getattr(import_module("lablib.figures"), name)(*data, **options)

@@ -1,18 +1,18 @@
-"""Who held how many bytes, and when: the memory of a run, from the storages that its ranks allocated.
+"""Memory of a run by rank, category and time, from the storages that its ranks allocated.
 
-An allocation is one storage (the memory behind one or more tensors) of one rank, from its birth to its death. The bytes
-a rank holds at a moment are those of the allocations alive then; the peak is the largest of these sums, over the rank's
-births and deaths in the order in which they happened:
+An allocation is one storage (the memory behind one or more tensors) of one rank. The bytes a rank holds at a moment are
+the sum over its live allocations; the peak is the largest of these sums, over the rank's allocations and releases in
+their order:
 
-    held(k) = sum over events 1 .. k of (+ size of what is born, - size of what dies)        peak = max over k
+    held(k) = sum over events 1 .. k of (+ size of an allocation, - size of a release)        peak = max over k
 
 Categories. An allocation has one, the last that was known:
-    parameter       a storage of an nn.Parameter, or of something that an optimizer steps
-    gradient        what backward leaves in `.grad`
+    parameter       a storage of an nn.Parameter, or of a tensor that an optimizer updates
+    gradient        left by backward in `.grad`
     optimizer state touched inside `Optimizer.step`, alive after it, and none of the above (momentum, variance)
-    activation      made by an op that autograd records: what forward, or its recomputation, makes for backward
+    activation      made by an op that autograd records: by forward, or its recomputation, for backward
     communication   buffers that collectives fill or send, and none of the above
-    other           everything else: data, buffers of modules, temporaries of backward and of the optimizer
+    other           the rest: data, buffers of modules, temporaries of backward and of the optimizer
 
 Simplified: an allocator's rounding and fragmentation, and the workspaces inside kernels, are not counted.
 """
@@ -46,7 +46,7 @@ __all__ = ["CATEGORIES", "NEVER", "AllocationGroup", "Allocation", "Allocations"
 
 @dataclass(frozen=True, slots=True)
 class AllocationGroup:
-    """Allocations of one origin that were held together."""
+    """Allocations of one origin, category and phase at the peak."""
 
     source: str
     name: str
@@ -58,17 +58,17 @@ class AllocationGroup:
 
 @dataclass(frozen=True)
 class Memory:
-    """The allocations of a run, rank by rank in the order in which they were allocated.
+    """The allocations of a run, rank by rank in order of allocation.
 
-    Sizes are in bytes, times in virtual seconds. Where a rank is not named (None), it is the one with the highest peak.
+    Sizes are in bytes, times in virtual seconds. `rank=None` selects the rank with the highest peak.
 
     Attributes:
         allocations: of all ranks.
-        num_ranks: how many ranks there were.
-        simulated: the ranks that were simulated, where the others were phantoms; None: all.
-        allocator_peaks: the peak of each rank in bytes where its GPU's allocator counted (nccl): then it is all that is
-            known, and there are no allocations. When a peak was and what was held then is not.
-        run_notes: what stands below each of its figures, such as that ranks shared a GPU.
+        num_ranks: number of ranks.
+        simulated: the simulated ranks, if the others were phantoms; None: all.
+        allocator_peaks: peak of each rank in bytes, as counted by its GPU's allocator (nccl). There are then no
+            allocations, and the time and the contents of a peak are unknown.
+        run_notes: notes below each of its figures, such as that ranks shared a GPU.
     """
 
     allocations: Sequence[Allocation] = ()
@@ -92,14 +92,14 @@ class Memory:
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks of which something is known: all, but those that were phantoms."""
+        """The ranks with records: all except phantoms."""
         return range(self.num_ranks) if self.simulated is None else self.simulated
 
     # ---- the peak ----
 
     @checked
     def peak_bytes(self, rank: int | None = None) -> int:
-        """The most that `rank` ever held at once; None: that any rank held."""
+        """The peak of `rank`; None: the highest of all ranks."""
         if self.allocator_peaks:
             check_rank(rank, self.num_ranks, self.simulated)
             return max(self.allocator_peaks) if rank is None else self.allocator_peaks[rank]
@@ -107,16 +107,16 @@ class Memory:
 
     @property
     def is_known(self) -> bool:
-        """Whether anybody counted: at least the peaks are known."""
+        """Whether memory was counted: at least the peaks are known."""
         return bool(len(self.allocations) or self.allocator_peaks)
 
     def peak_rank(self) -> int:
-        """The rank with the highest peak; the first of several."""
+        """The rank with the highest peak; the first if several are equal."""
         return max(self.ranks, key=self.peak_bytes, default=0)
 
     @checked
     def peak_at_s(self, rank: int | None = None) -> float:
-        """When the rank first held its peak; NaN where only the allocator's peaks are known."""
+        """Time at which the rank first reached its peak; NaN if only the allocator's peaks are known."""
         curve = self._curve(rank)
         if self.allocator_peaks:
             return nan
@@ -124,7 +124,7 @@ class Memory:
 
     @checked
     def peak_phase(self, rank: int | None = None) -> str:
-        """What the program was doing when the rank reached its peak."""
+        """Phase of the program when the rank reached its peak."""
         curve = self._curve(rank)
         if not len(curve):
             return ""
@@ -132,7 +132,7 @@ class Memory:
 
     @checked
     def at_peak(self, rank: int | None = None) -> dict[str, int]:
-        """What the rank held at its peak, by category; nothing where only the allocator's peaks are known."""
+        """Bytes at the rank's peak, by category; empty if only the allocator's peaks are known."""
         curve = self._curve(rank)
         if self.allocator_peaks:
             return {}
@@ -140,7 +140,7 @@ class Memory:
 
     @checked
     def allocations_at_peak(self, rank: int | None = None) -> list[AllocationGroup]:
-        """What the rank held at its peak, by where it was made; largest first."""
+        """The allocations at the rank's peak, by origin; largest first."""
         curve = self._curve(rank)
         groups: dict[tuple[int, int], list[int]] = {}
         held = curve.allocations.where(curve.is_alive_at_peak).columns
@@ -159,18 +159,18 @@ class Memory:
 
     @checked
     def at(self, rank: int, time_s: float) -> dict[str, int]:
-        """What the rank held after everything that happened up to `time_s`, by category."""
+        """Bytes held by the rank after all events up to `time_s`, by category."""
         allocations = self._curve(rank).allocations
         start_s, end_s, end = (allocations.columns[name] for name in ("start_s", "end_s", "end_event"))
         return _by_category(allocations.where((start_s <= time_s) & ((end_s > time_s) | (end == NEVER))))
 
     @checked
     def curve(self, rank: int) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """What the rank held over time: the seconds of each allocation and death, and the bytes from then on.
+        """Bytes held by the rank over time: the time of each allocation and release, and the bytes after it.
 
         Returns:
-            `times_s`, and for each category an array of the same length. Several events may share one moment: then
-            the last says what was held after it, and the others what was held within.
+            `times_s`, and for each category an array of the same length. Of several events at one time, the last has
+            the bytes held after it.
         """
         curve = self._curve(rank)
         kinds = curve.allocations.columns["category"][curve.allocation]
@@ -179,7 +179,7 @@ class Memory:
 
     @checked
     def by_phase(self, rank: int | None = None) -> pd.DataFrame:
-        """One row a phase, in the order of their beginning: the most held in it, and what was allocated in it."""
+        """One row per phase, in order of their beginning: the largest number of bytes held, and the bytes allocated."""
         import pandas as pd
 
         curve = self._curve(rank)
@@ -193,17 +193,17 @@ class Memory:
         columns = ["peak_bytes", "allocated_bytes", "num_allocations"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("phase")
 
-    # ---- in words, in a table, in a picture ----
+    # ---- text, table, figure ----
 
     @checked
     def explain(self, rank: int | None = None) -> str:
-        """One sentence on what a rank held at its peak, and where it was made."""
+        """One sentence on the contents of a rank's peak and their origin."""
         from lablib.record.memory_text import explain
 
         return explain(self, self.peak_rank() if rank is None else rank)
 
     def table(self) -> pd.DataFrame:
-        """One row a rank: its peak, when it was, and the bytes of each category then."""
+        """One row per rank: its peak, the time of the peak, and the bytes of each category then."""
         import pandas as pd
 
         rows = [
@@ -215,12 +215,12 @@ class Memory:
 
     @checked
     def figure(self, timeline: Timeline | None = None, **options: Any) -> go.Figure:
-        """What a rank held over time, stacked by category; under its timeline where one is given."""
+        """Bytes held by a rank over time, stacked by category; under its timeline if one is given."""
         return draw("figure_memory", self, timeline=timeline, **options)
 
     @checked
     def notes(self, device: Device) -> list[str]:
-        """What a reader must know: the ranks that need more memory than a device has."""
+        """Warnings: the ranks that need more memory than a device has."""
         from lablib.record.memory_text import too_large
 
         return too_large(self, device)

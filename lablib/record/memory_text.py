@@ -1,4 +1,4 @@
-"""What a run's memory says in words: what held the peak, and which ranks need more than a device has."""
+"""A run's memory in words: the contents of the peak, and the ranks that need more than a device has."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SMALL = 0.02  # of the peak; less is not worth naming
 
 
 def explain(memory: Memory, rank: int) -> str:
-    """One sentence: the peak of a rank, when, by category, and the lines and ops that made most of it.
+    """One sentence: the peak of a rank, its time, its categories, and the lines and ops that made most of it.
 
     "At its peak (1.23 ms, in backward) rank 0 held 4.1 GB: 61% activation, made in model.py:12: h = gelu(x) (aten.gelu,
     24 allocations, 1.2 GB), ...; 20% parameter, ..."
@@ -44,7 +44,7 @@ def explain(memory: Memory, rank: int) -> str:
 
 
 def _origins(allocations: list[AllocationGroup], size_bytes: int) -> str:
-    """Where the largest of them were made: "made in model.py:12: h = gelu(x) (aten.gelu, 24 allocations, 1.2 GB)"."""
+    """The origins of the largest: "made in model.py:12: h = gelu(x) (aten.gelu, 24 allocations, 1.2 GB)"."""
     named = [h for h in allocations[:_SHOWN] if h.size_bytes >= _SMALL * size_bytes]
     lines = [_line(h) for h in named]
     is_new = [line not in lines[:i] for i, line in enumerate(lines)]
@@ -54,7 +54,7 @@ def _origins(allocations: list[AllocationGroup], size_bytes: int) -> str:
 
 
 def _origin(allocation: AllocationGroup, is_new: bool) -> str:
-    """The line (once: "there" stands for a line named before), the op, the bytes."""
+    """The line ("there" if named before), the op, the bytes."""
     count = f"{allocation.num_allocations} allocations, " if allocation.num_allocations > 1 else ""
     op = allocation.name.removeprefix("aten.") or "there before"
     return f"{_line(allocation) if is_new else 'there'} ({op}, {count}{format_quantity(allocation.size_bytes, 'B')})"

@@ -1,14 +1,12 @@
-"""What work is that no phase names: forward where a backward pass follows it, else "compute".
+"""Phase of unnamed work: forward if a backward pass follows, otherwise "compute".
 
-A program that names nothing still goes forward and backward, and autograd tells when it goes backward. The rest follows
-from that, rank by rank and in the order of time:
+A program that names no phases still runs forward and backward, and autograd reveals backward. The rest is inferred:
 
     forward     work before a backward pass
     compute     work after the last backward pass, or between one and the optimizer's step that uses it, or in a program
                 without any: the additions of a ring all-reduce, the division after it, clipping
 
-Simplified: a program that changes its weights without an optimizer of torch does so in "forward", if another backward
-pass follows.
+Simplified: weight updates without an optimizer of torch count as "forward" if another backward pass follows.
 """
 
 from __future__ import annotations
@@ -22,15 +20,15 @@ import numpy as np
 from lablib.record.allocations import Allocations
 from lablib.record.timeline import COMPUTE, Span
 
-UNNAMED = ""  # the phase of what the program did not name, until it has ended
+UNNAMED = ""  # phase of unnamed work until the run has ended
 FORWARD, OTHER = "forward", "compute"
 
 
 class Passes:
-    """When one rank went backward, and when it stepped its optimizer.
+    """The times of one rank's backward passes and optimizer steps.
 
     Args:
-        work: (start in seconds, phase) of what it computed.
+        work: (start in seconds, phase) of its compute spans.
     """
 
     def __init__(self, work: Iterable[tuple[float, str]]):
@@ -42,13 +40,13 @@ class Passes:
         """Whether unnamed work that began at these seconds was forward."""
         following = np.searchsorted(self._times_s, times_s, "right")
         last = np.flatnonzero(self._is_backward)[-1] if self._is_backward.any() else -1
-        # One more at either end: nothing before the first mark, nothing after the last.
+        # Padding: nothing before the first mark, nothing after the last.
         around = np.concatenate(([False], self._is_backward, [False]))
         is_after_backward, is_before_backward = around[following], around[following + 1]
         return (following <= last) & (is_before_backward | ~is_after_backward)
 
     def phases(self, given: Sequence[str], times_s: Sequence[float]) -> list[str]:
-        """The phase of each piece of work that began at these seconds: that given, or what it is for want of one."""
+        """The phase of work that began at these times: the given one, or the inferred one."""
         is_forward = self.is_forward(times_s).tolist()
         return [phase or (FORWARD if ahead else OTHER) for phase, ahead in zip(given, is_forward, strict=True)]
 
@@ -60,7 +58,7 @@ def _kind(phase: str) -> str:
 
 
 def passes_of(spans: Iterable[Span]) -> dict[int, Passes]:
-    """The passes of each rank that computed anything."""
+    """The passes of each rank with compute spans."""
     work: dict[int, list[tuple[float, str]]] = {}
     for span in spans:
         if span.stream == COMPUTE:
@@ -87,7 +85,7 @@ def allocations_with_phases(blocks: Allocations, passes: Mapping[int, Passes]) -
     unnamed = np.array([phase == UNNAMED for _, phase, _ in blocks.labels], dtype=bool)
     if not unnamed.any():
         return blocks
-    # Each label without a phase becomes two: forward in its place, "compute" behind all others.
+    # Each label without a phase becomes two: forward in place, "compute" after all others.
     places = np.cumsum(unnamed) - 1 + len(blocks.labels)
     labels = [(name, phase or FORWARD, line) for name, phase, line in blocks.labels]
     labels += [(name, OTHER, line) for name, phase, line in blocks.labels if phase == UNNAMED]

@@ -1,15 +1,15 @@
-"""A timeline as Trace Event JSON, the format that ui.perfetto.dev and chrome://tracing open.
+"""Export a timeline as Trace Event JSON for ui.perfetto.dev and chrome://tracing.
 
-A rank is a process and each of its streams a thread, compute first. What is written:
+A rank is a process and each of its streams a thread, compute first. Events:
 
-    M   names, and the order in which processes and threads are shown
-    X   one complete event a span: microseconds, and phase, FLOPs, bytes, dtype and line of the program as arguments
+    M   names, and the order of processes and threads
+    X   one complete event per span: microseconds, and phase, FLOPs, bytes, dtype and line of the program as arguments
     s, t, f   flows, drawn as arrows: from a send to its receive, and through the members of a collective
-    C   counters: bytes of memory by category (where memory is given)
+    C   counters: bytes of memory by category (if memory is given)
 
-Two spans of one thread must lie inside or after each other, so spans that overlap (two collectives that gloo runs side
-by side) get further rows. Times are rounded to nanoseconds, which is what Perfetto keeps. Processes and threads are
-numbered from 1: number 0 belongs to the Linux kernel, and Perfetto hides some of it.
+Two spans of one thread must be nested or disjoint, so spans that overlap (two collectives that gloo runs side by side)
+get further rows. Times are rounded to nanoseconds, as in Perfetto. Processes and threads are numbered from 1: number 0
+belongs to the Linux kernel, and Perfetto hides some of it.
 
 Source: "Trace Event Format", Google, 2016 (the Chromium project's document of these fields).
 """
@@ -30,11 +30,11 @@ from lablib.text.files import replacing
 
 Event = dict[str, Any]
 Place = tuple[int, int]  # process, thread
-Stop = tuple[float, Place]  # of a chain of arrows: when, where
+Stop = tuple[float, Place]  # of a chain of arrows: time, place
 
 
 def write_trace(timeline: Timeline, path: Path, memory: Memory | None = None) -> Path:
-    """Write the trace, rank by rank. Counters need the memory of the run."""
+    """Write the trace, rank by rank. `memory` adds counters."""
     rows = {rank: rows_of(timeline, rank) for rank in timeline.ranks}
     with replacing(path) as file:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
@@ -49,7 +49,7 @@ def write_trace(timeline: Timeline, path: Path, memory: Memory | None = None) ->
 
 
 def rows_of(timeline: Timeline, rank: int) -> list[tuple[str, list[Span]]]:
-    """The threads of one rank: the name of each and its spans, none of which overlaps another."""
+    """The threads of one rank: name and non-overlapping spans of each."""
     streams: dict[str, list[list[Span]]] = {}
     for span in sorted(timeline.select(rank), key=lambda s: (s.stream != COMPUTE, s.stream, s.start_s, s.end_s)):
         rows = streams.setdefault(span.stream, [[]])
@@ -65,7 +65,7 @@ def rows_of(timeline: Timeline, rank: int) -> list[tuple[str, list[Span]]]:
 
 
 def _places(rank: int, rows: Sequence[tuple[str, list[Span]]]) -> list[Place]:
-    """Process and thread of each row. The thread that has its process's number is shown first: that is compute."""
+    """Process and thread of each row. The thread with its process's number is shown first: compute."""
     first = 0 if rows and rows[0][0] == COMPUTE else 1
     # No two threads of the trace share a number: a rank has fewer than a thousand rows.
     return [
@@ -92,7 +92,7 @@ def _work(rank: int, rows: Sequence[tuple[str, list[Span]]]) -> Iterator[Event]:
 
 
 def _args(span: Span) -> dict[str, Any]:
-    """What Perfetto shows for a selected span; what is not known is left out."""
+    """Arguments that Perfetto shows for a selected span, without unknown ones."""
     args: dict[str, Any] = {"phase": span.phase}
     if span.flops:
         args["flops"] = span.flops
@@ -108,9 +108,9 @@ def _args(span: Span) -> dict[str, Any]:
 
 
 def _flows(rows: dict[int, list[tuple[str, list[Span]]]]) -> Iterator[Event]:
-    """One chain of arrows for each message and each collective, through those who took part.
+    """One chain of arrows for each message and each collective, through its participants.
 
-    A message's is tied to the beginning of the send and the end of the receive, a collective's to the middle of each.
+    For a message from the beginning of the send to the end of the receive, for a collective between the middles.
     """
     meetings: dict[int, list[tuple[Span, Place]]] = defaultdict(list)
     for rank, own in rows.items():
@@ -123,7 +123,7 @@ def _flows(rows: dict[int, list[tuple[str, list[Span]]]]) -> Iterator[Event]:
         is_message = len(parts) == 2 and parts[0][0].name != parts[1][0].name
         shares = (0.01, 0.99) if is_message else (0.5,) * len(parts)
         stops = [(s.start_s + share * s.duration_s, place) for share, (s, place) in zip(shares, parts, strict=True)]
-        # An arrow cannot go back in time; where the clocks of two hosts say so, it is left out.
+        # An arrow cannot go back in time: omitted if the clocks of two hosts disagree so.
         times_s = [time_s for time_s, _ in stops]
         if len(stops) > 1 and (times_s == sorted(times_s) or not is_message):
             yield from _chain(number, sorted(stops))
@@ -137,12 +137,12 @@ def _chain(number: int, stops: Sequence[Stop]) -> Iterator[Event]:
 
 
 def _counters(memory: Memory, origin_s: float) -> Iterator[Event]:
-    """Each rank's bytes by category: an event wherever a category has changed."""
+    """Each rank's bytes by category: one event per change."""
     for rank in memory.ranks:
         times_s, held = memory.curve(rank)
         if not len(times_s):
             continue
-        last = np.append(np.flatnonzero(np.diff(times_s)), len(times_s) - 1)  # of several changes at one moment
+        last = np.append(np.flatnonzero(np.diff(times_s)), len(times_s) - 1)  # the last of several changes at one time
         for category, size_bytes in held.items():
             after = size_bytes[last]
             for i in np.flatnonzero(np.diff(after, prepend=0)):

@@ -6,7 +6,7 @@ MAX_RUNS = 8  # in a sentence
 
 
 def short_ranks(ranks: Sequence[int]) -> str:
-    """For a column, and the label of a group that nobody named: `0-7` for three ranks in a row or more, else `0,4`.
+    """Short form for a column or the label of an unnamed group: `0-7` for at least three consecutive ranks, or `0,4`.
 
     >>> short_ranks([0, 1, 2, 3]), short_ranks([0, 4])
     ('0-3', '0,4')
@@ -17,7 +17,7 @@ def short_ranks(ranks: Sequence[int]) -> str:
 
 
 def numbered(name: str, is_taken: Callable[[str], bool]) -> str:
-    """A label that is not taken: the name, or the name with the first number, from 2, that makes it one.
+    """An unused label: the name, or the name with the first free number from 2 on.
 
     >>> numbered("0,4", {"0,4", "0,4 (2)"}.__contains__)
     '0,4 (3)'
@@ -30,7 +30,7 @@ def numbered(name: str, is_taken: Callable[[str], bool]) -> str:
 
 
 def ranks_in_words(ranks: Sequence[int]) -> str:
-    """For a sentence: sorted ranks, runs of them written short, the first eight runs.
+    """Sorted ranks for a sentence: the first eight runs, each in short form.
 
     >>> ranks_in_words([0, 1, 2, 3, 12, 13, 15])
     '0 to 3, 12, 13, 15'

@@ -1,8 +1,8 @@
-"""Records as plain values for JSON, and back: what `Run.save` writes and `Run.load` reads.
+"""Conversion of records to and from plain values for JSON, for `Run.save` and `Run.load`.
 
 Spans and transfers are tables, a list of values for each, under the names of their fields; allocations are columns, as
-they are in memory. Simplified: routes of transfers are not kept (they are functions), so `Traffic.matrix` of a loaded
-run sends each rank's bytes to the next of its group, as for a run on real processes.
+in memory. Simplified: routes of transfers are not kept (they are functions), so `Traffic.matrix` of a loaded run sends
+each rank's bytes to the next of its group, as for a run on real processes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Plain = dict[str, Any]
 
 
 def plain_records(timeline: Timeline, traffic: Traffic, memory: Memory) -> Plain:
-    """What was recorded of a run, as dictionaries, lists, numbers and texts."""
+    """The records of a run as dictionaries, lists, numbers and texts."""
     return {
         "timeline": {**_others(timeline, "spans"), "spans": _table(timeline.spans, Span)},
         "traffic": {
@@ -32,10 +32,10 @@ def plain_records(timeline: Timeline, traffic: Traffic, memory: Memory) -> Plain
 
 
 def records_of(plain: Mapping[str, Any]) -> tuple[Timeline, Traffic, Memory]:
-    """What `plain_records` gave.
+    """Inverse of `plain_records`.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: it is something else.
+        KeyError, TypeError, ValueError, AttributeError: other contents.
     """
     timeline, traffic, memory = (dict(plain[name]) for name in ("timeline", "traffic", "memory"))
     spans = tuple(Span(**row) for row in _rows(timeline.pop("spans")))
@@ -68,7 +68,7 @@ def _columns(allocations: Allocations) -> Plain:
 
 
 def _with_tuples(row: Mapping[str, Any]) -> Plain:
-    """JSON has lists where records have tuples."""
+    """Convert the lists of JSON to the tuples of records."""
     return {name: _frozen(value) for name, value in row.items()}
 
 

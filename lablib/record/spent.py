@@ -1,21 +1,20 @@
-"""Where the time of a run went, part by part, such that a simulated run and a measured one can be compared.
+"""Time of a run by part, to compare a simulated run with a measured one.
 
 Every second of a rank is one of four, as in lablib/record/summary.py:
 
     compute + exposed communication + waiting + idle = makespan
 
-compute is split by phase, the innermost. Each communication has a row besides, by name, group and size, with all of its
-time, hidden behind compute or not. Seconds are those of a mean rank. What ran inside a phase that is left out counts
-nowhere: a call made there is no waiting either.
+Compute is split by innermost phase. Each communication also has a row, by name, group and size, with all of its time,
+hidden behind compute or not. Seconds are means over ranks. Spans inside an excluded phase do not count, and a call made
+there does not count as waiting.
 
 Two rules make runs of different machines comparable:
 
-    zero     Time begins with the first span of any rank. What is before it is launching; a rank that begins later is
-             idle until then.
-    start    A communication begins when its last rank has come. A real library's record begins when a rank calls it,
-             so the part before is taken off, and is waiting. A message counts for the rank that receives it.
+    zero     Time begins with the first span of any rank, after the launch. A rank that begins later is idle until then.
+    start    A communication begins when its last rank has joined. A real library's record begins at a rank's call, so
+             the part before is subtracted, and is waiting. A message counts for the rank that receives it.
 
-What belongs together says the id that a `Transfer` shares with its spans.
+A `Transfer` and its spans share an id.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ if TYPE_CHECKING:
     from lablib.run import Run
 
 KINDS = ("compute", "communication", "exposed", "waiting", "idle", "makespan")
-_NO_PHASE = "#"  # no phase can be called so
+_NO_PHASE = "#"  # not a valid phase name
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What time was spent on.
+    """A part of a run's time.
 
     Attributes:
         kind: "compute" (by phase), "communication" (by name, group, size), "exposed", "waiting", "idle", "makespan".
@@ -54,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds of a mean rank, and in how many operations or communications of all ranks."""
+    """Mean seconds per rank, and the number of operations or communications of all ranks."""
 
     time_s: float
     calls: int = 0
@@ -64,12 +63,12 @@ MAKESPAN = Part("makespan", "makespan")
 
 
 def counted(run: Run, without: str = "") -> Timeline:
-    """What counts of a run: all but what ran inside one phase ("": all), timed from the first span of any rank."""
+    """The timeline of a run without one phase ("": all of it), timed from the first span of any rank."""
     return run.timeline.without(without or _NO_PHASE)
 
 
 def parts_of(run: Run, without: str = "") -> dict[Part, Spent]:
-    """The time of a mean rank by part. "exposed", "waiting", "idle" and "makespan" are always there."""
+    """Mean time per rank by part. "exposed", "waiting", "idle" and "makespan" are always included."""
     timeline = counted(run, without)
     num_ranks = max(timeline.num_ranks, 1)
     meetings = _meetings(timeline)
@@ -115,7 +114,7 @@ def _by_phase(timeline: Timeline, num_ranks: int) -> dict[Part, Spent]:
 
 
 def _meetings(timeline: Timeline) -> list[list[Span]]:
-    """The spans of each communication: one for each member, in the order of ranks."""
+    """The spans of each communication: one per member, in the order of ranks."""
     meetings: dict[int, list[Span]] = defaultdict(list)
     alone: list[list[Span]] = []
     for span in timeline:
@@ -127,7 +126,7 @@ def _meetings(timeline: Timeline) -> list[list[Span]]:
 
 
 def _start_s(spans: Iterable[Span]) -> float:
-    """A communication begins when its last rank has come."""
+    """Time at which the last rank joined."""
     return max(span.start_s for span in spans)
 
 
@@ -137,7 +136,7 @@ def _by_communication(run: Run, meetings: Iterable[list[Span]], num_ranks: int) 
     for spans in meetings:
         first, transfer = spans[0], transfers.get(spans[0].transfer_id)
         name, group = (transfer.name, transfer.group) if transfer else (first.name, first.stream.removeprefix("comm:"))
-        # A profiler may not say how large a copy to the host was: they have one row for each direction.
+        # A profiler may not report the size of a copy to the host: one row per direction.
         size_bytes = 0.0 if group.startswith("host:") else first.size_bytes
         receivers = 1 if name == "send" else len(spans)
         took_s = max(0.0, max(span.end_s for span in spans) - _start_s(spans))
@@ -146,7 +145,7 @@ def _by_communication(run: Run, meetings: Iterable[list[Span]], num_ranks: int) 
 
 
 def _talking(meetings: Iterable[list[Span]], num_ranks: int) -> list[list[Interval]]:
-    """When each rank communicated, waiting for the last member taken off."""
+    """Intervals of communication per rank, without waiting for the last member."""
     times: list[list[Interval]] = [[] for _ in range(num_ranks)]
     for spans in meetings:
         start_s = _start_s(spans)
@@ -156,12 +155,12 @@ def _talking(meetings: Iterable[list[Span]], num_ranks: int) -> list[list[Interv
 
 
 def _made(timeline: Timeline) -> set[tuple[int, int | None]]:
-    """Which rank made which calls: their numbers."""
+    """(rank, number) of each call."""
     return {(span.rank, span.transfer_id) for span in timeline if span.transfer_id is not None}
 
 
 def _pending(run: Run, timeline: Timeline, meetings: Iterable[list[Span]]) -> list[list[Interval]]:
-    """When each rank had called and the last had not: by the calls themselves where the run knows them."""
+    """Intervals between a rank's call and the last member's; from the calls themselves if the run has them."""
     pending: list[list[Interval]] = [[] for _ in range(max(timeline.num_ranks, 1))]
     if any(transfer.issued_s for transfer in run.traffic.transfers):
         left_out = _made(run.timeline) - _made(timeline)

@@ -1,25 +1,25 @@
-"""Where the time of a run went, rank by rank: compute, exposed communication, waiting for others, and idle.
+"""Time of a run by rank: compute, exposed communication, waiting for others, and idle.
 
 Every second of the makespan of a rank is exactly one of four:
 
     busy      its compute stream has work
     exposed   it communicates and does not compute
-    waiting   neither, and a communication that it has joined cannot start: somebody else has not come yet
+    waiting   neither, and a communication that it has joined cannot start because a member is missing
     idle      none of these: it has nothing to do
 
     busy + exposed + waiting + idle = makespan
 
-A rank waits in a communication from its own call until the last member's. That time is laid to the charge of the member
-that called last (the straggler; of several, the lowest rank); where two communications wait at once, to that of the one
-joined first.
+A rank waits in a communication from its own call until the last member's. That time is attributed to the member that
+called last (the straggler; of several, the lowest rank); if two communications wait at the same time, to the straggler
+of the one joined first.
 
     HFU = sum of FLOPs / peak(dtype of the op) / makespan        a device at its peak all the time has 1
-    MFU = the same without what is computed a second time for backward
+    MFU = the same without recomputation for backward
 
 Source: Chowdhery et al., "PaLM", 2022, arXiv 2204.02311, appendix B (MFU); Korthikanti et al., "Reducing Activation
-Recomputation in Large Transformer Models", 2022, arXiv 2205.05198, section 6 (HFU beside MFU).
-Simplified: MFU counts the FLOPs of the operators that ran, not a formula of the model's. A span that does not say its
-dtype counts at the float32 peak.
+Recomputation in Large Transformer Models", 2022, arXiv 2205.05198, section 6 (HFU and MFU).
+Simplified: MFU counts the FLOPs of the operators that ran, not a formula of the model. A span without a dtype counts at
+the float32 peak.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Summary:
-    """What each rank did with the makespan. Every tuple has one entry for each of `ranks`; seconds are of one step.
+    """Time, FLOPs, bytes and utilization per rank. Every tuple has one entry per rank of `ranks`; seconds are per step.
 
     Attributes:
         step_time_s: the makespan, divided by `steps`.
-        busy_s: the compute stream had work.
-        communication_s: some communication stream had work, hidden behind compute or not.
+        busy_s: time in which the compute stream had work.
+        communication_s: time in which a communication stream had work, hidden behind compute or not.
         exposed_s: communication that compute did not hide.
-        waiting_s: nothing but a communication that had not started, as another rank came later.
-        idle_s: what is left of the step: nothing to do. With `waiting_s`, the bubble of a pipeline.
-        straggler_s: how long others waited for this rank; their sum over ranks is that of `waiting_s`.
+        waiting_s: time in which only a communication was pending, as another rank joined later.
+        idle_s: the rest of the step. With `waiting_s`, the bubble of a pipeline.
+        straggler_s: time that others waited for this rank; its sum over ranks equals the sum of `waiting_s`.
         flops: floating-point operations, recomputation included.
-        sent_bytes: bytes that left the rank.
-        peak_memory_bytes: the most it held at once in the whole run; None where nobody counted.
-        mfu, hfu: shares of the peak of the device, in [0, 1]; None where the device is not known.
-        steps: how many steps of the program the run was made of.
-        ranks: whose they are: all but phantoms. Left out: as many as there are entries, from 0 on.
+        sent_bytes: bytes sent by the rank.
+        peak_memory_bytes: largest memory held at once in the whole run; None if not counted.
+        mfu, hfu: fractions of the device's peak, in [0, 1]; None if the device is unknown.
+        steps: number of steps in the run.
+        ranks: all ranks except phantoms. Default: as many as there are entries, from 0 on.
     """
 
     step_time_s: float
@@ -89,18 +89,17 @@ class Summary:
         device: Device | None = None,
         steps: int = 1,
     ) -> Summary:
-        """The summary of a timeline: that of a run, or a part of it (`Timeline.without`, `Timeline.between`).
+        """The summary of a timeline, for a run or a part of it (`Timeline.without`, `Timeline.between`).
 
         Args:
             timeline: the spans to summarize.
-            traffic: the communications of the same run, for bytes and waiting; what lies outside the timeline is left
-                out.
-            memory: the blocks of the same run.
-            device: whose peak MFU and HFU refer to.
-            steps: so many equal steps are in the timeline: times, FLOPs and bytes are those of one.
+            traffic: the communications of the same run, for bytes and waiting; those outside the timeline are ignored.
+            memory: the memory of the same run.
+            device: the device for MFU and HFU.
+            steps: number of equal steps in the timeline: times, FLOPs and bytes are per step.
 
         Raises:
-            ValueError: `steps` is no whole number of 1 or more.
+            ValueError: `steps` is not a whole number of 1 or more.
         """
         steps = whole_number("steps", steps, example=1)
         check_type("timeline", timeline, Timeline)
@@ -130,7 +129,7 @@ class Summary:
             communication_s=of_ranks([length(communication[rank]) for rank in range(n)], steps),
             exposed_s=of_ranks(exposed_s, steps),
             waiting_s=of_ranks(waiting_s, steps),
-            # A sum's rounding is no time.
+            # Remove the rounding error of the sum.
             idle_s=of_ranks([s if s > 1e-12 * makespan_s else 0.0 for s in idle_s], steps),
             straggler_s=of_ranks(_blame(waits, n), steps),
             flops=of_ranks(_flops(timeline), steps),
@@ -144,29 +143,30 @@ class Summary:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the run, as far as they were simulated."""
+        """Number of simulated ranks."""
         return len(self.busy_s)
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of the step in which a mean rank neither computes nor communicates: it waits, or is idle.
+        """Fraction of the step in which ranks neither compute nor communicate, as a mean: waiting and idle time.
 
-        In a pipeline that is what the field calls the bubble, as a stage waits for the one before it. GPipe and 1F1B
-        with p equal stages, m micro-batches and links that take no time: (p - 1) / (m + p - 1) (Huang et al., "GPipe",
-        2018, arXiv 1811.06965; Narayanan et al., SC21, arXiv 2104.04473, section 2.2).
+        In a pipeline this is the bubble, as a stage waits for the one before it. GPipe and 1F1B with p equal stages, m
+        micro-batches and links that take no time: (p - 1) / (m + p - 1) (Huang et al., "GPipe", 2018, arXiv 1811.06965;
+        Narayanan et al., SC21, arXiv 2104.04473, section 2.2).
         """
         bubble_s = _mean(self.waiting_s) + _mean(self.idle_s)
         return bubble_s / self.step_time_s if self.step_time_s > 0 else 0.0
 
     @property
     def straggler(self) -> int | None:
-        """The rank for which the others waited longest; None where nobody waited for anybody."""
+        """The rank for which the others waited longest; None if no rank waited."""
         worst_s = max(self.straggler_s, default=0.0)
         return self.ranks[self.straggler_s.index(worst_s)] if worst_s > 0 else None
 
     def table(self) -> pd.DataFrame:
-        """One row a rank, and a last row "all": the mean of times and shares, the sum of FLOPs and bytes sent, the
-        largest peak of memory."""
+        """One row per rank, then "all": means of times and fractions, sums of FLOPs and bytes sent, the largest
+        peak.
+        """
         import pandas as pd
 
         frame = pd.DataFrame({name: getattr(self, name) for name in _COLUMNS if getattr(self, name) is not None})
@@ -175,7 +175,7 @@ class Summary:
         return pd.concat([frame, pd.DataFrame(total, index=pd.Index(["all"], name="rank"))])
 
     def sentence(self) -> str:
-        """The step in one sentence; shares are means over the ranks."""
+        """The step in one sentence, with means over the ranks."""
         parts = [f"{self._share(self.busy_s)} compute", f"{self._share(self.exposed_s)} exposed communication"]
         mostly = f" (mostly for rank {self.straggler})" if self.straggler is not None else ""
         parts += [f"{self._share(self.waiting_s)} waiting{mostly}", f"{self._share(self.idle_s)} idle"]
@@ -192,7 +192,7 @@ class Summary:
         return paragraph(self.sentence()) + table_html(self.table(), max_rows=20, float_format="{:.4g}".format)
 
 
-# The columns of the table, and how its last row puts the ranks together.
+# The columns of the table, and the aggregation over ranks in its last row.
 _COLUMNS = {
     "busy_s": "mean",
     "exposed_s": "mean",
@@ -207,12 +207,12 @@ _COLUMNS = {
     "peak_memory_bytes": "max",
 }
 
-# A time in which a rank would wait if it has nothing else to do, and the rank it waits for.
+# An interval in which a rank waits unless it is busy, and the rank it waits for.
 _Pending = tuple[Interval, int]
 
 
 def _within(traffic: Traffic, timeline: Timeline) -> list[Transfer]:
-    """The communications in the timeline's own seconds; of those that reach beyond it, the bytes sent inside."""
+    """The communications in the timeline's own seconds, with the bytes sent inside its window."""
     origin_s = timeline.origin_s
     if timeline.window is None and not origin_s:
         return list(traffic.transfers)
@@ -228,14 +228,14 @@ def _within(traffic: Traffic, timeline: Timeline) -> list[Transfer]:
 
 
 def _share_inside(start_s: float, end_s: float, first_s: float, last_s: float) -> float:
-    """Which part of a communication lies inside. One that took no time belongs to the part that it begins."""
+    """Fraction of a communication inside the window. One of zero duration belongs to the window that it begins."""
     if start_s == end_s:
         return float(first_s <= start_s < last_s)
     return max(0.0, min(end_s, last_s) - max(start_s, first_s)) / (end_s - start_s)
 
 
 def _intervals(timeline: Timeline) -> tuple[list[list[Interval]], list[list[Interval]]]:
-    """For each rank: when it computed, and when it communicated. One pass: a timeline may hold 1,000 ranks."""
+    """For each rank: compute and communication intervals. One pass, as a timeline may have 1,000 ranks."""
     compute: list[list[Interval]] = [[] for _ in range(timeline.num_ranks)]
     communication: list[list[Interval]] = [[] for _ in range(timeline.num_ranks)]
     for span in timeline.spans:
@@ -247,7 +247,7 @@ def _intervals(timeline: Timeline) -> tuple[list[list[Interval]], list[list[Inte
 
 
 def _pending(transfers: Iterable[Transfer], timeline: Timeline) -> list[list[_Pending]]:
-    """For each rank, from its own calls to the last member's, in the order of its calls."""
+    """For each rank, the intervals between its calls and the last member's, in the order of its calls."""
     pending: list[list[_Pending]] = [[] for _ in range(timeline.num_ranks)]
     for t in transfers:
         last_s = max(t.issued_s, default=-math.inf)
@@ -262,7 +262,7 @@ def _pending(transfers: Iterable[Transfer], timeline: Timeline) -> list[list[_Pe
 
 
 def _waits(pending: Iterable[_Pending], occupied: list[Interval]) -> list[tuple[int, float]]:
-    """(rank waited for, seconds): the parts of the pending times in which the rank did nothing. Each second once."""
+    """(rank waited for, seconds): the pending intervals without busy time, each second once."""
     waits, covered_until_s = [], -math.inf
     for (start_s, end_s), last in pending:
         start_s = max(start_s, covered_until_s)

@@ -1,19 +1,17 @@
-"""When each rank did what: a timeline is a flat tuple of spans, and everything said of time is computed from them.
+"""Timeline of a run: spans of work per rank and stream, and the times computed from them.
 
-Makespan, overlap and exposed communication come from the spans alone, so a simulated and a measured run answer the
-same questions.
+Makespan, overlap and exposed communication come from the spans alone, the same for simulated and measured runs.
 
-Words:
+Terms:
     stream    a queue of work on one rank that runs in order: "compute"; "comm:<group>" for one process group;
-              "compute:callbacks" for what is chained to futures of communications; "loader 0" for a process that
-              loads for the rank.
+              "compute:callbacks" for callbacks on futures of communications; "loader 0" for a process that loads
+              data for the rank.
     busy      time in which a stream has work.
     exposed   time in which a rank communicates and does not compute; the rest of its communication is hidden.
     waiting   time in which it does neither, as a communication that it has joined cannot start without another rank.
     idle      none of these: it has nothing to do.
 
-A run may have hundreds of thousands of spans. They are sorted into ranks and streams once, when the first question
-comes, and every later question looks there.
+A run may have hundreds of thousands of spans. They are grouped by rank and stream once, at the first query.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ if TYPE_CHECKING:
 
 COMPUTE = "compute"
 CALLBACKS = "compute:callbacks"
-WAIT = "wait:"  # what the streams begin with on which a rank waits
+WAIT = "wait:"  # prefix of streams of waiting time
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +50,17 @@ class Span:
         rank: global rank.
         stream: "compute", "compute:callbacks", "comm:<group>", or "wait:<group>" from its call until the last member's.
         name: the operation, e.g. "aten.mm" or "all_reduce".
-        phase: what the program was doing: the name of the innermost `torch.profiler.record_function` block of the
-            program, else "forward", "backward", "optimizer", or "compute" for what is none of these (passes.py).
-            Communication keeps the phase it was issued in.
+        phase: the name of the innermost `torch.profiler.record_function` block of the program, otherwise "forward",
+            "backward", "optimizer", or "compute" for other work (passes.py). Communication has the phase of its call.
         start_s, end_s: seconds since the launch began (virtual seconds on `sim`).
         flops: floating-point operations (a multiply-add counts as two).
         size_bytes: bytes read and written by an op; bytes of the payload of a communication.
-        dtype: what an op computed in, as the rows of `Device.peak_flops_per_s` are called; "" where it does not matter.
-        source: the line of the program that made it, "train.py:12: loss.backward()"; "" where it is not known.
+        dtype: dtype in which an op computed, as in `Device.peak_flops_per_s`; "" if irrelevant.
+        source: the line of the program that made it, "train.py:12: loss.backward()"; "" if unknown.
         is_recompute: computed a second time, for backward (activation checkpointing).
-        transfer_id: of a communication: the `id` of its `Transfer`, the same on every rank; None: not known.
-        place: of a communication: that of this rank among the `ranks` of its `Transfer`; 0 sends a message, 1 gets it.
-        outer_phases: the names of the program's blocks around that of its phase, outermost first.
+        transfer_id: for a communication: the `id` of its `Transfer`, the same on every rank; None: unknown.
+        place: for a communication: index of this rank in the `ranks` of its `Transfer`; 0 sends a message, 1 receives.
+        outer_phases: the names of the program's blocks around its phase, outermost first.
     """
 
     rank: int
@@ -88,17 +85,17 @@ class Span:
 
     @property
     def is_communication(self) -> bool:
-        """Whether it is on a stream of communication."""
+        """Whether it is on a communication stream."""
         return self.stream.startswith("comm")
 
     @property
     def is_compute(self) -> bool:
-        """Whether it is work of the rank's own: on its compute stream, or in a callback."""
+        """Whether it is the rank's own compute: on its compute stream, or in a callback."""
         return self.stream in (COMPUTE, CALLBACKS)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether the rank had called and another had not; it may have computed meanwhile."""
+        """Whether it is the time between the rank's call and the last member's; the rank may compute in that time."""
         return self.stream.startswith(WAIT)
 
 
@@ -107,13 +104,13 @@ class Timeline:
     """The spans of a run, ordered by rank, stream and start. Times in seconds.
 
     Attributes:
-        spans: what the ranks did.
-        num_ranks: how many ranks there were; some may have no span.
-        window: (first, last) second, where this is a part of a run; None: all of it. See `between`.
-        origin_s: the second of the launch that is 0 here: not 0 where what came before was left out. See `without`.
-        deaths: (rank, second) of ranks that died, where a fault of the run said so.
-        simulated: the ranks that were simulated, where the others were phantoms; None: all.
-        notes: what stands below each of its figures, such as that ranks shared a GPU.
+        spans: the work of all ranks.
+        num_ranks: number of ranks; some may have no span.
+        window: (first, last) second, for a part of a run; None: all of it. See `between`.
+        origin_s: the time since the launch that is 0 here; not 0 if earlier spans were removed. See `without`.
+        deaths: (rank, second) of ranks that died in a fault.
+        simulated: the simulated ranks, if the others were phantoms; None: all.
+        notes: notes below each of its figures, such as that ranks shared a GPU.
     """
 
     spans: tuple[Span, ...]
@@ -139,22 +136,22 @@ class Timeline:
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks of which something is known: all, but those that were phantoms."""
+        """The ranks with records: all except phantoms."""
         return range(self.num_ranks) if self.simulated is None else self.simulated
 
     @property
     def start_s(self) -> float:
-        """When it begins: 0, the launch, unless it is a part of a run."""
+        """Its begin: 0, the launch, or the start of the window."""
         return self.window[0] if self.window else 0.0
 
     @cached_property
     def end_s(self) -> float:
-        """When it ends: with the last span, unless it is a part of a run."""
+        """Its end: the end of the last span, or of the window."""
         return self.window[1] if self.window else max((span.end_s for span in self.spans), default=0.0)
 
     @property
     def makespan_s(self) -> float:
-        """Seconds from the launch to the end of the last span; of a part of a run, how long that part is."""
+        """Seconds from the launch to the end of the last span, or the length of the window."""
         return self.end_s - self.start_s
 
     @cached_property
@@ -171,11 +168,11 @@ class Timeline:
 
     @cached_property
     def _busy(self) -> dict[tuple[int, str], list[Interval]]:
-        """When each rank's stream was busy; under "comm", "wait" and "work", any of these."""
+        """Busy intervals of each rank and stream; "comm", "wait" and "work" include all streams of a kind."""
         intervals: dict[tuple[int, str], list[Interval]] = {}
         for s in self.spans:
             intervals.setdefault((s.rank, s.stream), []).append((s.start_s, s.end_s))
-            # What a loader does ("loader 0") is neither: the rank itself has nothing to do meanwhile.
+            # A loader's work ("loader 0") is none of these: the rank itself may be idle.
             kind = "work" if s.is_compute else "wait" if s.is_waiting else "comm" if s.is_communication else s.stream
             intervals.setdefault((s.rank, kind), []).append((s.start_s, s.end_s))
         return {key: union(some) for key, some in intervals.items()}
@@ -184,7 +181,7 @@ class Timeline:
     def select(self, rank: int | None = None, stream: str | None = None, phase: str | None = None) -> list[Span]:
         """The spans of one rank, stream or phase (None: any). `stream="comm"` means every communication stream.
 
-        A phase is all that ran inside its block, also in blocks with names of their own.
+        A phase includes nested blocks.
         """
         return [
             s
@@ -195,9 +192,9 @@ class Timeline:
 
     @checked
     def without(self, phase: str) -> Timeline:
-        """What did not run inside blocks with this name, timed from its first span: a step without what set it up.
+        """The timeline without blocks of this name, timed from its first remaining span: a step without its setup.
 
-        What ran in blocks inside such a block ran inside it, however deep, and is left out, too.
+        Nested blocks are removed too, at any depth.
         """
         kept = [s for s in self.spans if not is_inside(phase, s.phase, s.outer_phases)]
         first_s = min((s.start_s for s in kept), default=0.0)
@@ -208,10 +205,10 @@ class Timeline:
 
     @checked
     def between(self, start_s: float, end_s: float) -> Timeline:
-        """The part of the run between two moments, to look at it closely: `figure_timeline(timeline.between(a, b))`.
+        """The part of the run between two times, for a closer look: `figure_timeline(timeline.between(a, b))`.
 
-        Times stay those of the run. A span that reaches beyond is cut there, its FLOPs and bytes with it in proportion,
-        so parts that follow each other add up to the whole. A span that took no time belongs to the part it begins.
+        Times are not shifted. A span that reaches beyond is cut, with its FLOPs and bytes in proportion, so adjacent
+        parts add up to the whole. A span of zero duration belongs to the part it begins.
 
         Raises:
             ValueError: unless start_s < end_s.
@@ -225,7 +222,7 @@ class Timeline:
 
     @checked
     def streams(self, rank: int) -> list[str]:
-        """The streams on which this rank did something, compute first; to wait is to do nothing."""
+        """The streams of this rank with work, compute first; without waiting."""
         return sorted(
             {s.stream for s in self._spans_of(rank) if not s.is_waiting}, key=lambda name: (name != COMPUTE, name)
         )
@@ -245,24 +242,26 @@ class Timeline:
 
     @checked
     def compute_idle_s(self, rank: int) -> float:
-        """Seconds of the makespan in which the rank computed nothing: it communicated, waited or was idle."""
+        """Seconds of the makespan without compute: communication, waiting and idle time."""
         return self.makespan_s - self.busy_s(rank)
 
     @checked
     def waiting_s(self, rank: int) -> float:
-        """Seconds in which the rank did nothing, and waited in a communication for one that had not come."""
+        """Seconds in which the rank was not busy and waited in a communication for another rank."""
         check_rank(rank, self.num_ranks, self.simulated)
         waits = self._busy.get((rank, "wait"), [])
         return length(self.states(rank)["waiting"]) if waits else 0.0
 
     @checked
     def idle_s(self, rank: int) -> float:
-        """Seconds of the makespan in which the rank neither computed nor communicated nor waited: nothing to do."""
+        """Seconds of the makespan in which the rank neither computed nor communicated nor waited."""
         return length(self.states(rank)["idle"])
 
     @checked
     def states(self, rank: int) -> dict[str, list[Interval]]:
-        """When the rank was "busy" computing, in "exposed" communication, "waiting" or "idle": every second is one."""
+        """Intervals "busy" (compute), "exposed" (communication), "waiting" and "idle", which cover every second
+        once.
+        """
         check_rank(rank, self.num_ranks, self.simulated)
         left, states = [(self.start_s, self.end_s)] if self.start_s < self.end_s else [], {}
         for state, kind in (("busy", "work"), ("exposed", "comm"), ("waiting", "wait")):
@@ -271,7 +270,7 @@ class Timeline:
         return states | {"idle": left}
 
     def summary(self) -> pd.DataFrame:
-        """One row a rank: seconds of compute and of communication; of exposed communication, waiting and idle time."""
+        """One row per rank: seconds of compute, communication, exposed communication, waiting and idle time."""
         import pandas as pd
 
         rows = [
@@ -289,19 +288,19 @@ class Timeline:
         return pd.DataFrame(rows, columns=columns).set_index("rank")
 
     def table(self) -> pd.DataFrame:
-        """One row a span."""
+        """One row per span."""
         import pandas as pd
 
         names = [field.name for field in fields(Span)]
         return pd.DataFrame([{name: getattr(s, name) for name in names} for s in self.spans], columns=names)
 
     def figure(self, **options: Any) -> go.Figure:
-        """The timeline as a picture: one lane for each rank and stream."""
+        """The timeline as a figure: one lane per rank and stream."""
         return draw("figure_timeline", self, **options)
 
     @checked
     def to_perfetto(self, path: str | Path, memory: Memory | None = None) -> Path:
-        """Write the Trace Event JSON that ui.perfetto.dev opens: a process for each rank, a thread for each stream.
+        """Write Trace Event JSON for ui.perfetto.dev: a process for each rank, a thread for each stream.
 
         Args:
             path: the file to write; returned as a `Path`.
@@ -328,7 +327,7 @@ Interval = tuple[float, float]
 
 
 def check_rank(rank: int | None, num_ranks: int, simulated: Sequence[int] | None = None) -> None:
-    """Raise ValueError for a rank that a run of so many does not have; None stands for no one in particular."""
+    """Raise ValueError for a rank that the run does not have or did not simulate; None is valid."""
     if rank is not None and not 0 <= rank < num_ranks:
         has = f"ranks 0 to {num_ranks - 1}" if num_ranks else "no ranks"
         raise ValueError(f"this run has {has}: got rank {rank}; give one of those")
@@ -340,7 +339,7 @@ def check_rank(rank: int | None, num_ranks: int, simulated: Sequence[int] | None
 
 
 def _cut(span: Span, start_s: float, end_s: float) -> Span:
-    """What of the span lies between two moments."""
+    """The part of the span between two times."""
     if start_s <= span.start_s and span.end_s <= end_s:
         return span
     first_s, last_s = max(span.start_s, start_s), min(span.end_s, end_s)
@@ -377,12 +376,12 @@ def overlap(a: list[Interval], b: list[Interval]) -> float:
 
 
 def intersection(a: list[Interval], b: list[Interval]) -> list[Interval]:
-    """Where two lists of disjoint, sorted intervals overlap, in their order."""
+    """The intersection of two lists of disjoint, sorted intervals, sorted."""
     if not a or not b:
         return []
     both = [np.array(some) for some in (a, b)]
     edges = np.unique(np.concatenate([some.ravel() for some in both]))
-    # Between two edges that follow each other, each list covers everything or nothing.
+    # Between two adjacent edges, each list covers everything or nothing.
     inside = np.ones(len(edges) - 1, bool)
     for some in both:
         begun, ended = (np.searchsorted(some[:, side], edges[:-1], "right") for side in (0, 1))
@@ -391,6 +390,6 @@ def intersection(a: list[Interval], b: list[Interval]) -> list[Interval]:
 
 
 def difference(a: list[Interval], b: list[Interval]) -> list[Interval]:
-    """What of `a` is not in `b`; both are disjoint and sorted."""
+    """The part of `a` outside `b`; both are disjoint and sorted."""
     edges = [-inf, *(edge for interval in b for edge in interval), inf]
     return intersection(a, list(zip(edges[::2], edges[1::2], strict=True)))

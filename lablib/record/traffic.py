@@ -1,4 +1,4 @@
-"""What travelled between the ranks of a run: every collective, and every matched send and receive."""
+"""Traffic between the ranks of a run: every collective, and every matched send and receive."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-_MAX_RANKS = 20_000  # a matrix of more is larger than a laptop
+_MAX_RANKS = 20_000  # a larger matrix does not fit into a laptop's memory
 Routes = Mapping[tuple[int, int], float]  # (from, to) -> bytes, global ranks
 
 
@@ -26,32 +26,30 @@ Routes = Mapping[tuple[int, int], float]  # (from, to) -> bytes, global ranks
 class Transfer:
     """One communication call: a collective of a group, or one matched send and receive.
 
-    `tensor_bytes` are those of the whole tensor, S of the cost model (lablib/cost/collective.py); with n ranks:
+    `tensor_bytes` is the size of the whole tensor, S of the cost model (lablib/cost/collective.py); with n ranks:
 
         all_reduce, reduce, broadcast     the tensor that each rank holds
-        all_gather, gather                what a rank (the root) has in the end: the n shards together
-        reduce_scatter, scatter           what a rank (the root) gives: the n shards together
-        all_to_all                        what a rank gives or gets; with uneven splits, the most that any does
+        all_gather, gather                the output of a rank (the root): the n shards together
+        reduce_scatter, scatter           the input of a rank (the root): the n shards together
+        all_to_all                        the input or output of a rank; with uneven splits, the largest
         send                              the message
-        barrier                           0; so has a call that a fault kept from its end
+        barrier                           0; also for a call that a fault kept from ending
 
     A call on several tensors counts them together.
 
     Attributes:
         group: name of the process group ("world", or the name given to `new_group`).
         name: "all_reduce", "broadcast", ..., or "send" for a matched send and receive.
-        ranks: global ranks taking part (sender first, for a send).
-        algorithm: how the bytes travelled: "ring", "tree", "hierarchical", "direct"; on real backends its library.
-        tensor_bytes: of the whole tensor that the call is about, as in the table above.
-        sent_bytes: bytes that leave each of `ranks` under that algorithm, in the same order.
-        start_s, end_s: when the transfer ran (first start, last end), seconds since the launch.
-        issued_s: when each of `ranks` made the call, in the same order; empty where it is not known. A transfer starts
-            when the last has come: the others have waited since then, if they had nothing else to do.
-        dtype: of its tensors, "float32"; "" where they differ, where there are none, and where it is not known (real
-            backends).
-        id: its number in the run; the spans of its ranks have it as `transfer_id`. None: not known.
-        route: works out who sent how much to whom, when it is called; None where that is not known: real libraries do
-            not tell.
+        ranks: global ranks of the participants (sender first, for a send).
+        algorithm: "ring", "tree", "hierarchical" or "direct"; on real backends the library's name.
+        tensor_bytes: size of the whole tensor, as in the table above.
+        sent_bytes: bytes sent by each of `ranks` under that algorithm, in the same order.
+        start_s, end_s: times of the transfer (first start, last end), seconds since the launch.
+        issued_s: time of the call on each of `ranks`, in the same order; empty if unknown. A transfer starts when the
+            last has joined: the others wait until then, unless they are busy.
+        dtype: of its tensors, "float32"; "" if they differ, for none, and if unknown (real backends).
+        id: its number in the run, equal to `transfer_id` of its spans. None: unknown.
+        route: function that returns the bytes between each pair of ranks; None if unknown, as on real backends.
     """
 
     group: str
@@ -69,33 +67,33 @@ class Transfer:
 
     @property
     def is_routed(self) -> bool:
-        """Whether it is known who sent how much to whom."""
+        """Whether the bytes between each pair of ranks are known."""
         return self.route is not None or self.name == "send" or not any(self.sent_bytes)
 
     @property
     def routes(self) -> Routes:
-        """(from, to) -> bytes between two ranks. Where it is not known, as if each rank sent to the next of the group.
+        """(from, to) -> bytes between two ranks. If unknown, as if each rank sent to the next of the group.
 
-        What leaves each rank adds up to its `sent_bytes`.
+        The bytes from each rank add up to its `sent_bytes`.
         """
         if self.route is not None:
             return self.route()
         n = len(self.ranks)
-        # A rank's message to itself (n = 1, or one that sends to itself) leaves nothing.
+        # A rank's message to itself (n = 1, or a send to itself) is not counted.
         following = (*self.ranks[1:], self.ranks[0]) if n else ()
         return {(a, b): sent for a, b, sent in zip(self.ranks, following, self.sent_bytes, strict=True) if sent}
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Every communication of a run, in the order in which it started; `notes` stand below each of its figures."""
+    """Every communication of a run, in the order of starts; `notes` are shown below each of its figures."""
 
     transfers: tuple[Transfer, ...] = ()
     notes: tuple[str, ...] = ()
 
     @checked
     def sent_bytes(self, rank: int | None = None) -> float:
-        """Bytes that left `rank` over the whole run; None: that left all ranks together."""
+        """Bytes sent by `rank` over the whole run; None: by all ranks together."""
         return sum(
             sent
             for transfer in self.transfers
@@ -108,7 +106,7 @@ class Traffic:
         """Bytes from each rank (row) to each other one (column), as an array [ranks, ranks].
 
         Args:
-            num_ranks: how many ranks the run had; None: up to the last one that took part in a communication.
+            num_ranks: number of ranks; None: up to the last one in a communication.
 
         Raises:
             ValueError: if a transfer names a rank beyond `num_ranks`.
@@ -128,8 +126,8 @@ class Traffic:
         return total
 
     def _routes(self) -> Iterator[tuple[Routes, int]]:
-        """The routes of every transfer, those of equal ones once, with how often they were taken."""
-        # A training step repeats few collectives often, and working out the routes of a thousand ranks takes a while.
+        """The routes of all transfers, equal ones once, with their counts."""
+        # A training step repeats few collectives often, and routes of a thousand ranks take long to compute.
         known = Counter(transfer.route for transfer in self.transfers if transfer.route is not None)
         for route, count in known.items():
             yield route(), count
@@ -139,21 +137,21 @@ class Traffic:
 
     @property
     def devices_per_node(self) -> int | None:
-        """How many ranks a node has, where the simulator told; None where nobody did."""
+        """Number of ranks per node, if the run was simulated; otherwise None."""
         networks = (getattr(transfer.route, "network", None) for transfer in self.transfers)
         return next((network.cluster.devices_per_node for network in networks if network is not None), None)
 
     def figure(self, **options: Any) -> go.Figure:
-        """Who sent how much to whom, as a heat map."""
+        """Bytes between each pair of ranks, as a heat map."""
         return draw("figure_traffic_matrix", self, **options)
 
     @checked
     def count(self, name: str) -> int:
-        """How many calls of this name ("all_reduce", "send", ...) there were."""
+        """Number of calls of this name ("all_reduce", "send", ...)."""
         return sum(transfer.name == name for transfer in self.transfers)
 
     def table(self) -> pd.DataFrame:
-        """One row a communication: group, op, ranks, algorithm, bytes of the tensor and sent by all, start, seconds."""
+        """One row per communication: group, op, ranks, algorithm, bytes of the tensor and sent, start, seconds."""
         import pandas as pd
 
         rows = [
