@@ -1,7 +1,7 @@
-"""Real processes: the same program on gloo (CPU) or NCCL (GPUs), measured into the same records as the simulator's.
+"""Real processes: run the same program on gloo (CPU) or NCCL (GPUs), with the same records as the simulator.
 
 launch.py          the entry point
-workers/           worker processes and how a program reaches them
+workers/           worker processes, and the transport of programs to them
 measurement/       profiler events and calls, as spans and traffic
 gpu/               ranks on GPUs
 groups.py          process groups of a warm worker

@@ -1,4 +1,4 @@
-"""Stacks and tracebacks as the writer of the program wants them: without the launcher's own frames."""
+"""Stacks and tracebacks of the user's program, without the launcher's frames."""
 
 import sys
 import threading
@@ -16,12 +16,12 @@ _LIBRARIES = (*_HERE, str(Path(torch.__file__).parent))
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback of an exception, chained ones included, from the program's own frames on. Never raises."""
+    """The traceback of an exception and its chain, from the program's frames on. Never raises."""
     return texts.traceback_text(error, _programs)
 
 
 def main_thread_stack() -> str:
-    """Where the main thread is now, as text; empty while it is not in a program."""
+    """The current stack of the main thread, as text; empty outside of a program."""
     frame = thread_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return ""
@@ -34,7 +34,7 @@ def main_thread_stack() -> str:
 
 
 def program_line() -> str:
-    """The line of the program that is under way on this thread, as "file:line"; empty where there is none."""
+    """The current line of the program on this thread, as "file:line"; empty if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_LIBRARIES):
         frame = frame.f_back
@@ -42,7 +42,7 @@ def program_line() -> str:
 
 
 def _programs(stack: traceback.StackSummary) -> traceback.StackSummary:
-    """The frames between the launcher's call of the program and its recorder of communication calls (see calls.py)."""
+    """The frames between the launcher's call of the program and its call recorder (see calls.py)."""
     frames = list(stack)
     is_recorder = [_is_launchers(f) and f.name == "record_and_go_on" for f in frames]
     if True in is_recorder:

@@ -1,4 +1,4 @@
-"""Compare the order in which the ranks of a launch call `new_group`, in their store, before a group is made.
+"""Compare the order of `new_group` calls over the ranks of a launch, in their store, before a group is made.
 
 The first member writes its call under the name of the group. Later callers compare, members or not.
 """
@@ -15,7 +15,7 @@ from lablib.torch_compat import current, place
 
 
 def check_group_orders() -> None:
-    """From now on, check each call of `new_group` in this process. Call it once."""
+    """Check each later call of `new_group` in this process. Call it once."""
     name_of = current("process_group_name")
 
     def name(ranks: Sequence[int], use_hashed_name: bool) -> Any:

@@ -1,13 +1,13 @@
-"""The process groups of a warm worker: a new world for every program, made while nobody waits.
+"""Process groups of a warm worker: a new default group for every program, made between programs.
 
-After each program all its groups are destroyed and the default group is made again, so that a message nobody received
-cannot reach the next program. Each generation of groups meets under its own prefix of the store, because the store
-remembers the addresses of the one before.
+After each program all its groups are destroyed and the default group is made again, so that an unreceived message
+cannot reach the next program. Each generation of groups has its own prefix of the store, because the store keeps the
+addresses of the one before.
 
 NCCL is the exception: making its communicator takes a good part of a second, and it keeps no unreceived messages (the
-GPU has finished everything when a program ends), so its world stays and only the program's own groups go. It is made
-with the rank's GPU named, so that it connects before a program begins: then messages share the communicator of the
-collectives and are made one at a time (message_circles.py says what follows for rings).
+GPU has finished all work when a program ends), so its default group stays and only the program's own groups are
+destroyed. It is made with the rank's GPU given, so that it connects before a program begins: then messages share the
+communicator of the collectives and run one at a time (for the consequences for rings see message_circles.py).
 """
 
 import os
@@ -25,28 +25,28 @@ from lablib.torch_compat import current
 
 
 class Groups:
-    """The default group of this rank, and the way back to it.
+    """The default group of this rank, and its renewal.
 
     Args:
         backend: "gloo" or "nccl".
         device: the rank's device.
-        meeting: where the ranks find each other.
+        meeting: the store through which the ranks connect.
     """
 
     def __init__(self, backend: str, device: torch.device, meeting: MeetingFile):
         self._backend, self._device, self._meeting = backend, device, meeting
         self._timeouts = Timeouts(backend)
         self._rank, self._ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if backend == "gloo":  # NCCL asks every caller for a secret number that stands in the store
+        if backend == "gloo":  # NCCL requests a secret number in the store from every caller
             check_new_groups()
             check_group_orders()
 
     def allow(self, timeout_s: float | None) -> None:
-        """Let the communication of the next program wait as long as its launch may last; None: without end."""
+        """Set the communication timeout of the next program to that of its launch; None: no limit."""
         self._timeouts.allow(timeout_s)
 
     def renew(self) -> None:
-        """Leave only a default group, as good as new. Communicates: every rank calls it at the same point.
+        """Leave only a default group, in its initial state. Communicates: every rank calls it at the same point.
 
         Raises:
             RuntimeError: the ranks could not connect to each other.
@@ -63,7 +63,7 @@ class Groups:
             store=self._meeting.next_generation(),
             rank=self._rank,
             world_size=self._ranks,
-            device_id=self._device if self._backend == "nccl" else None,  # named: NCCL connects now, not at first use
+            device_id=self._device if self._backend == "nccl" else None,  # given: NCCL connects now, not at first use
         )
         if self._backend == "nccl":
-            warm_up(self._device)  # also: a machine on which NCCL cannot work says so here and not in a program
+            warm_up(self._device)  # fails here, not in a program, if NCCL cannot work on this machine

@@ -1,4 +1,4 @@
-"""Running a program on real processes: gloo on CPU, NCCL on GPUs."""
+"""Run a program on real processes: gloo on CPU, NCCL on GPUs."""
 
 import os
 import platform
@@ -41,20 +41,19 @@ def run_real(
 ) -> Run:
     """Call `fn(*args, **kwargs)` on `ranks` processes of this machine, each a rank of the default process group.
 
-    The processes stay for the next launch of the same size and backend, in which they look new; on gloo they are forked
-    with their imports done, unless the environment has LAB_FORK=off (processes.py). On "nccl" each rank's
-    tensors are made on its GPU (lablib/process/default_device.py), so the program need not name one, and its arguments
-    arrive there; a tensor that it takes from a global or a closure does not (lablib/process/arguments.py). What ranks
-    write to stderr goes to this process's stderr, named by rank.
+    The processes stay for the next launch of the same size and backend, which finds them in the state of new ones; on
+    gloo they are forked after their imports, unless the environment has LAB_FORK=off (processes.py). On "nccl" each
+    rank's tensors are created on its GPU (lablib/process/default_device.py), and its arguments are moved there; tensors
+    from a global or a closure are not (lablib/process/arguments.py). The ranks' stderr is printed here.
 
     Args:
-        fn: the program: a function that this process knows, from a notebook cell or anywhere.
+        fn: the program: a function, from a notebook cell or any module.
         args, kwargs: its arguments, copied to every rank.
         ranks: number of processes, at least 1.
         backend: "gloo" or "nccl".
         timeout_s: seconds after which a program still running is ended; None: never.
         trace: measure times; without, the timeline is empty and the traffic has bytes but no seconds.
-        share_gpus: on "nccl", let several ranks share a GPU where there are fewer GPUs than ranks (gpu/found.py).
+        share_gpus: on "nccl", let several ranks share a GPU if there are fewer GPUs than ranks (gpu/found.py).
 
     Returns:
         The run. Tensors in its values are on the CPU; those with a graph come detached.
@@ -94,7 +93,7 @@ def run_real(
 
 
 def _launch(job: Job, backend: str, ranks: int, timeout_s: float | None) -> list[Finished]:
-    """Run the job on the warm workers; on new ones if those turn out to be unfit."""
+    """Run the job on warm workers; on new ones if those are stale."""
     for _ in range(2):
         try:
             with pools().borrow(backend, ranks) as pool:
@@ -105,7 +104,7 @@ def _launch(job: Job, backend: str, ranks: int, timeout_s: float | None) -> list
 
 
 def _value(rank: int, report: Finished) -> Any:
-    """What a rank returned, rebuilt in this process. Raises RankError when its class cannot do that."""
+    """A rank's return value, rebuilt in this process. Raises RankError if its class fails to."""
     try:
         return unpack(report.value)
     except KeyboardInterrupt:
@@ -119,29 +118,29 @@ def _value(rank: int, report: Finished) -> Any:
 
 
 def measured_records(measured: Sequence[Measurement], backend: str) -> tuple[Timeline, Traffic]:
-    """Timeline and traffic, zero being when the first rank entered the program."""
+    """Timeline and traffic, with zero at the first rank's start of the program."""
     zero_ns = min(one.start_ns for one in measured)
-    drawn = (COMPUTE, UNKNOWN)  # the spans of calls come with those whom they met
+    drawn = (COMPUTE, UNKNOWN)  # the spans of calls are added with their matches
     work = [s.at(rank, zero_ns) for rank, one in enumerate(measured) for s in one.spans if s.stream in drawn]
     timeline = Timeline.of(with_phases([*work, *communications(measured, zero_ns)]), len(measured))
     return timeline, traffic_of(measured, zero_ns, backend)
 
 
 def _circles(reports: Sequence[Finished], backend: str) -> Iterator[str]:
-    """What the reader must know of messages that hang with NCCL when they are larger: a note, and a warning."""
+    """Warn of messages that would hang with NCCL if they were larger; yields the note."""
     if backend == "nccl" and (circle := circle_note([one.measured.calls for one in reports])):
         warnings.warn(circle, NotOnNcclWarning, stacklevel=4)
         yield circle
 
 
 def _memory(reports: Sequence[Finished], notes: tuple[str, ...]) -> Memory:
-    """The peak of each rank, as its GPU's allocator counted; nothing on CPUs, whose allocator keeps no count."""
+    """The peak of each rank, as counted by its GPU's allocator; empty on CPUs."""
     peaks = tuple(report.peak_bytes for report in reports if report.peak_bytes is not None)
     return Memory(num_ranks=len(peaks), allocator_peaks=peaks, run_notes=notes)
 
 
 def _forward_stderr(texts: list[str]) -> None:
-    """Pass on what the ranks wrote to stderr; what several wrote alike, once."""
+    """Print the ranks' stderr; identical texts once."""
     ranks_of: dict[str, list[int]] = {}
     for rank, text in enumerate(texts):
         ranks_of.setdefault(text.rstrip(), []).append(rank)
@@ -152,7 +151,7 @@ def _forward_stderr(texts: list[str]) -> None:
 
 
 def _machine(backend: str) -> str:
-    """What ran the program, for people."""
+    """The machine, in words."""
     if backend == "nccl":
         return f"{platform.node()} ({gpus_text()})"
     return f"{platform.node()} ({os.cpu_count()} CPU cores)"

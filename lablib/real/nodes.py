@@ -1,15 +1,16 @@
-"""A script under torchrun, on one or several nodes, that leaves its measured run in a file.
+"""A script under torchrun, on one or several nodes, with its measured run saved in a file.
 
-    torchrun --nnodes 2 ... -m lablib.real.nodes run.json train.py --steps 10        what `lab run --nnodes 2` starts
+    torchrun --nnodes 2 ... -m lablib.real.nodes run.json train.py --steps 10        started by `lab run --nnodes 2`
 
-Every rank runs the script as `__main__` while it is measured, as in a launch. Then rank 0 collects what all measured
-and writes one run, which a notebook reads with `Run.load` and holds against a prediction (`Reconciliation.of`).
+Every rank runs the script as `__main__` while it is measured, as in a launch. Then rank 0 collects the measurements of
+all ranks and writes one run, which a notebook reads with `Run.load` and compares with a prediction
+(`Reconciliation.of`).
 
-Where they meet. torchrun's own store on the first node, in which JSON stands and nothing that is unpickled. It opens
-what torchrun opens (docs/security.md), and no more.
+Rendezvous: torchrun's own store on the first node, with JSON values and nothing that is unpickled. It opens the ports
+that torchrun opens (docs/security.md), and no more.
 
-Clocks. Spans are stamped by the clock of their node, and clocks differ. One rank of each node asks rank 0 for the time,
-some times over; the answer that came back soonest says how far apart the two are, to within half of the time it took.
+Clocks. Spans are stamped by the clock of their node, and clocks differ. One rank of each node asks rank 0 for the time
+repeatedly; the fastest answer gives the offset, to within half of its round-trip time.
 
 Simplified: the script's output goes where torchrun sends it, and is not in the run; a rank that fails leaves none.
 """
@@ -41,12 +42,12 @@ from lablib.text.units import format_quantity, plural
 
 _PIECE_BYTES = 2**20  # the store takes values of a few megabytes
 _ASKED = 16
-_TIMEOUT = timedelta(hours=24)  # a rank may be done long before another; torchrun ends all when one fails
+_TIMEOUT = timedelta(hours=24)  # a rank may end long before another; torchrun ends all when one fails
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is, from the environment that torchrun sets."""
+    """Rank, node and numbers of both, from the environment that torchrun sets."""
 
     rank: int
     ranks: int
@@ -67,7 +68,7 @@ class Place:
 
 
 def main(words: Sequence[str]) -> None:
-    """Run `words[1:]`, a script and its arguments, as one rank, and leave the run in the file `words[0]`."""
+    """Run `words[1:]`, a script and its arguments, as one rank, and save the run in the file `words[0]`."""
     out, script, *arguments = words
     at = Place.here()
     os.environ |= {RANK_VARIABLE: str(at.rank), "KINETO_LOG_LEVEL": "99"}  # the profiler's log is not for users
@@ -75,7 +76,7 @@ def main(words: Sequence[str]) -> None:
     if on_gpu:
         torch.cuda.set_device(at.local_rank)
     store = _meeting_place(at)
-    measure(int, lambda: None, True, on_gpu, warm_up_kernel_count(1))  # the first profile of a process is slow
+    measure(int, lambda: None, True, on_gpu, warm_up_kernel_count(1))  # a process's first profile is slow
     offset_ns, within_ns = _clock(store, at)
     began = time.perf_counter()
     program = partial(_run, script, arguments)
@@ -86,11 +87,11 @@ def main(words: Sequence[str]) -> None:
     if at.rank == 0:
         _collect(store, at, "nccl" if on_gpu else "gloo", wall_s).save(out)
         store.set("saved", "1")
-    store.wait(["saved"], _TIMEOUT)  # the store lives as long as the agent of rank 0
+    store.wait(["saved"], _TIMEOUT)  # the store is part of rank 0's agent
 
 
 def _meeting_place(at: Place) -> Store:
-    """torchrun's store, under a name of our own: the script's groups meet in it as well."""
+    """torchrun's store, under a separate prefix: the script's groups use it as well."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise SystemExit("ranks meet in the store of torchrun's agent: it has none here; leave out --rdzv-conf")
     store = TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), at.ranks, False, _TIMEOUT)
@@ -98,7 +99,7 @@ def _meeting_place(at: Place) -> Store:
 
 
 def _run(script: str, arguments: Sequence[str]) -> None:
-    """What `python script arguments` does."""
+    """Equivalent of `python script arguments`."""
     sys.argv = [script, *arguments]
     sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
     try:
@@ -108,18 +109,18 @@ def _run(script: str, arguments: Sequence[str]) -> None:
             raise
 
 
-# ---- meeting ----
+# ---- rendezvous ----
 
 
 def _all_are_here(store: Store, at: Place) -> None:
-    """Return when every rank has come so far."""
+    """Wait until every rank has called this."""
     if store.add("here", 1) == at.ranks:
         store.set("all", "1")
     store.wait(["all"], _TIMEOUT)
 
 
 def _clock(store: Store, at: Place) -> tuple[int, int]:
-    """Nanoseconds to add to this node's clock to have rank 0's, and how far off that may be. Every rank calls it."""
+    """Nanoseconds from this node's clock to rank 0's, and the largest error. Every rank calls it."""
     if at.rank == 0:
         for node in range(1, at.nodes):
             for number in range(_ASKED):
@@ -136,7 +137,7 @@ def _clock(store: Store, at: Place) -> tuple[int, int]:
 
 
 def _ask(store: Store, number: str) -> tuple[int, int]:
-    """Half the time that an answer took, and how far rank 0's clock was ahead in the middle of it."""
+    """Half the round-trip time of an answer, and the lead of rank 0's clock in the middle of it."""
     asked_ns = time.time_ns()
     store.set(f"ask/{number}", "1")
     theirs_ns = int(store.get(f"time/{number}"))
@@ -159,7 +160,7 @@ def _get(store: Store, name: str) -> str:
 
 
 def _collect(store: Store, at: Place, backend: str, wall_s: float) -> Run:
-    """The run that all ranks' measurements make."""
+    """The run of all ranks' measurements."""
     measured = [measurement_of(json.loads(_get(store, f"measured/{rank}"))) for rank in range(at.ranks)]
     notes = ["what ranks printed went where torchrun sends it"]
     if at.nodes > 1:

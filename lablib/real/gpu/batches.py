@@ -1,8 +1,8 @@
-"""Batches of calls on GPUs: what stands between start and end of coalescing, as in `batch_isend_irecv`.
+"""Batches of calls on GPUs: the calls between start and end of coalescing, as in `batch_isend_irecv`.
 
 The calls of a batch launch nothing: its end launches one kernel for all of them, outside of every operation. So start
-and end are wrapped: each batch has a number, and the end runs inside an event of the profiler that has the number in
-its name. (torch 2.13: `_coalescing_manager` of torch/distributed/distributed_c10d.py; NCCL's group ends there.)
+and end are wrapped: each batch has a number, and the end runs inside a profiler event with the number in its name.
+(torch 2.13: `_coalescing_manager` of torch/distributed/distributed_c10d.py; NCCL's group ends there.)
 """
 
 from collections.abc import Callable, Iterator
@@ -11,7 +11,7 @@ from typing import Any
 
 from lablib.torch_compat import end_coalescing, mark, place, start_coalescing
 
-BATCH_MARK = "lablib::batch "  # the name of the event around the end of a batch, without its number
+BATCH_MARK = "lablib::batch "  # name of the event around the end of a batch, followed by its number
 
 
 class Batches:
@@ -27,12 +27,12 @@ class Batches:
         self._open: dict[str, int] = {}  # by group
 
     def number(self, group: Any) -> int:
-        """The batch that a call of this group is in now; 0: in none."""
+        """The current batch of a call of this group; 0 for none."""
         return self._open.get(group.group_name, 0)
 
     @contextmanager
     def numbering(self) -> Iterator[None]:
-        """While this lasts, batches have numbers and marks."""
+        """Number and mark batches within this context."""
         setattr(*place("start_coalescing"), self._start())
         setattr(*place("end_coalescing"), self._end())
         try:

@@ -1,19 +1,19 @@
-"""What a GPU's error says of the line that caused it: little, as the host was further on when the GPU failed.
+"""Errors that a GPU reports late: at a later line than the one that caused them.
 
-A kernel's failed assertion is an error of the next call that waits for the GPU. That may be any line of the program, or
-the launcher's own wait at the end; what the kernel printed stands in the rank's stderr.
+A kernel's failed assertion is raised by the next call that waits for the GPU. That may be any line of the program, or
+the launcher's own wait at the end; the kernel's output is in the rank's stderr.
 """
 
 from lablib.text.messages import safe_str
 
 
 def explain(error: RuntimeError, under_way: str, has_returned: bool) -> None:
-    """Add to an error of CUDA where it surfaced, and how to find its cause. Leaves other errors as they are.
+    """Add to a CUDA error where it surfaced, and how to find its cause. Other errors stay unchanged.
 
     Args:
-        error: what the program, or waiting for its GPU, raised.
-        under_way: the communications that are not complete, as text.
-        has_returned: whether the program had come to its end.
+        error: raised by the program, or by waiting for its GPU.
+        under_way: the incomplete communications, as text.
+        has_returned: whether the program had returned.
     """
     if "CUDA error" not in safe_str(error):
         return

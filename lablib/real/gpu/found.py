@@ -1,7 +1,7 @@
-"""Whether there are GPUs for NCCL: one sentence where there are not. More ranks than GPUs: see sharing.py.
+"""Check that there are GPUs for NCCL. For more ranks than GPUs see sharing.py.
 
-Ranks share a GPU only where that was asked for, by `launch(..., share_gpus=True)` or LABLIB_SHARE_GPUS=1 in the
-environment: a prediction gives each rank a GPU, on more nodes.
+Ranks share a GPU only on request, by `launch(..., share_gpus=True)` or LABLIB_SHARE_GPUS=1 in the environment. A
+prediction gives each rank a GPU, on more nodes.
 """
 
 import os
@@ -12,14 +12,14 @@ import torch.distributed as dist
 from lablib.errors import WorkerError
 from lablib.text.units import plural
 
-SHARE_VARIABLE = "LABLIB_SHARE_GPUS"  # "1" asks for sharing in every launch: a notebook need not be changed
+SHARE_VARIABLE = "LABLIB_SHARE_GPUS"  # "1" allows sharing in every launch, without a change of the notebook
 
 
 def require_gpus(ranks: int, share_gpus: bool = True) -> None:
-    """Check that NCCL can run, and that ranks share a GPU only where that was asked for.
+    """Check that NCCL can run, and that ranks share a GPU only on request.
 
     Raises:
-        WorkerError: it cannot; the message says what was found and what is needed.
+        WorkerError: it cannot; the message names the found and the needed GPUs.
     """
     if not dist.is_nccl_available():
         raise WorkerError(

@@ -1,4 +1,4 @@
-"""Which recorded call an event of the profiler is: the calls of each thread, in the order in which they were made."""
+"""Match profiler events to recorded calls: the calls of each thread in order."""
 
 from collections import defaultdict, deque
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from lablib.real.measurement.events import Event
 
 
 class Issued:
-    """The calls of one rank that the profiler's events have not come to yet.
+    """The calls of one rank not yet matched to a profiler event.
 
     Args:
         calls: in the order in which they were made.
@@ -20,7 +20,7 @@ class Issued:
             self._queues[call.thread, "c10d::" + call.op].append(call)
 
     def next(self, event: Event, phase: str) -> Call | None:
-        """The call of a `c10d::` event, which learns its phase and when it was issued; None for one nobody recorded."""
+        """The call of a `c10d::` event, with its phase and issue time filled in; None if it was not recorded."""
         queue = self._queues.get((event.thread, event.name))
         if not queue:
             return None

@@ -1,4 +1,4 @@
-"""What the reader of a run on GPUs must know where the profiler did not record all of their kernels."""
+"""Notes for a run on GPUs if the profiler missed kernels."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,7 +9,7 @@ from lablib.text.units import plural
 
 
 def kernel_notes(measured: Sequence[Measurement]) -> list[str]:
-    """The notes of a run, from what each rank measured, in rank order; none where all kernels were recorded."""
+    """The notes of a run, from the measurements in rank order; none if all kernels were recorded."""
     counts = {rank: one.kernels for rank, one in enumerate(measured) if one.kernels is not None}
 
     def those(kind: Callable[[KernelCount], bool | int]) -> dict[int, KernelCount]:

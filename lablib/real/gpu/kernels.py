@@ -1,18 +1,18 @@
-"""What ran on the GPU and who launched it: the spans of a rank on a GPU, with the times of kernels.
+"""GPU kernels of a rank and the operations that launched them, as spans with kernel times.
 
-A host's time never stands for a GPU's. So an operation without a kernel has no span, and a run without one recorded
-kernel has no compute spans at all.
+A span never has the host's times instead of the GPU's. So an operation without a kernel has no span, and a run without
+one recorded kernel has no compute spans at all.
 
-    operation       its kernels, where they follow each other closely; what the host's slowness pulls apart is several
-                    spans, as the GPU had nothing to do between them
+    operation       its kernels, one span if they follow each other closely; gaps from slow launches give several spans,
+                    as the GPU was idle between them
     collective      NCCL's kernels among those that its call launched. One that launched none (a group of one rank) has
                     no span, and takes none of a later call.
-    batch           sends and receives between start and end of coalescing (`batch_isend_irecv`) are one NCCL group,
-                    whose kernel is launched at the end. It has a number, and its end a mark (batches.py),
-                    so each call of it has the times of that kernel.
+    batch           sends and receives between start and end of coalescing (`batch_isend_irecv`) are one NCCL group with
+                    one kernel, launched at the end. It has a number, and its end a mark (batches.py), so each of its
+                    calls has the times of that kernel.
     host copies     on a side stream they overlap compute and use the link to the host: their streams are
                     "comm:host:send" and "comm:host:recv", as on the simulator. On the default stream they are compute.
-    Triton's        a kernel outside of all operations has the phase of its launch, not of its start on the GPU
+    Triton          a kernel outside of all operations has the phase of its launch, not of its start on the GPU
 
 NCCL names its kernels ncclDevKernel_AllReduce_Sum_f32_RING_LL, ncclDevKernel_SendRecv (src/device, 2.28.9 and 2.29.7).
 """
@@ -30,10 +30,10 @@ from lablib.real.measurement.raw_span import RawSpan, compute_span
 from lablib.record.passes import UNNAMED
 from lablib.run import COMPUTE
 
-UNKNOWN = "comm:unknown"  # the stream of communication that no recorded call explains
-# How CUDA names a copy; as the simulator calls it, and its direction (lablib/script/placement.py).
+UNKNOWN = "comm:unknown"  # stream of communication without a recorded call
+# CUDA's name of a copy -> the simulator's name, and its direction (lablib/script/placement.py).
 _HOST_COPIES = {"Memcpy HtoD": ("copy host to device", "recv"), "Memcpy DtoH": ("copy device to host", "send")}
-_CLOSE_NS = 2_000  # between kernels that wait for each other the GPU pauses for a microsecond
+_CLOSE_NS = 2_000  # dependent kernels are about 1 us apart
 # The launch of one kernel. A graph's launch starts many; one that is captured into a graph starts none.
 _LAUNCHES = ("cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel")
 _CAPTURE = ("cudaStreamBeginCapture", "cudaStreamEndCapture")
@@ -41,14 +41,14 @@ _CAPTURE = ("cudaStreamBeginCapture", "cudaStreamEndCapture")
 
 @dataclass(frozen=True, slots=True)
 class KernelCount:
-    """What the profiler recorded of one rank's GPU.
+    """Number of kernels recorded on one rank's GPU.
 
     Attributes:
-        is_recorded: whether it recorded anything of the GPU, also before the program (warm_up_kernels.py).
-        kernels: what it recorded on the GPU while the program ran.
+        is_recorded: whether the profiler recorded any GPU event, also before the program (warm_up_kernels.py).
+        kernels: GPU events recorded while the program ran.
         launches: kernels that the program launched.
-        lost: those of them that it did not record.
-        strays: kernels of NCCL that no recorded call launched; they stand on the stream "comm:unknown".
+        lost: launched kernels that were not recorded.
+        strays: NCCL kernels without a recorded call, on the stream "comm:unknown".
     """
 
     is_recorded: bool
@@ -59,7 +59,7 @@ class KernelCount:
 
 
 class Kernels:
-    """The kernels (and copies) of a GPU that no operation has taken yet."""
+    """The kernels and copies of a GPU that no operation has taken yet."""
 
     def __init__(self, events: Iterable[Event]):
         self._by_id: dict[int, list[Event]] = defaultdict(list)
@@ -74,7 +74,7 @@ class Kernels:
         self._by_correlation.pop(0, None)
 
     def take(self, op: Operation) -> list[Event]:
-        """Those that an operation launched, in order of start."""
+        """Take the kernels that an operation launched, in order of start."""
         found = [kernel for one in op.ids for kernel in self._by_id.get(one, ())]
         found += [kernel for one in op.correlations for kernel in self._by_correlation.get(one, ())]
         return sorted(filter(None, (self._left.pop(id(k), None) for k in found)), key=lambda k: k.start_ns)
@@ -86,9 +86,9 @@ class Kernels:
 def gpu_spans(
     events: list[Event], calls: list[Call], phases: Phases, default_stream: int | None = None
 ) -> list[RawSpan]:
-    """The spans of one rank on a GPU, but those of its calls. Changes `calls`: their phase, and when they ran.
+    """The spans of one rank on a GPU, without its calls. Changes `calls`: phase and times.
 
-    `default_stream`: the number of the rank's default stream; None: the lowest one that was used.
+    `default_stream`: the number of the rank's default stream; None: the lowest used one.
     """
     spans: list[RawSpan] = []
     if default_stream is None:
@@ -98,7 +98,7 @@ def gpu_spans(
     batches: dict[int, list[Call]] = defaultdict(list)
     for call in calls:
         batches[call.batch].append(call)
-    # torch's own numbers first: they hold also where a call of CUDA seems to lie outside of the operation that made it.
+    # torch's ids first: they hold even if a CUDA call seems to lie outside of its operation.
     for op in sorted(operations, key=lambda op: not op.ids):
         event, own = op.event, kernels.take(op)
         phase = phases.at(event.start_ns, event.thread, op.in_backward)
@@ -111,7 +111,7 @@ def gpu_spans(
                 call.ran(transport)
         elif event.name.startswith("c10d::"):
             if call := queues.next(event, phase):
-                transport = [kernel for kernel in own if _is_nccl(kernel)] or own  # one rank alone copies, if anything
+                transport = [kernel for kernel in own if _is_nccl(kernel)] or own  # one rank alone only copies
                 call.ran(transport)
                 own = [kernel for kernel in own if kernel not in transport]
             spans += _pieces(op, phase, own)
@@ -128,12 +128,12 @@ def gpu_spans(
 
 
 def lowest_stream(events: Iterable[Event]) -> int:
-    """The GPU stream with the lowest number: the default one, which exists before a program can make another."""
+    """The lowest GPU stream number: the default stream, which exists before a program can make another."""
     return min((event.thread for event in events if event.on_device and not event.is_label), default=0)
 
 
 def count_kernels(events: list[Event], is_recorded: bool, spans: Iterable[RawSpan]) -> KernelCount:
-    """How many kernels the program launched, and how many of those the profiler lost or knows no call of."""
+    """Count the kernels that the program launched, that the profiler lost, and that belong to no call."""
     launches, kernels = list(_launches(events)), [e for e in events if e.on_device and not e.is_label]
     shown = {kernel.correlation for kernel in kernels}
     lost = sum(launch.correlation not in shown for launch in launches)
@@ -153,7 +153,7 @@ def _launches(events: Iterable[Event]) -> Iterator[Event]:
 
 
 def _pieces(op: Operation, phase: str, kernels: list[Event]) -> Iterator[RawSpan]:
-    """The spans of an operation: kernels that follow each other closely are one; each with its share of the FLOPs."""
+    """The spans of an operation: one per sequence of close kernels, with its share of the FLOPs."""
     pieces: list[tuple[int, int]] = []
     for kernel in kernels:
         if pieces and kernel.start_ns - pieces[-1][1] <= _CLOSE_NS:

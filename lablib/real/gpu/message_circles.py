@@ -1,11 +1,11 @@
-"""A note for a run on GPUs whose messages wait for each other in a circle (lablib/record/circular_wait.py).
+"""Note for a run on GPUs with messages in a circular wait (lablib/record/circular_wait.py).
 
-The calls of the run are replayed without any buffer. A program that ends here ends with NCCL at every size; of one that
-does not the note names the ranks of a circle. gloo makes its calls beside each other, so such a program is right there.
+The calls of the run are replayed without any buffer. A program that ends here ends with NCCL at every size; for any
+other the note names the ranks of a cycle. gloo runs its calls concurrently, so such a program is correct there.
 
-Why one communicator a group: the ranks are named their GPU at the start (`device_id`, groups.py), so that NCCL connects
-before the program begins. Without, torch makes a communicator for each pair of ranks that talk, at their first call,
-which waits for both: a ring would wait in a circle at any size.
+One communicator per group: each rank's GPU is given at the start (`device_id`, groups.py), so that NCCL connects before
+the program begins. Without it, torch makes a communicator for each pair of ranks at their first call, which waits for
+both: a ring would deadlock at any size.
 """
 
 from collections import defaultdict
@@ -23,13 +23,13 @@ _WORDS = (
 
 
 def circle_note(calls: Sequence[Sequence[Call]]) -> str:
-    """What to tell of a program whose messages wait in a circle with NCCL; empty where none do. `calls`: by rank."""
+    """The note for messages in a circular wait with NCCL; empty if there are none. `calls`: by rank."""
     circle = waiting_circle(calls)
     return _WORDS.format(ranks=", ".join(map(str, circle))) if circle else ""
 
 
 def waiting_circle(calls: Sequence[Sequence[Call]]) -> list[int]:
-    """The ranks that wait for each other, lowest first, were no message held in a buffer; none where all can end."""
+    """The ranks of a circular wait without buffers, lowest first; empty if all calls can end."""
     groups: defaultdict[str, Communicator] = defaultdict(Communicator)
     steps = (step for rank, mine in enumerate(calls) for step in _steps(rank, mine))
     circles = (groups[group].issue(step) for group, step in steps)
@@ -37,8 +37,8 @@ def waiting_circle(calls: Sequence[Sequence[Call]]) -> list[int]:
 
 
 def _steps(rank: int, calls: Sequence[Call]) -> Iterator[tuple[str, list[StreamCall]]]:
-    """What a rank does at once, one call or a batch, one step after another; and the group of each."""
-    known = [call for call in calls if -1 not in _ranks(call)]  # who sends is not known of what nobody answered
+    """(group, calls) of each step of a rank: one call or a batch."""
+    known = [call for call in calls if -1 not in _ranks(call)]  # without unmatched receives: their sender is unknown
     numbered = enumerate(sorted(known, key=lambda call: call.group_id))
     for (group, _), step in groupby(numbered, key=lambda one: (one[1].group_id, one[1].batch or -one[0])):
         yield group, [StreamCall(rank, _ranks(call), call.name) for _, call in step]

@@ -1,8 +1,7 @@
-"""Which communications of a rank on a GPU are not complete: what a program that never ends waits for.
+"""Incomplete communications of a rank on a GPU, to explain a program that hangs.
 
-NCCL's calls return before the GPU has done them, so a hang shows where the program next waits for the GPU, far from the
-call that has no partner. Each call's work is kept until it is complete. Asking that takes a microsecond, and may be
-done by another thread than the one that made the call.
+NCCL's calls return before the GPU has run them, so a hang shows where the program next waits for the GPU, far from the
+unmatched call. Each call's work is kept until it is complete. The query takes 1 us, on any thread.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ _MAX_LINES = 8
 
 
 class UnderWay:
-    """The calls that have not been seen to be complete, each with its work."""
+    """The calls not yet known to be complete, each with its work."""
 
     def __init__(self) -> None:
-        # NCCL does the calls of one group, and the messages of one pair, one after another.
+        # NCCL runs the calls of one group, and the messages of one pair, one after another.
         self._works: dict[tuple[str, int, int], deque[tuple[Call, dist.Work]]] = defaultdict(deque)
 
     def add(self, call: Call, work: Any) -> None:
-        """Remember a call and what it returned: a `Work`, or torch's script object of one.
+        """Add a call and its result: a `Work`, or torch's script object of one.
 
-        Inside a batch NCCL's calls return no work, which torch boxes as an object of nothing: those are left out.
+        Inside a batch NCCL's calls return no work, which torch boxes as an empty object: those are ignored.
         """
         unboxed = _unboxed(work)
         works = self._works[call.group_id, call.source, call.target]
@@ -38,7 +37,7 @@ class UnderWay:
             works.append((call, unboxed))
 
     def text(self) -> str:
-        """The calls that are not complete, one a line, the oldest first; empty where there are none."""
+        """The incomplete calls, one per line, the oldest first; empty if there are none."""
         waiting = [pair for works in list(self._works.values()) for pair in list(works)]
         left = [call for call, work in waiting if not _is_complete(work)]
         left.sort(key=lambda call: call.start_ns)
@@ -61,7 +60,7 @@ def _unboxed(work: Any) -> dist.Work | None:
 def _is_complete(work: dist.Work) -> bool:
     try:
         return work.is_completed()
-    except RuntimeError:  # the GPU has failed: it says nothing of this call
+    except RuntimeError:  # the GPU has failed: the state of this call is unknown
         return False
 
 

@@ -1,10 +1,10 @@
-"""Kernels at the beginning of each session of the profiler that nobody needs, as CUPTI may lose the first ones.
+"""Dummy kernels at the start of each profiler session, as CUPTI may lose the first ones.
 
-It was seen that CUPTI stamps the first kernels of a session with another clock, once the process has had sessions
-before and the GPU was idle between: the k-th session lost k (github.com/pytorch/pytorch/issues/192021). There it
-happened with CUDA 12.9 and not with 13.2; the notes of CUPTI 13.1 name such a fault since CUDA 12.6.2 as mended.
-A warm worker has one session for each program. So each begins with more small kernels than can be lost, and the
-program's own come after. They also show whether the profiler records kernels at all.
+Observed: CUPTI stamps the first kernels of a session with another clock, if the process has had sessions before and the
+GPU was idle between: the k-th session lost k (github.com/pytorch/pytorch/issues/192021). There it happened with CUDA
+12.9 and not with 13.2; the notes of CUPTI 13.1 list such a fault since CUDA 12.6.2 as fixed. A warm worker has one
+session per program. So each begins with more small kernels than can be lost, before the program's own. They also show
+whether the profiler records kernels at all.
 """
 
 import torch
@@ -13,7 +13,7 @@ _MARGIN, _PER_SESSION, _MAX_KERNELS = 16, 2, 4096
 
 
 def warm_up_kernel_count(session: int) -> int:
-    """How many kernels to spend on the `session`-th session of a process, counted from 1."""
+    """Number of dummy kernels for the `session`-th session of a process, counted from 1."""
     return min(_MAX_KERNELS, _MARGIN + _PER_SESSION * session)
 
 

@@ -9,6 +9,6 @@ labels      `record_function` blocks
 raw_span    a span before the run's zero is known
 gloo_spans  spans of operators and of gloo's threads
 spans       the spans of a timeline
-traffic     communications of the run, from the calls of each rank
+traffic     communications of the run, matched from the calls of each rank
 plain       a measurement as JSON
 """

@@ -1,9 +1,9 @@
-"""Recording every communication call of a rank: which operation, in which group, how many bytes.
+"""Record every communication call of a rank: operation, group, bytes.
 
-The profiler alone does not know enough: gloo's events carry no group and no sequence number, and point-to-point calls
-carry no peer. So each `c10d::` operation gets one more kernel in front of its own (on the dispatch key BackendSelect,
-which every call passes), which writes a `Call` and goes on. That sees what no wrapper of `torch.distributed` functions
-would: calls that DDP's C++ reducer, DTensor and functional collectives make. The seconds come from the profiler.
+The profiler alone lacks information: gloo's events have no group and no sequence number, and point-to-point calls have
+no peer. So each `c10d::` operation gets one more kernel in front of its own (on the dispatch key BackendSelect, which
+every call passes), which records a `Call` and redispatches. Unlike a wrapper of `torch.distributed` functions it also
+sees the calls of DDP's C++ reducer, DTensor and functional collectives. The times come from the profiler.
 
 On GPUs batches of calls have numbers (batches.py), and the work of a call is kept until it is complete (under_way.py).
 """
@@ -35,7 +35,7 @@ from lablib.torch_compat import (
     source_rank,
 )
 
-# The operations of the dispatcher, and the functions of torch.distributed that a program calls.
+# Operations of the dispatcher -> functions of torch.distributed.
 NAMES = {
     "allreduce_": "all_reduce",
     "allreduce_coalesced_": "all_reduce",
@@ -59,7 +59,7 @@ NAMES = {
     "recv_any_source_": "recv",
 }
 
-_LATEST = 4  # of each group; two threads of gloo can be working on two
+_LATEST = 4  # per group; two threads of gloo may work on two
 _SETTLE_S = 0.05
 
 
@@ -69,16 +69,16 @@ class Call:
 
     Attributes:
         op, name: the dispatcher's name ("allreduce_") and torch.distributed's ("all_reduce").
-        group, group_id: the name readers see ("world", "dp"), and the one that is equal on all members and no other.
+        group, group_id: the label ("world", "dp"), and the unique id, equal on all members.
         members: global ranks of the group, in group order.
         sequence: 0, 1, ... for collectives, counted per group; for point-to-point calls per group, pair and tag.
         source, target: global ranks of a point-to-point call; -1 otherwise.
-        tag: of a point-to-point call.
-        size_bytes, sent_bytes: S, and what leaves this rank, by the table of volume.py.
+        tag: tag of a point-to-point call.
+        size_bytes, sent_bytes: S, and the bytes sent by this rank, by the table of volume.py.
         thread: system id of the thread that made the call.
-        batch: number of the batch that it was made in, from 1; 0: in none.
-        line: the line of the program that made it, on GPUs; "" where it is not known.
-        start_ns, end_ns: when it was made, 0; afterwards when it ran, as far as the profiler saw. So is `phase`.
+        batch: number of its batch, from 1; 0: none.
+        line: the line of the program that made it, on GPUs; "" if unknown.
+        start_ns, end_ns: initially the time of the call, and 0; later its times from the profiler. So is `phase`.
     """
 
     op: str
@@ -100,7 +100,7 @@ class Call:
     line: str = ""
 
     def ran(self, events: Sequence[Event]) -> None:
-        """It was carried out by these events of the profiler: from the first start to the last end. None: unchanged."""
+        """Set its times from these profiler events: first start, last end. Unchanged if there are none."""
         if events:
             self.start_ns, self.end_ns = min(e.start_ns for e in events), max(e.end_ns for e in events)
 
@@ -110,12 +110,12 @@ class Call:
 
     @property
     def stream(self) -> str:
-        """Its lane in the timeline: sends and receives of a rank run at the same time, each in a lane of its own."""
+        """Its lane in the timeline: sends and receives of a rank may overlap, so each kind has a separate lane."""
         return f"comm:{self.group}:{self.name}" if self.is_point_to_point else f"comm:{self.group}"
 
     @property
     def span_name(self) -> str:
-        """How its span is called: with the other end, where there is one."""
+        """The name of its span, with the peer of a message."""
         if not self.is_point_to_point:
             return self.name
         return f"send to {self.target}" if self.name == "send" else f"recv from {self.source}"
@@ -125,7 +125,7 @@ class CallRecorder:
     """Collects the calls of this process while `recording`.
 
     Args:
-        on_gpu: whether the library is NCCL, which batches calls and goes on working when a call has returned.
+        on_gpu: whether the library is NCCL, which batches calls and works asynchronously.
     """
 
     def __init__(self, on_gpu: bool = False) -> None:
@@ -136,11 +136,11 @@ class CallRecorder:
         self._counts: Counter[tuple] = Counter()
         self._open_receives: list[tuple[Call, Any]] = []
         self._latest: dict[str, deque[Any]] = defaultdict(lambda: deque(maxlen=_LATEST))
-        self._labels: dict[str, str] = {}  # by the id of a group
+        self._labels: dict[str, str] = {}  # by group id
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """While this lasts, every communication call is recorded. The calls themselves are unchanged."""
+        """Record every communication call within this context. The calls themselves are unchanged."""
         library = torch.library.Library("c10d", "IMPL")
         below = keys_after(DispatchKey.BackendSelect)
         try:
@@ -212,7 +212,7 @@ class CallRecorder:
         return call
 
     def _label(self, group: dist.ProcessGroup) -> str:
-        """How a group is called: by its name, numbered where this rank has an older one of that name."""
+        """The label of a group: its name, numbered if this rank has an older one of that name."""
         if group.group_name not in self._labels:
             groups = {one.group_name: one for one in [*current("process_world").pg_map, group]}
             self._labels = {id_: label for id_, label in self._labels.items() if id_ in groups}
@@ -221,9 +221,9 @@ class CallRecorder:
         return self._labels[group.group_name]
 
     def settle(self) -> None:
-        """Wait a moment until the library has done what the program has waited for.
+        """Wait briefly until the library has finished the calls that the program has waited for.
 
-        gloo lets the program go on just before it closes the profiler's event; without its end an event is lost.
+        gloo releases the program just before it closes the profiler's event; without its end an event is lost.
         """
         deadline = time.monotonic() + _SETTLE_S
         latest = [dist.Work.unbox(work) for works in self._latest.values() for work in works]
@@ -238,7 +238,7 @@ class CallRecorder:
         self._counts[key] += 1
 
     def _close_receives(self) -> None:
-        """Who sent what `recv(src=None)` received is known only afterwards."""
+        """Set the senders of `recv(src=None)`, which are known only afterwards."""
         for call, work in self._open_receives:
             try:
                 call.source = call.members[source_rank(dist.Work.unbox(work))]
@@ -256,7 +256,7 @@ def _members(group: dist.ProcessGroup) -> list[int]:
 
 
 def _display_name(group: dist.ProcessGroup) -> str:
-    """ "world", the description given to `new_group`, or else the ranks: "0,2", "4-7"."""
+    """ "world", the description given to `new_group`, or otherwise the ranks: "0,2", "4-7"."""
     if group.group_name == default_group().group_name:
         return "world"
     if group.group_desc and group.group_desc != "undefined":

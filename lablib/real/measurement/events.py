@@ -1,14 +1,14 @@
-"""Reading what the profiler recorded: a flat list of events, and the operations on each thread.
+"""Events of the profiler: a flat list, and the operations on each thread.
 
-On a GPU three kinds of events belong together (torch 2.13 with kineto; torch/csrc/autograd/profiler_kineto.cpp and
+On a GPU three kinds of events are related (torch 2.13 with kineto; torch/csrc/autograd/profiler_kineto.cpp and
 libkineto's CuptiActivityProfiler.cpp):
 
-    aten::mm               host    id 17, which torch counts
-      cudaLaunchKernel     host    correlation 903, which CUDA counts; linked to 17
+    aten::mm               host    id 17, counted by torch
+      cudaLaunchKernel     host    correlation 903, counted by CUDA; linked to 17
     gemm                   GPU     correlation 903, linked to 17
 
-Both numbers are read with `correlation_id()`, and are of two kinds all the same. What no operation of torch launched
-(a Triton kernel) is linked to none: then its launch says when it was asked for.
+Both numbers are read with `correlation_id()`, although they are different counts. A kernel that no operation of torch
+launched (Triton) is linked to none: its launch gives the time of the call.
 """
 
 import re
@@ -20,20 +20,20 @@ from typing import Any, NamedTuple
 
 from lablib.torch_compat import ProfiledDevice, has_kernel_for
 
-_FUNCTION_SCOPE, _USER_SCOPE = 0, 7  # at::RecordScope: a function; record_function blocks and libraries' labels
-# FSDP ends its backward in callbacks of the engine, which run outside of any function of the graph.
+_FUNCTION_SCOPE, _USER_SCOPE = 0, 7  # at::RecordScope: a function; record_function blocks and library labels
+# FSDP ends its backward in callbacks of the engine, outside of any function of the graph.
 _BACKWARD = ("autograd::engine::evaluate_function", "FSDP::post_backward", "FSDP::root_post_backward")
 _NOT_OPERATIONS = ("autograd::", "torch::", "profiler::", "prim::", "_c10d_functional::", "c10d_functional::")
-_CUDA_CALL = re.compile("cu(da)?[A-Z]")  # of the runtime (cudaLaunchKernel) or the driver (cuLaunchKernelEx)
+_CUDA_CALL = re.compile("cu(da)?[A-Z]")  # runtime (cudaLaunchKernel) or driver (cuLaunchKernelEx)
 
 
 class Event(NamedTuple):
     """One event of the profiler. Times are `time.time_ns()`.
 
     `thread` is the system's thread id (of a device event: its GPU stream). `id` is 0 for an event that is not torch's;
-    `launched_by` is the id of the event that launched a kernel or called CUDA, 0 if none of torch's did. `is_label` is
-    true of a record_function block. `correlation` is CUDA's number of a call, and of what that call started on the GPU;
-    0 for torch's events. `size_bytes` is of copies, where the profiler says it.
+    `launched_by` is the id of the event that launched a kernel or called CUDA, 0 if not one of torch's. `is_label` is
+    true for a record_function block. `correlation` is CUDA's number of a call, and of the GPU work that it started; 0
+    for torch's events. `size_bytes` is set for copies, if the profiler reports it.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Event(NamedTuple):
 class Operation:
     """An outermost operation, or a call of CUDA outside of all operations.
 
-    Its event, whether it belongs to backward, the ids of its events, CUDA's numbers of the calls in it, its FLOPs.
+    Its event, whether it is part of backward, the ids of its events, CUDA's numbers of the calls in it, its FLOPs.
     """
 
     event: Event
@@ -74,7 +74,7 @@ def read_events(kineto_results: Any) -> list[Event]:
 
 
 def _event(raw: Any) -> Event:
-    # Tens of thousands of these for one program: as few calls into the profiler as will do.
+    # Tens of thousands per program: few calls into the profiler.
     name, start_ns, thread = raw.name(), raw.start_ns(), raw.device_resource_id()
     end_ns = start_ns + raw.duration_ns()
     if raw.device_type() != ProfiledDevice.CPU:
@@ -88,22 +88,22 @@ def _event(raw: Any) -> Event:
         return Event(name, start_ns, end_ns, thread, launched_by=launched_by, correlation=raw.correlation_id())
     is_operation = scope == _FUNCTION_SCOPE and "::" in name and not name.startswith(_NOT_OPERATIONS)
     flops = float(raw.flops()) if is_operation else 0.0
-    # Events of no kind above that are linked to an operation: their own ids are not torch's.
+    # Other events linked to an operation have ids that are not torch's.
     event_id = 0 if raw.linked_correlation_id() else raw.correlation_id()
     return Event(name, start_ns, end_ns, thread, event_id, 0, False, scope == _USER_SCOPE, is_operation, flops)
 
 
 def _copied_bytes(raw: Any) -> float:
-    """Bytes of a copy, from the metadata of newer torch (2.13): `"device": 0, "bytes": 4096, ...`; 0 without them."""
+    """Bytes of a copy, from the metadata of torch 2.13 on: `"device": 0, "bytes": 4096, ...`; 0 without them."""
     metadata = getattr(raw, "metadata_json", str)()
     found = re.search(r'"bytes": (\d+)', metadata)
     return float(found[1]) if found else 0.0
 
 
 def walk(events: Iterable[Event]) -> Iterator[Operation]:
-    """The outermost operations of each thread in order of start, `c10d::` calls among them.
+    """The outermost operations of each thread in order of start, including `c10d::` calls.
 
-    Composite operations (`aten::linear`) are looked through: what they are made of is outermost.
+    Composite operations (`aten::linear`) are skipped: their parts are outermost.
     """
     threads: dict[int, list[Event]] = defaultdict(list)
     for event in events:
@@ -131,7 +131,7 @@ def _walk_thread(events: list[Event]) -> list[Operation]:
         elif operation is not None:
             if event.id:
                 operation.ids.append(event.id)
-            # An op's own count covers its parts (conv2d); a wrapper without one has the counts of its parts.
+            # An op's own count includes its parts (conv2d); a wrapper without one has the counts of its parts.
             operation.flops += 0.0 if counted else event.flops
         open_events.append((event, operation, in_backward, counted or event.flops > 0))
     return found
@@ -139,7 +139,7 @@ def _walk_thread(events: list[Event]) -> list[Operation]:
 
 @cache
 def is_composite(name: str) -> bool:
-    """Whether an operation is only a name for others (CompositeImplicitAutograd), which are recorded as well."""
+    """Whether an operation only calls others (CompositeImplicitAutograd), which are recorded as well."""
     try:
         return has_kernel_for(name, "CompositeImplicitAutograd")
     except RuntimeError:  # an operation under another overload name

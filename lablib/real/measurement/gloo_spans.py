@@ -1,9 +1,9 @@
-"""On the CPU: operations with the host's times, communication with those of the gloo thread that carried it out
+"""Spans of a rank on the CPU: operations with the host's times, communication with those of gloo's threads.
 
-gloo's own threads record "gloo:all_reduce" events; it has two threads for each group, so two collectives of one group
-may overlap. Such an event does not say whose call it is, but gloo works on calls in the order in which they were
-issued; and a thread of gloo serves one group. A receive ends when the program has waited for it. A message begins with
-its call: gloo's event of a send begins when the bytes are under way, which may be after they have arrived.
+gloo's threads record "gloo:all_reduce" events; it has two threads per group, so two collectives of one group may
+overlap. Such an event does not identify its call, but gloo runs calls in the order in which they were issued, and a
+thread of gloo serves one group. A receive ends when the program has waited for it. A message begins with its call:
+gloo's event of a send begins when the bytes are under way, which may be after they have arrived.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from lablib.real.measurement.events import Event, walk
 from lablib.real.measurement.labels import Phases
 from lablib.real.measurement.raw_span import RawSpan, compute_span
 
-# gloo's own names where they differ from torch.distributed's, also because it builds one collective from another.
+# gloo's names if they differ from torch.distributed's, also because it builds one collective from another.
 _NAMES = {
     "all_gather_into_tensor": ("all_gather",),
     "reduce_scatter": ("reduce_scatter", "all_reduce"),
@@ -23,11 +23,11 @@ _NAMES = {
     "all_to_all_single": ("all_to_all",),
     "recv": ("recv", "recvAnySource"),
 }
-_CLOCK_SLACK_NS = 20_000  # events of two threads are stamped by two cores
+_CLOCK_SLACK_NS = 20_000  # events of two threads are stamped on two cores
 
 
 def host_spans(events: list[Event], calls: list[Call], phases: Phases) -> list[RawSpan]:
-    """The compute spans of one rank on the CPU. Changes `calls`: fills in their phase and when they ran."""
+    """The compute spans of one rank on the CPU. Changes `calls`: fills in phase and times."""
     spans: list[RawSpan] = []
     queues = Issued(calls)
     issued: list[tuple[Call, Event]] = []
@@ -36,7 +36,7 @@ def host_spans(events: list[Event], calls: list[Call], phases: Phases) -> list[R
         if not op.event.name.startswith("c10d::"):
             spans.append(compute_span(op, phase, op.event.start_ns, op.event.end_ns))
         elif call := queues.next(op.event, phase):
-            if call.name == "monitored_barrier":  # gloo does it at once, with messages of its own
+            if call.name == "monitored_barrier":  # gloo runs it at once, with its own messages
                 call.ran([op.event])
             issued.append((call, op.event))
     _match(issued, sorted((e for e in events if _is_transport(e)), key=lambda e: e.start_ns))
@@ -48,14 +48,14 @@ def _is_transport(event: Event) -> bool:
 
 
 def _program_events(events: list[Event], calls: list[Call]) -> Iterator[Event]:
-    """Events of the threads that run the program and its backward: not those of gloo's threads."""
+    """Events of the threads that run the program and its backward, without gloo's threads."""
     issuing = {call.thread for call in calls}
     gloo_threads = {e.thread for e in events if _is_transport(e)} - issuing
     return (e for e in events if not e.on_device and e.thread not in gloo_threads and not _is_transport(e))
 
 
 def _match(issued: list[tuple[Call, Event]], transport: list[Event]) -> None:
-    """Find for each call the event of the thread that carried it out.
+    """Find for each call the transport event.
 
     A point-to-point event begins while its call is being issued, on the same thread.
     """
@@ -77,7 +77,7 @@ def _match(issued: list[tuple[Call, Event]], transport: list[Event]) -> None:
 
 
 def _fits(event: Event, call: Call, window: Event) -> bool:
-    """Whether this event may be the work of this call, which was issued before it."""
+    """Whether this event may be the transport of this call, which was issued before it."""
     if call.is_point_to_point and (event.thread != window.thread or event.start_ns > window.end_ns + _CLOCK_SLACK_NS):
         return False
     return event.name.removeprefix("gloo:") in _NAMES.get(call.name, (call.name,))

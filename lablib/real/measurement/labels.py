@@ -1,8 +1,8 @@
-"""What the program was doing when: its `record_function` blocks, thread by thread.
+"""Phases of a program from its `record_function` blocks, by thread.
 
-A block that the program opens on its main thread names also the work of other threads meanwhile: on GPUs, autograd runs
-backward on a thread of its own (one for each device) while the main thread waits in `loss.backward()`. A block that a
-hook opens there names the work of that thread, inside those that the main thread has open.
+A block on the program's main thread also applies to other threads in that time: on GPUs, autograd runs backward on a
+separate thread (one per device) while the main thread waits in `loss.backward()`. A block opened by a hook there
+applies to that thread, nested in those that the main thread has open.
 """
 
 from bisect import bisect_right
@@ -14,16 +14,16 @@ from lablib.record.passes import UNNAMED
 from lablib.record.phase_path import joined, within
 
 _OPTIMIZER = "Optimizer."
-_STEP = "optimizer"  # the phase of what no other block of the program names inside one
-_LIBRARY_MARKS = (".", "::", "#")  # in labels that torch opens by itself: "Optimizer.step#SGD.step", "FSDP::all_gather"
-_TRANSPORT = ("gloo:", "nccl:")  # blocks that the communication library opens
+_STEP = "optimizer"  # the phase inside an optimizer step without another block
+_LIBRARY_MARKS = (".", "::", "#")  # in labels of torch: "Optimizer.step#SGD.step", "FSDP::all_gather"
+_TRANSPORT = ("gloo:", "nccl:")  # blocks of the communication library
 
 State = tuple[str, bool]  # the path of the program's labels, and whether an optimizer steps
 _NOTHING: State = ("", False)
 
 
 class Phases:
-    """The phase of any moment on any thread.
+    """The phase at any time on any thread.
 
     Args:
         events: everything the profiler recorded.
@@ -39,7 +39,7 @@ class Phases:
         self._threads = {thread: _Thread(blocks) for thread, blocks in labels.items()}
 
     def at(self, time_ns: int, thread: int, in_backward: bool) -> str:
-        """The phase of what this thread started at this time, as a path (lablib/record/phase_path.py)."""
+        """The phase of work started by this thread at this time, as a path (lablib/record/phase_path.py)."""
         path, in_step = self._state(self._main_thread, time_ns)
         if thread != self._main_thread:
             own, own_step = self._state(thread, time_ns)
@@ -52,7 +52,7 @@ class Phases:
 
 
 class _Thread:
-    """The blocks of one thread, as states that each begin at some moment."""
+    """The blocks of one thread, as states with start times."""
 
     def __init__(self, labels: Iterable[Event]):
         self._starts: list[int] = [0]

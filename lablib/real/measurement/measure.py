@@ -1,7 +1,7 @@
-"""Measuring one rank: its program runs under torch's profiler while its communication calls are recorded.
+"""Measure one rank: run its program under torch's profiler and record its communication calls.
 
-Overhead: some microseconds for each operation, so a program of tiny operations looks slower than it is; some
-milliseconds for each launch, outside of what is timed.
+Overhead: some microseconds per operation, so a program of tiny operations appears slower than it is; some milliseconds
+per launch, outside of the measured time.
 """
 
 import threading
@@ -23,14 +23,14 @@ from lablib.real.measurement.profiler import profiler_of
 from lablib.real.measurement.raw_span import RawSpan
 from lablib.real.measurement.spans import spans_of
 
-_CLOCK_SLACK_NS = 1_000_000  # the clocks of host and GPU agree far better; what differs more has another clock
+_CLOCK_SLACK_NS = 1_000_000  # host and GPU clocks agree far better; a larger difference is another clock
 
 
 @dataclass(slots=True)
 class Measurement:
-    """What one rank measured. Times are `time.time_ns()`: one clock for all ranks of a machine.
+    """The measurement of one rank. Times are `time.time_ns()`: one clock for all ranks of a machine.
 
-    `kernels` says how much of a GPU's work was recorded; None where nothing was timed, and on the CPU.
+    `kernels` counts the recorded GPU work; None without times, and on the CPU.
     """
 
     start_ns: int = 0
@@ -47,19 +47,19 @@ def measure(
     warm_up_kernels: int = 0,
     recorder: CallRecorder | None = None,
 ) -> tuple[Any, Measurement]:
-    """Run a program and measure it; `wait_for_start` is called when everything else is ready.
+    """Run a program and measure it; `wait_for_start` is called last before the start.
 
     Without `trace` the profiler stays off: communication is counted, but neither timed nor drawn.
 
     Args:
-        program: takes nothing.
-        wait_for_start: returns at the moment at which all ranks begin.
-        trace: measure times.
+        program: without arguments.
+        wait_for_start: returns when all ranks begin.
+        trace: whether to measure times.
         on_gpu: whether the rank computes on a GPU.
-        warm_up_kernels: kernels to launch before it, where times are measured on a GPU (warm_up_kernels.py).
+        warm_up_kernels: number of kernels to launch before it, if times are measured on a GPU (warm_up_kernels.py).
         recorder: of its communication; None: a new one.
 
-    Returns what the program returned, and what was measured. Raises what the program raises.
+    Returns the program's return value and the measurement. Raises the program's exceptions.
     """
     recorder = recorder or CallRecorder(on_gpu)
     profiler = profiler_of(trace, on_gpu)
@@ -77,7 +77,7 @@ def measure(
     if trace:
         recorded = read_events(profiler.kineto_results)
         events = since(recorded, start_ns)
-        default = lowest_stream(recorded) if on_gpu else None  # the warm-up kernels ran on it
+        default = lowest_stream(recorded) if on_gpu else None  # the stream of the warm-up kernels
         measured.spans = spans_of(events, recorder.calls, threading.get_native_id(), on_gpu, default)
         if on_gpu:
             measured.kernels = count_kernels(events, any(event.on_device for event in recorded), measured.spans)
@@ -85,7 +85,7 @@ def measure(
 
 
 def _to_the_end(program: Callable[[], Any], recorder: CallRecorder) -> Any:
-    """Run a program until its GPU has nothing left to do: kernels still running belong to it."""
+    """Run a program until its GPU is idle: kernels still running are part of it."""
     has_returned = False
     try:
         value = program()
@@ -98,14 +98,14 @@ def _to_the_end(program: Callable[[], Any], recorder: CallRecorder) -> Any:
 
 
 def wait_for_gpu() -> None:
-    """Where a rank is while its program has returned and its GPU still works (frames.py knows this name)."""
+    """Wait for the GPU after the program has returned (frames.py looks for this name)."""
     torch.cuda.synchronize()
 
 
 def since(events: list[Event], start_ns: int) -> list[Event]:
-    """The events of the program, which began at this moment: not what ran on the GPU for what came before it.
+    """The events of the program, which began at this time, without earlier work still on the GPU.
 
-    A kernel that claims to have begun before its own launch has another clock's times, and is lost.
+    A kernel that begins before its own launch has times of another clock, and is dropped.
     """
     launched_ns = {event.correlation: event.start_ns for event in events if event.is_cuda_call}
 
@@ -120,9 +120,9 @@ def since(events: list[Event], start_ns: int) -> list[Event]:
 
 @contextmanager
 def _on(profiler: profile) -> Iterator[None]:
-    """The profiler's session. Where the program fails, its error is the one that is raised.
+    """The profiler's session. If the program fails, its error is raised.
 
-    After a failed assertion on a GPU every call of CUDA fails, also that with which the profiler ends.
+    After a failed assertion on a GPU every call of CUDA fails, also the one that ends the profiler.
     """
     profiler.__enter__()
     try:

@@ -1,7 +1,6 @@
-"""A rank's measurement as plain values, and back: what ranks of several nodes send, as JSON.
+"""Conversion of a measurement to and from JSON values, for ranks of several nodes.
 
-A record is rebuilt from the types of its fields, and from nothing that stands in the text: what comes over a network
-makes no objects of other classes.
+A record is rebuilt only from the types of its fields: network input creates no objects of other classes.
 """
 
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -17,12 +16,12 @@ def plain_measurement(measured: Measurement) -> dict[str, Any]:
 
 
 def measurement_of(plain: Any) -> Measurement:
-    """What `plain_measurement` gave. Raises TypeError or ValueError for anything else."""
+    """Inverse of `plain_measurement`. Raises TypeError or ValueError for other contents."""
     return _rebuilt(Measurement, plain)
 
 
 def shifted(measured: Measurement, offset_ns: int) -> Measurement:
-    """The same on a clock that is `offset_ns` ahead."""
+    """The measurement on a clock that is `offset_ns` ahead."""
     spans = [replace(s, start_ns=s.start_ns + offset_ns, end_ns=s.end_ns + offset_ns) for s in measured.spans]
     calls = [
         replace(call, start_ns=call.start_ns + offset_ns, end_ns=call.end_ns and call.end_ns + offset_ns)
@@ -32,9 +31,9 @@ def shifted(measured: Measurement, offset_ns: int) -> Measurement:
 
 
 def _rebuilt(kind: Any, plain: Any) -> Any:
-    """A value of this type from what JSON gave for it."""
+    """A value of this type from its JSON value."""
     arguments = get_args(kind)
-    if get_origin(kind) in (Union, UnionType):  # of a record, or None
+    if get_origin(kind) in (Union, UnionType):  # an optional record
         return None if plain is None else _rebuilt(next(one for one in arguments if one is not type(None)), plain)
     if get_origin(kind) in (list, tuple):
         return get_origin(kind)(_rebuilt(arguments[0], value) for value in plain)

@@ -1,8 +1,8 @@
-"""The profiler of a rank: torch's, which on a GPU records every kernel through CUPTI.
+"""torch's profiler for a rank; on a GPU it records every kernel through CUPTI.
 
-Without `use_kineto=True`, torch (2.13) brackets operators with CUDA events in place of recording kernels, and what it
-tells are times of the host. So that is asked for, and where this torch cannot do it, host events alone are recorded:
-a run then says that its timeline is missing (kernels.py).
+Without `use_kineto=True`, torch (2.13) brackets operators with CUDA events instead of recording kernels, and reports
+times of the host. So kineto is required; if this torch lacks it for CUDA, only host events are recorded, and a run
+notes that its timeline is missing (kernels.py).
 """
 
 from torch.autograd.profiler import profile
@@ -11,7 +11,7 @@ from lablib.torch_compat import ProfilerActivity
 
 
 def profiler_of(trace: bool, on_gpu: bool) -> profile:
-    """A profiler to be entered; one that does nothing without `trace`.
+    """A profiler context; disabled without `trace`.
 
     torch.autograd.profiler is the engine of torch.profiler, without the second that importing the latter takes.
     """

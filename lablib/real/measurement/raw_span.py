@@ -1,4 +1,4 @@
-"""A span of one rank before the run's zero is known, and the calls of communication in the order of the profiler."""
+"""A span of one rank in the host's clock, before the run's zero is known."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from lablib.run import COMPUTE, Span
 
 @dataclass(frozen=True, slots=True)
 class RawSpan:
-    """A span of one rank whose times are still those of the host's clock, `time.time_ns()`, and its phase a path."""
+    """A span of one rank with times of the host's clock, `time.time_ns()`, and the path of its phase."""
 
     stream: str
     name: str
@@ -20,7 +20,7 @@ class RawSpan:
     size_bytes: float = 0.0
 
     def at(self, rank: int, zero_ns: int) -> Span:
-        """The span of a run that began at `zero_ns`."""
+        """The `Span` of a run that began at `zero_ns`."""
         times = (self.start_ns - zero_ns) / 1e9, (self.end_ns - zero_ns) / 1e9
         phase, outer_phases = split(self.phase)
         what = (self.flops, self.size_bytes)

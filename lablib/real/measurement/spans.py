@@ -1,8 +1,7 @@
-"""From the profiler's events to the spans of a timeline.
+"""Spans of a timeline from the profiler's events.
 
-What the profiler records is a tree per thread. Of it we keep, on the stream "compute", each outermost operation below
-autograd: `aten::linear` is only a name for `aten::t` and `aten::addmm`, so these two are spans and it is none; what
-`aten::addmm` calls inside is part of it.
+The profiler records a tree per thread. The stream "compute" has each outermost operation below autograd: `aten::linear`
+only calls `aten::t` and `aten::addmm`, so only these two are spans; operations inside `aten::addmm` are part of it.
 
     forward                         a label: becomes the phase
         aten::linear                composite: not a span
@@ -10,13 +9,13 @@ autograd: `aten::linear` is only a name for `aten::t` and `aten::addmm`, so thes
                 aten::transpose     inside a span: not one
             aten::addmm             span "aten.addmm"
 
-Times are those of the thread or GPU stream that really did the work: gloo_spans.py on the CPU, kernels.py on GPUs.
+Times are those of the thread or GPU stream that did the work: gloo_spans.py on the CPU, kernels.py on GPUs.
 
 Phase: the innermost `record_function` block of the program (labels.py); without one "backward" inside autograd's
-backward, "optimizer" inside `Optimizer.step`; what else it is, the whole run tells (lablib/record/passes.py).
+backward, "optimizer" inside `Optimizer.step`; otherwise it is inferred from the whole run (lablib/record/passes.py).
 
-Simplified: `size_bytes` of compute spans is 0 (the profiler does not know what an op reads), and threads that the
-program starts itself are not seen.
+Simplified: `size_bytes` of compute spans is 0 (the profiler does not record the bytes that an op reads), and threads
+that the program starts itself are not seen.
 """
 
 from collections.abc import Iterable
@@ -36,14 +35,14 @@ def spans_of(
     on_gpu: bool = False,
     default_stream: int | None = None,
 ) -> list[RawSpan]:
-    """The spans of one rank. Changes `calls`: fills in their phase and when they ran.
+    """The spans of one rank. Changes `calls`: fills in phase and times.
 
     Args:
         events: everything the profiler recorded.
         calls: the rank's communication calls, in the order in which they were made.
         main_thread: system id of the thread that ran the program.
-        on_gpu: whether the rank computes on a GPU: then only what ran there is a span.
-        default_stream: the number of its default stream; None: the lowest one that was used.
+        on_gpu: whether the rank computes on a GPU: then only GPU work is a span.
+        default_stream: the number of its default stream; None: the lowest used one.
     """
     events, calls = list(events), list(calls)
     phases = Phases(events, main_thread)

@@ -1,10 +1,10 @@
-"""From the calls of each rank to the communications of the run: who met whom.
+"""Communications of a run: match the calls of all ranks.
 
-Collectives meet by group and sequence number: the third collective of a group on one rank is the third on each. A send
-meets the receive with the same group, pair and tag, in order.
+Collectives are matched by group and sequence number: the third collective of a group on one rank is the third on each.
+A send is matched to the receive with the same group, pair and tag, in order.
 
-A library begins when its rank calls, and then waits for the last one inside. Here, as on the simulator, what comes
-before the last call is waiting, and the communication begins with it. A message is over when its receiver has it: the
+A library begins when its rank calls, and then waits for the last one inside. Here, as on the simulator, the time before
+the last call is waiting, and the communication begins with that call. A message ends when its receiver has it: the
 sender may wait for it much later, at the end of a pipeline's step, and gloo's record of a send ends only then.
 """
 
@@ -25,9 +25,9 @@ def traffic_of(measured: Sequence[Measurement], zero_ns: int, backend: str) -> T
     """The communications of a run.
 
     Args:
-        measured: what each rank measured, in rank order.
+        measured: the measurements, in rank order.
         zero_ns: the host's time at which the run began.
-        backend: its name stands as the algorithm: the library chooses one and does not tell.
+        backend: used as the algorithm's name: the library does not report its choice.
     """
     transfers = [
         transfer
@@ -38,7 +38,7 @@ def traffic_of(measured: Sequence[Measurement], zero_ns: int, backend: str) -> T
 
 
 def communications(measured: Sequence[Measurement], zero_ns: int) -> Iterator[Span]:
-    """The spans of communication, and of waiting for the last rank before each, as far as the profiler saw them."""
+    """The spans of communication, and of waiting for the last rank before each, as recorded by the profiler."""
     for number, calls in enumerate(_meetings(measured)):
         last_ns, over_ns = _last_ns(calls), _over_ns(calls)
         for place, call in calls.items():
@@ -64,22 +64,22 @@ def _meetings(measured: Sequence[Measurement]) -> list[Meeting]:
 
 
 def _among(call: Call, rank: int) -> int:
-    """The place of a rank among those of its transfer."""
+    """The place of a rank in its transfer."""
     return int(call.name == "recv") if call.is_point_to_point else call.members.index(rank)
 
 
 def _last_ns(calls: Meeting) -> int:
-    """When the last rank began, of those whose time is known."""
+    """The latest known begin of a rank."""
     return max((call.start_ns for call in calls.values() if call.end_ns), default=0)
 
 
 def _over_ns(calls: Meeting) -> int:
-    """When a message is over, where it is known when its receiver had it; no limit else, and to a collective."""
+    """The end of a message, if the time at its receiver is known; no limit otherwise, or for a collective."""
     return next((call.end_ns for call in calls.values() if call.name == "recv" and call.end_ns), _NEVER_NS)
 
 
 def _place(call: Call, rank: int) -> int:
-    """A rank that sends to itself calls twice; a receive is filed under the complement of its rank."""
+    """The key of a call: for a receive the complement of its rank, as a rank may send to itself."""
     return ~rank if call.name == "recv" else rank
 
 
@@ -87,7 +87,7 @@ def _transfer(calls: Meeting, zero_ns: int, backend: str, number: int) -> Transf
     first = next(iter(calls.values()))
     if first.is_point_to_point:
         send = calls.get(first.source)
-        if send is None:  # a receive that nobody answered
+        if send is None:  # an unmatched receive
             return None
         ranks: tuple[int, ...] = (first.source, first.target)
         name, sent = "send", (send.sent_bytes, 0.0)
@@ -112,5 +112,5 @@ def _transfer(calls: Meeting, zero_ns: int, backend: str, number: int) -> Transf
 
 
 def _places(call: Call, ranks: Sequence[int]) -> Sequence[int]:
-    """Where the calls of these ranks stand in their meeting."""
+    """The keys of these ranks' calls in their meeting."""
     return (call.source, ~call.target) if call.is_point_to_point else ranks

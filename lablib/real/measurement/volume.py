@@ -1,8 +1,9 @@
-"""How many bytes a communication call moves, from its arguments.
+"""Bytes of a communication call, from its arguments.
 
-S is the whole tensor (`Transfer.tensor_bytes`), and what a rank sends is `must_send` of the table of collectives
-(lablib/cost/collectives.py): what an algorithm must move, the same for every library; gloo and NCCL choose other
-algorithms for some sizes. Of an all-to-all each rank sends what is not for itself, of a message all of it.
+S is the size of the whole tensor (`Transfer.tensor_bytes`), and the bytes sent by a rank are `must_send` of the table
+of collectives (lablib/cost/collectives.py): the minimum of any algorithm, the same for every library; gloo and NCCL
+choose other algorithms for some sizes. In an all-to-all each rank sends all except its own part, in a message
+everything.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from lablib.cost.collectives import COLLECTIVES
 
-# The dispatcher's name: the collective, the argument that holds the whole tensor or else one of its n shards.
+# The dispatcher's name: the collective, and the argument with the whole tensor (or with one of its n shards).
 _CALLS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "allreduce_": ("all_reduce", "tensors"),
@@ -34,13 +35,13 @@ _CALLS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def volume(op_name: str, arguments: dict[str, Any], me: int, n: int) -> tuple[float, float]:
-    """S and what this rank sends, in bytes.
+    """S and the bytes sent by this rank.
 
     Args:
         op_name: the dispatcher's name, "allreduce_".
         arguments: the call's arguments by the names of its schema.
         me: this rank's number in the group.
-        n: how many ranks the group has.
+        n: number of ranks in the group.
     """
     match op_name:
         case "alltoall_":

@@ -1,8 +1,8 @@
-"""What one rank prints: descriptors 1 and 2 of the worker lead to two files, emptied before every launch.
+"""Capture the output of a rank: descriptors 1 and 2 of the worker lead to two files, emptied before every launch.
 
-Capturing the descriptors and not only `sys.stdout` gets what C++ libraries and child processes write as well, in order.
-The launcher has the files open too: when a worker dies, its last words are there. Once both sides have opened them
-their names are removed, so nothing stays on disk however the processes end.
+Unlike a replaced `sys.stdout`, the descriptors also capture C++ libraries and child processes, in order. The launcher
+has the files open too, so the output of a dead worker is available. Once both sides have opened them their names are
+removed, so nothing stays on disk however the processes end.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from typing import TextIO
 STREAMS = ("stdout", "stderr")
 
 
-MAX_BYTES = 1 << 30  # of one stream of one rank: its file must not fill the disk
+MAX_BYTES = 1 << 30  # per stream and rank: its file must not fill the disk
 _LAST_WORDS_BYTES = 100_000
 
 
@@ -25,9 +25,9 @@ def _read(descriptor: int, max_bytes: int = MAX_BYTES) -> str:
 
 
 class Capture:
-    """The output of this process, which who started it (fork_server.py) led to files.
+    """The output of this process, in files opened by its parent (fork_server.py).
 
-    They are open for appending: every writer, also a child process, writes at the end as it is then.
+    They are open for appending: every writer, including child processes, writes at the current end.
     """
 
     def __init__(self) -> None:
@@ -35,23 +35,23 @@ class Capture:
         self._streams: list[TextIO] = [sys.stdout, sys.stderr]
 
     def start(self) -> None:
-        """Forget what was written so far."""
+        """Discard the output so far."""
         self._reclaim()
         for file in self._files:
             os.ftruncate(file, 0)
 
     def stop(self) -> tuple[str, str]:
-        """What was written to stdout and stderr since `start`."""
+        """The output to stdout and stderr since `start`."""
         self._reclaim()
         return _read(self._files[0]), _read(self._files[1])
 
     def _reclaim(self) -> None:
-        """Bring everything to the files, and undo what a program did to its output, also if it closed it."""
+        """Flush all buffers to the files, and restore the output streams, even if a program closed them."""
         self._flush_buffers()
         for descriptor, file in enumerate(self._files, start=1):
             os.dup2(file, descriptor)
         self._flush_buffers()  # of a descriptor that the program had closed
-        # New streams: the program's may be closed or detached. They leave the descriptors open at their end.
+        # New streams: the program's may be closed or detached. They do not close the descriptors.
         self._streams = [open(number, "w", 1, encoding="utf-8", errors="replace", closefd=False) for number in (1, 2)]
         sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__ = self._streams
 
@@ -59,11 +59,11 @@ class Capture:
         for stream in self._streams:
             with contextlib.suppress(OSError, ValueError):  # closed, detached, or a full disk
                 stream.flush()
-        ctypes.CDLL(None).fflush(None)  # what C and C++ code printed and still holds
+        ctypes.CDLL(None).fflush(None)  # buffers of C and C++ code
 
 
 class Outputs:
-    """The launcher's view of the same files, of all ranks. `directory` is where the workers made them."""
+    """The launcher's view of the same files, of all ranks. `directory` is their folder."""
 
     def __init__(self, directory: Path, ranks: int):
         self._files = {
@@ -73,12 +73,12 @@ class Outputs:
         }
 
     def read(self, rank: int, stream: str) -> str:
-        """The last that a rank has written to "stdout" or "stderr" since its program began; empty after `close`."""
+        """The end of a rank's output to "stdout" or "stderr" since its program began; empty after `close`."""
         file = self._files.get((rank, stream))
         return "" if file is None else _read(file, _LAST_WORDS_BYTES)
 
     def endless(self) -> tuple[int, str] | None:
-        """A rank and a stream to which it has written more than `MAX_BYTES`."""
+        """A rank and a stream with more than `MAX_BYTES` of output."""
         return next((key for key, file in self._files.items() if os.fstat(file).st_size > MAX_BYTES), None)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Messages over a socket, without copying the tensors in them.
+"""Messages over a socket, without copies of their tensors.
 
-A message is a pickle (protocol 5) and the buffers that the pickle points at: those of tensors and numpy arrays are sent
-straight from their memory and received straight into new tensor memory.
+A message is a pickle (protocol 5) and its out-of-band buffers: those of tensors and numpy arrays are sent straight from
+their memory and received straight into new tensor memory.
 
     | number of frames: u64 | size of each frame: u64 ... | pickle | buffer 1 | buffer 2 | ...
 
@@ -24,7 +24,7 @@ class Channel:
 
     Args:
         connection: the socket.
-        patience_s: how long the other side may take nothing of a message; None: for ever.
+        patience_s: longest time for which the receiver may read nothing of a message; None: no limit.
     """
 
     def __init__(self, connection: socket.socket, patience_s: float | None = None):
@@ -34,7 +34,7 @@ class Channel:
 
     @staticmethod
     def connect(address: str) -> "Channel":
-        """The connection to whoever listens at this socket path. Raises OSError when nobody of this user does."""
+        """Connect to the listener at this socket path. Raises OSError if there is none, or another user's."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.connect(address)
         if not is_own_user(connection):
@@ -46,10 +46,10 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Any) -> None:
-        """Send one message; blocks until the other side has taken it.
+        """Send one message; blocks until the other side has received it.
 
         Raises:
-            OSError: that side is gone. TimeoutError: it takes nothing.
+            OSError: that side is gone. TimeoutError: it reads nothing.
         """
         buffers: list[pickle.PickleBuffer] = []
         data = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
@@ -63,10 +63,10 @@ class Channel:
                     rest = rest[self._socket.send(rest) :]
 
     def receive(self, timeout_s: float | None = None) -> Any:
-        """The next message.
+        """Receive the next message.
 
         Raises:
-            EOFError: the other side has gone. TimeoutError: nothing came for `timeout_s`; the channel is of no use now.
+            EOFError: the other side has gone. TimeoutError: nothing came for `timeout_s`; the channel is unusable now.
         """
         self._socket.settimeout(timeout_s)
         (num_frames,) = struct.unpack("<Q", self._read(8))
@@ -78,8 +78,8 @@ class Channel:
         self._socket.close()
 
     def _read(self, size_bytes: int) -> Any:
-        """Exactly so many bytes, in memory aligned as tensors want it."""
-        # The device is named because a program may have changed the default one.
+        """Read exactly that many bytes, into memory aligned for tensors."""
+        # Explicit device, as a program may have changed the default one.
         memory: Any = torch.empty(size_bytes, dtype=torch.uint8, device="cpu").numpy()
         view, done = memoryview(memory), 0
         while done < size_bytes:

@@ -1,7 +1,7 @@
-"""Which of several failures is the cause, and the one error that says so.
+"""Root cause among the failures of several ranks, and the error that reports it.
 
-When a rank fails, others often fail after it: gloo tells them "connection closed by peer". So a failure that only says
-that a peer is gone counts as a consequence; of the others the earliest is the cause.
+When a rank fails, others often fail after it: gloo reports "connection closed by peer". So a failure that only reports
+a lost peer is a consequence; the earliest of the others is the cause.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _TAIL_LINES = 30
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A worker process ended in the middle of a program. `at_ns` is when that was seen (`time.time_ns`)."""
+    """A worker process ended during a program. `at_ns` is the time of detection (`time.time_ns`)."""
 
     at_ns: int
     lost_peer: bool = False
@@ -30,7 +30,7 @@ def failure_error(
     stdout: dict[int, str],
     stderr: dict[int, str],
 ) -> LaunchError:
-    """The error for the cause among `failures`; every argument is keyed by rank. Its notes are what that rank wrote."""
+    """The error for the cause among `failures`; every argument is keyed by rank. Its notes have that rank's output."""
     rank = min(failures, key=lambda rank: (failures[rank].lost_peer, failures[rank].at_ns, rank))
     failed = failures[rank]
     if isinstance(failed, Death):
@@ -60,12 +60,12 @@ def timeout_error(
     """The error for ranks that had not returned.
 
     Args:
-        timeout_s: how long they had.
-        ranks: how many there were.
-        stacks: where each of those that had not returned was.
-        under_way: which communications of a rank were not complete, as text, where that is known (on GPUs).
-        stderr: what each of them had written there.
-        interference: what is known of other users' connections to them (peers.py).
+        timeout_s: the time limit.
+        ranks: number of ranks.
+        stacks: the stack of each rank that had not returned.
+        under_way: the incomplete communications of a rank, as text, if known (on GPUs).
+        stderr: the stderr of each of them.
+        interference: other users' connections to them (peers.py).
     """
     names = ", ".join(map(str, stacks))
     lines = [
@@ -99,7 +99,7 @@ def _add_stderr(error: LaunchError, rank: int, text: str) -> None:
 
 
 def _original(failed: Failed) -> BaseException:
-    """The exception itself; where it cannot travel or be rebuilt here, one with its name and text."""
+    """The exception itself; if it cannot be sent or rebuilt here, one with its name and text."""
     if failed.error is not None:
         try:
             original = unpack(failed.error)

@@ -1,9 +1,9 @@
-"""Environment variables that a library reads once, when it starts: a warm worker would not hear of a change.
+"""Environment variables that a library reads only once: a warm worker would miss a change.
 
 NCCL reads NCCL_* when it makes its first communicator, CUDA reads CUDA_VISIBLE_DEVICES when it is initialised, and
-Python, torch and the libraries of their products read theirs when they are loaded: workers started under other values
-keep those. So these variables are a part of what a pool (pools.py) and the server that forks its workers (processes.py)
-are looked up by, and a launch under changed values has new ones.
+Python, torch and their math libraries read theirs when they are loaded: workers started under other values keep those.
+So these variables are part of the key of a pool (pools.py) and of the server that forks its workers (processes.py), and
+a launch under changed values gets new ones.
 """
 
 import os
@@ -18,6 +18,6 @@ FixedEnvironment = tuple[tuple[str, str], ...]
 
 
 def fixed_environment(variables: Mapping[str, str] | None = None) -> FixedEnvironment:
-    """The variables that a worker keeps for its life, in order; of this process where none are given."""
+    """The variables that a worker keeps for its life, sorted; those of this process by default."""
     variables = os.environ if variables is None else variables
     return tuple(sorted((name, value) for name, value in variables.items() if name.startswith(_PREFIXES)))

@@ -1,9 +1,8 @@
-"""A warm worker must look like a new process to every program: same settings, same environment, same seeds.
+"""Reset of a warm worker to the state of a new process: settings, environment, seeds.
 
-Reset before each launch: everything that a process owns (lablib/process/settings), with the launching process's
-settings in place of those that travel, and the user's own modules and classes (forgotten, so that an edited file is
-read again). Not
-reset: changes a program makes to installed packages themselves. What cannot be given back, such as a thread that still
+Reset before each launch: all per-process settings (lablib/process/settings), with the launching process's settings for
+those that travel, and the user's own modules and classes (removed, so that an edited file is read again). Not reset:
+changes a program makes to installed packages themselves. State that cannot be restored, such as a thread that still
 runs, ends the worker, and the next launch starts new ones.
 """
 
@@ -24,11 +23,11 @@ _END_OF_THREAD_S = 0.2  # threads of an executor end when it is collected
 
 
 class FreshState:
-    """The state a rank starts every program with, remembered when the worker starts.
+    """The state in which a rank starts every program, taken when the worker starts.
 
     Args:
         rank: this rank.
-        device: "cpu", or the rank's GPU, where tensors are made unless the program says otherwise (default_device.py).
+        device: "cpu", or the rank's GPU, the default device for new tensors (default_device.py).
     """
 
     def __init__(self, rank: int, device: torch.device):
@@ -39,15 +38,14 @@ class FreshState:
         self._threads = set(threading.enumerate())
 
     def check_nothing_is_left(self) -> None:
-        """Undo what the last program did, so that the next cannot meet it.
+        """Undo the effects of the last program on the next.
 
         Raises:
-            Exception: a setting cannot be given back, or a thread or a process of the program still runs: this process
-                will never look new again.
+            Exception: a setting cannot be restored, or a thread or a process of the program still runs.
         """
         process_settings.give_back(self._settings)
         for thread in set(threading.enumerate()) - self._threads:
-            if type(thread).__name__ != "_DummyThread":  # one of C++ that has called Python: torch's own
+            if type(thread).__name__ != "_DummyThread":  # a C++ thread of torch that has called Python
                 thread.join(_END_OF_THREAD_S)
                 if thread.is_alive():
                     raise RuntimeError(f"the last program left the thread {thread.name!r} running")
@@ -55,7 +53,7 @@ class FreshState:
             raise RuntimeError("the last program left processes running")
 
     def restore(self, settings: dict[str, Any]) -> None:
-        """Make this process look new, with these settings of the process that launches."""
+        """Reset this process, with these settings of the launching process."""
         _forget_users_modules()
         forget_classes()
         process_settings.give_back(self._settings | settings)
@@ -65,14 +63,14 @@ class FreshState:
 
 
 def begin_on_gpu(rank: int, device: torch.device) -> None:
-    """Make the GPU the current and the default device, with random numbers that are the rank's own."""
+    """Make the GPU the current and the default device, and seed its generator from the rank."""
     torch.cuda.set_device(device)
     make_tensors_of_the_process_on(device)
     torch.cuda.default_generators[device.index].manual_seed(device_seed(rank))
 
 
 def _has_children() -> bool:
-    """Whether a process that this one started still runs."""
+    """Whether a child process still runs."""
     try:
         while os.waitpid(-1, os.WNOHANG) != (0, 0):
             pass  # that one has ended

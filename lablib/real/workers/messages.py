@@ -1,16 +1,16 @@
-"""What the launching process and its workers say to each other: one frozen record for each kind of message.
+"""Messages between the launching process and its workers: one frozen record per kind.
 
     launcher                         worker
        |  <------- Hello ------------  |    once, after the imports
        |  -------- Setup ----------->  |
-       |  <------- Ready ------------  |    groups stand, nothing runs
+       |  <------- Ready ------------  |    groups are made, nothing runs
        |  -------- Job ------------->  |    the program, by value
        |  <------- Armed ------------  |    unpacked, generators seeded, profiler on
        |  -------- Go -------------->  |    one start time for all ranks
        |  <--- Finished | Failed ----  |
-       |  -------- Reset ----------->  |    when all ranks have finished; then Ready again, before it is asked for
+       |  -------- Reset ----------->  |    when all ranks have finished; then Ready again, in advance
 
-At any time the launcher may ask `Where` and gets `Whereabouts`: that is how a timeout names the line each rank is at.
+At any time the launcher may send `Where` and receives `Whereabouts`: so a timeout names the line of each rank.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ from lablib.real.workers.pickling import Packed
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A worker is up."""
+    """A worker has started."""
 
     rank: int
     pid: int
@@ -30,7 +30,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What holds for the whole life of a worker. `environment` is set before the first process group is made."""
+    """Settings for the whole life of a worker. `environment` is set before the first process group is made."""
 
     backend: str
     environment: dict[str, str] = field(default_factory=dict)
@@ -38,16 +38,16 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The rank's default process group stands. `error` says why not."""
+    """The rank's default process group is made; `error` is the reason if not."""
 
     error: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One program: (fn, args, kwargs) packed, and the launching process's settings, such as where it finds modules.
+    """One program: (fn, args, kwargs) packed, and the launching process's settings, such as its `sys.path`.
 
-    `timeout_s` is the launch's: no communication gives up before it (timeouts.py).
+    `timeout_s` is the launch's: no communication times out before it (timeouts.py).
     """
 
     program: Packed
@@ -59,19 +59,19 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Armed:
-    """The next thing this rank does is call the program."""
+    """This rank is ready to call the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Go:
-    """Start at this moment of the host's clock (`time.time_ns`)."""
+    """Start at this time of the host's clock (`time.time_ns`)."""
 
     at_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The program returned. `peak_bytes` is the most its tensors held of the rank's GPU; None on a CPU."""
+    """The program returned. `peak_bytes` is the peak of its tensors on the rank's GPU; None on a CPU."""
 
     value: Packed
     stdout: str
@@ -84,8 +84,7 @@ class Finished:
 class Failed:
     """The program raised, or its value could not be packed.
 
-    `error` is the packed exception, None where it cannot travel; `lost_peer` is true when the exception only says that
-    another rank went away.
+    `error` is the packed exception, None if it cannot be sent; `lost_peer`: it only reports a lost peer.
     """
 
     type_name: str
@@ -100,17 +99,17 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Every rank has finished: drop what the program left behind and make the groups of the next one."""
+    """Every rank has finished: discard the program's state and make the groups of the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Asks for the stack of the rank's main thread."""
+    """Request the stack of the rank's main thread."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """That stack as text, the frames of the program only; and on GPUs the communications that are not complete."""
+    """That stack as text, with the program's frames only; and on GPUs the incomplete communications."""
 
     stack: str
     under_way: str = ""

@@ -1,15 +1,15 @@
-"""A rank's process stays on the processor cores that are nearest to its GPU.
+"""CPU affinity of a rank's process: the processor cores nearest to its GPU.
 
-A server with two sockets has two parts of memory (NUMA nodes), and each GPU hangs on one of them. A process on the
-other reaches its GPU through the link between the sockets: copies to the GPU and starts of kernels are slower then, and
-differ from run to run. Linux says which node a PCI device belongs to, and which cores a node has:
+A server with two sockets has two parts of memory (NUMA nodes), and each GPU is attached to one of them. A process on
+the other reaches its GPU through the link between the sockets: copies to the GPU and kernel launches are slower then,
+and vary from run to run. Linux reports the node of a PCI device, and the cores of a node:
 
-    /sys/bus/pci/devices/0000:dc:00.0/numa_node      1, or -1 where there is but one node
+    /sys/bus/pci/devices/0000:dc:00.0/numa_node      1, or -1 for a single node
     /sys/devices/system/node/node1/cpulist           "48-95,144-191"
 
-torch's elastic agent can do this (`WorkerSpec.numa_options`, torch/numa/binding.py of torch 2.13), but it asks CUDA
-about the GPU in the launching process, which must leave CUDA alone, and needs the program numactl. So a worker binds
-itself, before it has started any other thread that computes.
+torch's elastic agent can do this (`WorkerSpec.numa_options`, torch/numa/binding.py of torch 2.13), but it queries the
+GPU through CUDA in the launching process, which must not initialise CUDA, and needs the program numactl. So a worker
+binds itself, before it starts any other thread that computes.
 """
 
 import os
@@ -22,7 +22,7 @@ _SYSTEM = Path("/sys")
 
 
 def stay_near(device: torch.device) -> None:
-    """Bind this process to the cores near its GPU. Nothing where Linux does not say which, or they may not be used."""
+    """Bind this process to the cores near its GPU. No effect if Linux does not report them, or they are not allowed."""
     with suppress(OSError, ValueError, AttributeError):  # no Linux, no PCI device, a container without /sys
         allowed = os.sched_getaffinity(0)
         near = cores_near(_pci_address(device)) & allowed
@@ -31,17 +31,17 @@ def stay_near(device: torch.device) -> None:
 
 
 def cores_near(pci_address: str, system: Path = _SYSTEM) -> set[int]:
-    """The cores of the NUMA node of a PCI device; none where there is but one node.
+    """The cores of the NUMA node of a PCI device; none if there is only one node.
 
     Raises:
-        OSError, ValueError: Linux does not say.
+        OSError, ValueError: Linux does not report it.
     """
     node = int((system / "bus/pci/devices" / pci_address / "numa_node").read_text())
     return cores_of((system / f"devices/system/node/node{node}/cpulist").read_text()) if node >= 0 else set()
 
 
 def cores_of(text: str) -> set[int]:
-    """The numbers that "0-2,8" stands for: {0, 1, 2, 8}."""
+    """Parse a list of cores: "0-2,8" -> {0, 1, 2, 8}."""
     parts = [part.split("-") for part in text.strip().split(",") if part]
     return {core for first, *last in parts for core in range(int(first), int(last[0] if last else first) + 1)}
 

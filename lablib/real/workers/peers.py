@@ -1,14 +1,14 @@
-"""Other users of this machine: none takes the place of a rank.
+"""Reject connections of other users of this machine to the ranks of a launch.
 
-gloo's ranks connect over loopback, where every user of the machine may connect too. The rank that listens asks a caller
-for a small number and for nothing else, and what a rank receives may be unpickled (`all_gather_object`). So whenever a
-group has been made, and before anything is received in it, each rank looks up in the kernel's table of connections who
-stands at the other end; a group that a stranger has called is not used. He can end a launch in this way, and no more.
+gloo's ranks connect over loopback, where every user of the machine may connect too. The listening rank requires only a
+small number from a caller, and received data may be unpickled (`all_gather_object`). So after a group has been made,
+and before any message in it, each rank looks up the owner of the other end in the kernel's table of connections; a
+group with another user's connection is not used. Such a user can end a launch in this way, and no more.
 
     sl  local_address rem_address   st tx_queue:rx_queue tr:tm->when retrnsmt   uid  timeout inode     /proc/net/tcp
      0: 0100007F:9281 00000000:0000 0A ...                                     1000 ...     31245
 
-Root is trusted, as everywhere. Linux alone: elsewhere there is no such table, and docs/security.md says what follows.
+Root is trusted, as everywhere. Linux only: other systems have no such table (see docs/security.md).
 """
 
 import contextlib
@@ -27,12 +27,12 @@ _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _OPEN_FILES = "/proc/{}/fd"
 _ESTABLISHED, _LISTEN = "01", "0A"
 _IPV4_IN_IPV6 = "0000000000000000FFFF0000"
-_LOOKS, _BETWEEN_S = 5, 0.05  # the table is not one moment: a connection just made can be missing at its other end
+_LOOKS, _BETWEEN_S = 5, 0.05  # the table is not atomic: the other end of a new connection can be missing
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A line of the table. Addresses are "0100007F:9281", in the kernel's words."""
+    """A line of the table. Addresses are in the kernel's form, "0100007F:9281"."""
 
     local: str
     remote: str
@@ -42,13 +42,13 @@ class Connection:
 
 
 def check_new_groups() -> None:
-    """From now on, every process group that this process makes is checked. Call it once."""
+    """Check every process group that this process makes from now on. Call it once."""
     make = current("new_process_group")
 
     def make_and_check(group_size: int, *args: Any, **kwargs: Any) -> Any:
         before = sockets()
         group, store = made = make(group_size, *args, **kwargs)
-        if new := sockets() - before:  # the kernel counts sockets: a new one has a new number
+        if new := sockets() - before:  # a new socket has a new inode number
             lines = connection_lines()
             if addresses := _listening(lines, new):
                 assert group is not None
@@ -60,10 +60,10 @@ def check_new_groups() -> None:
 
 
 def check_callers(addresses: set[str], lines: Sequence[str] = ()) -> None:
-    """Look who has connected to these addresses, at which this process listens.
+    """Check the callers that have connected to these addresses, at which this process listens.
 
     Args:
-        addresses: as the table of connections writes them.
+        addresses: in the form of the table of connections.
         lines: of the table, read since the group was made (that takes milliseconds); none: read now.
 
     Raises:
@@ -82,10 +82,10 @@ def check_callers(addresses: set[str], lines: Sequence[str] = ()) -> None:
 
 
 def interference(pids: Iterable[int]) -> str:
-    """Which other users hold connections to these processes, as a sentence: for who wonders why they do not go on.
+    """A sentence on other users' connections to these processes, to explain a hang.
 
-    A stranger who stands in for a rank before a group is made may keep it from ever being made, and so from being
-    checked. Empty where there is none, and where nothing is known of a process.
+    A stranger in the place of a rank may keep a group from ever being made, and so from being checked. Empty if there
+    is none, or if the kernel reports nothing about a process.
     """
     lines = connection_lines()
     addresses = _listening(lines, set().union(*(sockets(pid) for pid in pids)))
@@ -104,7 +104,7 @@ def _listening(lines: Sequence[str], inodes: Collection[str]) -> set[str]:
 
 
 def strangers(table: Sequence[Connection], addresses: set[str]) -> list[str]:
-    """Who has called these addresses and is not this user (or root), in words."""
+    """Descriptions of callers of these addresses that are neither this user nor root."""
     callers = {(c.local, c.remote): c for c in table}
     found = []
     for mine in table:
@@ -118,17 +118,17 @@ def strangers(table: Sequence[Connection], addresses: set[str]) -> list[str]:
 
 
 def sockets(pid: int | str = "self") -> set[str]:
-    """The inodes of a process's sockets. Empty where the kernel does not say."""
+    """The inodes of a process's sockets. Empty if the kernel does not report them."""
     return {link[8:-1] for link in _links(_OPEN_FILES.format(pid)) if link.startswith("socket:[")}
 
 
 def connection_lines() -> list[str]:
-    """The TCP sockets of this machine, a line each."""
+    """The TCP sockets of this machine, one line each."""
     return [line for table in _TABLES if table.exists() for line in table.read_text().splitlines()[1:]]
 
 
 def connections(lines: Sequence[str], having: Collection[str]) -> list[Connection]:
-    """The lines that hold one of these texts, such as an address, in fields. A table has hundreds, and few matter."""
+    """Parse the lines that contain one of these texts, such as an address. A table has hundreds, and few matter."""
     found = []
     for line in lines:
         if any(text in line for text in having):
@@ -138,19 +138,19 @@ def connections(lines: Sequence[str], having: Collection[str]) -> list[Connectio
 
 
 def _plain(address: str) -> str:
-    """An IPv4 address that an IPv6 socket uses, as an IPv4 socket has it."""
+    """An IPv4 address of an IPv6 socket, in the form of an IPv4 socket."""
     return address.removeprefix(_IPV4_IN_IPV6)
 
 
 def _links(folder: str) -> Iterator[str]:
-    with contextlib.suppress(OSError):  # no such process, or no such system
+    with contextlib.suppress(OSError):  # no such process or system
         for entry in os.listdir(folder):
-            with contextlib.suppress(OSError):  # the listing's own descriptor, or one closed meanwhile
+            with contextlib.suppress(OSError):  # the listing's own descriptor, or a closed one
                 yield os.readlink(f"{folder}/{entry}")
 
 
 def _wait_for_all(store: Store, size: int) -> None:
-    """Return when all members of a group have come here: until then none sends, and none leaves."""
+    """Wait until all members of a group have called this: none sends or leaves before."""
     meeting, place = divmod(store.add("lablib/checked", 1) - 1, size)
     if place == size - 1:
         store.set(f"lablib/all checked/{meeting}", "")

@@ -1,15 +1,15 @@
-"""Packing values for another process: everything by value, tensors as they are needed there.
+"""Serialization of values for another process: by value, with tensors as needed there.
 
-cloudpickle ships functions and classes that the other side cannot import. On top of that, tensors are packed so that
+cloudpickle ships functions and classes that the other side cannot import. In addition, tensors are packed so that
 
-  - memory is not copied (`pickle.PickleBuffer`, see channel.py), and two tensors that are one storage stay one;
+  - memory is not copied (`pickle.PickleBuffer`, see channel.py), and tensors that share a storage still do;
   - a tensor on a GPU arrives on the CPU;
-  - a view of part of a storage brings that part alone;
-  - a result of autograd arrives detached, because its graph stays behind; a leaf keeps `requires_grad` and `.grad`.
+  - a view of part of a storage brings only that part;
+  - a result of autograd arrives detached, because its graph is not copied; a leaf keeps `requires_grad` and `.grad`.
 
-A class defined in a notebook goes out with the program and comes back inside the values. It must come back as the very
-class of the notebook: cloudpickle recognizes it, but would also overwrite its methods with the copies from the worker
-(bound to the worker's globals). `unpack` leaves a class alone that this process knows.
+A class defined in a notebook is sent with the program and returns inside the values. It must return as the same class
+object: cloudpickle recognizes it, but would also overwrite its methods with the copies from the worker (bound to the
+worker's globals). `unpack` does not change a class that this process knows.
 """
 
 import importlib
@@ -32,7 +32,7 @@ from lablib.torch_compat import loaded
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """A pickle and its buffers. Packing and sending are two steps, so an error can be told from a lost connection."""
+    """A pickle and its buffers. Packing and sending are two steps, to tell an error from a lost connection."""
 
     data: bytes
     buffers: list[Any]
@@ -42,7 +42,7 @@ def pack(value: Any) -> Packed:
     """Pickle a value. Communicates nothing; waits for pending functional collectives inside the value.
 
     Raises:
-        Exception: whatever the first object that cannot be pickled raises.
+        Exception: raised by the first object that cannot be pickled.
     """
     file, buffers = io.BytesIO(), []
     _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(value)
@@ -50,12 +50,12 @@ def pack(value: Any) -> Packed:
 
 
 def unpack(packed: Packed) -> Any:
-    """The value again, its tensors on the CPU. Raises whatever a class raises that cannot be rebuilt here."""
+    """Rebuild the value, with its tensors on the CPU. Raises any exception of a class that cannot be rebuilt here."""
     return _Unpickler(io.BytesIO(packed.data), buffers=packed.buffers).load()
 
 
 def forget_classes() -> None:
-    """Build classes anew from now on, also one that this process knows: its functions may use other globals by now."""
+    """Build all classes again from now on, even known ones: their functions may use other globals by now."""
     for known in ("_DYNAMIC_CLASS_TRACKER_BY_CLASS", "_DYNAMIC_CLASS_TRACKER_BY_ID"):
         getattr(cloudpickle_internals, known, {}).clear()
 
@@ -68,10 +68,10 @@ class _Pickler(cloudpickle.Pickler):
             memory: Any = torch.empty(0, dtype=torch.uint8, device=obj.device).set_(obj).cpu().numpy()  # pyright: ignore
             return _rebuild_storage, (pickle.PickleBuffer(memory),)
         if type(obj) is BuiltinFunctionType and obj in places():
-            return getattr, places()[obj]  # by the name under which a rank on a GPU has its own (default_device.py)
+            return getattr, places()[obj]  # the name under which a rank on a GPU has a replacement (default_device.py)
         if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
-            # torch's configuration modules, such as torch.distributed.config: cloudpickle takes one along when a
-            # program says `config` somewhere beside `torch.distributed`, and cannot pickle their class.
+            # torch's configuration modules, such as torch.distributed.config: cloudpickle includes one if a program
+            # mentions `config` next to `torch.distributed`, and cannot pickle their class.
             return importlib.import_module, (obj.__name__,)
         functional = loaded("torch.distributed._functional_collectives")
         if functional and isinstance(obj, functional.AsyncCollectiveTensor):
@@ -92,7 +92,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _reduce_tensor(x: Tensor) -> tuple[Any, ...]:
-    """How a dense tensor is rebuilt: storage, geometry, gradient, and the attributes the program hung on it."""
+    """Parts from which a dense tensor is rebuilt: storage, geometry, gradient, and attributes set by the program."""
     plain = x.detach().resolve_conj().resolve_neg()
     if plain.numel() * plain.element_size() < plain.untyped_storage().nbytes():
         plain = plain.clone()

@@ -1,7 +1,7 @@
-"""A program's arguments on the rank's GPU: they travel through the host's memory, and arrive where the rank computes.
+"""Move a program's arguments from the host's memory to the rank's GPU.
 
-Which tensors are moved is said in lablib/process/arguments.py. What two arguments share, they share on the GPU.
-Simplified: views of one storage become tensors of their own.
+lablib/process/arguments.py lists the moved tensors. Tensors shared by two arguments are shared on the GPU. Simplified:
+views of one storage become separate tensors.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from lablib.process.arguments import replaced
 
 
 def placed(value: Any, device: torch.device) -> Any:
-    """The value with its tensors on `device`. A leaf of autograd stays one, with its gradient."""
+    """The value with its tensors on `device`. A leaf of autograd remains one, with its gradient."""
 
     def move(one: Tensor | nn.Module) -> Tensor | nn.Module:
         return one.to(device) if isinstance(one, nn.Module) else _moved(one, device)

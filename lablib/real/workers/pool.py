@@ -1,9 +1,9 @@
-"""A pool: the warm worker processes of one backend and size, and the launching of one program on them.
+"""Pool of warm worker processes of one backend and size, and the launch of one program on them.
 
-Starting a process takes a tenth of a second of a core, and a second more where it imports torch itself (processes.py);
-sending a function to one that waits takes milliseconds. So workers stay after a program, and prepare the next one's
-process groups before it is asked for. They stay only while all is well: an exception, a death, a timeout or an
-interrupt ends the whole pool, and the next launch starts anew.
+Starting a process takes a tenth of a second of a core, and a second more if it imports torch itself (processes.py);
+sending a function to a waiting one takes milliseconds. So workers stay after a program, and prepare the next one's
+process groups in advance. They stay only while nothing fails: an exception, a death, a timeout or an interrupt ends the
+whole pool, and the next launch starts a new one.
 """
 
 import selectors
@@ -35,31 +35,31 @@ from lablib.real.workers.private import PrivateFolder, is_own_user
 from lablib.real.workers.processes import Processes
 
 _START_TIMEOUT_S = 180.0  # importing torch from a cold disk, on a busy machine
-_RESET_TIMEOUT_S = 10.0  # a program that left communication open can block its groups' end; then a new pool is quicker
-_CONSEQUENCE_S = 2.0  # after "connection closed by peer": how long to wait for the failure that caused it
-_COMPANY_S = 0.05  # after an exception: how long to listen for an earlier one on another rank
-_ANSWER_TIMEOUT_S = 1.0  # for a rank to say where it is
-_END_TIMEOUT_S = 5.0  # for the workers to be gone
-_LONGEST_WAIT_S = 1.0  # then look whether the workers live, and how much they have printed
-_STALL_S = 20.0  # a worker that takes nothing of a message for so long was stopped
+_RESET_TIMEOUT_S = 10.0  # open communication of a program can block the end of its groups; then a new pool is faster
+_CONSEQUENCE_S = 2.0  # after "connection closed by peer": wait for the failure that caused it
+_COMPANY_S = 0.05  # after an exception: wait for an earlier one on another rank
+_ANSWER_TIMEOUT_S = 1.0  # for a rank to report its stack
+_END_TIMEOUT_S = 5.0  # for the workers to end
+_LONGEST_WAIT_S = 1.0  # then check that the workers live, and the size of their output
+_STALL_S = 20.0  # a worker that reads nothing of a message for so long was stopped
 _SHORTEST_S = 0.05
-_LEAD_NS = 2_000_000  # how far ahead the common start is set
+_LEAD_NS = 2_000_000  # lead time of the common start
 
 
 class PoolIsStale(Exception):
-    """The idle workers are not fit for another program, or who starts them is gone; nothing was started."""
+    """The idle workers cannot run another program, or their starter is gone; nothing was started."""
 
 
 class Pool:
-    """Worker processes that can run programs. Not for use by two threads at once.
+    """Worker processes that can run programs. Not for use by two threads at the same time.
 
     Args:
         backend: "gloo" or "nccl".
-        environments: what each rank adds to its environment; one entry a rank.
+        environments: additions to the environment of each rank; one entry per rank.
 
     Raises:
         WorkerError: the workers could not be started, or could not connect to each other.
-        PoolIsStale: the process that starts them died meanwhile.
+        PoolIsStale: the process that starts them has died.
     """
 
     def __init__(self, backend: str, environments: list[Environment]):
@@ -79,11 +79,11 @@ class Pool:
             raise
 
     def launch(self, job: Job, timeout_s: float | None) -> list[Finished]:
-        """Run one program on all ranks; what each reported, in rank order. `timeout_s` counts from its start.
+        """Run one program on all ranks. Returns the reports in rank order. `timeout_s` counts from its start.
 
         Raises:
-            PoolIsStale: a worker died or got stuck while idle. The pool has been ended; the program did not start.
-            RankError, WorkerError, LaunchTimeoutError: as `run_real` says. The pool has been ended.
+            PoolIsStale: a worker died or hung while idle. The pool has been ended; the program did not start.
+            RankError, WorkerError, LaunchTimeoutError: as in `run_real`. The pool has been ended.
         """
         try:
             try:
@@ -103,14 +103,14 @@ class Pool:
     def end(self) -> None:
         """End all workers of this pool, and remove its files. May be called twice.
 
-        What cannot wait comes first: the stop button may be pressed again.
+        Urgent steps come first: another interrupt may follow.
         """
         self.is_alive = False
         try:
             if self._processes is not None:
                 self._processes.end() if self._channels else self._processes.give_up()
             for channel in self._channels.values():
-                channel.close()  # should a worker still be starting, this ends it
+                channel.close()  # ends a worker that is still starting
             self._channels.clear()
             self._selector.close()
             if self._outputs is not None:
@@ -138,7 +138,7 @@ class Pool:
                     continue
                 self._welcome(connection)
         self._outputs = Outputs(self._folder.path, self.ranks)
-        self._folder.remove()  # whatever happens from here, nothing stays on disk
+        self._folder.remove()  # from here on nothing stays on disk
         for rank, channel in self._channels.items():
             self._selector.register(channel, selectors.EVENT_READ, rank)
             channel.send(Setup(backend, environments[rank]))
@@ -148,11 +148,11 @@ class Pool:
         if not is_own_user(connection):
             connection.close()
             return
-        connection.setblocking(True)  # on macOS it starts as the listener is
+        connection.setblocking(True)  # on macOS it is inherited from the listener
         channel = Channel(connection, _STALL_S)
         try:
             hello: Hello = channel.receive(_STALL_S)
-        except (EOFError, OSError):  # it has ended, as the server will say
+        except (EOFError, OSError):  # it has ended, as the server will report
             channel.close()
             return
         self._channels[hello.rank], self._pids[hello.rank] = channel, hello.pid
@@ -163,9 +163,9 @@ class Pool:
         return f"the worker processes of ranks {missing} did not start" + (f"; they said:\n{said}" if said else "")
 
     def _await_ready(self, timeout_s: float) -> None:
-        """Wait until the groups of all ranks stand. Raises WorkerError when they do not."""
+        """Wait until the groups of all ranks are made. Raises WorkerError if they cannot be."""
         deadline = time.monotonic() + timeout_s
-        # Once more when all are ready: one may have died since it said so.
+        # Once more when all are ready: one may have died since.
         while (messages := self._receive(0.1 if self._unready else 0.0)) or self._unready:
             for rank, message in messages:
                 said = self._said(rank, "stderr").strip()
@@ -184,7 +184,7 @@ class Pool:
     # ---- running ----
 
     def _run(self, timeout_s: float | None) -> list[Finished]:
-        """From the job sent to the last report. Raises what ended the program, after the pool's end."""
+        """From the sent job to the last report. Raises the error that ended the program, after ending the pool."""
         armed: set[int] = set()
         finished: dict[int, Finished] = {}
         failures: dict[int, Failed | Death] = {}
@@ -192,7 +192,7 @@ class Pool:
         settled = float("inf")
         while len(finished) < self.ranks:
             heard = self._receive(min(deadline, settled) - time.monotonic(), deadline)
-            if not heard:  # the child of a worker that has died may hold its socket open
+            if not heard:  # a child of a dead worker may hold its socket open
                 heard = [(rank, None) for rank in self._dead() - set(finished) - set(failures)]
             for rank, message in heard:
                 if isinstance(message, Armed):
@@ -218,7 +218,7 @@ class Pool:
         return self._processes.ended() if self._processes is not None else set()
 
     def _failed(self, failures: dict[int, Failed | Death]) -> Exception:
-        """The error for the failure that came first; ends the pool, which is how the exit codes become known."""
+        """The error for the failure that came first. Ends the pool, which makes the exit codes known."""
         stderr = {rank: self._said(rank, "stderr") for rank in failures}
         stdout = {rank: self._said(rank, "stdout") for rank in failures}
         self.end()
@@ -230,7 +230,7 @@ class Pool:
         return self._outputs.read(rank, stream) if self._outputs is not None else ""
 
     def _timed_out(self, timeout_s: float, running: set[int]) -> Exception:
-        """The error that names the ranks still running, and where each is."""
+        """The error with the ranks still running, and the stack of each."""
         found: dict[int, Whereabouts] = {}
         self._send_all(Where())
         deadline = time.monotonic() + _ANSWER_TIMEOUT_S
@@ -245,10 +245,10 @@ class Pool:
         stderr = {rank: self._said(rank, "stderr") for rank in told}
         return timeout_error(timeout_s, self.ranks, stacks, under_way, stderr, interference(self._pids.values()))
 
-    # ---- talking ----
+    # ---- messages ----
 
     def _send_all(self, message: Any) -> bool:
-        """Send to all ranks; whether all took it. A worker that is gone is noticed when it is read from."""
+        """Send to all ranks. Returns whether all read it. A worker that is gone is noticed on receive."""
         for channel in self._channels.values():
             try:
                 channel.send(message)
@@ -259,9 +259,9 @@ class Pool:
         return True
 
     def _receive(self, timeout_s: float, deadline: float = float("inf")) -> list[tuple[int, Any]]:
-        """The messages that have come, waiting for one up to `timeout_s`; None for a worker that is gone.
+        """The messages that have arrived, waiting for one up to `timeout_s`; None for a worker that is gone.
 
-        A message that has begun may take until `deadline` (as `time.monotonic` counts); then its worker is not heard.
+        A message that has begun may take until `deadline` (of `time.monotonic`); after that its worker is ignored.
         """
         received: list[tuple[int, Any]] = []
         for key, _ in self._selector.select(max(0.0, min(timeout_s, _LONGEST_WAIT_S))):
@@ -270,7 +270,7 @@ class Pool:
                 received.append((key.data, self._channels[key.data].receive(patience_s)))
             except TimeoutError:
                 self._selector.unregister(key.fileobj)
-            except Exception:  # its end, or what is no message: a child of the program may hold the socket
+            except Exception:  # its end, or an invalid message: a child of the program may hold the socket
                 self._selector.unregister(key.fileobj)
                 received.append((key.data, None))
         return received

@@ -1,7 +1,7 @@
-"""The warm pools of this process: at most one for each backend and size, and not too many workers altogether.
+"""The warm pools of this process: at most one per backend and size, with a limited number of workers.
 
-On "nccl" there is one at most: a worker that waits holds memory of its GPU (the context of CUDA, NCCL's buffers), which
-the ranks of another size would find missing. Workers started under other values of variables that libraries read once
+On "nccl" there is at most one: a waiting worker holds memory of its GPU (the context of CUDA, NCCL's buffers), which
+the ranks of another size would lack. Workers started under other values of variables that libraries read once
 (fixed_environment.py) are ended, too.
 """
 
@@ -19,21 +19,21 @@ from lablib.real.workers.pool import Pool
 from lablib.real.workers.processes import servers
 
 _MAX_IDLE_WORKERS = 16  # each holds some 200 MB, of which 170 are shared on gloo
-_Key = tuple[str, int, FixedEnvironment]  # backend, ranks, what the workers' libraries have read
+_Key = tuple[str, int, FixedEnvironment]  # backend, ranks, variables read by the workers' libraries
 
 
 class Pools:
-    """Owns every pool. Ended when the interpreter exits; a killed interpreter's workers end by themselves."""
+    """Owns every pool. Ended when the interpreter exits; the workers of a killed interpreter end by themselves."""
 
     def __init__(self) -> None:
-        self._pools: dict[_Key, Pool] = {}  # the one used last stands last
-        self._lock = threading.Lock()  # one launch at a time: the ranks of two would share the same cores
+        self._pools: dict[_Key, Pool] = {}  # the most recently used last
+        self._lock = threading.Lock()  # one launch at a time: two would share the same cores
         self._owner = os.getpid()
         atexit.register(self.end)
 
     @contextmanager
     def borrow(self, backend: str, ranks: int) -> Iterator[Pool]:
-        """A living pool for one launch, started if need be. Raises WorkerError when it cannot be started."""
+        """A live pool for one launch, started on demand. Raises WorkerError if it cannot be started."""
         with self._lock:
             key = (backend, ranks, fixed_environment())
             pool = self._pools.pop(key, None)
@@ -45,7 +45,7 @@ class Pools:
             yield pool
 
     def end(self) -> None:
-        """End every worker. A forked child leaves its parent's workers alone."""
+        """End every worker. In a forked child, the parent's workers are not affected."""
         if os.getpid() == self._owner:
             for pool in self._pools.values():
                 pool.end()
@@ -53,19 +53,19 @@ class Pools:
         self._pools.clear()
 
     def _end_those_in_the_way(self, backend: str, ranks: int) -> None:
-        """End what this launch makes useless, or what would hold memory of its GPUs."""
+        """End pools that this launch makes useless, or that would hold memory of its GPUs."""
         for key in [key for key in self._pools if key[0] == backend and (backend == "nccl" or key[1] == ranks)]:
             self._pools.pop(key).end()
 
     def _make_room(self, ranks: int) -> None:
-        """End the pools that were not used for longest until this many workers more may stay."""
+        """End the least recently used pools until this many more workers may stay."""
         self._pools = {key: pool for key, pool in self._pools.items() if pool.is_alive}
         while self._pools and ranks + sum(pool.ranks for pool in self._pools.values()) > _MAX_IDLE_WORKERS:
             self._pools.pop(next(iter(self._pools))).end()
 
 
 def pools() -> Pools:
-    """The pools of this very process (a forked one has its own)."""
+    """The pools of this process; a forked one has its own."""
     return _pools_of(os.getpid())
 
 

@@ -1,10 +1,10 @@
-"""Where the launcher and its workers find each other, for this user alone.
+"""Private socket and folder of the launcher and its workers, for one user only.
 
-Both sides unpickle what the other sends, so nobody else may stand at either end: the folders are of mode 0700 (only
-their owner can enter), and each end asks the kernel whose process has connected before it reads a byte.
+Both sides unpickle received data, so neither end may be another user's: the folders have mode 0700 (only their owner
+can enter), and each end asks the kernel for the owner of the other before it reads a byte.
 
-The path of a Unix socket holds some hundred bytes, and a cluster's TMPDIR is often longer: then the socket gets a
-folder of its own in /tmp.
+The path of a Unix socket is limited to some hundred bytes, and a cluster's TMPDIR is often longer: then the socket has
+a separate folder in /tmp.
 """
 
 import os
@@ -19,15 +19,15 @@ from lablib.errors import WorkerError
 
 _LONGEST_PATH = 100  # bytes; the system's limit is 107 on Linux and 103 on macOS
 _SHORT_FOLDER = "/tmp"
-_LOCAL_PEERCRED = 1  # macOS, sys/un.h; the answer is a version, the user's id, and its groups
+_LOCAL_PEERCRED = 1  # macOS, sys/un.h; the result is a version, the user's id, and its groups
 
 
 class PrivateFolder:
-    """A folder for what workers write, and a path for the socket at which they report.
+    """A folder for the output of workers, and a path for the socket to which they report.
 
     Attributes:
         path: the folder.
-        address: the path of the socket, once somebody listens there.
+        address: the path of the socket, valid once the launcher listens there.
 
     Raises:
         WorkerError: no folder can be made.
@@ -46,7 +46,7 @@ class PrivateFolder:
             self.address = str(self._short / "socket")
 
     def listen(self, backlog: int) -> socket.socket:
-        """A socket that waits at `address`. Raises WorkerError where the file system has no sockets."""
+        """A socket that listens at `address`. Raises WorkerError if the file system has no sockets."""
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listener.bind(self.address)
@@ -60,14 +60,14 @@ class PrivateFolder:
         return listener
 
     def remove(self) -> None:
-        """Remove everything in it. May be called twice; open files stay usable."""
+        """Remove the folders with their contents. May be called twice; open files stay usable."""
         for folder in (self.path, self._short):
             if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_own_user(connection: socket.socket) -> bool:
-    """Whether the process at the other end of a Unix socket is this user's, by what the kernel says."""
+    """Whether the process at the other end of a Unix socket is this user's, according to the kernel."""
     if sys.platform == "darwin":
         uid = struct.unpack("iI", connection.getsockopt(0, _LOCAL_PEERCRED, struct.calcsize("iI")))[1]
     else:

@@ -1,18 +1,17 @@
-"""The worker processes of one pool, as the launching process sees them: started, dead and ended by a fork server.
+"""Worker processes of one pool, as seen by the launching process: started and ended by a fork server.
 
-Each worker has the environment that `torchrun` would give it (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-...), so a program for torchrun finds what it looks for. A worker that has ended is not started again: a program that
-lost a rank is over.
+Each worker has the environment of torchrun (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, ...), so a program
+for torchrun finds its variables. A worker that has ended is not restarted: a program that lost a rank has failed.
 
 On gloo, workers are forked from a process that has imported torch (lablib/process/fork_server.py), so it is imported
-once in the life of a notebook; so are the other libraries that the notebook has imported by then. On "nccl", and where
-the system is not Linux, each is a new interpreter: what CUDA and the libraries of macOS hold does not survive a fork.
+once in the life of a notebook; so are the other libraries that the notebook has imported by then. On "nccl", and on
+systems other than Linux, each is a new interpreter: the state of CUDA and of macOS libraries does not survive a fork.
 
-A fork shares one thing that new interpreters would not: the seed of Python's string hashes. So a set of names has the
-same order on all ranks, and a program that orders its communication by one works here and hangs under torchrun. With
-LAB_FORK=off in the environment each worker is a new interpreter (or each has PYTHONHASHSEED, if that is set).
+Forked workers share the seed of Python's string hashes, unlike new interpreters. So a set of names has the same order
+on all ranks, and a program that orders its communication by one works here and hangs under torchrun. With LAB_FORK=off
+in the environment each worker is a new interpreter (or each has PYTHONHASHSEED, if that is set).
 
-Simplified: one machine. For several, `torchrun` itself is the launcher (docs/security.md says what it opens).
+Simplified: one machine. For several, `torchrun` itself is the launcher (for its open ports see docs/security.md).
 """
 
 import contextlib
@@ -40,23 +39,23 @@ from lablib.text.messages import error_text
 _WORKER = "lablib.real.workers.worker"
 _THREAD = "lablib-fork-server"
 _STARTER = "the process that starts workers"
-_EXIT_S = 1.0  # for the server to be gone when this process ends
+_EXIT_S = 1.0  # for the server to end when this process ends
 _LAST_WORDS_BYTES = 20_000
 _LOOPBACK_INTERFACE = "lo0" if sys.platform == "darwin" else "lo"
-# Loopback, also where the user's environment names an interface for runs on several machines: nothing of a launch is
-# to be reached from outside. Connections are made at once, so that they can be checked (peers.py).
+# Loopback, even if the user's environment names an interface for several machines: a launch must not be reachable from
+# outside. Connections are made at once, so that they can be checked (peers.py).
 _ENVIRONMENT = {
     "GLOO_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
     "NCCL_SOCKET_IFNAME": _LOOPBACK_INTERFACE,
     "TORCH_GLOO_LAZY_INIT": "0",
-    "KINETO_LOG_LEVEL": "99",  # the profiler's own log lines are not for users
+    "KINETO_LOG_LEVEL": "99",  # hide the profiler's own log lines
 }
-# What programs use, and takes long to import. Not torch's compiler and lablib.data: they start processes and threads.
+# Libraries of programs that take long to import. Not torch's compiler and lablib.data: they start processes.
 _LIBRARIES = (
     *("torch.distributed.", "torch.utils."),
     *(f"lablib.{name}" for name in "models parallel pipeline compress precision optim memory".split()),
 )
-# A library that starts threads when it is imported (OpenBLAS, for numpy) would leave a fork without them.
+# Threads that a library starts at import (OpenBLAS, for numpy) would be missing in a fork.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -65,9 +64,9 @@ class Processes:
 
     Args:
         backend: "gloo" or "nccl".
-        ranks: how many to start.
+        ranks: number of workers.
         address: the socket path at which they report to the launcher.
-        directory: where their output (see capture.py) and the file in which they meet are kept.
+        directory: folder of their output (see capture.py) and of the rendezvous file.
 
     Raises:
         WorkerError: no process can be started.
@@ -79,7 +78,7 @@ class Processes:
         self._number, self._ends = self._server.start(_children(ranks, directory), (address, str(directory / "store")))
 
     def ended(self) -> set[int]:
-        """The ranks whose process is gone, or never came."""
+        """The ranks with a process that has ended or was not started."""
         return set(self._ends) if self._server.is_alive else set(range(self._ranks))
 
     @property
@@ -88,19 +87,19 @@ class Processes:
         return self._server.is_alive
 
     def end(self) -> None:
-        """Have those that still run ended, and what they started."""
+        """End the running workers, and the processes that they started."""
         self._server.end(self._number)
 
     def give_up(self) -> None:
-        """As `end`, where none has reported: a server that may be importing for them alone hears nothing."""
+        """Like `end`, if none has reported: a server that imports only for them is killed, as it reads no messages."""
         self._server.give_up(self._number)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until all are gone, at most `timeout_s` seconds."""
+        """Wait until all have ended, at most `timeout_s` seconds."""
         self._server.wait_for(self._number, timeout_s)
 
     def cause_of_death(self, rank: int) -> str:
-        """How a worker ended, as far as is known: "was ended by SIGKILL", "ended with exit code 3"."""
+        """The end of a worker, as far as known: "was ended by SIGKILL", "ended with exit code 3"."""
         end = self._ends.get(rank)
         if end is None:
             return "ended for a reason that is not known" if self._server.is_alive else f"ended with {_STARTER}"
@@ -111,7 +110,7 @@ class Processes:
         return f"ended with exit code {end.code}"
 
     def early_errors(self) -> str:
-        """What the workers wrote to stderr before they reported, and why some could not be started."""
+        """The workers' stderr before they reported, and the reasons why some could not be started."""
         logs = (log.read_text(errors="replace") for log in sorted(self._directory.glob("rank*.stderr")))
         errors = dict.fromkeys(end.error for end in list(self._ends.values()))
         server = () if self._server.is_alive else (f"{_STARTER} has ended", self._server.last_words)
@@ -119,7 +118,7 @@ class Processes:
 
 
 def _signal_name(number: int) -> str:
-    """Its name, such as SIGKILL; of a signal that Python has no name for, its number."""
+    """Its name, such as SIGKILL; for a signal without a name in Python, its number."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -127,7 +126,7 @@ def _signal_name(number: int) -> str:
 
 
 def _children(ranks: int, directory: Path) -> tuple[Child, ...]:
-    """What each worker starts with: this process's environment, and what torchrun adds."""
+    """Environment and output files of each worker: this process's environment, with torchrun's variables."""
     port, run_id = free_port(), uuid.uuid4().hex
     return tuple(
         Child(
@@ -147,18 +146,18 @@ class _Server:
     """The launcher's end of a fork server. The server ends with this process, however that ends.
 
     Args:
-        does_imports: workers are forked with their imports done; else each is a new interpreter.
+        does_imports: whether workers are forked after their imports; otherwise each is a new interpreter.
 
     Raises:
         WorkerError: it cannot be started.
     """
 
     def __init__(self, does_imports: bool):
-        self.last_words = ""  # what it wrote to stderr, once it is gone
+        self.last_words = ""  # its stderr, once it has ended
         self._is_over = False
-        self._running: dict[int, tuple[int, dict[int, Ended]]] = {}  # number of the set: its size, and who has ended
+        self._running: dict[int, tuple[int, dict[int, Ended]]] = {}  # number of the set: its size, its ended workers
         self._num_sets = 0
-        self._known: set[str] = set()  # libraries that the server has been told to import
+        self._known: set[str] = set()  # libraries already sent to the server for import
         self._changed = threading.Condition()
         self._process: subprocess.Popen[bytes] | None = None
         self._start_error: BaseException | None = None
@@ -176,7 +175,7 @@ class _Server:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still serves; for a moment after its death it may be taken to."""
+        """Whether it still serves; may be wrong for a moment after its death."""
         return not self._is_over and self._process is not None and self._process.poll() is None
 
     @property
@@ -185,7 +184,7 @@ class _Server:
         return not self._running
 
     def start(self, children: tuple[Child, ...], args: tuple[str, ...]) -> tuple[int, dict[int, Ended]]:
-        """Start one worker for each child: the number of the set, and where it will stand who has ended."""
+        """Start one worker per child. Returns the number of the set, and a dictionary for its ended workers."""
         with self._changed:
             self._num_sets += 1
             ends: dict[int, Ended] = {}
@@ -197,25 +196,25 @@ class _Server:
             return self._num_sets, ends
 
     def end(self, number: int) -> None:
-        """Have a set ended."""
+        """End a set."""
         with self._changed:
             if number in self._running:
                 self._send(End(number))
 
     def give_up(self, number: int) -> None:
-        """Have a set ended that has not begun; the server with it, if it has no other."""
+        """End a set that has not reported; kill the server too, if it has no other set."""
         with self._changed:
             if set(self._running) == {number} and self._process is not None:
                 self._process.kill()
         self.end(number)
 
     def wait_for(self, number: int, timeout_s: float) -> None:
-        """Wait until a set is gone, at most so many seconds."""
+        """Wait until a set has ended, at most that many seconds."""
         with self._changed:
             self._changed.wait_for(lambda: number not in self._running, timeout_s)
 
     def _new_libraries(self) -> tuple[str, ...]:
-        """What this process has imported, programs may use as well, and the server does not know; in that order."""
+        """Libraries that this process has imported, programs may use, and the server lacks; in order of import."""
         public = [name for name in list(sys.modules) if name.startswith(_LIBRARIES) and "._" not in name]
         new = [name for name in public if name not in self._known]
         self._known.update(new)
@@ -226,21 +225,21 @@ class _Server:
         self._send(None)
 
     def join(self, timeout_s: float) -> None:
-        """Wait until it is gone, at most so many seconds."""
+        """Wait until it has ended, at most that many seconds."""
         self._thread.join(timeout_s)
 
     def _send(self, message: Start | End | None) -> None:
         try:
             self._connection.send(message)
         except OSError:
-            pass  # it is gone, as the listening thread finds
-        except BaseException:  # the stop button: who has half a message does not understand the next one
+            pass  # it has ended, as the listening thread finds
+        except BaseException:  # an interrupt: after half a message the next one is unreadable
             if self._process is not None:
                 self._process.kill()
             raise
 
     def _listen(self, theirs: socket.socket, does_imports: bool, started: threading.Event) -> None:
-        """Start the server, and hear which workers are gone, until it is gone itself."""
+        """Start the server, and receive the ends of workers, until it ends itself."""
         command = [sys.executable, "-P", "-c", code_of("serve", theirs.fileno(), os.getpid(), does_imports)]
         environment = {**os.environ, **_ENVIRONMENT, **_ONE_THREAD}
         try:
@@ -252,7 +251,7 @@ class _Server:
                     stdout=subprocess.DEVNULL,
                     stderr=stderr,
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # the stop button of a terminal is for this process alone
+                    start_new_session=True,  # a terminal's interrupt is for this process only
                 )
                 theirs.close()
                 started.set()
@@ -263,7 +262,7 @@ class _Server:
                 size_bytes = os.fstat(stderr.fileno()).st_size
                 last = os.pread(stderr.fileno(), _LAST_WORDS_BYTES, max(0, size_bytes - _LAST_WORDS_BYTES))
                 self.last_words = last.decode(errors="replace")
-        except BaseException as error:  # said by whoever waits for the start
+        except BaseException as error:  # raised in the thread that waits for the start
             self._start_error = error
         finally:
             with self._changed:
@@ -282,13 +281,13 @@ class _Server:
 
 
 class _Servers:
-    """The fork servers of this process: one for each environment that a library has read, while it is of use."""
+    """The fork servers of this process: one per environment that a library has read, while in use."""
 
     def __init__(self) -> None:
         self._servers: dict[tuple[bool, FixedEnvironment], _Server] = {}
 
     def of(self, backend: str) -> _Server:
-        """The server for workers of a backend, started if need be; those that nobody needs any more are ended."""
+        """The server for workers of a backend, started on demand; unused ones are ended."""
         key = does_imports, _ = _does_imports(backend), fixed_environment()
         for other, server in list(self._servers.items()):
             if not server.is_alive or (other != key and server.is_idle):
@@ -298,7 +297,7 @@ class _Servers:
         return self._servers[key]
 
     def end(self) -> None:
-        """End all of them; wait a moment, so that nobody is left with dead processes to collect."""
+        """End all of them, and wait briefly, so that no dead process remains uncollected."""
         ended = list(self._servers.values())
         self._servers.clear()
         for server in ended:
@@ -308,12 +307,12 @@ class _Servers:
 
 
 def _does_imports(backend: str) -> bool:
-    """Whether workers of this backend can be forked from a process that has done their imports."""
+    """Whether workers of this backend can be forked from a process after its imports."""
     return backend == "gloo" and sys.platform == "linux" and os.environ.get("LAB_FORK") != "off"
 
 
 def servers() -> _Servers:
-    """Those of this very process (a forked one has its own)."""
+    """The servers of this process; a forked one has its own."""
     return _servers_of(os.getpid())
 
 
@@ -323,18 +322,18 @@ def _servers_of(_pid: int) -> _Servers:
 
 
 def _limits() -> dict[int, tuple[int, int]]:
-    """Of the resources that this process may use."""
+    """Resource limits of this process."""
     numbers = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
     return {number: resource.getrlimit(number) for number in numbers}
 
 
 def _cores() -> tuple[int, ...]:
-    """That this process may use, where the system says so."""
+    """Allowed cores of this process, if the system reports them."""
     return tuple(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
 
 
 def _folder() -> str:
-    """The current folder; empty where it has been removed."""
+    """The current folder; empty if it has been removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:

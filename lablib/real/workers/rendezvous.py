@@ -1,10 +1,10 @@
-"""Where ranks of one machine meet: in a file, so that nothing listens and nothing of others is read.
+"""Rendezvous of the ranks of one machine in a file, without listening sockets or foreign data.
 
-torchrun's own meeting places are TCP stores. They listen on every interface and ask nobody who he is, and its
-rendezvous unpickles what stands in them: whoever reaches the port runs code as this user. One machine needs none of it.
+torchrun's rendezvous uses TCP stores. They listen on every interface without authentication, and it unpickles their
+contents: any user who reaches the port runs code as this user. One machine does not need them.
 
     the ranks             a `FileStore` on a file that only this user can open, and that soon has no name (see pool.py)
-    a program's own       `init_process_group()` finds that file as well: `env://` leads to it inside a rank
+    a program's own       `init_process_group()` uses that file as well: `env://` leads to it inside a rank
 
 MASTER_ADDR and MASTER_PORT name a free port of loopback, for programs that open a store there themselves.
 """
@@ -34,20 +34,20 @@ class MeetingFile:
 
     def __init__(self, path: str):
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        # The store opens the file at every call, by the name that an open file has: it needs no other.
+        # The store opens the file at every call, through the path of an open descriptor: no other name is needed.
         self._store = FileStore(f"{_OPEN_FILES}/{self._file}", -1)
         self._store.set_timeout(_TIMEOUT)
         self._generation = self._meetings = 0
         rendezvous_handlers["env"] = self._env_rendezvous
 
     def next_generation(self) -> Store:
-        """A store in which nothing stands yet. Every rank calls it equally often."""
+        """An empty store. Every rank calls it the same number of times."""
         self._generation += 1
         self._meetings = 0
         return PrefixStore(f"lablib/{self._generation}", self._store)
 
     def _env_rendezvous(self, url: str, timeout: timedelta = _TIMEOUT, **_: Any) -> Iterator[tuple[Store, int, int]]:
-        """What `init_process_group()` asks: the store, which rank this is, of how many."""
+        """Handler for `init_process_group()`: yields the store, the rank and the world size."""
         said = parse_qs(urlparse(url).query)
         rank, world_size = (int((said.get(key) or [os.environ[key.upper()]])[0]) for key in ("rank", "world_size"))
         self._meetings += 1
@@ -58,7 +58,7 @@ class MeetingFile:
 
 
 def free_port() -> int:
-    """A port of loopback at which nobody listens now."""
+    """A port of loopback that is free now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         return probe.getsockname()[1]

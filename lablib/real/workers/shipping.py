@@ -1,11 +1,11 @@
-"""Shipping a program: the function a notebook defines must run in a process that has never seen the notebook.
+"""Shipping a program: run a function of a notebook in a process without that notebook.
 
-What the worker can import as this process does (installed packages, files on `sys.path`) goes by name; everything else
-by value: functions of cells and scripts (`__main__`), and those of modules that are found here alone (a test module, a
-module loaded by hand). The module of the launched function itself always goes by value unless it is installed, so that
-an edited and reloaded file runs as edited.
+Modules that the worker can import like this process (installed packages, files on `sys.path`) are sent by name; all
+other code by value: functions of cells and scripts (`__main__`), and functions of modules found only here (a test
+module, a module loaded by hand). The module of the launched function itself is always sent by value unless it is
+installed, so that an edited and reloaded file runs as edited.
 
-A function can only travel if what it refers to can. A lock, an open file, a socket or a running generator belongs to
+A function can only be sent if its references can. A lock, an open file, a socket or a running generator is specific to
 one process: the program must make its own on each rank.
 """
 
@@ -33,7 +33,7 @@ def ship(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], trace: boo
     """The job that calls `fn(*args, **kwargs)` on a rank.
 
     Raises:
-        ValueError: something that the call needs cannot be copied to another process; the message names it. Or the
+        ValueError: an object that the call needs cannot be copied to another process; the message names it. Or the
             working directory, in which ranks start, has been removed.
     """
     try:
@@ -64,12 +64,12 @@ def _pack_program(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -
 
 
 def describe_callable(fn: Any) -> str:
-    """The name a reader knows a function by."""
+    """The name of a function in messages."""
     return f"{getattr(fn, '__qualname__', None) or type(fn).__qualname__!s}()"
 
 
 def _culprit(fn: Any, args: tuple, kwargs: dict[str, Any]) -> str:
-    """Name the first argument, or variable that the function uses, that cannot be packed."""
+    """The first argument, or variable used by the function, that cannot be packed."""
     parts = [(f"argument {i}", value) for i, value in enumerate(args)]
     parts += [(f"argument {name}=", value) for name, value in kwargs.items()]
     function = inspect.unwrap(fn) if callable(fn) else fn
@@ -87,11 +87,11 @@ def _culprit(fn: Any, args: tuple, kwargs: dict[str, Any]) -> str:
 
 @contextmanager
 def _by_value(fn: Any) -> Iterator[None]:
-    """While this lasts, cloudpickle copies what lives in modules a worker would not find, or not find as it is here."""
+    """Let cloudpickle copy code of modules that a worker would not find, or find in another version."""
     own = {getattr(part, "__module__", None) for part in _layers(fn)}
     importable = _Importable()
     modules = [m for m in list(sys.modules.values()) if _is_users(m) and (m.__name__ in own or m not in importable)]
-    # cloudpickle's registry has names: one module may be loaded twice (debugpy's are), or under another name than its.
+    # cloudpickle's registry has names: one module may be loaded twice (debugpy's are), or under another name.
     left_out = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
     by_name = {m.__name__: m for m in modules if m.__name__ in sys.modules and m.__name__ not in left_out}
     modules = list(by_name.values())
@@ -105,7 +105,7 @@ def _by_value(fn: Any) -> Iterator[None]:
 
 
 def _layers(fn: Any) -> Iterator[Any]:
-    """A callable and what it wraps: decorators, partials, bound methods, callable objects."""
+    """A callable and the callables it wraps: decorators, partials, bound methods, callable objects."""
     seen: list[Any] = []
     while fn is not None and not any(fn is known for known in seen):
         seen.append(fn)
@@ -115,7 +115,7 @@ def _layers(fn: Any) -> Iterator[Any]:
 
 
 def _is_users(module: Any) -> bool:
-    """Whether a module holds the user's own code (lablib/process/whose_code.py)."""
+    """Whether a module is user code (lablib/process/whose_code.py)."""
     if not issubclass(type(module), ModuleType):  # programs put odd things into sys.modules
         return False
     file = module_file(module)
@@ -145,6 +145,6 @@ class _Importable:
 
 
 def _source_lines() -> dict[str, list[str]]:
-    """The source of code that has no file, such as notebook cells: tracebacks and `inspect` want it on a rank too."""
+    """The source of code without a file, such as notebook cells, for tracebacks and `inspect` on a rank."""
     cached = list(linecache.cache.items())
     return {name: entry[2] for name, entry in cached if len(entry) == 4 and not os.path.exists(name)}

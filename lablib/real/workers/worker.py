@@ -1,6 +1,6 @@
 """One rank: a process that waits for programs, runs each as a new process would, and reports.
 
-Two threads. The main thread runs programs. The listening thread reads what the launcher sends, so that the process can
+Two threads. The main thread runs programs. The listening thread reads the launcher's messages, so that the process can
 answer `Where` while a program hangs, and ends when the launcher is gone.
 """
 
@@ -49,16 +49,21 @@ from lablib.real.workers.placed import placed
 from lablib.real.workers.rendezvous import MeetingFile
 from lablib.text.messages import error_text, safe_str, type_name
 
-# How gloo, NCCL and the store say that another rank is gone: a consequence, never the cause of a failure.
+# Messages of gloo, NCCL and the store for a lost rank: a consequence, never the cause of a failure.
 _LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "connection refused", "remote process exited")
 
 
 def main(address: str, meeting_file: str) -> None:
-    """Serve the launcher that listens at this socket path until it goes; ranks meet in the file. Does not return."""
-    faulthandler.enable(all_threads=False)  # a crash in C code then says where, on stderr, which the launcher reads
+    """Serve the launcher that listens at this socket path until it ends. Does not return.
+
+    Args:
+        address: the socket path.
+        meeting_file: the file for rendezvous of the ranks.
+    """
+    faulthandler.enable(all_threads=False)  # write the stack of a crash in C code to stderr, which the launcher reads
     meeting = MeetingFile(meeting_file)
     channel = Channel.connect(address)
-    os.register_at_fork(after_in_child=channel.close)  # or this end would stay open in a child, however the rank ends
+    os.register_at_fork(after_in_child=channel.close)  # a child must not keep this end open after the rank has ended
     rank, running = int(os.environ["RANK"]), Running()
     channel.send(Hello(rank, os.getpid()))
     setup: Setup = channel.receive()
@@ -69,7 +74,7 @@ def main(address: str, meeting_file: str) -> None:
 
 @dataclass(slots=True)
 class Running:
-    """What the listening thread must know of the program that the main thread runs."""
+    """State of the running program that the listening thread reads."""
 
     recorder: CallRecorder = field(default_factory=CallRecorder)
 
@@ -79,7 +84,7 @@ def _listen(channel: Channel, inbox: "queue.SimpleQueue[Any]", running: Running)
         try:
             message = channel.receive()
         except (EOFError, OSError):
-            os._exit(0)  # the launcher is gone, and nobody wants what the main thread is doing
+            os._exit(0)  # the launcher is gone: abandon the main thread's work
         if isinstance(message, Where):
             channel.send(Whereabouts(main_thread_stack(), running.recorder.under_way.text()))
         else:
@@ -89,7 +94,7 @@ def _listen(channel: Channel, inbox: "queue.SimpleQueue[Any]", running: Running)
 def _call(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], on_gpu: bool) -> Any:
     try:
         return fn(*args, **kwargs)
-    except SystemExit as end:  # a script may end a rank with exit code 0; anything else is a failure
+    except SystemExit as end:  # a script may end a rank with exit code 0; any other is a failure
         if ends_well(end.code):
             return None
         raise
@@ -128,9 +133,9 @@ class Worker:
 
     def serve(self) -> None:
         """Run programs for ever; the listening thread ends the process."""
-        self._measure(int, lambda: None, trace=True)  # the first profile of a process is slow
+        self._measure(int, lambda: None, trace=True)  # a process's first profile is slow
         gc.collect()
-        gc.freeze()  # what stands now is never garbage: collecting after each program stays cheap
+        gc.freeze()  # existing objects are never garbage: keeps the collection after each program cheap
         self._renew()
         while True:
             message = self._inbox.get()
@@ -146,17 +151,17 @@ class Worker:
             self._state.check_nothing_is_left()
             self._groups.renew()
             self._channel.send(Ready())
-        except Exception as error:  # whatever the backend raises, the launcher must hear it
+        except Exception as error:  # report any error of the backend to the launcher
             self._channel.send(Ready(error_text(error)))
 
     def _run(self, job: Job) -> Finished | Failed:
-        """Run one program in a rank that looks new."""
+        """Run one program in a reset rank."""
         process = os.getpid()
         try:
             self._state.restore(job.settings)
             self._groups.allow(job.timeout_s)
             self._capture.start()
-            for name, lines in job.source_lines.items():  # no time stamp: linecache must not look for a file
+            for name, lines in job.source_lines.items():  # without a time stamp linecache does not look for a file
                 linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
             program = unpack(job.program)
             if self._on_gpu:
@@ -169,7 +174,7 @@ class Worker:
         except BaseException as error:  # also SystemExit
             return self._failure(error)
         finally:
-            if os.getpid() != process:  # a child that the program forked has come to its end: it is no rank
+            if os.getpid() != process:  # end a child that the program forked: it is no rank
                 os._exit(0)
 
     def _measure(
@@ -180,7 +185,7 @@ class Worker:
         return measure(program, wait_for_start, trace, self._on_gpu, warm_up_kernel_count(self._sessions), recorder)
 
     def _wait_for_start(self) -> None:
-        """Tell the launcher that this rank could start, and start with all others at the moment it names."""
+        """Report that this rank is ready, and start together with all others at the time given."""
         self._channel.send(Armed())
         message = self._inbox.get()
         assert isinstance(message, Go)
@@ -203,7 +208,7 @@ class Worker:
             sent = pack(error)
             if isinstance(unpack(sent), BaseException):  # some exceptions can be pickled and not rebuilt
                 packed = sent
-        except BaseException:  # noqa: B036 - its class may raise anything; then its name and text must do
+        except BaseException:  # noqa: B036 - its class may raise anything; then only name and text are sent
             pass
         text = safe_str(error)
         says_so = any(sign in text.lower() for sign in _LOST_PEER)
