@@ -1,27 +1,27 @@
-"""Script mode: a script written for torchrun runs on the simulator, unchanged.
+"""Script mode: run a script written for torchrun on the simulator, unchanged.
 
 Read in this order:
 
-    run.py         a script, and what its ranks find around them
+    run.py         a script, and the environment of its ranks
     program.py     a file as `__main__`
-    process.py     what a rank has for itself, and how code finds its rank
-    modules.py     each rank's own copies of the script's modules
-    libraries.py   what ranks share and must not change; module_state.py records it
+    process.py     per-rank process state, and the current rank of a thread
+    modules.py     per-rank copies of the script's modules
+    libraries.py   detection of rank state in shared libraries; module_state.py records it
     own.py         arguments, standard error, logging, working folder
     python.py      atexit, signals, DataLoader, checkpoints, autocast
-    backends.py    nccl and gloo, answered by the simulator
-    placement.py   which tensors are on the device
-    mixing.py      which tensors of host and device an operator may mix
+    backends.py    simulated nccl and gloo
+    placement.py   tensors on the device
+    mixing.py      tensors of host and device in one operator
     marks.py       the mark of a tensor on the device
     dtensor.py     DTensors on the device
-    cuda_kernels.py  operators that torch has for GPUs alone
-    gpu_answers.py   functions of torch that are replaced on a simulated GPU
+    cuda_kernels.py  operators that torch has for GPUs only
+    gpu_answers.py   replacements of torch's functions on a simulated GPU
     stand_in.py    a stand-in for a GPU: programs as with backend="nccl"
     devices.py     "cuda" in arguments and attributes
     classes.py     torch.device and torch.Generator
     streams.py     streams and events in virtual time
-    cuda.py        what each function of torch.cuda answers
-    patches.py     replaced for the run, and put back
+    cuda.py        functions of torch.cuda
+    patches.py     replacements for the duration of a run
     report.py      files and figures of a run
 """
 
@@ -47,31 +47,30 @@ def simulate_script(
     trace: bool = True,
     show: TextIO | None = None,
 ) -> Run:
-    """Run a script written for torchrun on every rank of a simulated cluster, unchanged; return what happened.
+    """Run a script written for torchrun on every rank of a simulated cluster, unchanged. Returns the run.
 
-    The script finds the environment that torchrun sets, initializes its process group itself (with any backend), and
-    may use "cuda" devices, one a rank. `values` of the run holds the exit code of each rank: 0.
+    The script has the environment of torchrun, initializes its process group itself (with any backend), and may use
+    "cuda" devices, one per rank. `values` of the run holds the exit code of each rank: 0.
 
     Args:
         path: the script.
         args: its arguments, `sys.argv[1:]`.
-        ranks: how many, at least 1.
+        ranks: number of ranks, at least 1.
         cluster: name or record of the simulated cluster; ranks fill its nodes in order.
         timeout_s: real seconds after which the run is ended; None: no limit.
         trace: record the timeline and count memory.
-        show: where what rank 0 prints is shown while it runs; None: nowhere. All of it is in `run.stdout`, with what
-            went to standard error.
+        show: stream for rank 0's output while it runs; None: none. `run.stdout` has all of it, with standard error.
 
     Raises:
         ValueError: no such file, or an argument that breaks its rule.
-        SharedLibraryError: a library keeps a rank's state in its modules, which ranks share (libraries.py).
+        SharedLibraryError: a library keeps a rank's state in its shared modules (libraries.py).
         RankError: the script raised, or ended with an exit code other than 0.
-        LaunchError: the run failed in another way; the subclass says how (lablib/errors.py).
+        LaunchError: the run failed in another way; for the subclasses see lablib/errors.py.
     """
     check_type("simulate_script: path", path, str | os.PathLike)
     check_trace(trace)
     timeout_s = checked_timeout(timeout_s)
-    from lablib.script.run import Script  # here: `import lablib` does without the second that torch takes
+    from lablib.script.run import Script  # keeps torch's second out of `import lablib`
 
     return Script(path, args, ranks, cluster, show).run(timeout_s, trace)
 

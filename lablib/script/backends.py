@@ -1,14 +1,15 @@
-"""`init_process_group("nccl")` on the simulator: whatever backend a script asks for, `sim` answers, under that name.
+"""Simulated backends for `init_process_group("nccl")`: every backend of a script is `sim`, under the requested name.
 
-torch makes every group in one function, `_new_process_group_helper`. It is given the backend "sim", and the name asked
-for is written down where `get_backend` reads it. Ranks meet in the run's own store, not at MASTER_ADDR.
+torch makes every group in one function, `_new_process_group_helper`. It is given the backend "sim", and the requested
+name is stored where `get_backend` reads it. Ranks use the run's own store, not one at MASTER_ADDR.
 
-    asked for                    get_backend()   tensors may be on
+    requested                    get_backend()   tensors may be on
     "nccl"                       nccl            the device
-    "gloo", "mpi", "ucc"         that            the host (or the device: gloo copies)
+    "gloo", "mpi", "ucc"         that name       the host (or the device: gloo copies)
     None, "cpu:gloo,cuda:nccl"   as in torch     either
 
-What NCCL lacks is refused where NCCL was asked for by name (lablib/sim/communication/nccl_limits.py, nccl_order.py).
+Calls that NCCL does not support are rejected if it was requested by name (nccl_limits.py and nccl_order.py in
+lablib/sim/communication).
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ _CALLERS = (
     _LABLIB,
     *(_C10D + name for name in ("distributed_c10d.py", "c10d_logger.py")),
     torch.overrides.__file__,
-    torch_file("utils", "_device.py"),  # a default device is a mode that every call passes
+    torch_file("utils", "_device.py"),  # a default device is a mode around every call
 )
 BACKENDS = ("nccl", "gloo", "mpi", "ucc", "sim", "undefined")
 
 
 def answer_backends(patches: Patches) -> None:
-    """Put the answers in place."""
+    """Install the replacements."""
     helper = current("new_process_group")
 
     def new_group(process: Process, *args: Any, **kwargs: Any) -> Any:
@@ -60,10 +61,10 @@ def answer_backends(patches: Patches) -> None:
 
 
 def _rendezvous(process: Process, url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
-    """Who am I, of how many, and where do we meet.
+    """Rendezvous: yields store, rank and world size.
 
     Raises:
-        ValueError: the script says other than the launcher.
+        ValueError: rank or world size of the script differ from the launcher's.
     """
     for said, is_so, name in ((rank, process.rank.rank, "rank"), (world_size, process.ranks, "world_size")):
         if said not in (-1, is_so):
@@ -86,7 +87,7 @@ def _new_group(
     **kwargs: Any,
 ) -> Any:
     names = _backend_names(str(backend))
-    # Binding a device opens NCCL's connections early, of which there are none here, and puts messages in line.
+    # Binding a device connects NCCL early, which has no effect here, and puts messages on one stream.
     process.binds_device |= kwargs.pop("device_id", None) is not None
     args = tuple(None if position == 1 else value for position, value in enumerate(args))  # options of NCCL
     kwargs.pop("backend_options", None)
@@ -100,9 +101,9 @@ def _new_group(
         **kwargs,
     )
     if not isinstance(group, dist.ProcessGroup):
-        return group, prefix_store  # this rank is no member
+        return group, prefix_store  # not a member
     if set(names) == {"nccl"}:
-        process.placement.is_used = True  # by what will be communicated: NCCL itself leaves CUDA as it is until then
+        process.placement.is_used = True  # by later communication: NCCL itself does not initialize CUDA until then
         group.accepts = _OnlyTheDevice(process)  # pyright: ignore[reportAttributeAccessIssue]
     if "nccl" in names:
         limits = NcclLimits(lambda tensor: index_of(tensor) is not None)
@@ -117,7 +118,7 @@ def _backend_names(text: str) -> list[str]:
     """ "cpu:gloo,cuda:nccl" -> ["gloo", "nccl"].
 
     Raises:
-        ValueError: a backend nobody knows.
+        ValueError: an unknown backend.
     """
     names = [part.split(":")[-1].lower() for part in text.split(",")]
     for name in names:
@@ -127,10 +128,10 @@ def _backend_names(text: str) -> list[str]:
 
 
 class _OnlyTheDevice:
-    """What NCCL says of tensors that are not on the rank's own device.
+    """NCCL's errors for tensors that are not on the rank's own device.
 
     Args:
-        process: whose group it is.
+        process: the rank's process.
     """
 
     def __init__(self, process: Process):
@@ -154,9 +155,9 @@ class _OnlyTheDevice:
 
 
 def _is_programs_own_call() -> bool:
-    """Whether the script itself called torch.distributed, not torch's own code on its behalf.
+    """Whether the script itself called torch.distributed, rather than torch's own code on its behalf.
 
-    What torch allocates below Python for DDP has no mark (placement.py) and is where it should be.
+    Memory that torch allocates below Python for DDP has no mark (placement.py) and is on the right device.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_CALLERS):
@@ -165,7 +166,7 @@ def _is_programs_own_call() -> bool:
 
 
 def _placed_reducer() -> type:
-    """DDP's reducer, whose buckets are where its parameters are: it allocates them below Python, in any method."""
+    """DDP's reducer with buckets on the device of its parameters: any method may allocate them below Python."""
     plain: Any = dist.Reducer  # pyright: ignore[reportPrivateImportUsage]
 
     class Reducer(plain):
@@ -188,6 +189,6 @@ def _placed(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _where(params: Sequence[torch.Tensor]) -> AbstractContextManager[None]:
-    """What torch allocates below Python inside is where the parameters are."""
+    """Allocations below Python within this context are on the device of the parameters."""
     process, index = here(), index_of(params[0]) if len(params) else None
     return nullcontext() if process is None or index is None else process.placement.assuming(index)

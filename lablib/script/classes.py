@@ -1,9 +1,9 @@
-"""`torch.device` and `torch.Generator` on a rank: classes that know of the simulated device.
+"""`torch.device` and `torch.Generator` for the simulated device.
 
-torch is built without CUDA here, so its own classes refuse what a GPU's would take:
+torch is built without CUDA here, so its own classes reject valid arguments for a GPU:
 
     torch.device(0)             the device of that number: "cuda:0"
-    torch.Generator("cuda")     a generator of the host that says "cuda"
+    torch.Generator("cuda")     a generator of the host with device "cuda"
 
 Every device and every generator is an instance of these classes, which make instances of torch's own.
 """
@@ -20,13 +20,13 @@ from lablib.torch_compat import Generator
 
 
 def answer_classes(patches: Patches) -> None:
-    """Put the classes in place."""
+    """Install the classes."""
     patches.replace(torch, "device", _stand_in(torch.device, _make_device))
     patches.replace(torch, "Generator", _stand_in(torch.Generator, _make_generator))
 
 
 def named(device: Any) -> Any:
-    """0 -> "cuda:0"; everything else as it is."""
+    """0 -> "cuda:0"; other values unchanged."""
     return f"cuda:{device}" if isinstance(device, int) and not isinstance(device, bool) else device
 
 
@@ -37,7 +37,7 @@ def _make_device(plain: type, *args: Any, **kwargs: Any) -> Any:
 
 
 class _OnDevice(Generator):
-    """A generator of the host that stands for one of the device with this index."""
+    """A generator of the host that represents one of the device with this index."""
 
     index: int
     device = property(lambda self: torch.device("cuda", self.index))  # pyright: ignore[reportAssignmentType]
@@ -59,7 +59,7 @@ def _make_generator(plain: type, device: Any = "cpu") -> Any:
 
 
 def _stand_in(plain: type, make: Any) -> type:
-    """A class in the place of `plain`: the same to `isinstance`, to a dictionary of types and to pickle."""
+    """A replacement class for `plain`, equal to it for `isinstance`, as a dictionary key and in pickles."""
 
     class Kind(type(plain)):
         def __instancecheck__(cls, value: Any) -> bool:

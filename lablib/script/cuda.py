@@ -1,12 +1,12 @@
-"""`torch.cuda` and `torch.accelerator` of a simulated rank: what each function answers, and a sentence for the rest.
+"""`torch.cuda` and `torch.accelerator` on a simulated rank; unsupported functions raise `NotSimulatedError`.
 
     device_count, get_device_properties, ...   from the records of the cluster (lablib/hardware)
-    memory_allocated, max_memory_allocated     from the rank's memory tracker; reserved is what is allocated
+    memory_allocated, max_memory_allocated     from the rank's memory tracker; reserved equals allocated
     Event, Stream, synchronize                 virtual time (streams.py)
     manual_seed, get_rng_state, ...            the device's own generator (placement.py)
 
-A public function that is not answered here raises `NotSimulatedError`, which names it. Compute capabilities: NVIDIA,
-"CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus).
+The error names the function. Compute capabilities: NVIDIA, "CUDA GPU Compute Capability"
+(developer.nvidia.com/cuda-gpus).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CAPABILITIES = {"V100": (7, 0), "A100": (8, 0), "H100": (9, 0), "H200": (9, 0),
 
 
 def _index(process: Process, device: Any = None) -> int:
-    """The device that an argument means; default: the current one."""
+    """The index of a device argument; by default the current device."""
     if device is None:
         return process.placement.device_index
     if isinstance(device, int) and not isinstance(device, bool):
@@ -46,7 +46,7 @@ def _index(process: Process, device: Any = None) -> int:
 
 
 def _set_device(process: Process, device: Any) -> None:
-    if not (isinstance(device, int) and device < 0):  # a negative number changes nothing, as in torch
+    if not (isinstance(device, int) and device < 0):  # a negative number has no effect, as in torch
         process.placement.device_index = process.placement.use(_index(process, device))
 
 
@@ -76,7 +76,7 @@ def _capability(process: Process, device: Any = None) -> tuple[int, int]:
 
 
 class DeviceGuard:
-    """Stands in for `torch.cuda.device(...)`: another current device inside the block."""
+    """Replacement of `torch.cuda.device(...)`: another current device inside the block."""
 
     def __init__(self, device: Any):
         process = here()
@@ -93,7 +93,7 @@ class DeviceGuard:
 
 
 class DeviceOfGuard(DeviceGuard):
-    """Stands in for `torch.cuda.device_of(tensor)`."""
+    """Replacement of `torch.cuda.device_of(tensor)`."""
 
     def __init__(self, tensor: Any):
         super().__init__(tensor.get_device() if tensor.is_cuda else None)
@@ -106,7 +106,7 @@ def _tracker(process: Process, device: Any = None) -> Any:
     tracker = process.rank.memory_tracker
     if tracker is None:
         refuse("torch.cuda's memory statistics", "this run counts no memory", "run it with trace=True")
-    # A rank has one device of the node: on the others it holds nothing.
+    # A rank uses one device of the node: it holds no memory on the others.
     return tracker if _index(process, device) == process.local_rank else _Nothing()
 
 
@@ -158,7 +158,7 @@ def _manual_seed(process: Process, seed: int) -> None:
 
 
 def _seed(process: Process) -> None:
-    # The operating system's entropy would make every run another; a rank's own number makes ranks differ.
+    # Seeds from the operating system would differ in every run; the rank's number makes ranks differ.
     process.placement.generator.manual_seed(device_seed(process.rank.rank))
 
 
@@ -201,7 +201,7 @@ def _nothing(process: Process, *args: Any, **kwargs: Any) -> None:
 
 
 def _initialized(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """The answer of a function that initializes CUDA."""
+    """Mark CUDA as initialized when the function is called."""
 
     def initializes(process: Process, *args: Any, **kwargs: Any) -> Any:
         process.placement.is_initialized = True
@@ -299,7 +299,7 @@ _REMEDY = "leave the call out when simulating, or run the script on GPUs"
 
 
 def answer_cuda(patches: Patches) -> None:
-    """Put every answer in place."""
+    """Install all replacements."""
     for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams):
         for name, value in vars(owner).copy().items():
             if name in CLASSES:
@@ -317,16 +317,16 @@ def answer_cuda(patches: Patches) -> None:
             patches.answer(torch.accelerator, name, ACCELERATOR[name])
     patches.replace(torch, "Stream", Stream)
     patches.replace(torch, "Event", Event)
-    patches.answer(torch.backends.cudnn, "is_acceptable", _always(False))  # recurrent layers ask
+    patches.answer(torch.backends.cudnn, "is_acceptable", _always(False))  # called by recurrent layers
     patches.replace(*place("cuda_lazy_init"), _lazy_init)
-    patches.replace(*place("cuda_is_initialized"), True)  # checkpointing looks at it before it keeps the random state
+    patches.replace(*place("cuda_is_initialized"), True)  # checkpointing reads it before it saves the random state
     patches.answer(*place("cuda_is_in_bad_fork"), _always(False))
     patches.answer(*place("get_accelerator"), lambda process, *a: torch.device("cuda", _index(process)))
-    patches.answer(import_module("torch.cuda.nccl"), "version", _always((0, 0, 0)))  # torch puts it into messages
+    patches.answer(import_module("torch.cuda.nccl"), "version", _always((0, 0, 0)))  # used in torch's messages
 
 
 def _is_unanswered(name: str, value: Any) -> bool:
-    """Whether this is a public function or class of torch.cuda that needs a device."""
+    """Whether this is an unsupported public function or class of torch.cuda that needs a device."""
     if name.startswith("_") or not (getattr(value, "__module__", None) or "").startswith("torch.cuda"):
         return False
     is_legacy = isinstance(value, type) and name.endswith(("Tensor", "Storage"))
@@ -338,7 +338,7 @@ def _refusing(call: str) -> Callable[..., Any]:
 
 
 def _refusing_class(call: str) -> type:
-    """A class that nothing is an instance of, and that cannot be made one of."""
+    """A class without instances, which cannot be instantiated."""
 
     def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:
         refuse(call, _WHY, _REMEDY)
@@ -347,7 +347,7 @@ def _refusing_class(call: str) -> type:
 
 
 def _lazy_init() -> None:
-    """torch calls this before it would touch a GPU: a way to the device that nothing here answers.
+    """Replacement of torch's CUDA initialization, which is called before an unsupported access to a GPU.
 
     Raises:
         NotSimulatedError: always.

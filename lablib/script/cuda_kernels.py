@@ -1,19 +1,19 @@
-"""Operators that torch has only for GPUs, computed on the CPU: SyncBatchNorm and memory-efficient attention.
+"""CPU kernels of operators that torch has only for GPUs: SyncBatchNorm and memory-efficient attention.
 
 With n numbers x of a channel on each rank, and their gradients dy, over all dimensions but the second:
 
     batch_norm_stats                        m = mean(x), s = 1 / sqrt(mean((x - m)^2) + eps)
-    batch_norm_gather_stats_with_counts     the same of all ranks' numbers, N in all, from each rank's m, s and n
+    batch_norm_gather_stats_with_counts     the same over all ranks' numbers, N in all, from each rank's m, s and n
     batch_norm_elemt                        (x - m) s w + b
     batch_norm_backward_reduce              sum(dy), sum(dy (x - m)), and the gradients of w and b
     batch_norm_backward_elemt               (dy - sum(dy) / N - (x - m) s^2 sum(dy (x - m)) / N) s w
 
 Memory-efficient attention calls the CPU's flash attention. As on a GPU, its logsumexp has a multiple of 32 rows.
 
-Sums are in float32 at least, as on a GPU. Another operator that CPUs lack is refused by its name (placement.py).
+Sums are in float32 at least, as on a GPU. Other operators without a CPU kernel raise an error (placement.py).
 
 Source: Ioffe and Szegedy, "Batch Normalization", 2015, arXiv 1502.03167, section 3; Chan, Golub, LeVeque, "Updating
-Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979, for what several ranks have together.
+Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979, for statistics over several ranks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from lablib.torch_compat import destroy_library, flash_attention_for_cpu, flash_
 
 
 def answer_kernels(patches: Patches) -> None:
-    """Put the kernels in place."""
+    """Install the kernels."""
     patches.enter_context(_registered())
 
 
@@ -51,12 +51,12 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _summed(x: Tensor) -> list[int]:
-    """The dimensions that a channel's numbers lie along."""
+    """The dimensions to sum over for each channel."""
     return [dim for dim in range(x.dim()) if dim != 1]
 
 
 def _like(channels: Tensor, x: Tensor) -> Tensor:
-    """One number a channel, to be used with x."""
+    """Reshape one number per channel to broadcast with x."""
     return _wide(channels).view(-1, *[1] * (x.dim() - 2))
 
 

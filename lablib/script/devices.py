@@ -1,17 +1,16 @@
-"""The script says "cuda": device arguments go to the memory the simulator uses, and tensors say where they are.
+"""Device arguments and attributes: "cuda" in a script is simulated on CPU memory.
 
 A `TorchFunctionMode` sees every torch function and tensor attribute that Python code of a rank uses:
 
     torch.zeros(3, device="cuda:1")      computes on the CPU; the result is marked (placement.py)
     x.cuda(), x.to("cuda"), x.cpu()      copy between host and device
-    x.device, x.is_cuda, repr(x)         answer from the mark
-    x.numpy()                            refuses where the memory is the device's, as torch does
-    x.normal_(generator=g)               refuses a generator of another device than that of x
-    x.grad = y                           refuses a gradient of another device than that of x
+    x.device, x.is_cuda, repr(x)         are read from the mark
+    x.numpy()                            raises for device memory, as in torch
+    x.normal_(generator=g)               raises for a generator of another device than x
+    x.grad = y                           raises for a gradient of another device than x
 
-What operators refuse (a @ b, with a on the host), placement.py asks of mixing.py.
-
-So mistakes with devices show here as they would on a GPU.
+placement.py checks the devices of operator arguments (a @ b, with a on the host) by the rules of mixing.py. So device
+errors show here as on a GPU.
 
 Simplified: code inside torch's own C++ sees CPU tensors.
 """
@@ -54,11 +53,11 @@ _SET_GRAD = vars(TensorBase)["grad"].__set__
 
 
 def answer_hooks(patches: Patches) -> None:
-    """Hooks that run inside a torch function (backward, saving a tensor) say "cuda" too: they get the mode back."""
+    """Enable the mode in hooks that run inside a torch function (backward, saved tensors), which may use "cuda" too."""
     run, push = current("run_backward"), current("push_saved_tensors_hooks")
 
     def rank_runs_backward(process: Process, outputs: Any, *args: Any, **kwargs: Any) -> Any:
-        # What the engine allocates on its way is where its outputs are.
+        # Allocations of the engine are on the device of its outputs.
         index = next((i for t in _tensors(outputs) if (i := index_of(t)) is not None), HOST)
         with switched_on(process), process.placement.assuming(index):
             return run(outputs, *args, **kwargs)
@@ -68,12 +67,12 @@ def answer_hooks(patches: Patches) -> None:
 
     patches.answer(*place("run_backward"), rank_runs_backward)
     patches.answer(*place("push_saved_tensors_hooks"), rank_saves_tensors)
-    # Torch's C++ looks at the stream's type first, and ours (streams.py) is none of its own: the mode is never asked.
+    # torch's C++ rejects the type of our streams (streams.py) before it calls the mode.
     patches.answer(Tensor, "record_stream", lambda process, tensor, stream: None)
 
 
 def answer_grouping(patches: Patches) -> None:
-    """Optimizers and clipping work on groups of tensors, each on one device; torch's C++ finds them all on the CPU."""
+    """Group tensors by simulated device for optimizers and clipping; torch's C++ finds them all on the CPU."""
     group = current("group_tensors")
 
     def rank_groups(process: Process, lists: list[list[Tensor | None]], with_indices: bool = False) -> dict:
@@ -92,7 +91,7 @@ def answer_grouping(patches: Patches) -> None:
 
 
 def answer_wrappers(patches: Patches) -> None:
-    """A tensor that wraps others (a quantized weight) is, like them, on the CPU in C++, and says "cuda" if they do."""
+    """Mark wrapper tensors (a quantized weight), which are on the CPU in C++, with the device of the tensors inside."""
     make = current("make_wrapper")
 
     def rank_wraps(process: Process, *args: Any, **kwargs: Any) -> Tensor:
@@ -108,7 +107,7 @@ def answer_wrappers(patches: Patches) -> None:
 
 
 def switched_on(process: Process) -> AbstractContextManager[Any]:
-    """The rank's mode, which rests inside a torch function, is on inside."""
+    """The rank's mode enabled, although it is off inside a torch function."""
     stack = (function_mode_at(i) for i in range(num_function_modes()))
     return nullcontext() if any(mode is process.calls for mode in stack) else process.calls
 
@@ -122,7 +121,7 @@ def _with_mode(process: Process, hook: Callable[[Any], Any]) -> Callable[[Any], 
 
 
 class DeviceCalls(TorchFunctionMode):
-    """Answers one rank's device arguments and attributes. Enter it in the rank's thread."""
+    """Handles one rank's device arguments and attributes. Enter it in the rank's thread."""
 
     def __init__(self, process: Process):
         super().__init__()
@@ -134,7 +133,7 @@ class DeviceCalls(TorchFunctionMode):
         self._check(func, args, kwargs)
         if self.placement.is_busy or is_key_excluded(
             DispatchKey.Python
-        ):  # the machinery's own: no operator passes the dispatcher
+        ):  # internal call: no operator passes the dispatcher
             return func(*args, **kwargs)
         if isinstance(func, OpOverload) and _says_no_device(kwargs):
             return func(*args, **kwargs)
@@ -145,20 +144,20 @@ class DeviceCalls(TorchFunctionMode):
             return self._constructed(func, args, kwargs)
         if not self.placement.is_used:
             return func(*args, **kwargs)
-        # What torch allocates on the way, without saying where, goes where the arguments are.
+        # Allocations without a device on the way are on the device of the arguments.
         index = next((i for t in _tensors((args, kwargs)) if (i := index_of(t)) is not None), HOST)
         with self.placement.assuming(index):
             return func(*args, **kwargs)
 
     def _check(self, func: Any, args: tuple, kwargs: dict) -> None:
-        """Refuse a gradient of another device than the tensor's, and a generator of another device.
+        """Reject a gradient on another device than the tensor's, and a generator of another device.
 
-        (`x.data = y` is allowed from anywhere: so `Module.to` works. Source: pytorch,
+        (`x.data = y` is allowed on any device: so `Module.to` works. Source: pytorch,
         torch/csrc/autograd/python_variable.cpp, `THPVariable_set_grad`; c10/core/TensorImpl.h,
         `has_compatible_shallow_copy_type`.)
 
         Raises:
-            RuntimeError: as CUDA does; what operators refuse is in mixing.py.
+            RuntimeError: as on CUDA; for the checks of operators see mixing.py.
         """
         if func == _SET_GRAD and isinstance(args[1], Tensor):
             tensor, given = index_of(args[0]), index_of(args[1])
@@ -172,7 +171,7 @@ class DeviceCalls(TorchFunctionMode):
             check_generator(generator, self._where_drawn(args, kwargs), getattr(func, "__name__", str(func)))
 
     def _where_drawn(self, args: tuple, kwargs: dict) -> int | None:
-        """Where a call draws: where it says, or where the tensor is that it fills or starts from; else by default."""
+        """The device on which a call draws: its argument, or the device of its first tensor, or the default."""
         device = kwargs.get("device")
         if device is None:
             tensor = next(iter(_tensors((*args, *kwargs.values()))), None)
@@ -201,7 +200,7 @@ class DeviceCalls(TorchFunctionMode):
         return self.placement.use(index)
 
     def _constructed(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """A function that makes a tensor out of sizes or numbers, or out of another tensor."""
+        """Call a function that makes a tensor from sizes, numbers, or another tensor."""
         device = kwargs.get("device")
         if device is None:
             device = default_device(kwargs)
@@ -216,7 +215,7 @@ class DeviceCalls(TorchFunctionMode):
             out = func(*args, **kwargs)
             if not isinstance(out, Tensor) or index == HOST or index_of(out) == index:
                 return out
-            if func in (torch.as_tensor, torch.asarray):  # may have returned the memory that it was given
+            if func in (torch.as_tensor, torch.asarray):  # may have returned its input's memory
                 return out.to(_MAPPED, copy=True)
         mark(out, index)
         return out
@@ -254,7 +253,7 @@ class DeviceCalls(TorchFunctionMode):
         return self.to(tensor, "cpu", **kwargs)
 
     def parse_to(self, *args: Any, **kwargs: Any) -> Any:
-        """What `Module.to` understands by its arguments."""
+        """Parse the arguments of `Module.to`."""
         if "device" in kwargs:
             kwargs["device"] = named(kwargs["device"])
         return parse_to(*map(named, args[:1]), *args[1:], **kwargs)
@@ -264,7 +263,7 @@ class DeviceCalls(TorchFunctionMode):
             raise RuntimeError(f"cannot pin {tensor.type()!r}: only dense CPU tensors can be pinned")
         return tensor
 
-    # ---- what a tensor says of itself ----
+    # ---- attributes of a tensor ----
 
     def device(self, tensor: Tensor) -> torch.device:
         index = index_of(tensor)
@@ -291,7 +290,7 @@ class DeviceCalls(TorchFunctionMode):
         return Tensor.type(tensor, dtype, *args, **kwargs)
 
     def repr(self, tensor: Tensor, *, tensor_contents: Any = None) -> str:
-        with self:  # torch's own printing asks for the device
+        with self:  # torch's printing reads the device
             return tensor_text(tensor, tensor_contents=tensor_contents)
 
     def numpy(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -312,7 +311,7 @@ class DeviceCalls(TorchFunctionMode):
 
     def item(self, tensor: Tensor) -> Any:
         if index_of(tensor) is not None:
-            self.process.streams.host_waits()  # for the value: the host goes on when the stream has come here
+            self.process.streams.host_waits()  # the host waits for the value until the stream gets here
         return Tensor.item(tensor)
 
     def deepcopy(self, tensor: Tensor, memo: dict) -> Tensor:
@@ -327,7 +326,7 @@ class DeviceCalls(TorchFunctionMode):
 
 
 class _Moved(torch.autograd.Function):
-    """A copy to another place, whose gradient comes back: C++ sees CPU tensors, and nothing that it would move."""
+    """A copy to another device with the gradient copied back: in C++ both are CPU tensors."""
 
     generate_vmap_rule = True
 
@@ -348,23 +347,23 @@ class _Moved(torch.autograd.Function):
 
 
 def _says_no_device(kwargs: dict[str, Any]) -> bool:
-    """Whether an operator's arguments leave open where its result is.
+    """Whether an operator's arguments give no device for its result.
 
-    What torch's C++ allocates for itself (DDP's buckets, autograd's copy of a gradient) comes by here as an operator
-    too, and always says "cpu", as C++ sees CPU tensors. That is nobody's wish: it goes where its work is.
+    torch's own allocations in C++ (DDP's buckets, autograd's copy of a gradient) pass here as operators too, and always
+    give "cpu", as C++ sees CPU tensors. Their device is that of the surrounding work.
     """
     device = kwargs.get("device")
     return device is None or (isinstance(device, torch.device) and device.type == "cpu")
 
 
 def _getter(name: str) -> Callable[[Tensor], Any]:
-    """What reads an attribute of a tensor, as a torch function."""
+    """The getter of a tensor attribute, as a torch function."""
     return vars(TensorBase)[name].__get__
 
 
 @functools.cache
 def _special() -> dict[Any, Callable[..., Any]]:
-    """The functions that get more than a mapped device."""
+    """The functions that need more than a mapped device."""
     calls = DeviceCalls
     return {
         Tensor.to: calls.to,
@@ -395,9 +394,9 @@ def _tensors(values: Any) -> Iterable[Tensor]:
 
 
 def default_device(kwargs: dict[str, Any]) -> torch.device | None:
-    """Where a call with these arguments and no device makes its tensor, if anything says so.
+    """The default device of a call with these arguments and no device.
 
-    `launch(device="cuda")`, `torch.set_default_device` or `with torch.device(...)` may say so; None: nothing did.
+    It comes from `launch(device="cuda")`, `torch.set_default_device` or `with torch.device(...)`; None if not set.
     """
     if (default := default_of_thread()) is not None:
         return default.device_for(kwargs)
@@ -406,7 +405,7 @@ def default_device(kwargs: dict[str, Any]) -> torch.device | None:
 
 
 def _parse_to(args: tuple, kwargs: dict) -> tuple[Any, torch.dtype | None, bool, torch.memory_format]:
-    """The device (or a tensor that has it), dtype, copy and memory format of a call of `Tensor.to`."""
+    """The device (or a tensor on it), dtype, copy and memory format of a call of `Tensor.to`."""
     device = kwargs.get("device", kwargs.get("other"))
     dtype = kwargs.get("dtype")
     flags = []

@@ -1,16 +1,16 @@
-"""DTensors on the simulated device: what DTensor does in Python below an operator, where a rank's mode rests.
+"""DTensors on the simulated device: patches of DTensor's Python code below operators.
 
-DTensor says "cuda" itself, as the mesh does, where torch's C++ has called it back (the mode: devices.py):
+There DTensor uses the mesh's device "cuda" in callbacks from torch's C++, where the rank's mode is off (devices.py):
 
-    which shape has the result?     it runs the operator on fake tensors of the mesh's device: here of the CPU, where
-                                    the shards truly are
-    random numbers                  every rank has a tracker that keeps the device's generators alike over the ranks: it
-                                    moves their states to the device, and gives each shard an offset of its own
-    a loss of cut logits            `loss_parallel` moves the targets to the mesh's device
-    attention                       torch chooses the CPU's kernel, for which DTensor has no sharding rule: CUDA's
-                                    memory-efficient kernel (cuda_kernels.py) has one, and takes its place
+    shape inference                 it runs the operator on fake tensors of the mesh's device: here of the CPU, as the
+                                    shards
+    random numbers                  a tracker on every rank keeps the device's generators equal over the ranks: it moves
+                                    their states to the device, and gives each shard a different offset
+    loss on sharded logits          `loss_parallel` moves the targets to the mesh's device
+    attention                       torch chooses the CPU's kernel, for which DTensor has no sharding rule; it is
+                                    replaced by CUDA's memory-efficient kernel (cuda_kernels.py), which has one
 
-torch imports DTensor when it is used. Who uses it has a mesh, so the answers are put in place when the first is made.
+torch imports DTensor on demand. Its users make a mesh, so the patches are installed with the first mesh.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from lablib.torch_compat import (
 
 
 def answer_dtensor(patches: Patches) -> None:
-    """Put the answers in place once a rank has a mesh of devices."""
+    """Install the patches once a rank has a mesh of devices."""
     make, done = DeviceMesh.__init__, []
 
     def rank_makes_mesh(process: Process, mesh: DeviceMesh, device_type: str, *args: Any, **kwargs: Any) -> None:
@@ -74,7 +74,7 @@ def _fake_argument(process: Process, spec: Any) -> torch.Tensor:
 
 
 def _attention(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Attention of DTensors; a mask is given for each row and head, as CUDA's kernel wants it."""
+    """Attention of DTensors; the mask is expanded to each row and head, as required by CUDA's kernel."""
     q, k, v, dropout_p, is_causal = (*args, *(0.0, False)[len(args) - 3 :])
     bias, scale = _bias(q, k, kwargs), kwargs.get("scale")
     return efficient_attention(q, k, v, bias, True, dropout_p, is_causal, scale=scale)[:2]
@@ -89,7 +89,7 @@ def _attention_backward(op: Any, args: tuple, kwargs: dict[str, Any]) -> tuple[A
     grads = efficient_attention_backward(
         dy, q, k, v, bias, y, logsumexp, seed, seed, dropout_p, wanted, is_causal, scale=scale
     )
-    # torch takes the number of heads of k and v for the number of heads of q.
+    # torch uses the number of heads of k and v as the number of heads of q.
     return tuple(grad if grad.shape == x.shape else _shaped(grad, x) for grad, x in zip(grads, (q, k, v), strict=False))
 
 

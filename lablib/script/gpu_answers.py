@@ -1,4 +1,4 @@
-"""What stands in place of torch's functions on a simulated GPU, for scripts (run.py) and notebooks (stand_in.py)."""
+"""Replacements of torch's functions on a simulated GPU, for scripts (run.py) and notebooks (stand_in.py)."""
 
 from lablib.script.backends import answer_backends
 from lablib.script.classes import answer_classes
@@ -10,7 +10,7 @@ from lablib.script.patches import Patches
 
 
 def answer_gpu(patches: Patches) -> None:
-    """Put them in place, for as long as `patches` lasts."""
+    """Install them, for the lifetime of `patches`."""
     answer_cuda(patches)
     answer_classes(patches)
     answer_hooks(patches)

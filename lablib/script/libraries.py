@@ -1,17 +1,17 @@
-"""Libraries whose state the ranks of a script share: found when ranks change it, noted or refused.
+"""Detect rank state in libraries that the ranks of a script share, with a note or an error.
 
 A process has its own copy of every library. Simulated ranks have their own copies of the script's modules (modules.py)
 and share those of site-packages. The state of these (module_state.py) is recorded after every import of one, and again
-at ends of turns: the first ones, then less and less often. A change means
+at ends of turns: at the first ones, then with decreasing frequency. Changes:
 
-    two ranks set the same value: a counter, a list, an entry        refused: each rank reads the other's
-    a rank sets its number, its device or its process group          refused: the others take it for their own
-    a value set by one rank: a registry, a singleton, a counter      a note: right unless it depends on the rank
-    True or False, a cache, the state of a logger                    a note, whoever sets it
-    several ranks ran since the last look                            a note, and the next turns are looked at
+    two ranks set the same value: a counter, a list, an entry        error: each rank reads the other's
+    a rank sets its number, its device or its process group          error: the others read it as their own
+    a value set by one rank: a registry, a singleton, a counter      a note: correct unless it depends on the rank
+    True or False, a cache, the state of a logger                    a note, set by any rank
+    several ranks ran since the last check                           a note, and checks of the next turns
 
-Simplified: state in compiled code or in a closure is not seen, nor environment variables that a library reads while it
-is imported (libraries known to do so are refused by name). Libraries known to keep caches only are trusted.
+Simplified: state in compiled code or in a closure is not seen, nor environment variables that a library reads at import
+(libraries known to do so are rejected by name). Libraries known to keep only caches are trusted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lablib.script.module_state import Record, changes, is_of_a_rank, record_mod
 from lablib.script.process import here
 from lablib.text.units import plural
 
-# Their modules' state is caches, options of the host's notebook, or the tools' that run it.
+# Their modules' state is caches, options of the host's notebook, or belongs to tools that run it.
 TRUSTED = frozenset(
     "torch torchgen functorch triton torchvision torchaudio torchdata lablib numpy scipy pandas pyarrow sympy mpmath "
     "networkx PIL matplotlib sklearn tqdm packaging typing_extensions filelock fsspec requests urllib3 certifi idna "
@@ -51,12 +51,12 @@ REFUSED = {
     "horovod": "it communicates with processes of its own",
     "colossalai": "it keeps its launch and its accelerator in modules",
 }
-# Who logs where is not what a run computes.
+# The state of loggers does not affect results.
 _LOGGERS = frozenset(
     "loguru structlog tensorboard tensorboardX wandb mlflow comet_ml clearml neptune aim swanlab".split()
 )
 _FIRST_TURNS = 16
-_MAX_NAMES = 3  # of a note
+_MAX_NAMES = 3  # per note
 
 
 class SharedLibraryError(LaunchError):
@@ -67,7 +67,7 @@ class Libraries:
     """Changes by the ranks of one run to the state of libraries.
 
     Args:
-        num_ranks: of the run; alone, a rank shares nothing.
+        num_ranks: number of ranks; a single rank shares nothing.
     """
 
     def __init__(self, num_ranks: int) -> None:
@@ -76,14 +76,14 @@ class Libraries:
         self._noted: dict[str, dict[str, None]] = {}  # library -> names that a rank set
         self._set_by: dict[tuple[Any, ...], int] = {}  # value -> the rank that set it
         self._unclear: set[tuple[Any, ...]] = set()  # values set while several ranks ran
-        self._ran: dict[int, frozenset[int]] = {}  # rank -> its numbers: those that ran since the last look
+        self._ran: dict[int, frozenset[int]] = {}  # rank -> its numbers, for the ranks that ran since the last check
         self._first_turns = max(_FIRST_TURNS, min(2 * num_ranks, 16 * _FIRST_TURNS))
         self._num_turns = 0
         self._known = self._snapshot()
 
     @property
     def notes(self) -> list[str]:
-        """One for each library: what a rank set, and what follows."""
+        """One note per library: the values set by a rank, and the consequence."""
         return [
             f"{library}: ranks share {', '.join(list(names)[:_MAX_NAMES])}"
             + (f" and {plural(len(names) - _MAX_NAMES, 'more values')}" if len(names) > _MAX_NAMES else "")
@@ -95,18 +95,18 @@ class Libraries:
     # ---- imports ----
 
     def is_refused(self, name: str) -> bool:
-        """Whether a module is of a library that several ranks cannot share whatever they do."""
+        """Whether a module is of a library that several ranks cannot share at all."""
         return self._is_shared and _top(name) in REFUSED
 
     def watched(self, spec: ModuleSpec) -> ModuleSpec | None:
-        """The spec of a module that is watched, whose loading tells; None for any other's."""
+        """The spec of a watched module, with a loader that reports; None for others."""
         if not self._is_shared or not is_watched(spec.name, spec.origin) or not hasattr(spec.loader, "exec_module"):
             return None
         spec.loader = Loader(spec.loader, self)  # pyright: ignore[reportAttributeAccessIssue]
         return spec
 
     def import_begins(self, name: str) -> None:
-        """Changes until now were made by ranks.
+        """Begin an import: changes until now were made by ranks.
 
         Raises:
             SharedLibraryError: several ranks cannot share this library.
@@ -118,14 +118,14 @@ class Libraries:
         self.look()
 
     def import_ended(self) -> None:
-        """Changes by an import are the same on any rank. State is often set soon after: look closely."""
+        """End an import: its changes are the same on any rank. State is often set soon after: check often."""
         self._known = self._snapshot()
         self._num_turns = 0
 
     # ---- changes ----
 
     def turn_ended(self, rank: int, local_rank: int) -> None:
-        """A rank gives its turn away: look, the first times and less and less often."""
+        """End a rank's turn: check at the first turns, then with decreasing frequency."""
         self._runs(rank, local_rank)
         self._num_turns += 1
         if self._num_turns <= self._first_turns or self._num_turns & (self._num_turns - 1) == 0:
@@ -135,7 +135,7 @@ class Libraries:
         self._ran[rank] = frozenset((rank, local_rank))
 
     def look(self) -> None:
-        """Compare with the last look."""
+        """Compare with the last check."""
         now = self._snapshot()
         for name in {**self._known, **now}:
             before, after = self._known.get(name), now.get(name)
@@ -154,7 +154,7 @@ class Libraries:
                 self._noted.setdefault(library, {})[name] = None
 
     def _reason(self, value: tuple[Any, ...], now: Record | None) -> str:
-        """Why other ranks see a value that changed; "" if they need not."""
+        """The reason why other ranks see a changed value; "" if they need not."""
         if any(
             is_of_a_rank(value[0].split(".")[-1:] + list(value[1:]), now, numbers) for numbers in self._ran.values()
         ):
@@ -173,7 +173,7 @@ class Libraries:
         return record_modules(is_watched) if self._is_shared else {}
 
     def error(self) -> SharedLibraryError | None:
-        """What is wrong with the results, if anything."""
+        """The error for shared rank state, if any."""
         return _error(self._shared) if self._shared else None
 
 
@@ -187,7 +187,7 @@ def _error(found: dict[str, str]) -> SharedLibraryError:
 
 
 class Watching:
-    """A rank's end of a turn, as a belonging (lablib/sim/ranks/rank.py)."""
+    """Callback at the end of a rank's turn, as per-rank state (lablib/sim/ranks/rank.py)."""
 
     def __init__(self, libraries: Libraries, rank: int, local_rank: int):
         self._libraries, self._rank, self._local_rank = libraries, rank, local_rank
@@ -200,11 +200,11 @@ class Watching:
 
 
 class Loader:
-    """Loads a library's module as `loader` does, and tells when the import that led to it begins and ends.
+    """Loads a library's module with `loader`, and reports the begin and end of the outermost import.
 
     Args:
-        loader: the module's own, which the module gets back.
-        libraries: is told.
+        loader: the module's own, which is restored.
+        libraries: receives the reports.
     """
 
     def __init__(self, loader: Any, libraries: Libraries):
@@ -231,7 +231,7 @@ class Loader:
 
 
 def is_watched(name: str, file: str | None) -> bool:
-    """Whether a module is a library's of which ranks must change nothing."""
+    """Whether a module belongs to a library that ranks must not change."""
     return _top(name) not in TRUSTED and file is not None and is_of_package(file)
 
 
@@ -240,7 +240,7 @@ def _top(name: str) -> str:
 
 
 def _is_cache(path: str) -> bool:
-    """Whether a library calls this a cache, as in "lark.load_grammar._get_parser.cache"."""
+    """Whether the name says that it is a cache, as in "lark.load_grammar._get_parser.cache"."""
     return "cache" in path.rpartition(".")[2].lower()
 
 

@@ -1,6 +1,6 @@
-"""The mark of a tensor on the simulated device: its storage carries the index of the device as an attribute.
+"""Mark of a tensor on the simulated device: its storage has the index of the device as an attribute.
 
-A storage without a mark is host memory. Who puts marks, and what follows from them, is in placement.py.
+A storage without a mark is host memory. placement.py sets the marks and uses them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from lablib.torch_compat import functorch_inner, is_functorch_tensor, sparse_parts
 
 _MARK = "lablib_device_index"
-HOST = -1  # an index that means the host's memory
+HOST = -1  # index of the host's memory
 
 
 def index_of(tensor: torch.Tensor) -> int | None:
@@ -25,19 +25,19 @@ def index_of(tensor: torch.Tensor) -> int | None:
 
 
 def _inner(tensor: torch.Tensor) -> torch.Tensor | None:
-    """The tensor that a wrapper computes with, such as a DTensor's shard. None: no wrapper, or one not complete yet."""
+    """The tensor inside a wrapper, such as a DTensor's shard. None: not a wrapper, or an incomplete one."""
     inner = getattr(tensor, "_local_tensor", None)
     if inner is None:
         inner = getattr(tensor, "elem", None)
     if inner is None and (flatten := getattr(tensor, "__tensor_flatten__", None)) is not None:
-        with suppress(Exception):  # the wrapper is being made: its attributes are set after `_make_wrapper_subclass`
+        with suppress(Exception):  # during construction: attributes are set after `_make_wrapper_subclass`
             names, _ = flatten()
             inner = getattr(tensor, names[0]) if names else None
     return inner if isinstance(inner, torch.Tensor) else None
 
 
 def mark(tensor: torch.Tensor, index: int) -> None:
-    """Say that a tensor's storage is on device `index`."""
+    """Mark a tensor's storage as on device `index`."""
     mark_storage(storage_of(tensor), index)
 
 
@@ -50,7 +50,7 @@ def index_of_storage(storage: Any) -> int | None:
 
 
 def storage_of(tensor: torch.Tensor) -> Any:
-    """The storage of a tensor: of its values if sparse, of the tensor inside if `torch.func` transforms it."""
+    """The storage of a tensor: of the values of a sparse one, of the tensor inside a `torch.func` transform."""
     while is_functorch_tensor(tensor):
         tensor = functorch_inner(tensor)
     if tensor.layout == torch.strided:

@@ -1,18 +1,18 @@
-"""Which tensors an operator may get from the host and from the device: what CUDA refuses, and what it takes.
+"""Devices of operator arguments: combinations of host and device tensors that CUDA accepts or rejects.
 
-Where the operators really run, all tensors are on the CPU, and nothing would be refused. The rules:
+All tensors are really on the CPU, where no combination would fail. The rules:
 
     most operators              all tensors on one device (checked by the dispatcher, or by the kernel)
-    element by element          one tensor of no dimension may be on the host, if it is only read; `where`: several
-    x[i], x[i] = v              an index on the host, or where x is; v where x is, or a single number
-    fill_, masked_fill          the value, a single number, anywhere
-    copy_, to                   from anywhere to anywhere
-    a generator                 of the device where the numbers are drawn
+    element by element          one 0-dim tensor may be on the host, if it is only read; `where`: several
+    x[i], x[i] = v              an index on the host or on x's device; v on x's device, or a single number
+    fill_, masked_fill          the value, a single number, on any device
+    copy_, to                   between any two devices
+    a generator                 of the device on which the numbers are drawn
 
 Source: pytorch 2.13: aten/src/ATen/TensorIterator.cpp, `compute_types` (CPU scalars: at most one, no output);
 native/TensorAdvancedIndexing.cpp, `index_put_`; ATen/core/Generator.h, `check_generator`.
 Simplified: an operator works element by element if torch tags it so, or if it is one of a few that lack the tag. Some
-of these (`lerp`, `clamp` with tensors) take no CPU scalar in some versions of torch; here they do.
+of these (`lerp`, `clamp` with tensors) accept no CPU scalar in some versions of torch; here they do.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from lablib.script.marks import index_of, is_memory
 from lablib.torch_compat import schema
 
 _COPIES = {"copy_", "copy", "_to_copy", "to", "_foreach_copy_", "_foreach_copy", "clone", "set_"}
-_FILLS = {"fill_": 1, "fill": 1, "masked_fill_": 2, "masked_fill": 2}  # which argument is the value
+_FILLS = {"fill_": 1, "fill": 1, "masked_fill_": 2, "masked_fill": 2}  # position of the value argument
 _INDEXED = {"index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"}
 _UNTAGGED = {"floor_divide", "floor_divide_", "masked_scatter", "masked_scatter_"}
 _MANY_SCALARS = {"where"}
 
 
 def check_devices(func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Refuse an operator with these arguments where CUDA would.
+    """Raise for an operator with these arguments if CUDA would.
 
     Raises:
         RuntimeError: in torch's words, with the operator's name.
@@ -111,9 +111,9 @@ def _check_indexed(args: tuple, name: str) -> None:
 
 
 def check_generator(generator: Any, index: int | None, name: str) -> None:
-    """Refuse a generator of another device than that on which numbers are drawn (None: the host). Raises RuntimeError.
+    """Reject a generator of another device than the drawn numbers (index None: the host). Raises RuntimeError.
 
-    To be asked of the program's own object: torch's C++ knows every generator here as the host's.
+    Call it with the program's object: torch's C++ sees every generator here as the host's.
     """
     drawn, own = ("cpu" if index is None else "cuda"), ("cuda" if is_on_device(generator) else "cpu")
     if drawn != own:

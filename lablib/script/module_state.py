@@ -1,4 +1,4 @@
-"""State of library modules, recorded without running library code, and the changes between two records.
+"""Record the state of library modules without running library code, and compare two records.
 
 Attribute access, `isinstance`, `len`, iteration, comparison and hashing call methods of an object's class: a lazy
 module imports, a lazy table loads all its entries, a proxy raises. A record therefore reads
@@ -8,7 +8,7 @@ module imports, a lazy table loads all its entries, a proxy raises. A record the
     slots of type, module, object    never `__getattr__`, `__getattribute__` or a property
 
 A record of a value is a tuple of plain data, or None for code and for objects without state (locks, loggers, caches of
-functions): a library that loads a part late changes nothing.
+functions), so that parts that a library loads late are no change.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lablib.process.whose_code import module_contents, module_file
 from lablib.script.modules import is_library_file
 from lablib.torch_compat import untouched_version
 
-_MAX_ENTRIES = 1_000  # of a container; a longer one is recorded by its length
+_MAX_ENTRIES = 1_000  # per container; a longer one is recorded by its length
 _DEPTH = 3
 _EXACT = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 _OF_SUBCLASS = {  # the plain value of a subclass's instance
@@ -78,7 +78,7 @@ def record_modules(is_watched: Callable[[str, str | None], bool]) -> dict[str, R
 
 
 def changes(before: Record | None, after: Record | None) -> Iterator[Change]:
-    """Where two records of one value differ: keys that lead there, and both records; entries are compared by key."""
+    """The differences of two records of one value: the path of keys, and both records; entries are compared by key."""
     if before == after:
         return
     if before and after and before[:2] == after[:2] and before[0] in ("dict", "object"):
@@ -92,11 +92,11 @@ def changes(before: Record | None, after: Record | None) -> Iterator[Change]:
 
 
 def is_of_a_rank(where: Sequence[Any], record: Record | None, numbers: frozenset[int]) -> bool:
-    """Whether a record holds something that differs by rank: its number, its device, or its process group.
+    """Whether a record contains a value that differs by rank: its number, its device, or its process group.
 
     Args:
-        where: names that lead to the value.
-        record: of the value.
+        where: the path of names to the value.
+        record: the record of the value.
         numbers: the global and the local number of the rank.
     """
     if record is None:
@@ -121,7 +121,7 @@ def _attributes(name: str, contents: dict[str, Any]) -> Iterable[tuple[str, Any]
         yield f"{name}.{key}", value
         kind = type if issubclass(type(value), type) else type(value)
         if kind in _ATTRIBUTES_OF and _module_of(value) == name:
-            # A metaclass may keep the instances (a singleton's do), and every class has its own attributes.
+            # A metaclass may keep the instances (of a singleton), and every class has its own attributes.
             for attribute, content in list(_ATTRIBUTES_OF[kind](value).items()):
                 if type(attribute) is str and not _is_python(attribute):
                     yield f"{name}.{key}.{attribute}", content
@@ -167,7 +167,7 @@ def _entries(
         return kind, identity, size
     try:
         pairs = list(items())
-    except RuntimeError:  # another thread of the host changes it just now
+    except RuntimeError:  # another host thread changes it at this moment
         return kind, identity, size
     records = [(_key(key), _record(entry, library, depth - 1)) for key, entry in pairs]
     return kind, identity, tuple((key, record) for key, record in records if record is not None)
@@ -182,7 +182,7 @@ def _key(key: Any) -> Any:
 
 
 def _contents(value: Any) -> dict[Any, Any] | None:
-    """The attributes of an object, if its class keeps them in a dictionary and in no other way."""
+    """The attributes of an object, if its class keeps them only in a dictionary."""
     for kind in _CLASSES_OF(type(value)):
         slot = _ATTRIBUTES_OF[type](kind).get("__dict__")
         if slot is not None:
@@ -192,7 +192,7 @@ def _contents(value: Any) -> dict[Any, Any] | None:
 
 
 def _module_of(code: Any) -> str:
-    """The module that a class or function names as its own; "" for none."""
+    """The `__module__` of a class or function; "" for none."""
     while type(code) is types.MethodType:
         code = _FUNCTION_OF(code)
     read = _MODULE_OF.get(type if issubclass(type(code), type) else type(code))
@@ -201,6 +201,6 @@ def _module_of(code: Any) -> str:
 
 
 def _is_librarys(code: Any) -> bool:
-    """Whether a function or a class is of a module that all ranks share, not of one of the script's."""
+    """Whether a function or a class is of a module that all ranks share, not of the script."""
     name = _module_of(code)
     return name != "__main__" and is_library_file(module_file(sys.modules.get(name)))

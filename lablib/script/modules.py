@@ -1,13 +1,13 @@
-"""Each rank of a script has its own `__main__` and its own copies of the script's modules.
+"""Per-rank `__main__` and copies of the script's modules.
 
 A module is the script's if its file is neither in Python's library, nor in site-packages, nor in torch or lablib: the
-script's siblings, packages beside it, whatever PYTHONPATH adds. Library modules stay shared, as loading torch once a
+script's siblings, packages next to it, modules on PYTHONPATH. Library modules stay shared, as loading torch once per
 rank would take gigabytes.
 
-`sys.modules` is one dictionary that the interpreter holds on to, so it is not replaced: the entries that are a rank's
-own are put in at its turn and taken out after it. A finder in front of `sys.meta_path` notices every import of a
-script's module, so that only these few entries move. Modules of the host process that a script must not see (the
-notebook's `__main__`, a `model` imported from another folder) are out of sight during the run.
+`sys.modules` is one dictionary that the interpreter keeps, so it is not replaced: a rank's entries are added at its
+turn and removed after it. A finder in front of `sys.meta_path` notices every import of a script's module, so that only
+these few entries move. Modules of the host process that a script must not see (the notebook's `__main__`, a `model`
+imported from another folder) are removed for the run.
 """
 
 from __future__ import annotations
@@ -32,35 +32,35 @@ _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 
 
 def is_library_file(path: str | None) -> bool:
-    """Whether a module of this file is shared by all ranks. Without a file (built in, frozen) it is."""
+    """Whether all ranks share a module of this file. A module without a file (built in, frozen) is shared."""
     return path is None or not is_users(path)
 
 
 class ModuleFinder:
-    """Notices which imports are of the script's modules. One for the run, in front of `sys.meta_path`.
+    """Notices imports of the script's modules. One per run, in front of `sys.meta_path`.
 
     Args:
-        libraries: is asked about the spec of every other module.
+        libraries: may replace the spec of every other module.
     """
 
     def __init__(self, libraries: Libraries) -> None:
         self._libraries = libraries
-        self.names: set[str] = set()  # names that the rank whose turn it is calls its own
+        self.names: set[str] = set()  # names of modules of the current rank
 
     def find_spec(self, name: str, path: Iterable[str] | None = None, target: ModuleType | None = None):
-        """The spec of a script's module; None leaves a library's to the finders that follow."""
+        """The spec of a watched library module; None leaves the module to the finders that follow."""
         spec = importlib.machinery.PathFinder.find_spec(name, list(path) if path is not None else None, target)
         if spec is None:
             return None
         places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or [])
         if not all(is_library_file(place) for place in places):
             self.names.add(name)
-            return None  # the usual finders load it; seeing it is enough
+            return None  # the usual finders load it
         return self._libraries.watched(spec)
 
 
 class Modules:
-    """The entries of `sys.modules` that are one rank's own: a belonging (lablib/sim/ranks/rank.py).
+    """The entries of `sys.modules` of one rank: part of its per-rank state (lablib/sim/ranks/rank.py).
 
     Args:
         finder: notices imports.
@@ -80,8 +80,8 @@ class Modules:
 
     def take(self) -> None:
         self._own = {name: sys.modules.pop(name) for name in self._names if name in sys.modules}
-        # A rank may wait in the middle of an import (a collective at the top of a module); the lock that it holds on
-        # the name must not block another rank's thread, which imports a module of its own.
+        # A rank may wait in the middle of an import (a collective at module level); its import lock on the name must
+        # not block another rank's thread, which imports its own copy.
         locks = _module_locks()
         self._locks = {name: locks.pop(name) for name in self._names if name in locks}
 
@@ -91,11 +91,11 @@ def _module_locks() -> dict[str, Any]:
 
 
 class HostModules:
-    """Takes the host's own modules out of sight for the run, and puts everything back. A context manager.
+    """Context manager that removes the host's own modules for the run, and restores them.
 
     Args:
-        folder: the script's; what it can import from there must come from there.
-        libraries: those that it refuses are out of sight too, so that importing them is noticed.
+        folder: the script's; its modules take priority over those of the host.
+        libraries: rejected libraries are removed too, so that their import is noticed.
     """
 
     def __init__(self, folder: str, libraries: Libraries):
@@ -116,7 +116,7 @@ class HostModules:
         return self
 
     def _is_there(self, top: str) -> bool:
-        """Whether the script's folder really has a module of this name."""
+        """Whether the script's folder has a module of this name."""
         spec = importlib.machinery.PathFinder.find_spec(top, [self._folder])
         return spec is not None and spec.origin is not None
 
@@ -125,6 +125,6 @@ class HostModules:
         for name in [name for name, module in sys.modules.items() if name not in self._before]:
             module = sys.modules[name]
             if not is_library_file(module_file(module)) or module_attribute(module, "__spec__") is None:
-                del sys.modules[name]  # the script's; a library that was first imported meanwhile stays
+                del sys.modules[name]  # the script's; a library first imported in the run stays
         hidden = {name: module for name, module in self._before.items() if sys.modules.get(name) is not module}
         sys.modules.update(hidden)

@@ -1,9 +1,8 @@
-"""What a script expects to find for itself: the settings with which each of its ranks begins, and its output.
+"""Initial settings of a script's ranks, and their output.
 
-Everything that Python and torch keep once for the process is a rank's own in every simulation
-(lablib/process/settings). A script begins with other states of some: its arguments, its folder on the import path, and
-a logging that nobody has configured yet (`basicConfig(level=...)` differs by rank in many scripts). Loggers that
-libraries made before stay the host's.
+Per-process settings of Python and torch are per rank in every simulation (lablib/process/settings). A script begins
+with other states of some: its arguments, its folder on the import path, and unconfigured logging
+(`basicConfig(level=...)` differs by rank in many scripts). Loggers that libraries made before stay the host's.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from lablib.process.settings.logs import logging_state
 
 
 def begins_with(argv: Sequence[str], folder: str) -> dict[str, Any]:
-    """The states of a rank's settings, by name.
+    """The initial states of a rank's settings, by name.
 
     Args:
         argv: the script and its arguments.
@@ -36,10 +35,10 @@ def begins_with(argv: Sequence[str], folder: str) -> dict[str, Any]:
 
 
 class Output(io.StringIO):
-    """What a rank prints; with `also`, it is shown there at once as well.
+    """A rank's output; with `also`, it is shown there at once as well.
 
-    A script may close it: then it takes no more, and what was printed stays. A terminal that cannot show a letter gets
-    its number (as standard error does), and one that is gone gets nothing more: neither is the script's fault.
+    A script may close it: later writes raise, and earlier output stays. A character that the terminal cannot show is
+    replaced by its number (as in standard error), and a closed terminal gets no more output.
     """
 
     def __init__(self, also: TextIO | None = None):
@@ -65,10 +64,10 @@ class Output(io.StringIO):
         self._is_closed = True
 
     def reconfigure(self, **_: Any) -> None:
-        """Encoding and buffering of a terminal: text is kept as it is, at once."""
+        """Ignore settings of a terminal's encoding and buffering."""
 
     def fileno(self) -> int:
-        """A file for child processes and for writes by number; its content joins the output at the next write."""
+        """A file for child processes and for writes by number; its content is added to the output at the next write."""
         if self._file is None:
             self._file = tempfile.TemporaryFile(buffering=0)
         return self._file.fileno()
@@ -84,7 +83,7 @@ class Output(io.StringIO):
         return super().getvalue()
 
     def release(self) -> None:
-        """The run is over: close the file."""
+        """Close the file at the end of the run."""
         self._join_file()
         if self._file is not None:
             self._file.close()
@@ -118,11 +117,11 @@ class _Bytes(io.RawIOBase):
 
 
 def show(text: str, terminal: TextIO) -> bool:
-    """Write to a terminal whatever it can show; whether it still takes anything."""
+    """Write the characters that a terminal can show. Returns whether it still accepts output."""
     encoding = getattr(terminal, "encoding", None) or "utf-8"
     try:
         terminal.write(text.encode(encoding, "backslashreplace").decode(encoding))
         terminal.flush()
-    except (OSError, ValueError):  # a full disk, a pipe that nobody reads, a stream that is closed
+    except (OSError, ValueError):  # a full disk, a pipe without a reader, a closed stream
         return False
     return True

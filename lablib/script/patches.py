@@ -1,6 +1,6 @@
-"""Functions of torch and Python that answer differently on the ranks of a script, and are put back after the run.
+"""Temporary replacements of functions of torch and Python on the ranks of a script.
 
-Everybody else who calls them meanwhile (the main thread, Jupyter's threads) reaches the original.
+Other threads (the main thread, Jupyter's threads) still call the original.
 """
 
 import functools
@@ -13,14 +13,14 @@ from lablib.sim.replaced import replaced
 
 
 class Patches(ExitStack):
-    """Attributes replaced for the time of a run. Use as a context manager; leaving it restores all of them."""
+    """Attributes replaced for the duration of a run. A context manager that restores all of them at the end."""
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """`owner.name = value`, until the run ends."""
+        """Set `owner.name = value` until the run ends."""
         self.enter_context(replaced((owner, name, value)))
 
     def answer(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        """On ranks, `owner.name(...)` is `function(process, ...)`; elsewhere the original."""
+        """On ranks, `owner.name(...)` calls `function(process, ...)`; elsewhere the original."""
         original = getattr(owner, name)
 
         @functools.wraps(original)

@@ -1,28 +1,28 @@
-"""Which tensors are on the simulated device: every storage carries a mark, and operators pass it on.
+"""Placement of tensors on host or simulated device: a mark on each storage, propagated by operators.
 
 The simulator computes with CPU tensors, but a script has tensors in two places: the host's memory and the device's. A
-storage on the device is marked with the index of the device; its tensors say `cuda:3` when asked (devices.py). Marks
-spread in the dispatcher, where every operator passes:
+storage on the device is marked with the index of the device; its tensors report `cuda:3` (devices.py). Marks are
+propagated in the dispatcher, which every operator passes:
 
-    some argument is marked        what the operator allocates is on that device, and it was the device's work
-    none, but the call says where  there: `torch.zeros(3, device="cuda")`, `x.to("cuda")`, `x.cpu()`
-    none, inside backward          where the backward's outputs are: the engine allocates gradients there
+    an argument is marked          new memory of the operator is on that device, and it is the device's work
+    none, but a device is given    that device: `torch.zeros(3, device="cuda")`, `x.to("cuda")`, `x.cpu()`
+    none, inside backward          the device of the backward's outputs: the engine allocates gradients there
     none otherwise                 host memory, and the host's work, which takes no virtual time
 
-A script that never touches the device (gloo on CPU) has all its operators priced on the cluster's device, as `launch`
-does. An operator with tensors in both places is refused where CUDA refuses it (mixing.py). A copy between host and
-device travels over PCIe:
+For a script that never uses the device (gloo on CPU) all operators have the costs of the cluster's device, as in
+`launch`. An operator with tensors in both places raises if CUDA would (mixing.py). Copies between host and device use
+PCIe:
 
     time = alpha + S / beta    S bytes; alpha, beta of the PCIe generation of the device
 
-on the stream that it is issued on. On a side stream it runs beside compute, and the timeline shows it as communication:
-"comm:host:send" to the host, "comm:host:recv" from it. On the default stream it is the compute stream's work.
+on the stream that it is issued on. On a side stream it overlaps with compute, and the timeline shows it as
+communication: "comm:host:send" to the host, "comm:host:recv" from it. On the default stream it is compute.
 
-Random numbers drawn on the device come from the device's own generator, as on a GPU: seeding it, or dropping out, does
-not disturb what the host draws (the order of a data set, say).
+Random numbers drawn on the device come from the device's own generator, as on a GPU: seeding it, or dropout, does not
+change the host's random numbers (for example the order of a data set).
 
-Simplified: the host's own work is free but in `lablib.phases.host_work`, so data loading never limits a run (the run's
-notes count it); pinned memory is as fast as any, and copies on two streams do not share the link.
+Simplified: the host's own work is free except in `lablib.phases.host_work`, so data loading never limits a run (the
+run's notes count it); pinned memory is as fast as any, and copies on two streams do not share the link.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from lablib.torch_compat import DispatchKey, TorchDispatchMode, has_kernel_for, 
 
 
 def host_link(device: Device) -> Link:
-    """The PCIe generation by which a device hangs on its host."""
+    """The PCIe link between a device and its host."""
     generations = {"V100": "pcie3", "A100": "pcie4", "MI250": "pcie4"}
     return LINKS[next((link for name, link in generations.items() if device.name.startswith(name)), "pcie5")]
 
@@ -61,7 +61,7 @@ def _is_random(op: Any) -> bool:
 
 
 class DeviceGenerator:
-    """The device's random numbers: counted, as CUDA's are. A state is a seed and an offset, 16 bytes."""
+    """The device's counter-based random generator, as CUDA's. A state is a seed and an offset, 16 bytes."""
 
     def __init__(self, seed: int) -> None:
         self.manual_seed(seed)
@@ -70,11 +70,11 @@ class DeviceGenerator:
         self.seed, self.offset = seed & (2**64 - 1), 0
 
     def next_seed(self) -> int:
-        """What seeds the host's generator while it stands in for this one."""
+        """Seed for the host's generator when it is used for this one."""
         return (self.seed * 0x9E3779B97F4A7C15 + self.offset) & (2**63 - 1)
 
     def advance(self, numel: int) -> None:
-        """That many numbers were drawn; CUDA's generator makes four at a time."""
+        """Count drawn numbers; CUDA's generator makes four at a time."""
         self.offset += -(-numel // 4) * 4
 
     def set_offset(self, offset: int) -> None:
@@ -90,14 +90,14 @@ class DeviceGenerator:
 
 
 class Placement(TorchDispatchMode):
-    """Marks what one rank allocates. Enter it in the rank's thread, beneath the clock.
+    """Marks the allocations of one rank. Enter it in the rank's thread, beneath the clock.
 
     Attributes:
-        is_used: whether the script uses the device: what is on the host is not the device's work from then on.
-        is_initialized: whether torch would have initialized CUDA: a device was asked for, chosen or used.
-        device_index: the current device, as `torch.cuda.set_device` left it.
-        num_host_operators: how many ran on the host, which takes no virtual time.
-        is_busy: inside the machinery here, where tensors are asked for their true properties.
+        is_used: whether the script uses the device: from then on work on host tensors is not the device's.
+        is_initialized: whether torch would have initialized CUDA: a device was queried, chosen or used.
+        device_index: the current device, as set by `torch.cuda.set_device`.
+        num_host_operators: number of operators on the host, which take no virtual time.
+        is_busy: inside code of this file, which reads the true properties of tensors.
     """
 
     def __init__(self, rank: Rank, device: Device):
@@ -108,8 +108,8 @@ class Placement(TorchDispatchMode):
         self.device_index = 0
         self.is_busy = False
         self.num_host_operators = 0
-        self._wanted: int | None = None  # where the call under way said its result should be
-        self._assumed: int | None = None  # where a call without marked arguments allocates
+        self._wanted: int | None = None  # device requested by the current call
+        self._assumed: int | None = None  # default device of calls without marked arguments
         self.generator = DeviceGenerator(device_seed(rank.rank))
 
     @classmethod
@@ -118,7 +118,7 @@ class Placement(TorchDispatchMode):
 
     @contextmanager
     def wanting(self, index: int) -> Iterator[None]:
-        """Whatever is allocated inside is on device `index`, or on the HOST."""
+        """Allocate inside this context on device `index`, or on the HOST."""
         before, self._wanted = self._wanted, index
         try:
             yield
@@ -127,7 +127,7 @@ class Placement(TorchDispatchMode):
 
     @contextmanager
     def assuming(self, index: int) -> Iterator[None]:
-        """What is allocated inside without marked arguments is on device `index`, or on the HOST."""
+        """Allocate inside this context on device `index` (or the HOST) without marked arguments."""
         before, self._assumed = self._assumed, index
         try:
             yield
@@ -135,18 +135,18 @@ class Placement(TorchDispatchMode):
             self._assumed = before
 
     def use(self, index: int) -> int:
-        """The script touches device `index`."""
+        """Record that the script uses device `index`."""
         self.is_used = self.is_initialized = True
         return index
 
     def counts(self, storage: Any) -> bool:
-        """Whether the rank's memory tracker counts a storage: the device's memory, once the script uses the device."""
+        """Whether the rank's memory tracker counts a storage: only device memory, once the script uses the device."""
         return not self.is_used or index_of_storage(storage) is not None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if has_own_rule(types):
-            # A wrapper (DTensor) first says which operators its shards get.
+            # A wrapper (DTensor) is first turned into operators on its shards.
             return func(*args, **kwargs) if is_fake(types) else NotImplemented
         was_busy, self.is_busy = self.is_busy, True
         try:
@@ -168,7 +168,7 @@ class Placement(TorchDispatchMode):
         return out
 
     def _host_works(self, func: Any, args: tuple, kwargs: dict, out: Any) -> None:
-        """An operator on the host: counted, and priced where the program asked for that."""
+        """Count an operator on the host, or add its time in a block of host_work."""
         bandwidth = self._rank.host_bandwidths[-1] if self._rank.host_bandwidths else None
         process = here()
         if bandwidth is None or process is None or is_free(func):
@@ -178,14 +178,14 @@ class Placement(TorchDispatchMode):
         process.streams.host_works(traits_of(func).name, size_bytes / bandwidth, size_bytes)
 
     def _default(self) -> int | None:
-        """Where an operator without tensors allocates, when nobody said so."""
+        """The device of an operator without tensors and without a requested device."""
         return None if self._assumed == HOST else self._assumed
 
     def _computed(self, func: Any, args: tuple, kwargs: dict, index: int | None) -> Any:
-        """The operator's result.
+        """Run the operator.
 
         Raises:
-            NotSimulatedError: torch has the operator for GPUs alone.
+            NotSimulatedError: torch has the operator only for GPUs.
         """
         if index is None or index == HOST:
             return func(*args, **kwargs)
@@ -201,7 +201,7 @@ class Placement(TorchDispatchMode):
             refuse(name, why, "use another operator when simulating, or run the program on GPUs")
 
     def _drawn(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """The result of an operator that draws, from the device's generator."""
+        """Run an operator that draws random numbers, with the device's generator."""
         host = torch.default_generator.get_state()
         torch.default_generator.manual_seed(self.generator.next_seed())
         try:
@@ -217,12 +217,12 @@ class Placement(TorchDispatchMode):
         for tensor in tensors_in((out,)):
             if is_memory(tensor) and not tensor.is_meta:
                 storage = storage_of(tensor)
-                # An in-place result or a view of an argument stays where it is.
+                # An in-place result, or a view of an argument, is not moved.
                 if index_of_storage(storage) is None and not any(storage is s for _, s in given):
                     mark_storage(storage, index)
 
     def _crosses(self, func: Any, given: list, out: Any) -> bool:
-        """Whether this was a copy between host and device; if so, the device's stream spends the time of PCIe on it."""
+        """Whether this was a copy between host and device; if so, the current stream spends the PCIe time on it."""
         name = schema(func).name
         if name not in ("aten::copy_", "aten::_to_copy", "aten::clone") or not given:
             return False

@@ -1,11 +1,10 @@
-"""What one rank of a script has beyond what every simulated rank has; and how code finds the rank it runs on.
+"""Per-rank process state of a script, and the lookup of the current rank.
 
-A launched function shares its modules with the notebook, as it should. A script expects a process: its own modules,
-arguments, standard error, logging, working directory and current CUDA device. `Process` holds a rank's; the parts that
-Python keeps once for the process are belongings (lablib/sim/ranks/rank.py), put in place at every turn.
+A launched function shares its modules with the notebook. A script expects a process: its own modules, arguments,
+standard error, logging, working directory and current CUDA device. `Process` holds a rank's; state that Python keeps
+once per process is swapped at every turn (lablib/sim/ranks/rank.py).
 
-A rank's thread carries its `Process`, so functions that stand in for torch's find theirs with `here()`, and nothing
-global is kept.
+A rank's thread holds its `Process`, so replacements of torch's functions find it with `here()`, without global state.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class AllocationStatistics(Protocol):
-    """What `torch.cuda`'s memory statistics ask of a rank's memory tracker, in bytes on the device."""
+    """Memory statistics for `torch.cuda`, in bytes on the device, from a rank's memory tracker."""
 
     def allocated_bytes(self) -> int: ...
 
@@ -39,7 +38,7 @@ class AllocationStatistics(Protocol):
 
 
 class ClockReadings:
-    """When a script first and last read this machine's clock: real and virtual seconds."""
+    """First and last time at which a script read this machine's clock: real and virtual seconds."""
 
     def __init__(self) -> None:
         self._first: tuple[float, float] | None = None
@@ -48,7 +47,7 @@ class ClockReadings:
         self._number = 0
 
     def read(self, real_s: float, virtual_s: float, frame: FrameType) -> None:
-        """The script reads the clock, in this frame."""
+        """Record a reading of the clock in this frame."""
         if self._first is None:
             self._first = (real_s, virtual_s)
             self._line = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
@@ -56,7 +55,7 @@ class ClockReadings:
         self._number += 1
 
     def note(self, rank: int) -> list[str]:
-        """Both times between these readings, where there are several."""
+        """A note with both times between the first and last reading, if there are several."""
         if self._first is None or self._number < 2:
             return []
         passed_s = [end - begin for begin, end in zip(self._first, self._last, strict=True)]
@@ -74,20 +73,20 @@ class Process:
 
     Attributes:
         rank: the simulated rank.
-        ranks: how many there are.
+        ranks: number of ranks.
         local_rank: its place in its node: the device it should use.
         num_devices: devices of its node.
-        cluster: what it runs on.
-        store: where ranks meet.
-        placement: which of its tensors are on the device.
+        cluster: the simulated cluster.
+        store: the store of the ranks.
+        placement: placement of its tensors on the device.
         streams: its CUDA streams.
-        calls: the mode that answers its device arguments.
-        autocast: what `torch.autocast("cuda")` was set to.
+        calls: the mode that handles its device arguments.
+        autocast: settings of `torch.autocast("cuda")`.
         is_importing: inside the import of a library.
-        binds_device: whether it named its device to a process group.
+        binds_device: whether it gave its device to a process group.
         clock: its readings of this machine's clock.
-        notes: sentences of the run about this rank (calls with another answer than on a real machine).
-        exit_handlers: what the script gave to `atexit.register`.
+        notes: sentences of the run about this rank (calls with another result than on a real machine).
+        exit_handlers: functions registered with `atexit.register`.
     """
 
     rank: Rank
@@ -107,22 +106,22 @@ class Process:
     exit_handlers: list[tuple[Any, tuple, dict]] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Have the run say this, once."""
+        """Add a note to the run, once."""
         if text not in self.notes:
             self.notes.append(text)
 
 
 def here() -> Process | None:
-    """The rank of a script whose thread this is; None anywhere else."""
+    """The rank of a script on this thread; None on any other."""
     return getattr(threading.current_thread(), "script_process", None)
 
 
 class NotSimulatedError(NotImplementedError):
-    """The script called something that the simulated machine has no answer to; the message names the call."""
+    """The script called a function that the simulated machine does not support; the message names the call."""
 
 
 def refuse(call: str, why: str, remedy: str) -> NoReturn:
-    """Say that a call has no answer.
+    """Report an unsupported call.
 
     Raises:
         NotSimulatedError: always.

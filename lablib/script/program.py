@@ -1,7 +1,7 @@
 """Run a file as a rank's `__main__`, from its first line to its exit.
 
-What `python train.py ARGS` does: compile the file, execute it in a module named `__main__`, take `sys.exit` as the end,
-then run what was registered with `atexit`, last first. The file is compiled once for all ranks.
+Equivalent of `python train.py ARGS`: compile the file, execute it in a module named `__main__`, end at `sys.exit`, then
+run the `atexit` handlers, last first. The file is compiled once for all ranks.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from lablib.script.process import here
 from lablib.text.files import printable, read_bytes
 from lablib.text.messages import safe_str, traceback_text
 
-_MAX_BYTES = 4 * 2**20  # of a script: Python takes seconds to compile so much
+_MAX_BYTES = 4 * 2**20  # larger scripts take seconds to compile
 
 
 def compiled(path: Path) -> CodeType:
     """The script's code.
 
     Raises:
-        ValueError: there is no such file, or it is no Python.
+        ValueError: there is no such file, or it is not Python.
     """
     try:
         source = read_bytes(path, _MAX_BYTES)
@@ -54,11 +54,11 @@ class ScriptExit(RuntimeError):
 
 
 def run_program(code: CodeType, main_of: Callable[[], ModuleType]) -> int:
-    """Execute the script on the rank whose thread this is, and return its exit code: 0.
+    """Execute the script on the rank of this thread. Returns its exit code: 0.
 
     Raises:
-        ScriptExit: it called `sys.exit` with anything else.
-        BaseException: whatever else it raises.
+        ScriptExit: `sys.exit` with any other code.
+        BaseException: any other exception of the script.
     """
     status: object = 0
     try:
@@ -74,7 +74,7 @@ def run_program(code: CodeType, main_of: Callable[[], ModuleType]) -> int:
 
 
 def _run_exit_handlers() -> None:
-    """What the script registered with `atexit`, last first; an error in one is printed and does not stop the others."""
+    """Run the script's `atexit` handlers, last first; print an error in one and continue."""
     process = here()
     while process is not None and process.exit_handlers:
         function, args, kwargs = process.exit_handlers.pop()
@@ -85,5 +85,5 @@ def _run_exit_handlers() -> None:
 
 
 def script_folder(path: Path) -> str:
-    """What Python puts first on `sys.path` for a script."""
+    """The folder that Python puts first on `sys.path` for a script."""
     return os.path.dirname(os.path.realpath(path))

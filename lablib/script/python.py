@@ -1,16 +1,16 @@
-"""Python's and torch's process-wide functions as a rank of a script finds them.
+"""Process-wide functions of Python and torch on a rank of a script.
 
     atexit.register     the rank's own list, run when the rank ends
-    os.close, os.dup2   leave the process its standard streams: a rank's own have no numbers
+    os.close, os.dup2   do not affect the process's standard streams: a rank's own have no numbers
     os._exit            ends the rank, not the process
     os.kill, raise_signal  to this process: the rank's own handler is called; without one the rank ends
-    os.fork             refused: the child would be a copy of the simulator
-    subprocess          a child finds the rank's environment
-    faulthandler        stays the process's own
-    time.perf_counter   this machine's clock, as time.time and time.monotonic; a note puts virtual time next to it
-    torch.compile       runs the function as it is, eagerly, and says so
-    mp.spawn            refused: the processes that it starts are no simulated ranks
-    DataLoader          loads in the rank's own thread whatever `num_workers` says, and says so
+    os.fork             error: the child would be a copy of the simulator
+    subprocess          a child inherits the rank's environment
+    faulthandler        remains the process's own
+    time.perf_counter   this machine's clock, as time.time and time.monotonic; a note adds the virtual time
+    torch.compile       runs the function eagerly, with a note
+    mp.spawn            error: the processes that it starts are not simulated ranks
+    DataLoader          loads in the rank's own thread for any `num_workers`, with a note
     torch.save, load    a checkpoint names the device of its tensors, as on a GPU; `map_location` is followed
     torch.autocast      "cuda" switches the autocast of the CPU, which computes
 
@@ -46,7 +46,7 @@ _WORKERS = (
     "host's work takes no virtual time. Without workers get_worker_info() is None and worker_init_fn is not called: a "
     "dataset that splits or shuffles by worker gives other batches than on a real machine."
 )
-_LOADER_ARGUMENTS = (  # in the order in which they may be given without their names
+_LOADER_ARGUMENTS = (  # in positional order
     "dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory drop_last timeout "
     "worker_init_fn multiprocessing_context generator"
 ).split()
@@ -56,7 +56,7 @@ _COMPILE = "torch.compile ran the model eagerly: the times are those of eager ke
 
 
 def answer_python(patches: Patches) -> None:
-    """Put every answer in place."""
+    """Install all replacements."""
     _answer_interpreter(patches)
     _answer_clocks(patches)
     _answer_signals(patches)
@@ -89,7 +89,7 @@ def _answer_interpreter(patches: Patches) -> None:
     close, duplicate = os.close, os.dup2
 
     def rank_registers(process: Process, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # A library that is first imported meanwhile registers for the process.
+        # A library first imported in the run registers for the process.
         if not is_program(sys._getframe(2)):
             return register(function, *args, **kwargs)
         process.exit_handlers.append((function, args, kwargs))
@@ -209,7 +209,7 @@ def _answer_data_loader(patches: Patches) -> None:
         given: dict[str, Any] = dict(zip(_LOADER_ARGUMENTS, args, strict=False)) | kwargs
         if workers := given.get("num_workers", 0):
             process.note(_WORKERS.format(workers))
-            # These four mean something with workers only, and DataLoader refuses them without.
+            # These four need workers, and DataLoader rejects them without.
             for name in ("prefetch_factor", "persistent_workers", "timeout", "multiprocessing_context"):
                 given.pop(name, None)
         make(loader, **(given | {"num_workers": 0}))
@@ -239,7 +239,7 @@ def _answer_checkpoints(patches: Patches) -> None:
         mark_storage(copied, process.placement.use(process.placement.device_index if index is None else index))
         return copied
 
-    # torch's own hook for devices it does not know: who names a storage's place, who brings it back there.
+    # torch's hook for unknown devices: functions that give a storage's location, and move it back there.
     registry = [(0, location, at_location), *current("saved_devices")]
     patches.replace(*place("saved_devices"), registry)
     patches.answer(torch.UntypedStorage, "cuda", to_device)
@@ -256,7 +256,7 @@ def _answer_autocast(patches: Patches) -> None:
         return is_enabled("cpu" if device_type == "cuda" else device_type)
 
     def rank_sets_enabled(process: Process, device_type: Any, enabled: bool | None = None) -> None:
-        if enabled is None:  # the older call: set_autocast_enabled(True)
+        if enabled is None:  # older signature: set_autocast_enabled(True)
             device_type, enabled = "cuda", device_type
         if device_type != "cuda":
             return set_enabled(device_type, bool(enabled))

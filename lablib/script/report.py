@@ -1,10 +1,10 @@
-"""What a simulated script leaves behind: a timeline, a memory report, a summary, and what each rank printed.
+"""Report files of a simulated script: timeline, memory report, summary, and the output of each rank.
 
 timeline.json   for ui.perfetto.dev
 timeline.html   the figure, with its sentence and its numbers
-memory.txt      the peak of each rank by category, and the largest blocks alive then
+memory.txt      the peak of each rank by category, and its largest allocations
 summary.txt     makespan, busy, exposed communication, traffic, peak memory; also printed
-rankN.txt       what rank N printed, standard error included
+rankN.txt       output of rank N, including standard error
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _FILES = ("timeline.json", "timeline.html", "memory.txt", "summary.txt")
 
 
 def default_folder(script: Path) -> Path:
-    """`runs/<script>-<date>/` where the command was called."""
+    """`runs/<script>-<date>/` in the current folder."""
     return Path("runs") / f"{script.stem}-{datetime.now():%Y-%m-%d-%H%M%S}"
 
 
 def write_report(run: Run, folder: Path, script: str) -> str:
-    """Write all files of a run into `folder` (made if missing); return the summary as text.
+    """Write all files of a run into `folder` (made if missing). Returns the summary as text.
 
-    What each rank printed comes first, as nothing else has it. A file is whole or missing.
+    The ranks' output is written first, as no other file has it. A file is complete or missing.
 
     Raises:
         IncompleteReport: some files could not be written; the others are.
@@ -52,7 +52,7 @@ def write_report(run: Run, folder: Path, script: str) -> str:
 
 
 def write_output(output: Iterable[str], folder: Path) -> None:
-    """What each rank printed, one file a rank; also of a run that failed.
+    """Write the output of each rank, one file per rank; also for a run that failed.
 
     Raises:
         IncompleteReport: some files could not be written; the others are.
@@ -61,10 +61,10 @@ def write_output(output: Iterable[str], folder: Path) -> None:
 
 
 class IncompleteReport(OSError):
-    """Files that could not be written, and why, in a sentence.
+    """Files that could not be written, and the reason, in a sentence.
 
     Attributes:
-        summary: of the run, as text.
+        summary: the summary of the run, as text.
     """
 
     def __init__(self, text: str, summary: str):
@@ -93,7 +93,7 @@ def _write(folder: Path, files: dict[str, Callable[[Path], object]], summary: st
 
 
 def summary_text(run: Run, script: str) -> str:
-    """Where the time went, in a few sentences and a table. All times are virtual, but for the last."""
+    """Times of the run in a few sentences and a table. All times except the last are virtual."""
     table = run.summary().table()
     shown = table.head(_MAX_LINES).to_string(float_format=lambda value: f"{value:.4g}")
     if len(table) > _MAX_LINES:
@@ -114,7 +114,7 @@ def summary_text(run: Run, script: str) -> str:
 
 
 def memory_text(memory: Memory) -> str:
-    """The peak of each rank: when, bytes by category, and what made the most of them."""
+    """The peak of each rank: its time, bytes by category, and the largest allocations."""
     parts = []
     for rank in range(min(memory.num_ranks, _MAX_LINES)):
         peak, phase = memory.peak_bytes(rank), memory.peak_phase(rank)
@@ -141,7 +141,7 @@ def _peak_line(memory: Memory) -> str | None:
 
 
 def _page(run: Run, script: str) -> str:
-    """The timeline as a page that needs no network."""
+    """The timeline as a self-contained page."""
     figure = figure_timeline(run.timeline, title=f"{script} on {run.cluster}: virtual time")
     picture = picture_bundle(without_subtitle(figure), plotlyjs=True)["text/html"]
     title = in_html(f"Timeline of {script}")
@@ -150,6 +150,6 @@ def _page(run: Run, script: str) -> str:
 
 
 def files_line(folder: Path) -> str:
-    """Where things are, for the terminal."""
+    """The written files, for the terminal."""
     names = [name for name in _FILES if (folder / name).exists()]
     return f"written to {folder}: {', '.join(names)} and what each rank printed"

@@ -1,8 +1,8 @@
-"""A script, and what its ranks find around them: `Script("train.py", ["--steps", "10"], ranks=8).run()`.
+"""Run a script on simulated ranks: `Script("train.py", ["--steps", "10"], ranks=8).run()`.
 
 It is `launch`'s simulation (lablib/sim) with another function, "run this file as `__main__`", in an environment that
-makes each rank look like a process of its own with a CUDA device (process.py, modules.py, own.py, cuda.py, devices.py),
-and `nccl` and `gloo` like the simulator (backends.py).
+emulates a separate process with a CUDA device for each rank (process.py, modules.py, own.py, cuda.py, devices.py), and
+`nccl` and `gloo` by the simulator (backends.py).
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ from lablib.sim.ranks.rank import Rank
 
 
 class Script:
-    """A script, and what its ranks find around them (`lablib.sim.simulation.RankEnvironment`). Runs once.
+    """A script and the environment of its ranks (`lablib.sim.simulation.RankEnvironment`). Runs once.
 
     Attributes:
-        processes: one a rank, once it runs.
+        processes: one per rank, once it runs.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Script:
         self._mains = [main_module(self.path) for _ in range(ranks)]
 
     def run(self, timeout_s: float | None = None, trace: bool = True) -> Run:
-        """Run it; arguments, result and errors are those of `simulate_script`."""
+        """Run it; arguments, result and errors as in `simulate_script`."""
         check_outside("simulate a script from outside, not from the program it runs")
         try:
             run = run_sim(
@@ -81,7 +81,7 @@ class Script:
             )
         except LaunchError as error:
             if (shared := self._libraries.error()) is not None and not isinstance(error, SharedLibraryError):
-                raise shared from error  # the ranks' state was one, so whatever happened may have come of that
+                raise shared from error  # shared state of the ranks may have caused any error
             for note in (*self._libraries.notes, *_out_of_memory(error, self._num_ranks)):
                 error.add_note(note)
             raise
@@ -94,11 +94,11 @@ class Script:
 
     @property
     def clock_s(self) -> float:
-        """Virtual seconds that the rank furthest behind has reached."""
+        """Virtual time of the slowest rank."""
         return min((process.rank.clock_s for process in self.processes), default=0.0)
 
     def output(self, rank: int) -> str:
-        """What a rank has printed so far."""
+        """The output of a rank so far."""
         return self.processes[rank].rank.stdout.getvalue() if self.processes else ""
 
     def _program(self) -> int:
@@ -107,7 +107,7 @@ class Script:
 
     @contextmanager
     def of_the_run(self, ranks: list[Rank], store: SimStore, cluster: Cluster) -> Iterator[None]:
-        """What the ranks share: replaced functions, and the host's modules out of sight."""
+        """Context of the run: replaced functions, and the host's modules removed."""
         folder = script_folder(self.path)
         with ExitStack() as stack:
             self._libraries = Libraries(len(ranks))
@@ -121,7 +121,7 @@ class Script:
                 rank.stdout = rank.stderr = output
                 stack.callback(output.release)
                 first = cluster.node(rank.rank) * cluster.devices_per_node
-                # Looking comes first, while the rank's modules are in their places.
+                # The check comes first, while the rank's modules are in place.
                 watching = Watching(self._libraries, rank.rank, rank.rank - first)
                 rank.per_rank_state += [watching, Modules(hidden.finder, self._mains[rank.rank])]
                 rank.begins_with |= begins_with(self._argv, folder)
@@ -139,7 +139,7 @@ class Script:
 
     @contextmanager
     def of_a_rank(self, rank: Rank) -> Iterator[None]:
-        """What a rank's thread has: the process it stands for, marked memory, and answers to device arguments."""
+        """Context of a rank's thread: its process, marked memory, and handling of device arguments."""
         process = self.processes[rank.rank]
         threading.current_thread().script_process = process  # pyright: ignore[reportAttributeAccessIssue]
         process.placement = Placement(rank, self.cluster.device)
@@ -151,7 +151,7 @@ class Script:
 
 
 def _out_of_memory(error: LaunchError, ranks: int) -> Iterator[str]:
-    """The remedy, where this machine had no memory for the tensors of a rank."""
+    """The remedy if this machine ran out of memory for the tensors of a rank."""
     cause = error.__cause__
     if isinstance(cause, MemoryError) or (isinstance(cause, RuntimeError) and "can't allocate memory" in str(cause)):
         yield (
@@ -162,7 +162,7 @@ def _out_of_memory(error: LaunchError, ranks: int) -> Iterator[str]:
 
 
 def _note_host_work(process: Process) -> None:
-    """Say what the times leave out."""
+    """Add a note on host work that takes no virtual time."""
     if number := process.placement.num_host_operators:
         process.note(
             f"The host's work took no virtual time: {number:,} operators of rank 0 had tensors in host memory only; on "

@@ -1,22 +1,22 @@
-"""A stand-in for a GPU: programs run as with backend="nccl", on a device that refuses what CUDA refuses.
+"""Simulated GPU for launches: programs run as with backend="nccl", with CUDA's device errors.
 
     launch(program, ranks=4, device="cuda")        this launch
     with cuda_by_default(): ...                    every launch inside
 
-Each rank's default device is then its own GPU, `cuda:<local rank>`, as it is on the real backend, and its groups are
-NCCL's. The device is script mode's (placement.py, devices.py): tensors are on the CPU, carry a mark, and have values.
-What CUDA refuses, it refuses, operator by operator (mixing.py):
+Each rank's default device is then its own GPU, `cuda:<local rank>`, as on the real backend, and its groups are NCCL's.
+The device is script mode's (placement.py, devices.py): tensors are on the CPU, have a mark, and have values. Operators
+raise where CUDA's would (mixing.py):
 
     torch.ones(4).normal_(generator=torch.Generator())    a CPU generator, and numbers drawn on the device
     torch.ones(4) + torch.ones(4, device="cpu")       two devices
-    torch.ones(4).numpy()                             numpy reads the host's memory alone
-    dist.all_reduce(torch.ones(4, device="cpu"))      NCCL has no way to the host's memory
+    torch.ones(4).numpy()                             numpy reads only the host's memory
+    dist.all_reduce(torch.ones(4, device="cpu"))      NCCL cannot access the host's memory
 
-Tensors among the program's arguments arrive on the device (lablib/process/arguments.py). One that it takes from
-elsewhere, a global or a closure, is in the host's memory, like all that the notebook makes.
+Tensors among the program's arguments arrive on the device (lablib/process/arguments.py). Tensors from a global or a
+closure are in the host's memory, as all tensors of the notebook.
 
-Simplified: code inside torch's own C++ sees CPU tensors, so a kernel that CUDA lacks is not missed. Launches with
-fidelity="shapes" run as ever: they have one device, "meta".
+Simplified: code inside torch's own C++ sees CPU tensors, so a kernel that CUDA lacks raises no error. Launches with
+fidelity="shapes" are not changed: they have one device, "meta".
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from lablib.sim.simulation import run_sim
 
 
 class StandIn:
-    """A launched function, and what its ranks find around them (`lablib.sim.simulation.RankEnvironment`).
+    """A launched function and the environment of its ranks (`lablib.sim.simulation.RankEnvironment`).
 
     Args:
-        fn, args: what was launched.
-        ranks, cluster: on how many GPUs, and which.
+        fn, args: the launched function and its arguments.
+        ranks, cluster: number of GPUs, and their cluster.
     """
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any], ranks: int, cluster: Cluster):
@@ -69,14 +69,14 @@ class StandIn:
 
     @property
     def notes(self) -> Sequence[str]:
-        """What the run must say: what may hang on NCCL."""
+        """Notes for the run: possible hangs on NCCL."""
         return list(dict.fromkeys(note for process in self._processes for note in process.notes))
 
     def program(self) -> Any:
-        """What each rank runs."""
+        """The program of each rank."""
         process = here()
         assert process is not None
-        # The device is named, as by the workers of lablib/real.
+        # The device is given, as in the workers of lablib/real.
         dist.init_process_group("nccl", device_id=torch.device("cuda", process.local_rank))
         with process.placement.assuming(HOST):
             fn, args = replaced_tensors(self._copies.copy(), partial(_on_device, index=process.local_rank))
@@ -87,13 +87,13 @@ class StandIn:
             note_what_is_left(error, (fn, args, {}))
             raise
         finally:
-            # What stays on torch's stack of this thread is freed when Python has forgotten the thread already; the
-            # process is aborted if it ends meanwhile.
+            # An entry left on torch's stack of this thread is freed after Python has removed the thread, which aborts a
+            # process that is ending.
             torch.set_default_device(None)
 
     @contextmanager
     def of_the_run(self, ranks: list[Rank], store: SimStore, cluster: Cluster) -> Iterator[None]:
-        """What the ranks share: answers in the place of torch's functions."""
+        """Context of the run: replacements of torch's functions."""
         with ExitStack() as stack:
             patches = stack.enter_context(Patches())
             answer_gpu(patches)
@@ -107,7 +107,7 @@ class StandIn:
 
     @contextmanager
     def of_a_rank(self, rank: Rank) -> Iterator[None]:
-        """What a rank's thread has: its device, which it uses from the start."""
+        """Context of a rank's thread: its device, in use from the start."""
         process = self._processes[rank.rank]
         threading.current_thread().script_process = process  # pyright: ignore[reportAttributeAccessIssue]
         process.placement = Placement(rank, self._device)
@@ -120,7 +120,7 @@ class StandIn:
 
 
 def _on_device(one: Tensor | nn.Module, index: int) -> Tensor | nn.Module:
-    """An argument of the program as it arrives: all memory of it is the device's."""
+    """Mark all memory of an argument of the program as on the device."""
     tensors = [one] if isinstance(one, Tensor) else [*one.parameters(), *one.buffers()]
     for tensor in tensors:
         mark(tensor, index)
@@ -130,7 +130,7 @@ def _on_device(one: Tensor | nn.Module, index: int) -> Tensor | nn.Module:
 
 
 def run_on_cuda(fn: Callable[..., Any], args: Sequence[Any], **options: Any) -> Run:
-    """`lablib.sim.run_sim` with a GPU for each rank, whose memory is not the host's."""
+    """`lablib.sim.run_sim` with a GPU with separate memory for each rank."""
     stand_in = StandIn(fn, args, options["ranks"], options["cluster"])
     run = run_sim(stand_in.program, (), **options, environment=stand_in)
     return replace(run, notes=(*run.notes, *stand_in.notes))
@@ -138,7 +138,7 @@ def run_on_cuda(fn: Callable[..., Any], args: Sequence[Any], **options: Any) -> 
 
 @contextmanager
 def cuda_by_default() -> Iterator[None]:
-    """Every `launch` on the simulator inside runs its ranks on the stand-in."""
+    """Run every `launch` on the simulator inside this context on simulated GPUs."""
 
     def on_the_stand_in(fn: Callable[..., Any], args: Sequence[Any], **options: Any) -> Run:
         if options.get("fidelity") == "shapes":

@@ -1,7 +1,7 @@
 """CUDA streams and events in virtual time.
 
-A rank's clock is that of its current stream; the others keep theirs meanwhile. So work on two streams overlaps, unless
-an event orders it:
+A rank's clock is the clock of its current stream; the other streams keep theirs. So work on two streams overlaps,
+unless an event orders it:
 
     stream.wait_event(e)     t_stream = max(t_stream, t_e)
     e.synchronize()          the host waits: nothing starts before t_e on any stream from now on
@@ -9,8 +9,8 @@ an event orders it:
 
 The host runs ahead of the device: a kernel starts when it is launched and its stream is free (Rank.compute).
 
-Simplified: kernels of two streams do not slow each other down. What a side stream sends may start in the virtual past
-of other ranks; it has had its wires for itself until then (lablib/sim/network.py).
+Simplified: kernels of two streams do not slow each other down. A send on a side stream may start in the virtual past of
+other ranks; it has had its wires to itself until then (lablib/engine/network.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from lablib.script.process import Process, here, refuse
 from lablib.sim.ranks.rank import Rank
 
-HOST_STREAM = "host"  # of the host's own work in a timeline
+HOST_STREAM = "host"  # the host's own work in a timeline
 
 
 class Streams:
@@ -32,21 +32,21 @@ class Streams:
         self._rank = rank
         self.default = Stream(_index=index)
         self.current = self.default
-        self._last_s = 0.0  # the latest end of anything on a stream that is not the current one
+        self._last_s = 0.0  # the latest end on a stream other than the current one
 
     def time_s(self, stream: Stream) -> float:
-        """How far a stream has come."""
+        """Virtual time that a stream has reached."""
         return self._rank.clock_s if stream is self.current else stream.clock_s
 
     def delay(self, stream: Stream, until_s: float) -> None:
-        """A stream does nothing before `until_s`."""
+        """Let a stream start nothing before `until_s`."""
         if stream is self.current:
             self._rank.join(until_s)
         else:
             stream.clock_s = max(stream.clock_s, until_s)
 
     def switch(self, stream: Stream) -> None:
-        """What the program issues from now on goes to this stream."""
+        """Make this the current stream."""
         if stream is self.current:
             return
         self.current.clock_s = self._rank.clock_s
@@ -56,18 +56,18 @@ class Streams:
         self._rank.is_on_side_stream = stream is not self.default
 
     def host_waits(self, until_s: float | None = None) -> None:
-        """The host waits for a moment (default: for the current stream): nothing is issued earlier."""
+        """Make the host wait until a time (default: for the current stream): nothing is issued earlier."""
         self._rank.host_s = max(self._rank.host_s, self._rank.clock_s if until_s is None else until_s)
         self._rank.join(self._rank.host_s)
 
     def host_works(self, name: str, time_s: float, size_bytes: float) -> None:
-        """The host computes for so long, and issues nothing meanwhile; streams go on with what they have."""
+        """Let the host compute for that long without issuing work; the streams go on."""
         start_s, phase = self._rank.host_s, self._rank.phase()
         self.host_waits(start_s + time_s)
         self._rank.communicate(HOST_STREAM, name, phase, start_s, self._rank.host_s, size_bytes, "", None, 0)
 
     def synchronize(self) -> None:
-        """The host waits for all streams, and so for all communication: no other `wait` is needed for what is over."""
+        """Make the host wait for all streams, and so for all communication, which then needs no other `wait`."""
         self._rank.pending.join_all()
         for work in list(self._rank.unwaited.values()):
             work.wait()
@@ -75,7 +75,7 @@ class Streams:
 
 
 class Stream:
-    """Stands in for `torch.cuda.Stream`."""
+    """Replacement of `torch.cuda.Stream`."""
 
     def __init__(self, device: Any = None, priority: int = 0, _index: int | None = None, **_: Any):
         process = here()
@@ -88,7 +88,7 @@ class Stream:
         self._entered: list[Stream] = []
 
     def wait_event(self, event: Event) -> None:
-        if event.time_s is not None:  # waiting for an event that nobody recorded is no wait, as in CUDA
+        if event.time_s is not None:  # waiting for an unrecorded event has no effect, as in CUDA
             _process().streams.delay(self, event.time_s)
 
     def wait_stream(self, stream: Stream) -> None:
@@ -105,7 +105,7 @@ class Stream:
         streams.host_waits(streams.time_s(self))
 
     def query(self) -> bool:
-        self.synchronize()  # a program that asks until it is done has waited
+        self.synchronize()  # so that a loop of queries ends
         return True
 
     def is_capturing(self) -> bool:
@@ -125,7 +125,7 @@ class Stream:
 
 
 class Event:
-    """Stands in for `torch.cuda.Event`. `time_s` is its virtual time, None before it was recorded."""
+    """Replacement of `torch.cuda.Event`. `time_s` is its virtual time, None before it was recorded."""
 
     def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **kw: Any):
         if interprocess:
@@ -159,7 +159,7 @@ class Event:
 
 
 class StreamContext:
-    """Stands in for `torch.cuda.stream(...)`; None changes nothing."""
+    """Replacement of `torch.cuda.stream(...)`; None has no effect."""
 
     def __init__(self, stream: Stream | None):
         self._stream = stream
