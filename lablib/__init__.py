@@ -1,15 +1,15 @@
-"""Learn and predict large-model training: plain torch.distributed programs on a simulated cluster or on real processes.
+"""Learn and predict large-model training with torch.distributed on a simulated cluster or processes.
 
 launch      run a function on every rank and get a Run
-calibrate   measure this machine, for predictions that hold here
-reconcile   run it predicted and measured: where they differ
+calibrate   measure this machine, for predictions of its times
+reconcile   compare a predicted and a measured run of a program
 simulate_script  run a script written for torchrun on every rank of a simulated cluster
-phase       name what the program is doing, for the timeline
+phase       name a part of the program, for the timeline
 Run         values, timeline, memory, traffic, stdout
-Summary     where the time of a run went, rank by rank
-faults      what can go wrong on a cluster: `launch(..., faults=[SlowRank(3, 2.0)])`
-errors      how a launch can fail
-hardware    the clusters that have a name
+Summary     time of a run by rank: compute, communication, waiting, idle
+faults      faults of a cluster: `launch(..., faults=[SlowRank(3, 2.0)])`
+errors      errors of a launch
+hardware    named clusters
 """
 
 from lablib.index import attach

@@ -3,15 +3,15 @@
     LaunchError
       RankError                 an exception on one rank; `__cause__` is the original
       DeadlockError             every unfinished rank waits for another
-      FaultError                a fault that the launch asked for ended the run; `run` is what happened until then
+      FaultError                a requested fault ended the run; `run` is the run until then
         RankKilledError         `KillRank`
         LinkDownError           `DropLink`
-      CollectiveMismatchError   ranks met in one call with different arguments
-      LaunchTimeoutError        the program outlived `timeout_s`
-      ValueNeededError          under fidelity="shapes", the program asked for a value
+      CollectiveMismatchError   ranks made the same call with different arguments
+      LaunchTimeoutError        the program exceeded `timeout_s`
+      ValueNeededError          under fidelity="shapes", the program read a value
       WorkerError               a real worker process died or could not be started
 
-A message states the rule, the value and the remedy.
+A message gives the rule, the value and the remedy.
 """
 
 from collections.abc import Sequence
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from lablib.run import Run
 
 
-_LONGEST_NAME = 100  # characters in which a misspelled name is looked for
-_MAX_LINES = 16  # of a message that would have one for each rank
+_LONGEST_NAME = 100  # longest name, in characters, for which suggestions are searched
+_MAX_LINES = 16  # longest list of ranks in a message
 
 
 class LaunchError(RuntimeError):
-    """A launched program failed. The subclasses say how."""
+    """A launched program failed. The subclasses are the kinds of failure."""
 
 
 class RankError(LaunchError):
@@ -50,17 +50,17 @@ class RankError(LaunchError):
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What one rank was doing when nothing could go on.
+    """State of one rank when no rank could go on.
 
     Attributes:
-        rank: who.
+        rank: the rank.
         what: "waits in all_reduce #7 of group dp", "has finished".
-        source: "file:line" of the program; "" where it is not known.
-        why: what keeps it, "rank 3 is not there"; "" where nothing is to be said.
-        for_ranks: whom it waits for; empty: for nobody that is known.
-        operation: what it called, "all_reduce", "recv"; "" for no communication.
-        group: the process group of that.
-        since_s: since when, in virtual seconds; None where it is not told.
+        source: "file:line" of the program; "" if unknown.
+        why: the reason of the wait, "rank 3 is not there"; "" for none.
+        for_ranks: the ranks it waits for; empty if unknown or none.
+        operation: the call, "all_reduce", "recv"; "" if it is no communication.
+        group: the process group of the call.
+        since_s: virtual time at which the wait began; None if not recorded.
     """
 
     rank: int
@@ -74,7 +74,7 @@ class Wait:
 
     @property
     def text(self) -> str:
-        """All of it in words, without rank and line."""
+        """The state in words, without rank and line."""
         since = "" if self.since_s is None else f" since {self.since_s:.6g} s"
         return f"{self.what}{since}{self.why and f'; {self.why}'}"
 
@@ -83,7 +83,7 @@ class Wait:
 
 
 class DeadlockError(LaunchError):
-    """No rank can go on. `waits` holds one `Wait` a rank, in rank order."""
+    """No rank can go on. `waits` holds one `Wait` per rank, in rank order."""
 
     def __init__(self, headline: str, waits: Sequence[Wait]):
         self.waits = tuple(waits)
@@ -91,7 +91,7 @@ class DeadlockError(LaunchError):
 
 
 class CollectiveMismatchError(LaunchError):
-    """Two ranks met in the same call with different operations or arguments. `calls` holds one `Wait` for each."""
+    """Two ranks made the same call with different operations or arguments. `calls` holds one `Wait` for each."""
 
     def __init__(self, headline: str, calls: Sequence[Wait]):
         self.calls = tuple(calls)
@@ -99,17 +99,17 @@ class CollectiveMismatchError(LaunchError):
 
 
 class ValueNeededError(LaunchError):
-    """Under `fidelity="shapes"` the program asked a tensor for a value."""
+    """Under `fidelity="shapes"` the program read the value of a tensor."""
 
 
 class FaultError(LaunchError):
-    """A fault that the launch asked for (`faults=`) ended the run.
+    """A fault requested by the launch (`faults=`) ended the run.
 
     Attributes:
-        at_s: the virtual second in which it happened.
+        at_s: virtual time of the fault.
         waits: one `Wait` for each rank that could not go on, in rank order.
-        run: what happened until then. Communications that never ended are in its timeline, and their `Transfer`s are
-            called "unfinished"; a rank that did not finish has the value None.
+        run: the run until then. Its timeline includes communications that never ended, with `Transfer`s named
+            "unfinished"; a rank that did not finish has the value None.
     """
 
     run: "Run"
@@ -124,7 +124,7 @@ class FaultError(LaunchError):
 
 
 class RankKilledError(FaultError):
-    """A rank died (`KillRank`). `rank` is the first that did; `killed` maps each that died to its virtual second."""
+    """A rank died (`KillRank`). `rank` is the first; `killed` maps each dead rank to the virtual time of its death."""
 
     def __init__(self, headline: str, killed: "dict[int, float]", waits: Sequence[Wait]):
         self.killed = dict(killed)
@@ -133,7 +133,7 @@ class RankKilledError(FaultError):
 
 
 class LinkDownError(FaultError):
-    """A communication needed a link that was down (`DropLink`). `link` is its two ranks, `operation` what needed it."""
+    """A communication needed a dropped link (`DropLink`). `link` is its two ranks, `operation` the communication."""
 
     def __init__(self, headline: str, link: tuple[int, int], at_s: float, operation: str, waits: Sequence[Wait]):
         self.link = link
@@ -146,15 +146,15 @@ class UnwaitedWarning(UserWarning):
 
 
 class WriteInFlightWarning(UserWarning):
-    """A program wrote to what it gave to a communication before it waited; `Run.notes` holds the same sentence."""
+    """A program wrote to a tensor of a communication before its wait; `Run.notes` holds the same sentence."""
 
 
 class ReadInFlightWarning(UserWarning):
-    """A program read what a communication was to fill before it waited; `Run.notes` holds the same sentence."""
+    """A program read a tensor that a communication fills before its wait; `Run.notes` holds the same sentence."""
 
 
 class OverlapWarning(UserWarning):
-    """A call's output shared memory with its input elsewhere than in its place; `Run.notes` holds the same sentence."""
+    """A call's output overlapped its input in an invalid way; `Run.notes` holds the same sentence."""
 
 
 class NotOnNcclWarning(UserWarning):
@@ -170,7 +170,7 @@ class WorkerError(LaunchError):
 
 
 def unknown_name(kind: str, name: object, valid: Sequence[str]) -> ValueError:
-    """The error for a name nobody knows, with the nearest names that exist.
+    """The error for an unknown name, with the nearest valid names.
 
     >>> unknown_name("cluster", "dgx-h10", ["dgx-a100", "dgx-h100"]).args[0]
     "unknown cluster 'dgx-h10': did you mean 'dgx-h100' or 'dgx-a100'? Valid: dgx-a100, dgx-h100."

@@ -1,7 +1,7 @@
-"""Faults to try on the simulator: `launch(..., faults=[SlowRank(3, 2.0)])`.
+"""Faults on the simulated cluster: `launch(..., faults=[SlowRank(3, 2.0)])`.
 
-A fault is a record; lablib/sim/faults/inject.py makes it happen. The program knows nothing of it, as on a real cluster:
-a slow rank is late, a dead one never comes, a flipped bit travels wherever the gradients do.
+A fault is a record; lablib/sim/faults/inject.py applies it. The program is not informed, as on a real cluster: a slow
+rank is late, a dead one never joins, a flipped bit spreads with the gradients.
 
     SlowRank          its compute takes `factor` times as long
     KillRank          it dies when its clock reaches `at_s`
@@ -10,9 +10,9 @@ a slow rank is late, a dead one never comes, a flipped bit travels wherever the 
     DropLink          a wire carries nothing from `at_s` on
     CorruptGradient   one element of one gradient is NaN, infinite, or has a bit flipped
 
-Times are virtual seconds since the launch. Runs with faults are as deterministic as those without.
+Times are virtual seconds since the launch. Runs with faults are as deterministic as others.
 
-Sources for how often these happen: Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.4
+Sources for the frequency of faults: Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.4
 (419 unexpected interruptions in 54 days on 16,384 GPUs); Dixit et al., "Silent Data Corruptions at Scale", 2021, arXiv
 2102.11245 (bit flips); Jiang et al., "MegaScale", NSDI 2024, arXiv 2402.15627, section 5 (stragglers).
 """
@@ -32,14 +32,14 @@ LEVELS = ("intra", "inter")
 
 @dataclass(frozen=True)
 class SlowRank:
-    """The compute of `rank` takes `factor` times as long: a hot GPU, a noisy neighbour.
+    """The compute of `rank` takes `factor` times as long, as on a hot GPU or with a noisy neighbour.
 
-    An operator that begins outside the window or ends outside it is slowed only for the part of its work that is done
-    inside. Two of these on one rank multiply.
+    An operator that begins or ends outside the window is slowed only for the part of its work that is done inside. Two
+    of these on one rank multiply.
 
     Attributes:
-        rank: which.
-        factor: more than 0; 2.0 takes twice as long, 0.5 is a rank twice as fast.
+        rank: the slow rank.
+        factor: more than 0; 2.0 takes twice as long, 0.5 half as long.
         from_s, until_s: virtual seconds between which it is slow; by default always.
     """
 
@@ -58,12 +58,14 @@ class SlowRank:
 
 @dataclass(frozen=True)
 class KillRank:
-    """The process of `rank` dies when its virtual clock reaches `at_s`, or while it waits in a communication that would
-    end later. The others do not notice until they wait for it; the launch ends in a `RankKilledError`.
+    """The process of `rank` dies when its virtual clock reaches `at_s`.
+
+    Also if it waits then in a communication that would end later. The others do not notice until they wait for it; the
+    launch ends in a `RankKilledError`.
 
     Attributes:
-        rank: which.
-        at_s: virtual second of its death; 0: before it does anything.
+        rank: the rank that dies.
+        at_s: virtual time of its death in seconds; 0: before it does anything.
     """
 
     rank: int
@@ -76,7 +78,7 @@ class KillRank:
 
 @dataclass(frozen=True)
 class DelayStart:
-    """The program of `rank` starts `seconds` after the others': a slow node, a cold file system."""
+    """The program of `rank` starts `seconds` after the others', as on a slow node or a cold file system."""
 
     rank: int
     seconds: float
@@ -88,20 +90,20 @@ class DelayStart:
 
 @dataclass(frozen=True)
 class SlowLink:
-    """Wires with less bandwidth or more latency: a bad cable, a congested switch.
+    """Wires with less bandwidth or more latency, as with a bad cable or a congested switch.
 
         SlowLink(0, 1, factor=4)                the wire between ranks 0 and 1, in both directions
         SlowLink(0, factor=4)                   all wires of rank 0
         SlowLink(0, factor=4, level="inter")    its NIC: all its wires to other nodes
         SlowLink(node=1, factor=4)              all wires between node 1 and other nodes
 
-    A message of S bytes then takes alpha + latency_s + S * beta * factor. Collectives choose their algorithm by the
-    healthy network, as NCCL does by nominal figures, and pay on the slow one.
+    A message of S bytes then takes alpha + latency_s + S * beta * factor. Collectives choose their algorithm on the
+    healthy network, as NCCL does by nominal figures, and run on the slow one.
 
     Attributes:
         a, b: global ranks; without `b`, all wires of `a`.
-        factor: more than 0; 4.0 leaves a quarter of the bandwidth.
-        latency_s: seconds more for each message or round.
+        factor: more than 0; 4.0 is a quarter of the bandwidth.
+        latency_s: additional seconds per message or round.
         level: "intra" (wires within the node) or "inter" (to other nodes); None: both.
         node: instead of ranks, a node.
     """
@@ -133,8 +135,10 @@ class SlowLink:
 
 @dataclass(frozen=True)
 class DropLink:
-    """Nothing passes between ranks `a` and `b` from `at_s` on: whatever needs the wire and has not ended by then, never
-    ends. The launch ends in a `LinkDownError`. Collectives do not route around it.
+    """The wire between ranks `a` and `b` is down from `at_s` on.
+
+    A communication that needs it and has not ended by then never ends. The launch ends in a `LinkDownError`.
+    Collectives do not route around it.
     """
 
     a: int
@@ -150,16 +154,16 @@ class DropLink:
 
 @dataclass(frozen=True)
 class CorruptGradient:
-    """On one rank, one element of one gradient is wrong, from where backward makes it: before anybody reduces it.
+    """On one rank, one element of one gradient is wrong, from backward on: before any reduction.
 
     Attributes:
-        rank: which.
+        rank: the rank.
         parameter: its name in the outermost module (`model.named_parameters()`), or its number in the order in which
             forward, recording gradients, first uses the `nn.Parameter`s of this rank; None: the first.
-        step: at its how manieth gradient, from 0: one for each backward pass that reaches it, micro-batches included.
+        step: number of the parameter's gradient, from 0: one per backward pass that reaches it, micro-batches included.
         kind: "nan", "inf" or "bit flip".
-        bit: which bit to flip, 0 being the lowest of the mantissa; None: the highest of the exponent. For "bit flip".
-        element: which element of the gradient that this rank holds, counted row by row.
+        bit: the bit to flip, 0 being the lowest of the mantissa; None: the highest of the exponent. For "bit flip".
+        element: index of the element in this rank's gradient, in row-major order.
     """
 
     rank: int
@@ -188,11 +192,11 @@ Fault = SlowRank | KillRank | DelayStart | SlowLink | DropLink | CorruptGradient
 def check_faults(
     faults: Iterable[Fault], num_ranks: int, num_nodes: int, backend: str, trace: bool, fidelity: str
 ) -> tuple[Fault, ...]:
-    """The faults of a launch, if they fit it.
+    """Check the faults of a launch. Returns them as a tuple.
 
     Raises:
-        ValueError, TypeError: something that is no fault; a rank or node outside the run; a rank that is killed or
-            delayed twice; a backend, or a way to run, in which they could not happen.
+        ValueError, TypeError: an entry that is not a fault; a rank or node outside the run; a rank that is killed or
+            delayed twice; a backend, or a mode of the run, in which they cannot happen.
     """
     if isinstance(faults, Fault):
         raise TypeError(f"faults is a list: got {faults}; write faults=[{faults}]")

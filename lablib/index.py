@@ -1,6 +1,6 @@
-"""Indexes of packages: `from lablib.optim import AdamW` imports one file, and only then.
+"""Lazy indexes of packages: `from lablib.optim import AdamW` imports one file, on demand.
 
-The `__init__.pyi` next to a package's `__init__.py` lists its public names in reading order, for people, type checkers
+The `__init__.pyi` next to a package's `__init__.py` lists its public names in reading order, for readers, type checkers
 and `lazy_loader`. Some functions have the name of their file (`top_k.py` with `top_k`): the package's attribute of that
 name is the function, whether or not the file was imported before.
 """
@@ -14,7 +14,7 @@ import lazy_loader
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package whose index is the `.pyi` next to `file`."""
+    """`__getattr__`, `__dir__` and `__all__` of a package with the `.pyi` next to `file` as its index."""
     get, listed, names = lazy_loader.attach_stub(package, file)
     module, public = sys.modules[package], frozenset(names)
 

@@ -1,8 +1,8 @@
-"""Refuse a launch inside a rank of a launch: each rank would start as many again, without end.
+"""Refuse a launch inside a rank of a launch, which would start ranks recursively without end.
 
-That happens by accident: a script without `if __name__ == "__main__":` that a worker imports, a notebook's cell that is
-run by what the cell launched. Simulated ranks know what they are. A process that is a rank finds its number in its
-environment, and so do the processes that it starts.
+It happens by accident: a script without `if __name__ == "__main__":` that a worker imports, or a notebook cell run by
+its own launch. Simulated ranks are detected by their thread. A process that is a rank has its number in the
+environment, and so do its child processes.
 """
 
 import os
@@ -13,11 +13,11 @@ RANK_VARIABLE = "LABLIB_RANK"
 
 
 def check_outside(remedy: str) -> None:
-    """Raise LaunchError when this is inside a rank of a launch, on any backend, or in a process that a rank started.
+    """Raise LaunchError inside a rank of a launch, on any backend, and in a process that a rank started.
 
-    `remedy` says what to do instead: "call launch from the notebook, not from the program it runs".
+    `remedy` is the advice in the message: "call launch from the notebook, not from the program it runs".
     """
-    from lablib.sim import is_rank  # here: it imports torch, a second's work that the command line does not need
+    from lablib.sim import is_rank  # imports torch, which takes a second that the command line does not need
 
     if is_rank():
         raise LaunchError(f"this is inside a rank of a launch: {remedy}.")

@@ -1,6 +1,6 @@
-"""One program, three machines: run a `torch.distributed` function on a simulated cluster or on real processes.
+"""Launch a `torch.distributed` program on a simulated cluster or on real processes (gloo, NCCL).
 
-This is the only place that knows the backends apart. Each returns the same `Run`.
+Only this file distinguishes the backends. Each returns the same `Run`.
 """
 
 import sys
@@ -27,7 +27,7 @@ from lablib.run import Run
 REAL_TIMEOUT_S = 600.0
 
 if "torch" in sys.modules:
-    # A program has torch already: load the simulator now, so that the first launch is quick. The command line has not,
+    # A program has imported torch already: load the simulator now, for a fast first launch. The command line has not,
     # and `lab --help` should not take the second that importing torch takes.
     import_module("lablib.sim")
 
@@ -47,56 +47,55 @@ def launch(
     share_gpus: bool = False,
     like: str | None = None,
 ) -> Run:
-    """Run `fn(*args)` on every rank and return what happened.
+    """Run `fn(*args)` on every rank and return a `Run`.
 
     The default process group is initialized before `fn` starts; `fn` itself is plain `torch.distributed` code. On `sim`
-    a buffer is filled by the `wait()` of its own work; a handle dropped without it is an `UnwaitedWarning` and a note,
-    and so are uses of what is in flight until then (`WriteInFlightWarning`, `ReadInFlightWarning`). A function of
-    `torch.compile` runs there operator by operator, priced as the eager program, and a note says so
+    a buffer is filled by the `wait()` of its work; a handle dropped without a wait is an `UnwaitedWarning` and a note,
+    and so is the use of a tensor in flight (`WriteInFlightWarning`, `ReadInFlightWarning`). A function of
+    `torch.compile` runs there operator by operator, with the costs of the eager program and a note
     (lablib/sim/operators/compiled.py).
 
     A rank starts with the notebook's settings (default dtype, working directory, ...), with random generators seeded by
-    its number, and computes with one thread, as under torchrun; what it changes of these is its own, and gone when the
-    run ends (lablib/process/settings).
+    its number, and computes with one thread, as under torchrun; its changes of these are its own, and discarded when
+    the run ends (lablib/process/settings).
 
     Args:
-        fn: a plain function, neither async nor a generator; it runs once on each rank. For keyword
-            arguments use `functools.partial`.
-        args: passed on; every rank gets a copy of its own (lablib/sim/ranks/copies.py), also of what a
-            `functools.partial` or a bound method brings along. What `fn` refers to otherwise, its globals and closure,
-            is copied on real backends; on `sim` it is the notebook's own, for all ranks, and `Run.notes` says which of
-            it they changed.
-        ranks: how many, at least 1; at most 16,384 on sim, 1024 on real backends.
+        fn: a plain function, neither async nor a generator; it runs once on each rank. `functools.partial` gives
+            keyword arguments.
+        args: passed on; every rank gets its own copy (lablib/sim/ranks/copies.py), also of the arguments in a
+            `functools.partial` and the object of a bound method. Globals and closure of `fn` are copied on real
+            backends; on `sim` all ranks share the notebook's own, and `Run.notes` lists those that they changed.
+        ranks: number of ranks, at least 1; at most 16,384 on sim, 1024 on real backends.
         cluster: name or record of the simulated cluster (`lablib.hardware.CLUSTERS`); ranks fill its nodes in order.
             Real backends ignore it.
         backend: "sim" (threads of this process, virtual time), "gloo" (processes on this CPU), "nccl" (GPUs).
-        timeout_s: real seconds after which the run is ended; None: no limit on sim, 600 s on real backends.
-            On sim a rank inside one call of C code that never lets other threads run (`sum(iter(int, 1))`) cannot be
-            ended: backend="gloo" runs ranks as processes, which can.
+        timeout_s: real seconds after which the run is ended; None: no limit on sim, 600 s on real backends. On sim a
+            rank inside C code that holds the interpreter lock (`sum(iter(int, 1))`) cannot be ended: backend="gloo"
+            runs ranks as processes, which can.
         trace: record the timeline. Without it a run is a little faster and `timeline` has no compute spans.
         fidelity: "values" computes with real tensors; "shapes" (on sim) runs the same program on meta tensors, which
-            have shapes and no values: time, memory and traffic of models that this machine could never hold.
+            have shapes and no values: time, memory and traffic of models too large for this machine.
         device: "cuda" (on sim, with values): each rank has a GPU, its default device, as on nccl, and the host's memory
-            is another: what is moved between them takes the time of the host link, torch.cuda's streams and events have
+            is separate: copies between them take the time of the host link, torch.cuda's streams and events have
             virtual time, and `memory` counts the GPU's. None: all memory is the accelerator's.
-        simulate: the ranks to run (on sim, with fidelity="shapes"); None: all. The others are phantoms, taken to do
-            what the simulated ranks of their groups do, at the same time: so 128 replicas of a model take as long as
-            one. A collective is priced for its whole group. A message to or from a phantom is refused, and so is a call
-            that needs values of one (an object that it would give).
-        share_gpus: let several ranks share a GPU (on nccl) where there are fewer GPUs than ranks: values are right,
-            times mean nothing. Without it such a launch is refused. LABLIB_SHARE_GPUS=1 in the environment asks for it.
-        like: "nccl" (on sim): refuse what NCCL lacks, with its words and a remedy: bitwise reductions, some types,
-            tensors with gaps, a receive from anyone, unbatched messages that wait for one another, tags that matter
-            (lablib/sim/communication/nccl_limits.py). What may hang at larger sizes is a `NotOnNcclWarning` and a note.
-            With device="cuda" groups are NCCL's anyway. None: all that torch.distributed has works.
-        faults: what goes wrong (on sim), as records: `[SlowRank(3, 2.0), KillRank(5, at_s=0.8)]` (lablib/faults.py).
+        simulate: the ranks to run (on sim, with fidelity="shapes"); None: all. The others are phantoms, assumed to do
+            the same as the simulated ranks of their groups, at the same time: so 128 replicas of a model take as long
+            as one. A collective has the cost of its whole group. A message to or from a phantom is an error, and so is
+            a call that needs values of one (for example its object).
+        share_gpus: let several ranks share a GPU (on nccl) if there are fewer GPUs than ranks: values are correct,
+            times mean nothing. Otherwise such a launch is an error. LABLIB_SHARE_GPUS=1 also allows it.
+        like: "nccl" (on sim): reject calls that NCCL does not support, with its words and a remedy: bitwise reductions,
+            some types, tensors with gaps, a receive from any source, unbatched messages in a circular wait, required
+            tags (lablib/sim/communication/nccl_limits.py). A possible hang at larger sizes is a `NotOnNcclWarning` and
+            a note. With device="cuda" groups are NCCL's anyway. None: all of torch.distributed is supported.
+        faults: faults (on sim), as records: `[SlowRank(3, 2.0), KillRank(5, at_s=0.8)]` (lablib/faults.py).
 
     Returns:
         A `Run`: values, timeline, memory, traffic, stdout.
 
     Raises:
-        ValueError, TypeError: an argument breaks its rule.
-        LaunchError: the program failed; the subclass says how (lablib/errors.py).
+        ValueError, TypeError: an argument is invalid.
+        LaunchError: the program failed; for the subclasses see lablib/errors.py.
     """
     check_program(fn, args)
     ranks = checked_size(ranks, backend)

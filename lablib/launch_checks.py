@@ -16,10 +16,10 @@ MAX_RANKS = {"sim": 16_384, "gloo": 1024, "nccl": 1024}  # threads of one proces
 
 
 def check_program(fn: Any, args: Sequence[Any]) -> None:
-    """Whether ranks can call `fn(*args)`.
+    """Check that ranks can call `fn(*args)`.
 
     Raises:
-        TypeError: it is no function; it cannot take these arguments; or a call would not run its body.
+        TypeError: it is not a function, does not accept these arguments, or a call would not run its body.
     """
     if not callable(fn):
         raise TypeError(
@@ -31,7 +31,7 @@ def check_program(fn: Any, args: Sequence[Any]) -> None:
     try:
         signature = inspect.signature(fn)
     except Exception:
-        return  # some builtins have none; the call itself will tell
+        return  # some builtins have none; the call itself may fail
     try:
         signature.bind(*args)
     except TypeError as error:
@@ -46,7 +46,7 @@ _REMEDIES = {
 
 
 def _not_run_by_a_call(fn: Any) -> str:
-    """What kind of function this is, if calling it makes an object and runs nothing; else ""."""
+    """The kind of function, if a call only makes an object and runs nothing; otherwise ""."""
     while isinstance(fn, partial):
         fn = fn.func
     for called in (fn, type(fn).__call__):
@@ -60,7 +60,7 @@ def _not_run_by_a_call(fn: Any) -> str:
 
 
 def check_value(value: Any) -> None:
-    """Whether what a program returned is a result, not a body that has not run.
+    """Check that a program's return value is a result, not a body that has not run.
 
     Raises:
         TypeError: a coroutine or a generator.
@@ -72,15 +72,15 @@ def check_value(value: Any) -> None:
     ):
         if is_one(value):
             if what != "an async generator":
-                value.close()  # Python would warn that nobody awaited it
+                value.close()  # avoids Python's warning about an unawaited coroutine
             raise TypeError(f"the program returned what {what} made, whose body has not run; {_REMEDIES[what]}")
 
 
 def checked_size(ranks: Any, backend: Any) -> int:
-    """The number of ranks, which this backend can have.
+    """Check the number of ranks for this backend, and return it.
 
     Raises:
-        ValueError: no such backend, or not a number of ranks that it can have.
+        ValueError: an unknown backend, or an invalid number of ranks for it.
     """
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise unknown_name("backend", backend, BACKENDS)
@@ -96,10 +96,10 @@ def checked_size(ranks: Any, backend: Any) -> int:
 
 
 def checked_timeout(timeout_s: Any) -> float | None:
-    """`timeout_s` as a finite number of seconds, or None where there is no limit.
+    """`timeout_s` as a number of seconds; None for no limit.
 
     Raises:
-        ValueError: it is not above 0, or no number.
+        ValueError: not a number above 0.
     """
     if timeout_s is None:
         return None
@@ -113,10 +113,10 @@ _FOR_EVER_S = 1e9  # 30 years
 
 
 def check_fidelity(fidelity: Any, backend: str) -> None:
-    """Whether this backend can run at this fidelity.
+    """Check that this backend supports this fidelity.
 
     Raises:
-        ValueError: no such fidelity, or one that only the simulator has.
+        ValueError: an unknown fidelity, or one that only the simulator supports.
     """
     if not isinstance(fidelity, str) or fidelity not in FIDELITIES:
         raise unknown_name("fidelity", fidelity, FIDELITIES)
@@ -125,10 +125,10 @@ def check_fidelity(fidelity: Any, backend: str) -> None:
 
 
 def check_device(device: Any, backend: str, fidelity: str) -> None:
-    """Whether ranks of this backend can have this default device.
+    """Check that ranks of this backend can have this default device.
 
     Raises:
-        ValueError: neither None nor "cuda", or not to be had with the rest.
+        ValueError: neither None nor "cuda", or invalid with the other arguments.
     """
     if device is None or (device == "cuda" and backend == "nccl"):
         return
@@ -143,10 +143,10 @@ def check_device(device: Any, backend: str, fidelity: str) -> None:
 def checked_simulate(
     simulate: Any, ranks: int, backend: str, fidelity: str, faults: Sequence[Any]
 ) -> tuple[int, ...] | None:
-    """The ranks to run, in order, or None for all of them.
+    """The ranks to run, in order; None for all.
 
     Raises:
-        ValueError: not some of the ranks, each once; or not to be had with the rest.
+        ValueError: not a subset of the ranks, each once; or invalid with the other arguments.
     """
     if simulate is None:
         return None
@@ -173,7 +173,7 @@ def checked_simulate(
 
 
 def check_trace(trace: Any) -> None:
-    """Whether `trace` is a switch.
+    """Check that `trace` is a boolean.
 
     Raises:
         TypeError: it is neither True nor False.
@@ -183,11 +183,11 @@ def check_trace(trace: Any) -> None:
 
 
 def check_share_gpus(share_gpus: Any, backend: str) -> None:
-    """Whether `share_gpus` is a switch, on a backend that has GPUs.
+    """Check that `share_gpus` is a boolean, and True only on a backend with GPUs.
 
     Raises:
         TypeError: it is neither True nor False.
-        ValueError: it is True, and ranks have no GPUs or one each.
+        ValueError: it is True on a backend other than "nccl".
     """
     if not isinstance(share_gpus, bool):
         raise TypeError(f"share_gpus must be True or False: got {safe_repr(share_gpus)}")
@@ -196,10 +196,10 @@ def check_share_gpus(share_gpus: Any, backend: str) -> None:
 
 
 def check_like(like: Any, backend: str) -> None:
-    """Whether ranks of this backend can be held to what another one has.
+    """Check that ranks of this backend can be limited to another one.
 
     Raises:
-        ValueError: neither None nor "nccl", or not on the simulator (where `backend` is "nccl" it says nothing new).
+        ValueError: neither None nor "nccl", or not on the simulator (with `backend` "nccl" it has no effect).
     """
     if like is None or (like == "nccl" and backend == "nccl"):
         return

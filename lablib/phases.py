@@ -1,4 +1,4 @@
-"""Phases: names for the parts of a program, shown in timelines.
+"""Phases: named parts of a program, shown in timelines.
 
     with lablib.phase("forward"):
         loss = model(x)
@@ -9,8 +9,8 @@ The name becomes the phase of each span inside the block: on the simulator, in t
     with lablib.phases.host_work(50e9):
         optimizer.step()                # of parameters in the host's memory
 
-On the simulator's GPUs the host's own work takes no time. Inside this block it does: what its operators move, over this
-bandwidth, in the lane "host" of the timeline. On real machines, where it takes what it takes, the block does nothing.
+On the simulator's GPUs the host's own work takes no time. Inside this block it takes the bytes of its operators divided
+by this bandwidth, in the lane "host" of the timeline. On real machines the block has no effect.
 """
 
 from collections.abc import Iterator
@@ -18,21 +18,23 @@ from contextlib import contextmanager
 
 from lablib.signature import check_type
 
-HOST_WORK = "lablib::host_work"  # and the bandwidth: the label of such a block
+HOST_WORK = "lablib::host_work"  # label of such a block, followed by the bandwidth
 
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Label everything in the block. Blocks may be nested: the innermost name is a span's phase, those around it its
-    `outer_phases`; `timeline.without(name)` leaves out what ran inside the block, however deep.
+    """Label all spans in the block.
+
+    Blocks may be nested: the innermost name is a span's phase, the outer ones its `outer_phases`;
+    `timeline.without(name)` excludes the spans of the block at any depth.
 
     Raises:
-        ValueError: an empty name, or one with ".", "::" or "#": these mark the labels that libraries set themselves.
+        ValueError: an empty name, or one with ".", "::" or "#": these mark the labels of libraries.
     """
     check_type("phase: the name", name, str)
     if not name or any(mark in name for mark in (".", "::", "#")):
         raise ValueError(f'a phase needs a name without ".", "::" or "#": got {name!r}; try "forward"')
-    import torch  # here: `import lablib` does without the second that torch takes
+    import torch  # keeps torch's second out of `import lablib`
 
     has_gpu = torch.cuda.is_initialized()  # `is_available` would initialise the CUDA driver, also in a notebook
     if has_gpu:
@@ -47,10 +49,10 @@ def phase(name: str) -> Iterator[None]:
 
 @contextmanager
 def host_work(bandwidth_bytes_per_s: float) -> Iterator[None]:
-    """Have the simulator price what the host computes in this block. Blocks may be nested: the innermost counts.
+    """Let the simulator time the host's work in this block. Blocks may be nested: the innermost counts.
 
     Arguments:
-        bandwidth_bytes_per_s: of the host's memory, one rank's share of it.
+        bandwidth_bytes_per_s: one rank's share of the bandwidth of the host's memory.
 
     Raises:
         ValueError: a bandwidth that is not above 0 and finite.

@@ -1,22 +1,22 @@
-"""Predicted and measured: one program on the simulator and on real processes, and the differences.
+"""Compare a prediction with a measurement: one program on the simulator and on real processes.
 
-The table has a row for each phase of compute and for each communication, and for what is left (lablib/record/spent.py,
-which also says from when time counts and when a communication begins).
+The table has a row for each phase of compute, for each communication, and for the remaining time
+(lablib/record/spent.py, which also defines the start of the time and of a communication).
 
     error = (predicted - measured) / measured             noise = (longest - shortest) / 2 / median, of the repeats
 
-An error smaller than the noise says nothing. The measured side is the run with the median makespan. What other programs
-kept busy is measured before and after the runs. On a busy machine the measured seconds are theirs, too. Runs that
-differ although little else ran are noisy: more ranks than cores take turns, longer in one run than in another.
+An error smaller than the noise is not significant. The measured side is the run with the median makespan. The load of
+other programs is measured before and after the runs. On a busy machine the measured seconds include it. Runs that
+differ without other load are noisy: more ranks than cores take turns, longer in one run than in another.
 
-Ranks that share a GPU take turns on it, so of such runs no times are compared but the compute of rank 0 (the least of
-the repeats): `Reconciliation.shared` says so, the other seconds of the table are NaN, and the sentence compares calls,
-bytes and values.
+Ranks that share a GPU take turns on it, so for such runs only the compute time of rank 0 (the minimum of the repeats)
+is compared: `Reconciliation.shared` has the reason, the other seconds of the table are NaN, and the sentence compares
+calls, bytes and values.
 
-On GPUs measured compute is kernels alone, and the launch of a kernel is time of the host. So it is on the predicted
-side: a span begins when its launch is over (`Device.launch_s`), and "idle" has the launches that take longer than the
-kernels before them. A catalogue's device does not tell launch from kernel: there no launch hides, and predicted idle
-time and makespan of small kernels are too long.
+On GPUs measured compute is kernel time only, and the launch of a kernel is time of the host. The predicted side is the
+same: a span begins after its launch (`Device.launch_s`), and "idle" includes the launches that take longer than the
+kernels before them. A catalogue device does not separate launch from kernel: no launch is hidden there, and predicted
+idle time and makespan of small kernels are too long.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-QUIET_NOISE_PCT = 15.0  # runs that agree better than this were not disturbed much
+QUIET_NOISE_PCT = 15.0  # noise below which the runs count as undisturbed
 
 
 @dataclass(frozen=True)
 class Reconciliation:
-    """A prediction and the measurements it is held against.
+    """A prediction and the measurements it is compared with.
 
     Attributes:
         predicted: the simulated run.
         measured: the run with the median makespan of `repeats`.
         repeats: every measured run.
         without: the phase left out on both sides ("" for none).
-        notes: what the reader must know about the numbers.
-        loads: what other programs kept busy before and after the repeats; empty if nobody looked.
+        notes: caveats about the numbers.
+        loads: load of other programs before and after the repeats; empty if not measured.
     """
 
     predicted: Run
@@ -76,7 +76,7 @@ class Reconciliation:
         notes: Sequence[str] = (),
         loads: Sequence[HostLoad] = (),
     ) -> Reconciliation:
-        """From runs that were made before. Raises ValueError for none, or for runs of other numbers of ranks."""
+        """Make one from existing runs. Raises ValueError for no runs, or for different numbers of ranks."""
         if not repeats:
             raise ValueError("a prediction is held against one measured run or more: got none")
         counts = {run.ranks for run in (predicted, *repeats)}
@@ -88,22 +88,22 @@ class Reconciliation:
 
     @property
     def shared(self) -> str:
-        """Why no times are compared: the note of a run with ranks that shared GPUs; "" where each rank had its own."""
+        """The reason why no times are compared: the note of a run on shared GPUs; "" if each rank had its own."""
         return next((note for note in self.measured.notes if note.endswith(TIMES_MEAN_NOTHING)), "")
 
     @property
     def error(self) -> float:
-        """Of the makespan, as a share: +0.1 where the prediction is a tenth too long. NaN where ranks shared GPUs."""
+        """Relative error of the makespan: +0.1 if the prediction is a tenth too long. NaN if ranks shared GPUs."""
         if self.shared:
             return nan
         predicted_s, measured_s = (counted(run, self.without).makespan_s for run in (self.predicted, self.measured))
         return predicted_s / measured_s - 1 if measured_s else float("nan")
 
     def table(self) -> pd.DataFrame:
-        """One row for each phase and each communication, then exposed, waiting, idle and makespan.
+        """One row per phase and communication, then exposed, waiting, idle and makespan.
 
-        Columns: kind, name, group, size_bytes; calls on either side; predicted_s and measured_s (NaN where a side has
-        nothing of it); error_pct, signed; noise_pct of the repeats; share_pct of the measured makespan.
+        Columns: kind, name, group, size_bytes; calls on either side; predicted_s and measured_s (NaN if missing on a
+        side); error_pct, signed; noise_pct of the repeats; share_pct of the measured makespan.
         """
         import pandas as pd
 
@@ -154,7 +154,7 @@ class Reconciliation:
         return figure_reconcile(predicted, measured, **(given | options))
 
     def sentence(self) -> str:
-        """Makespans, their error and noise, and the part that is furthest off; other facts where GPUs were shared."""
+        """Makespans, their error and noise, and the part with the largest difference; other facts for shared GPUs."""
         if self.shared:
             return self._sentence_without_times()
         table = self.table().fillna({"predicted_s": 0.0, "measured_s": 0.0})
@@ -185,7 +185,7 @@ class Reconciliation:
         return " ".join(filter(None, [*text, self._still_readable(), self._values_text(), *others]))
 
     def _values_text(self) -> str:
-        """On which ranks both sides returned the same values."""
+        """The ranks on which both sides returned the same values."""
         if self.predicted.fidelity != "values":
             return "Values are not compared: the prediction computed shapes alone."
         both = list(zip(self.predicted.values, self.measured.values, strict=True))
@@ -198,14 +198,14 @@ class Reconciliation:
 
     @property
     def is_quiet(self) -> bool:
-        """Were the cores left to the runs, and did the runs agree? Then errors beyond noise are the prediction's."""
+        """Whether the machine was idle and the runs agree. Then errors beyond noise are the prediction's."""
         if self.shared:
             return False
         load, noise_pct = busiest(self.loads), self._makespan_noise_pct()
         return (load is None or load.is_quiet) and not noise_pct > QUIET_NOISE_PCT
 
     def reading(self) -> str:
-        """Whether other programs ran, whether the runs agree, and what can be read of the numbers if they do not."""
+        """Load of the machine, agreement of the runs, and the valid conclusions if they do not agree."""
         if self.shared:
             return f"{self.shared}. {self._still_readable()}".strip()
         load, noise_pct = busiest(self.loads), self._makespan_noise_pct()
@@ -221,7 +221,7 @@ class Reconciliation:
         return f"{seen[:1].upper()}{seen[1:]}. {text}" if seen else text
 
     def _why_noisy(self, load: HostLoad | None) -> str:
-        """What is known of why the runs differ, where no other program was seen."""
+        """The known reason why the runs differ, if no other load was seen."""
         if load is None:
             return "The runs differ, and nobody looked whether other programs ran"
         ranks = self.measured.ranks
@@ -234,7 +234,7 @@ class Reconciliation:
         return _noise_pct([counted(run, self.without).makespan_s for run in self.repeats])
 
     def _still_readable(self) -> str:
-        """What no noise changes: how often each communication is called; and which work takes longest."""
+        """Facts that noise does not affect: the number of calls of each communication, and the longest work."""
         rows = self.table().fillna({"predicted_s": 0.0, "measured_s": 0.0}).to_dict("records")
         calls = [row for row in rows if row["kind"] == "communication"]
         per_name: Counter[str] = Counter()
@@ -252,7 +252,7 @@ class Reconciliation:
 
     def record(self) -> RecordedReconciliation:
         """The numbers without the runs, with machine, date, versions and load."""
-        from lablib.calibration.machine import machine_text, versions  # here: these need torch
+        from lablib.calibration.machine import machine_text, versions  # these need torch
 
         about = {"machine": machine_text(self.measured.backend == "nccl"), **versions()}
         about |= {"backend": self.measured.backend, "ranks": str(self.measured.ranks)}
@@ -262,7 +262,7 @@ class Reconciliation:
 
     @checked
     def save(self, path: str | Path) -> None:
-        """Write `record()` as JSON. Raises OSError where that cannot be."""
+        """Write `record()` as JSON. Raises OSError if the file cannot be written."""
         self.record().save(path)
 
     @checked
@@ -297,15 +297,15 @@ def reconcile(
 
     Args:
         fn, args, ranks, timeout_s, share_gpus: as for `launch`.
-        backend: where to measure: "gloo" or "nccl".
-        cluster: what to predict for; "this-machine" is what `lab calibrate` measured.
-        repeats: measured runs; one more goes before them, which warms up and does not count.
-        without: a phase to leave out on both sides, such as the "setup" that a program begins with.
+        backend: backend of the measurement: "gloo" or "nccl".
+        cluster: cluster of the prediction; "this-machine" is the one measured by `lab calibrate`.
+        repeats: number of measured runs; one more is run first as a warm-up and does not count.
+        without: a phase to leave out on both sides, such as the "setup" at the start of a program.
         fidelity: of the prediction. "shapes" predicts without computing, for programs too large for this CPU that do
-            not read the numbers of a tensor.
+            not read the values of a tensor.
 
     Raises:
-        ValueError: an argument breaks its rule, or there is no profile of this machine yet.
+        ValueError: an argument is invalid, or there is no profile of this machine yet.
         LaunchError: the program failed on either side.
     """
     repeats = whole_number("repeats", repeats, example=5)
@@ -323,16 +323,16 @@ def reconcile(
 
 
 def _with_launches(cluster: Cluster) -> Cluster:
-    """The cluster for a comparison with kernels: where nobody measured what a launch takes, all of the overhead."""
+    """The cluster for a comparison with kernels: without a measured launch time, it is all of the overhead."""
     device = cluster.device
     return cluster if device.launch_s else cluster.replace(device=replace(device, launch_s=device.kernel_overhead_s))
 
 
 def _notes(cluster: Cluster, ranks: int, backend: str, run: Run) -> list[str]:
-    """What makes a comparison doubtful."""
+    """Caveats of a comparison."""
     now = {"ranks": str(ranks), "backend": backend}
     links = cluster.profile.get("links")
-    if links:  # one GPU was measured: the profile is for any number of ranks
+    if links:  # measured on one GPU: the profile is valid for any number of ranks
         del now["ranks"]
     others = [f"{key} {value}" for key, value in cluster.profile.items() if key in now and value != now[key]]
     told = [f"The profile of {cluster.name} is for {' and '.join(others)}."] if others else []
@@ -353,7 +353,7 @@ def _are_close(one: Any, other: Any) -> bool:
         assert_close(one, other, rtol=1e-3, atol=1e-5, equal_nan=True, check_device=False)
     except AssertionError:
         return False
-    except TypeError:  # of other types, such as texts
+    except TypeError:  # other types, such as texts
         return bool(one == other)
     return True
 
@@ -367,18 +367,18 @@ def _calls(parts: Mapping[Part, Spent], part: Part) -> int:
 
 
 def _error_pct(predicted_s: float, measured_s: float) -> float:
-    """NaN where a side is missing or the measurement is zero."""
+    """Error in percent; NaN if a side is missing or the measurement is zero."""
     return 100 * (predicted_s / measured_s - 1) if measured_s else nan
 
 
 def _noise_pct(seconds: Sequence[float]) -> float:
-    """Half the range over the median; NaN for one repeat, which says nothing of noise."""
+    """Half the range over the median; NaN for one repeat."""
     middle_s = median(seconds)
     return 100 * (max(seconds) - min(seconds)) / 2 / middle_s if len(seconds) > 1 and middle_s else nan
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row for JSON: None for NaN, and of what was measured the four digits that mean something."""
+    """A row for JSON: None for NaN, and four significant digits of measured numbers."""
     plain = {str(key): None if value != value else value for key, value in row.items()}
     return {
         key: float(f"{value:.4g}") if value is not None and key.endswith(("_s", "_pct")) else value
@@ -391,5 +391,5 @@ def _place(part: Part) -> tuple[int, str, str, float]:
 
 
 def _title(row: Mapping[str, Any]) -> str:
-    """How a sentence calls a row."""
+    """The name of a row in a sentence."""
     return {"compute": row["name"], "exposed": "exposed communication"}.get(row["kind"], row["kind"])

@@ -1,4 +1,4 @@
-"""The result of a launch: values, timeline, memory, traffic and output, the same records on every backend."""
+"""Result of a launch: values, timeline, memory, traffic and output, the same records on every backend."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ _MAX_BYTES = 2**30
 
 @dataclass(frozen=True)
 class Run:
-    """One launched program, after it ended.
+    """The result of one launched program.
 
     Attributes:
-        values: what `fn` returned on each rank.
+        values: return value of `fn` on each rank.
         timeline: spans per rank and stream.
         traffic: every communication.
-        stdout: what each rank printed.
+        stdout: output of each rank.
         backend: "sim", "gloo" or "nccl".
         cluster: name of the simulated cluster, or of the machine that ran it.
         wall_s: real seconds from call to return.
-        notes: what the reader must know about these numbers (e.g. several ranks shared one GPU).
-        memory: bytes per rank and category over time on "sim"; the peak of each rank on "nccl", by its GPU's
-            allocator; empty where nobody counted ("gloo": a CPU's allocator keeps no count; `trace=False` on "sim").
+        notes: caveats about these numbers (e.g. several ranks shared one GPU).
+        memory: bytes per rank and category over time on "sim"; the peak of each rank on "nccl", by its GPU's allocator;
+            empty if not counted ("gloo": a CPU's allocator keeps no count; `trace=False` on "sim").
         device: the simulated accelerator; None on real backends.
         fidelity: "values" (real tensors) or "shapes" (meta tensors: time, memory and traffic, no values).
     """
@@ -65,14 +65,14 @@ class Run:
 
     @checked
     def to_perfetto(self, path: str | Path) -> Path:
-        """Write timeline and memory as one trace that ui.perfetto.dev opens (lablib/record/perfetto.py)."""
+        """Write timeline and memory as one trace for ui.perfetto.dev (lablib/record/perfetto.py)."""
         return self.timeline.to_perfetto(path, self.memory)
 
     @checked
     def save(self, path: str | Path) -> Path:
         """Write the run as JSON, for `Run.load` in another process or on another machine.
 
-        Kept are timeline, traffic, memory, output and notes; of `values` only their number, of `device` nothing.
+        It saves timeline, traffic, memory, output and notes, but only the number of `values`, and no `device`.
 
         Raises:
             OSError: the file cannot be written.
@@ -85,11 +85,11 @@ class Run:
     @staticmethod
     @checked
     def load(path: str | Path) -> Run:
-        """Read what `save` wrote, or what a program left that ran on several nodes (`lab run SCRIPT.py --nnodes 2`).
+        """Read a run written by `save`, or by a program on several nodes (`lab run SCRIPT.py --nnodes 2`).
 
         Raises:
             OSError: the file cannot be read.
-            ValueError: it holds something else.
+            ValueError: it has other contents.
         """
         try:
             plain = parse_json(read_text(path, _MAX_BYTES))
@@ -104,12 +104,12 @@ class Run:
             ) from None
 
     def summary(self, steps: int = 1, timeline: Timeline | None = None, device: Device | None = None) -> Summary:
-        """Where the time went, rank by rank.
+        """Time of the run by rank.
 
         Args:
-            steps: how many equal steps the run is made of: times, FLOPs and bytes are those of one.
+            steps: number of equal steps in the run: times, FLOPs and bytes are per step.
             timeline: a part of the run's, such as `run.timeline.without("setup")`; None: all of it.
-            device: whose peak MFU and HFU refer to; None: that of the run.
+            device: the device for MFU and HFU; None: the run's.
 
         Raises:
             ValueError: a timeline of another number of ranks.
@@ -132,5 +132,5 @@ class Run:
 
 
 def _number(value: Any) -> Any:
-    """A number of numpy's as one of Python's."""
+    """Convert a number of numpy to Python's."""
     return value.item()

@@ -1,24 +1,22 @@
-"""Every private name of torch that lablib uses: here and nowhere else, each checked by name.
+"""Private names of torch that lablib uses, all in one table, each checked on import.
 
-torch promises nothing about a name that begins with an underscore, nor about what lies below `torch._C`. The simulator
-cannot do without: it is torch's process group, clock and memory from inside. So these names stand in one table, in
-groups. Whoever imports one from here
+torch gives no guarantee for names that begin with an underscore, nor for those below `torch._C`. The simulator needs
+them: it replaces torch's process group, clock and memory from inside. An import of one
 
     from lablib.torch_compat import TorchDispatchMode, graph_task_id
 
-has its whole group looked up, once. If any is missing, one error names every one, with torch's version. A name is what
-it is for, without the underscore; `place(name)` says where it stands, for those who put something else there for a
-while, and `current(name)` what stands there now. Attributes of torch's objects have a function each: `schema(op)`,
-`storage_id(storage)`.
+looks up its whole group, once. If any is missing, one error lists all of them, with torch's version. A name here is the
+purpose, without the underscore; `place(name)` returns its location, for temporary replacements, and `current(name)` the
+present value there. Attributes of torch's objects have a function each: `schema(op)`, `storage_id(storage)`.
 
     torch      always        dispatcher, autograd, tensors, torch.distributed
-    fsdp2      when used     importing it takes a while
-    dtensor    when used     likewise
-    compiler   when used     importing it takes seconds
-    loaded     never imported for its own sake: `loaded(module)` is None where the program has not
+    fsdp2      on demand     importing it takes a while
+    dtensor    on demand     importing it takes a while
+    compiler   on demand     importing it takes seconds
+    loaded     never imported from here: `loaded(module)` is None if the program has not imported it
 
-tests/test_torch_compat.py is made from this table; a lint in it keeps private names out of every other file. What a
-process group must answer is read from torch itself, in tests/sim/test_backend_contract.py.
+tests/test_torch_compat.py is made from this table; a lint in it rejects private names in all other files.
+tests/sim/test_backend_contract.py reads the required methods of a process group from torch itself.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ _C10D = "torch.distributed.distributed_c10d"
 _IN_C10D = "torch._C._distributed_c10d"
 _FOREACH = ("add_", "addcdiv_", "addcmul_", "clamp_max_", "clamp_min", "clamp_min_", "copy_", "div_", "lerp", "lerp_")
 _FOREACH += ("mul", "mul_", "norm", "reciprocal_", "rsqrt_", "sign_", "sqrt")
-# Settings of the process that torch's Python passes on (lablib/process/settings/torch_settings.py).
+# Settings of the process behind torch's Python functions (lablib/process/settings/torch_settings.py).
 _SETTINGS = """
 get_cublas_allow_bf16_reduced_precision_reduction get_cublas_allow_fp16_accumulation
 get_cublas_allow_fp16_reduced_precision_reduction get_cublas_allow_tf32 get_cudnn_allow_tf32 get_cudnn_benchmark
@@ -185,7 +183,7 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 
 DYNAMO_FRAMES, DYNAMO_STANCE = "torch._dynamo.eval_frame", "_callback_from_stance"
 
-# Modules that a program may import, and what lablib looks at in them when it has.
+# Modules that a program may import, and the attributes that lablib then reads.
 LOADED: Mapping[str, tuple[str, ...]] = {
     "torch.distributed.tensor._api": ("DTensor._op_dispatcher._custom_op_handlers",),
     "torch.distributed.tensor._random": ("_rng_tracker",),
@@ -221,15 +219,15 @@ def __getattr__(name: str) -> Any:
     if group is None:
         raise AttributeError(f"lablib.torch_compat has no {name}")
     found = checked_names(group)
-    globals().update(found)  # from now on they are plain attributes
+    globals().update(found)  # later accesses are plain attributes
     return found[name]
 
 
 def checked_names(group: str) -> dict[str, Any]:
-    """What the names of a group stand for.
+    """The objects of a group, by name.
 
     Raises:
-        TorchNamesError: torch lacks some; it names them all.
+        TorchNamesError: torch lacks some; it lists all of them.
     """
     found, missing = {}, []
     paths = {**NAMES[group], **({path: path for path in ATTRIBUTES} if group == "torch" else {})}
@@ -253,8 +251,10 @@ def _told(missing: list[str]) -> str:
 
 
 def _at(path: str) -> Any:
-    """The object at a dotted path: modules are imported on the way. "a.b:c" is c of the module a.b, where a has a
-    function b as well."""
+    """The object at a dotted path, importing modules on the way.
+
+    "a.b:c" is c of the module a.b, if a also has a function b.
+    """
     module, _, inside = path.rpartition(":")
     first, *parts = (inside if module else path).split(".")
     value = getattr(import_module(module), first) if module else import_module(first)
@@ -267,15 +267,15 @@ def _at(path: str) -> Any:
 
 
 def place(name: str) -> tuple[Any, str]:
-    """Where a name stands: what holds it, and torch's name for it there."""
+    """The location of a name: the object that holds it, and torch's name there."""
     path = _path(name)
-    _at(path)  # or an error that says so
+    _at(path)  # raises if missing
     holder = path[: -len(name_in_torch(name)) - 1]
     return (import_module(holder) if path[len(holder)] == ":" else _at(holder)), name_in_torch(name)
 
 
 def name_in_torch(name: str) -> str:
-    """What torch calls it."""
+    """Torch's name for it."""
     return re.split("[.:]", _path(name))[-1]
 
 
@@ -284,20 +284,20 @@ def _path(name: str) -> str:
 
 
 def current(name: str) -> Any:
-    """What stands at a name's place now; another may have been put there since."""
+    """The present value at a name's location, which may have been replaced."""
     holder, attribute = place(name)
     return getattr(holder, attribute)
 
 
 def loaded(module: str) -> Any:
-    """A module of `LOADED`; None while nobody has imported it.
+    """A module of `LOADED`; None until the program imports it.
 
     Raises:
-        TorchNamesError: it is there, without what lablib looks at in it.
+        TorchNamesError: it lacks an attribute that lablib reads.
     """
     found = sys.modules.get(module)
     if found is None or getattr(getattr(found, "__spec__", None), "_initializing", False):
-        return None  # not there, or half: whoever imports it is not done
+        return None  # missing, or its import is in progress
     for path in LOADED[module]:
         value: Any = found
         for part in path.split("."):
@@ -310,24 +310,24 @@ def loaded(module: str) -> Any:
 # ---- attributes of torch's objects ----
 
 
-# An operator's schema: name, arguments, results, and which of them are written to.
+# An operator's schema: name, arguments, results, and which of them it writes to.
 schema = attrgetter("_schema")
 # The kernels of a higher-order operator (flex_attention, cond), by dispatch key.
 kernels_of = attrgetter("py_kernels")
-# A number that a storage has for itself while it lives, also without memory.
+# Unique number of a storage while it lives, even without memory.
 storage_id = attrgetter("_cdata")
-# How often a tensor was written to.
+# Number of writes to a tensor.
 version = attrgetter("_version")
 
 
 def untouched_version(tensor: Any) -> int | None:
-    """`version` without running code of the tensor's class; None in inference mode, which counts no writes."""
+    """`version` without running code of the tensor's class; None in inference mode, where writes are not counted."""
     tensors = _at("torch.Tensor")
     with current("DisableTorchFunction")():
         return None if tensors.is_inference(tensor) else tensors._version.__get__(tensor)
 
 
-# The tensor that a view looks at; None for one that is no view.
+# The base of a view; None if it is not a view.
 base_of = attrgetter("_base")
 
 
@@ -336,31 +336,31 @@ def is_view(tensor: Any) -> bool:
 
 
 def sparse_parts(tensor: Any) -> tuple[Any, Any]:
-    """Indices and values of a sparse tensor (COO), as they are."""
+    """Raw indices and values of a sparse tensor (COO)."""
     return tensor._indices(), tensor._values()
 
 
 def run_kernel_of(op: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
-    """The kernel that an operator has for a dispatch key."""
+    """Run an operator's kernel for a dispatch key."""
     return op._op_dk(key, *args, **kwargs)
 
 
 def source_rank(work: Any) -> int:
-    """Who sent what a `recv` from anybody received."""
+    """The sender matched by a `recv` from any source."""
     return work._source_rank()
 
 
 def destroy_library(library: Any) -> None:
-    """Take the kernels back that a `torch.library.Library` put in place."""
+    """Remove the kernels of a `torch.library.Library`."""
     library._destroy()
 
 
 def op_dispatcher(api: Any) -> Any:
-    """What DTensor's operators are looked up in; `api` is its module."""
+    """DTensor's operator dispatcher; `api` is its module."""
     return api.DTensor._op_dispatcher
 
 
-# The operators of DTensor that have a handler of their own, of a dispatcher.
+# The custom operator handlers of DTensor's dispatcher.
 op_handlers = attrgetter("_custom_op_handlers")
 
 
@@ -368,7 +368,7 @@ def set_op_handlers(dispatcher: Any, handlers: Any) -> None:
     dispatcher._custom_op_handlers = handlers
 
 
-# What keeps a process's random numbers of DTensors like those of the others, of DTensor's module.
+# The tracker that keeps DTensor's random numbers equal over ranks, in DTensor's module.
 rng_tracker = attrgetter("_rng_tracker")
 
 
@@ -377,13 +377,13 @@ def set_rng_tracker(module: Any, tracker: Any) -> None:
 
 
 def set_group_desc(group: Any, desc: str) -> None:
-    """A process group's description, kept by torch's base class."""
+    """Set a process group's description in torch's base class."""
     ProcessGroup = import_module("torch.distributed").ProcessGroup
     ProcessGroup._set_group_desc(group, desc)
 
 
 def loader_workers(batches: Any) -> list[Any]:
-    """The worker processes of a DataLoader's iterator; none where it has none, or is none."""
+    """The worker processes of a DataLoader's iterator; empty for one without workers, or another object."""
     return getattr(batches, "_workers", [])
 
 
@@ -393,7 +393,7 @@ def shut_down_workers(batches: Any) -> None:
 
 
 def keep_join_work(joinable: Any, work: Any) -> None:
-    """Where `Join` keeps the communication that it waits for."""
+    """Store the communication that `Join` waits for."""
     joinable._join_work = work
 
 
@@ -401,7 +401,7 @@ def keep_join_work(joinable: Any, work: Any) -> None:
 
 
 def is_call_of(frame: FrameType, name: str) -> bool:
-    """Is this frame a call of the function that `name` stands for?"""
+    """Whether this frame is a call of the function with this name."""
     return frame.f_code is _code(name)
 
 
@@ -411,7 +411,7 @@ def _code(name: str) -> CodeType:
 
 
 def torch_file(*parts: str) -> str:
-    """A file of torch's, such as ("utils", "_device.py").
+    """The path of a file of torch, such as ("utils", "_device.py").
 
     Raises:
         TorchNamesError: there is none.

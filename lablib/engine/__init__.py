@@ -1,4 +1,4 @@
-"""The discrete-event engine: ranks with virtual clocks, process groups, and a shared network; independent of torch.
+"""The discrete-event engine: ranks with virtual clocks, process groups, a shared network; no torch.
 
 A rank submits work as seconds and bytes; the engine reports events. The host of the ranks (lablib/sim runs them as
 threads) makes these calls for the current rank and asks which rank runs next. Read in this order:

@@ -1,4 +1,4 @@
-"""Communications that ranks wait for: a collective that members join, or a posted message. Each has two steps:
+"""Communications that ranks wait for: a collective or a message. Each has two steps:
 
     data    the last rank has joined: the data can move (the engine treats it as an opaque `payload`)
     end     the end time is final: no rank can start a transfer that would change it

@@ -1,4 +1,4 @@
-"""Deterministic scheduler: ranks run one at a time in the order of virtual time, with deadlock detection.
+"""Deterministic scheduler of ranks in the order of virtual time, with deadlock detection.
 
 A rank runs until it must wait (a collective, a receive, a barrier). Then the runnable rank with the smallest virtual
 clock runs, ties to the lowest rank. If a network event comes before that clock (network.py), the event is processed

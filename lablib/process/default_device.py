@@ -1,4 +1,4 @@
-"""Default device of a rank: tensors are created on its GPU unless the program gives a device. No cost per operator.
+"""Default device of a rank for new tensors, without a cost per operator.
 
 `torch.set_default_device("cuda")` is a mode: from then on every call of torch passes through Python, 2 to 9 us each.
 Here the functions that make tensors are replaced instead, once per process (`factories`); all others are torch's own.

@@ -1,4 +1,4 @@
-"""Real processes: run the same program on gloo (CPU) or NCCL (GPUs), with the same records as the simulator.
+"""Real processes: gloo (CPU) or NCCL (GPUs), with the same records as the simulator.
 
 launch.py          the entry point
 workers/           worker processes, and the transport of programs to them

@@ -1,6 +1,6 @@
-"""Compare the order of `new_group` calls over the ranks of a launch, in their store, before a group is made.
+"""Compare the order of `new_group` calls over real ranks, before a group is made.
 
-The first member writes its call under the name of the group. Later callers compare, members or not.
+The first member writes its call into the store, under the name of the group. Later callers compare, members or not.
 """
 
 import json

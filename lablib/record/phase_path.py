@@ -1,4 +1,4 @@
-"""Path of named blocks around an operator: one text during the run, then `phase` and `outer_phases` of a span.
+"""Path of named blocks around an operator, later `phase` and `outer_phases` of its span.
 
     with phase("setup"):
         with phase("forward"):      path "setup", "forward": phase "forward", outer phases ("setup",)

@@ -1,4 +1,4 @@
-"""Simulated backends for `init_process_group("nccl")`: every backend of a script is `sim`, under the requested name.
+"""Simulated backends for `init_process_group("nccl")`: `sim`, under the requested name.
 
 torch makes every group in one function, `_new_process_group_helper`. It is given the backend "sim", and the requested
 name is stored where `get_backend` reads it. Ranks use the run's own store, not one at MASTER_ADDR.

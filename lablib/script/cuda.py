@@ -1,12 +1,12 @@
-"""`torch.cuda` and `torch.accelerator` on a simulated rank; unsupported functions raise `NotSimulatedError`.
+"""`torch.cuda` and `torch.accelerator` on a simulated rank.
 
     device_count, get_device_properties, ...   from the records of the cluster (lablib/hardware)
     memory_allocated, max_memory_allocated     from the rank's memory tracker; reserved equals allocated
     Event, Stream, synchronize                 virtual time (streams.py)
     manual_seed, get_rng_state, ...            the device's own generator (placement.py)
 
-The error names the function. Compute capabilities: NVIDIA, "CUDA GPU Compute Capability"
-(developer.nvidia.com/cuda-gpus).
+Unsupported functions raise a `NotSimulatedError` with their name. Compute capabilities: NVIDIA, "CUDA GPU Compute
+Capability" (developer.nvidia.com/cuda-gpus).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replacements of torch's functions on a simulated GPU, for scripts (run.py) and notebooks (stand_in.py)."""
+"""Replacements of torch's functions on a simulated GPU (for run.py and stand_in.py)."""
 
 from lablib.script.backends import answer_backends
 from lablib.script.classes import answer_classes

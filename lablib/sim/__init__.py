@@ -1,4 +1,4 @@
-"""The CPU simulator: a `torch.distributed` backend whose ranks are threads and whose time comes from the cost model.
+"""The CPU simulator: a `torch.distributed` backend with ranks as threads and times from a cost model.
 
 It connects torch to the engine (lablib/engine), which orders ranks and messages in virtual time. Read in this order:
 

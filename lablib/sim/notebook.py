@@ -1,4 +1,4 @@
-"""Detect notebook variables that a program changed: on real processes each rank would have changed its own copy.
+"""Detect notebook variables that a program changed: real ranks would change copies.
 
 A launched function refers to variables around it: globals of its module, variables of enclosing functions. Simulated
 ranks share them with the notebook. All variables named in the function, and in the functions of the program that it

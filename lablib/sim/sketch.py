@@ -1,5 +1,5 @@
 # pyright: reportPrivateImportUsage=false, reportAssignmentType=false, reportAttributeAccessIssue=false
-"""A minimal simulator in one self-contained file: threads, a baton and a clock. Read it before the engine.
+"""A minimal simulator in one file: threads, a baton and a clock. Read it before the engine.
 
 A rank is a thread, and only the one that has the baton runs. It runs until it must wait for others. Then the baton goes
 to the runnable rank with the smallest virtual clock, ties to the lowest rank. Consequences: a program runs the same

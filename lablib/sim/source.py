@@ -1,4 +1,4 @@
-"""Source line of a call in the user's program: the innermost frame outside torch, the simulator and the library.
+"""Source line of a call in the user's program: the innermost frame outside torch and lablib.
 
 Each communication walks a few frames, so only file name and line are kept; the text is built on demand, for an error.
 """

@@ -1,10 +1,9 @@
-"""Files of users: read whole or refused in one sentence, written whole or not at all.
+"""Read files with limits on type and size, and write them atomically.
 
-A name on a command line may be a pipe that nobody writes to, a device without an end, a folder or a film: `read_text`
-takes regular files of a sensible size in UTF-8, and waits for nothing. What is written goes to a temporary file in the
-same folder (a rename is atomic only inside one file system), is forced to disk and takes the old file's name in one
-step: whatever goes wrong before that, a full disk above all, leaves the old file as it was and no temporary file
-behind.
+A name on a command line may be a pipe without a writer, an endless device, a folder or a video: `read_text` accepts
+only regular files of a limited size in UTF-8, and never blocks. A write goes to a temporary file in the same folder (a
+rename is atomic only inside one file system), is forced to disk and takes the old file's name in one step: after an
+earlier failure, such as a full disk, the old file is unchanged and no temporary file remains.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_I
 
 
 class CannotWrite(OSError):
-    """A file could not be written: `str` is a sentence with file and remedy, `strerror` the system's reason alone."""
+    """A file could not be written: `str` is a sentence with file and remedy, `strerror` only the system's reason."""
 
     def __str__(self) -> str:
         is_full = self.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -38,7 +37,7 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
     """The text of a file, without a byte order mark.
 
     Raises:
-        OSError: there is no such file, it may not be read, or it is no regular file; `strerror` says which.
+        OSError: the file does not exist, may not be read, or is not regular; `strerror` has the reason.
         ValueError: it is larger than `max_bytes`, or not UTF-8.
     """
     try:
@@ -48,9 +47,9 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
 
 
 def read_bytes(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
-    """What a file holds. Raises as `read_text`, but for UTF-8."""
+    """The contents of a file. Raises as `read_text`, except for UTF-8."""
     path = Path(_without_null(path))
-    _check_regular(path, path.stat().st_mode)  # before it is opened: to open a pipe waits for its other end
+    _check_regular(path, path.stat().st_mode)  # before opening: opening a pipe waits for its other end
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         _check_regular(path, os.fstat(file.fileno()).st_mode)
         content = file.read(max_bytes + 1)
@@ -60,12 +59,12 @@ def read_bytes(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The table of a TOML text. Raises ValueError with what is wrong; also too deep nesting, and endless numbers."""
+    """Parse a TOML text. Raises ValueError with the reason, also for too deep nesting and too long numbers."""
     return _parsed(tomllib.loads, text)
 
 
 def parse_json(text: str, **options: Any) -> Any:
-    """The value of a JSON text, with options of `json.loads`. Raises ValueError, as `parse_toml`."""
+    """Parse a JSON text, with options of `json.loads`. Raises ValueError, as `parse_toml`."""
     return _parsed(lambda given: json.loads(given, **options), text)
 
 
@@ -81,10 +80,10 @@ def _parsed(parse: Callable[[str], Any], text: str) -> Any:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Make `path` hold `text` (UTF-8), or leave it untouched. Creates missing parent folders.
+    """Write `text` (UTF-8) to `path`, or leave it untouched. Creates missing parent folders.
 
     Raises:
-        CannotWrite: no space, no permission, ...; `path` is then as it was before.
+        CannotWrite: no space, no permission, ...; `path` is unchanged.
     """
     with _in_a_sentence(path):
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -93,10 +92,10 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def check_writable(path: str | Path) -> None:
-    """Whether `write_text` will find a place there: for those who work long before they write. Makes missing folders.
+    """Check before a long computation that `write_text` can write there. Creates missing folders.
 
     Raises:
-        CannotWrite: as `write_text` would, as far as that can be known before.
+        CannotWrite: as `write_text` would, as far as this can be known before.
     """
     with _in_a_sentence(path):
         target = Path(os.path.realpath(_without_null(path)))
@@ -110,7 +109,7 @@ def check_writable(path: str | Path) -> None:
 
 @contextlib.contextmanager
 def _in_a_sentence(path: str | Path) -> Iterator[None]:
-    """An OSError of the block becomes CannotWrite for this path."""
+    """Turn an OSError of the block into CannotWrite for this path."""
     try:
         yield
     except OSError as error:
@@ -119,9 +118,9 @@ def _in_a_sentence(path: str | Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replacing(path: str | Path) -> Iterator[TextIO]:
-    """A text file (UTF-8) that takes the place of `path` when the block ends well, and vanishes when it does not.
+    """A text file (UTF-8) that replaces `path` if the block succeeds, and is removed otherwise.
 
-    A link stays one: its target is replaced. A device, such as /dev/stdout, is written to.
+    A link remains: its target is replaced. A device, such as /dev/stdout, is written to.
 
     Raises:
         CannotWrite: as `write_text`; the folder must exist.
@@ -152,7 +151,7 @@ def _replacing(path: str | Path) -> Iterator[TextIO]:
 
 
 def new_file(path: Path) -> Path:
-    """`path`, or the first of `path`-2, -3, ... that nothing has: made empty, in one step, so that nobody else gets it.
+    """Create an empty file at `path`, or at the first unused of `path`-2, -3, ...; atomic.
 
     Raises:
         OSError: the folder is missing or cannot be written.
@@ -161,7 +160,7 @@ def new_file(path: Path) -> Path:
 
 
 def new_folder(path: Path) -> Path:
-    """The same for a folder; missing parents are made."""
+    """The same for a folder; missing parents are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return _first_free(path, Path.mkdir)
 
@@ -178,7 +177,7 @@ def _first_free(path: Path, make: Callable[[Path], None]) -> Path:
 
 
 def _without_null(path: str | Path) -> str:
-    """The path as text; the system's own error for a null byte in it names no file."""
+    """The path as text; unlike the system's error for a null byte, this one names the file."""
     text = os.fspath(path)
     try:
         os.fsencode(text)
@@ -190,7 +189,7 @@ def _without_null(path: str | Path) -> str:
 
 
 def printable(path: str | Path) -> str:
-    """The path for a message, which a terminal must be able to show."""
+    """The path in printable form, for a message."""
     return ascii(str(path)) if not str(path).isprintable() else str(path)
 
 
@@ -202,7 +201,7 @@ def _check_regular(path: Path, mode: int) -> None:
 
 
 def _mode_of(path: Path) -> int:
-    """The permissions the written file should have: those of the file it replaces, or what the umask gives."""
+    """The permissions for the written file: those of the file it replaces, or the umask's."""
     try:
         return path.stat().st_mode & 0o777
     except OSError:

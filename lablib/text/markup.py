@@ -1,8 +1,7 @@
-"""Names into HTML and into pictures: markup in them is shown as it is written, and never obeyed.
+"""Escape names for HTML, Markdown and figures: markup in them is shown, not interpreted.
 
-A name may come from a file that somebody else wrote: a cluster called `<img src=x onerror=...>` would run its code in
-the reader's notebook. All HTML of this package is made with these functions, and every text of a figure passes
-`in_picture`.
+A name may come from a foreign file: a cluster called `<img src=x onerror=...>` would run its code in the reader's
+notebook. All HTML of this package is made with these functions, and every text of a figure passes `in_picture`.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-# What the figures of this package write themselves; plotly shows a few more tags, among them links.
+# Tags used by the figures of this package; plotly supports a few more, including links.
 _OURS = r"/?(?:b|i|sub|sup)>|br>|/span>|span style='font-size:[0-9]+px;color:#[0-9A-Fa-f]{6}'>"
 _WEB = re.compile(r"https?://[^\s<>()\"']+")
 _FOREIGN = re.compile(f"<(?!{_OURS})")
 
 
 def in_html(text: object) -> str:
-    """The text for a place between tags, or in quotes within one."""
+    """Escape a text between tags, or in a quoted attribute."""
     return escape(str(text))
 
 
 def paragraph(text: object, style: str = "") -> str:
-    """The text as a paragraph of HTML; `style` is CSS of our own."""
+    """The text as a paragraph of HTML; `style` is trusted CSS."""
     return f'<p style="{style}">{in_html(text)}</p>' if style else f"<p>{in_html(text)}</p>"
 
 
@@ -36,23 +35,23 @@ def table_html(frame: pd.DataFrame, **options: Any) -> str:
 
 
 def in_markdown(text: object) -> str:
-    """The text for a page in Markdown, which takes tags as HTML does."""
+    """Escape a text for Markdown, which allows HTML tags."""
     return str(text).replace("<", "&lt;").replace("\n", " ")
 
 
 def link_in_markdown(text: object, address: str) -> str:
-    """A link with that text; the text alone where the address is none of the web, such as `javascript:`."""
+    """A link with that text; only the text if the address is not http or https, such as `javascript:`."""
     shown = in_markdown(text).replace("[", "\\[").replace("]", "\\]")
     return f"[{shown}]({address})" if _WEB.fullmatch(address) else shown
 
 
 def plain(name: object) -> str:
-    """A name for a text of a plotly figure, every character shown as it is written; plotly knows no `&quot;`."""
+    """Escape a name for a text of a plotly figure; plotly has no `&quot;`."""
     return escape(str(name), quote=False)
 
 
 def in_picture(text: str) -> str:
-    """A text of a plotly figure, which obeys some tags: those that this package writes stay, `<` of others is shown.
+    """A text of a plotly figure, which interprets some tags: those of this package are kept, `<` of others is escaped.
 
     >>> in_picture("<b>rank 0</b><br>vector<int>")
     '<b>rank 0</b><br>vector&lt;int>'

@@ -1,7 +1,7 @@
-"""The text of any object, also of one whose own `__str__` or `__repr__` fails.
+"""Safe text of any object, even if its `__str__` or `__repr__` fails.
 
-A program's exceptions and values are the user's classes. Each may raise while it is put into words, have no end of
-words, or lie about its type, and that must not hide what happened: the launcher says less, and goes on.
+A program's exceptions and values are the user's classes. Their methods may raise, return endless text, or lie about the
+type, and that must not hide the original error: the launcher then reports less, and continues.
 """
 
 import traceback
@@ -13,22 +13,22 @@ _LONGEST_VALUE = 500  # characters of a value in a sentence
 
 
 def safe_str(value: Any) -> str:
-    """`str(value)`, its middle left out beyond 100,000 characters; where that fails, what failed. Never raises."""
+    """`str(value)`, shortened in the middle beyond 100,000 characters; if it fails, the failure. Never raises."""
     return _said(value, str, _LONGEST_MESSAGE)
 
 
 def safe_repr(value: Any) -> str:
-    """`repr(value)`, its middle left out beyond 500 characters; where that fails, what failed. Never raises."""
+    """`repr(value)`, shortened in the middle beyond 500 characters; if it fails, the failure. Never raises."""
     return _said(value, repr, _LONGEST_VALUE)
 
 
 def type_name(value: Any) -> str:
-    """The name of an object's type as Python keeps it, whatever its metaclass says."""
+    """The name of an object's type, without code of its metaclass."""
     return type.__dict__["__name__"].__get__(type(value))
 
 
 def error_text(error: BaseException) -> str:
-    """ "ValueError: what was wrong", or the type's name alone where the exception says nothing."""
+    """ "ValueError: what was wrong", or only the type's name if the message is empty."""
     text = safe_str(error)
     return f"{type_name(error)}: {text}" if text else type_name(error)
 
@@ -36,16 +36,16 @@ def error_text(error: BaseException) -> str:
 def traceback_text(
     error: BaseException, programs: Callable[[traceback.StackSummary], traceback.StackSummary] = lambda stack: stack
 ) -> str:
-    """The traceback of an exception, chained and grouped ones included; without them where one cannot be told.
+    """The traceback of an exception, with chained and grouped ones if they can be formatted.
 
     Args:
         error: the exception.
-        programs: leaves of a stack the frames that the reader wants. Called for each stack.
+        programs: selects the frames of a stack to show. Called for each stack.
     """
     for text in (_whole_report, _own_report):
         try:
             return _cut(text(error, programs), _LONGEST_MESSAGE)
-        except BaseException:  # noqa: B036 - the user's class may raise anything while it is asked
+        except BaseException:  # noqa: B036 - methods of the user's class may raise anything
             continue
     return error_text(error)
 
@@ -74,14 +74,14 @@ def _own_report(error: BaseException, programs: Callable[[traceback.StackSummary
 
 def _said(value: Any, how: Callable[[Any], str], max_length: int) -> str:
     try:
-        said = str.__str__(how(value))  # of a subclass of str, the plain text
-    except BaseException as error:  # noqa: B036 - the user's class may raise anything while it is asked
+        said = str.__str__(how(value))  # plain text, without code of a str subclass
+    except BaseException as error:  # noqa: B036 - methods of the user's class may raise anything
         return f"<a {type_name(value)} whose __{how.__name__}__ raised {type_name(error)}>"
     return _cut(said, max_length)
 
 
 def _cut(text: str, max_length: int) -> str:
-    """The text without its middle if it is endless, and without what no terminal can show (half a surrogate pair)."""
+    """The text without its middle if too long, and without unprintable surrogates."""
     if len(text) > max_length:
         half = max_length // 2
         text = f"{text[:half]} ... {len(text) - 2 * half:,} characters more ... {text[-half:]}"

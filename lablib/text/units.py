@@ -1,6 +1,6 @@
-"""Numbers with units: one helper picks the prefix, for axes, hovers, tables and summaries alike.
+"""Numbers with units: one helper picks the prefix, for axes, hovers, tables and summaries.
 
-Prefixes are decimal (1 kB = 1000 B), as network and memory bandwidths are given.
+Prefixes are decimal (1 kB = 1000 B), as for network and memory bandwidths.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from lablib.signature import check_type
 
 MICRO = "\N{MICRO SIGN}"
 _PREFIXES = {-9: "n", -6: MICRO, -3: "m", 0: "", 3: "k", 6: "M", 9: "G", 12: "T", 15: "P"}
-# A tenth of a byte does not exist; seconds go no higher than seconds.
+# No fractions of a byte; no prefixes above seconds.
 _RANGE = {
     "s": (-9, 0),
     "B": (0, 15),
@@ -27,7 +27,7 @@ _RANGE = {
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """A unit with its prefix: `value / scale` is the number to write before `symbol`."""
+    """A unit with its prefix: a number is written as `value / scale`, then `symbol`."""
 
     symbol: str
     scale: float
@@ -63,7 +63,7 @@ def _unit_of(largest: float, base: str) -> Unit:
 
 
 def format_quantity(value: float, base: str = "", digits: int = 3) -> str:
-    """One number with the unit that suits it, to so many significant digits, or whole where it has more.
+    """One number with a suitable unit, to this many significant digits, or as a whole number if it has more.
 
     Args:
         value: in the base unit.
@@ -88,14 +88,14 @@ def format_quantity(value: float, base: str = "", digits: int = 3) -> str:
 
 
 def _singular(words: str) -> str:
-    """One of what a plural names; rates, abbreviations and other words as they are."""
+    """Singular of a plural; rates, abbreviations and other words unchanged."""
     if words.endswith(("ches", "shes", "sses", "xes")):
         return words.removesuffix("es")
     return words if "/" in words or len(words) < 3 or words.endswith("ss") else words.removesuffix("s")
 
 
 def plural(number: int, words: str) -> str:
-    """How many of what a plural names, and of one in the singular.
+    """A count with its noun, in the singular for one.
 
     >>> plural(1, "ranks"), plural(1, "switches"), plural(1500, "calls"), plural(0, "nodes")
     ('1 rank', '1 switch', '1,500 calls', '0 nodes')

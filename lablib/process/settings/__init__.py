@@ -1,4 +1,4 @@
-"""Per-process settings of Python and torch, which each rank owns: a list, each with `take` and `give_back`.
+"""Per-process settings of Python and torch, which each rank owns, with `take` and `give_back`.
 
     interpreter.py      environment, streams, paths, working directory, hooks, collector, limits, locale, warnings
     logs.py             logging

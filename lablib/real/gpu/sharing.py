@@ -1,4 +1,4 @@
-"""More ranks than GPUs: several ranks share one GPU under NCCL, for correct values without meaningful times.
+"""More ranks than GPUs under NCCL: ranks share a GPU, for correct values without meaningful times.
 
 NCCL expects a GPU for each rank, and rejects two ranks of one host on one GPU. To try out a program there are two ways
 around that (sources are NCCL's files, by release):

@@ -1,4 +1,4 @@
-"""Spans of a rank on the CPU: operations with the host's times, communication with those of gloo's threads.
+"""Spans of a rank on the CPU: operations with the host's times, communication with gloo's.
 
 gloo's threads record "gloo:all_reduce" events; it has two threads per group, so two collectives of one group may
 overlap. Such an event does not identify its call, but gloo runs calls in the order in which they were issued, and a

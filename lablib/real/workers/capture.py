@@ -1,4 +1,4 @@
-"""Capture the output of a rank: descriptors 1 and 2 of the worker lead to two files, emptied before every launch.
+"""Capture the output of a rank: descriptors 1 and 2 lead to files, emptied before every launch.
 
 Unlike a replaced `sys.stdout`, the descriptors also capture C++ libraries and child processes, in order. The launcher
 has the files open too, so the output of a dead worker is available. Once both sides have opened them their names are

@@ -1,4 +1,4 @@
-"""DistributedDataParallel's check that all ranks hold the same parameters, with one tensor per rank instead of n.
+"""DistributedDataParallel's check for equal parameters, with one tensor per rank instead of n.
 
 DDP checks that every rank has the same number of parameters, and that their sizes equal those on rank 0. For the
 counts, torch makes n tensors on each of n ranks: a million tensors for 1,024 ranks in one process, most of the time of

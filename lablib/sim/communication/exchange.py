@@ -1,4 +1,4 @@
-"""The effect of each collective on its tensors: one function per collective, run once the last rank has joined.
+"""The effect of each collective on its tensors, run once the last rank has joined.
 
 Every function takes the ranks' arguments in group order: `sent[i]` holds the input tensors of rank i, `received[i]` the
 buffers to fill. Buffers are the rank's own, or memory of the simulator (delivery.py) that ranks with the same result

@@ -1,4 +1,4 @@
-"""Simulated groups for torch's backend names: `backend="gloo"` gives a simulated group that reports "gloo".
+"""Simulated groups for torch's backend names, such as `new_group(backend="gloo")`.
 
     dist.new_group(backend="gloo")          a group on the CPU next to NCCL's, for objects and checkpoints
     dist.init_process_group("gloo")         after destroy_process_group(): the world made again

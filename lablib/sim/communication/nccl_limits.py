@@ -1,4 +1,4 @@
-"""Calls of `torch.distributed` that NCCL does not support: a table, and the check of a call against it.
+"""Calls of `torch.distributed` that NCCL does not support: a table and a check.
 
 A program that runs on gloo and on the simulator may still fail on NCCL. `launch(program, like="nccl")` rejects it here,
 with NCCL's words and a remedy; so do the groups of a script that asks for "nccl". nccl_order.py checks order and tags

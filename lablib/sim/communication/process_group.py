@@ -1,4 +1,4 @@
-"""The `torch.distributed.ProcessGroup` of the simulator: each method submits one collective or message to the engine.
+"""The simulator's `torch.distributed.ProcessGroup`: its methods submit collectives and messages.
 
 torch 2.13 calls `all_gather_single` and `reduce_scatter_single` where 2.11 calls `_allgather_base` and
 `_reduce_scatter_base`; the class has both names. tests/sim/test_torch_contract.py lists the methods that torch calls.

@@ -1,4 +1,4 @@
-"""A simulated key-value store: a rank that waits for a key gives up its turn instead of blocking the thread.
+"""A simulated key-value store: a rank that waits for a key gives up its turn.
 
 A timeout is in virtual time: it expires when no rank can set the key before that time. Without a timeout, waiting for a
 key that no rank sets is a deadlock and raises at once.

@@ -1,4 +1,4 @@
-"""Notes on races that go unnoticed on the simulator: dropped handles, tensors used before their wait, overlaps."""
+"""Notes on races: dropped handles, tensors used before their wait, overlapping outputs."""
 
 from collections.abc import Iterable, Sequence
 

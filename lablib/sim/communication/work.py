@@ -1,4 +1,4 @@
-"""The `Work` handle of a communication: `wait` gives up the turn until the end, then joins the streams.
+"""The `Work` handle of a communication: `wait` gives up the turn, then joins the streams.
 
 Waiting has two steps (lablib/engine/communication.py). The *data* is available when the last rank has joined; until
 then `wait` lets other ranks run. The *end* is final when no rank can change it; `wait` moves this rank's clock to it.

@@ -1,4 +1,4 @@
-"""A network with slow links and links that are down: `SlowLink` and `DropLink` for messages and collectives.
+"""A network with slow links and links that are down: `SlowLink` and `DropLink`.
 
 A slow link is an edge with other figures: a message of S bytes takes alpha + latency_s + S * beta * factor. Every round
 of a collective lasts as long as its slowest edge, so one bad cable on a ring slows all of it:

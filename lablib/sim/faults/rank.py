@@ -1,4 +1,4 @@
-"""A rank that is slow, starts late, or dies: the effects of `SlowRank`, `DelayStart` and `KillRank` on its clock.
+"""A rank that is slow, starts late, or dies: `SlowRank`, `DelayStart` and `KillRank`.
 
 Slow. A window [from_s, until_s) slows work by `factor`: w healthy seconds of work done inside take w * factor. An
 operator that lies across the edge of a window is slowed only for the part of its work that is done inside.

@@ -1,4 +1,4 @@
-"""Memory tracker of one rank: every storage from its allocation to its release, seen from the operators it runs.
+"""Memory tracker of one rank: every storage from its allocation to its release.
 
     allocated    an unknown storage is in the result of an operator
     first read   ... or among its arguments: made before the launch, or outside the dispatcher (from_numpy)

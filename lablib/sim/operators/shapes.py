@@ -1,4 +1,4 @@
-"""`fidelity="shapes"`: tensors have shapes and dtypes but no values; time, memory and traffic are unchanged.
+"""`fidelity="shapes"`: tensors without values; time, memory and traffic are unchanged.
 
 Every tensor that the program makes is on torch's device "meta", regardless of the requested device:
 

@@ -1,4 +1,4 @@
-"""Position of a rank's program at an operator: phase, source line, and whether forward code is recomputed.
+"""Position of a rank's program at an operator: phase, source line, recomputation.
 
 Recomputation. Activation checkpointing runs forward code again inside backward, with autograd recording. Nothing else
 records there, except a backward called to be differentiable (`create_graph=True`).

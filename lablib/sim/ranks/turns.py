@@ -1,4 +1,4 @@
-"""Run ranks in turns: each rank is a thread, exactly one runs, and control passes only where a rank must wait.
+"""Run ranks as threads in turns: exactly one runs, until it must wait.
 
 The engine chooses the next rank and detects deadlocks (lablib/engine/scheduler.py). Here the turn is a baton: passing
 it is one lock released and one acquired, about 10 us.
