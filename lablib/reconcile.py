@@ -329,7 +329,6 @@ def _with_launches(cluster: Cluster) -> Cluster:
 
 
 def _notes(cluster: Cluster, ranks: int, backend: str, run: Run) -> list[str]:
-    """Caveats of a comparison."""
     now = {"ranks": str(ranks), "backend": backend}
     links = cluster.profile.get("links")
     if links:  # measured on one GPU: the profile is valid for any number of ranks
@@ -391,5 +390,4 @@ def _place(part: Part) -> tuple[int, str, str, float]:
 
 
 def _title(row: Mapping[str, Any]) -> str:
-    """The name of a row in a sentence."""
     return {"compute": row["name"], "exposed": "exposed communication"}.get(row["kind"], row["kind"])

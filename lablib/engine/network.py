@@ -132,7 +132,6 @@ class Network:
     # ---- steps of a flow, in order ----
 
     def _plan(self, flow: Flow) -> None:
-        """Find the first gap in which both ports are free."""
         out_port, in_port = flow.ports
         flow.start_s = first_common_gap(out_port, in_port, flow.start_s, flow.time_s)
         for port in flow.ports:

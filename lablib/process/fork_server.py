@@ -173,7 +173,6 @@ class _Server:
                     self._connection.send(Ended(*self._running.pop(pid), os.waitstatus_to_exitcode(status)))
 
     def _become(self, child: Child, start: Start, server: int, is_ready: bool) -> NoReturn:
-        """Run the child after the fork."""
         code = 1
         try:
             signal.set_wakeup_fd(-1)

@@ -74,7 +74,6 @@ def _nvml() -> Iterator[Any]:
 
 
 def _gpu(library: Any, device: int) -> VisibleGpu:
-    """NVML's data for the CUDA device of this number."""
     with suppress(RuntimeError, IndexError, TypeError, ValueError):  # a MIG instance has no NVML index
         index = nvml_index(device)
         handle, name, memory = ctypes.c_void_p(), ctypes.create_string_buffer(_NAME_BYTES), _Memory()

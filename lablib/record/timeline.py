@@ -156,7 +156,6 @@ class Timeline:
 
     @cached_property
     def _by_rank(self) -> dict[int, list[Span]]:
-        """Each rank's spans, in their order."""
         ranks: dict[int, list[Span]] = {}
         for span in self.spans:
             ranks.setdefault(span.rank, []).append(span)
@@ -339,7 +338,6 @@ def check_rank(rank: int | None, num_ranks: int, simulated: Sequence[int] | None
 
 
 def _cut(span: Span, start_s: float, end_s: float) -> Span:
-    """The part of the span between two times."""
     if start_s <= span.start_s and span.end_s <= end_s:
         return span
     first_s, last_s = max(span.start_s, start_s), min(span.end_s, end_s)

@@ -357,7 +357,6 @@ def _says_no_device(kwargs: dict[str, Any]) -> bool:
 
 
 def _getter(name: str) -> Callable[[Tensor], Any]:
-    """The getter of a tensor attribute, as a torch function."""
     return vars(TensorBase)[name].__get__
 
 

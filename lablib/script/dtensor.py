@@ -67,7 +67,6 @@ def _answer(patches: Patches) -> None:
 
 
 def _fake_argument(process: Process, spec: Any) -> torch.Tensor:
-    """A fake tensor of the whole DTensor's shape."""
     meta = spec.tensor_meta
     assert meta is not None
     return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype)

@@ -77,7 +77,6 @@ def _of_ranks(output: Iterable[str]) -> dict[str, Callable[[Path], object]]:
 
 
 def _write(folder: Path, files: dict[str, Callable[[Path], object]], summary: str) -> None:
-    """Write as many files as can be written."""
     missing: list[str] = []
     why = ""
     for name, write in files.items():
@@ -141,7 +140,6 @@ def _peak_line(memory: Memory) -> str | None:
 
 
 def _page(run: Run, script: str) -> str:
-    """The timeline as a self-contained page."""
     figure = figure_timeline(run.timeline, title=f"{script} on {run.cluster}: virtual time")
     picture = picture_bundle(without_subtitle(figure), plotlyjs=True)["text/html"]
     title = in_html(f"Timeline of {script}")

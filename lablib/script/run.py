@@ -162,7 +162,6 @@ def _out_of_memory(error: LaunchError, ranks: int) -> Iterator[str]:
 
 
 def _note_host_work(process: Process) -> None:
-    """Add a note on host work that takes no virtual time."""
     if number := process.placement.num_host_operators:
         process.note(
             f"The host's work took no virtual time: {number:,} operators of rank 0 had tensors in host memory only; on "

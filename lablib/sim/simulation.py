@@ -334,7 +334,6 @@ class _Simulation:
         )
 
     def _body(self, number: int) -> None:
-        """The body of one rank's thread."""
         rank = self._by_number[number]
         with torch.autograd.set_multithreading_enabled(False):
             if self._environment is None:
@@ -373,7 +372,6 @@ class _Simulation:
         return environment, OnMeta() if is_shapes else nullcontext(), clock
 
     def _resized(self, storage: torch.UntypedStorage) -> None:
-        """Called when the current rank has resized a storage."""
         tracker = self._by_number[self._turns.current].memory_tracker
         if tracker is not None and is_rank():
             tracker.resized(storage)
@@ -447,7 +445,6 @@ def _returned(fn: Callable[..., Any], args: Sequence[Any]) -> Any:
 
 
 def _as_launch_error(rank: int, error: BaseException) -> BaseException:
-    """The launch error for an exception of a rank."""
     if issubclass(type(error), LaunchError):
         return error
     wrapped = RankError(rank, error, traceback_text(error, _programs) + "\n")

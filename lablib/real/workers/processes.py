@@ -322,7 +322,6 @@ def _servers_of(_pid: int) -> _Servers:
 
 
 def _limits() -> dict[int, tuple[int, int]]:
-    """Resource limits of this process."""
     numbers = {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
     return {number: resource.getrlimit(number) for number in numbers}
 
@@ -333,7 +332,6 @@ def _cores() -> tuple[int, ...]:
 
 
 def _folder() -> str:
-    """The current folder; empty if it has been removed."""
     try:
         return os.getcwd()
     except FileNotFoundError:

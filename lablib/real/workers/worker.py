@@ -155,7 +155,6 @@ class Worker:
             self._channel.send(Ready(error_text(error)))
 
     def _run(self, job: Job) -> Finished | Failed:
-        """Run one program in a reset rank."""
         process = os.getpid()
         try:
             self._state.restore(job.settings)

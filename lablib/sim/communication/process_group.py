@@ -623,7 +623,6 @@ def _alike(call: str, tensors: Sequence[Tensor], **others: Any) -> Agreement:
 
 
 def _reduction(opts: Any, tensors: Sequence[Tensor]) -> Op:
-    """The reduction of a call. Raises as `reduce_op`."""
     op = opts.reduceOp if opts else dist.ReduceOp.SUM
     if len(tensors) == 1 and op != RedOp.PREMUL_SUM:  # equal PREMUL_SUM operations may have different factors
         return op_of_dtype(op, tensors[0].dtype)

@@ -142,7 +142,6 @@ class Clock(TorchDispatchMode):
             TorchDispatchMode.__exit__(self, None, None, None)
 
     def _operator(self, traits: OpTraits, args: tuple, kwargs: dict) -> Any:
-        """Run an operator, note its allocations, and add its cost."""
         rank, tracker = self._rank, self.memory_tracker
         if traits.is_view and not rank.unwaited:  # more than half of all operators
             out = traits.run(*args, **kwargs)

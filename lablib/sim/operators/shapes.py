@@ -101,7 +101,6 @@ class OnMeta(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _answer(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Call a function with the handling that it needs."""
         if torch.is_autocast_enabled("cpu"):
             args, kwargs = self.autocast.cast(func, args, kwargs)
         if func in _factories():
