@@ -81,13 +81,14 @@ def launch(
         simulate: the ranks to run (on sim, with fidelity="shapes"); None: all. The others are phantoms, assumed to do
             the same as the simulated ranks of their groups, at the same time: so 128 replicas of a model take as long
             as one. A collective has the cost of its whole group. A message to or from a phantom is an error, and so is
-            a call that needs values of one (for example its object).
+            a call that needs values of one (for example an object).
         share_gpus: let several ranks share a GPU (on nccl) if there are fewer GPUs than ranks: values are correct,
             times mean nothing. Otherwise such a launch is an error. LABLIB_SHARE_GPUS=1 also allows it.
         like: "nccl" (on sim): reject calls that NCCL does not support, with its words and a remedy: bitwise reductions,
-            some types, tensors with gaps, a receive from any source, unbatched messages in a circular wait, required
-            tags (lablib/sim/communication/nccl_limits.py). A possible hang at larger sizes is a `NotOnNcclWarning` and
-            a note. With device="cuda" groups are NCCL's anyway. None: all of torch.distributed is supported.
+            some types, tensors with gaps, a receive from any source, unbatched messages in a circular wait, messages
+            that only their tags match (lablib/sim/communication/nccl_limits.py). A possible hang at larger sizes is a
+            `NotOnNcclWarning` and a note. With device="cuda" groups are NCCL's anyway. None: all of torch.distributed
+            is supported.
         faults: faults (on sim), as records: `[SlowRank(3, 2.0), KillRank(5, at_s=0.8)]` (lablib/faults.py).
 
     Returns:

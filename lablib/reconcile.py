@@ -198,7 +198,7 @@ class Reconciliation:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the machine was idle and the runs agree. Then errors beyond noise are the prediction's."""
+        """Whether no other load was seen and the runs agree. Then errors beyond noise are the prediction's."""
         if self.shared:
             return False
         load, noise_pct = busiest(self.loads), self._makespan_noise_pct()

@@ -37,7 +37,7 @@ class Groups:
         self._backend, self._device, self._meeting = backend, device, meeting
         self._timeouts = Timeouts(backend)
         self._rank, self._ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        if backend == "gloo":  # NCCL requests a secret number in the store from every caller
+        if backend == "gloo":  # NCCL asks every caller for a secret number, which is in the store
             check_new_groups()
             check_group_orders()
 

@@ -120,7 +120,7 @@ def _all_are_here(store: Store, at: Place) -> None:
 
 
 def _clock(store: Store, at: Place) -> tuple[int, int]:
-    """Nanoseconds from this node's clock to rank 0's, and the largest error. Every rank calls it."""
+    """Nanoseconds to add to this node's clock to get rank 0's, and the largest error. Every rank calls it."""
     if at.rank == 0:
         for node in range(1, at.nodes):
             for number in range(_ASKED):

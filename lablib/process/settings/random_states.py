@@ -12,7 +12,7 @@ import random
 from array import array
 from typing import Any, Self
 
-import numpy.random  # numpy loads it on first use: a tenth of a second that belongs to the import, not to a launch
+import numpy.random  # numpy loads it on first use, which takes 0.1 s that should not count in a launch
 import torch
 
 from lablib.process.settings.setting import ProcessSetting

@@ -25,7 +25,7 @@ def _read(descriptor: int, max_bytes: int = MAX_BYTES) -> str:
 
 
 class Capture:
-    """The output of this process, in files opened by its parent (fork_server.py).
+    """The output of this process, redirected to files at its start (fork_server.py).
 
     They are open for appending: every writer, including child processes, writes at the current end.
     """

@@ -1,7 +1,7 @@
 """Rendezvous of the ranks of one machine in a file, without listening sockets or foreign data.
 
 torchrun's rendezvous uses TCP stores. They listen on every interface without authentication, and it unpickles their
-contents: any user who reaches the port runs code as this user. One machine does not need them.
+contents: any user who reaches the port can run code as this user. One machine does not need them.
 
     the ranks             a `FileStore` on a file that only this user can open, and that soon has no name (see pool.py)
     a program's own       `init_process_group()` uses that file as well: `env://` leads to it inside a rank

@@ -192,7 +192,7 @@ class InFlight:
             for is_filled, tensors in ((True, received), (False, sent)):
                 for tensor in tensors:
                     storage, place = tensor.untyped_storage(), Place.of(tensor)
-                    if (storage_id(storage), place) in new:  # an all_reduce fills what it reads
+                    if (storage_id(storage), place) in new:  # an all_reduce fills its input
                         continue
                     for given in self._meeting(tensor):
                         is_ordered = order is not None and order is given.order

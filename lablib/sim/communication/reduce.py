@@ -4,7 +4,7 @@ Sums run in rank order, ((t0 + t1) + t2) + ..., in the input's dtype or wider: 1
 rounded once. So a result is bit-identical on any host.
 
 MIN and MAX ignore a NaN if another rank has a number, as NCCL does (`fminf`, `fmaxf` in its
-src/device/reduce_kernel.h); with gloo the result depends on the order of ranks. Check for overflow before it.
+src/device/reduce_kernel.h); with gloo it depends on the order of ranks. Check for overflow before a reduction.
 
 The work is done in blocks that fit in the cache: each operand is read once and each result written once, instead of a
 running sum that goes to memory and back for every rank.

@@ -10,7 +10,7 @@ _MAX_NOTES = 8
 
 
 def unwaited_notes(ranks: Sequence[Rank]) -> list[str]:
-    """A sentence for each line of the program whose communications were dropped without a wait."""
+    """A sentence for each line of the program with communications that were dropped without a wait."""
     return _notes(
         (
             (rank.rank, (issued.event.title, str(issued.source), _until_its_wait(issued.event.title)))

@@ -1,7 +1,7 @@
 """Position of a rank's program at an operator: phase, source line, recomputation.
 
-Recomputation. Activation checkpointing runs forward code again inside backward, with autograd recording. Nothing else
-records there, except a backward called to be differentiable (`create_graph=True`).
+Recomputation. Activation checkpointing runs forward code again inside backward, with autograd recording. Only a
+differentiable backward (`create_graph=True`) also records there.
 """
 
 import sys
