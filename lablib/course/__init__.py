@@ -1,4 +1,4 @@
-"""Labs as a course: building, running and checking them, hints, progress.
+"""Course of labs: build, run and check notebooks; hints and progress of a learner.
 
 building       masters, and the notebooks built from them
 checks         checks of exercises

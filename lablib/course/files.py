@@ -1,4 +1,4 @@
-"""The sentence for a file that could not be written: what went wrong, what is left, and what to do."""
+"""Error message for a file that could not be written: cause, state left behind, remedy."""
 
 import errno
 from pathlib import Path
@@ -7,7 +7,7 @@ from lablib.course.errors import CourseFailure
 
 
 def cannot_write(path: Path, error: OSError) -> CourseFailure:
-    """The sentence for a file that could not be written."""
+    """The error for a file that could not be written."""
     remedies = {
         errno.ENOSPC: "free some disk space, or choose another folder with --out",
         errno.EDQUOT: "your disk quota is used up: free some space, or choose another folder with --out",

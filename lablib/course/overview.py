@@ -1,4 +1,4 @@
-"""`lab list` and `lab progress`: what labs there are, and what the learner has done in them."""
+"""`lab list` and `lab progress`: the labs, and the learner's progress in them."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -15,7 +15,7 @@ from lablib.text.units import plural
 
 
 def list_labs(folder: Path) -> str:
-    """One line a lab: number, title, exercises done, state of the learner's copy, question."""
+    """One line per lab: number, title, exercises done, state of the learner's copy, question."""
     labs, progress = _labs(folder), own_progress()
     rows = []
     for lab in labs:
@@ -30,7 +30,7 @@ def list_labs(folder: Path) -> str:
 
 
 def list_sections(lab: Lab) -> str:
-    """One line a section: its minutes, how many exercises it has, and whether a reader may skip it."""
+    """One line per section: its minutes, its number of exercises, and whether it is optional."""
     about = _about(lab)
     counts = [sum(cell.tagged("exercise") for cell in section.cells) for section in about.sections]
     rows = [
@@ -47,7 +47,7 @@ def _minutes(minutes: float) -> str:
 
 
 def show_progress(folder: Path) -> str:
-    """One line an exercise: whether it is passed and since when, attempts, hints taken."""
+    """One line per exercise: whether and when it was passed, attempts, hints taken."""
     progress, rows = own_progress(), []
     for lab in _labs(folder):
         for _, name in exercises_of_labs([lab]):
@@ -63,7 +63,7 @@ def show_progress(folder: Path) -> str:
 
 
 def reset(folder: Path, text: str) -> str:
-    """Forget the progress of one lab.
+    """Delete the progress of one lab.
 
     Raises:
         CourseError: no such lab, or the progress file cannot be changed.
@@ -91,7 +91,7 @@ def exercises_of_labs(labs: Sequence[Lab]) -> list[tuple[str, str]]:
 
 
 def own_progress() -> Labs:
-    """What this learner has done."""
+    """The progress of this learner."""
     path = progress_path()
     try:
         return read_progress(path) if path else {}
@@ -100,13 +100,13 @@ def own_progress() -> Labs:
 
 
 def _about(lab: Lab) -> Master:
-    """What a lab's master says of it; its notebook's word where the master is missing or broken."""
+    """A lab's master, or its notebook if the master is missing or broken."""
     try:
         return read_master(lab)
     except CourseError:
         try:
             return of_notebook(lab, read_notebook(lab.notebook))
-        except Exception:  # no notebook either, or a broken one: the list must not fall over it
+        except Exception:  # no notebook either, or a broken one: the list must not fail
             return Master(lab, ())
 
 
@@ -115,7 +115,7 @@ def _entry(progress: Labs, lab: Lab, name: str) -> Entry:
 
 
 def _date(entry: Entry) -> str:
-    """The day of the first success, in the learner's own time."""
+    """The day of the first success, in the local time zone."""
     try:
         return f"{datetime.fromisoformat(entry.passed_at):%Y-%m-%d}"
     except ValueError:

@@ -1,13 +1,13 @@
-"""Where things live: the labs folder, the labs in it, and the files of each lab.
+"""Paths of a course: the labs folder, the labs in it, and the files of each lab.
 
     work/08_collectives.ipynb                        the learner's copy
-    labs/08_collectives.ipynb                        what a lab is handed out as (generated)
-    labs/masters/08_collectives/lab.py               its one source, the master, with solutions
+    labs/08_collectives.ipynb                        the notebook as handed out (generated)
+    labs/masters/08_collectives/lab.py               its source, the master, with solutions
     labs/masters/08_collectives/checks.py            one check for each exercise
-    labs/masters/08_collectives/wrong_answers.py     what these must reject, and unusual right answers they must accept
+    labs/masters/08_collectives/wrong_answers.py     answers that the checks must reject, and unusual right answers
 
-The labs folder is `$LAB_LABS`, else `labs/` here or in a parent folder, else the one beside the installed package. The
-learner's copies are in `$LAB_WORK`, else in `work/` beside it.
+The labs folder is `$LAB_LABS`, or `labs/` here or in a parent folder, or the one next to the installed package. The
+learner's copies are in `$LAB_WORK`, or in `work/` next to the labs folder.
 """
 
 import os
@@ -61,13 +61,13 @@ class Lab:
 
 
 def work_folder(labs: Path) -> Path:
-    """Where the learner's copies of these labs are. It need not exist."""
+    """The folder of the learner's copies of these labs. It need not exist."""
     chosen = os.environ.get("LAB_WORK")
     return Path(os.path.expanduser(chosen)).absolute() if chosen else labs.parent / "work"
 
 
 def find_labs_folder(start: Path | None = None) -> Path:
-    """The labs folder, looked for from `start` (default: the current directory) as the module says.
+    """The labs folder, searched from `start` (default: the current directory) in the order above.
 
     Raises:
         CourseError: there is none, or `$LAB_LABS` names a folder that does not exist.
@@ -88,14 +88,14 @@ def find_labs_folder(start: Path | None = None) -> Path:
 
 
 def find_labs(folder: Path) -> list[Lab]:
-    """Every lab that has a master or a notebook in this folder, in order of number."""
+    """Every lab with a master or a notebook in this folder, in order of number."""
     names = [path.parent.name for path in (folder / "masters").glob("*/lab.py")]
     names += [path.stem for path in folder.glob("*.ipynb")]
     return sorted({Lab(name, folder) for name in names if _NAME.fullmatch(name)})
 
 
 def find_lab(text: str, folder: Path) -> Lab:
-    """The lab a user means by "9", "09", "09_data_parallel", "data_parallel", or the path of one of its files.
+    """Find a lab by "9", "09", "09_data_parallel", "data_parallel", or the path of one of its files.
 
     Raises:
         CourseError: no such lab; the message has the nearest names.
@@ -104,7 +104,7 @@ def find_lab(text: str, folder: Path) -> Lab:
     named = _lab_of(path.resolve(), folder) if path.exists() else None
     if named is not None:
         return named
-    labs = sorted(find_labs(folder), key=lambda lab: not lab.folder.is_dir())  # somebody's notebook comes last
+    labs = sorted(find_labs(folder), key=lambda lab: not lab.folder.is_dir())  # notebooks without a folder come last
     wanted = path.stem if path.suffix == ".ipynb" else text
     for lab in labs:
         if wanted in (lab.name, lab.name[3:]) or (wanted.isdecimal() and int(wanted) == int(lab.number)):
@@ -119,7 +119,7 @@ def find_lab(text: str, folder: Path) -> Lab:
 
 
 def _lab_of(path: Path, labs: Path) -> Lab | None:
-    """The lab whose notebook, folder or file in its folder this path is; a learner's copy is one of a lab in `labs`."""
+    """The lab of a notebook, a folder or a file in its folder; a learner's copy belongs to a lab in `labs`."""
     if path.suffix == ".ipynb" and _NAME.fullmatch(path.stem):
         return Lab(path.stem, labs if path.parent == work_folder(labs).resolve() else path.parent)
     folder = path if path.is_dir() else path.parent
@@ -131,12 +131,11 @@ def _is_master_folder(folder: Path) -> bool:
 
 
 def _candidates(here: Path) -> Iterator[Path]:
-    """Folders to try, nearest first."""
     for folder in (here, *here.parents):
         yield folder / "labs"
     yield _PACKAGE.parent / "labs"
 
 
 def _holds_labs(folder: Path) -> bool:
-    """Is it a labs folder, and not something else called `labs`?"""
+    """Is it a labs folder, and not another folder called `labs`?"""
     return folder.is_dir() and ((folder / "masters").is_dir() or bool(find_labs(folder)))

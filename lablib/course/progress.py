@@ -1,12 +1,12 @@
-"""What a learner has done, kept between kernels in one small file.
+"""A learner's progress, kept between kernels in one small file.
 
     {"version": 1, "labs": {"08": {"ring_all_reduce": {
         "attempts": 3, "hints": 1, "status": "passed", "passed_at": "2025-03-01T10:15:00+01:00"}}}}
 
-The file is `$LAB_PROGRESS`, else `progress.json` in the platform's user data folder; `LAB_PROGRESS=off` keeps nothing,
-and nothing is kept while nbgrader grades: that would be the progress of whoever grades.
-Two kernels may write at once: each takes the lock, reads, changes its own entry and replaces the file in one step.
-A damaged file is put aside under another name, never deleted, and a new one begun. Once passed stays passed.
+The file is `$LAB_PROGRESS`, or `progress.json` in the platform's user data folder. `LAB_PROGRESS=off` keeps nothing,
+and so does a run of nbgrader: that would be the grader's progress.
+Two kernels may write at the same time: each takes the lock, reads, changes its entry and replaces the file in one step.
+A damaged file is renamed, never deleted, and a new one begun. A passed exercise stays passed.
 """
 
 import json
@@ -35,7 +35,7 @@ class Entry:
     passed_at: str = ""
 
     def attempted(self, status: str) -> "Entry":
-        """This entry after one more check ended in `status`. A stub is no attempt, nor is a check without a verdict."""
+        """This entry after one more check ended in `status`. A stub and a check without a verdict are no attempts."""
         if status == "not checked":
             return self
         if status == "not attempted":
@@ -49,11 +49,11 @@ Labs = dict[str, dict[str, Entry]]
 
 
 class DamagedProgress(CourseFailure):
-    """The progress file is not one; it was put aside, and says where."""
+    """The progress file is damaged and was renamed; the message has the new name."""
 
 
 def progress_path() -> Path | None:
-    """Where progress is kept; None if it is not."""
+    """The path of the progress file; None if progress is not kept."""
     chosen = os.environ.get("LAB_PROGRESS")
     if chosen == _OFF or os.environ.get("NBGRADER_EXECUTION") == "autograde":
         return None
@@ -66,7 +66,7 @@ def read_progress(path: Path) -> Labs:
     """All entries, by lab and exercise; empty if there is no file yet.
 
     Raises:
-        DamagedProgress: the file is damaged; it now has another name.
+        DamagedProgress: the file is damaged and was renamed.
         OSError: it cannot be read.
     """
     try:
@@ -78,7 +78,7 @@ def read_progress(path: Path) -> Labs:
 
 
 def parse_progress(path: Path) -> Labs:
-    """All entries of a file. Raises OSError, and ValueError for what is no progress file; leaves it as it is."""
+    """All entries of a file, which is not changed. Raises OSError, and ValueError for a file of another kind."""
     data = parse_json(read_text(path))
     try:
         return _parse(data)
@@ -87,7 +87,7 @@ def parse_progress(path: Path) -> Labs:
 
 
 def _put_aside(path: Path, error: Exception) -> DamagedProgress:
-    """The error for a damaged file, which gets another name."""
+    """Rename a damaged file and return the error."""
     aside = _free_name(path)
     path.replace(aside)
     return DamagedProgress(
@@ -97,14 +97,14 @@ def _put_aside(path: Path, error: Exception) -> DamagedProgress:
 
 
 class Progress:
-    """Reads and changes entries, in the file where possible and in this object's memory where not."""
+    """Reads and changes entries, in the file where possible and otherwise in this object's memory."""
 
     def __init__(self, path: Path | None = None):
         self.path = path
         self._memory: Labs = {}
 
     def entry(self, lab: str, name: str) -> Entry:
-        """The entry of one exercise, as last read or written here or by another kernel. Never raises."""
+        """The entry of one exercise, as last read or written by this or another kernel. Never raises."""
         try:
             stored = read_progress(self.path) if self.path else {}
         except (OSError, DamagedProgress):
@@ -112,7 +112,7 @@ class Progress:
         return stored.get(lab, {}).get(name) or self._memory.get(lab, {}).get(name) or Entry()
 
     def change(self, lab: str, name: str, change: Callable[[Entry], Entry]) -> tuple[Entry, list[str]]:
-        """Apply `change` to an entry and keep the result: the new entry, and notes for the learner. Never raises."""
+        """Apply `change` to an entry and save it: the new entry, and notes for the learner. Never raises."""
         notes: list[str] = []
         if self.path is not None:
             try:
@@ -143,7 +143,7 @@ class Progress:
 
 
 def reset_progress(path: Path, lab: str) -> int:
-    """Forget one lab; the number of exercises forgotten.
+    """Delete the progress of one lab; returns the number of exercises.
 
     Raises:
         DamagedProgress, OSError: as `read_progress`.
@@ -157,7 +157,7 @@ def reset_progress(path: Path, lab: str) -> int:
 
 
 def _parse(data: Any) -> Labs:
-    """Entries from JSON; fields this version does not know are left out."""
+    """Entries from JSON, without fields that this version does not have."""
     if not isinstance(data, dict) or data.get("version") != 1:
         raise ValueError("it has no version 1")
     kinds = {"attempts": int, "hints": int, "status": str, "passed_at": str}
@@ -185,7 +185,7 @@ def _locked(path: Path) -> Any:
 
 
 def _free_name(path: Path) -> Path:
-    """A name beside `path` that nothing has."""
+    """An unused name next to `path`."""
     aside = path.with_name(path.name + ".damaged")
     number = 1
     while aside.exists():

@@ -1,11 +1,11 @@
-"""`lab progress` for programs, for a browser, and for a class: JSON, a page of HTML, and many learners in one table.
+"""Reports of progress: JSON, an HTML page, and one table for a class.
 
-    lab progress --json > ada.json                   what a learner hands in; progress.json itself does, too
-    lab progress --html > progress.html              one page, which needs no other file
-    lab progress --merge *.json --csv > class.csv    a row a learner, a column an exercise
+    lab progress --json > ada.json                   one learner; progress.json itself has the same form
+    lab progress --html > progress.html              one self-contained page
+    lab progress --merge *.json --csv > class.csv    one row per learner, one column per exercise
 
-A learner is called as the file is (ada.json); where that is progress.json, as its folder is (ada/progress.json).
-Learners can edit their files: for grades there is nbgrader (docs/teaching.md).
+A learner's name is the name of the file (ada.json), or of its folder if the file is progress.json (ada/progress.json).
+Learners can edit their files: for grades use nbgrader (docs/teaching.md).
 """
 
 import csv
@@ -32,7 +32,7 @@ td.passed { font-weight: bold; }
 
 
 def read_learners(paths: Sequence[Path]) -> tuple[dict[str, Labs], list[str]]:
-    """The progress of each learner, by name; and a sentence for each file that is left out."""
+    """The progress of each learner, by name; and a message for each file that is left out."""
     learners: dict[str, Labs] = {}
     left_out: list[str] = []
     for path in paths:
@@ -68,7 +68,7 @@ def as_html(exercises: Exercises, labs: Labs) -> str:
 
 
 def class_text(exercises: Exercises, learners: dict[str, Labs]) -> str:
-    """A line a learner: exercises passed in each lab, and in all."""
+    """One line per learner: exercises passed in each lab, and in total."""
     numbers = list(dict.fromkeys(number for number, _ in exercises))
     rows = []
     for learner, labs in learners.items():
@@ -78,25 +78,25 @@ def class_text(exercises: Exercises, learners: dict[str, Labs]) -> str:
 
 
 def class_csv(exercises: Exercises, learners: dict[str, Labs]) -> str:
-    """A row a learner: number of exercises passed, and the state of each."""
+    """One row per learner: number of exercises passed, and the state of each."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["learner", "passed", *(f"{number} {name}" for number, name in exercises)])
     for learner, labs in learners.items():
-        # A spreadsheet would take a name that begins like this for a formula.
+        # A spreadsheet would read such a name as a formula.
         safe = f"'{learner}" if learner[:1] in tuple("=+-@\t\r") else learner
         writer.writerow([safe, _passed(exercises, labs), *(_state(_entry(labs, *one)) for one in exercises)])
     return text.getvalue()
 
 
 def class_json(exercises: Exercises, learners: dict[str, Labs]) -> str:
-    """Each learner's progress, as `as_json` has it."""
+    """Each learner's progress, in the form of `as_json`."""
     counted = {learner: _counted(exercises, labs) for learner, labs in learners.items()}
     return json.dumps({"version": 1, "learners": counted}, indent=1)
 
 
 def class_html(exercises: Exercises, learners: dict[str, Labs]) -> str:
-    """The class as a page: a row a learner, a column an exercise."""
+    """The class as a page: one row per learner, one column per exercise."""
     rows = [
         [learner, f"{_passed(exercises, labs)} of {len(exercises)}", *(_state(_entry(labs, *one)) for one in exercises)]
         for learner, labs in learners.items()
@@ -106,7 +106,7 @@ def class_html(exercises: Exercises, learners: dict[str, Labs]) -> str:
 
 
 def _page(title: str, caption: str, heading: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A page with one table; the first cell of a row names it."""
+    """A page with one table; the first cell of a row is its header."""
     head = "".join(f'<th scope="col">{in_html(cell)}</th>' for cell in heading)
     body = "\n".join(
         f'<tr><th scope="row">{in_html(name)}</th>'
@@ -155,7 +155,7 @@ def _passed(exercises: Exercises, labs: Labs) -> int:
 
 
 def _state(entry: Entry) -> str:
-    """What a table says of an exercise: one of three, whatever a learner wrote into the file."""
+    """One of three states, for any content of a learner's file."""
     if entry.passed_at or entry.status == "passed":
         return "passed"
     return "failed" if entry.status == "failed" else "not attempted"

@@ -1,4 +1,4 @@
-"""A function's source in a notebook; a solution stays folded until the learner has one of their own."""
+"""Show a function's source in a notebook; a solution stays folded until the exercise is passed."""
 
 import inspect
 import textwrap
@@ -16,11 +16,11 @@ def show_source(function: Callable[..., Any] | type, after: Check | None = None)
     """The source of a function or a class of lablib.
 
     Args:
-        function: whose source.
-        after: the check of the exercise that it solves: folded until that is passed. None: open.
+        function: the function or class.
+        after: check of the exercise that it solves: folded until that is passed. None: open.
 
     Raises:
-        ValueError: it has no source that can be read.
+        ValueError: its source cannot be read.
     """
     try:
         text = textwrap.dedent(inspect.getsource(function))

@@ -1,7 +1,7 @@
-"""Plain text in columns, for a terminal, a pipe or a log alike; on a narrow terminal, a block of lines for each row.
+"""Plain-text tables for a terminal, a pipe or a log; on a narrow terminal, a block per row.
 
-A line that the terminal folds can no longer be read as a row. So the last column is wrapped where it has room for
-words, and where the others alone are too wide, each row stands by itself:
+A row that the terminal wraps is hard to read. So the last column is wrapped if it has room for words; if the other
+columns are already too wide, each row becomes a block:
 
     lab       08_collectives
     exercise  ring_all_reduce
@@ -12,14 +12,14 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-_MIN_COLUMNS = 20  # letters in which the last column can be wrapped and still be read
+_MIN_COLUMNS = 20  # least width of a wrapped last column
 
 
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Rows under a heading, columns as wide as their widest cell.
 
     Arguments:
-        width: letters of a line; None: those of the terminal, where standard output is one, else without a limit.
+        width: characters per line; None: the terminal's, or no limit if standard output is not a terminal.
 
     >>> print(table(["lab", "title"], [["08", "Collectives"]]))
     lab  title
@@ -38,18 +38,18 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
 
 
 def _terminal() -> int:
-    """Letters of a line; 0 where standard output is no terminal, and a line may be of any length."""
+    """Characters per line; 0 if standard output is no terminal, for no limit."""
     return shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
 
 
 def _wrapped(line: list[str], room: int) -> list[list[str]]:
-    """A line whose last cell is at most so wide, and what is left of the cell below it."""
+    """A line with its last cell cut to the room, and the rest of that cell below it."""
     parts = textwrap.wrap(line[-1], room) or [""]
     return [[*(line[:-1] if number == 0 else [""] * (len(line) - 1)), part] for number, part in enumerate(parts)]
 
 
 def _block(heading: Sequence[str], row: Sequence[str], room: int) -> str:
-    """A row by itself, a line a cell: what the cell is, and the cell."""
+    """A row as a block, one line per cell: heading and cell."""
     named = max(len(name) for name in heading)
     filled = [(name, cell) for name, cell in zip(heading, row, strict=True) if cell]
     indent = " " * (named + 2)

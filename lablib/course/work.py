@@ -1,11 +1,11 @@
-"""The learner's copies: `labs/` is what is handed out, `work/` is where it is worked in, and updates destroy nothing.
+"""The learner's copies of labs: handed out in `labs/`, edited in `work/`, updated without loss.
 
-    lab open          copies into work/ the labs that nobody has begun; of the others it says which have changed since
-    lab update [NN]   brings these up to date, too: the new version with the answers carried over (carry_over.py)
+    lab open          copies into work/ the labs that are not begun; lists the others that have changed since
+    lab update [NN]   updates those too: the new version with the answers carried over (carry_over.py)
     lab reset NN      a fresh copy
 
-What was in work/ before is kept beside, with the time: 08_collectives.kept-20250301-101500.ipynb. git ignores work/, so
-`git pull` has nothing to complain of. Who has worked in labs/ itself finds that in work/ after any of these commands.
+An earlier copy is kept in work/ with a time stamp: 08_collectives.kept-20250301-101500.ipynb. git ignores work/, so
+`git pull` finds no conflicts. Each of these commands moves edited notebooks from labs/ to work/.
 """
 
 import errno
@@ -27,16 +27,16 @@ from lablib.text.units import plural
 
 
 class State(Enum):
-    """What a learner's copy is."""
+    """State of a learner's copy."""
 
-    NOT_BEGUN = "not begun"  # there is none, or nobody has touched it
+    NOT_BEGUN = "not begun"  # there is none, or it is unedited
     BEGUN = "begun"
     OUTDATED = "begun, outdated"  # the lab has changed since
     DAMAGED = "damaged"
 
 
 def open_copies(labs: Sequence[Lab]) -> list[str]:
-    """Copy into work/ what nobody has begun. Lines worth saying: what was moved there, and what has changed since.
+    """Copy labs that are not begun into work/. Returns messages: notebooks moved there, and labs changed since.
 
     Raises:
         CourseFailure: work/ cannot be written.
@@ -47,7 +47,7 @@ def open_copies(labs: Sequence[Lab]) -> list[str]:
         try:
             new = handed_out(lab)
         except CourseError:
-            continue  # a lab that is just being written is no reason not to open another
+            continue  # a lab in preparation must not prevent opening another
         lines += moved_from_labs(lab, new)
         state = _state(lab, new)
         if state is State.NOT_BEGUN:
@@ -62,7 +62,7 @@ def open_copies(labs: Sequence[Lab]) -> list[str]:
 
 
 def update(lab: Lab) -> list[str]:
-    """Bring a copy up to date and carry over what the learner wrote; lines that say what was done.
+    """Update a copy and carry over the learner's changes. Returns a line per action.
 
     Raises:
         CourseError: no such lab can be made, the copy is no notebook, or nothing can be written.
@@ -85,7 +85,7 @@ def update(lab: Lab) -> list[str]:
 
 
 def reset(lab: Lab) -> list[str]:
-    """Make a fresh copy; the old one is kept beside, if anybody has touched it. Lines that say so.
+    """Make a fresh copy; an edited old copy is kept next to it. Returns lines that say so.
 
     Raises:
         CourseError: as `update`.
@@ -100,7 +100,7 @@ def reset(lab: Lab) -> list[str]:
 
 
 def state_of(lab: Lab) -> State:
-    """What the learner's copy is, compared with what would be handed out today."""
+    """State of the learner's copy, compared with the notebook that would be handed out today."""
     try:
         return _state(lab, handed_out(lab))
     except CourseError:
@@ -108,7 +108,7 @@ def state_of(lab: Lab) -> State:
 
 
 def handed_out(lab: Lab) -> NotebookNode:
-    """The lab as a learner gets it: what its master gives; where that cannot be made, the notebook of labs/.
+    """The lab as handed out: built from its master; if that is not possible, the notebook in labs/.
 
     Raises:
         CourseError: there is neither.
@@ -129,9 +129,9 @@ def handed_out(lab: Lab) -> NotebookNode:
 
 
 def moved_from_labs(lab: Lab, new: NotebookNode) -> list[str]:
-    """Move a notebook of labs/ in which somebody has worked into work/, `new` takes its place; a line that says so.
+    """Move an edited notebook from labs/ to work/ and write `new` instead; returns a line that says so.
 
-    Where the master cannot be read, it stays: it is the only source of its lab.
+    Without a readable master it stays: it is the only source of its lab.
 
     Raises:
         CourseFailure: it cannot be moved.
@@ -164,7 +164,6 @@ def _state(lab: Lab, new: NotebookNode) -> State:
 
 
 def _read(path: Path) -> NotebookNode | None:
-    """The notebook in a file; None if there is none."""
     try:
         return read_notebook(path)
     except (OSError, ValueError):
@@ -172,17 +171,17 @@ def _read(path: Path) -> NotebookNode | None:
 
 
 def _is_worked_in(notebook: NotebookNode | None) -> bool:
-    """Has anybody edited or run it? (A file that is no notebook is somebody's, too.)"""
+    """Was it edited or run? (A file that is no notebook counts as edited.)"""
     return notebook is None or _built_with(notebook) != digest(notebook) or has_outputs(notebook)
 
 
 def _built_with(notebook: NotebookNode) -> str | None:
-    """The digest of the version that this notebook was handed out as."""
+    """The digest of the version that was handed out."""
     return notebook.metadata.get("lablib", {}).get("digest")
 
 
 def _replace(lab: Lab, notebook: NotebookNode) -> Path:
-    """Write a copy anew, and keep what it was in a file beside; that file."""
+    """Overwrite a copy, and keep the old one next to it; returns the kept file."""
     try:
         kept = _free_name(lab, "kept")
     except OSError as error:

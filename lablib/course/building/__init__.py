@@ -1,13 +1,13 @@
-"""Building labs: notebooks from masters.
+"""Build lab notebooks from their masters.
 
-master      a lab's one source
-parameters  its tagged cell of parameters
-solution    from a solution to its stub
+master      the master of a lab
+parameters  the cell of parameters
+solution    replace a solution by its stub
 names       names that a cell binds and uses
 lint        the rules of a master
 notebook    the notebooks of a learner and an instructor
 build       `lab build`
-carry_over  a learner's copy and a newer version of the lab
+carry_over  merge a learner's copy into a newer version of the lab
 export      `lab export --students`
 new         `lab new`
 """

@@ -1,9 +1,9 @@
-"""`lab build`: notebooks from masters.
+"""`lab build`: write notebooks from masters.
 
-What is in labs/ is generated, and nobody works there: learners have copies in work/ (work.py). Where somebody has
-worked in labs/ all the same, that moves to work/ before the notebook is written anew.
+labs/ holds generated notebooks; learners work on copies in work/ (work.py). A notebook in labs/ that was edited moves
+to work/ before it is overwritten.
 
-All labs are read, checked and built in memory before the first file is written: one bad master, and nothing changes.
+All labs are read, checked and built in memory before the first file is written: one bad master changes nothing.
 """
 
 from collections.abc import Sequence
@@ -44,16 +44,16 @@ def load_all(labs: Sequence[Lab]) -> list[Master]:
 
 
 def build(labs: Sequence[Lab]) -> list[str]:
-    """Write the learner notebooks that need it. Lines that say what was done."""
+    """Write the learner notebooks that are missing or stale. Returns a line per action."""
     notebooks = [(master.lab, make_notebook(master, Version.LEARNER)) for master in load_all(labs)]
     return [line for lab, notebook in notebooks for line in _build(lab, notebook)]
 
 
 def check_built(labs: Sequence[Lab]) -> None:
-    """Are all learner notebooks exactly what their masters give?
+    """Check that all learner notebooks match their masters.
 
     Raises:
-        CourseFailure: some are not; one line for each, with the remedy.
+        CourseFailure: some do not; one line for each, with the remedy.
     """
     orphans = [lab for lab in labs if not lab.master.exists()]
     problems = [f"{lab.notebook} has no master; remove it, or write {lab.master}." for lab in orphans]
@@ -75,7 +75,7 @@ def build_instructor(labs: Sequence[Lab], folder: Path) -> list[str]:
 
 def build_nbgrader(labs: Sequence[Lab], folder: Path) -> list[str]:
     """Write nbgrader assignments to `folder`, a course folder: `source/NN_name/NN_name.ipynb`, and its settings."""
-    from lablib.course.grading.assignment import make_assignment  # which can run checks, and so imports torch
+    from lablib.course.grading.assignment import make_assignment  # it can run checks, which import torch
 
     lines = [
         _save(folder / "source" / master.lab.name / master.lab.notebook.name, to_text(make_assignment(master)))
@@ -85,7 +85,7 @@ def build_nbgrader(labs: Sequence[Lab], folder: Path) -> list[str]:
 
 
 def _build(lab: Lab, notebook: NotebookNode) -> list[str]:
-    """Write one learner notebook, if it is not there yet."""
+    """Write one learner notebook, if it is missing."""
     if not _difference(lab.notebook, to_text(notebook)):
         return [f"{lab.name}: up to date"]
     moved = moved_from_labs(lab, notebook)
@@ -102,7 +102,7 @@ def _save(path: Path, text: str) -> str:
 
 
 def _difference(path: Path, text: str) -> str:
-    """In which way a notebook's file differs from the text it should have; "" if it does not."""
+    """The difference between a notebook's file and its expected text; "" if there is none."""
     try:
         found = read_text(path)
         if found == text:

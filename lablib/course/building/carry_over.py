@@ -1,17 +1,17 @@
-"""A learner's copy of a lab, and a newer version of that lab: the new one with what the learner wrote, cell by cell.
+"""Merge a learner's copy of a lab into a newer version of that lab, cell by cell.
 
     the learner's cell                            in the new version
-    an answer                                     the exercise with the same check has it
-    a cell of the lab, edited                     the cell with the same id has the edit
-    a cell of the lab, as it was handed out       as the new version has it: reworded, moved or gone
-    a cell of the lab that the learner deleted    stays deleted, unless it changed
-    a cell that the learner added                 stands behind the cell that it stood behind, or before its check
-    whatever finds no place, above all an answer  at the end, under a heading; `lab run` does not run it
-    to an exercise that is gone
+    an answer                                     in the exercise with the same check
+    a cell of the lab, edited                     the edit, in the cell with the same id
+    a cell of the lab, unedited                   as in the new version: reworded, moved or removed
+    a cell of the lab, deleted                    deleted, unless it changed
+    a cell that the learner added                 after the same cell as before, or before its check
+    a cell without a place, such as an answer     at the end, under a heading; `lab run` does not run it
+    to an exercise that was removed
 
-A cell's id is the fingerprint of the text that it was handed out with (notebook.py), so that an edit can be told from
-a cell that is merely old, without a third file. Where an exercise begins differently now, its new start stands above
-the answer, in a cell of text that the next update takes away.
+A cell's id is the fingerprint of the text that was handed out (notebook.py). It separates an edited cell from an old
+one without a third file. Where the start of an exercise has changed, a text cell above the answer shows the new start;
+the next update removes that cell.
 """
 
 import re
@@ -38,7 +38,7 @@ _NEW_START = """**This exercise has changed since you answered it.** It now begi
 
 @dataclass
 class Carried:
-    """What was carried over: names of answered exercises and of those that begin differently now; numbers of cells."""
+    """Result of a merge: names of answered exercises and of those with a new start; numbers of cells."""
 
     answers: list[str] = field(default_factory=list)
     changed_exercises: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Carried:
 
 
 def carry_over(old: NotebookNode, new: NotebookNode) -> tuple[NotebookNode, Carried]:
-    """`new` with what the learner wrote in `old`, and what that was. Changes neither; keeps outputs that still hold."""
+    """`new` with the learner's changes in `old`, and a list of them. Changes neither; keeps valid outputs."""
     carried = Carried()
     names, matches, handed_out = exercise_names(new), _matches(old, new), _handed_out(old)
     before, after, unplaced = _placed_by_neighbours(old, matches, handed_out)
@@ -77,7 +77,7 @@ def carry_over(old: NotebookNode, new: NotebookNode) -> tuple[NotebookNode, Carr
 
 
 def exercise_names(notebook: NotebookNode) -> dict[int, str]:
-    """The position of each exercise's cell, and the name of its check. Learners' notebooks need not be Python."""
+    """Position of each exercise's cell, and name of its check. A learner's notebook need not be valid Python."""
     names: dict[int, str] = {}
     waiting: list[int] = []
     handed_out = _handed_out(notebook)
@@ -87,7 +87,7 @@ def exercise_names(notebook: NotebookNode) -> dict[int, str]:
         elif _tagged(cell, "check") and waiting:
             called = _CHECK.search(cell.source)
             if called:
-                # A learner who copies an exercise's cell copies its tag: the one handed out is the exercise.
+                # A copied exercise cell has the same tag: the one that was handed out is the exercise.
                 ours = [index for index in waiting if notebook.cells[index].id in handed_out]
                 names[(ours or waiting)[-1]] = called[1]
             waiting = []
@@ -100,12 +100,12 @@ def _handed_out(notebook: NotebookNode) -> set[str]:
 
 
 def is_edited(cell: NotebookNode) -> bool:
-    """Is this cell something else than what was handed out under its id?"""
+    """Does the cell differ from the text that was handed out under its id?"""
     return cell.id.split("-")[0] != fingerprint(cell)
 
 
 def _matches(old: NotebookNode, new: NotebookNode) -> dict[int, int]:
-    """Which cell of `new` each cell of `old` became: by its check, by its id, else by its very text."""
+    """Match each cell of `old` to a cell of `new`: by check, then by id, then by text."""
     by_name = {name: position for position, name in exercise_names(new).items()}
     by_id = {cell.id: position for position, cell in enumerate(new.cells)}
     by_text = {(cell.cell_type, cell.source): position for position, cell in enumerate(new.cells)}
@@ -126,7 +126,7 @@ def _matches(old: NotebookNode, new: NotebookNode) -> dict[int, int]:
 def _placed_by_neighbours(
     old: NotebookNode, matches: dict[int, int], handed_out: set[str]
 ) -> tuple[dict[int, list[NotebookNode]], dict[int, list[NotebookNode]], list[NotebookNode]]:
-    """The learner's cells without a match: those to stand before and after each cell of the new lab, and the rest."""
+    """Place the learner's unmatched cells: before and after each cell of the new lab, and the rest."""
     before: dict[int, list[NotebookNode]] = defaultdict(list)
     after: dict[int, list[NotebookNode]] = defaultdict(list)
     unplaced: list[NotebookNode] = []
@@ -151,7 +151,7 @@ def _placed_by_neighbours(
 
 
 def _carried_cell(old: NotebookNode, new: NotebookNode, name: str | None, carried: Carried) -> NotebookNode:
-    """A cell of the new version, with the learner's text where it was edited, and with outputs that still hold."""
+    """A cell of the new version, with the learner's edits, and with outputs that are still valid."""
     if old.source != new.source and not is_edited(old):
         return deepcopy(new)
     if old.source != new.source and name is not None:
@@ -164,21 +164,21 @@ def _carried_cell(old: NotebookNode, new: NotebookNode, name: str | None, carrie
 
 
 def _new_start(exercise: NotebookNode) -> NotebookNode:
-    """How an exercise begins now. By its id it was handed out so: the next update finds it unedited and drops it."""
+    """The new start of an exercise. Its id marks it as unedited, so the next update removes it."""
     note = new_markdown_cell(_NEW_START.format(source=exercise.source))
     note["id"] = fingerprint(note)
     return note
 
 
 def _kept(cell: NotebookNode) -> NotebookNode:
-    """A cell without a place, tagged so that it is not run by papermill and nbval, and known by the next update."""
+    """A cell without a place, tagged so that papermill and nbval skip it and the next update finds it."""
     cell = deepcopy(cell)
     cell.metadata["tags"] = [_KEPT, "skip-execution", "nbval-skip"]
     return cell
 
 
 def _with_unique_ids(cells: list[NotebookNode]) -> list[NotebookNode]:
-    """The cells, each with an id that no other one has; the first one keeps it."""
+    """The cells with unique ids; the first of two equal ids is kept."""
     seen: set[str] = set()
     for cell in cells:
         number, own = 1, cell.id

@@ -1,11 +1,11 @@
-"""`lab export --students FOLDER`: a copy of the course without solutions, to hand out.
+"""`lab export --students FOLDER`: a copy of the course without solutions.
 
-    copied      every file that git tracks, as it is now; notebooks as their masters give them; checks and recorded
+    copied      files that git tracks, in their present state; notebooks built from their masters; checks and recorded
                 comparisons, which notebooks read
     left out    masters (lab.py), their wrong answers, the tests of the project and its continuous integration
 
-`make lab` and `make test` work in the copy; there `make test` checks the copy. A list of the files that were written is
-kept in it: exporting there again brings them up to date and removes those that are gone.
+`make lab` and `make test` work in the copy; there `make test` checks the copy. The copy holds a list of its files: a
+second export to the same folder updates them and removes those that no longer exist.
 """
 
 import re
@@ -23,12 +23,12 @@ from lablib.text.files import read_text, write_text
 from lablib.text.units import plural
 
 _LIST = ".exported-files"
-_LEFT_OUT = (".ci/", ".github/", "tests/", "labs/masters/")  # and notebooks, which are written from their masters
+_LEFT_OUT = (".ci/", ".github/", "tests/", "labs/masters/")  # notebooks are built from their masters
 _KEPT = re.compile(r"tests/(conftest\.py|handed_out/.*|.*README\.md)")
 
 
 def export_students(labs: Sequence[Lab], folder: Path) -> str:
-    """Write the copy to `folder`, which is new, empty or an earlier copy. Returns a line for the user.
+    """Write the copy to `folder`, which is new, empty or an earlier copy. Returns a message.
 
     Raises:
         CourseError: no git repository with lablib in it, no masters, or a folder with other files.
@@ -63,7 +63,7 @@ def export_students(labs: Sequence[Lab], folder: Path) -> str:
 
 
 def _tracked(root: Path) -> list[str]:
-    """The files that git tracks here and that are there, as paths below `root`."""
+    """Existing files that git tracks, as paths below `root`."""
     command = ["git", "-C", str(root), "ls-files", "-z"]
     try:
         done = subprocess.run(command, capture_output=True, check=True, text=True, encoding="utf-8")
@@ -85,7 +85,7 @@ def _is_handed_out(path: str) -> bool:
 
 
 def _earlier(folder: Path) -> list[str]:
-    """The files that an earlier export wrote to this folder."""
+    """Files that an earlier export wrote to this folder."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return []
     try:

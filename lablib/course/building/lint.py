@@ -1,17 +1,17 @@
-"""The rules a master must keep, each checked when labs are built.
+"""Lint rules for masters, checked when labs are built.
 
- 1  the first cell is text: `# Lab NN: Title`, the number being that of the file, and a paragraph `**Question.** ...`
- 2  one cell is tagged `parameters`, the first or second of the code cells; `interactive` and `quick` are among them
+ 1  the first cell is text: `# Lab NN: Title`, with the number of the file, and a paragraph `**Question.** ...`
+ 2  one cell is tagged `parameters`, the first or second of the code cells; it has `interactive` and `quick`
  3  a cell `check = checks_for("NN")` comes before the first check
  4  each exercise is followed by its check, and each check belongs to an exercise
- 5  solutions stand in cells tagged `exercise` alone (elsewhere they would reach the learner), and each can be a stub
+ 5  only cells tagged `exercise` hold solutions (others would reach the learner), and each can become a stub
  6  a cell tagged `check` ends in `check.name(answer)`; the name exists in the lab's file of checks, and is used once
- 7  between an exercise and its check stands a cell that tries the answer: `try_out(...)`
- 8  each section has its minutes; those of the lab, without what is tagged `further`, are at most 60
- 9  what a section tagged `further` binds is used in it alone, for a reader may skip it
+ 7  a cell between an exercise and its check tries the answer: `try_out(...)`
+ 8  each section has its minutes; their sum, without sections tagged `further`, is at most 60
+ 9  names bound in a section tagged `further` are used only there, since a reader may skip it
 10  every parameter but `interactive` and `quick` is used by some cell
-11  what a cell shows by its value, a figure or a source, is its last line: of others a notebook drops the value
-12  a line of code is at most 96 characters wide: beside a list of files a notebook cuts off what is wider
+11  a cell's displayed value, a figure or a source, is its last line: a notebook drops the values of other lines
+12  a line of code is at most 96 characters wide: next to a file list a notebook cuts off longer lines
 13  no line inside a paragraph begins with `-`, `+`, `*` or `12.` and a space: a notebook would show a list
 
 A finding is one sentence with file and line.
@@ -35,7 +35,7 @@ MAX_WIDTH = 96
 
 
 def lint(master: Master) -> list[CourseError]:
-    """Everything that is wrong with this master; empty if nothing is."""
+    """All findings about this master."""
     rules = (
         *(_heading, _parameters, _checks_for, _pairs, _solutions, _check_names),
         *(_trials, _minutes, _further, _used_parameters, _dropped, _width, _lists),
@@ -191,12 +191,12 @@ def _used_parameters(master: Master) -> Findings:
         needed = [parameter.name for parameter in master.parameters if parameter.name not in REQUIRED]
         unused = [name for name in needed if not any(name in found for found in used)]
     except CourseError:
-        return  # _parameters says so
+        return  # reported by _parameters
     if unused:
         yield knobs, f"every parameter must be used by some cell: {', '.join(unused)} is not; remove it."
 
 
-_SHOWN = ("show_source", "figure", "figure_", "_calculator")  # what is called so returns what is to be seen
+_SHOWN = ("show_source", "figure", "figure_", "_calculator")  # functions with these names return a value to display
 
 
 def _dropped(master: Master) -> Findings:

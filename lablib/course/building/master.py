@@ -1,13 +1,13 @@
-"""A master: the one source of a lab, `lab.py` in its folder, a Python file in cells (jupytext's py:percent).
+"""Masters: the source of a lab, `lab.py` in its folder, in jupytext's py:percent format.
 
     # %% [markdown]              text
     # %%                         code
     # %% tags=["exercise"]       code with a solution between markers
     # %% tags=["check"] points=2 the check of the exercise above it: check.name(answer)
-    # %% [markdown] minutes=8    a heading `## ...`, with the minutes that its section takes
+    # %% [markdown] minutes=8    a heading `## ...`, with the minutes of its section
 
-Reading keeps every cell's line in the file, so that whatever is wrong with a lab can be said with file and line.
-How to write one: `labs/masters/README.md`.
+Each cell keeps its line in the file, so that a finding can name file and line. How to write a master:
+`labs/masters/README.md`.
 """
 
 import ast
@@ -32,11 +32,11 @@ class Cell:
 
     Attributes:
         kind: "code", "markdown" or "raw".
-        source: its text, solution included.
+        source: its text, with the solution.
         tags: its tags, in order.
-        points: what a check is worth (nbgrader).
-        minutes: what the section that begins here takes; 0 where none begins.
-        line: line of the master at which its `# %%` stands.
+        points: points of a check (nbgrader).
+        minutes: minutes of the section that begins here; 0 if none does.
+        line: line of its `# %%` in the master.
     """
 
     kind: str
@@ -48,7 +48,7 @@ class Cell:
 
     @property
     def heading(self) -> str:
-        """The section's title where a text cell begins one (`## title`); ""."""
+        """Title of the section that a text cell begins (`## title`); ""."""
         first = self.source.split("\n", 1)[0]
         return first[3:].strip() if self.kind == "markdown" and first.startswith("## ") else ""
 
@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def check_call(self) -> ast.Call | None:
-        """The call `check.name(...)` that ends this cell; None if it ends in something else."""
+        """The call `check.name(...)` that ends this cell, or None."""
         statements = ast.parse(self.source).body
         last = statements[-1] if statements else None
         call = last.value if isinstance(last, ast.Expr) else None
@@ -75,7 +75,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of a lab: from a heading to the next. `is_further`: beyond the lab's hour, folded until it is opened."""
+    """A part of a lab, from one heading to the next. `is_further`: optional, folded until opened."""
 
     title: str
     minutes: float
@@ -92,7 +92,7 @@ class Master:
 
     @cached_property
     def title(self) -> str:
-        """ "Collectives", from the heading `# Lab 08: Collectives` of the first text cell; "" where there is none."""
+        """ "Collectives", from the heading `# Lab 08: Collectives` of the first text cell; "" if there is none."""
         return _find(_TITLE, self._first_text.split("\n", 1)[0], "title")
 
     @cached_property
@@ -102,10 +102,10 @@ class Master:
 
     @cached_property
     def parameters(self) -> list[Parameter]:
-        """The knobs, from the cell tagged `parameters`; none if there is no such cell.
+        """The parameters from the cell tagged `parameters`; empty if there is none.
 
         Raises:
-            CourseError: the cell holds something else.
+            CourseError: the cell holds other code.
         """
         return next((read_parameters(cell.source) for cell in self.cells if cell.tagged("parameters")), [])
 
@@ -124,7 +124,7 @@ class Master:
 
     @cached_property
     def sections(self) -> list[Section]:
-        """The parts of the lab, each with its minutes; what stands above the first heading is none."""
+        """The sections, each with its minutes; text above the first heading is not a section."""
         starts = [index for index, cell in enumerate(self.cells) if cell.heading]
         return [
             Section(
@@ -138,7 +138,7 @@ class Master:
 
     @property
     def minutes(self) -> float:
-        """What the lab takes, without what is marked "further"."""
+        """Minutes of the lab, without sections tagged `further`."""
         return sum(section.minutes for section in self.sections if not section.is_further)
 
     @property
@@ -152,7 +152,7 @@ def read_master(lab: Lab) -> Master:
     Raises:
         CourseFailure: it is missing, is not UTF-8, or is not Python (with file and line).
     """
-    import jupytext  # a third of a second, and most commands need none of it
+    import jupytext  # takes a third of a second, and most commands do not need it
 
     path = lab.master
     try:
@@ -178,7 +178,7 @@ def read_master(lab: Lab) -> Master:
 
 
 def of_notebook(lab: Lab, notebook: Any) -> Master:
-    """A notebook's cells as if they were a master's, each with its number as its line: for a lab without a master."""
+    """A notebook's cells as a master, with the cell number as line: for a lab without a master."""
     return Master(lab, tuple(_cell(cell, number) for number, cell in enumerate(notebook.cells, 1)))
 
 

@@ -1,4 +1,4 @@
-"""Which names a cell binds and which it uses, read from its source without running it."""
+"""Names that a cell binds and names that it uses, read from its source without running it."""
 
 import ast
 import symtable
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 
-@lru_cache(maxsize=512)  # a proof asks the same of the same cells for each of its answers
+@lru_cache(maxsize=512)  # a proof asks for the same cells for each of its answers
 def names(source: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The global names a cell binds, and those it uses (inside its functions too).
+    """The global names a cell binds, and those it uses, functions in it included.
 
     >>> names("import math\\ndef area(r):\\n    return math.pi * scale(r)") == ({"math", "area"}, {"math", "scale"})
     True
@@ -22,10 +22,10 @@ def names(source: str) -> tuple[frozenset[str], frozenset[str]]:
 
     table = symtable.symtable(source, "<cell>", "exec")
     nodes = list(ast.walk(ast.parse(source)))
-    in_place = {  # `x += 1` uses x too, which a symbol table does not say
+    in_place = {  # `x += 1` also uses x, which a symbol table does not report
         node.target.id for node in nodes if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     }
-    # The variables of a comprehension are its own. Python 3.12 and 3.13 list them with the cell's.
+    # A comprehension has a scope for its variables. Python 3.12 and 3.13 list them with the cell's.
     inside = [name for node in nodes if isinstance(node, ast.comprehension) for name in _stored(ast.walk(node.target))]
     everywhere = _stored(nodes)
     own = {name for name in inside if inside.count(name) == everywhere.count(name)}
@@ -43,7 +43,7 @@ def _stored(nodes: Iterable[ast.AST]) -> list[str]:
 
 @lru_cache(maxsize=512)
 def bound_at_once(source: str) -> frozenset[str]:
-    """The names that every run of a cell binds before it uses them: it needs no earlier cell for these.
+    """Names that every run of a cell binds before it uses them: it needs no earlier cell for these.
 
     >>> sorted(bound_at_once("for x in y:\\n    y = z = 1\\nif x:\\n    a = x\\nb = b + 1"))
     ['x']
@@ -55,7 +55,7 @@ def bound_at_once(source: str) -> frozenset[str]:
 
 
 class _FirstUse(ast.NodeVisitor):
-    """Goes through a cell in the order in which it runs. What may not run, or runs later, binds nothing."""
+    """Visits a cell in execution order. Code that may not run, or runs later, binds nothing."""
 
     def __init__(self) -> None:
         self.bound: set[str] = set()
@@ -77,7 +77,7 @@ class _FirstUse(ast.NodeVisitor):
         self._maybe(node)
 
     def visit_For(self, node: ast.For) -> None:
-        # Loops of a notebook run at least once: theirs is the loop's variable, but what the body binds is not counted.
+        # Loops of a notebook run at least once: the loop variable counts as bound, names bound in the body do not.
         self._in_order(node.iter, node.target)
         self._maybe(*node.body, *node.orelse)
 
@@ -119,7 +119,7 @@ class _FirstUse(ast.NodeVisitor):
             self.visit(node)
 
     def _maybe(self, *nodes: ast.AST) -> None:
-        """Every name in here may be one of before; none is bound for certain."""
+        """Names in these nodes may come from earlier cells: they do not count as bound."""
         inner = [one for node in nodes for one in ast.walk(node)]
         in_place = [one.target for one in inner if isinstance(one, ast.AugAssign)]
         read = [one for one in inner if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Load)]

@@ -1,4 +1,4 @@
-"""`lab new 05 optimizers`: a folder for a lab of one's own, which builds, runs and passes at once."""
+"""`lab new 05 optimizers`: create a lab from the template, which builds, runs and passes."""
 
 import re
 from pathlib import Path
@@ -44,5 +44,4 @@ def new_lab(labs: Path, number: str, name: str) -> Lab:
 
 
 def _title(name: str) -> str:
-    """ "Mixed precision", from "mixed_precision"."""
     return name.replace("_", " ").capitalize()

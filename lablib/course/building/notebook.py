@@ -1,11 +1,11 @@
-"""The notebooks made from a master: what a learner opens, and what an instructor reads. (For nbgrader: assignment.py.)
+"""Notebooks made from a master, for learners and for instructors (for nbgrader: assignment.py).
 
-    learner      stubs in place of solutions; cells tagged `instructor` left out
+    learner      stubs instead of solutions; cells tagged `instructor` left out
     instructor   everything
 
 A notebook is a function of its master: no times, no random ids, no outputs. So the same master gives the same bytes,
-and whether somebody has worked in a notebook can be seen: its digest no longer matches the one it was built with. A
-cell's id is a fingerprint of the text it was handed out with, so the same can be seen of each cell.
+and a changed digest shows that a notebook was edited. A cell's id is a fingerprint of the text that was handed out,
+which shows the same for each cell.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ from lablib.course.building.solution import to_stub
 from lablib.text.files import parse_json, read_text
 
 _NEW_CELL = {"code": new_code_cell, "markdown": new_markdown_cell, "raw": new_raw_cell}
-_MAX_BYTES = 2**30  # with the outputs of its cells
+_MAX_BYTES = 2**30  # with outputs
 _KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
@@ -33,7 +33,7 @@ class Version(Enum):
 
 
 def make_notebook(master: Master, version: Version) -> nbformat.NotebookNode:
-    """The notebook of a master, in one of its versions."""
+    """The notebook of a master, in one version."""
     cells = [
         _cell(cell, version) for cell in master.cells if version is not Version.LEARNER or not cell.tagged("instructor")
     ]
@@ -46,7 +46,7 @@ def make_notebook(master: Master, version: Version) -> nbformat.NotebookNode:
 
 
 def stamp(notebook: nbformat.NotebookNode) -> None:
-    """Write into a notebook what tells later, as a whole and cell by cell, whether somebody has worked in it."""
+    """Write the digest and the cell fingerprints into a notebook, by which later edits are found."""
     seen: Counter[str] = Counter()
     for cell in notebook.cells:
         # From the cell's own content: a cell added above does not renumber those below.
@@ -58,16 +58,16 @@ def stamp(notebook: nbformat.NotebookNode) -> None:
 
 
 def read_notebook(path: Path) -> nbformat.NotebookNode:
-    """The notebook of a file. Raises OSError and ValueError as `read_text`, ValueError for what is no notebook."""
+    """Read a notebook. Raises OSError and ValueError as `read_text`, and ValueError for a file that is no notebook."""
     return notebook_of(read_text(path, _MAX_BYTES))
 
 
 def notebook_of(text: str) -> nbformat.NotebookNode:
-    """The notebook of a text. Raises ValueError where it is none."""
-    parse_json(text)  # whose errors are sentences
+    """Parse a notebook. Raises ValueError for a text that is no notebook."""
+    parse_json(text)  # its errors are sentences
     try:
         return nbformat.reads(text, as_version=4)
-    except Exception as error:  # nbformat's own, and whatever its upgrades of old versions run into
+    except Exception as error:  # from nbformat, and from its upgrades of old versions
         raise ValueError(f"it is no notebook: {type(error).__name__}: {error}") from None
 
 
@@ -77,16 +77,16 @@ def to_text(notebook: nbformat.NotebookNode) -> str:
 
 
 def digest(notebook: nbformat.NotebookNode) -> str:
-    """A fingerprint of what a notebook's author wrote: kinds, sources and tags of its cells.
+    """Digest of the author's part of a notebook: kinds, sources and tags of its cells.
 
-    Ids, outputs, counters and other metadata change when a notebook is merely opened and run, so they do not count.
+    Opening or running a notebook changes ids, outputs, counters and other metadata, so they do not count.
     """
     written = [[cell.cell_type, cell.source, sorted(cell.metadata.get("tags", []))] for cell in notebook.cells]
     return hashlib.sha256(json.dumps(written).encode()).hexdigest()[:16]
 
 
 def fingerprint(cell: nbformat.NotebookNode) -> str:
-    """Eight letters of a cell's kind and text: what its id begins with while it is as it was handed out."""
+    """Hash of a cell's kind and text, 8 characters; the id of an unedited cell begins with it."""
     return hashlib.sha256(f"{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:8]
 
 

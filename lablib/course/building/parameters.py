@@ -1,12 +1,12 @@
-"""The knobs of a lab: its one cell tagged `parameters`, and the values a user wants instead.
+"""Parameters of a lab: the cell tagged `parameters`, and checks of the values that override it.
 
     backend: str = "sim"  # sim | gloo | nccl
     ranks: int = 8  # number of ranks
     quick: bool = True  # small sizes, a few seconds
 
-papermill replaces these values and checks nothing, so a typing error would surface minutes later in some cell. Here
-every value is checked against the cell before anything runs: the name, the type, the choice where the help lists
-choices (`a | b | c`), and the least number where the help names it (`2 or more`).
+papermill replaces these values without a check, so a typing error would fail minutes later in some cell. Here every
+value is checked before the run: its name, its type, the choices that the help lists (`a | b | c`), and the minimum
+that the help names (`2 or more`).
 """
 
 import ast
@@ -29,7 +29,7 @@ _FLAGS = ("backend", "ranks", "cluster")
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One knob: `kind` is "str", "int", "float" or "bool". Any value will do if `choices` is empty, `minimum` None."""
+    """One parameter: `kind` is "str", "int", "float" or "bool". Empty `choices` and `minimum` None allow any value."""
 
     name: str
     kind: str
@@ -60,7 +60,7 @@ def read_parameters(source: str) -> list[Parameter]:
 
 
 def check_values(parameters: Sequence[Parameter], values: Mapping[str, str | Literal]) -> dict[str, Literal]:
-    """The values a user asked for, as the types the lab declares; text is converted.
+    """The values a user asked for, in the types that the lab declares; text is converted.
 
     Raises:
         CourseError: an unknown name, a wrong type, a value that is not one of the choices.
@@ -82,7 +82,7 @@ def _read_line(line: str) -> Parameter:
     name, kind, text, help = match["name"], match["kind"], match["value"], match["help"].strip()
     if kind not in _TYPES:
         raise CourseError(f"a parameter must be {', '.join(_TYPES)}: got {kind!r} in {line!r}.")
-    if "=" in text + help:  # papermill gives up on a line with two of them
+    if "=" in text + help:  # papermill cannot parse a line with two of them
         raise CourseError(f"a parameter line must have one `=`: got {line!r}; reword its help.")
     try:
         value = ast.literal_eval(text)
@@ -99,7 +99,6 @@ def _read_line(line: str) -> Parameter:
 
 
 def _convert(parameter: Parameter, value: str | Literal) -> Literal:
-    """`value` in the parameter's type."""
     name, kind = parameter.name, parameter.kind
     wrong = CourseError(
         f"{name} must be {'an' if kind == 'int' else 'a'} {kind}: got {value!r}; try {parameter.example}"

@@ -1,20 +1,20 @@
-"""From a solved exercise to its stub.
+"""Replace the solution of an exercise by a stub.
 
-A master holds the solution between two markers. The learner's notebook has a stub in its place:
+A master holds the solution between two markers. The learner's notebook has a stub instead:
 
     def mean(x):                                 def mean(x):
         ### BEGIN SOLUTION                           raise NotImplementedError("your turn")
         return x.sum() / len(x)
         ### END SOLUTION
 
-Outside of a function a `raise` would stop the whole notebook, so there a solution may only assign names, and the stub
+Outside a function a `raise` would stop the whole notebook, so there a solution may only assign names, and the stub
 assigns `...` to the same names:
 
     ### BEGIN SOLUTION                           bucket_bytes = ...  # your turn
     bucket_bytes = 25 * 2**20
     ### END SOLUTION
 
-The markers are those of nbgrader, which makes its own stubs from them.
+The markers are nbgrader's, which makes its own stubs from them.
 """
 
 import ast
@@ -28,12 +28,11 @@ _MARKER = re.compile(r"^(?P<indent>\s*)#+\s*(?P<which>BEGIN|END) SOLUTION\s*$")
 
 
 def has_solution(source: str) -> bool:
-    """Does this source hold a solution marker?"""
     return any(_MARKER.match(line) for line in source.splitlines())
 
 
 def without_markers(source: str) -> str:
-    """`source` with its solutions, without the lines that mark them."""
+    """`source` with its solutions, without the marker lines."""
     return "\n".join(line for line in source.splitlines() if not _MARKER.match(line))
 
 
@@ -72,7 +71,7 @@ def to_stub(source: str) -> str:
 
 
 def _ellipses(solution: str) -> list[str]:
-    """`name = ...` for each name a solution at top level assigns."""
+    """`name = ...` for each name that a top-level solution assigns."""
     names: list[str] = []
     for statement in ast.parse(solution).body:
         targets = statement.targets if isinstance(statement, ast.Assign) else []
@@ -88,7 +87,7 @@ def _ellipses(solution: str) -> list[str]:
 
 
 def _raises_outside_functions(source: str) -> bool:
-    """Would running this source at once reach a stub's `raise`?"""
+    """Does running this source reach a stub's `raise` outside a function?"""
 
     def reaches(node: ast.AST) -> bool:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):

@@ -1,4 +1,4 @@
-"""Checks: what a notebook asks about a learner's answer, and what it is told.
+"""Checks and hints in a notebook.
 
 In a notebook:                                     In labs/masters/08_collectives/checks.py:
 
@@ -8,8 +8,8 @@ In a notebook:                                     In labs/masters/08_collective
     check.ring_all_reduce.hint()                           expect.equal("every rank holds the sum", run.values, ...)
     check.ring_all_reduce.solution()                       # after the last hint
 
-Whatever a learner's code does, a check reports it and the lab goes on. With `LAB_STRICT=1`, as solutions are proven in
-CI, an exercise that is not passed raises.
+A check reports any error in a learner's code, and the lab goes on. With `LAB_STRICT=1`, as CI proves solutions, an
+exercise that is not passed raises.
 """
 
 import os
@@ -56,11 +56,11 @@ class Check:
 
     @property
     def is_passed(self) -> bool:
-        """Whether it was passed once, in this kernel or before."""
+        """Whether an attempt passed, in this kernel or before."""
         return bool(self._progress.entry(self.lab, self.exercise.name).passed_at)
 
     def hint(self) -> Hint:
-        """The next hint; the ones before it are shown too. Which hints were taken is saved."""
+        """The next hint, with those before it. Saves the hints taken."""
         total = len(self.exercise.hints)
         entry, _ = self._progress.change(
             self.lab, self.exercise.name, lambda e: replace(e, hints=min(e.hints + 1, total))
@@ -68,7 +68,7 @@ class Check:
         return Hint(self.exercise.title, self.exercise.hints[: entry.hints], total - entry.hints)
 
     def solution(self) -> Source:
-        """The solution, after the last hint or once the exercise is passed; otherwise a line that says why not."""
+        """The solution, after the last hint or once the exercise is passed; otherwise the reason why not."""
         text = "this copy of the lab has no solutions; ask the person who gave it to you."
         if self._has_solution:
             left = len(self.exercise.hints) - self._progress.entry(self.lab, self.exercise.name).hints
@@ -101,7 +101,7 @@ class Check:
 
 @contextmanager
 def _stderr_in_place() -> Iterator[None]:
-    """What is written to stderr goes to stdout while nbgrader grades: it gives no points to a cell that writes there.
+    """Redirect stderr to stdout while nbgrader grades: it gives no points to a cell that writes to stderr.
 
     A right answer may make a library warn.
     """
@@ -110,7 +110,7 @@ def _stderr_in_place() -> Iterator[None]:
 
 
 class Checks:
-    """All checks of one lab; each is an attribute. Made by `checks_for`."""
+    """All checks of one lab, as attributes. Made by `checks_for`."""
 
     def __init__(self, lab: str, exercises: Sequence[Exercise], progress: Progress, solutions: bool = True):
         self._lab = lab
@@ -122,13 +122,13 @@ class Checks:
         return list(self._checks)
 
     def hint(self, name: str) -> Hint:
-        """The next hint of the exercise called `name`; the same as `check.name.hint()`."""
+        """The next hint of the exercise `name`; the same as `check.name.hint()`."""
         return getattr(self, name).hint()
 
     def __getattr__(self, name: str) -> Check:
         if not name.startswith("_") and name in self._checks:
             return self._checks[name]
-        if name.startswith("_"):  # what Jupyter and copy ask every object for
+        if name.startswith("_"):  # Jupyter and copy ask every object for such names
             raise AttributeError(name)
         raise AttributeError(str(unknown_name(f"check of lab {self._lab}", name, self.names)))
 
@@ -141,7 +141,7 @@ class Checks:
 
 @checked
 def checks_for(lab: str | int, solutions: bool = True) -> Checks:
-    """The checks of a lab, by number: `checks_for("08")`. With `solutions=False`, in an assignment, they show none.
+    """The checks of a lab, by number: `checks_for("08")`. `solutions=False`, as in an assignment, shows no solutions.
 
     Raises:
         CourseError: no such lab has checks.

@@ -1,4 +1,4 @@
-"""Where two values differ: numbers, texts, tensors and arrays, and lists, tuples and dicts of these.
+"""The first difference of two values: numbers, texts, tensors, arrays, and containers of these.
 
 >>> difference([1.0, 2.5], [1.0, 2.0], rtol=1e-9, atol=0.0)
 ('2.5 at [1]', '2')
@@ -15,7 +15,7 @@ from lablib.text.units import plural
 
 
 def difference(saw: Any, expected: Any, rtol: float | None, atol: float, at: str = "") -> tuple[str, str] | None:
-    """The first place where the two differ, as (saw, expected); None if they do not. `rtol=None` asks for equality."""
+    """The first place where the two differ, as (saw, expected), or None. `rtol=None` asks for equality."""
     where = f" at {at}" if at else ""
     if is_array(expected):
         return _arraydifference(saw, expected, rtol, atol, where)
@@ -41,7 +41,7 @@ def difference(saw: Any, expected: Any, rtol: float | None, atol: float, at: str
 
 
 def distinguishable(tell: Callable[..., str], *values: Any) -> list[str]:
-    """Each value as text: `tell(value)`; where two numbers read the same, `tell(value, digits=n)` with more digits."""
+    """Each value as text, `tell(value)`; numbers with equal text get more digits, `tell(value, digits=n)`."""
     texts = [tell(value) for value in values]
     if len(set(texts)) < len(values) and all(isinstance(value, Real) for value in values):
         with_digits = ([tell(value, digits=digits) for value in values] for digits in range(5, 18))
@@ -50,7 +50,7 @@ def distinguishable(tell: Callable[..., str], *values: Any) -> list[str]:
 
 
 def plain_number(value: Any) -> Any:
-    """A tensor or array of one element as its number, a fraction or decimal as a float; all else as it is."""
+    """The number of a one-element tensor or array, a fraction or decimal as a float; other values unchanged."""
     if is_array(value):
         flat = value.reshape(-1)
         return flat.tolist()[0] if flat.shape[0] == 1 else value
@@ -58,25 +58,25 @@ def plain_number(value: Any) -> Any:
 
 
 def _same(saw: Any, expected: Any, rtol: float | None, atol: float) -> bool:
-    """Are two plain values the same, to the tolerance if there is one?"""
-    if expected is None or isinstance(expected, str):  # an object may say that it equals everything
+    """Are two plain values equal, within the tolerance if there is one?"""
+    if expected is None or isinstance(expected, str):  # a type may define itself equal to everything
         return saw is expected if expected is None else isinstance(saw, str) and str.__eq__(expected, saw) is True
     saw = plain_number(saw)
     if is_array(saw):
         return False
     if not isinstance(expected, int | float):
-        equals: Any = type(expected).__eq__  # not `==`, which asks `saw`, too
+        equals: Any = type(expected).__eq__  # not `==`, which also calls the method of `saw`
         return equals(expected, saw) is True
     if not isinstance(saw, int | float):
         return False
-    saw = float(saw) if isinstance(saw, float) else int(saw)  # a subclass may say that its every difference is 0
+    saw = float(saw) if isinstance(saw, float) else int(saw)  # a subclass may define every difference as 0
     if saw == expected or rtol is None or isinstance(expected, bool):
         return bool(saw == expected)
     return abs(saw - expected) <= atol + rtol * abs(expected)
 
 
 def _arraydifference(saw: Any, expected: Any, rtol: float | None, atol: float, where: str) -> tuple[str, str] | None:
-    """`_difference` for tensors and arrays: shape, then type where equality is asked, then the worst element."""
+    """`difference` for tensors and arrays: shape, then type where equality is asked, then the worst element."""
     import numpy as np
 
     if not is_array(saw) or tuple(saw.shape) != tuple(expected.shape):
@@ -99,7 +99,7 @@ def _arraydifference(saw: Any, expected: Any, rtol: float | None, atol: float, w
 
 
 def _numbers(array: Any) -> Any:
-    """The values as a numpy array wide enough to hold them exactly."""
+    """The values as a numpy array, wide enough to hold them exactly."""
     import numpy as np
 
     if hasattr(array, "detach"):

@@ -1,6 +1,6 @@
-"""Inputs of a check, drawn anew for each of its runs: an answer that knows what the check will ask knows too little.
+"""Random inputs of a check, drawn for each run, so that an answer cannot depend on fixed inputs.
 
-A check that fails names its seed; with it in `LAB_CHECK_SEED` the same inputs are drawn again.
+A failed check names its seed; `LAB_CHECK_SEED` set to it draws the same inputs again.
 """
 
 import os
@@ -15,14 +15,14 @@ from lablib.course.errors import CourseError
 
 T = TypeVar("T")
 _VARIABLE = "LAB_CHECK_SEED"
-_MAX_SEED = 10**6  # short enough to be typed again
+_MAX_SEED = 10**6  # short enough to type
 
 
 class Draw:
-    """Draws numbers, tensors and orders.
+    """Draws numbers, tensors and permutations.
 
     Args:
-        seed: from 0 up; None: `$LAB_CHECK_SEED`, else a new one each time.
+        seed: from 0 up; None: `$LAB_CHECK_SEED`, or a new one each time.
 
     Raises:
         CourseError: `$LAB_CHECK_SEED` is no such number.
@@ -37,10 +37,10 @@ class Draw:
         return int(torch.randint(low, high + 1, (), generator=self._generator, device="cpu"))
 
     def integers(self, count: int, low: int, high: int) -> list[int]:
-        """`count` different whole numbers from `low` to `high`, in any order."""
+        """`count` distinct whole numbers from `low` to `high`, in any order."""
         if count > high - low + 1:
             raise ValueError(f"from {low} to {high} there are {high - low + 1} numbers: got count={count}.")
-        if high - low >= 1000 * count:  # an order of them all would be long, and two equal draws are rare
+        if high - low >= 1000 * count:  # a permutation of the range would be long, and equal draws are rare
             drawn: dict[int, None] = {}
             while len(drawn) < count:
                 drawn[self.integer(low, high)] = None
@@ -48,7 +48,7 @@ class Draw:
         return [low + index for index in self._order(high - low + 1)[:count]]
 
     def number(self, low: float, high: float) -> float:
-        """A number from `low` to `high`, with a fraction."""
+        """A real number from `low` to `high`."""
         drawn = torch.rand((), generator=self._generator, dtype=torch.float64, device="cpu")
         return low + (high - low) * float(drawn)
 

@@ -21,7 +21,7 @@ RESERVED = ("hint", "names")
 
 @dataclass(frozen=True)
 class Exercise:
-    """One exercise as its check declares it. `run(expect, answer, ...)` returns if the answer is right."""
+    """One exercise. `run(expect, answer, ...)` returns if the answer is right."""
 
     name: str
     title: str
@@ -31,14 +31,14 @@ class Exercise:
 
 @checked
 def exercise(title: str, hints: Sequence[str] = ()) -> Callable[[Callable[..., None]], Exercise]:
-    """Declare a check; its name is the function's.
+    """Declare a check; its name is the function's name.
 
     Args:
-        title: what the learner sees.
+        title: title shown to the learner.
         hints: from the first nudge to nearly the answer.
 
     Raises:
-        ValueError: a name the notebook needs for something else, or hints that are not a list.
+        ValueError: a name that the notebook uses otherwise, or hints that are not a list.
     """
     if isinstance(hints, str):
         raise ValueError(f"hints must be a list of texts: got one text, {hints!r}; put it in brackets.")
@@ -52,10 +52,10 @@ def exercise(title: str, hints: Sequence[str] = ()) -> Callable[[Callable[..., N
 
 
 def exercises_of(lab: Lab) -> list[Exercise]:
-    """The exercises that a lab's file of checks declares, in order; none if it has no such file."""
+    """The exercises in a lab's file of checks, in order; none if there is no such file."""
     if not lab.checks.is_file():
         return []
-    # Run anew each time, as its author may have changed it, under a name that no two labs share.
+    # Run again each time, since its author may have changed it, under a name unique to the lab.
     name = f"lablib_checks_of_{lab.name}"
     spec = importlib.util.spec_from_file_location(name, lab.checks)
     assert spec, lab.checks  # a .py file always has a loader
@@ -66,5 +66,5 @@ def exercises_of(lab: Lab) -> list[Exercise]:
 
 @lru_cache(maxsize=32)
 def _compiled(source: bytes, path: str) -> CodeType:
-    """Compiling takes longer than running, and a proof runs the same checks for each of its answers."""
+    """Compiled once: compiling takes longer than running, and a proof runs the same checks for each of its answers."""
     return compile(source, path, "exec")

@@ -1,4 +1,4 @@
-"""The words a check is written in. Each states a rule, and what breaks it is said as rule, saw, expected.
+"""Statements of a check. Each states a rule; a broken rule is reported as rule, saw, expected.
 
     run = expect.launch(program, x, ranks=4)                     a run of the learner's code, on the simulator
     expect.equal("every rank holds the sum", saw=run.values, expected=[total] * 4)
@@ -6,10 +6,10 @@
     expect.budget("bytes each rank sends", saw=run.traffic.sent_bytes(0), at_most=2 * 3 / 4 * size_bytes, unit="B")
     expect.that("ranks end together", spread_s < 1e-9, saw=f"{spread_s} s apart", expected="all at the same time")
     expect.raises("a skipped collective is diagnosed", DeadlockError, lambda: expect.launch(program, ranks=2))
-    ranks = expect.draw.integer(2, 9)                            inputs drawn anew for each run of the check
+    ranks = expect.draw.integer(2, 9)                            inputs drawn for each run of the check
 
-Rules that many checks share, said with one good message each, are in rules.py. A rule that holds is kept with what was
-measured, so that "passed" can be shown with its numbers.
+Rules that many checks share are in rules.py. A rule that holds is kept with its measured value, so that "passed" can
+show its numbers.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,10 +33,10 @@ E = TypeVar("E", bound=BaseException)
 
 
 class RuleBroken(Exception):
-    """A rule of a check does not hold. It can be raised on a rank too, and travels from worker processes."""
+    """A broken rule of a check. It can be raised on a rank, and can be pickled in worker processes."""
 
     def __init__(self, rule: str, saw: str, expected: str):
-        super().__init__(rule, saw, expected)  # pickling calls the class with exactly these
+        super().__init__(rule, saw, expected)  # pickling calls the class with these
         self.rule, self.saw, self.expected = rule, saw, expected
 
     def __str__(self) -> str:
@@ -49,22 +49,22 @@ class NotAttempted(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A rule that held, with what was measured, as text."""
+    """A rule that held, with its measured value as text."""
 
     rule: str
     text: str
 
 
 class Expect:
-    """What a check gets as its first argument.
+    """The first argument of a check.
 
     Args:
-        seed: from which its inputs are drawn; None: a new one (draw.py).
-        answers: what the learner handed in; every rank of `launch` meets a copy of its own (own_copy.py).
+        seed: seed of its inputs; None: a new one (draw.py).
+        answers: the learner's answers; every rank of `launch` gets a copy (own_copy.py).
 
     Attributes:
         measured: the rules that held.
-        printed: what rank 0 printed in each run of `launch`.
+        printed: output of rank 0 in each run of `launch`.
     """
 
     @checked
@@ -76,7 +76,7 @@ class Expect:
 
     @cached_property
     def draw(self) -> "Draw":
-        """Draws the inputs. Its seed is told when a rule is broken after the first draw."""
+        """Draws the inputs. A rule that is broken after the first draw reports its seed."""
         from lablib.course.checks.draw import Draw  # it needs torch, and not every check does
 
         return Draw(self._seed)
@@ -87,9 +87,9 @@ class Expect:
         return self.draw.seed if "draw" in vars(self) else None
 
     def launch(self, program: Callable[..., Any], *args: Any, **options: Any) -> "Run":
-        """Run learner's code on simulated ranks: `lablib.launch`; time_limit.py ends what runs too long.
+        """Run learner's code on simulated ranks: `lablib.launch`; time_limit.py ends a run that takes too long.
 
-        As processes would, ranks have variables of their own: nothing reaches another rank but by communication.
+        As processes do, ranks have separate variables: values reach another rank only by communication.
 
         Raises:
             LaunchError: as `lablib.launch` does.
@@ -104,7 +104,7 @@ class Expect:
             run = launch(program, *args, **{"timeout_s": LAUNCH_LIMIT_S, **options})
             return run
         except Exception as error:
-            run = getattr(error, "run", None)  # as far as it came
+            run = getattr(error, "run", None)  # up to the error
             raise
         finally:
             if run is not None and run.stdout and run.stdout[0]:
@@ -129,9 +129,9 @@ class Expect:
         self._compare(rule, saw, expected, rtol=rtol, atol=atol, note=f"equal to {max(rtol, atol):.0e}")
 
     def budget(self, rule: str, saw: float, at_most: float, unit: str = "", at_least: float = 0.0) -> None:
-        """`saw` is within a budget: simulated seconds ("s"), bytes ("B") sent or held, or a count of anything.
+        """`saw` is within a budget: simulated seconds ("s"), bytes ("B") sent or held, or a count.
 
-        Rounding of the last bits (1e-9) is forgiven. `at_least` tells an answer that does less than the task needs.
+        Allows rounding of the last bits (1e-9). `at_least` rejects an answer that does less than the task needs.
 
         Raises:
             RuleBroken: it is more or less than allowed, or not a number.
@@ -154,10 +154,10 @@ class Expect:
         self.measured.append(Measured(rule, f"{in_units(saw)}, at most {in_units(at_most)}"))
 
     def that(self, rule: str, condition: bool, saw: object, expected: object) -> None:
-        """`condition` holds. For what no other word says; `saw` and `expected` are for the message.
+        """`condition` holds. For rules that the other methods do not cover; `saw` and `expected` are for the message.
 
-        Where it holds, what was seen is kept as measured; what was expected, if that was words, which are those for a
-        failure, or nothing (an empty list of offenders).
+        A rule that holds keeps `saw` as measured, or `expected` if `saw` is text, which describes a failure, or is
+        empty (no offenders).
 
         Raises:
             RuleBroken: it does not hold.
@@ -182,7 +182,7 @@ class Expect:
 
     @contextmanager
     def as_one(self, rule: str, text: str) -> Iterator[None]:
-        """Rules that hold inside are shown as one, with this text: the same on every rank, or in a further run."""
+        """Show rules that hold inside as one rule with this text: the same rule on every rank, or in a further run."""
         held = len(self.measured)
         yield
         self.measured[held:] = [Measured(rule, text)]
@@ -205,7 +205,7 @@ def _times(factor: float, digits: int = 4) -> str:
 
 
 def _is_nothing(saw: object) -> bool:
-    """Is it an empty list, text or the like? 0 and False are something."""
+    """Is it None or an empty container or text? 0 and False are values."""
     return saw is None or (hasattr(saw, "__len__") and not is_array(saw) and len(saw) == 0)  # pyright: ignore
 
 

@@ -1,4 +1,4 @@
-"""How a check writes down what it saw, on one line: tensors and arrays by shape, type and a few elements.
+"""Format a value on one line: tensors and arrays by shape, type and a few elements.
 
 >>> short_repr(1 / 3), short_repr("a " * 100)[-6:]
 ('0.333333', ' a ...')
@@ -11,7 +11,7 @@ _LONGEST = 160
 
 
 def short_repr(value: Any, digits: int = 6) -> str:
-    """A value on one line, cut where it gets long; tensors and arrays with shape and type, numbers to `digits`."""
+    """A value on one line, shortened; tensors and arrays with shape and type, numbers to `digits`."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         shape = "x".join(map(str, value.shape)) or "scalar"
         kind = str(value.dtype).removeprefix("torch.")
@@ -24,7 +24,7 @@ def short_repr(value: Any, digits: int = 6) -> str:
         return f"{value:.{digits}g}"
     if isinstance(value, list | tuple) and any(hasattr(item, "shape") for item in value):
         return _cut("; ".join(short_repr(item) for item in value))
-    if isinstance(value, FunctionType):  # an address says nothing
+    if isinstance(value, FunctionType):  # its repr is only an address
         return f"the function {value.__name__}"
     if hasattr(value, "param_groups"):  # an optimizer: its settings are many lines
         return type(value).__name__

@@ -1,6 +1,6 @@
-"""Write the last call of an answer as a line to paste: `join(torch.tensor([1.0, 2.0]), ...)`.
+"""The last call of an answer as a line to paste: `join(torch.tensor([1.0, 2.0]), ...)`.
 
-A check that failed is run again from the same seed, with a profile function that sees the answer's calls. So checks and
+A failed check is run again from the same seed, with a profile function that records the answer's calls. So checks and
 answers need no wrapper, and an answer that passes costs nothing.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lablib.torch_compat import disable_current_modes
 
-MAX_ELEMENTS = 64  # of a tensor or list that is written out
+MAX_ELEMENTS = 64  # of a tensor or list that is written in full
 _MAX_CHARACTERS = 2000
 
 
@@ -55,7 +55,7 @@ class LastCalls:
         if event != "call" or code.co_name != own.co_name or code.co_firstlineno != own.co_firstlineno:
             return  # ranks have copies of the code
         if code.co_filename == own.co_filename:
-            # On the simulator reading a number takes simulated time. What cannot be read is no error of the answer.
+            # On the simulator reading a number takes simulated time. An unreadable value is no error of the answer.
             with suppress(Exception), disable_current_modes():
                 self._texts[threading.current_thread().name] = call_text(self._name, code, frame.f_locals)
 
@@ -72,7 +72,7 @@ class LastCalls:
 
 
 def call_text(function: str, code: CodeType, values: dict[str, Any]) -> str:
-    """A call as text; an argument that no short line makes is written as its name."""
+    """A call as text; an argument without a short form is written as its name."""
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     texts = []
     for number, name in enumerate(names):
@@ -110,7 +110,7 @@ def _tensor(x: Tensor) -> str:
     if type(x) is not Tensor or x.device.type != "cpu" or x.numel() > MAX_ELEMENTS or x.is_complex():
         return ""
     flat = x.detach().flatten()
-    if x.dtype == torch.float32:  # as few digits as float32 needs
+    if x.dtype == torch.float32:  # the fewest digits that give the same float32
         numbers = [float(str(number)) for number in flat.numpy()]
     else:
         numbers = flat.tolist()

@@ -1,7 +1,7 @@
-"""Telling what happened in a learner's code from an exception: a stub that was reached, or a mistake, and where.
+"""Classify an exception in a learner's code: a stub that was reached, or a mistake, and its place.
 
-An exception may come straight from the function, or from a rank of a launch; then the launch's error has the original
-as its cause.
+The exception comes from the function itself or from a rank of a launch; the launch's error then has the original as its
+cause.
 """
 
 import ast
@@ -22,15 +22,16 @@ _LAST_FRAMES = 3
 
 
 def is_stub(error: BaseException, check_file: str = "") -> bool:
-    """Was a stub reached: ours, or nbgrader's, which has no words? Libraries raise NotImplementedError too.
+    """Was a stub reached: ours, or nbgrader's, which has no message? Libraries raise NotImplementedError too.
 
-    One left in a branch (`else: raise NotImplementedError("your turn")`) is no stub: the rest has been written.
+    A stub's line in a branch (`else: raise NotImplementedError("your turn")`) does not count: the rest has been
+    written.
     """
     return any(is_left_stub(e, check_file) and not _is_in_a_branch(e) for e in chain(error))
 
 
 def is_empty(answer: Any) -> bool:
-    """Is it a function with nothing in it but `...`, `pass` or words?"""
+    """Is it a function that contains only `...`, `pass` or text?"""
     code = answer.__code__ if isinstance(answer, FunctionType) else None
     tree = _tree_of(code.co_filename) if code else None
     found = [
@@ -44,20 +45,19 @@ def is_empty(answer: Any) -> bool:
 
 
 def _is_empty(statement: ast.stmt) -> bool:
-    """Is it `pass`, `...` or a docstring?"""
     is_constant = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
     return isinstance(statement, ast.Pass) or is_constant
 
 
 def is_left_stub(error: BaseException, check_file: str = "") -> bool:
-    """Is this what the line of a stub raises?"""
+    """Is this the exception of a stub's line?"""
     return isinstance(error, NotImplementedError) and (
         str(error) == YOUR_TURN or (str(error) == "" and bool(learner_frames(error, check_file)))
     )
 
 
 def unfinished(error: BaseException, check_file: str = "") -> str:
-    """What to say of a stub's line that was left in a function with more in it; "" where the stub is all there is."""
+    """The message for a stub's line left in a function with other code; "" where the stub is the whole function."""
     left = next((e for e in chain(error) if is_left_stub(e, check_file)), None)
     frame = traceback.extract_tb(left.__traceback__)[-1] if left is not None else None
     line = frame.lineno or 0 if frame else 0
@@ -71,14 +71,14 @@ def unfinished(error: BaseException, check_file: str = "") -> str:
         for node in ast.walk(function)
         if isinstance(node, ast.stmt)
         and not _is_empty(node)
-        and not node.lineno <= line <= (node.end_lineno or 0)  # the stub's line, and what stands around it
+        and not node.lineno <= line <= (node.end_lineno or 0)  # the stub's line, and the statements around it
     ]
     told = f"line {line} of {function.name} still raises NotImplementedError: remove it when your code is there."
     return told if written else ""
 
 
 def _tree_of(filename: str) -> ast.Module | None:
-    """The syntax tree of a file or a cell; None where there is no source."""
+    """The syntax tree of a file or a cell; None without a source."""
     try:
         return ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):
@@ -86,11 +86,11 @@ def _tree_of(filename: str) -> ast.Module | None:
 
 
 def _is_in_a_branch(error: BaseException) -> bool:
-    """Does the line that raised stand under an `if`, a `while`, a `try` or a `match` of its function?"""
+    """Is the line that raised under an `if`, a `while`, a `try` or a `match` of its function?"""
     frames = traceback.extract_tb(error.__traceback__)
     tree = _tree_of(frames[-1].filename) if frames else None
     if tree is None:
-        return False  # it cannot be told
+        return False  # unknown
     line = frames[-1].lineno or 0
     return any(
         isinstance(node, ast.If | ast.While | ast.Try | ast.Match)
@@ -101,7 +101,7 @@ def _is_in_a_branch(error: BaseException) -> bool:
 
 
 def _holds(node: ast.AST, line: int) -> bool:
-    """Is this a function that the line is in?"""
+    """Is this a function that contains the line?"""
     return isinstance(node, ast.FunctionDef | ast.Lambda) and node.lineno <= line <= (node.end_lineno or 0)
 
 
@@ -116,17 +116,17 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def program_error(error: BaseException) -> BaseException:
-    """The exception of the program itself, where a launch wrapped it into one of its own."""
+    """The exception of the program, where a launch wrapped it."""
     while isinstance(error, LaunchError) and error.__cause__ is not None:
         error = error.__cause__
     return error
 
 
 def learner_frames(error: BaseException, check_file: str = "") -> str:
-    """The last lines of the learner's own code on the way to the exception, and the arguments of the first function of
-    theirs as they were then; "" if it passed through none.
+    """The last lines of the learner's own code in the traceback, and the arguments of its first function at that time;
+    "" if there are none.
 
-    Everything is the learner's but Python, installed packages, lablib, and the file the check is in.
+    All code counts as the learner's except Python, installed packages, lablib, and the file of the check.
     """
     lines = learner_lines(traceback.extract_tb(error.__traceback__), check_file)
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -136,12 +136,12 @@ def learner_frames(error: BaseException, check_file: str = "") -> str:
 
 
 def _arguments(frame: FrameType) -> str:
-    """A function's arguments; "" where it has none, or where one cannot be shown."""
+    """A function's arguments; "" where there are none, or where one cannot be shown."""
     found = inspect.getargvalues(frame)
     names = [name for name in found.args if name in found.locals]
     try:
         shown = ", ".join(f"{name} = {short_repr(found.locals[name])}" for name in names)
-    except Exception:  # the learner's object may not even have a repr
+    except Exception:  # a learner's object may not even have a repr
         return ""
     return f"there: {shown}" if shown else ""
 
@@ -157,7 +157,7 @@ def learner_lines(stack: traceback.StackSummary, check_file: str = "") -> str:
 
 
 def exited(end: SystemExit) -> RuleBroken:
-    """What a `sys.exit()` in an answer is told."""
+    """The broken rule for a `sys.exit()` in an answer."""
     where = learner_lines(traceback.extract_tb(end.__traceback__)).splitlines()[-1:]
     saw = f"it ended the process: SystemExit({end.code!r})" + "".join(f", {line}" for line in where)
     return RuleBroken("your code returns to its caller", saw, "a return, and no sys.exit()")

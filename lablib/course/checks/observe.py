@@ -1,8 +1,8 @@
-"""What a call did beside returning a value: which arguments it changed, and whether the value is one of them.
+"""Side effects of a call: the arguments that it changed, and whether its value shares their memory.
 
     run = launch(lambda: observe(answer, x), ranks=4)      run.values[rank].value, .changed, .aliased
 
-Looking costs no simulated time and no simulated memory: bytes are read past torch, which would price each operation.
+Observing costs no simulated time or memory: bytes are read past torch, which would price each operation.
 """
 
 import ctypes
@@ -23,12 +23,12 @@ class Observed:
     """One call.
 
     Attributes:
-        value: what it returned; of a generator, the list of what it yields.
-        args: its arguments as it left them.
-        changed: positions of the arguments with a tensor whose bytes changed, or a list or dict with other items.
-        aliased: positions of the arguments whose memory the value, or a tensor in it, shares.
-        moved: positions of the arguments with a tensor that was given other memory (`x.data = y`).
-        rebinds: the function, or one that it holds, assigns to its first argument's name (`x = ...`).
+        value: its return value; of a generator, the list of yielded values.
+        args: its arguments after the call.
+        changed: positions of the arguments with a tensor of other bytes, or a list or dict with other items.
+        aliased: positions of the arguments that share memory with the value, or a tensor in it.
+        moved: positions of the arguments with a tensor that got other memory (`x.data = y`).
+        rebinds: the function, or one in its closure, assigns to its first argument's name (`x = ...`).
     """
 
     value: Any
@@ -40,16 +40,15 @@ class Observed:
 
 
 def observe(function: Callable[..., Any], *args: Any) -> Observed:
-    """Call `function(*args)` and look at what it did to the tensors in `args`.
+    """Call `function(*args)` and record its effects on the tensors in `args`.
 
-    Looked at: tensors, lists, tuples and dicts with what they hold, parameters and buffers of modules; not their
-    gradients.
+    Observed: tensors, lists, tuples and dicts with their items, parameters and buffers of modules; not their gradients.
     """
     before = [_content(arg) for arg in args]
     places = [[(tensor, _place(tensor)) for tensor in _tensors(arg)] for arg in args]
     held = [{_address(tensor) for tensor in _tensors(arg)} for arg in args]
     value = function(*args)
-    value = list(value) if isinstance(value, GeneratorType) else value  # its code runs now, and may change arguments
+    value = list(value) if isinstance(value, GeneratorType) else value  # runs the generator, which may change arguments
     after = [_content(arg) for arg in args]
     returned = {_address(tensor) for tensor in _tensors(value)}
     return Observed(
@@ -63,13 +62,13 @@ def observe(function: Callable[..., Any], *args: Any) -> Observed:
 
 
 def _content(value: Any) -> Any:
-    """What is compared before and after: bytes of tensors, items of lists and dicts, numbers and texts themselves."""
+    """The content to compare before and after: bytes of tensors, items of lists and dicts, numbers and texts."""
     if isinstance(value, list | tuple):
         return [_content(item) for item in value]
     if isinstance(value, dict):
         return [(key, _content(item)) for key, item in value.items()]
     if isinstance(value, int | float | str):
-        return repr(value)  # a nan is itself
+        return repr(value)  # equal for nan too
     return [_bytes(tensor) for tensor in _tensors(value)]
 
 
@@ -88,12 +87,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _address(tensor: Tensor) -> int:
-    """Where its memory begins; 0 where it has none (empty, or without values)."""
+    """Address of a tensor's memory; 0 without memory (empty, or without values)."""
     return 0 if tensor.is_meta else tensor.untyped_storage().data_ptr()
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Where its values lie: memory, place in it, shape."""
+    """Location of a tensor's values: memory, offset, shape."""
     return _address(tensor), tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
 
 
@@ -108,7 +107,7 @@ def _rebinds(function: Any) -> bool:
     return any(_rebinds(held) for held in inside if isinstance(held, FunctionType) and held is not function)
 
 
-@lru_cache(maxsize=256)  # a check observes one answer on each of its ranks, many times over
+@lru_cache(maxsize=256)  # a check observes one answer many times on each of its ranks
 def _assigns_to_its_first_name(code: CodeType) -> bool:
     stores = (stored for operation, stored in instructions(code) if operation in ("STORE_FAST", "STORE_DEREF"))
     return any((stored,) == code.co_varnames[:1] for stored in stores)

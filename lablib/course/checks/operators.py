@@ -1,11 +1,11 @@
-"""Record the operators that a call runs: their names, FLOPs, and the most bytes that they hold at one time.
+"""Record the operators of a call: their names, FLOPs, and peak bytes.
 
     with Operators() as operators:
         answer(x)
     operators.names, operators.flops, operators.peak_bytes
 
-Entering one does not import torch's compiler, which takes 3 s of CPU, as a plain `TorchDispatchMode` or torch's
-`FlopCounterMode` does at its first operator.
+Entering it does not import torch's compiler (3 s of CPU), as a plain `TorchDispatchMode` or torch's `FlopCounterMode`
+does at its first operator.
 """
 
 import weakref
@@ -18,12 +18,12 @@ from lablib.torch_compat import TorchDispatchMode, schema, tree_leaves
 
 
 class Operators(TorchDispatchMode):
-    """Records what runs inside, below autograd.
+    """Records the operators that run inside, below autograd.
 
     Attributes:
-        names: of the operators, without overload: "mm".
-        flops: of those that torch's FlopCounterMode counts.
-        peak_bytes: most bytes of tensors that were made inside and still lived.
+        names: names of the operators, without overload: "mm".
+        flops: FLOPs of the operators that torch's FlopCounterMode counts.
+        peak_bytes: peak bytes of live tensors that were made inside.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,13 @@
-"""The rule that an answer is the learner's own code. The answer is read for it, and not run.
+"""The rule that an answer is the learner's own code, by static analysis of the answer.
 
     not_from_lablib(answer, allowed=("exchange",))
 
-What an answer can reach is followed to its end: names in its code with their attributes (`parallel.exchange`), imports
-inside it, other names for a module (`p = parallel`), closures, default arguments, and what these hold: helpers of the
-notebook, lists, dicts, namespaces, partial functions, wrappers, classes and their objects. Ways to reach things without
-a name (frames, `sys.modules`, `__globals__`, `globals()`, `exec`, a text that names lablib, `pickle`) are refused: they
-also lead to what a check knows.
-So are torch's stores, by which ranks could pass values that no traffic shows.
+The check follows everything that an answer can reach: names in its code with their attributes (`parallel.exchange`),
+imports inside it, other names for a module (`p = parallel`), closures, default arguments, and the values in these:
+helpers of the notebook, lists, dicts, namespaces, partial functions, wrappers, classes and their objects. Ways to reach
+an object without its name are refused, as they also lead to the check's values: frames, `sys.modules`, `__globals__`,
+`globals()`, `exec`, a text that names lablib, `pickle`. torch's stores are refused too: ranks could pass values by them
+without traffic.
 """
 
 import dis
@@ -38,17 +38,17 @@ _MAX_ITEMS = 1000  # of one container
 
 
 def not_from_lablib(answer: Any, allowed: Iterable[str] = (), refused: Iterable[Any] = ()) -> None:
-    """The answer's code, and all of the notebook's that it reaches, neither imports nor uses lablib.
+    """The answer's code, and all code of the notebook that it reaches, neither imports nor uses lablib.
 
     Args:
-        answer: a function, or an object that can be called; anything else has no code.
-        allowed: names in lablib that may be used. `phase` always may.
-        refused: functions and classes of others, such as torch's own solution, that must not be used either, nor
-            objects of such a class (`type(mesh)` is the class); and modules that must not be used as a whole, as
-            `getattr(torch.optim, name)` does.
+        answer: a function or a callable object; other values have no code.
+        allowed: names in lablib that may be used. `phase` is always allowed.
+        refused: functions and classes of other packages that must not be used, such as torch's own solution, nor
+            objects of such a class (`type(mesh)` is the class); and modules that must not be used as a whole, as in
+            `getattr(torch.optim, name)`.
 
     Raises:
-        RuleBroken: it does; the message says what is allowed.
+        RuleBroken: it does; the message lists the allowed names.
     """
     allowed = tuple(allowed)
     seen = {}
@@ -61,14 +61,14 @@ def not_from_lablib(answer: Any, allowed: Iterable[str] = (), refused: Iterable[
 
 
 def _refused(value: Any, allowed: set[str], seen: dict[int, Any]) -> Iterator[str]:
-    """Names of what must not be used and can be reached from a value. `seen` keeps what was looked at, by its id."""
+    """Forbidden names that can be reached from a value. `seen` holds the visited values, by id."""
     if id(value) in seen:
         return
     seen[id(value)] = value
     name = _reason(value, allowed)
     if name:
         yield name
-    elif not _is_lablib(_home(value)):  # allowed, or an object of lablib's: a cluster, a link
+    elif not _is_lablib(_home(value)):  # allowed, or an object of lablib: a cluster, a link
         for part in _parts(value):
             yield from _refused(part, allowed, seen)
         if isinstance(value, FunctionType) and is_users(value.__code__.co_filename):
@@ -81,7 +81,7 @@ def _refused(value: Any, allowed: set[str], seen: dict[int, Any]) -> Iterator[st
 
 
 def _reason(value: Any, allowed: set[str]) -> str:
-    """The name under which a value is refused; "" if it is not."""
+    """The name under which a value is refused; "" if it is allowed."""
     home = _home(value)
     if isinstance(value, str | bytes):
         return _refused_text(value)
@@ -102,25 +102,25 @@ def _reason(value: Any, allowed: set[str]) -> str:
 
 
 def _refused_text(value: str | bytes) -> str:
-    """The name under which a text is refused: one by which `getattr` or a loader reaches lablib."""
+    """The name under which a text is refused: a text by which `getattr` or a loader reaches lablib."""
     text = value.decode("latin-1") if isinstance(value, bytes) else value
     is_refused = "lablib" in text or text == "sys" or text in _ATTRIBUTES
     return f"the text {short_repr(value)}, by which anything can be reached" if is_refused else ""
 
 
 def _is_builtin(value: Any) -> bool:
-    """Is it `len`, `int` and the like, whose module is `builtins`?"""
+    """Is it `len`, `int` or another member of `builtins`?"""
     return _home(value) == "builtins" and not isinstance(value, ModuleType)
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """What a value holds, as far as a learner can have put it there."""
+    """The values inside a value, as far as a learner can have put them there."""
     if isinstance(value, MethodType):
         return [value.__func__, value.__self__]
     if isinstance(value, functools.partial):
         return [value.func, *value.args, *value.keywords.values()]
     if isinstance(value, FunctionType):
-        # A module among them is judged by what is taken from it: see _used.
+        # Modules in it are judged by the attributes taken from them: see _used.
         return [held for held in [*_bound(value).values(), *_wrapped(value)] if not isinstance(held, ModuleType)]
     if isinstance(value, staticmethod | classmethod):
         return [value.__func__]
@@ -129,7 +129,7 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, weakref.ref):
         return [value()]
     if _home(type(value)).startswith(("numpy", "pandas")) and getattr(value, "dtype", "") == "O":
-        return value.tolist()  # an array or a series of anything
+        return value.tolist()  # an array or a series
     if isinstance(value, dict):
         return [held for item in [*value.items()][:_MAX_ITEMS] for held in item]
     if isinstance(value, _CONTAINERS):
@@ -144,16 +144,16 @@ def _parts(value: Any) -> Iterable[Any]:
 
 
 def _wrapped(value: Any) -> list[Any]:
-    """What `functools.wraps` and `functools.cache` keep of the function inside."""
+    """The inner function that `functools.wraps` and `functools.cache` keep."""
     try:
         inside = value.__dict__.get("__wrapped__")
-    except Exception:  # whatever an object of somebody's does when asked
+    except Exception:  # an object may raise any error
         inside = None
     return [] if inside is None else [inside]
 
 
 def _bound(function: FunctionType) -> dict[str, Any]:
-    """Values that a function brings along by name: default arguments and variables of the functions around it."""
+    """Values that a function carries by name: default arguments and variables of the enclosing functions."""
     code = function.__code__
     arguments = code.co_varnames[: code.co_argcount]
     defaults = function.__defaults__ or ()
@@ -167,10 +167,10 @@ def _bound(function: FunctionType) -> dict[str, Any]:
 
 
 def _used(function: FunctionType) -> Iterator[Any]:
-    """What the code names: globals and imports, and where these are modules, what is taken from them.
+    """Values that the code names: globals and imports, and for modules the attributes taken from them.
 
-    Modules under other names (`p = parallel`, `import lablib.parallel as p`) are followed; one that is used otherwise
-    (handed to a function, put into a list) is yielded itself, and so is one that is imported for nothing.
+    Modules under other names (`p = parallel`, `import lablib.parallel as p`) are followed. A module that is used
+    otherwise (passed to a function, put into a list), or imported without use, is yielded itself.
     """
     modules = {name: held for name, held in _bound(function).items() if isinstance(held, ModuleType)}
     brought, loaded = set(modules), set()
@@ -198,25 +198,25 @@ def _used(function: FunctionType) -> Iterator[Any]:
 
 
 def _attribute(value: Any, steps: list[tuple[str, Any]], at: int) -> tuple[Any, int]:
-    """What the code takes from a module from step `at` on, and the step after that."""
+    """The attribute that the code takes from a module from step `at` on, and the step after that."""
     while isinstance(value, ModuleType) and steps[at][0] in ("LOAD_ATTR", "LOAD_METHOD"):
         taken = getattr(value, steps[at][1], value)
         by_way_of_lablib = isinstance(taken, ModuleType) and _is_lablib(value.__name__) != _is_lablib(taken.__name__)
         if taken is value or by_way_of_lablib:
-            break  # another's module by way of lablib's: it is lablib's that was named
+            break  # a module of another package, by way of lablib: the lablib module counts
         value, at = taken, at + 1
     return value, at
 
 
 def _imported(steps: list[tuple[str, Any]], at: int, modules: dict[str, ModuleType]) -> Iterator[Any]:
-    """What an import inside a function brings; modules are entered in `modules` under the name they get."""
+    """Objects that an import inside a function brings; modules are entered in `modules` under their local name."""
     name, wanted = str(steps[at][1]), steps[at - 1][1]
     module = sys.modules.get(name)
     if module is None and (_is_lablib(name) or name in _MODULES):
         try:
             module = importlib.import_module(name)
         except ImportError:
-            return  # running it says so
+            return  # running it reports this
     if module is None:
         return
     following = [step for step in steps[at + 1 :] if step[0].startswith(("STORE_", "IMPORT_"))]
@@ -234,10 +234,10 @@ def _imported(steps: list[tuple[str, Any]], at: int, modules: dict[str, ModuleTy
 
 
 def instructions(code: CodeType) -> Iterator[tuple[str, Any]]:
-    """Instructions as (operation, argument), the same in every Python.
+    """Instructions as (operation, argument), the same for every Python version.
 
-    Python 3.13 combines two operations in one instruction, and loads a variable that an inner function shares by
-    LOAD_FAST when it makes that function; earlier ones by LOAD_CLOSURE.
+    Python 3.13 combines two operations in one instruction, and loads a variable shared with an inner function by
+    LOAD_FAST when it makes that function; earlier versions use LOAD_CLOSURE.
     """
     shared = {*code.co_cellvars, *code.co_freevars}
     for instruction in dis.get_instructions(code):
@@ -260,7 +260,7 @@ def _refused_names(code: CodeType, known: dict[str, Any]) -> Iterator[str]:
 
 
 def _texts(code: CodeType) -> Iterator[str | bytes]:
-    """Texts that the code uses. A docstring it does not load."""
+    """Texts that the code uses, without docstrings."""
     for operation, value in instructions(code):
         if operation == "LOAD_CONST":
             texts = value if isinstance(value, tuple | frozenset) else (value,)
@@ -268,7 +268,7 @@ def _texts(code: CodeType) -> Iterator[str | bytes]:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """A function's code, and that of the functions in it."""
+    """A function's code, and the code of the functions in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -276,7 +276,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _public_name(name: str, value: Any = None) -> str:
-    """A name of lablib's as a notebook writes it: parallel.exchange, lablib.launch."""
+    """A name of lablib as a notebook writes it: parallel.exchange, lablib.launch."""
     packages = [lablib, *(held for held in vars(lablib).values() if isinstance(held, ModuleType))]
     for package in packages:
         held = vars(package).get(name)
@@ -287,7 +287,7 @@ def _public_name(name: str, value: Any = None) -> str:
 
 
 def _has_object(seen: dict[int, Any], kind: Any) -> bool:
-    """Is there an object of the class among these values, or in an object of lablib's among them?"""
+    """Do these values, or a lablib object among them, include an object of the class?"""
     of_lablib = (each for each in seen.values() if not isinstance(each, type) and _is_lablib(_home(type(each))))
     held = [part for each in of_lablib for part in getattr(each, "__dict__", {}).values()]
     return isinstance(kind, type) and any(issubclass(type(each), kind) for each in [*seen.values(), *held])
@@ -298,7 +298,7 @@ def _name_of(value: Any) -> str:
 
 
 def _home(value: Any) -> str:
-    """Name of the module that a value is, or comes from; `functools.wraps` and `staticmethod` copy `__module__`."""
+    """Name of the module that a value is or comes from; `functools.wraps` and `staticmethod` copy `__module__`."""
     if isinstance(value, ModuleType):
         return value.__name__
     if isinstance(value, FunctionType) and is_users(value.__code__.co_filename):
@@ -307,7 +307,7 @@ def _home(value: Any) -> str:
         return ""
     try:
         home = getattr(value, "__module__", None) or type(value).__module__
-    except Exception:  # whatever an object of somebody's does when asked
+    except Exception:  # an object may raise any error
         home = ""
     return home if isinstance(home, str) else ""
 

@@ -1,9 +1,9 @@
-"""A learner's function as a process of its own would have it: with variables that no other rank sees.
+"""A separate copy of a learner's function for each rank, as processes have.
 
-Simulated ranks are threads, so an answer could put its tensor on a shelf (a list or dict of the notebook) and take
-another rank's from there: right values, and nothing was sent. Real ranks get the function pickled. So do the ranks of
-every `expect.launch`, with modules of its own (own_modules.py), whether the program holds the answer in a closure or
-gets it as an argument:
+Simulated ranks are threads, so an answer could put its tensor into a list or dict of the notebook and read another
+rank's tensor from there: right values without communication. Real ranks get the function pickled. So do the ranks of
+every `expect.launch`, with separate modules (own_modules.py), whether the program holds the answer in a closure or gets
+it as an argument:
 
     def program(xs):
         return observe(answer, xs[dist.get_rank()])        `answer` is this rank's copy
@@ -25,19 +25,19 @@ import cloudpickle
 from lablib.course.checks.learner_code import exited
 from lablib.course.checks.own_modules import OwnModules, SharedObjects
 
-Replace = Callable[[Any], Any]  # what stands in for a value; the value itself where nothing does
+Replace = Callable[[Any], Any]  # the replacement of a value; the value itself if it has none
 _SHARED = (type(threading.Lock()), type(threading.RLock()), threading.local, io.IOBase, GeneratorType)
 
 
 def with_own_copies(
     program: Callable[..., Any], args: Sequence[Any], answers: Sequence[Any], ranks: int
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The program and its arguments, in which every rank meets copies of its own of the answers.
+    """The program and its arguments, with a separate copy of the answers for every rank.
 
     An answer that cannot be copied stays as it is; locks and open files in it are shared.
 
     Args:
-        answers: what the learner handed to the check; functions and objects that can be called are copied.
+        answers: the values passed to the check; functions and callable objects are copied.
     """
     answers = [answer for answer in answers if callable(answer)]
     shelves = SharedObjects()
@@ -46,7 +46,7 @@ def with_own_copies(
         return program, tuple(args)
     number_of = {id(answer): number for number, answer in enumerate(answers)}
 
-    # The simulator copies arguments: a mark is found in the copy, too.
+    # The simulator copies arguments: a mark is also found in the copy.
     def marked(value: Any) -> Any:
         return _Mark(number_of[id(value)]) if id(value) in number_of else value
 
@@ -69,27 +69,27 @@ def with_own_copies(
 
 @dataclass(frozen=True)
 class _Mark:
-    """Stands for an answer among the arguments."""
+    """Placeholder for an answer among the arguments."""
 
     number: int
 
     def __call__(self) -> None:
-        """A partial function takes nothing that cannot be called."""
+        """`functools.partial` accepts only callables."""
 
 
 def _copies(answers: Sequence[Any], ranks: int, shelves: SharedObjects) -> list[list[Any]] | None:
-    """The answers, once a rank; None where they cannot be pickled. What they share with each other stays shared."""
+    """The answers, once per rank; None if they cannot be pickled. Objects that answers share stay shared."""
     shared: list[Any] = []
     file = io.BytesIO()
     try:
         _Pickler(file, shared, shelves).dump(list(answers))
         return [_Unpickler(file.getvalue(), shared, OwnModules(rank, shelves)).load() for rank in range(ranks)]
-    except Exception:  # whatever a learner's objects raise: real ranks would say it better
+    except Exception:  # a learner's object may raise any error: real ranks report it better
         return None
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Puts into `shared` what no process could have: with a lock beside it, a shelf is still copied."""
+    """Collects in `shared` the objects that a process could not receive, such as a lock; the rest is still copied."""
 
     def __init__(self, file: io.BytesIO, shared: list[Any], shelves: SharedObjects):
         super().__init__(file)
@@ -117,9 +117,9 @@ class _Unpickler(pickle.Unpickler):
         return self._modules.of(sys.modules[found]) if isinstance(found, str) else self._shared[found]
 
     def find_class(self, module: str, name: str) -> Any:
-        """cloudpickle makes a class of the notebook once a process; here ranks stand for processes.
+        """cloudpickle makes a class of the notebook once per process; here a rank counts as a process.
 
-        And it gives functions the process's builtins, with the import of the process's modules.
+        It also gives functions the process's builtins, with the import of the process's modules.
         """
         if name == "_make_skeleton_class":
             return _new_class
@@ -145,9 +145,9 @@ def _new_class(kind: type, name: str, bases: tuple, namespace: dict[str, Any], _
 
 
 def _replaced(value: Any, replace: Replace, known: dict[int, Any] | None = None) -> Any:
-    """The value with what `replace` replaces, also in closures, partial functions, lists, tuples and dicts.
+    """The value with replacements, also in closures, partial functions, lists, tuples and dicts.
 
-    What holds nothing of that kind stays the same object.
+    An object that contains nothing to replace stays the same object.
     """
     known = {} if known is None else known
     if id(value) in known:
@@ -155,7 +155,7 @@ def _replaced(value: Any, replace: Replace, known: dict[int, Any] | None = None)
     new = replace(value)
     if new is not value:
         return new
-    known[id(value)] = value  # a function may hold itself
+    known[id(value)] = value  # a function may contain itself
     if type(value) in (list, tuple):
         items = [_replaced(item, replace, known) for item in value]
         new = value if all(a is b for a, b in zip(items, value, strict=True)) else type(value)(items)

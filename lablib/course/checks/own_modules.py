@@ -1,17 +1,16 @@
-"""Modules as a rank of a check meets them: what is put into one is this rank's alone, as in a process of its own.
+"""Stand-ins for modules on a rank of a check: assignments to a module stay on that rank.
 
-Simulated ranks are threads and share the library's modules. An answer could make a shelf of one (`torch.shelf = {}`),
-or of what lies in it (`torch.Tensor.shelf = {}`), and take another rank's tensor from there: right values, and what was
-sent may be anything. So the copies of an answer (own_copy.py) hold stand-ins for modules:
+Simulated ranks are threads and share the library's modules. An answer could store a tensor in one (`torch.shelf = {}`),
+or in an object of one (`torch.Tensor.shelf = {}`), and read it on another rank: right values, with any traffic. So the
+copies of an answer (own_copy.py) hold stand-ins for modules:
 
-    read        the module's own attribute; of a module in it, its stand-in; of a container, a copy of this rank's own
-    written     kept in the stand-in: no other rank finds it
+    read        the module's attribute; for a submodule its stand-in; for a container a copy for this rank
+    written     kept in the stand-in: no other rank sees it
     imported    inside a function, too (`__import__` of the copies' builtins)
 
-A class or function of a library is what it is for everybody. What the answer puts there, by a name that stands in its
-code, is seen when another rank's code runs next, or at its end, and refused.
-Simplified: objects that a library keeps inside its own are shared; a name that is put together when the code runs is
-not looked for.
+Classes and functions of a library are shared. An attribute that the answer sets on one, under a name that occurs in its
+code, is found when another rank's code runs next, or at its end, and refused.
+Simplified: objects that a library keeps inside its own are shared; a name that is composed at run time is not found.
 """
 
 import builtins
@@ -33,11 +32,11 @@ _KEPT = ("__name__", "__doc__", "__package__", "__spec__", "__file__", "__path__
 
 
 class SharedObjects:
-    """The library's classes and functions that an answer meets, and whether it puts anything into them.
+    """The library's classes and functions that an answer reaches, and whether it sets attributes of them.
 
     Attributes:
-        names: those in the answer's code.
-        rank: whose code ran last.
+        names: names in the answer's code.
+        rank: the rank that ran last.
     """
 
     def __init__(self) -> None:
@@ -48,12 +47,12 @@ class SharedObjects:
             self.meet(kind)  # of arguments, without a name
 
     def meet(self, value: Any) -> None:
-        """The answer reaches this value."""
+        """Register a value that the answer reaches."""
         if id(value) not in self._found and isinstance(value, type | FunctionType):
             self._found[id(value)] = value, {name: vars(value).get(name) for name in self.names}
 
     def meet_code(self, code: CodeType) -> None:
-        """The answer has this code."""
+        """Register code of the answer."""
         new = {*code.co_names, *(text for text in code.co_consts if isinstance(text, str))} - self.names
         self.names |= new
         for value, before in self._found.values():
@@ -63,7 +62,7 @@ class SharedObjects:
                 self.meet_code(constant)
 
     def look(self, rank: int | None = None) -> None:
-        """Refuse what was put there, at the end or (`rank`) where another rank's code runs now."""
+        """Refuse attributes that were set: at the end or (`rank`) when another rank's code runs."""
         if rank is not None and rank == self.rank:
             return
         self.rank = -1 if rank is None else rank
@@ -87,7 +86,7 @@ class OwnModules:
     """The stand-ins of one rank.
 
     Args:
-        shared: of all ranks.
+        shared: the objects shared by all ranks.
     """
 
     def __init__(self, rank: int, shared: SharedObjects):
@@ -96,7 +95,7 @@ class OwnModules:
         self.builtins = {name: _own(value) for name, value in vars(builtins).items()} | {"__import__": self._import}
 
     def of(self, module: ModuleType) -> ModuleType:
-        """What stands in for a module: the same one each time."""
+        """The stand-in of a module: the same one each time."""
         if isinstance(module, OwnModule):
             return module
         if id(module) not in self._modules:
@@ -104,7 +103,7 @@ class OwnModules:
         return self._modules[id(module)]
 
     def taken(self, value: Any) -> Any:
-        """What the rank gets where it reads an attribute of a module."""
+        """The value that the rank gets when it reads an attribute of a module."""
         self._shared.look(self._rank)
         if isinstance(value, ModuleType):
             return self.of(value)
@@ -116,7 +115,7 @@ class OwnModules:
 
 
 class OwnModule(ModuleType):
-    """Stands in for a module on one rank."""
+    """The stand-in of a module on one rank."""
 
     def __init__(self, module: ModuleType, own: OwnModules):
         super().__init__(module.__name__)
@@ -128,13 +127,13 @@ class OwnModule(ModuleType):
         value = getattr(module, name)
         taken = own.taken(value)
         if taken is not value:
-            self.__dict__[name] = taken  # this rank's own from now on
+            self.__dict__[name] = taken  # this rank's copy from now on
         return taken
 
     def __setattr__(self, name: str, value: Any) -> None:
         module = self.__dict__["_lablib_module"]
         if hasattr(getattr(type(module), name, None), "__set__"):
-            setattr(module, name, value)  # a setting of torch's, such as torch.backends.cudnn.benchmark
+            setattr(module, name, value)  # a setting of torch, such as torch.backends.cudnn.benchmark
         else:
             super().__setattr__(name, value)
 
@@ -143,21 +142,20 @@ class OwnModule(ModuleType):
 
 
 def _is_librarys(value: Any) -> bool:
-    """A function that a library put there itself: an optimizer wraps its class's `step` when it is first made."""
+    """A function that the library itself sets: an optimizer wraps its class's `step` when it is first made."""
     return isinstance(value, FunctionType) and not is_users(value.__code__.co_filename)
 
 
 def _own(value: Any) -> Any:
-    """A copy of what an answer could use as a shelf; anything else is itself."""
+    """A copy of a value in which an answer could store data; any other value itself."""
     if not isinstance(value, _CONTAINERS) and not _is_of_a_notebook(value):
         return value
     try:
         return copy.deepcopy(value)
-    except Exception:  # whatever a library keeps there
+    except Exception:  # a library may keep any object there
         return copy.copy(value)
 
 
 def _is_of_a_notebook(value: Any) -> bool:
-    """An object of a class that the learner wrote."""
     home = type(value).__module__
     return home == "__main__" or home not in sys.modules

@@ -1,4 +1,4 @@
-"""Printing long text, above all errors, for a notebook: cells named as such, frames of libraries left out, words whole.
+"""Print long text and errors in a notebook: cells by name, no frames of libraries, whole words.
 
 JupyterLab breaks a long line of text anywhere, also inside a word, and names a cell by a temporary file.
 """
@@ -9,26 +9,26 @@ import textwrap
 from lablib.process.whose_code import is_of_package
 from lablib.signature import checked
 
-COLUMNS = 92  # what fits beside JupyterLab's file browser
+COLUMNS = 92  # fits next to JupyterLab's file browser
 _FRAME = re.compile(r'(?P<indent>\s*)File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>.+)')
 
 
 @checked
 def print_error(error: BaseException) -> None:
-    """Print an error's message, its lines wrapped between words. Frames of installed packages are left out."""
+    """Print an error's message, wrapped between words. Frames of installed packages are left out."""
     print_text("\n".join(_lines_of_program(str(error))))
 
 
 @checked
 def print_text(text: str) -> None:
-    """Print any other text, its lines wrapped between words."""
+    """Print other text, wrapped between words."""
     print("\n".join(wrapped for line in text.splitlines() or [""] for wrapped in _wrap(line)))
 
 
 def _lines_of_program(text: str) -> list[str]:
-    """The lines, without the frames of installed packages and with cells named as such."""
+    """The lines, without frames of installed packages and with names for cells."""
     kept: list[str] = []
-    skipped_indent: int | None = None  # inside a frame that is left out: what is indented further belongs to it
+    skipped_indent: int | None = None  # inside a frame that is left out, lines with a larger indent belong to it
     for line in text.splitlines():
         indent = len(line) - len(line.lstrip())
         if skipped_indent is not None and indent > skipped_indent:

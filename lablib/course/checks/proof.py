@@ -1,9 +1,10 @@
-"""`lab prove`: the solution passes, the stub is "not attempted", wrong answers are rejected, right ones accepted.
+"""`lab prove`: test a check with the solution, the stub, and known wrong and right answers.
 
-The solution passes on a stand-in for a GPU, too, which refuses what CUDA refuses (on_gpu.py).
+The solution passes, the stub is "not attempted", wrong answers are rejected, and unusual right ones accepted.
+The solution must also pass on a stand-in for a GPU, which refuses the same operations as CUDA (on_gpu.py).
 
-An answer is tried in a fresh namespace that holds what its exercise needs and no more. What it needs is read from the
-source: a cell is run if it binds a name that a later needed cell uses.
+An answer is tried in a fresh namespace with only the cells that its exercise needs. They are read from the source: a
+cell is run if it binds a name that a later needed cell uses.
 
     import torch                    <- needed: `scale` uses torch
     parameters                      <- always
@@ -12,8 +13,8 @@ source: a cell is run if it binds a name that a later needed cell uses.
     exercise: def mean(x): ...      <- replaced by the answer
     check.mean(mean)                <- evaluated
 
-So a proof takes the time of its check, not that of the lab. A cell that changes a value in place without binding its
-name is not seen; bind the name again there (`x = filled(x)`).
+So a proof takes the time of its check, not the time of the lab. A cell that changes a value in place without binding
+its name is not found; bind the name again there (`x = filled(x)`).
 
 `wrong_answers.py` in the lab's folder holds `WRONG_ANSWERS`, exercise -> [(label, answer, part of its message), ...],
 and `RIGHT_ANSWERS`, exercise -> [(label, answer), ...]: right answers in an unusual style.
@@ -50,9 +51,9 @@ class WrongAnswer:
     """A plausible mistake.
 
     Attributes:
-        label: what is wrong with it.
+        label: the mistake.
         answer: source that replaces the exercise's cell (text), or the answer itself (a function, a number).
-        message: part of the message it must get.
+        message: part of the expected message.
     """
 
     label: str
@@ -62,7 +63,7 @@ class WrongAnswer:
 
 @dataclass(frozen=True)
 class Proof:
-    """What was found for one exercise: how many answers were tried, what is wrong, and the seconds it took."""
+    """Result of the proof of one exercise: number of answers tried, findings, and the seconds it took."""
 
     exercise: str
     tried: int
@@ -72,17 +73,17 @@ class Proof:
 
 @dataclass(frozen=True)
 class Answers:
-    """What a lab's `wrong_answers.py` holds, by exercise."""
+    """The content of a lab's `wrong_answers.py`, by exercise."""
 
     wrong: dict[str, list[WrongAnswer]]
     right: dict[str, list[tuple[str, Any]]]
 
 
 def answers_of(lab: Lab) -> Answers:
-    """The wrong and the unusual right answers of a lab; none if it has no such file.
+    """The wrong answers and the unusual right answers of a lab; none if it has no such file.
 
     Raises:
-        CourseFailure: the file cannot be run, or lists something else.
+        CourseFailure: the file cannot be run, or lists other objects.
     """
     if not lab.wrong_answers.is_file():
         return Answers({}, {})
@@ -102,13 +103,13 @@ def prove(lab: Lab, only: str = "", seeds: Sequence[int] = (0,), *, every_answer
     """Prove every exercise of a lab, or the one called `only`.
 
     Args:
-        lab: which.
+        lab: the lab.
         only: name of an exercise; "" for all.
-        seeds: from which the checks draw their inputs; everything is proven with each.
+        seeds: seeds of the inputs; every exercise is proven with each.
         every_answer: try every wrong answer; otherwise the first for each message.
 
     Raises:
-        CourseError: no such exercise, or a master, checks or answers that do not belong together.
+        CourseError: no such exercise, or a master, checks or answers that do not match.
     """
     master, answers = read_master(lab), answers_of(lab)
     if not every_answer:
@@ -134,7 +135,7 @@ def _one_of_each(wrong: list[WrongAnswer]) -> list[WrongAnswer]:
 
 
 def _problem(lab: Lab, used: list[str], answers: Answers) -> str:
-    """What keeps a lab's files from being proven; "" if nothing."""
+    """The reason why a lab's files cannot be proven; "" if there is none."""
     declared = {exercise.name: exercise for exercise in exercises_of(lab)}
     if set(used) != set(declared):
         return f"checks and exercises must be the same: checks.py has {sorted(declared)}, lab.py uses {sorted(used)}."
@@ -149,8 +150,8 @@ def _problem(lab: Lab, used: list[str], answers: Answers) -> str:
 
 
 def _findings(master: Master, name: str, answers: Answers, seed: int) -> Iterator[str]:
-    """What is wrong with one check, at one seed of its inputs."""
-    from lablib.course.running.on_gpu import try_on_gpu  # here: it tries answers by this file's functions
+    """Findings about one check, at one seed."""
+    from lablib.course.running.on_gpu import try_on_gpu  # here: on_gpu imports this file
 
     exercise, check = next(pair for pair in master.exercises if pair[1].check_name == name)
     solution = try_answer(master, exercise, check, exercise.source, seed)
@@ -198,11 +199,11 @@ def needed_cells(master: Master, exercise: Cell, check: Cell) -> list[Cell]:
 def try_answer(
     master: Master, exercise: Cell, check: Cell, answer: Any, seed: int | None = 0, with_input: bool = False
 ) -> Result:
-    """The check's result for an answer: what the exercise needs is run, then the answer, then the check.
+    """The check's result for an answer: run the cells that the exercise needs, then the answer, then the check.
 
     Args:
         answer: source that replaces the exercise's cell (text), or the answer itself (a function, a number).
-        seed: from which the check draws its inputs; None: a new one.
+        seed: seed of the inputs; None: a new one.
         with_input: find the input on which a wrong answer fails, by a second run of the check.
     """
     declared = {e.name: e for e in exercises_of(master.lab)}
@@ -224,7 +225,7 @@ def try_answer(
 
 
 class _Trial:
-    """Stands in for `check`: `trial.name(answer)` keeps the result."""
+    """Stand-in for `check`: `trial.name(answer)` keeps the result."""
 
     def __init__(self, lab: str, declared: dict[str, Exercise], seed: int | None, with_input: bool):
         self._lab, self._declared, self._with = lab, declared, {"seed": seed, "with_input": with_input}
@@ -246,7 +247,7 @@ def execute(master: Master, cell: Cell, source: str, namespace: dict[str, Any]) 
 
 
 def _answer_name(master: Master, check: Cell) -> str:
-    """The name under which the notebook hands its answer to the check."""
+    """The name that the notebook passes to the check."""
     call = check.check_call
     if call is None or not call.args or not isinstance(call.args[0], ast.Name):
         raise CourseError(str(at(master, check, "a check must be given its answer by name: check.name(answer).")))

@@ -1,4 +1,4 @@
-"""What a check, a hint and a solution show: for a person as text and as HTML, for a program as fields.
+"""Display of a check's result, a hint and a solution: text, HTML, and fields for a program.
 
     failed: Ring all-reduce
       rule      bytes each rank sends
@@ -6,8 +6,8 @@
       expected  at most 6.291 MB
       next      check.ring_all_reduce.hint() for a hint (3 left)
 
-Nothing is told by colour alone: every state is written out. The status is white on a dark ground of its own, so that it
-can be read (contrast 4.5 to 1) on a page of any theme; the rest has the colours of the page.
+Every state is written out, not shown by colour alone. The status is white on a dark ground, for a contrast of 4.5 to 1
+on a page of any theme; the rest has the colours of the page.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from lablib.text.units import plural
 
 Status = Literal["passed", "failed", "not attempted", "not checked"]
 _COLOURS = {"passed": "#2e7d32", "failed": "#c62828", "not attempted": "#616161", "not checked": "#616161"}
-_MAX_HELD = 3  # rules that are named where another is broken
+_MAX_HELD = 3  # rules that held, named next to a broken one
 _MARKS = {"passed": "&#10003;", "failed": "&#10007;", "not attempted": "&#9675;", "not checked": "&#9675;"}
 
 
@@ -32,13 +32,13 @@ class Result:
         lab, name, title: which exercise.
         status: "passed", "failed", "not attempted", or "not checked" (the machine was too busy).
         rule, saw, expected: the rule broken, if one was.
-        measured: the rules that held, with what was measured.
-        trace: where the learner's own code raised; "" where it did not.
-        next_step: what to do now.
-        notes: what else the learner must know (progress could not be saved, ...).
-        printed: what rank 0 printed in the last run of the check in which it printed.
-        seed: from which the inputs were drawn; None where none were, or the exercise is passed.
-        call: the answer's last call before its check failed, ready to paste; "" where there is none.
+        measured: the rules that held, with measured values.
+        trace: lines of the learner's own code that raised, or "".
+        next_step: the next action.
+        notes: other messages for the learner (progress could not be saved, ...).
+        printed: output of rank 0 in the last run of the check that printed.
+        seed: seed of the inputs; None if none were drawn, or the exercise is passed.
+        call: the answer's last call before its check failed, ready to paste; or "".
     """
 
     lab: str
@@ -80,7 +80,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         rows = self._rows()
-        held = [row for row in rows if row[0] == "measured"]  # many, and nobody has to read them
+        held = [row for row in rows if row[0] == "measured"]  # many, so they are folded
         table = _table([row for row in rows if row[0] != "measured"])
         if held:
             table = f"<details><summary>{plural(len(held), 'rules')} held</summary>{_table(held)}</details>{table}"
@@ -118,7 +118,7 @@ class Result:
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
-    """Label and text of each row; nothing where there is none."""
+    """Label and text of each row; "" without rows."""
     cells = "".join(
         f'<tr><td style="text-align:left;vertical-align:top;opacity:.75">{label}</td>'
         f'<td style="text-align:left;white-space:pre-wrap">{in_html(text)}</td></tr>'
@@ -129,7 +129,7 @@ def _table(rows: Sequence[tuple[str, str]]) -> str:
 
 @dataclass(frozen=True)
 class Hint:
-    """The hints taken so far of an exercise, the newest last."""
+    """The hints of an exercise that were taken, the newest last."""
 
     title: str
     shown: Sequence[str]
@@ -155,7 +155,7 @@ class Hint:
 
 
 class Source:
-    """Source to be shown: as text in a terminal, folded or open in a notebook."""
+    """Source to show: text in a terminal, folded or open in a notebook."""
 
     def __init__(self, title: str, text: str, is_open: bool):
         self.title, self.text, self.is_open = title, text, is_open

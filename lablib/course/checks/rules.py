@@ -1,25 +1,25 @@
-"""Rules that many checks share, each with one good message. The first argument is the check's `expect`.
+"""Rules that many checks share. The first argument is the check's `expect`.
 
-What a call did to its tensors (the program returns `observe(answer, ...)`, so `run.values` are `Observed`):
+Effects of a call on its tensors (the program returns `observe(answer, ...)`, so `run.values` are `Observed`):
 
     returns_tensors       a tensor of the right shape and type, on every rank
-    returns_new_tensors   ... whose memory is no argument's
-    changes_nothing       arguments are as they were, lists too
+    returns_new_tensors   the same, with memory that no argument has
+    changes_nothing       arguments are unchanged, lists too
     works_in_place        the first argument holds the result
 Values:
-    is_mean               a mean, and not a sum or a mean of something else
+    is_mean               a mean, and not a sum or a mean of other values
     same_on_every_rank    all ranks agree
-    equals_one_device     gradients are those of the whole batch on one device
+    equals_one_device     gradients equal the whole batch's on one device
 Communication and memory of a run:
     calls_only            only these calls, by their names in `run.traffic`
-    communications_within how many calls
+    communications_within number of calls
     same_calls            a block in which all ranks make the same calls, with any data
-    sent_bytes_within     bytes that each rank sends: no more than a good algorithm, no less than the task needs
+    sent_bytes_within     bytes that each rank sends: at most a good algorithm's, at least the task's
     peak_bytes_within     memory of a rank
 The answer's source (own_code.py):
     not_from_lablib       it does not call the library's own solution
 
-They are functions of what a run recorded; none of them communicates.
+They are functions of a recorded run; none of them communicates.
 """
 
 from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ from lablib.errors import CollectiveMismatchError, DeadlockError
 from lablib.run import Run
 from lablib.text.units import format_quantity, plural
 
-Calls = Run | Sequence[Observed]  # of `observe`: a run whose program returns one, or calls made without ranks
+Calls = Run | Sequence[Observed]  # of `observe`: a run of a program that returns one, or calls made without ranks
 
 _RTOL = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 
@@ -49,7 +49,7 @@ def returns_tensors(expect: Expect, calls: Calls, like: Tensor) -> None:
     for where, call in _places(calls):
         value, rule = call.value, "a tensor is returned"
         if value is Ellipsis:
-            expect.equal(rule, value, like)  # a stub's
+            expect.equal(rule, value, like)  # for a stub
         if not isinstance(value, Tensor):
             raise RuleBroken(rule, f"{type(value).__name__} {short_repr(value)}{where}", "a tensor")
         for name in ("shape", "dtype"):
@@ -66,7 +66,7 @@ def _told(what: torch.Size | torch.dtype) -> str:
 
 
 def returns_new_tensors(expect: Expect, calls: Calls, like: Tensor) -> None:
-    """As `returns_tensors`, and the memory of the result is no argument's."""
+    """As `returns_tensors`, and the result shares no memory with an argument."""
     returns_tensors(expect, calls, like)
     for where, call in _places(calls):
         expect.that(
@@ -78,7 +78,7 @@ def returns_new_tensors(expect: Expect, calls: Calls, like: Tensor) -> None:
 
 
 def changes_nothing(expect: Expect, calls: Calls) -> None:
-    """The tensors and lists that were handed in hold what they held."""
+    """The tensors and lists of the arguments are unchanged."""
     for where, call in _places(calls):
         first = call.args[call.changed[0]] if call.changed else None
         kind = "" if isinstance(first, Tensor) else f" (a {type(first).__name__})"
@@ -91,7 +91,7 @@ def changes_nothing(expect: Expect, calls: Calls) -> None:
 
 
 def works_in_place(expect: Expect, calls: Calls, expected: Sequence[Tensor], what: str = "the result") -> None:
-    """The first argument holds `expected`, one a call, after the call. Sums in another order are forgiven."""
+    """The first argument holds `expected`, one per call, after the call. The order of sums is free."""
     with expect.as_one(f"x holds {what}{_everywhere(calls)}", "in place"):
         for (where, call), wanted in zip(_places(calls), expected, strict=True):
             if 0 in call.moved:
@@ -116,7 +116,7 @@ def _in_words(x: Tensor) -> str:
 
 
 def _refuse_float32_accuracy(what: str, saw: Tensor, wanted: Tensor) -> None:
-    """Sums of float64 that are right to seven digits have been float32 on the way."""
+    """Refuse float64 sums that are right to only seven digits: they were computed in float32."""
     if wanted.dtype != torch.float64 or saw.shape != wanted.shape or not wanted.numel():
         return
     error = float((saw - wanted).abs().max() / wanted.abs().max()) if float(wanted.abs().max()) else 0.0
@@ -129,7 +129,7 @@ _IN_PLACE = "x changed in place: x.copy_(...), x.add_(...), x[...] = ..."
 
 
 def _why_unchanged(call: Observed, where: str) -> str:
-    where = f"{where} ({plural(call.args[0].numel(), 'elements')})"  # some answers leave small tensors alone
+    where = f"{where} ({plural(call.args[0].numel(), 'elements')})"  # some answers fail only for small tensors
     returned = isinstance(call.value, Tensor) and not call.aliased
     if returned or call.rebinds:
         saw = "a new tensor was returned" if returned else "x is as it was"
@@ -146,21 +146,21 @@ def is_mean(expect: Expect, calls: Calls, expected: Tensor, over: str = "ranks")
             said = _times_the_mean(factor, len(values), over)
             raise RuleBroken(f"the result is the mean over {over}", said + where, "1")
         is_alike = isinstance(value, Tensor) and value.shape == expected.shape
-        if not is_alike or _differs(value, expected):  # its place is said only where the rule is broken
+        if not is_alike or _differs(value, expected):  # its place is computed only for a broken rule
             expect.close(f"the result is the mean over {over}{where}", value, expected, rtol=0.0, atol=_atol(expected))
     expect.that(f"the result is the mean over {over}", True, f"on every one of {len(values)}", "the mean")
 
 
 def same_on_every_rank(expect: Expect, values: Sequence[Any], what: str) -> None:
-    """All ranks hold the same, to the last bit."""
+    """All ranks hold the same, bit for bit."""
     for rank, value in enumerate(values):
         expect.equal(f"{what}: the same on every rank (rank {rank} beside rank 0)", value, values[0])
 
 
 def equals_one_device(expect: Expect, gradients: Sequence[Tensor], reference: Tensor, on: str = "") -> None:
-    """Every rank holds the gradient of the whole batch on one device: `gradients`, one flat tensor a rank.
+    """Every rank holds the gradient of the whole batch on one device: `gradients`, one flat tensor per rank.
 
-    A wrong factor has a rule of its own: an optimizer such as Adam would hide it.
+    A wrong factor has a separate rule: an optimizer such as Adam would hide it.
     """
     where = f" ({on})" if on else ""
     rule = f"every rank ends with the same gradients{where}"
@@ -177,19 +177,19 @@ def equals_one_device(expect: Expect, gradients: Sequence[Tensor], reference: Te
             raise RuleBroken(rule, _times_the_mean(factor, len(gradients), "ranks"), "1")
         expect.that(rule, True, "1 time the mean", "1")
     rule = f"the gradient is that of the whole batch on one device{where}"
-    # Terms that cancel leave an element near zero with the rounding of the terms.
+    # Terms that cancel leave an element near zero with the rounding error of the terms.
     expect.close(rule, gradients[0], reference, rtol=_rtol(reference), atol=_atol(reference))
 
 
 def calls_only(expect: Expect, run: Run, *names: str) -> None:
-    """No communication but calls of these names ("send" is a send and its receive)."""
+    """The only communication is calls with these names ("send" is a send and its receive)."""
     other = sorted({transfer.name for transfer in run.traffic.transfers} - set(names))
     allowed = " and ".join(names) or "no communication"
     expect.that(f"the only calls are {allowed}", not other, saw=" and ".join(other) or allowed, expected=allowed)
 
 
 def communications_within(expect: Expect, run: Run, at_most: int, at_least: int = 0) -> None:
-    """The number of calls: a collective of a group counts once, a send and its receive too."""
+    """The number of calls: a collective of a group counts once, and so does a send with its receive."""
     expect.budget(
         f"communications on {plural(run.ranks, 'ranks')}",
         len(run.traffic),
@@ -201,7 +201,7 @@ def communications_within(expect: Expect, run: Run, at_most: int, at_least: int 
 
 @contextmanager
 def same_calls(on: str) -> Iterator[None]:
-    """A block in which all ranks make the same calls; `on` says by what data an answer may be led to leave one out."""
+    """A block in which all ranks make the same calls; `on` names the data by which an answer may skip one."""
     try:
         yield
     except (DeadlockError, CollectiveMismatchError) as error:
@@ -215,9 +215,9 @@ def sent_bytes_within(
     """Bytes that leave each rank.
 
     Args:
-        at_most: what a rank may send; or a run on as many ranks: as much as the rank that sends most there. (A
-            library's all-reduce of a small tensor goes up and down a tree, whose middle ranks send more than a ring's.)
-        at_least: what every rank must send, for the task to be done at all.
+        at_most: most bytes that a rank may send; or a run on as many ranks, for the bytes of its busiest sender. (A
+            library's all-reduce of a small tensor goes up and down a tree; its middle ranks send more than a ring's.)
+        at_least: bytes that every rank must send to do the task.
         mean: take the mean over ranks on both sides.
     """
 
@@ -240,13 +240,13 @@ def sent_bytes_within(
 
 
 def peak_bytes_within(expect: Expect, run: Run, at_most: float) -> None:
-    """Most bytes that a rank holds at one moment."""
+    """Peak bytes of each rank."""
     peaks = [run.memory.peak_bytes(rank) for rank in range(run.ranks)]
     expect.budget(f"peak memory of a rank ({plural(run.ranks, 'ranks')})", max(peaks), at_most, "B")
 
 
 def _places(calls: Calls) -> list[tuple[str, Observed]]:
-    """Each call, with the words that say where it was made."""
+    """Each call, with a description of its place."""
     if isinstance(calls, Run):
         return [(f" on rank {rank} of {calls.ranks}", call) for rank, call in enumerate(calls.values)]
     return [("", call) for call in calls]
@@ -265,7 +265,7 @@ def _rtol(expected: Tensor) -> float:
 
 
 def _atol(expected: Tensor) -> float:
-    """What rounding in the tensor's own type can do to a sum of numbers as large as its largest."""
+    """The error that rounding in the tensor's type can cause in a sum of numbers as large as its largest."""
     return _rtol(expected) * float(expected.abs().max()) if expected.numel() else 0.0
 
 
@@ -275,7 +275,7 @@ def _times_the_mean(factor: float, number: int, over: str) -> str:
 
 
 def _factor(saw: Any, expected: Tensor) -> float | None:
-    """By how much `saw` is `expected`; None if it is not a multiple of it."""
+    """The factor between `saw` and `expected`; None if it is not a multiple."""
     if not isinstance(saw, Tensor) or saw.shape != expected.shape or not expected.numel():
         return None
     a, b = saw.detach().double().flatten(), expected.detach().double().flatten()

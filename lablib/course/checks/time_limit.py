@@ -1,7 +1,7 @@
-"""Limit the CPU seconds of a block of code, with a backstop in real time.
+"""Limit the CPU seconds of a block of code, with a limit of real time as a backstop.
 
 CPU time is summed over the threads and child processes of this process, so a busy machine ends no block early. The
-backstop ends a block that waits for something that never comes. On simulated ranks, `launch` says which rank ran.
+backstop ends a block that waits forever. On simulated ranks, `launch` says which rank ran.
 """
 
 import _thread
@@ -21,8 +21,8 @@ CPU_LIMIT_S = 30.0  # of one answer
 CLOCK_LIMIT_S = 300.0
 LAUNCH_LIMIT_S = CLOCK_LIMIT_S + 30  # of a launch in another thread, which has no limit here
 _LONGEST_TICK_S = 1.0
-_PAUSE_S = 1.0  # before another interrupt: code may catch one and go on
-_WAITING_SHARE = 0.01  # of one core: a block that uses less waits
+_PAUSE_S = 1.0  # before another interrupt: code may catch one and continue
+_WAITING_SHARE = 0.01  # of one core: a block that uses less is waiting
 
 Reason = Literal["cpu", "busy", "waiting"]
 
@@ -63,8 +63,8 @@ def time_limit(
 ) -> Iterator[None]:
     """End the block after `cpu_limit_s` of CPU time, or `clock_limit_s` of real time; only in the main thread.
 
-    The block is interrupted as by the stop button, once a second until it ends. A call of C code that no signal ends
-    continues until it returns.
+    The block is interrupted as by the stop button, once a second until it ends. C code that ignores signals continues
+    until it returns.
 
     Raises:
         TimeIsUp: instead of the block's exception or value.
@@ -99,12 +99,12 @@ class _Watch:
         self._cpu, self._clock = cpu, clock
         self._main = threading.get_ident()
         self._stopped = threading.Event()
-        self._turn = threading.Lock()  # so that no interrupt comes after `stop`
+        self._turn = threading.Lock()  # no interrupt may come after `stop`
         self._thread = threading.Thread(target=self._watch, name="time limit", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """No interrupt comes after this. One of ours that was on its way is taken here."""
+        """Stop the interrupts. A pending one is consumed here."""
         while True:
             try:
                 with self._turn:
@@ -112,7 +112,7 @@ class _Watch:
                 self._thread.join()
                 return
             except KeyboardInterrupt:
-                if not self.reason:  # the user's own
+                if not self.reason:  # the user's own interrupt
                     raise
 
     def _watch(self) -> None:
@@ -137,13 +137,13 @@ class _Watch:
 
 
 def _waits(half: tuple[float, float] | None, cpu_s: float, clock_s: float) -> bool:
-    """Whether a block used no CPU since the first look in the second half of its time."""
+    """Whether a block used no CPU since the first sample in the second half of its time."""
     since_cpu_s, since_s = half if half and half[1] < clock_s else (0.0, 0.0)
     return cpu_s - since_cpu_s < _WAITING_SHARE * (clock_s - since_s)
 
 
 def _interrupt(main: int) -> None:
-    """KeyboardInterrupt in the main thread: by a signal, which ends waiting too; where SIGINT is ignored, without."""
+    """KeyboardInterrupt in the main thread: by a signal, which also ends waiting, unless SIGINT is ignored."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(KeyboardInterrupt))
     elif hasattr(signal, "pthread_kill"):

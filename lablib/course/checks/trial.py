@@ -1,4 +1,4 @@
-"""One trial of an answer: the check runs, and whatever happens in the learner's code becomes a result."""
+"""One trial of an answer: run the check and turn any error of the learner's code into a result."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -36,7 +36,7 @@ from lablib.errors import (
 
 _MAX_LINES = 20
 _INSIDE = "inside the library: no line of yours was running"
-_RULES = {  # what a launch warns of -> the rule that it breaks, what was expected
+_RULES = {  # warning of a launch -> the broken rule, and the expected behaviour
     UnwaitedWarning: ("every communication is waited for", "a wait() for each asynchronous call"),
     WriteInFlightWarning: (
         "nothing is written to before the wait() of its communication",
@@ -74,13 +74,13 @@ def run_check(
     with_input: bool = False,
     **options: Any,
 ) -> Result:
-    """Try one answer. Nothing is recorded, and nothing that happens in the learner's code is raised.
+    """Try one answer. Records nothing, and raises no exception of the learner's code.
 
     Args:
-        lab: its number, for the result.
-        exercise: whose check is run.
-        answer, options: what the notebook hands to the check.
-        seed: from which the check draws its inputs; None: a new one.
+        lab: number of the lab, for the result.
+        exercise: the exercise.
+        answer, options: arguments of the check in the notebook.
+        seed: seed of the check's inputs; None: a new one.
         cpu_limit_s, clock_limit_s: seconds after which the trial is ended (time_limit.py).
         with_input: run the check of a wrong answer again, for the input that failed (last_call.py).
     """
@@ -114,7 +114,7 @@ def run_check(
             result = replace(result, call=call)
     else:
         result = replace(result, status="passed", next_step="")
-    measured = tuple(dict.fromkeys(expect.measured))  # what holds on every rank is said once
+    measured = tuple(dict.fromkeys(expect.measured))  # a rule that holds on every rank is listed once
     return replace(result, measured=measured, printed=_printed(expect))
 
 
@@ -133,7 +133,7 @@ def _last_call(exercise: Exercise, answer: Sequence[Any], options: dict[str, Any
 
 
 def _printed(expect: Expect) -> str:
-    """What rank 0 printed in the last run in which it printed: earlier ones said the same of smaller sizes."""
+    """Output of rank 0 in the last run that printed: earlier runs print the same for smaller sizes."""
     lines = expect.printed[-1].rstrip().splitlines() if expect.printed else []
     more = [f"... and {len(lines) - _MAX_LINES} lines more"] if len(lines) > _MAX_LINES else []
     return "\n".join(lines[:_MAX_LINES] + more)
@@ -141,7 +141,7 @@ def _printed(expect: Expect) -> str:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Compute with one thread: those that wait for work use CPU too, on many cores more than the answer may."""
+    """Compute with one thread: waiting threads use CPU too, on many cores more than the answer's limit."""
     import torch  # here: `lab --help` needs no torch
 
     before = torch.get_num_threads()
@@ -154,7 +154,7 @@ def _one_thread() -> Iterator[None]:
 
 @contextmanager
 def _same_grad_mode() -> Iterator[None]:
-    """An answer that switches gradients off for good must not spoil what comes after it."""
+    """Restore the gradient mode after an answer that switches gradients off."""
     import torch
 
     with torch.set_grad_enabled(torch.is_grad_enabled()):
@@ -163,10 +163,10 @@ def _same_grad_mode() -> Iterator[None]:
 
 @contextmanager
 def _no_luck() -> Iterator[None]:
-    """Break a rule when a launch inside drops the handle of a communication, uses what is in flight, lets an output
-    overlap its input, or fills NCCL's buffers: it is right by luck, if at all.
+    """Break a rule when a launch inside drops the handle of a communication, uses a tensor in flight, lets an output
+    overlap its input, or fills NCCL's buffers: the result is right only by chance.
 
-    A rule that such values break is the consequence; this one is what the learner must know.
+    A rule that such values break is the consequence; this rule is the cause.
     """
     broken: RuleBroken | None = None
     with warnings.catch_warnings(record=True) as caught:
@@ -187,7 +187,7 @@ def _no_luck() -> Iterator[None]:
 
 
 def _explain(error: Exception, check_file: str) -> tuple[str, str, str, str]:
-    """An exception of a check as rule, saw, expected and where in the learner's code."""
+    """An exception of a check as rule, saw, expected and place in the learner's code."""
     broken = next((e for e in chain(error) if isinstance(e, RuleBroken)), None)
     if broken is not None:
         return broken.rule, broken.saw, broken.expected, ""
@@ -202,7 +202,7 @@ def _explain(error: Exception, check_file: str) -> tuple[str, str, str, str]:
     trace = learner_frames(cause, check_file) or (_INSIDE if isinstance(error, RankError) else "")
     if is_left_stub(cause, check_file):
         return "no line of the stub is left", f"a {name}{where}", "your code in every branch", trace
-    if isinstance(error, LaunchError) and cause is error:  # a diagnosis: it names ranks and lines itself
+    if isinstance(error, LaunchError) and cause is error:  # a diagnosis, which names ranks and lines
         return "every rank runs to its end", f"{name}: {error}", "no deadlock, mismatch or lost worker", ""
     if trace:
         return "your code runs without an exception", f"{name}{where}: {_said(cause)}", "no exception", trace
@@ -211,7 +211,7 @@ def _explain(error: Exception, check_file: str) -> tuple[str, str, str, str]:
 
 
 def _said(error: BaseException) -> str:
-    """The message of an exception, short and with what a learner may not know."""
+    """The message of an exception, shortened, with terms explained that a learner may not know."""
     if isinstance(error, KeyError) and error.args:
         return f"the key {short_repr(error.args[0])} is not there"
     more = " (without async_op=True a call waits itself, and returns None)"

@@ -1,4 +1,4 @@
-"""A look at one's own function before the check: what each rank printed and returned, or what went wrong.
+"""Try a function before its check: output and return value of each rank, or the error.
 
 try_out(plan_buckets, [40, 8, 60], 100)              called here, once
 try_out(program, ranks=4, cluster="dgx-h100")        on every rank of a launch
@@ -14,16 +14,16 @@ from lablib.course.checks.printing import print_error, print_text
 from lablib.course.checks.time_limit import LAUNCH_LIMIT_S, TimeIsUp, time_limit
 from lablib.errors import LaunchError
 
-_MAX_RANKS = 16  # lines that are read
+_MAX_RANKS = 16  # lines to read
 
 
 def try_out(function: Any, *args: Any, ranks: int | None = None, **options: Any) -> None:
-    """Call a function, or launch it, and print what came of it. Nothing is raised, and nothing is recorded.
+    """Call a function, or launch it, and print the outcome. Raises and records nothing.
 
     Args:
-        function: it, or `...` where nothing has been written yet.
-        args: what it gets.
-        ranks: on how many; None: it is called here, without ranks.
+        function: the function, or `...` if it is not written yet.
+        args: its arguments.
+        ranks: number of ranks; None: call it here, without ranks.
         options: of `launch`: cluster, backend, ...
     """
     try:
@@ -46,7 +46,7 @@ def try_out(function: Any, *args: Any, ranks: int | None = None, **options: Any)
 def _values(
     function: Callable[..., Any], args: tuple, ranks: int | None, options: dict[str, Any]
 ) -> tuple[list[Any], list[str]]:
-    """What each rank returned and printed."""
+    """Return value and output of each rank."""
     if ranks is None:
         return [function(*args, **options)], [""]
     from lablib.launch import launch

@@ -1,10 +1,10 @@
-"""An nbgrader assignment from a master: its exercises, their checks, and nothing that takes long.
+"""An nbgrader assignment from a master: its exercises and their checks, without slow cells.
 
     text       the lab's head, and the text of each exercise's section down to its check
-    code       what exercises and checks need (proof.py), locked: before it grades, nbgrader restores what is locked;
-               what stands between an exercise and its check; other code of these sections as text, which nobody runs
+    code       cells that exercises and checks need (proof.py), locked: nbgrader restores locked cells before it grades;
+               cells between an exercise and its check; other code of these sections as text, which is not run
     exercise   with the solution between nbgrader's own markers, from which it makes the stub
-    check      raises unless it passes, for nbgrader grades a cell by whether it raises
+    check      raises unless it passes, since nbgrader grades a cell by whether it raises
 
 Training, figures and measurements stay out: a submission is graded in seconds, not minutes. While nbgrader grades,
 checks record no progress, which would be the grader's (progress.py).
@@ -26,8 +26,8 @@ _HEADING = re.compile(r"^#{1,6} ", re.MULTILINE)
 
 
 def make_assignment(master: Master) -> NotebookNode:
-    """What `nbgrader generate_assignment` takes: with solutions."""
-    notebook = make_notebook(master, Version.INSTRUCTOR)  # one cell for each of the master's
+    """The input of `nbgrader generate_assignment`, with solutions."""
+    notebook = make_notebook(master, Version.INSTRUCTOR)  # one cell for each cell of the master
     needed, shown, tried = set[int](), {0}, set[int]()
     for exercise, check in master.exercises:
         first, last = master.cells.index(exercise), master.cells.index(check)
@@ -55,7 +55,7 @@ def make_assignment(master: Master) -> NotebookNode:
 
 
 def _section_start(master: Master, exercise: int) -> int:
-    """Where the section of the exercise at this position begins: the nearest text above it with a heading."""
+    """Start of the section of the exercise at this position: the nearest text cell above it with a heading."""
     headed = (
         n for n in range(exercise, 0, -1) if master.cells[n].kind != "code" and _HEADING.search(master.cells[n].source)
     )
@@ -67,7 +67,7 @@ def _name_of_exercise(master: Master, cell: Cell) -> str:
 
 
 def _graded(cell: Cell, made: NotebookNode, name: str) -> NotebookNode:
-    """An exercise, whose solution nbgrader takes out, or a check, which it grades."""
+    """An exercise, from which nbgrader removes the solution, or a check, which it grades."""
     if cell.tagged("exercise"):
         return _marked(made, name, is_solution=True)
     made.source = _requiring(cell)
@@ -77,7 +77,7 @@ def _graded(cell: Cell, made: NotebookNode, name: str) -> NotebookNode:
 def _marked(
     made: NotebookNode, grade_id: str, is_solution: bool = False, is_locked: bool = False, points: float | None = None
 ) -> NotebookNode:
-    """A cell with nbgrader's metadata; one that has points is graded."""
+    """A cell with nbgrader's metadata; a cell with points is graded."""
     made.metadata["nbgrader"] = {
         "schema_version": 3,
         "grade": points is not None,
@@ -92,7 +92,7 @@ def _marked(
 def _requiring(check: Cell) -> str:
     """The check's source with its call shown and required: an exercise not passed raises, and nbgrader gives 0.
 
-    Shown by `display`, since nbgrader takes the value that a graded cell ends in for a number of points.
+    Shown by `display`, since nbgrader takes the last value of a graded cell for a number of points.
     """
     call = check.check_call
     assert call is not None and call.end_lineno and call.end_col_offset  # rule 6 of lint

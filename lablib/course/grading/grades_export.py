@@ -8,7 +8,7 @@ from lablib.text.files import read_text, write_text
 
 
 class GradesExport(CsvExportPlugin):
-    """nbgrader's CSV file, corrected where a score is no result; configured by grading/settings.py."""
+    """nbgrader's CSV file, corrected for submissions without a result; configured by grading/settings.py."""
 
     def export(self, gradebook: Any) -> None:
         super().export(gradebook)

@@ -1,10 +1,10 @@
-"""`lab regrade FOLDER`: grade earlier submissions with the checks of today, and list the grades that change.
+"""`lab regrade FOLDER`: grade earlier submissions with the current checks, and list changed grades.
 
-    submissions   of a course folder of nbgrader the notebooks in autograded/, and those in submitted/ that were not
-                  graded; of any other folder every notebook of a lab in it, a learner's copy of a whole lab included
-    before        the grade that the outputs of a notebook's check cells show
-    now           the current assignment (assignment.py) with the learner's answers and added cells, run in a kernel of
-                  its own as nbgrader runs it
+    submissions   in a course folder of nbgrader the notebooks in autograded/, and those in submitted/ that were not
+                  graded; in any other folder every notebook of a lab, including a learner's copy of a whole lab
+    before        the grade in the outputs of a notebook's check cells
+    now           the current assignment (assignment.py) with the learner's answers and added cells, run in a separate
+                  kernel as nbgrader runs it
 
 Nothing is written: `nbgrader autograde --force` updates the gradebook. Learners' code runs with your rights.
 """
@@ -34,7 +34,7 @@ _SHOWN = re.compile(r"^(?:lab \w+, \w+: )?(passed|failed|not attempted): ")
 
 @dataclass(frozen=True)
 class Regraded:
-    """A submission: its points by exercise, before and now (None: no grade); why it is not graded now, or ""."""
+    """A submission: its points by exercise, before and now (None: no grade); the reason for no grade now, or ""."""
 
     name: str
     points: dict[str, float]
@@ -56,7 +56,7 @@ def regrade(folder: Path) -> Iterator[Regraded]:
     """Grade each submission in a folder again, one by one.
 
     Raises:
-        CourseError: the folder is none, or there is no notebook in it.
+        CourseError: it is no folder, or contains no notebook.
     """
     if not folder.is_dir():
         raise CourseError(f"lab regrade takes a folder of notebooks: {folder} is none; name an nbgrader course folder.")
@@ -69,14 +69,14 @@ def regrade(folder: Path) -> Iterator[Regraded]:
             notebook = _valid(read_notebook(path))
             lab = find_lab(str(notebook.metadata.lablib.get("lab") or path.stem), labs)
             assignment = make_assignment(read_master(lab))
-        except (OSError, ValueError) as error:  # CourseError too
+        except (OSError, ValueError) as error:  # includes CourseError
             yield Regraded(name, {}, reason=(getattr(error, "strerror", None) or str(error)).rstrip("."))
             continue
         yield _regraded(name, path, lab, notebook, assignment)
 
 
 def _submissions(folder: Path) -> dict[str, Path]:
-    """The notebooks to grade, by the name that a report gives them; autograded/ wins over submitted/."""
+    """The notebooks to grade, by their names in a report; autograded/ takes precedence over submitted/."""
     parts = [folder / part for part in ("submitted", "autograded") if (folder / part).is_dir()]
     found = {
         path.relative_to(root).with_suffix("").as_posix(): path
@@ -88,7 +88,7 @@ def _submissions(folder: Path) -> dict[str, Path]:
 
 
 def _valid(notebook: NotebookNode) -> NotebookNode:
-    """The notebook, with an id for each cell and metadata of our form. Raises ValueError for an invalid notebook."""
+    """The notebook, with an id per cell and metadata of our form. Raises ValueError for an invalid notebook."""
     try:
         nbformat.validate(notebook)
     except nbformat.ValidationError as error:
@@ -113,7 +113,7 @@ def _regraded(name: str, path: Path, lab: Lab, notebook: NotebookNode, assignmen
 
 
 def with_answers(assignment: NotebookNode, notebook: NotebookNode) -> NotebookNode:
-    """The assignment with a learner's answers and added cells from an earlier notebook; no locked cell is replaced."""
+    """The assignment with the learner's answers and added cells of an earlier notebook; locked cells are kept."""
     new, old = deepcopy(assignment), deepcopy(notebook)
     for cell in new.cells:
         if _marks(cell).get("solution"):
@@ -123,12 +123,12 @@ def with_answers(assignment: NotebookNode, notebook: NotebookNode) -> NotebookNo
         if tag and tag not in cell.metadata.get("tags", []):
             cell.metadata["tags"] = [tag]
     locked = {cell.id: cell for cell in new.cells if _marks(cell).get("locked")}
-    # A locked cell that the learner deleted is one that was never there.
+    # A locked cell that the learner deleted counts as one that never existed.
     handed_out = [one for one in str(old.metadata.lablib.get("cells", "")).split() if one not in locked]
     old.metadata["lablib"] = {**old.metadata.lablib, "cells": " ".join(handed_out)}
     merged, _ = carry_over(old, new)
     merged.cells = [locked.get(cell.id, cell) for cell in merged.cells]
-    # Also an answer that is, letter by letter, the solution: it is no edit of the assignment.
+    # Includes an answer equal to the solution, which is no edit of the assignment.
     answers = {name: old.cells[position].source for position, name in exercise_names(old).items()}
     exercises = {new.cells[position].id: name for position, name in exercise_names(new).items()}
     for cell in merged.cells:
@@ -137,7 +137,7 @@ def with_answers(assignment: NotebookNode, notebook: NotebookNode) -> NotebookNo
 
 
 def _grades(notebook: NotebookNode, points: dict[str, float]) -> dict[str, float | None]:
-    """Points by exercise, as the outputs of the check cells show them; a check that did not run has no entry."""
+    """Points by exercise, from the outputs of the check cells; a check that did not run has no entry."""
     grades: dict[str, float | None] = {}
     for cell in notebook.cells:
         called = _CHECK.search(cell.source)
@@ -154,7 +154,7 @@ def _grades(notebook: NotebookNode, points: dict[str, float]) -> dict[str, float
 
 
 def _execute(notebook: NotebookNode, lab: Lab, folder: Path) -> str:
-    """Run a notebook in place. Why it could not be run to its end; "" if it was."""
+    """Run a notebook in place. Returns the reason if it did not run to its end, or ""."""
     from nbclient import NotebookClient
 
     client = NotebookClient(
@@ -170,7 +170,7 @@ def _execute(notebook: NotebookNode, lab: Lab, folder: Path) -> str:
     try:
         with environment(LAB_LABS=str(lab.labs.absolute()), LAB_PROGRESS="off", NBGRADER_EXECUTION="autograde"):
             client.execute()
-    except Exception as error:  # a kernel that died, or that does not stop
+    except Exception as error:  # a kernel that died or does not stop
         return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'the kernel did not answer'}"
     return ""
 

@@ -1,12 +1,12 @@
-"""nbgrader settings for assignments: timeouts, and no grade where the notebook failed around the answers.
+"""nbgrader settings for assignments: timeouts, and no grade for a notebook that failed elsewhere.
 
-`lab build --nbgrader FOLDER` writes FOLDER/nbgrader_config.py, which calls `configure`. nbgrader's own settings stop a
-cell after 30 s. On a busy machine the cell of imports takes longer, every check behind it ends in a NameError, and
-nbgrader records 0 points for right answers. With these settings
+`lab build --nbgrader FOLDER` writes FOLDER/nbgrader_config.py, which calls `configure`. nbgrader's default settings
+stop a cell after 30 s. On a busy machine the cell of imports takes longer, every check after it ends in a NameError,
+and nbgrader records 0 points for right answers. With these settings
 
     a cell, the start of a kernel and its messages have minutes
-    a notebook in which a locked cell fails, or any cell is stopped, is not graded: autograde says why and goes on with
-    the next one, and `nbgrader export` writes "not graded" instead of a number (grades_export.py)
+    a notebook in which a locked cell fails, or any cell is stopped, is not graded: autograde reports the reason and
+    continues with the next one, and `nbgrader export` writes "not graded" instead of a number (grades_export.py)
 """
 
 import os
@@ -23,7 +23,7 @@ from lablib.text.files import read_text, write_text
 
 CELL_TIMEOUT_S = 600  # twice the longest time of a check
 STARTUP_TIMEOUT_S = 300
-_MESSAGE_TIMEOUT_S = 60  # nbclient's own 4 s pass on a busy machine
+_MESSAGE_TIMEOUT_S = 60  # nbclient's 4 s are too short on a busy machine
 _STOPPED = ("CellTimeoutError", "KeyboardInterrupt")
 _NOT_CHECKED = re.compile(r"lab \w+, \w+: not checked\b")
 _CALL = "lablib.course.grading.settings"
@@ -37,11 +37,11 @@ configure(c, cell_timeout_s={CELL_TIMEOUT_S}, startup_timeout_s={STARTUP_TIMEOUT
 
 
 class NotGraded(CourseFailure):
-    """A cell around the answers of a notebook failed, so the answers cannot be judged."""
+    """A cell around the answers of a notebook failed, so the answers cannot be graded."""
 
 
 def write_config(folder: Path) -> str:
-    """Write `nbgrader_config.py` into a course folder; an existing file stays. Returns a line for the user."""
+    """Write `nbgrader_config.py` into a course folder, unless it exists. Returns a message."""
     path = folder / "nbgrader_config.py"
     try:
         if not path.exists():
@@ -62,7 +62,7 @@ def configure(c: Any, cell_timeout_s: int = CELL_TIMEOUT_S, startup_timeout_s: i
     """Fill in nbgrader's configuration object; called from nbgrader_config.py."""
     from nbgrader.converters import Autograde  # pyright: ignore[reportMissingImports]
 
-    # nbgrader calls alembic by name, also where its environment is not on PATH.
+    # nbgrader calls alembic by name, so its environment must be on PATH.
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     c.Execute.timeout = cell_timeout_s
     c.Execute.startup_timeout = startup_timeout_s
@@ -74,7 +74,7 @@ def configure(c: Any, cell_timeout_s: int = CELL_TIMEOUT_S, startup_timeout_s: i
 
 
 def reason_not_graded(notebook: NotebookNode) -> str:
-    """Why the answers of an executed notebook cannot be judged; "" if they can."""
+    """Reason why the answers of an executed notebook cannot be graded, or ""."""
     for number, cell in enumerate(notebook.cells, 1):
         marks = cell.metadata.get("nbgrader", {})
         errors = [output for output in cell.get("outputs", []) if output.output_type == "error"]
@@ -94,7 +94,7 @@ def reason_not_graded(notebook: NotebookNode) -> str:
 
 
 def clear_grades(notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-    """A preprocessor: forget automatic grades before the notebook runs, so that a failed run leaves none behind."""
+    """A preprocessor: delete automatic grades before the notebook runs, so that a failed run leaves no old grades."""
     from nbgrader.api import Gradebook  # pyright: ignore[reportMissingImports]
 
     about = resources["nbgrader"]
@@ -106,7 +106,7 @@ def clear_grades(notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, 
 
 
 def require_run(notebook: NotebookNode, resources: Any) -> tuple[NotebookNode, Any]:
-    """A preprocessor: stop grading a notebook if its answers cannot be judged; autograde reports the error.
+    """A preprocessor: stop grading a notebook with answers that cannot be graded; autograde reports the error.
 
     Raises:
         NotGraded: with the cell and the reason.

@@ -1,4 +1,4 @@
-"""Running labs.
+"""Run labs with papermill and in JupyterLab; diagnose the machine.
 
 execute      `lab run`: a lab with papermill
 jupyter      `lab open`: a lab in JupyterLab
@@ -6,5 +6,5 @@ on_gpu       a lab's programs on a stand-in for a GPU
 doctor       `lab doctor`: checks of this machine
 doctor_gpus  its checks of GPUs
 recorded     a lab's recorded comparison
-environment  environment variables for a while
+environment  temporary environment variables
 """

@@ -1,12 +1,12 @@
-"""`lab doctor`: what works on this machine, and the remedy for what does not.
+"""`lab doctor`: check the installation, and give a remedy for each failure.
 
     ok       python         3.11.2
     ok       sim            2 simulated ranks agree, 9 ms
     missing  nccl           no CUDA device; NCCL needs an NVIDIA GPU. Everything runs without.
     FAILED   kernel         ...
 
-A probe is a function that returns what it found or raises; whatever it raises becomes a finding, so one broken part
-never hides the others. Only what the course cannot do without makes the examination fail.
+A probe is a function that returns its finding or raises; any exception becomes a finding, so one broken part never
+hides the others. Only a failure of a required probe fails the examination.
 """
 
 import importlib
@@ -25,7 +25,7 @@ CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-sta
 
 
 class Absent(Exception):
-    """A probe's word for something that is simply not there, with what that means."""
+    """An optional part is missing; the message says what does not work without it."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class Probe:
     """One thing to examine.
 
     Attributes:
-        name: what it is called in the report.
-        look: returns what it found; raises what is wrong.
-        remedy: what to do then.
-        required: whether the course cannot do without it.
+        name: name in the report.
+        look: returns the finding; raises for a failure.
+        remedy: the remedy for a failure.
+        required: whether the course needs it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a probe found: `state` is "ok", "missing" (and not required) or "FAILED"."""
+    """Result of a probe: `state` is "ok", "missing" (and not required) or "FAILED"."""
 
     name: str
     state: str
@@ -55,7 +55,7 @@ class Finding:
 
 
 def examine(probes: list[Probe] | None = None) -> int:
-    """Print the findings of all probes as they come; 1 if a required thing fails, else 0."""
+    """Print the findings of all probes as they come; returns 1 if a required probe fails, or 0."""
     chosen = all_probes() if probes is None else probes
     width = max((len(probe.name) for probe in chosen), default=0)
     failed = []
@@ -68,7 +68,7 @@ def examine(probes: list[Probe] | None = None) -> int:
 
 
 def look(probe: Probe) -> Finding:
-    """What one probe finds. Never raises."""
+    """Run one probe. Never raises."""
     try:
         return Finding(probe.name, "ok", probe.look())
     except KeyboardInterrupt:
@@ -80,8 +80,8 @@ def look(probe: Probe) -> Finding:
 
 
 def all_probes() -> list[Probe]:
-    """Everything there is to examine, the simplest first."""
-    from lablib.course.running.doctor_gpus import gpu_probes  # here: it is made of this file's probes
+    """All probes, the simplest first."""
+    from lablib.course.running.doctor_gpus import gpu_probes  # here: doctor_gpus imports this file
 
     packages = ("jupyterlab", "ipykernel", "ipywidgets", "anywidget", "plotly", "papermill", "nbconvert")
     return [
@@ -111,7 +111,6 @@ def _python() -> str:
 
 
 def _package(name: str) -> Callable[[], str]:
-    """A probe for a package: it is installed, and can be imported."""
 
     def look() -> str:
         try:
@@ -125,7 +124,7 @@ def _package(name: str) -> Callable[[], str]:
 
 
 def _torch() -> str:
-    """torch, and which build it is: set-up takes CUDA's only where there is an NVIDIA driver."""
+    """torch, and its build: set-up installs the CUDA build only where there is an NVIDIA driver."""
     found = _package("torch")()
     import torch
 
@@ -158,7 +157,7 @@ def _accelerators() -> str:
 
     from lablib.process.visible_gpus import gpus_text
 
-    if torch.cuda.device_count():  # asks NVML: the doctor's own process leaves CUDA alone
+    if torch.cuda.device_count():  # asks NVML: the doctor's process does not initialize CUDA
         return gpus_text()
     if torch.backends.mps.is_available():
         return "Apple GPU (mps)"
@@ -176,7 +175,7 @@ def _backend(name: str) -> Callable[[], str]:
         from lablib.launch import launch
 
         start = time.perf_counter()
-        shares = name == "nccl"  # one GPU is enough to see that NCCL works
+        shares = name == "nccl"  # one GPU is enough to test NCCL
         run = launch(_sum_of_ranks, ranks=2, backend=name, timeout_s=_PROBE_TIMEOUT_S, share_gpus=shares)
         if [float(value) for value in run.values] != [3.0, 3.0]:
             raise RuntimeError(f"two ranks added 1 and 2 and got {run.values}")
@@ -187,7 +186,7 @@ def _backend(name: str) -> Callable[[], str]:
 
 
 def _cpp_compiler() -> str:
-    """What torch.compile's backend for a CPU, inductor, compiles with."""
+    """The C++ compiler of inductor, torch.compile's backend for CPUs."""
     from lablib.kernels import torch_compiler
 
     try:
@@ -197,7 +196,7 @@ def _cpp_compiler() -> str:
 
 
 def _sum_of_ranks() -> float:
-    """The program that `sim` and `gloo` are tried with: 1 + 2."""
+    """The program that tests `sim` and `gloo`: 1 + 2."""
     import torch
     import torch.distributed as dist
 

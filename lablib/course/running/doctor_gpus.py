@@ -1,12 +1,12 @@
-"""What the doctor asks of a machine with GPUs: does NCCL work, are kernels seen, can ranks share, is there room.
+"""Checks of `lab doctor` with GPUs: NCCL, traced kernels, ranks that share a GPU, shared memory.
 
     ok       nccl           2 ranks on 8 x NVIDIA H100 80GB HBM3 agree, 5210 ms
     ok       tracing        the profiler saw 3 kernels
     ok       sharing        2 ranks on one GPU agree, 6120 ms
     missing  /dev/shm       0.1 GB free; ...
 
-Where there are no GPUs, none of it is needed, and the doctor says so in one line. Where there are, NCCL and tracing are
-needed: without the one a lab cannot run on them, without the other its timelines have no kernels.
+Without GPUs none of them is needed, and the doctor says so in one line. With GPUs, NCCL and tracing are required:
+without NCCL a lab cannot run on them, without tracing its timelines have no kernels.
 """
 
 import os
@@ -19,7 +19,7 @@ from lablib.text.units import format_quantity
 
 _TIMEOUT_S = 120.0
 _SHARED_MEMORY = "/dev/shm"
-_MIN_SHARED_BYTES = 1e9  # what NCCL's user guide asks of containers: --shm-size=1g
+_MIN_SHARED_BYTES = 1e9  # required by NCCL's user guide for containers: --shm-size=1g
 _NO_SHARED_MEMORY = (
     "NCCL between GPUs without NVLink, and DataLoader's workers, pass tensors through it: start the container with "
     "`--shm-size=1g` or more"
@@ -31,7 +31,7 @@ _NO_TRACING = (
 
 
 def gpu_probes() -> list[Probe]:
-    """What to examine, by whether there are GPUs."""
+    """The probes for this machine, with or without GPUs."""
     if not _num_gpus():
         remedy = "not needed: `sim` and `gloo` do everything but real GPU times"
         return [Probe("nccl", _no_gpus, remedy, required=False)]
@@ -44,7 +44,7 @@ def gpu_probes() -> list[Probe]:
 
 
 def nccl() -> str:
-    """Ranks with a GPU each, two where there are two, add their numbers."""
+    """Ranks with a GPU each, at most two, add their numbers."""
     from lablib.process.visible_gpus import gpus_text
 
     return _agree(min(2, _num_gpus()), f"on {gpus_text()}")
@@ -68,7 +68,7 @@ def tracing() -> str:
 
 
 def shared_memory() -> str:
-    """The room that processes have to pass each other tensors."""
+    """Free shared memory, by which processes pass tensors."""
     free_bytes = shutil.disk_usage(_SHARED_MEMORY).free
     text = f"{format_quantity(free_bytes, 'B', 2)} free"
     if free_bytes < _MIN_SHARED_BYTES:
@@ -81,7 +81,7 @@ def _no_gpus() -> str:
 
 
 def _num_gpus() -> int:
-    """0 also where torch itself is broken: another probe says that."""
+    """Number of GPUs; 0 if torch is broken, which another probe reports."""
     try:
         import torch
 
@@ -103,7 +103,6 @@ def _agree(ranks: int, where: str) -> str:
 
 
 def _sum_of_ranks() -> float:
-    """1 + ... + ranks."""
     import torch
     import torch.distributed as dist
 
@@ -113,7 +112,7 @@ def _sum_of_ranks() -> float:
 
 
 def _kernels_seen() -> int:
-    """How many kernels of a product the profiler records."""
+    """Number of kernels that the profiler records for a matrix product."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 

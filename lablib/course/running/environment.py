@@ -1,4 +1,4 @@
-"""Environment variables for a while."""
+"""Set environment variables temporarily."""
 
 import os
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def environment(**variables: str) -> Iterator[None]:
-    """These variables are set, for this process and those that it starts; afterwards they are as before."""
+    """Set variables for this process and its child processes; restore them afterwards."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

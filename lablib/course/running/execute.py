@@ -1,12 +1,11 @@
-"""`lab run`: a lab from top to bottom with papermill, kept as a notebook and as a page.
+"""`lab run`: run a lab with papermill, and save it as a notebook and an HTML page.
 
-    1  what runs: the learner's copy in work/ as it stands, else the lab as it is handed out; with --instructor, the
-       master with its solutions
-    2  the parameters asked for are checked against the notebook's own, before anything runs
+    1  source: the learner's copy in work/, or the lab as handed out; with --instructor, the master with its solutions
+    2  parameters are checked against the notebook's own before the run
     3  papermill runs it in a file with a temporary name, saved now and then (a twentieth of the time) and at the end
-    4  the notebook gets its name in one step; then the page is written beside it
+    4  the notebook gets its name in one step; then the page is written next to it
 
-A failing cell ends the run; the notebook up to there is kept. Where nothing can be written, nothing half-written stays.
+A failing cell ends the run; the notebook up to there is kept. A failed write leaves no partial file.
 """
 
 import contextlib
@@ -30,7 +29,7 @@ from lablib.course.running.environment import environment
 from lablib.course.work import handed_out, moved_from_labs
 from lablib.text.files import write_text
 
-_ENGINE = "lablib"  # its name at papermill's
+_ENGINE = "lablib"  # its name in papermill
 
 
 def run_lab(
@@ -39,10 +38,10 @@ def run_lab(
     """Run a lab and return the files written: notebook and HTML.
 
     Args:
-        lab: which one.
+        lab: the lab.
         values: parameters to set; text is converted to the type the lab declares.
         instructor: run the master's solutions; every check must pass, and no progress is recorded.
-        out: folder to write to; default `runs/` beside the labs folder.
+        out: output folder; default `runs/` next to the labs folder.
 
     Raises:
         CourseError: an unknown parameter or a wrong value; nothing ran.
@@ -55,7 +54,7 @@ def run_lab(
     unfinished = None
     try:
         kept, unfinished = _reserved(folder, name)
-        write_text(unfinished, to_text(notebook))  # a folder that cannot be written to shows here, not after the run
+        write_text(unfinished, to_text(notebook))  # a folder without write permission fails here, not after the run
         with environment(**_inherited(lab, instructor)):
             failure = _execute(lab, notebook, parameters, unfinished)
         executed = read_notebook(unfinished)
@@ -76,7 +75,6 @@ def run_lab(
 
 
 def _source(lab: Lab, instructor: bool) -> nbformat.NotebookNode:
-    """The notebook to run."""
     if instructor:
         return make_notebook(read_master(lab), Version.INSTRUCTOR)
     new = handed_out(lab)
@@ -93,7 +91,7 @@ def _source(lab: Lab, instructor: bool) -> nbformat.NotebookNode:
 
 
 def _parameters(about: Master, values: Mapping[str, str | Literal]) -> dict[str, Literal]:
-    """The values to set: those asked for, and no widgets unless they were asked for."""
+    """The requested values; widgets are off unless requested."""
     chosen = check_values(about.parameters, values)
     if "cluster" in chosen:
         from lablib.hardware import find_cluster
@@ -108,12 +106,12 @@ def _parameters(about: Master, values: Mapping[str, str | Literal]) -> dict[str,
 
 
 def _inherited(lab: Lab, instructor: bool) -> dict[str, str]:
-    """What the kernel inherits: where the labs are; for an instructor strict checks, and no progress."""
+    """Environment of the kernel: the labs folder; for an instructor also strict checks, and no progress."""
     return {"LAB_LABS": str(lab.labs)} | ({"LAB_STRICT": "1", "LAB_PROGRESS": "off"} if instructor else {})
 
 
 def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Literal], path: Path) -> str:
-    """Run the notebook into `path`. What went wrong in it, as one sentence; "" if nothing did."""
+    """Run the notebook into `path`. Returns the error as one sentence, or ""."""
     import papermill
     from jupyter_client.kernelspec import NoSuchKernel
     from nbclient.exceptions import DeadKernelError
@@ -128,7 +126,7 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
             try:
                 return super().execute_managed_notebook(nb_man, *args, **options)
             finally:
-                del nb_man.save  # the last one is made whenever it comes
+                del nb_man.save  # the final save always happens
 
     papermill_engines.register(_ENGINE, Engine)
     logging.getLogger("papermill").setLevel(logging.ERROR)
@@ -136,15 +134,15 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
     try:
         papermill.execute_notebook(
             notebook,
-            str(path).replace("{", "{{").replace("}", "}}"),  # papermill fills in fields of paths
+            str(path).replace("{", "{{").replace("}", "}}"),  # papermill formats paths
             parameters,
             engine_name=_ENGINE,
             kernel_name="python3",
             cwd=lab.work.parent if lab.work.exists() else lab.labs,
             progress_bar=bar,  # pyright: ignore[reportArgumentType]  # papermill takes tqdm's arguments too
-            # The rest goes to nbclient.
+            # The remaining options go to nbclient.
             store_widget_state=False,  # one FigureWidget would add 5 MB
-            extra_arguments=["--log-level=CRITICAL"],  # its cells speak for the kernel, its log would only confuse
+            extra_arguments=["--log-level=CRITICAL"],  # the cells report errors; the kernel's log would only confuse
         )
     except papermill.PapermillExecutionError as error:
         first = next((line for line in error.source.splitlines() if line.strip()), "")
@@ -161,7 +159,7 @@ def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Li
 
 
 def _seldom(save: Callable[..., None]) -> Callable[..., None]:
-    """`save`, left out where it would take more than a twentieth of the time."""
+    """`save`, skipped where it would take more than a twentieth of the time."""
     next_s = 0.0
 
     def save_now_and_then(**options: Any) -> None:
@@ -176,7 +174,6 @@ def _seldom(save: Callable[..., None]) -> Callable[..., None]:
 
 
 def _write_page(notebook: Any, path: Path) -> Path:
-    """The executed notebook as HTML."""
     from nbconvert import HTMLExporter
 
     logging.getLogger("traitlets").setLevel(logging.ERROR)  # it warns of figures without alternative text
@@ -188,9 +185,9 @@ def _write_page(notebook: Any, path: Path) -> Path:
 
 
 def _reserved(folder: Path, name: str) -> tuple[Path, Path]:
-    """A notebook's name that nothing has, and the file it is run in, which holds the name until it is given.
+    """An unused name for a notebook, and the file it is run in, which reserves the name.
 
-    Two runs may begin in one second: each makes its file in one step or takes the next name.
+    Two runs may begin in the same second: each creates its file in one step or takes the next name.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for number in count(1):
@@ -200,7 +197,7 @@ def _reserved(folder: Path, name: str) -> tuple[Path, Path]:
             unfinished.touch(exist_ok=False)
         except FileExistsError:
             continue
-        # Looked at after the name is held: a run that had it before has given its notebook this name by now.
+        # Checked after the reservation: a run that had the name before has written its notebook by now.
         if not kept.exists() and not kept.with_suffix(".html").exists():
             return kept, unfinished
         unfinished.unlink()

@@ -1,8 +1,8 @@
-"""`lab open`: JupyterLab in the learner's folder, on one lab, with nothing in the way.
+"""`lab open`: start JupyterLab on one lab, in the learner's folder.
 
-What could be in the way: Lab's prompt about news covers a corner until it is answered, so a settings default (not the
-user's own settings) turns it off, through `JUPYTER_CONFIG_PATH`. A port that is taken makes Jupyter try others, and a
-tunnel or bookmark to the port asked for would reach another server: so a port that was asked for is tried first.
+JupyterLab's prompt about news covers a corner until it is answered, so a settings default (not the user's settings),
+found by `JUPYTER_CONFIG_PATH`, turns it off. Jupyter tries other ports if the requested one is taken, and a tunnel or
+bookmark would then reach another server: so a requested port is checked first.
 """
 
 import errno
@@ -22,16 +22,16 @@ _CONFIG = Path(__file__).parent / "jupyter_config"
 
 
 def open_lab(lab: Lab, arguments: Sequence[str]) -> int:
-    """Become JupyterLab, open on the copy of `lab` in work/; `arguments` are passed on to it. Returns only where that
+    """Replace this process by JupyterLab, open on the copy of `lab` in work/, with `arguments`. Returns only where that
     is not possible.
 
     Raises:
         CourseFailure: no JupyterLab, a port that is taken, a lab that cannot be made, no place for copies.
-        CourseError: a port that is none.
+        CourseError: an invalid port.
     """
     if find_spec("jupyterlab") is None:
         raise CourseFailure("JupyterLab is not installed in this Python: run `make lab`, or `pip install jupyterlab`.")
-    handed_out(lab)  # of all labs, this one must be there
+    handed_out(lab)  # this lab must exist
     port = _option(arguments, "--port", "--ServerApp.port")
     if port is not None:
         _check_port(port, _option(arguments, "--ip", "--ServerApp.ip") or "localhost")
@@ -57,20 +57,20 @@ def jupyter_command(lab: Lab, arguments: Sequence[str]) -> list[str]:
     if _option(arguments, "--port", "--ServerApp.port") is not None:
         command.append("--ServerApp.port_retries=0")
     if _option(arguments, "--log-level", "--ServerApp.log_level", "--Application.log_level") is None:
-        command.append("--log-level=WARN")  # the address is still printed; twenty lines on extensions are not
+        command.append("--log-level=WARN")  # still prints the address, without twenty lines on extensions
     if needs_allow_root(arguments):
         command.append("--allow-root")
     return [*command, *arguments]
 
 
 def needs_allow_root(arguments: Sequence[str]) -> bool:
-    """Whether Jupyter would refuse to start, because this is root and nobody said that it may."""
+    """Whether Jupyter would refuse to start: it runs as root without --allow-root."""
     is_said = any(argument.partition("=")[0] in ("--allow-root", "--ServerApp.allow_root") for argument in arguments)
     return hasattr(os, "getuid") and os.getuid() == 0 and not is_said
 
 
 def jupyter_environment(lab: Lab) -> dict[str, str]:
-    """This process's environment, with our default settings behind the user's own, and the labs for the kernels."""
+    """This process's environment, with our default settings after the user's, and the labs folder for the kernels."""
     paths = [path for path in os.environ.get("JUPYTER_CONFIG_PATH", "").split(os.pathsep) if path]
     return {
         **os.environ,
@@ -80,7 +80,7 @@ def jupyter_environment(lab: Lab) -> dict[str, str]:
 
 
 def _option(arguments: Sequence[str], *names: str) -> str | None:
-    """The value of `--name value` or `--name=value`; the last one counts. None if it is not there."""
+    """The value of `--name value` or `--name=value`; the last one counts. None if it is absent."""
     value = None
     for position, argument in enumerate(arguments):
         name, equals, text = argument.partition("=")
@@ -105,7 +105,7 @@ def _check_port(text: str, host: str) -> None:
             raise CourseFailure(f"port {port} needs more rights than you have: try --port 8899.") from None
         except OSError as error:
             if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
-                continue  # no IPv6 on this machine: Jupyter does without it too
+                continue  # no IPv6 on this machine: Jupyter skips it too
             raise CourseFailure(
                 f"port {port} is in use by another program: try --port {_free_port()}, or stop that program "
                 "(`jupyter server list` shows running Jupyter servers)."

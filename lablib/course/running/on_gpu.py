@@ -1,14 +1,14 @@
-"""Would a lab run on GPUs? Its programs on a stand-in for one, which refuses what CUDA refuses.
+"""Test a lab for GPUs without one: run it on a stand-in that refuses the same operations as CUDA.
 
-A lab is written and proven on CPUs, where any tensor meets any other. On a GPU a tensor left on the CPU, a generator of
-the CPU or a `.numpy()` ends the program. The stand-in (lablib/script/stand_in.py) says so without a GPU:
+A lab is written and proven on CPUs, where any tensor can be combined with any other. On a GPU a tensor left on the CPU,
+a generator of the CPU or a `.numpy()` ends the program. The stand-in (lablib/script/stand_in.py) finds these errors:
 
-    try_on_gpu       one exercise's solution, by its check: what `lab prove` does
-    cells_on_gpu     every code cell of the master, in order, with the solutions in place, as with backend="nccl"
+    try_on_gpu       one exercise's solution, by its check; used by `lab prove`
+    cells_on_gpu     every code cell of the master, in order, with the solutions, as with backend="nccl"
 
-Programs for the simulator and for "nccl" run on the stand-in. What a lab asks of gloo runs there, on CPUs.
-Simplified: nothing is measured. `reconcile` runs a program once and holds it against itself, and a calibration is a
-record of the catalogue, so numbers that a cell prints as measured mean nothing here.
+Programs for the simulator and for "nccl" run on the stand-in; programs for gloo run on gloo, on CPUs.
+Simplified: nothing is measured. `reconcile` compares a run with itself, and a calibration is a record of the catalogue,
+so numbers that a cell prints as measured mean nothing here.
 """
 
 import contextlib
@@ -24,24 +24,24 @@ from lablib.course.checks.result import Result
 
 _MACHINE = "dgx-h100"
 _ON_THE_SIMULATOR = {"fidelity": "values", "faults": (), "simulate": None}
-_OF_PROCESSES = ("backend", "share_gpus")  # which the simulator does not ask for
+_OF_PROCESSES = ("backend", "share_gpus")  # options that the simulator does not take
 
 
 def try_on_gpu(master: Master, exercise: Cell, check: Cell, seed: int | None = 0) -> Result:
-    """The check's result for the master's solution, when all that the check launches runs on the stand-in."""
-    from lablib.script.stand_in import cuda_by_default  # here: most commands do without the seconds of importing torch
+    """The check's result for the master's solution, with all launches of the check on the stand-in."""
+    from lablib.script.stand_in import cuda_by_default  # here: most commands need not wait for the import of torch
 
     with cuda_by_default():
         return try_answer(master, exercise, check, exercise.source, seed)
 
 
 def cells_on_gpu(master: Master, **settings: Any) -> Iterator[str]:
-    """What the stand-in refuses in the cells of a lab, an error a cell. After a cell that fails the next one runs.
+    """Errors that the stand-in finds in the cells of a lab, one per cell. A failing cell does not stop the others.
 
-    Cells that check an answer are left out: `try_on_gpu` runs what they run.
+    Cells that check an answer are left out: `try_on_gpu` runs them.
 
     Args:
-        settings: values for those of the parameters' cell that the lab has, such as `ranks=2`.
+        settings: values for parameters that the lab has, such as `ranks=2`.
     """
     namespace: dict[str, Any] = {"__name__": f"lab_{master.lab.number}", "display": lambda *shown, **options: None}
     with contextlib.chdir(master.lab.labs), contextlib.redirect_stdout(io.StringIO()), _gpus_for_everything():
@@ -58,7 +58,7 @@ def cells_on_gpu(master: Master, **settings: Any) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _gpus_for_everything() -> Iterator[None]:
-    """A machine with GPUs, as far as a lab can tell: launches on nccl run on the stand-in, and nobody measures."""
+    """A machine with GPUs, as a lab sees it: launches on nccl run on the stand-in, without measurements."""
     import lablib
     from lablib import calibration, real
     from lablib.hardware import find_cluster
@@ -72,7 +72,7 @@ def _gpus_for_everything() -> Iterator[None]:
     run_real = real.run_real
 
     def reconcile_with_itself(fn: Callable[..., Any], *args: Any, ranks: int = 2, without: str = "", **_: Any) -> Any:
-        # A lab that looks for GPUs finds none here, and says gloo.
+        # A lab that looks for GPUs finds none here, and chooses gloo.
         one = launch(fn, *args, ranks=ranks, cluster=machine, backend="nccl")
         return Reconciliation.of(one, [one], without)
 
@@ -83,6 +83,6 @@ def _gpus_for_everything() -> Iterator[None]:
         return replace(run_on_cuda(partial(fn, **(kwargs or {})), args, cluster=machine, **options), backend="nccl")
 
     answers = ((real, "run_real", run), (calibration, "this_machine", lambda **given: machine))
-    answers += ((calibration, "batch_for", lambda cluster, batch, flops: batch),)  # a CPU computes it
+    answers += ((calibration, "batch_for", lambda cluster, batch, flops: batch),)  # computed on a CPU
     with cuda_by_default(), replaced(*answers, (lablib, "reconcile", reconcile_with_itself)):
         yield
