@@ -1,11 +1,11 @@
-"""The cost model: seconds and bytes of an operation and of a collective, for the simulator's clock and the planner.
+"""Cost model: seconds and bytes of operations and collectives, for the simulator and the planner.
 
-Closed forms in sizes (numbers or numpy arrays), without torch; what an operator of torch costs: lablib/operators.
+Closed forms in sizes (numbers or numpy arrays), without torch. Costs of torch's operators: lablib/operators.
 
 One operation on one device:
 
-arrays.py       minimum and rounding up, for numbers and arrays alike
-precision.py    the bytes of a number
+arrays.py       minimum and rounding up, for numbers and arrays
+precision.py    bytes per number
 memory.py       operations limited by memory
 elements.py     functions computed element by element, on a CPU
 efficiency.py   GPU operators limited by memory, by kind, as measured
@@ -14,12 +14,12 @@ attention.py    attention, fused (flash) or unfused
 
 One collective on one group of ranks:
 
-network.py      the edges that the rounds of a collective travel over
+network.py      the edges of the rounds of a collective
 collective.py   one collective, by algorithm: alpha-beta
-exchange.py     an all-to-all whose messages differ in size
-nvls.py         an all-reduce whose sums the switch makes
-library.py      what a library does that has no choice of algorithms: gloo
-routes.py       who sends how much to whom in it
+exchange.py     an all-to-all with messages of different sizes
+nvls.py         an all-reduce with sums in the switch
+library.py      a library without a choice of algorithms: gloo
+routes.py       bytes from each rank to each other rank
 regular_rounds.py  the edges of a mesh's groups, by formulas
 regular_group.py   collectives of a mesh's groups, for many plans at once
 """

@@ -1,4 +1,4 @@
-"""The algorithms of collectives, each described once: its rounds, the bytes that leave each rank, its messages.
+"""Algorithms of collectives: rounds, bytes sent per rank, and messages of each.
 
 Legend: n ranks; S bytes (the whole tensor; for gather-like operations the n shards together); alpha, 1/beta of the
 slowest edge of a round (see network.py); L ranks on each of N nodes.
@@ -16,10 +16,10 @@ slowest edge of a round (see network.py); L ranks on each of N nodes.
                     direct          n-1 rounds of a shifted exchange:  sum over rounds of (alpha + S/n beta)
     barrier         tree            an all-reduce of nothing: 2 ceil(log2 n) alpha
 
-An algorithm says these in terms of the paths of a group, which are of two kinds: edges that were looked up rank by rank
-(network.GroupNetwork), and those of a mesh's groups by formulas (regular_rounds.Rounds). So one description gives the
-seconds of any group of ranks (collective.py), those of the groups of a mesh as closed forms in S (regular_group.py),
-and who sends to whom (routes.py). The tree is binomial: i's parent is i without its lowest set bit.
+An algorithm is defined on the paths of a group, which are of two kinds: edges looked up rank by rank
+(network.GroupNetwork), and edges of a mesh's groups by formulas (regular_rounds.Rounds). So one description gives the
+seconds of any group of ranks (collective.py), the seconds of the groups of a mesh as closed forms in S
+(regular_group.py), and the routes (routes.py). The tree is binomial: i's parent is i without its lowest set bit.
 
 In "grouped" the wires inside and outside nodes work at the same time; on each a rank's messages share its bandwidth.
 
@@ -27,10 +27,10 @@ Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication O
 2005, sections 4 to 4.6; Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms", JPDC 69(2), 2009 (ring); NCCL's
 user guide, point-to-point communication (an all-to-all is one group of sends, all in flight together).
 Simplified: one ring, through one NIC of each node, and one tree of whole messages. NCCL runs several rings at once over
-all NICs of a node (what "hierarchical" makes of them), and double binary trees whose chunks are pipelined (Sanders,
-Speck, Traeff, "Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35(12), 2009),
-which move large tensors nearly as fast as rings do. No reduction arithmetic. One collective at a time: what concurrent
-ones do to each other is for whoever knows when they run (lablib/engine/network.py).
+all NICs of a node (modelled by "hierarchical"), and double binary trees with pipelined chunks (Sanders, Speck, Traeff,
+"Two-tree algorithms for full bandwidth broadcast, reduction and scan", Parallel Computing 35(12), 2009), which move
+large tensors nearly as fast as rings do. No reduction arithmetic. One collective at a time: lablib/engine/network.py
+models concurrent ones.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,23 +43,23 @@ if TYPE_CHECKING:
     from lablib.cost.regular_rounds import Rounds
 
 Paths: TypeAlias = "GroupNetwork | Rounds"
-Term = tuple[float, float, Any]  # so many rounds, each of so many bytes, over such edges
+Term = tuple[float, float, Any]  # number of rounds, bytes of each, edges
 Message = tuple[int, int, float]  # from, to (places in the group), bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """How a collective is done.
+    """One algorithm of a collective.
 
     Attributes:
         name: "ring", "tree", ...
-        rounds: (paths, S, root) -> its rounds in order, of a group of two ranks or more.
+        rounds: (paths, S, root) -> its rounds in order, for a group of two ranks or more.
         sent: (n, S, root) -> bytes that leave each rank, in group order.
-        messages: (n, S, root) -> who sends how much to whom.
-        across: for one in two levels, by node: what the ranks of one place on their nodes (a rail) do with S/L; of
-            these each rail takes the fastest. `sent` and `messages` are those in a node, of n = L.
-        fits: whether a group of such a shape can do it.
-        needs: what `fits` asks for, in words.
+        messages: (n, S, root) -> (from, to, bytes) of each message.
+        across: for an algorithm in two levels, the algorithms across nodes. The ranks in the same place on their nodes
+            (a rail) run the fastest of them on S/L. `sent` and `messages` are then those in a node, of n = L.
+        fits: whether a group of such a shape can run it.
+        needs: the condition of `fits`, in words.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Algorithm:
 
 
 def fills_nodes(paths: Paths) -> bool:
-    """What algorithms in two levels need."""
+    """Condition of algorithms in two levels."""
     return paths.local > 1
 
 
@@ -83,7 +83,7 @@ EQUAL_NODES = "two or more nodes with the same number (two or more) of ranks eac
 
 
 def _ring(passes: int) -> Algorithm:
-    """Each rank sends S/n to the next, n - 1 times a pass."""
+    """Each rank sends S/n to the next, n - 1 times per pass."""
 
     def rounds(g: Paths, size: float, root: int) -> Iterator[Term]:
         yield passes * (g.size - 1), size / g.size, g.ring
@@ -112,7 +112,7 @@ def _by_node(passes: int, across: tuple[Algorithm, ...]) -> Algorithm:
 
 
 def tree_edges(n: int, root: int) -> Iterator[tuple[int, int, int]]:
-    """Child, parent, and how many ranks the child's subtree has."""
+    """Child, parent, and number of ranks in the child's subtree."""
     return (((i + root) % n, ((i & (i - 1)) + root) % n, subtree(i, n)) for i in range(1, n))
 
 
@@ -161,11 +161,11 @@ def _up_messages(n: int, size: float, root: int) -> Iterator[Message]:
     return ((child, parent, size) for child, parent, _ in tree_edges(n, root))
 
 
-# ---- scatter down the tree (half of what is left at each round), then a ring all-gather; or the reverse ----
+# ---- scatter down the tree (half of the rest in each round), then a ring all-gather; or the reverse ----
 
 
 def scatter_share(k: int, n: int) -> float:
-    """The share n_k of the n shards that the largest message of round k carries."""
+    """The share n_k of the n shards in the largest message of round k."""
     return min(2**k, n - 2**k)
 
 
@@ -176,13 +176,13 @@ def _scatter_gather(g: Paths, size: float, root: int) -> Iterator[Term]:
 
 
 def _scatter_gather_sent(n: int, size: float, root: int) -> list[float]:
-    # A tree node passes on the shards of its whole subtree but its own.
+    # A tree node passes on the shards of its subtree except its own.
     own = (n - 1) / n * size
     return [size * (subtree((i - root) % n, n) - 1) / n + own for i in range(n)]
 
 
 def _reduce_scatter_gather_sent(n: int, size: float, root: int) -> list[float]:
-    # A tree node hands its parent the shards of its whole subtree; the root keeps them.
+    # A tree node sends its parent the shards of its whole subtree; the root keeps them.
     own = (n - 1) / n * size
     return [size * (0 if i == root else subtree((i - root) % n, n)) / n + own for i in range(n)]
 
@@ -240,7 +240,7 @@ def exchange_messages(n: int, size: float, root: int) -> Iterator[Message]:
     return ((a, b, size / n) for a in range(n) for b in range(n) if a != b)
 
 
-# ---- nothing ----
+# ---- no bytes: the barrier ----
 
 
 def _of_nothing(g: Paths, size: float, root: int) -> Iterator[Term]:
@@ -248,12 +248,10 @@ def _of_nothing(g: Paths, size: float, root: int) -> Iterator[Term]:
 
 
 def none_sent(n: int, size: float, root: int) -> tuple[float, ...]:
-    """A barrier's bytes."""
     return (0.0,) * n
 
 
 def no_messages(n: int, size: float, root: int) -> Iterator[Message]:
-    """A barrier's messages that carry bytes."""
     return iter(())
 
 

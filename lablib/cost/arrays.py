@@ -1,4 +1,4 @@
-"""Minimum, maximum, rounding up and divisors of numbers and of numpy arrays alike, so that one formula serves both.
+"""Minimum, maximum, rounding up and divisors, for numbers and numpy arrays with one formula.
 
 The simulator prices one operator at a time, with plain numbers; a planner prices thousands of plans at once, with
 arrays. Plain numbers stay plain (numpy's scalars are ten times slower).
@@ -33,9 +33,9 @@ def gcd(a: Numbers, b: Numbers) -> Numbers:
 
 
 def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct whole numbers of an array, and which of them each element is.
+    """The distinct whole numbers of an array, and the index of each element among them.
 
-    As np.unique with its inverse: by a table where the numbers are small, which takes no sorting.
+    As np.unique with its inverse; small numbers use a table instead of sorting.
     """
     if not values.size or values.min() < 0 or values.max() > 4 * values.size + 65536:
         return np.unique(values, return_inverse=True)
@@ -48,7 +48,7 @@ def distinct(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def distinct_rows(*columns: Numbers) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """The distinct rows of some columns of whole numbers (arrays of one length, or one number for all), as columns;
-    and which of them each row is."""
+    and the index of each row among them."""
     arrays = np.broadcast_arrays(*columns)
     which = np.zeros(arrays[0].shape, np.intp)
     for column in arrays:

@@ -1,32 +1,33 @@
-"""What attention takes, by algorithm: softmax(Q K^T) V over B sequences and H heads.
+"""Time of attention by algorithm: softmax(Q K^T) V over B sequences and H heads.
 
-    FLOPs       forward 2 products of 2 B H S T K each; backward 4, and where the scores were not kept, one more
+    FLOPs       forward 2 products of 2 B H S T K each; backward 4, and one more if the scores were not kept
     unfused     writes the S x T scores and reads them again: (2 products) + a pass of softmax over B H S T numbers;
-                a causal mask saves nothing, masked scores are computed and thrown away
-    flash       keeps the scores in the cores: moves Q, K, V, O and one number a row, in backward also their gradients;
-                computes the scores again in backward (5 products for 4); blocks behind a causal mask are skipped
+                a causal mask saves nothing: masked scores are computed and discarded
+    flash       keeps the scores in the cores: moves Q, K, V, O and one number per row, in backward also their
+                gradients; computes the scores again in backward (5 products instead of 4); skips blocks behind a
+                causal mask
 
-A flash kernel does not run at the speed of a product. Beside the 4 K FLOPs of a score stands one exponential and the
-rescaling of a sum, and cores have few units for it: an A100's has 1,024 multiply-adds a clock in its tensor cores and
-16 exponentials, so that one takes as long as 64 multiply-adds, 32 for each of the two products. Hence
+A flash kernel does not reach the rate of a product. For each 4 K FLOPs of a score it computes one exponential and
+rescales a sum, and cores have few units for these: an A100's core has 1,024 multiply-adds per clock in its tensor cores
+and 16 exponentials, so one exponential takes as long as 64 multiply-adds, 32 for each of the two products. So
 
-    rate = that of large products * K / (K + 32)        in backward K / (K + 48): the softmax's gradient besides
+    rate = rate of large products * K / (K + 32)        in backward K / (K + 48), for the softmax's gradient
 
-Legend: S queries, T keys, K width of a head (the mean of that of keys and of values).
+Legend: S queries, T keys, K width of a head (the mean of the widths of keys and values).
 
-A block of queries also starts and ends, which takes as long as 128 keys; with a causal mask half of the last block of
-128 keys is computed and thrown away. Backward sums the gradient of Q in 32 bits in memory: zeros, sums, a conversion,
+The start and the end of a block of queries take as long as 128 keys; with a causal mask half of the last block of
+128 keys is computed and discarded. Backward sums the gradient of Q in 32 bits in memory: zeros, sums, a conversion,
 and the dot products of the rows of O and its gradient, 16 + 3 w bytes for each number of w bytes.
 
-Its rows must be multiples of 16 bytes: a head of another width is padded, at 16 bits to the next multiple of 8.
+Rows must be multiples of 16 bytes: a head of another width is padded, at 16 bits to the next multiple of 8.
 
-With `causal` the work is that of the pairs (query, key <= query): (S + 1) / 2 S of it where S = T. FLOPs are counted
-as torch and published figures count them, the masked half included; so a causal kernel may seem to pass the peak.
+With `causal` the work counts the pairs (query, key <= query): (S + 1) / 2 S of all pairs where S = T. FLOPs are counted
+as in torch and published figures, with the masked half; so a causal kernel may seem to exceed the peak.
 
 Source: Dao et al., "FlashAttention", 2022, arXiv 2205.14135; Dao, "FlashAttention-2", 2023, arXiv 2307.08691 (up to
 73% of an A100's peak forward); Shah et al., "FlashAttention-3", 2024, arXiv 2407.08608 (up to 740 TFLOP/s on an H100).
-Both are seen in cuDNN's kernels on an H200 (tests/operators/measured/h200.jsonl): 512 keys take twice the time per
-pair that 8,192 take.
+Both effects are visible in cuDNN's kernels on an H200 (tests/operators/measured/h200.jsonl): 512 keys take twice the
+time per pair of 8,192 keys.
 Padding: Dao-AILab/flash-attention, flash_attn/flash_attn_interface.py at 7153673 (issue 1347).
 Simplified: one depth of softmax for every device; no split of the keys over cores when there are few queries.
 """
@@ -44,14 +45,14 @@ ALGORITHMS = ("flash", "unfused")
 
 
 def causal_share(queries: Numbers, keys: Numbers) -> Numbers:
-    """Which share of all pairs a causal mask leaves: query i sees keys 0 to i."""
+    """Share of all pairs that a causal mask leaves: query i sees keys 0 to i."""
     square = minimum(queries, keys)
     pairs = square * (square + 1) / 2 + (queries - square) * keys
     return pairs / maximum(queries * keys, 1)
 
 
 def mean_causal_keys(keys: Numbers, device: Device) -> Numbers:
-    """The keys, without a mask, that take as long as causal ones for queries from all of a sequence of so many."""
+    """Number of unmasked keys that take as long as `keys` causal ones, averaged over the queries of a sequence."""
     return keys * causal_share(keys, keys) + _BLOCK_KEYS / 2 * device.is_gpu
 
 
@@ -70,7 +71,7 @@ def flash_compute_s(
     """Seconds of a fused kernel's arithmetic alone. Arguments as in `attention_time_s`."""
     products, softmax = (5, 1.5 * _SOFTMAX_DEPTH) if backward else (2, _SOFTMAX_DEPTH)
     rows = max(1, device.matmul_tile[0] // 2)
-    blocks = batch * heads * ceil_div(queries, rows)  # one a core: the queries of one head, so many at a time
+    blocks = batch * heads * ceil_div(queries, rows)  # one per core: a block of queries of one head
     if device.num_cores:
         blocks = ceil_div(blocks, device.num_cores) * device.num_cores
     share = causal_share(queries, keys) if causal else 1.0
@@ -105,7 +106,7 @@ def attention_time_s(
     Arguments:
         batch, heads, queries, keys, d_head: B, H, S, T and K of the legend; whole numbers or numpy arrays.
         dtype: "float32", "tfloat32", "float16", "bfloat16", ...
-        device: where.
+        device: the device.
         causal: whether query i sees only keys 0 to i.
         backward: the time of the gradients alone, not of both.
         algorithm: "flash" or "unfused".
@@ -129,6 +130,6 @@ def attention_time_s(
     softmax_s = memory_bound_time_s((3 if backward else 2) * pairs * queries * keys * size, device)
     if not backward:
         return scores + softmax_s + values
-    # Gradients of V and K have T rows and S steps; that of the scores is shaped as they are, that of Q as O is.
+    # Gradients of V and K have T rows and depth S; the scores' gradient is shaped as the scores, Q's gradient as O.
     transposed = matmul_time_s(keys, d_head, queries, dtype, device, batch=pairs, rows=(keys, d_head))
     return scores + values + 2 * transposed + softmax_s

@@ -1,11 +1,11 @@
-"""What a collective costs: seconds, and the bytes each rank really sends, by algorithm.
+"""Cost of a collective by algorithm: seconds, and bytes sent per rank.
 
     time = call + sum over rounds of (slowest edge's alpha + bytes beta)
 
-The rounds of each algorithm: algorithms.py. To each the cluster's `collective_overhead_s` is added once. "auto" takes
-the fastest, as a communication library's tuner does, or what the cluster's library has instead (library.py).
+The rounds of each algorithm: algorithms.py. The cluster's `collective_overhead_s` is added once per call. "auto" takes
+the fastest algorithm, as a communication library's tuner does, or the one of the cluster's library (library.py).
 
-Legend, source and what is simplified: algorithms.py.
+Legend, source and simplifications: algorithms.py.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -21,15 +21,15 @@ from lablib.signature import check_types
 
 @dataclass(frozen=True, slots=True)
 class CollectiveCost:
-    """What one collective costs: `time_s = latency_s + transfer_s`.
+    """Cost of one collective: `time_s = latency_s + transfer_s`.
 
     Attributes:
-        algorithm: the one that was used.
-        time_s: seconds from the moment the last rank has joined.
+        algorithm: the algorithm used.
+        time_s: seconds after the last rank has joined.
         sent_bytes: bytes that leave each rank, in group order.
-        latency_s: the part of `time_s` that no bandwidth shortens: the call, and alpha of the slowest edge of each
+        latency_s: the part of `time_s` that bandwidth does not shorten: the call, and alpha of the slowest edge of each
             round.
-        route: who sends how much to whom, worked out when called (routes.py); None where nobody asked for it.
+        route: bytes from each rank to each other rank, computed when called (routes.py); None if not requested.
     """
 
     algorithm: str
@@ -40,19 +40,19 @@ class CollectiveCost:
 
     @property
     def transfer_s(self) -> float:
-        """The part of `time_s` in which bytes move: it grows when a link is shared."""
+        """The part of `time_s` for moving bytes: it grows when a link is shared."""
         return self.time_s - self.latency_s
 
 
 def cost_of(algorithm: Algorithm, net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
-    """What this algorithm costs on a group of two ranks or more, without the call."""
+    """Cost of this algorithm on a group of two ranks or more, without the call."""
     time_s = latency_s = 0.0
     for count, size, step in algorithm.rounds(net, size_bytes, root):
         time_s, latency_s = time_s + count * step.time_s(size), latency_s + count * step.latency_s(size)
     if not algorithm.across:
         sent = tuple(algorithm.sent(net.size, size_bytes, root))
         return CollectiveCost(algorithm.name, time_s, sent, latency_s)
-    # Every rail goes across nodes at once, each by its fastest algorithm; the last to end counts.
+    # All rails cross nodes at once, each by its fastest algorithm; the slowest rail counts.
     rails = [fastest(algorithm.across, rail, size_bytes / net.local) for rail in net.rails]
     slowest = max(rails, key=lambda cost: cost.time_s)
     outside = {
@@ -66,15 +66,15 @@ def cost_of(algorithm: Algorithm, net: GroupNetwork, size_bytes: float, root: in
 
 
 def fastest(algorithms: Iterable[Algorithm], net: GroupNetwork, size_bytes: float, root: int = 0) -> CollectiveCost:
-    """The cost of the fastest of some algorithms, the first of equals."""
+    """Cost of the fastest of some algorithms; of equal ones the first."""
     return min((cost_of(each, net, size_bytes, root) for each in algorithms), key=lambda cost: cost.time_s)
 
 
 def algorithms_for(name: str, net: GroupNetwork) -> dict[str, Algorithm]:
-    """The algorithms that can do this collective on this group, and that its cluster uses.
+    """Algorithms of this collective that this group can run and its cluster uses.
 
     Raises:
-        ValueError: a name nobody knows.
+        ValueError: an unknown name.
     """
     if not (isinstance(name, str) and isinstance(net, GroupNetwork)):
         check_types("algorithms_for", (("name", name, str), ("net", net, GroupNetwork)))
@@ -107,16 +107,16 @@ def collective_cost(
             or "barrier".
         size_bytes: S of the legend: the whole tensor; for gather-like operations the n shards together.
         net: the group on its cluster.
-        algorithm: a name from the table of algorithms.py, or "auto": the fastest, or that of the cluster's library. The
-            switch adds ("nvls") in "auto" only where the cluster says `uses_nvls`.
-        root: group rank of the root, where there is one.
+        algorithm: a name from the table of algorithms.py, or "auto": the fastest, or the one of the cluster's library.
+            "auto" takes sums in the switch ("nvls") only if the cluster says `uses_nvls`.
+        root: group rank of the root, if there is one.
 
     Raises:
         ValueError: an unknown collective or algorithm, one that this group's shape does not allow, a negative size, or
-            a root outside the group. WrongType, which is one: an argument of another type.
+            a root outside the group; WrongType (a ValueError): an argument of another type.
     """
     given = (name, size_bytes, net, algorithm, root)
-    if not all(map(isinstance, given, _PLAIN)):  # the simulator asks often, and its numbers are plain ones
+    if not all(map(isinstance, given, _PLAIN)):  # the simulator calls this often, with plain numbers
         names = ("name", "size_bytes", "net", "algorithm", "root")
         check_types("collective_cost", zip(names, given, (str, float, GroupNetwork, str, int), strict=True))
     if not size_bytes >= 0:
@@ -139,7 +139,7 @@ def collective_cost(
 
 
 def _by_name(name: str, algorithm: str, net: GroupNetwork) -> Algorithm:
-    """One that "auto" would not take here. Raises ValueError where it cannot be had: rule, value, remedy."""
+    """An algorithm that "auto" would not take here. Raises ValueError if it is not possible: rule, value, remedy."""
     row, candidates = _row(name), algorithms_for(name, net)
     known = next((each for each in row.in_the_switch + row.algorithms if each.name == algorithm), None)
     if known is None:
@@ -157,7 +157,7 @@ def _by_name(name: str, algorithm: str, net: GroupNetwork) -> Algorithm:
 
 
 def no_nvls(algorithm: str, cluster: Cluster) -> str:
-    """What to say where the switches of a cluster cannot add."""
+    """Message for a cluster with switches that cannot add."""
     return (
         f"algorithm {algorithm!r} needs switches that add (nvls_latency_s of the link inside a node): "
         f"{cluster.intra.name!r} of {cluster.name!r} has none; NVLink 4 and 5 have ('dgx-h100', 'dgx-b200')"

@@ -1,13 +1,13 @@
-"""THE TABLE of collectives: each described once, for all who must know something about it.
+"""Table of collectives: payload, required agreement of ranks, minimum traffic and algorithms of each.
 
-    what it is about     `payload`: S, from what the ranks give and want
-    who must agree       `calls`: torch.distributed's functions for it, and what all ranks must give alike in each
-    what must be sent    `must_send`: bytes that leave a rank whatever the algorithm, by a ring or a chain; `mean_sent`
-    how it is done       `algorithms`, of which the fastest is taken; `in_the_switch` also, where the cluster uses that;
-                         `libraries`: what a communication library does instead, whatever the size
+    payload       `payload`: S, from the bytes that ranks give and receive
+    agreement     `calls`: functions of torch.distributed, and the properties that must be equal on all ranks
+    traffic       `must_send`: bytes that leave a rank for any algorithm, by a ring or a chain; `mean_sent`
+    algorithms    `algorithms`, of which the fastest is taken; also `in_the_switch`, if the cluster uses it;
+                  `libraries`: the algorithm of a communication library, for any size
 
-It is read by the cost of a call (collective.py), by the planner's closed forms (regular_group.py), by who sends to whom
-(routes.py), by the simulator's check of what the ranks of a call agree on and by the bytes of real backends' calls.
+Used by the cost of a call (collective.py), the planner's closed forms (regular_group.py), routes (routes.py), the
+simulator's check that the ranks of a call agree, and the bytes of real backends' calls.
 
 Legend: n ranks, S bytes as in algorithms.py; a rank's place is counted from the root.
 """
@@ -30,14 +30,14 @@ class Collective:
     """One row of the table.
 
     Attributes:
-        payload: (bytes that each known rank gives, bytes that it wants, n) -> S. Some of the n ranks may be unknown:
-            they do what the known ones do.
-        calls: torch.distributed's name -> what all ranks must give alike, as its parts are called in messages.
+        payload: (bytes that each known rank gives, bytes that it receives, n) -> S. Some of the n ranks may be unknown:
+            they do the same as the known ones.
+        calls: torch.distributed's name -> properties that must be equal on all ranks, by their names in messages.
         must_send: (S, n, place) -> bytes.
         mean_sent: (S, n) -> its mean over the places; numbers or arrays.
-        algorithms: those to choose from.
-        in_the_switch: those in which switches add.
-        libraries: what a library has instead of a choice.
+        algorithms: the algorithms to choose from.
+        in_the_switch: algorithms with sums in the switch.
+        libraries: library -> its only algorithm.
     """
 
     payload: Payload
@@ -53,22 +53,22 @@ class Collective:
 
 
 def _given(sent: Sequence[float], received: Sequence[float], n: int) -> float:
-    """What each rank gives; with phantoms and roots, what the fullest does."""
+    """Bytes given per rank; with phantoms and roots, the largest."""
     return float(max(sent))
 
 
 def _shards_given(sent: Sequence[float], received: Sequence[float], n: int) -> float:
-    """What all give together."""
+    """Bytes that all ranks give together."""
     return _together(sent, n)
 
 
 def _shards_of_all(sent: Sequence[float], received: Sequence[float], n: int) -> float:
-    """What all give together; with phantoms what each gets, which is the same."""
+    """Bytes that all ranks give together; with phantoms the bytes that each receives, which are equal."""
     return float(sum(sent) if len(sent) == n else max(received))
 
 
 def _shards_wanted(sent: Sequence[float], received: Sequence[float], n: int) -> float:
-    """What all get together."""
+    """Bytes that all ranks receive together."""
     return _together(received, n)
 
 
@@ -78,11 +78,11 @@ def _together(shards: Sequence[float], n: int) -> float:
 
 
 def _fullest(sent: Sequence[float], received: Sequence[float], n: int) -> float:
-    """The most that a rank gives or gets: with uneven splits a round lasts as long as its largest message."""
+    """The most bytes that a rank gives or receives: with uneven splits a round lasts as long as its largest message."""
     return float(max(map(max, sent, received)))
 
 
-# ---- what must be sent ----
+# ---- minimum traffic ----
 
 
 def _once(size: Numbers, n: Numbers, place: int = 0) -> Numbers:
@@ -116,7 +116,7 @@ COLLECTIVES: Mapping[str, Collective] = MappingProxyType(
         ),
         "all_gather": Collective(
             payload=_shards_of_all,
-            # Shards of a list may differ in size (they do in NCCL); each output must fit its shard.
+            # Shards of a list may differ in size (as in NCCL); each output must fit its shard.
             calls={"all_gather": ("dtype", "output shapes"), "all_gather_into_tensor": _ALIKE},
             must_send=_once,
             mean_sent=_once,
@@ -134,7 +134,7 @@ COLLECTIVES: Mapping[str, Collective] = MappingProxyType(
         "broadcast": Collective(
             payload=_given,
             calls={"broadcast": ("root", *_ALIKE)},
-            must_send=lambda size, n, place: 0.0 if place == n - 1 else size,  # from rank to rank: not the last
+            must_send=lambda size, n, place: 0.0 if place == n - 1 else size,  # a chain: all but the last rank send
             mean_sent=_once,
             algorithms=(by.TREE_BROADCAST, by.SCATTER_GATHER_BROADCAST),
             libraries={"gloo": by.TREE_BROADCAST},
@@ -163,7 +163,7 @@ COLLECTIVES: Mapping[str, Collective] = MappingProxyType(
         "all_to_all": Collective(
             payload=_fullest,
             calls={"all_to_all": ("dtype",), "all_to_all_single": ("dtype",)},
-            must_send=_once,  # with uneven splits: what is not for itself
+            must_send=_once,  # with uneven splits: bytes for other ranks
             mean_sent=_once,
             algorithms=(by.GROUPED_ALL_TO_ALL, by.DIRECT_ALL_TO_ALL),
             libraries={"gloo": by.DIRECT_ALL_TO_ALL},
@@ -179,7 +179,7 @@ COLLECTIVES: Mapping[str, Collective] = MappingProxyType(
     }
 )
 
-# torch.distributed's function -> the collective that it is, and what its ranks must give alike
+# torch.distributed's function -> its collective, and the properties that must be equal on all ranks
 CALLS: Mapping[str, tuple[str, tuple[str, ...]]] = MappingProxyType(
     {call: (name, alike) for name, row in COLLECTIVES.items() for call, alike in row.calls.items()}
 )

@@ -8,10 +8,10 @@ exponentials, so that 2 and 4 bytes per element take equally long; a transposed 
 an embedding sorts its indices. `RATES` holds one row per kind, the median over its measured sizes and dtypes.
 
 Other GPUs: `share` and `bytes_per_element` are relative to the streaming rate, so they scale with the bandwidth;
-`extra_s` stays. Devices that are not GPUs (`Device.is_gpu`) have `element_s` instead (elements.py).
+`extra_s` is constant. Devices that are not GPUs (`Device.is_gpu`) use `element_s` instead (elements.py).
 
 Source: tests/operators/measured/h200.jsonl, CUDA events around one call, L2 flushed before; the first line has the
-device, versions and date. tests/operators/test_efficiency.py holds every kind against it.
+device, versions and date. tests/operators/test_efficiency.py compares every kind with it.
 Simplified: one figure for all sizes; short rows (768 numbers) and long rows (12,288) differ by up to 1.5.
 """
 
@@ -29,8 +29,8 @@ class Rate:
     """The rate of one kind of operator.
 
     Attributes:
-        share: of the streaming rate that its bytes reach, in (0, 1].
-        bytes_per_element: an element takes at least as long as so many streamed bytes.
+        share: share of the streaming rate that its bytes reach, in (0, 1].
+        bytes_per_element: minimum time of an element, in streamed bytes.
         extra_s: seconds beyond its bytes, per call: further stages, sorting.
     """
 
@@ -60,16 +60,16 @@ RATES: Mapping[str, Rate] = MappingProxyType(
     }
 )
 STREAMING = Rate()
-MOST_UNSORTED = 3072  # indices of an embedding, of which torch adds up the gradient without sorting them first
+MOST_UNSORTED = 3072  # indices of an embedding up to which torch sums the gradient without sorting them
 
 
 def operator_time_s(kind: str, size_bytes: Numbers, elements: Numbers, device: Device) -> Numbers:
-    """Seconds of an operator without its launch; of a kind that has no row, or on another device than a GPU, streaming.
+    """Seconds of an operator without its launch. A kind without a row, and any device but a GPU, streams its bytes.
 
     Arguments:
-        kind: a key of `RATES`, or any other word.
-        size_bytes: read and written.
-        elements: of its largest operand or result.
+        kind: a key of `RATES`, or another name.
+        size_bytes: bytes read and written.
+        elements: elements of its largest operand or result.
     """
     rate = RATES.get(kind, STREAMING) if device.is_gpu else STREAMING
     if rate is STREAMING:

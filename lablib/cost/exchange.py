@@ -1,14 +1,14 @@
-"""An all-to-all whose messages differ in size (a mixture's tokens): its seconds, and who sends how much to whom.
+"""Cost and routes of an all-to-all with messages of different sizes, such as a mixture's tokens.
 
-The same two algorithms as for equal messages (algorithms.py), with bytes[a, b] from rank a to rank b in place of S/n:
+The same two algorithms as for equal messages (algorithms.py), with bytes[a, b] from rank a to rank b instead of S/n:
 
     grouped   every message at once:  max over ranks, levels, in and out of (alpha + sum over messages of bytes beta)
     direct    n - 1 shifted rounds:   sum over rounds k of max over ranks a of (alpha + bytes[a, a + k] beta)
 
-A message of no bytes is still sent, and has its alpha: torch posts all n (n - 1) of them, since ranks that leave one
+A message of no bytes is still sent, and costs its alpha: torch posts all n (n - 1) of them, since ranks that leave one
 out could miss each other (its note at `_nccl_should_send_recv`, torch/csrc/cuda/nccl.cpp, for NCCL above 2.13).
 
-Legend, source and what is simplified: algorithms.py. What a rank keeps, bytes[a, a], travels nowhere.
+Legend, source and simplifications: algorithms.py. The bytes that a rank keeps, bytes[a, a], are not sent.
 """
 
 from collections.abc import Sequence
@@ -29,11 +29,11 @@ _ROW = COLLECTIVES["all_to_all"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExchangeRoute:
-    """Who sends how much to whom: `route()`, as (from, to) -> bytes, global ranks.
+    """Bytes between ranks: `route()`, as (from, to) -> bytes, global ranks.
 
     Attributes:
         network: the group on its cluster.
-        size_bytes: [n, n], from each rank to each, in group order; nothing on the diagonal.
+        size_bytes: [n, n], from each rank to each, in group order; zero on the diagonal.
     """
 
     network: GroupNetwork
@@ -45,7 +45,7 @@ class ExchangeRoute:
         return {(ranks[a], ranks[b]): float(self.size_bytes[a, b]) for a, b in pairs}
 
     def levels(self) -> frozenset[str]:
-        """Where bytes travel: "intra", inside nodes, and "inter"."""
+        """Levels with traffic: "intra", inside nodes, and "inter"."""
         busy = self.size_bytes > 0
         is_inside = self.network.pairs[2]
         levels = {"intra": (busy & is_inside).any(), "inter": (busy & ~is_inside).any()}
@@ -60,11 +60,11 @@ def exchange_cost(
     Args:
         size_bytes: [n, n], from each rank of the group to each other one, in group order.
         net: the group on its cluster.
-        algorithm: "grouped", "direct", or "auto": the faster, or that of the cluster's library.
+        algorithm: "grouped", "direct", or "auto": the faster, or the one of the cluster's library.
 
     Raises:
-        ValueError: a matrix of another shape, a size below zero or without end, an unknown algorithm. WrongType, which
-            is one: an argument of another type.
+        ValueError: a matrix of another shape, a negative or infinite size, an unknown algorithm; WrongType (a
+            ValueError): an argument of another type.
     """
     check_types(
         "exchange_cost",
@@ -104,11 +104,11 @@ def _matrix(size_bytes: Any, n: int) -> np.ndarray:
 
 
 def _grouped(sizes: np.ndarray, net: GroupNetwork) -> tuple[float, float]:
-    """Seconds, and how many of them are alpha: of the fullest wire."""
+    """Seconds of the busiest wire, and its alpha."""
     alpha, beta, is_inside = net.pairs
     times = [(0.0, 0.0)]
     for level in (is_inside, ~is_inside & ~np.eye(net.size, dtype=bool)):
-        for axis in (0, 1):  # what a rank gets, what it gives
+        for axis in (0, 1):  # receiving, sending
             latency_s = np.where(level, alpha, 0.0).max(axis)
             wire_s = latency_s + np.where(level, sizes * beta, 0.0).sum(axis)
             fullest = int(wire_s.argmax())
@@ -117,7 +117,7 @@ def _grouped(sizes: np.ndarray, net: GroupNetwork) -> tuple[float, float]:
 
 
 def _direct(sizes: np.ndarray, net: GroupNetwork) -> tuple[float, float]:
-    """Seconds, and how many of them are alpha: of the slowest message of each round."""
+    """Seconds of the slowest message of each round, and the alpha in them."""
     alpha, beta, _ = net.pairs
     place = np.arange(net.size)
     time_s = latency_s = 0.0

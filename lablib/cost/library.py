@@ -1,16 +1,16 @@
-"""What a communication library does by itself, where that is not the fastest algorithm: gloo.
+"""Collective algorithms of a library that has only one for each collective: gloo.
 
-NCCL chooses among algorithms by formulas like those of collective.py; gloo has one for each collective:
+NCCL chooses among algorithms by formulas like those in collective.py; gloo has one for each collective:
 
-    all_reduce        a ring whose chunks travel as two segments:  4 (n-1) (alpha + S/2n beta)
-    all_gather        the same for half of it:                     2 (n-1) (alpha + S/2n beta)
+    all_reduce        a ring with chunks in two segments:          4 (n-1) (alpha + S/2n beta)
+    all_gather        half of that:                                2 (n-1) (alpha + S/2n beta)
     reduce_scatter    an all_reduce of which each rank keeps its part (torch's gloo backend)
-    broadcast         a binomial tree, whatever the size
+    broadcast         a binomial tree, for any size
     all_to_all        one message after another, as processes that share cores send them
     barrier           a dissemination barrier:                     ceil(log2 n) alpha
 
-Two segments let a rank add one while the other travels. Where processes share cores there is no such overlap: what
-counts is the number of messages, each of which must wake its receiver, and that is twice the ring's.
+With two segments a rank adds one while the other is in flight. Where processes share cores there is no such overlap:
+the cost is the number of messages, each of which must wake its receiver, and that is twice the ring's.
 
 Source: facebookincubator/gloo, gloo/allreduce.cc (two segments or more a chunk), allgather.cc, broadcast.cc,
 barrier.cc; torch, ProcessGroupGloo.cpp (reduce_scatter). D. Hensgen, R. Finkel, U. Manber, "Two algorithms for barrier
@@ -41,7 +41,7 @@ def _segmented(ring: Algorithm) -> Algorithm:
 
 
 def _disseminated(g: Paths, size: float, root: int) -> Iterator[Term]:
-    # A tree barrier goes up and down; here every rank tells another in each round, and nobody need be told after.
+    # A tree barrier goes up and down; here every rank sends in each round, so no second pass is needed.
     return ((1, 0.0, step) for step in g.tree)
 
 

@@ -1,4 +1,4 @@
-"""What a matrix product takes on one device: [M, K] times [K, N], as tiles, waves and depth.
+"""Time of a matrix product on one device: [M, K] times [K, N], as tiles, waves and depth.
 
 The output is cut into tiles; each core computes one tile at a time, and the cores work in waves:
 
@@ -8,30 +8,30 @@ The output is cut into tiles; each core computes one tile at a time, and the cor
     time    = max( min over tiles (waves * wave_s), bytes / bandwidth )
 
 So 129 columns cost as much as 256 where a tile has 128 (tile quantization), and 109 tiles on 108 cores as much as 216
-(wave quantization). Filling the pipeline and writing the tile takes a fixed time, that of `depth` more steps of K at
+(wave quantization). Filling the pipeline and writing the tile takes a fixed time, equal to `depth` more steps of K at
 the fastest dtype: a product of that dtype reaches K / (K + depth) of the device's efficiency.
 
 A library has smaller tiles too (cublasLtMatmulTile_t lists them from 256 x 128 down), and takes the fastest. A smaller
-tile multiplies fewer numbers for each one it loads, m n / (m + n), and runs at a share of the rate in proportion: the
-largest tile is the one whose loads just keep up.
+tile multiplies fewer numbers for each one it loads, m n / (m + n), and its rate falls in proportion: the largest tile
+is the one with loads that just keep up.
 
 A core loads 16 bytes at a time if every row of the matrices begins at a multiple of 16 bytes: 8 numbers of 16 bits.
-Else it loads less at once, as far as the rows allow, and the tensor cores wait for the loads that just kept up:
+Otherwise it loads fewer at once, as far as the rows allow, and the tensor cores wait for the loads:
 
     rows are multiples of       16 bytes    4 or 8 bytes, the least of an asynchronous copy    less
     share of the rate           1           0.67                                               0.29
 
-What counts is what lies in one piece in memory: of [M, K] times [K, N], as torch stores them, K and N. So it is in a
-linear layer's forward pass and for its input's gradient; the gradient of its weight, [N, M] times [M, K], reads rows
-of N and K. The number of tokens, M, lies in no row and may be odd.
+The rows are contiguous in memory: for [M, K] times [K, N], as torch stores them, rows have K and N numbers. A linear
+layer's forward pass and its input's gradient have such rows; the gradient of its weight, [N, M] times [M, K], reads
+rows of N and K. The number of tokens, M, is no row length and may be odd.
 
 Source: NVIDIA, "Matrix Multiplication Background User's Guide" (DU-09799-001), 2023, sections 2.1 (alignment), 2.3 and
-3; Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009. The two shares: medians of an A100's products beside
-their aligned neighbours, from Anthony et al., "The Case for Co-Designing Model Architectures with Hardware", 2024,
+3; Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009. The two shares: medians of an A100's products relative
+to their aligned neighbours, from Anthony et al., "The Case for Co-Designing Model Architectures with Hardware", 2024,
 arXiv 2401.14489 (github.com/EleutherAI/cookbook, 27dff48, sizing/results). Checked against published measurements in
 tests/cost/test_published.py.
-Simplified: no split of K over cores, no clock that sinks under load; the shares of an A100 for every GPU that has them
-(a V100 loses less, an H100 more); an operand's first address is taken to be aligned.
+Simplified: no split of K over cores, no clock reduction under load; the shares of an A100 for every GPU that has them
+(a V100 loses less, an H100 more); an operand's first address is assumed to be aligned.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ from lablib.hardware.device import Device
 
 _SMALLEST_TILE = 32
 _TENSOR_CORE_DTYPES = ("tfloat32", "float16", "bfloat16", "float8", "int8", "float4")
-# Of the rate: loads of 4 bytes or 8, which may be asynchronous copies; and of less, which may not.
+# Shares of the rate: loads of 4 or 8 bytes, which may be asynchronous copies; shorter loads, which may not.
 _ASYNC_LOADS, _SHORT_LOADS = 0.67, 0.29
 _MIN_COPY_BYTES = 4
 
@@ -65,11 +65,11 @@ def matmul_compute_s(
     batch: Numbers = 1,
     rows: tuple[Numbers, ...] | None = None,
 ) -> Numbers:
-    """Seconds of the arithmetic alone, if every operand were at hand. Arguments as in `matmul_time_s`."""
+    """Seconds of the arithmetic alone, without loads and stores. Arguments as in `matmul_time_s`."""
     rate, fastest = _rates(device, dtype)
     if not device.num_cores and device.matmul_tile == (1, 1):
         return 2 * batch * m * n * (k / rate + device.matmul_half_depth / fastest)
-    # One more multiply-add for each number of the output, on all cores: what a wave is made of.
+    # One more multiply-add for each number of the output, on all cores: the unit of a wave.
     step_s = 2 * max(1, device.num_cores) * (k / rate + device.matmul_half_depth / fastest)
     time_s = _least_work(m, n, batch, device.matmul_tile, device.num_cores or 1) * step_s
     if not device.row_alignment_bytes:
@@ -90,11 +90,12 @@ def matmul_time_s(
 
     Arguments:
         m, n, k, batch: whole numbers, or numpy arrays of them.
-        dtype: "float64", "float32", "tfloat32", "float16", "bfloat16" or "float8": that of the operands. The result has
-            it too, but for float8, whose products are written in 16 bits.
-        device: where.
-        rows: how long the rows of operands and result are in memory, in numbers; None: k and n. For the gradient of a
-            weight, whose operand [m, k] lies transposed, (m, n).
+        dtype: "float64", "float32", "tfloat32", "float16", "bfloat16" or "float8", of the operands. The result has the
+            same dtype, except for float8, where it has 16 bits.
+        device: the device.
+        rows: row lengths of operands and result in memory, in numbers; None: k and n. For the gradient of a weight,
+        with
+            operand [m, k] transposed, (m, n).
     """
     size = bytes_per_number(dtype)
     size_bytes = batch * ((m * k + k * n) * size + m * n * max(size, 2))
@@ -103,7 +104,7 @@ def matmul_time_s(
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """How a product's output is cut: the tile's rows and columns, its share of the rate, how many of them."""
+    """Tiling of a product's output: the tile's rows and columns, its share of the rate, and the number of tiles."""
 
     rows: int
     columns: int
@@ -113,7 +114,7 @@ class Tiling:
 
 
 def tiling(m: int, n: int, device: Device, batch: int = 1) -> Tiling:
-    """The tile that `matmul_compute_s` takes for an output [m, n], the largest of those that are equally fast."""
+    """The tile that `matmul_compute_s` takes for an output [m, n]; of equally fast ones the largest."""
     cores, found = device.num_cores or 1, []
     for a, b, area, share in _by_share(device.matmul_tile):
         tiles = batch * -(-m // a) * -(-n // b)
@@ -122,17 +123,17 @@ def tiling(m: int, n: int, device: Device, batch: int = 1) -> Tiling:
 
 
 def alignment_share(rows: tuple[Numbers, ...], dtype: str, device: Device) -> Numbers:
-    """Share of the rate that rows of these lengths (in numbers) leave: 1 where all are multiples of 16 bytes.
+    """Share of the rate that rows of these lengths (in numbers) leave: 1 if all are multiples of 16 bytes.
 
     Arguments:
         rows: whole numbers, or numpy arrays of them.
-        dtype: of the operands; one that tensor cores do not compute (float32, float64) loses nothing, and neither does
-            one that the device has no units for, which is computed as float32.
-        device: where; its `row_alignment_bytes`.
+        dtype: of the operands; a dtype that tensor cores do not compute (float32, float64) loses nothing, nor does one
+            that the device has no units for, which is computed as float32.
+        device: the device; uses its `row_alignment_bytes`.
     """
     if not device.row_alignment_bytes or dtype not in _TENSOR_CORE_DTYPES or dtype not in device.peak_flops_per_s:
         return 1.0
-    # The lowest bit set in any length: what all rows are a multiple of.
+    # The lowest bit set in any length: the largest power of two that divides all rows.
     bits = 0
     for row in rows:
         bits = bits | (row if type(row) is int else _whole(row))
@@ -148,12 +149,12 @@ def _whole(row: Numbers) -> Numbers:
 
 
 def _least_work(m: Numbers, n: Numbers, batch: Numbers, largest: tuple[int, int], cores: int) -> Numbers:
-    """The least, over the tiles of a library, of waves times the numbers in a tile over its share of the rate."""
+    """Minimum, over the tiles of a library, of waves times the numbers in a tile over its share of the rate."""
     if isinstance(m, np.ndarray) or isinstance(n, np.ndarray) or isinstance(batch, np.ndarray):
         return _least_work_of_each(m, n, batch, largest, cores)
     best, even_work = float("inf"), batch * m * n / cores * (1 - 1e-12)
     for a, b, area, share in _by_share(largest):
-        # Not even full waves of this tile would be less work, nor of those after it: they have a smaller share.
+        # Even full waves of this tile would be more work, and so would later tiles, which have a smaller share.
         if best * share < even_work:
             break
         best = min(best, -(-batch * -(-m // a) * -(-n // b) // cores) * area)
@@ -182,9 +183,9 @@ def _by_share(largest: tuple[int, int]) -> tuple[tuple[int, int, float, float], 
 
 @cache
 def _tiles(largest: tuple[int, int]) -> tuple[tuple[int, int, float], ...]:
-    """The tiles a library has: halves of the largest, either way up; each with its share of the rate."""
+    """The tiles of a library: halves of the largest, in both orientations; each with its share of the rate."""
     found = {(a, b) for a in _halves(largest[0]) for b in _halves(largest[1])}
-    # Nothing loads less for its work than the largest: turned around, a tile's share is the same.
+    # The largest tile has the least load for its work; a transposed tile has the same share.
     intensity = largest[0] * largest[1] / sum(largest)
     return tuple((a, b, a * b / (a + b) / intensity) for a, b in sorted(found | {(b, a) for a, b in found}))
 
@@ -198,7 +199,7 @@ def _halves(extent: int) -> list[int]:
 
 @lru_cache(maxsize=1024)
 def _rates(device: Device, dtype: str) -> tuple[float, float]:
-    """FLOP/s of a dtype, and of the fastest wider than 8 bits: the one that `matmul_half_depth` is counted in."""
+    """FLOP/s of a dtype, and of the fastest dtype wider than 8 bits, the unit of `matmul_half_depth`."""
     narrow = ("float8", "float4", "int8")
     fastest = max(device.matmul_rate(name) for name in device.peak_flops_per_s if name not in narrow)
     return device.matmul_rate(dtype), fastest

@@ -1,14 +1,14 @@
-"""What an operation limited by memory takes: the bytes it really moves, over the bandwidth that kernels reach.
+"""Time of an operation limited by memory: bytes moved, over the bandwidth that kernels reach.
 
-    time = bytes / (bandwidth * efficiency)        or, where all of them fit in the last-level cache,
+    time = bytes / (bandwidth * efficiency)        or, if all of them fit in the last-level cache,
     time = bytes / cache bandwidth                 if that is faster
 
 Small results are still in the cache when the next operation reads them. Products and attention read from memory: their
-weights were last used a step ago. What an operator of torch moves: lablib/operators/op_bytes.py.
+weights were last used a step ago. Bytes that torch's operators move: lablib/operators/op_bytes.py.
 
 Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
-Simplified: every access is streamed (a gathered row costs what a straight one does); what is in the cache is decided by
-size alone, not by what ran before.
+Simplified: every access is streamed (a gathered row costs the same as a contiguous one); size alone decides whether
+data is in the cache, not the operations before.
 """
 
 from lablib.cost.arrays import Numbers, minimum
@@ -16,7 +16,7 @@ from lablib.hardware.device import Device
 
 
 def stream_time_s(size_bytes: Numbers, device: Device) -> Numbers:
-    """Seconds to move so many bytes from and to memory (a number or an array), whatever is in the cache."""
+    """Seconds to move so many bytes from and to memory (a number or an array), without cache."""
     return size_bytes / (device.memory_bandwidth_bytes_per_s * device.memory_efficiency)
 
 

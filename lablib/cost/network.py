@@ -1,4 +1,4 @@
-"""The edges that the rounds of a collective travel over, for one group of ranks on one cluster.
+"""Edges of the rounds of a collective, for one group of ranks on one cluster.
 
 A collective is a sequence of rounds. In one round every rank sends at most one message and receives at most one
 (the one-port model: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH",
@@ -6,7 +6,7 @@ IJHPCA 19(1), 2005, section 2). A round lasts as long as its slowest edge:
 
     T(round of S bytes) = max over its edges of (alpha + S * beta)
 
-Many edges are alike (every NVLink of a node), so a round keeps only the distinct ones.
+Many edges are equal (every NVLink of a node), so a round keeps only the distinct ones.
 
 Legend: n ranks in the group, L of them on each node, N nodes.
 """
@@ -27,7 +27,7 @@ from lablib.signature import check_type, shown
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Messages that travel at the same time. `edges` holds the distinct edges among them."""
+    """Messages in flight at the same time. `edges` holds their distinct edges."""
 
     edges: tuple[Edge, ...]
 
@@ -36,7 +36,7 @@ class Round:
         return max((edge.transfer_s(size_bytes) for edge in self.edges), default=0.0)
 
     def latency_s(self, size_bytes: float) -> float:
-        """How much of `time_s` is alpha: that of the edge the round waits for."""
+        """The alpha in `time_s`: alpha of the slowest edge."""
         if not self.edges:
             return 0.0
         return max(self.edges, key=lambda edge: edge.transfer_s(size_bytes)).latency_s
@@ -48,14 +48,14 @@ def round_of(cluster: Cluster, pairs: Iterable[tuple[int, int]]) -> Round:
 
 
 class GroupNetwork:
-    """One group of ranks on one cluster; computes each kind of round once, when it is first asked for.
+    """One group of ranks on one cluster; computes each kind of round on first use.
 
     Args:
-        cluster: where the ranks are.
+        cluster: the cluster.
         ranks: global ranks in group order.
 
     Raises:
-        ValueError: what is no cluster or no rank.
+        ValueError: an argument is no cluster or no rank.
     """
 
     def __init__(self, cluster: Cluster, ranks: Sequence[int]):
@@ -77,7 +77,7 @@ class GroupNetwork:
 
     @cached_property
     def tree(self) -> list[Round]:
-        """The ceil(log2 n) rounds of a binomial tree: in round k, i + 2^k talks to i, for i a multiple of 2^(k+1)."""
+        """The ceil(log2 n) rounds of a binomial tree: in round k, i + 2^k sends to i, for i a multiple of 2^(k+1)."""
         rounds, stride = [], 1
         while stride < self.size:
             pairs = [(self.ranks[i + stride], self.ranks[i]) for i in range(0, self.size - stride, 2 * stride)]
@@ -95,8 +95,8 @@ class GroupNetwork:
     def exchange(self) -> Round:
         """A message of S/n from every rank to every other at once, as the edges of one round of S bytes.
 
-        At each level, inside the node and outside, a rank's messages share its bandwidth: S times the mean of their
-        beta over n. The farthest one's alpha counts.
+        At each level, inside the node and outside, a rank's messages share its bandwidth: S times the sum of their beta
+        over n. The largest alpha counts.
         """
         edges = dict.fromkeys(edge for rank in self.ranks for edge in self._shared(rank))
         return Round(tuple(edges))
@@ -111,7 +111,7 @@ class GroupNetwork:
 
     @cached_property
     def pairs(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """alpha (s), beta (s/B), and whether it lies inside a node, of the edge from each rank to each: [n, n] each."""
+        """alpha (s), beta (s/B), and whether it is inside a node, of the edge from each rank to each: [n, n] each."""
         edges = [[self.cluster.wire(a, b) for b in self.ranks] for a in self.ranks]
         return (
             np.array([[edge.latency_s for edge in row] for row in edges]),
@@ -129,7 +129,7 @@ class GroupNetwork:
 
     @cached_property
     def local(self) -> int:
-        """L, where the group fills two or more nodes with the same number (two or more) of ranks each; else 1."""
+        """L, if the group fills two or more nodes with the same number (two or more) of ranks each; otherwise 1."""
         counts = {len(members) for members in self.by_node}
         return counts.pop() if len(self.by_node) > 1 and len(counts) == 1 else 1
 
@@ -145,19 +145,19 @@ class GroupNetwork:
 
     @cached_property
     def nodes(self) -> "tuple[GroupNetwork, ...]":
-        """One network a node."""
+        """One network per node."""
         return tuple(GroupNetwork(self.cluster, members) for members in self.by_node)
 
     @cached_property
     def rails(self) -> "tuple[GroupNetwork, ...]":
-        """One network for the ranks that hold the same place on their nodes (a "rail": each has NICs of its own)."""
+        """One network for the ranks in the same place on their nodes (a "rail": each has its own NICs)."""
         return tuple(GroupNetwork(self.cluster, members) for members in zip(*self.by_node, strict=True))
 
     @cached_property
     def switches(self) -> Round:
-        """Every rank and the switch of its node, which adds what they send (nvls.py).
+        """Every rank and the switch of its node, which adds the ranks' data (nvls.py).
 
-        A link between two ranks is what each has into the switch; where one is slow, so is everybody's sum.
+        A rank's link into the switch is as fast as its link to another rank; one slow link slows all sums.
         """
         intra = self.cluster.intra
         assert intra.nvls_latency_s is not None
@@ -177,7 +177,7 @@ class GroupNetwork:
         """The same group, numbered from the root.
 
         Raises:
-            ValueError: no place in the group.
+            ValueError: no such group rank.
         """
         if isinstance(root, bool) or not isinstance(root, Integral) or not 0 <= root < len(self.ranks):
             raise ValueError(f"root must be a place in the group, 0 to {len(self.ranks) - 1}: got {shown(root)}; try 0")

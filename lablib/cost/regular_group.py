@@ -1,25 +1,24 @@
-"""Collectives of the groups of a mesh, for a planner: the same seconds as collective.py, as a few lines in S.
+"""Time of collectives of a mesh's groups, for a planner: collective.py as a few lines in S.
 
-A group of n ranks at stride s is the same for every plan that has it. All its rounds are known in advance
+A group of n ranks at stride s is the same in every plan. All its rounds are known in advance
 (regular_rounds.py), and each lasts alpha + S beta of its slowest edge, so each algorithm of collective.py adds up to
 one line, and a collective is the lowest of them:
 
     time(S) = min over algorithms of (alpha_j + beta_j S)           + the call's fixed time
 
-The lines are worked out once for each (n, s); then a collective is a look-up, two multiply-adds and a minimum, for a
-number as for an array of 100,000 groups. (Where a round has two edges of which neither is always the slower one, that
-round stays the larger of two lines.)
+The lines are computed once for each (n, s); then a collective is a look-up, two multiply-adds and a minimum, for a
+number as for an array of 100,000 groups. (If a round has two edges and neither is always the slower one, that round is
+the larger of two lines.)
 
-Cost: see the table of collective.py. Bytes that leave each rank, in the mean over the group, whatever the algorithm:
-all_reduce 2 (n-1)/n S; all_gather, reduce_scatter, all_to_all and a tree's broadcast (n-1)/n S; send S. (Sums made in
-the switch are fewer bytes: nvls.py.) A "broadcast" is from the group's first rank, a "broadcast in turn" from any of
-them, in the mean.
+Cost: see the table of collective.py. Mean bytes sent per rank of the group, for any algorithm: all_reduce 2 (n-1)/n S;
+all_gather, reduce_scatter, all_to_all and a tree's broadcast (n-1)/n S; send S. (Sums in the switch are fewer bytes:
+nvls.py.) A "broadcast" is from the group's first rank, a "broadcast in turn" the mean over all roots.
 
 Legend: n ranks at stride s, from rank 0 on; S bytes as in collective.py; L ranks on each of N nodes. A group that does
-not fill its nodes alike (n = 12 on nodes of 8) has no hierarchical algorithm, only flat ones.
+not fill its nodes equally (n = 12 on nodes of 8) has no hierarchical algorithm, only flat ones.
 
 Source: as collective.py.
-Simplified: the groups of an axis run at once without slowing each other, as each device has a NIC of its own.
+Simplified: the groups of an axis run at once without slowing each other, as each device has its own NIC.
 """
 
 from collections.abc import Iterator
@@ -44,17 +43,17 @@ from lablib.cost.regular_rounds import Lines, Rounds, rounds_of
 from lablib.errors import unknown_name
 from lablib.hardware.cluster import Cluster
 
-Terms = Iterator[tuple[float, float, Lines]]  # so many rounds, each of such a share of S, over these edges
+Terms = Iterator[tuple[float, float, Lines]]  # number of rounds, share of S of each, edges
 
 
-# ---- from no rank in particular: nothing that a program calls, but what many calls take in the mean ----
+# ---- mean over all roots: not a call of a program, but the mean of many calls ----
 
 
 def _in_turn(g: Paths) -> Iterator[tuple[float, Any, int]]:
-    """The rounds of a tree whose root is each rank in turn, in the mean: how many of round k stay in a node or do not.
+    """The rounds of a tree, as the mean over all roots: the share of roots with round k inside the nodes, and the rest.
 
-    Round k pairs ranks 2^k apart, every 2^(k+1) from the root on. Where 2^(k+1) divides L, they stay in their nodes
-    for every second root; else some pair leaves its node.
+    Round k pairs ranks 2^k apart, every 2^(k+1) from the root on. If 2^(k+1) divides L, they are inside their nodes for
+    every second root; otherwise some pair leaves its node.
     """
     for k in range((g.size - 1).bit_length()):
         stays = 0.5 * (g.local % 2 ** (k + 1) == 0)
@@ -88,12 +87,12 @@ def _to_the_next(g: Any, size: float, root: int) -> Terms:
 
 _SEND = (replace(TREE_BROADCAST, name="direct", rounds=_to_the_next),)
 
-# What a planner asks for beside the collectives of the table.
+# Operations of a planner that are not in the table of collectives.
 _OTHERS = {"broadcast in turn": _IN_TURN, "send": _SEND}
 NAMES = (*(name for name in COLLECTIVES if name not in ("gather", "scatter")), *_OTHERS)
 
 
-# ---- their sums ----
+# ---- sums of rounds ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,17 +126,17 @@ def _sum(terms: Terms, call_s: float) -> Sum:
 
 
 def _terms(algorithm: Algorithm, rails: Algorithm | None, g: Rounds) -> Terms:
-    """The rounds of an algorithm for S = 1; in two levels, its rails go on by one of their choices."""
+    """The rounds of an algorithm for S = 1; in two levels, followed by one algorithm of the rails."""
     yield from algorithm.rounds(g, 1.0, 0)
     if rails is not None:
         yield from rails.rounds(g.rail, 1.0 / g.local, 0)
 
 
 class RegularGroups:
-    """The regular groups of one cluster; remembers the sums of each collective and (n, stride) asked for.
+    """The regular groups of one cluster; caches the sums of each collective and (n, stride).
 
     Arguments:
-        cluster: where the groups are.
+        cluster: the cluster.
     """
 
     def __init__(self, cluster: Cluster):
@@ -210,7 +209,7 @@ class RegularGroups:
         sums = [self._sums.get((name, *g, algorithm)) or self._look_up(name, *g, algorithm) for g in groups]
         if any(each.rest for group in sums for each in group):
             return _one_by_one(sums, which, size_bytes)
-        # A group with fewer algorithms than another has its last one twice.
+        # A group with fewer algorithms than another repeats its last one.
         columns = [[group[min(j, len(group) - 1)] for group in sums] for j in range(max(map(len, sums), default=0))]
         time_s = np.full(n.shape, np.inf)
         for column in columns:
@@ -228,7 +227,7 @@ def _one_by_one(sums: list[tuple[Sum, ...]], which: np.ndarray, size_bytes: np.n
 
 
 def _distinct(n: np.ndarray, stride: np.ndarray) -> tuple[list[tuple[int, int]], np.ndarray]:
-    """The distinct pairs, and which of them each element is."""
+    """The distinct pairs, and the index of each element among them."""
     sizes, which_size = distinct(n)
     strides, which_stride = distinct(stride)
     pairs, which = distinct(which_size * len(strides) + which_stride)
@@ -237,7 +236,7 @@ def _distinct(n: np.ndarray, stride: np.ndarray) -> tuple[list[tuple[int, int]],
 
 @lru_cache(maxsize=64)
 def regular_groups(cluster: Cluster) -> RegularGroups:
-    """The regular groups of a cluster: one record for all who ask, so that each group is worked out once."""
+    """The regular groups of a cluster, shared by all callers, so that each group is computed once."""
     return RegularGroups(cluster)
 
 
@@ -251,18 +250,18 @@ def regular_collective_s(
             neighbours of the group, the slowest of them (a pipeline's step).
         size_bytes: S, as in `collective_cost`; a number or an array.
         n, stride: ranks of the group and their distance; whole numbers or arrays of them.
-        cluster: where.
+        cluster: the cluster.
         algorithm: as in `collective_cost`.
 
     Raises:
         ValueError: an unknown collective or algorithm, a negative size, a group of no rank or no stride, or
-            "hierarchical" for a group that does not fill its nodes alike.
+            "hierarchical" for a group that does not fill its nodes equally.
     """
     return regular_groups(cluster).time_s(name, size_bytes, n, stride, algorithm)
 
 
 def regular_sent_bytes(name: str, size_bytes: Numbers, n: Numbers) -> Numbers:
-    """Bytes that leave a rank in the mean over its group: see the head of this file (broadcast: the tree's)."""
+    """Mean bytes sent per rank of the group: see the head of this file (broadcast: the tree's)."""
     if name not in NAMES:
         raise unknown_name("collective of a regular group", name, NAMES)
     if name == "send":

@@ -1,24 +1,24 @@
-"""The rounds of a regular group's collectives without going through its ranks: the edges by formulas.
+"""Edges of a regular group's collectives by formulas, without a loop over its ranks.
 
-A regular group is n ranks at a constant stride s: 0, s, 2 s, ... So are the groups of a mesh: tensor parallel s = 1,
-data parallel s = tensor * context, pipeline s = world / stages. Nodes, leaves and pods are blocks of B consecutive
-ranks, one inside the next, and a message is the slower the larger the block whose border it crosses:
+A regular group is n ranks at a constant stride s: 0, s, 2 s, ... The groups of a mesh are regular: tensor parallel
+s = 1, data parallel s = tensor * context, pipeline s = world / stages. Nodes, leaves and pods are nested blocks of B
+consecutive ranks, and a message is slower the larger the block that it leaves:
 
     ring        crosses a border if the group does: (n-1) s >= B; has a pair inside a node if s < D
     exchange    so does every one of its n - 1 shifts: only the whole group is its own image under a shift. Shift k has
                 a pair inside a node if k s < D or (n-k) s < D
     tree        round k pairs 2 m h with 2 m h + h, h = 2^k s: some multiple j B must fall into (2 m h, 2 m h + h].
-                With b = B mod 2 h that is j = 1 for 1 <= b <= h; never for b = 0; else the first j with
+                With b = B mod 2 h that is j = 1 for 1 <= b <= h; never for b = 0; otherwise the first j with
                 j (2 h - b) >= h, because each j falls that much further back from the end of its interval
     by node     L = ceil(D / s) ranks on every node, if N L = n and the last node's last rank is still on it:
                 N (L s - D) < s. The ranks of one place (a rail) are on nodes 0 to N - 1
 
-Legend: n, s; D devices a node; L ranks of the group on each of N nodes.
+Legend: n, s; D devices per node; L ranks of the group on each of N nodes.
 
-    at once     a rank has as many messages inside its node, leaf and pod as there are multiples of s in each but itself
+    at once     a rank has as many messages inside its node, leaf and pod as each has multiples of s, except itself
 
-Where nodes are not such blocks (a torus) the pairs are gone through one by one. The group begins at rank 0: other
-groups of the axis are copies of it further on, and have the same edges wherever blocks and strides divide.
+Where nodes are not such blocks (a torus), pairs are visited one by one. The group begins at rank 0: other groups of
+the axis are shifted copies of it, and have the same edges wherever blocks and strides divide.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ Lines = tuple[Line, ...]  # the edges of one round: the slowest counts
 
 
 class Rounds(Protocol):
-    """What a group's collectives travel over, with the attributes of network.GroupNetwork."""
+    """Edges of a group's collectives, with the attributes of network.GroupNetwork."""
 
     @property
     def size(self) -> int: ...
@@ -61,7 +61,7 @@ class Rounds(Protocol):
 
     @property
     def shifts(self) -> list[tuple[int, Lines]]:
-        """How many of the n - 1 shifts travel over what."""
+        """(count, edges): how many of the n - 1 shifts use these edges."""
         ...
 
     @property
@@ -75,7 +75,7 @@ class Rounds(Protocol):
 
     @property
     def rail(self) -> "Rounds":
-        """The group's ranks that hold the same place on their nodes: one rail stands for all."""
+        """The group's ranks in the same place on their nodes; all rails are equal."""
         ...
 
     def to_root(self, root: int) -> list[Lines]: ...
@@ -94,7 +94,7 @@ class _FromFirst:
 
 
 def slowest(edges: Lines) -> Lines:
-    """The edges that are the slowest for some size: those to which no other is equal or worse in both figures."""
+    """The edges that are the slowest for some size: no other edge is equal or worse in both figures."""
     worst = sorted(set(edges), reverse=True)
     return tuple(a for i, a in enumerate(worst) if all(b[1] < a[1] for b in worst[:i]))
 
@@ -104,19 +104,19 @@ def line(edge: Edge) -> Line:
 
 
 def local_ranks(n: int, stride: int, devices: int) -> int:
-    """L of the legend where the group fills two or more nodes alike with two or more ranks, else 1."""
+    """L of the legend if the group fills two or more nodes equally with two or more ranks, otherwise 1."""
     local = -(-devices // stride)
     num_nodes, rest = divmod(n, local)
     is_equal = rest == 0 and num_nodes > 1 and num_nodes * (local * stride - devices) < stride
     return local if is_equal else 1
 
 
-# ---- blocks within blocks ----
+# ---- nested blocks ----
 
 
 @dataclass(frozen=True)
 class Levels:
-    """Sizes, in ranks, of the blocks of a network (node, leaf, pod), and what crossing the border of each costs.
+    """Sizes, in ranks, of the blocks of a network (node, leaf, pod), and the edge across the border of each.
 
     `switch` is the edge of each rank to the switch of its node.
     """
@@ -128,7 +128,7 @@ class Levels:
 
 
 def levels_of(cluster: Cluster) -> Levels | None:
-    """The blocks of a fat tree or a dragonfly; None for a network that has none."""
+    """The blocks of a fat tree or a dragonfly; None for a network without blocks."""
     network = cluster.topology
     if type(network) is FatTree:
         inner, outer = network.nodes_per_leaf, network.leaves_per_pod
@@ -158,7 +158,7 @@ class BlockRounds(_FromFirst):
 
     @cached_property
     def _spanned(self) -> int:
-        """How many of node, leaf and pod do not hold the whole group."""
+        """Number of levels (node, leaf, pod) at which one block does not hold the whole group."""
         return sum((self.size - 1) * self.stride >= block for block in self.levels.blocks)
 
     @property
@@ -195,11 +195,11 @@ class BlockRounds(_FromFirst):
 
     @property
     def exchange(self) -> Lines:
-        # How many ranks of the group each rank has in its node, leaf, pod and beyond: those in a block of B ranks are
-        # the multiples of s in it.
+        # Ranks of the group in each rank's node, leaf, pod and beyond: those in a block of B ranks are the multiples of
+        # s in it.
         at, n, s = np.arange(self.size) * self.stride, self.size, self.stride
         held = [np.minimum(n, -(-(at // b + 1) * b // s)) - -(-(at // b) * b // s) for b in self.levels.blocks]
-        beyond = np.diff(np.stack([*held, np.full(n, n)]), axis=0)  # peers by the block whose border is crossed last
+        beyond = np.diff(np.stack([*held, np.full(n, n)]), axis=0)  # peers by the largest block that is left
         rows = np.unique(np.vstack([held[0] - 1, beyond]).T, axis=0)
         return slowest(tuple(line for row in rows.tolist() for line in self._shared(*row)))
 
@@ -282,7 +282,7 @@ class PairRounds(_FromFirst):
 
     @property
     def rail(self) -> "PairRounds":
-        # Every rail is on the same nodes in the same order: one stands for all.
+        # Every rail is on the same nodes in the same order.
         return PairRounds(self._net.cluster, self._net.rails[0].ranks)
 
 

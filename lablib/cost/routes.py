@@ -1,6 +1,6 @@
-"""Who sends how many bytes to whom in a collective: the messages of its algorithm (algorithms.py), in global ranks.
+"""Bytes from each rank to each other rank in a collective, by algorithm, in global ranks.
 
-What leaves a rank by its routes adds up to its `sent_bytes` in `collective_cost`.
+The bytes that leave a rank by its routes add up to its `sent_bytes` in `collective_cost`.
 """
 
 from collections import defaultdict
@@ -17,7 +17,7 @@ Routes = dict[tuple[int, int], float]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One collective whose routes are worked out when they are asked for: `route()`. Equal ones have equal routes.
+    """One collective with routes that are computed on demand: `route()`. Equal ones have equal routes.
 
     Attributes:
         name, algorithm, size_bytes, root: as in `collective_cost`.
@@ -35,13 +35,13 @@ class Route:
 
 
 def routes(name: str, algorithm: str, net: GroupNetwork, size_bytes: float, root: int = 0) -> Routes:
-    """The bytes that each rank sends to each other one; pairs that exchange nothing are left out.
+    """The bytes that each rank sends to each other one; pairs without traffic are left out.
 
     Args:
         name, algorithm: as `collective_cost` returned them; "none" for a group of one rank.
         net: the group on its cluster.
         size_bytes: S of algorithms.py's legend.
-        root: group rank of the root, where there is one.
+        root: group rank of the root, if there is one.
 
     Returns:
         (from, to) -> bytes, both global ranks.

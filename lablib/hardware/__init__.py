@@ -1,14 +1,14 @@
-"""Devices, links, topologies and clusters as frozen records, and a catalogue with a source for each figure.
+"""Records of devices, links, topologies and clusters, and a catalogue with sources.
 
 device.py      one accelerator (or CPU): peak FLOP/s by dtype, memory, bandwidth
 link.py        one kind of wire: latency and bandwidth
-topology.py    how nodes are wired together: fat tree, dragonfly, torus
+topology.py    network between nodes: fat tree, dragonfly, torus
 cluster.py     devices, links and topology put together; the edge between two ranks
-devices.py     the accelerators that have a name
-links.py       the wires that have a name
-catalogue.py   the clusters that have a name
-this_machine.py  where the profile of this machine is kept
-toml_file.py   clusters of one's own, in TOML files
+devices.py     named accelerators
+links.py       named wires
+catalogue.py   named clusters
+this_machine.py  path of the profile of this machine
+toml_file.py   user-defined clusters, in TOML files
 checks.py      numbers that are finite and in range
 plausible.py   figures that are probably in another unit
 """

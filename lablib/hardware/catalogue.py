@@ -1,4 +1,4 @@
-"""The clusters that have a name, made of the devices and links that have one.
+"""Catalogue of named clusters, made of named devices and links.
 
 `find_cluster` takes a name of this catalogue or the path of a TOML file (see toml_file.py).
 """
@@ -121,12 +121,12 @@ CLUSTERS: Mapping[str, Cluster] = MappingProxyType(
 
 
 def find_cluster(name: str | Path | Cluster) -> Cluster:
-    """The cluster of that name, or of that TOML file (a path ending in .toml); a `Cluster` is returned as it is.
+    """A cluster by name, or from a TOML file (a path ending in .toml); a `Cluster` is returned unchanged.
 
     "this-machine" is the profile that `lab calibrate` wrote (this_machine.py).
 
     Raises:
-        ValueError: an unknown name, with the nearest ones; or what `load_cluster` finds wrong with the file.
+        ValueError: an unknown name, with the nearest ones; or an error of `load_cluster`.
     """
     if isinstance(name, Cluster):
         return name

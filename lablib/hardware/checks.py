@@ -1,4 +1,4 @@
-"""What the hardware's records ask of figures, and their methods of places: numbers, and no time without an end."""
+"""Checks of figures, sizes, ranks and nodes in hardware records."""
 
 from collections.abc import Mapping
 from math import inf
@@ -9,14 +9,14 @@ from lablib.signature import check_type
 
 
 def check_numbers(whose: str, figures: Mapping[str, Any]) -> None:
-    """Raises ValueError for a figure that is no number: "80 GB" is none, 80e9 is one."""
+    """Raises ValueError for a figure that is not a number: 80e9 is one, "80 GB" is not."""
     for name, value in figures.items():
         if isinstance(value, bool) or not isinstance(value, Real):
             raise ValueError(f"{name} must be a number: got {value!r} for {whose}; give 80e9 for 80 GB, 2e-6 for 2 us")
 
 
 def check_times(whose: str, figures: Mapping[str, Any]) -> None:
-    """Raises ValueError for seconds that are below 0 or endless: then nothing would ever be done."""
+    """Raises ValueError for negative or infinite seconds: an infinite operation would never end."""
     check_numbers(whose, figures)
     for name, value in figures.items():
         if not 0 <= value:
@@ -26,8 +26,8 @@ def check_times(whose: str, figures: Mapping[str, Any]) -> None:
 
 
 def check_places(what: str, first: Any, second: Any = 0) -> None:
-    """Raises ValueError for a rank or a node that is none: they are whole numbers from 0 on."""
-    if type(first) is type(second) is int and first >= 0 and second >= 0:  # the simulator asks often
+    """Raises ValueError for an invalid rank or node: they are whole numbers from 0 on."""
+    if type(first) is type(second) is int and first >= 0 and second >= 0:  # the simulator calls this often
         return
     for place in (first, second):
         check_type(what, place, int)
@@ -36,7 +36,7 @@ def check_places(what: str, first: Any, second: Any = 0) -> None:
 
 
 def check_size(size_bytes: Any) -> None:
-    """Raises ValueError for bytes that are no number, 0 or more."""
+    """Raises ValueError for bytes that are not a number from 0 on."""
     check_type("size_bytes", size_bytes, float)
     if not size_bytes >= 0:
         raise ValueError(f"size_bytes must be 0 or more: got {size_bytes}; give the bytes of the message")

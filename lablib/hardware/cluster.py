@@ -1,21 +1,21 @@
-"""Devices, links and a topology put together; and the edge between any two ranks.
+"""Clusters: devices, links and a topology put together; and the edge between any two ranks.
 
-Ranks fill nodes in order: with 8 devices a node, ranks 0 to 7 are node 0, ranks 8 to 15 node 1, and so on. Two ranks of
-one node talk over `intra`; others leave through the NIC (each device its own) over `inter` and the topology's switches:
+Ranks fill nodes in order: with 8 devices per node, ranks 0 to 7 are node 0, ranks 8 to 15 node 1, and so on. Two ranks
+of one node use `intra`; others use the NIC of each device, `inter`, and the topology's switches:
 
     alpha = link latency + hops * switch latency        1/beta = link bandwidth * taper
 
-A call of the communication library takes `collective_overhead_s` besides, once, however many rounds it is made of:
-`wire` is what one round travels over, `edge` what one message of its own costs.
+A call of the communication library takes another `collective_overhead_s`, once, for any number of rounds: `wire` is the
+edge of one round, `edge` the edge of one separate message.
 
-What small things take, by its name:
+Names of small times:
 
     device.kernel_overhead_s    the smallest operation: launch and run of one kernel                     5 us on an H100
     intra.latency_s             alpha, one hop: one round of a collective that runs already              1.9 us there
     collective_overhead_s       the call of a collective or a message, before its first hop: measured by `lab calibrate`
 
-The catalogue's clusters have no figure for the last, and 0 stands for it: a collective of theirs is its hops alone, and
-one hop is shorter than the smallest operation, as no kernel is launched for it.
+The catalogue's clusters have no figure for the last, so it is 0: a collective costs its hops alone, and one hop is
+shorter than the smallest operation, as no kernel is launched for it.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ LIBRARIES = ("", "gloo")
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What lies between two ranks. `level` is "intra" (one node) or "inter"."""
+    """The connection of two ranks. `level` is "intra" (one node) or "inter"."""
 
     level: str
     latency_s: float
@@ -45,7 +45,7 @@ class Edge:
         """Seconds for one message: alpha + size * beta. Raises ValueError for a size that is no number."""
         try:
             return self.latency_s + size_bytes / self.bandwidth_bytes_per_s
-        except (TypeError, OverflowError, RuntimeError):  # the simulator's innermost loop: looked at when it has failed
+        except (TypeError, OverflowError, RuntimeError):  # the simulator's innermost loop: checked only after a failure
             check_size(size_bytes)
             raise
 
@@ -56,22 +56,23 @@ class Cluster:
 
     Attributes:
         name: the catalogue's name.
-        device: the accelerator; one a rank.
+        device: the accelerator; one per rank.
         devices_per_node: ranks on one node.
         intra: the link between two devices of one node, per device and direction.
         inter: the link from a device out of its node (its NIC), per device and direction.
-        topology: how nodes are wired together.
+        topology: the network between nodes.
         source: where the figures come from.
-        collective_overhead_s: fixed time of one collective or one message, whatever its size, beside alpha: the call
-            of the library and the launch of its kernel. 0 in the catalogue: not known.
-        library: the communication library whose own algorithms to take, "gloo"; "": always the fastest one, as NCCL's
-            tuner would (lablib/cost/library.py).
-        uses_nvls: whether "the fastest" may be an all-reduce whose sums the switches of a node make, as NCCL's is on
-            a DGX H100 (lablib/cost/nvls.py); only where `intra` has an `nvls_latency_s`.
-        shared_cores: processor cores of a node that its ranks share, where ranks are processes on a CPU and what
-            `device` says holds for one that has a core: more ranks than cores take turns, and a communication needs
-            cores too (lablib/engine/cores.py). 0: each rank has a device of its own, and links work by themselves. The
-            planner, whose runs are on GPUs, does not read it.
+        collective_overhead_s: fixed time of one collective or one message of any size, in addition to alpha: the call
+        of
+            the library and the launch of its kernel. 0 in the catalogue: not known.
+        library: "gloo": use the algorithms of this communication library; "": always the fastest one, as NCCL's tuner
+            would (lablib/cost/library.py).
+        uses_nvls: whether "the fastest" may be an all-reduce with sums in the switches of a node, as NCCL's is on a DGX
+            H100 (lablib/cost/nvls.py); only if `intra` has an `nvls_latency_s`.
+        shared_cores: processor cores of a node that its ranks share, where ranks are processes on a CPU and `device`
+            describes one process with a core: more ranks than cores take turns, and a communication needs cores too
+            (lablib/engine/cores.py). 0: each rank has its own device, and links need no cores. The planner, for runs on
+            GPUs, does not read it.
         profile: when, where and with which versions the figures were measured; empty for published ones.
     """
 
@@ -110,20 +111,20 @@ class Cluster:
             )
 
     def node(self, rank: int) -> int:
-        """The node a rank is on. Raises ValueError for what is no rank."""
+        """The node of a rank. Raises ValueError for an invalid rank."""
         check_places("rank", rank)
         return rank // self.devices_per_node
 
     def num_nodes(self, ranks: int) -> int:
-        """Nodes that so many ranks fill (the last one perhaps in part). Raises ValueError for what is no number."""
+        """Nodes that so many ranks fill (the last one perhaps in part). Raises ValueError for an invalid number."""
         check_places("ranks", ranks)
         return -(-ranks // self.devices_per_node)
 
     def edge(self, rank_a: int, rank_b: int) -> Edge:
-        """What one message between two ranks costs, the call included. A rank reaches itself in no time.
+        """The edge of one message between two ranks, with the call. A rank reaches itself in no time.
 
         Raises:
-            ValueError: what is no rank.
+            ValueError: an invalid rank.
         """
         wire = self.wire(rank_a, rank_b)
         if rank_a == rank_b or not self.collective_overhead_s:
@@ -131,7 +132,7 @@ class Cluster:
         return replace(wire, latency_s=wire.latency_s + self.collective_overhead_s)
 
     def wire(self, rank_a: int, rank_b: int) -> Edge:
-        """What one round of a collective travels over between two ranks: `edge` without the call. Raises as `edge`."""
+        """The edge of one round of a collective between two ranks: `edge` without the call. Raises as `edge`."""
         check_places("a rank", rank_a, rank_b)
         if rank_a == rank_b:
             return Edge("self", 0.0, float("inf"))
@@ -147,5 +148,5 @@ class Cluster:
         return replace(self, **changes)
 
     def free_compute(self) -> "Cluster":
-        """This cluster with a device that computes in no time: only communication takes any."""
+        """This cluster with a device that computes in no time: only communication takes time."""
         return self.replace(name=f"{self.name}, free compute", device=FREE)

@@ -1,12 +1,12 @@
-"""One accelerator as the cost model sees it: how fast it multiplies and reads, and what a kernel costs to start.
+"""Accelerators in the cost model: rates of arithmetic and memory, and the overhead of a kernel.
 
-    peak_flops_per_s, matmul_efficiency         what large, well-shaped matrix products reach
-    num_cores, matmul_tile, matmul_half_depth   what smaller and misshapen ones lose (lablib/cost/matmul.py)
-    memory_bandwidth_bytes_per_s, memory_efficiency, cache_*   what kernels limited by memory reach (cost/memory.py)
-    element_s                                   what functions take that are more than their bytes (cost/elements.py)
-    kernel_overhead_s                           what the smallest operation takes: launch and run of one kernel
+    peak_flops_per_s, matmul_efficiency         rate of large, well-shaped matrix products
+    num_cores, matmul_tile, matmul_half_depth   losses of smaller and misshapen ones (lablib/cost/matmul.py)
+    memory_bandwidth_bytes_per_s, memory_efficiency, cache_*   rate of kernels limited by memory (cost/memory.py)
+    element_s                                   time of functions that take longer than their bytes (cost/elements.py)
+    kernel_overhead_s                           time of the smallest operation: launch and run of one kernel
 
-The defaults leave out what a device does not state: no quantization, no cache, all of the bandwidth.
+The defaults mean that the device states no figure: no quantization, no cache, all of the bandwidth.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from lablib.signature import check_fields, check_type, whole_number
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU, or the share of a CPU that one process gets.
+    """A GPU, or the share of a CPU for one process.
 
     Attributes:
         name: e.g. "H100-80GB-SXM".
@@ -27,31 +27,32 @@ class Device:
         matmul_efficiency: share of the peak that large matrix products reach in practice, in (0, 1].
         memory_bytes: capacity.
         memory_bandwidth_bytes_per_s: peak of reads and writes together.
-        kernel_overhead_s: time every operation takes at least, whatever its size: to launch and run one kernel. (One
-            hop of a collective, `Link.latency_s`, is less: it is within a kernel that runs already.)
+        kernel_overhead_s: minimum time of every operation: to launch and run one kernel. (One hop of a collective,
+            `Link.latency_s`, is less: it is within a kernel that runs already.)
         launch_s: of `kernel_overhead_s`, the time that the host takes to launch a kernel. The host launches ahead: a
             kernel starts when it is launched and its stream is free, so that a busy device hides launches. Positive
-            for GPUs (`is_gpu`), whose operators have rates of their own (lablib/cost/efficiency.py). 0: the processor
-            launches and computes in turn, and a simulated span holds all of `kernel_overhead_s`.
-        source: where the figures come from.
+            for GPUs (`is_gpu`), which have rates per operator (lablib/cost/efficiency.py). 0: the processor launches
+            and computes in turn, and a simulated span holds all of `kernel_overhead_s`.
+        source: source of the figures.
         num_cores: streaming multiprocessors, compute units, matrix units, or CPU cores, each of which computes one
             output tile at a time; 0 leaves waves out.
         matmul_tile: rows and columns of the output tile that one core computes; (1, 1) leaves tiles out.
         matmul_half_depth: the K at which a product reaches half of its efficiency, a factor K / (K + half depth), in
-            the fastest dtype wider than 8 bits; it stands for a fixed time, so a slower dtype has less of it.
+            the fastest dtype wider than 8 bits; it models a fixed time, so a slower dtype has a smaller half depth.
         memory_efficiency: share of the memory bandwidth that streaming kernels reach, in (0, 1].
         cache_bytes: last-level cache; operands that fit in it together move at its speed. 0: no cache.
         cache_bandwidth_bytes_per_s: that speed; positive where there is a cache.
-        element_s: seconds that the arithmetic of one element takes, by operator ("gelu", "gelu tanh", "_softmax"),
-            for those that the device computes more slowly than it reads and writes them: functions on a CPU. Empty:
-            none, as on GPUs (lablib/cost/elements.py). The planner, whose runs are on GPUs, does not read it.
-        matmul_efficiency_by_dtype: the same share for dtypes that reach another one, by dtype name.
+        element_s: seconds of arithmetic per element, by operator ("gelu", "gelu tanh", "_softmax"), for functions that
+            the device computes more slowly than it reads and writes them: functions on a CPU. Empty: none, as on GPUs
+            (lablib/cost/elements.py). The planner, for runs on GPUs, does not read it.
+        matmul_efficiency_by_dtype: `matmul_efficiency` of dtypes with a different one, by dtype name.
         power_w: thermal design power in watts, where the source states it.
-        row_alignment_bytes: a power of two; matrices whose rows are multiples of it are loaded at full width. 0: any.
-        flops_per_joule: FLOPs of 16-bit products that a joule pays for, where it is known: under its power limit a
-            device keeps up power_w * flops_per_joule (the planner's concern; the simulator's devices never tire).
+        row_alignment_bytes: a power of two; matrices with rows that are multiples of it are loaded at full width. 0:
+        any. flops_per_joule: FLOPs of 16-bit products per joule, where it is known: under its power limit a device
+        sustains
+            power_w * flops_per_joule. Used by the planner only.
         attention_generation: the generation of flash attention written for its matrix units: 2 for Ampere, 3 for
-            Hopper, 4 for Blackwell (the planner's concern).
+            Hopper, 4 for Blackwell. Used by the planner only.
     """
 
     name: str
@@ -137,7 +138,7 @@ class Device:
 
     @property
     def queued_s(self) -> float:
-        """Of `kernel_overhead_s`, the device's part: the time of a kernel in the queue beyond its work."""
+        """The device's part of `kernel_overhead_s`: the time of a kernel in the queue beyond its work."""
         return self.kernel_overhead_s - self.launch_s
 
     def peak(self, dtype: str) -> float:
@@ -149,7 +150,7 @@ class Device:
         return self.peak(dtype) * self.matmul_efficiency_by_dtype.get(dtype, self.matmul_efficiency)
 
 
-# A device that computes in no time: what is left of a run is communication alone.
+# A device that computes in no time: a run takes only the time of its communication.
 FREE = Device(
     name="free",
     peak_flops_per_s={"float32": float("inf")},

@@ -1,13 +1,14 @@
-"""The accelerators that have a name. Every figure says where it comes from.
+"""Catalogue of named accelerators, with a source for every figure.
 
-Peaks are dense (no sparsity). What large products reach is the measured maximum achievable matmul FLOP/s (MAMF), found
-by search over shapes: here, what a product 8,192 deep reaches whose tiles fill their waves. The half depth was chosen
-so that the model agrees with published products of other depths: MAMF's best shapes, and DeepGEMM's table of small
-ones (github.com/deepseek-ai/DeepGEMM, README at 55ab91f, 2025-03-25; H800 has the cores of an H100). For a device
-with no such measurement it is a guess from its neighbours, and its source says so.
+Peaks are dense (no sparsity). The rate of large products is the measured maximum achievable matmul FLOP/s (MAMF), found
+by search over shapes: here, of a product of depth 8,192 with tiles that fill their waves. The half depth was chosen so
+that the model agrees with published products of other depths: MAMF's best shapes, and DeepGEMM's table of small ones
+(github.com/deepseek-ai/DeepGEMM, README at 55ab91f, 2025-03-25; H800 has the cores of an H100). For a device without
+such a measurement it is a guess from its neighbours, and its source says so.
 
-NVIDIA's libraries load rows at full width that are multiples of 16 bytes (lablib/cost/matmul.py). On an MI250X products
-with other rows take as long (github.com/EleutherAI/cookbook, 27dff48, sizing/results/gemm_data/mm/ksweep_low).
+NVIDIA's libraries load rows at full width if they are multiples of 16 bytes (lablib/cost/matmul.py). On an MI250X
+products with other rows take equally long (github.com/EleutherAI/cookbook, 27dff48,
+sizing/results/gemm_data/mm/ksweep_low).
 """
 
 from collections.abc import Mapping
@@ -19,17 +20,17 @@ from lablib.hardware.device import Device
 _STAS = "S. Bekman, Machine Learning Engineering (github.com/stas00/ml-engineering, 744d01e18b)"
 _ACCELERATORS = f"{_STAS}, compute/accelerator: TFLOPS, MAMF, memory and cache tables"
 _UNVERIFIED = "from memory, not verified:"
-# A CUDA kernel takes a few microseconds to launch; eager PyTorch adds its own dispatch. One figure for all. Of these
-# the device takes 1.3 us, between two kernels of its queue, measured in a CUDA graph on an H100 (Spector et al., "Look
-# Ma, No Bubbles!", Hazy Research blog, 2025-05-27). The host takes the rest.
+# A CUDA kernel takes a few microseconds to launch; eager PyTorch adds its dispatch. One figure for all. The device's
+# part is 1.3 us, between two kernels of its queue, measured in a CUDA graph on an H100 (Spector et al., "Look Ma, No
+# Bubbles!", Hazy Research blog, 2025-05-27). The rest is the host's.
 _KERNEL_OVERHEAD_S = 5e-6
 _LAUNCH_S = _KERNEL_OVERHEAD_S - 1.3e-6
-# Between what was published for thin products, which read one large matrix (DeepGEMM's reach 2,668 of 3,350 GB/s, 0.80)
-# and what copies are remembered to reach, about 0.9. One figure for all.
+# Between the published rate of thin products, which read one large matrix (DeepGEMM's reach 2,668 of 3,350 GB/s, 0.80)
+# and an unsourced rate of copies, about 0.9. One figure for all.
 _MEMORY_EFFICIENCY = 0.85
-# FLOPs of 16-bit products that a joule pays for over a whole training step, by generation. Fitted to all published runs
-# at once (lablib/validation); what they mean: an A100 keeps up 248 of its 312 TFLOP/s at 400 W, an H100 595 of 989
-# at 700 W, a B200 1,050 of 2,250 at 1,000 W. Only the planner uses them.
+# FLOPs of 16-bit products per joule over a whole training step, by generation. Fitted to all published runs at once
+# (lablib/validation): an A100 sustains 248 of its 312 TFLOP/s at 400 W, an H100 595 of 989 at 700 W, a B200 1,050 of
+# 2,250 at 1,000 W. Only the planner uses them.
 _AMPERE_FLOPS_PER_JOULE = 0.62e12
 _HOPPER_FLOPS_PER_JOULE = 0.85e12
 _BLACKWELL_FLOPS_PER_JOULE = 1.05e12
@@ -41,7 +42,7 @@ TFLOPS = 1e12
 
 
 def _efficiency(mamf: float, peak: float, half_depth: float) -> float:
-    """Share of the peak that endless depth would reach, where a depth of 8,192 reaches `mamf`."""
+    """Share of the peak at infinite depth, if a depth of 8,192 reaches `mamf`."""
     return mamf / peak * (1 + half_depth / 8192)
 
 
@@ -69,7 +70,7 @@ _AMPERE_PEAKS = {
     "float16": 312 * TFLOPS,
     "bfloat16": 312 * TFLOPS,
 }
-# A Blackwell GPU of any kind reaches the share of its peak that a B200 was measured to reach; float4: guessed.
+# Any Blackwell GPU reaches the same share of its peak as a measured B200; float4: guessed.
 _BLACKWELL = {
     "num_cores": 148,
     "matmul_tile": (128, 256),

@@ -1,10 +1,9 @@
-"""One kind of wire, in the alpha-beta model.
+"""Links in the alpha-beta model.
 
 Sending a message of S bytes over a link takes
 
     T(S) = alpha + S * beta        alpha = latency_s, beta = 1 / bandwidth_bytes_per_s
 
-Source: Hockney, "The communication challenge for MPP", Parallel Computing 20 (1994), where 1/beta is r_inf.
 Simplified: one alpha for every protocol, and a bandwidth that does not depend on the size of the message.
 """
 
@@ -20,13 +19,13 @@ class Link:
 
     Attributes:
         name: e.g. "NVLink 4".
-        latency_s: alpha, seconds before the first byte arrives: of one hop, without the call that begins it.
+        latency_s: alpha, seconds before the first byte arrives: of one hop, without the call.
         bandwidth_bytes_per_s: 1 / beta, bytes per second in one direction for one device.
-        source: where the figures come from.
-        collective_share: of the bandwidth, what collectives of many ranks reach where one message has all of it; for
-            networks that were measured so (the planner's concern).
-        nvls_latency_s: seconds before the first byte of an all-reduce whose sums the switches of this link make (NVLink
-            SHARP: lablib/cost/nvls.py); None: they cannot add.
+        source: source of the figures.
+        collective_share: share of the bandwidth that collectives of many ranks reach, if one message has all of it; for
+            networks that were measured so. Used by the planner only.
+        nvls_latency_s: seconds before the first byte of an all-reduce with sums in this link's switches (NVLink SHARP:
+            lablib/cost/nvls.py); None: they cannot add.
     """
 
     name: str

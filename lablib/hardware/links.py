@@ -1,4 +1,4 @@
-"""The wires that have a name, per device and direction. Every figure says where it comes from.
+"""Catalogue of named wires, per device and direction, with a source for every figure.
 
 Latencies are alpha of NCCL's own tuning model for the ring algorithm and the LL128 protocol (NVIDIA/nccl,
 src/graph/tuning.cc, `hwLat`): NVLink 1.9 us, PCIe 2.5 us, network 4.0 us; others as their source says. Sums
@@ -31,7 +31,7 @@ LINKS: Mapping[str, Link] = MappingProxyType(
     {
         "nvlink2": Link("NVLink 2", 1.9e-6, 150 * GB, f"{_NETWORK}; {_NCCL}"),
         "nvlink3": Link("NVLink 3", 1.9e-6, 300 * GB, f"{_NETWORK}; {_NCCL}"),
-        # Of an A800 and an H800: 400 GB/s of both directions.
+        # Of an A800 and an H800: 400 GB/s in both directions together.
         "nvlink3-800": Link("NVLink 3 of an A800", 1.9e-6, 200 * GB, f"{_LIMITED}; {_NCCL}"),
         "nvlink4-800": Link("NVLink 4 of an H800", 1.9e-6, 200 * GB, f"{_LIMITED}; {_NVLS}", nvls_latency_s=25e-6),
         "nvlink4": Link("NVLink 4", 1.9e-6, 450 * GB, f"{_NETWORK}; {_NVLS}", nvls_latency_s=25e-6),
@@ -40,7 +40,7 @@ LINKS: Mapping[str, Link] = MappingProxyType(
         "xgmi": Link(
             "xGMI, 7 wires of 64 GB/s", 1.9e-6, 448 * GB, f"{_NETWORK}; latency: that of NVLink, for want of another"
         ),
-        # A ring along one axis of the torus sends both ways round.
+        # A ring along one axis of the torus sends in both directions.
         "ici-v4": Link(
             "TPU v4 ICI, one axis", 1e-6, 100 * GB, f"{_UNVERIFIED} 2 of 6 wires of about 50 GB/s each way; about 1 us"
         ),
@@ -54,7 +54,7 @@ LINKS: Mapping[str, Link] = MappingProxyType(
         "infiniband-hdr": Link("InfiniBand HDR, 200 Gb/s", 4.0e-6, _gbps(200), f"{_NETWORK}; {_NCCL}"),
         "infiniband-ndr": Link("InfiniBand NDR, 400 Gb/s", 4.0e-6, _gbps(400), f"{_NETWORK}; {_NCCL}"),
         "infiniband-xdr": Link("InfiniBand XDR, 800 Gb/s", 4.0e-6, _gbps(800), f"line rate; {_NCCL}"),
-        # RoCE runs the same verbs over Ethernet: the same NIC, switches about 1 us slower in all.
+        # RoCE runs the same verbs over Ethernet: the same NIC, switches about 1 us slower in total.
         "roce-100": Link(
             "RoCE v2, 100 Gb/s", 5.0e-6, _gbps(100), f"line rate; {_NCCL}, plus 1 us for Ethernet switching"
         ),

@@ -1,18 +1,18 @@
-"""Figures that no machine has: most likely they were given in another unit.
+"""Ranges of plausible hardware figures, to catch a wrong unit.
 
-A peak of 989 is 989 TFLOP/s for whoever wrote it and 989 FLOP/s for the cost model, which would go on without a word.
-The ranges are wide, from a microcontroller to a rack that nobody sells yet: they catch a figure given in tera, giga or
-microseconds, not one that is off by two. Zero where a record allows it means "none", infinity is an idealization.
+A user may write a peak of 989, meaning TFLOP/s; the cost model would read 989 FLOP/s without an error. The ranges are
+wide, from a microcontroller to a rack beyond any product: they catch a figure given in tera, giga or microseconds, not
+one that is off by two. Zero where a record allows it means "none", infinity is an idealization.
 
-A bandwidth a thousand times off may still be some machine's. It is not this one's: what is built together is of one
-order. The 16-bit FLOPs that an accelerator (1 TFLOP/s or more) could do while one byte comes in lie within
+A bandwidth a thousand times off may still be plausible for another machine, but not next to this device's peak. The
+16-bit FLOPs that an accelerator (1 TFLOP/s or more) could compute per byte that comes in lie within
 
     memory           5 to 5,000          an A100 has 156
     inside a node    50 to 500,000       an A100 has 1,040, over PCIe 10,000
     outside          500 to 1,000,000    an A100 has 12,500, over 25 Gb/s Ethernet 100,000
 
-and any device can do half a FLOP or more (but in float64) while one byte comes in from its memory. An accelerator reads
-all of its memory in 1 ms to 10 s (an A100 in 40 ms). A file that means it says so with `unusual = true`.
+and any device can do half a FLOP or more (except in float64) per byte from its memory. An accelerator reads all of its
+memory in 1 ms to 10 s (an A100 in 40 ms). A file with such a figure on purpose says `unusual = true`.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from lablib.hardware.link import Link
 from lablib.hardware.topology import Dragonfly, FatTree, Torus
 from lablib.text.units import format_quantity
 
-# Least, most and unit.
+# Minimum, maximum and unit.
 _PLAUSIBLE: dict[tuple[type, str], tuple[float, float, str]] = {
     (Device, "peak_flops_per_s"): (1e8, 1e17, "FLOP/s"),
     (Device, "memory_bytes"): (1e7, 1e14, "B"),
@@ -53,11 +53,11 @@ _EXAMPLES = {
     "FLOP/J": "1.1e12 for 1.1 TFLOP/J",
 }
 
-_MAY_BE_ENDLESS = ("FLOP/s", "B", "B/s", "W", "FLOP/J")  # no seconds: nothing would ever end
+_MAY_BE_ENDLESS = ("FLOP/s", "B", "B/s", "W", "FLOP/J")  # not seconds: an infinite operation would never end
 
 
 def check_plausible(record: Any, file: str, where: str) -> None:
-    """Raise ValueError for a figure of a cluster, device or link outside its range, with what it reads as."""
+    """Raise ValueError for a figure of a cluster, device or link outside its range, with the value as read."""
     for (kind, name), (low, high, unit) in _PLAUSIBLE.items():
         if not isinstance(record, kind):
             continue
@@ -82,7 +82,7 @@ _MIN_FLOPS_A_BYTE = 0.5
 
 
 def unlikely_together(cluster: Cluster) -> str:
-    """Which bandwidth does not go with the device's peak and is probably in another unit; "" where all do."""
+    """The bandwidth that does not match the device's peak and is probably in another unit; "" if all match."""
     device = cluster.device
     peak = max(device.peak("float16"), device.peak("bfloat16"))
     bandwidth = device.memory_bandwidth_bytes_per_s

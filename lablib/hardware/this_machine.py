@@ -1,6 +1,6 @@
-"""Where the profile of this machine is kept: what `lab calibrate` writes and `cluster="this-machine"` reads.
+"""Path of the profile of this machine: `lab calibrate` writes it, `cluster="this-machine"` reads it.
 
-The file is `$LAB_MACHINE`, else `this-machine.toml` in the user's folder of settings.
+The file is `$LAB_MACHINE`, or `this-machine.toml` in the user's settings folder.
 """
 
 import os
@@ -14,17 +14,17 @@ THIS_MACHINE = "this-machine"
 
 
 def profile_path() -> Path:
-    """Where the profile is, or would be."""
+    """Path of the profile, which need not exist."""
     if chosen := os.environ.get("LAB_MACHINE"):
         return Path(os.path.expanduser(chosen)).absolute()
     return user_folder("config") / f"{THIS_MACHINE}.toml"
 
 
 def this_machine() -> Cluster:
-    """The cluster that was measured here.
+    """The measured cluster of this machine.
 
     Raises:
-        ValueError: nothing was measured yet, or the file is not what `lab calibrate` wrote.
+        ValueError: nothing was measured yet, or `lab calibrate` did not write the file.
     """
     path = profile_path()
     if not path.is_file():

@@ -1,8 +1,8 @@
-"""Clusters of one's own, in TOML files: read, checked and written.
+"""User-defined clusters in TOML files: read, check and write.
 
-A file starts from a cluster of the catalogue and changes what differs, or gives everything:
+A file starts from a cluster of the catalogue and changes some figures, or gives all of them:
 
-    base = "dgx-h100"                      # optional: what is not given below is this cluster's
+    base = "dgx-h100"                      # optional: source of the figures not given below
     devices_per_node = 4
     inter = "roce-400"                     # a link of the catalogue, or a table as below
     collective_overhead_s = 12e-6
@@ -20,9 +20,9 @@ uses_nvls = true                       # all-reduces may be added up in the swit
     [profile]                              # free text: when and how the figures were measured
     date = "2026-11-21"
 
-Names and units are those of the records (`Cluster`, `Device`, `Link`, the topologies): seconds, bytes, FLOP/s. A figure
-so far from any machine that it is probably in another unit is questioned (plausible.py); `unusual = true` at the top
-says that a bandwidth which does not go with the device's peak is meant.
+Names and units are the same as in the records (`Cluster`, `Device`, `Link`, the topologies): seconds, bytes, FLOP/s. A
+figure far from any machine's, probably in another unit, is refused (plausible.py); `unusual = true` at the top allows a
+bandwidth that does not match the device's peak.
 """
 
 import json
@@ -82,10 +82,10 @@ def load_cluster(path: str | Path) -> Cluster:
 
 @checked
 def save_cluster(cluster: Cluster, path: str | Path) -> None:
-    """Write a cluster to a TOML file, every figure of it: `load_cluster(path)` gives an equal one.
+    """Write all figures of a cluster to a TOML file: `load_cluster(path)` gives an equal one.
 
     Raises:
-        ValueError: a topology that is none of the three kinds, or a figure that `load_cluster` would question.
+        ValueError: a topology of another kind, or a figure that `load_cluster` would refuse.
         OSError: the file cannot be written.
     """
     file = Path(path)
@@ -120,7 +120,7 @@ def cluster_text(cluster: Cluster, file: str = "a cluster") -> str:
 
 
 def _catalogue_clusters() -> Mapping[str, Cluster]:
-    from lablib.hardware.catalogue import CLUSTERS  # which asks this file for paths
+    from lablib.hardware.catalogue import CLUSTERS  # which imports this file
 
     return CLUSTERS
 
@@ -139,7 +139,7 @@ def _at(where: str, error: Exception) -> ValueError:
 
 
 def _record(kind: type, table: Any, base: Any, file: str, where: str) -> Any:
-    """A record from a table: unknown keys refused, values converted, the base's fields where none is given."""
+    """A record from a table: unknown keys refused, values converted, missing fields from the base."""
     place = f"{file}, [{where}]" if where else file
     hints = get_type_hints(kind)
     names = [field.name for field in fields(kind) if not (where == "topology" and field.name == "name")]
@@ -172,7 +172,7 @@ def _require(kind: type, values: Mapping[str, Any], place: str) -> None:
 
 
 def _value(hint: Any, name: str, value: Any, inherited: Any, file: str, where: str) -> Any:
-    """A TOML value as the record wants it. Raises ValueError that says what it should have been."""
+    """A TOML value in the record's type. Raises ValueError with the expected type."""
     if hint in _RECORDS:
         if isinstance(value, str):
             return _base({"base": value}, _RECORDS[hint], f"{file}, {where}", hint.__name__.lower())
@@ -201,7 +201,7 @@ def _value(hint: Any, name: str, value: Any, inherited: Any, file: str, where: s
     if hint == Mapping[str, float]:
         if not isinstance(value, dict):
             raise _wrong(file, where, value, "a table of numbers")
-        if name != "element_s":  # whose keys are operators
+        if name != "element_s":  # its keys are operators
             for key in value:
                 _check_dtype(key, f"{file}, {where}")
         return dict(inherited or {}) | {key: _number(v, file, f"{where}.{key}") for key, v in value.items()}
@@ -209,7 +209,7 @@ def _value(hint: Any, name: str, value: Any, inherited: Any, file: str, where: s
 
 
 def _check_dtype(name: str, where: str) -> None:
-    """A name that is short for a dtype, or nearly one: its peak would be that of no product."""
+    """Refuse a misspelled or abbreviated dtype: its peak would apply to no product."""
     meant = _SHORT.get(name.lower()) or next(iter(get_close_matches(name.lower(), _DTYPES, 1, 0.8)), name)
     if name not in _DTYPES and meant != name:
         raise _at(where, ValueError(f"unknown dtype {name!r}: did you mean {meant!r}?"))
@@ -245,7 +245,7 @@ def _refuse(file: str, where: str, value: Any, expected: str) -> Any:
 
 
 def _given(record: Any, but: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The fields of a record that can be written: TOML has no None, which is every such field's default."""
+    """The fields of a record that can be written: TOML has no None, the default of every such field."""
     values = {field.name: getattr(record, field.name) for field in fields(record) if field.name not in but}
     return {name: value for name, value in values.items() if value is not None}
 
@@ -267,7 +267,7 @@ def _key(name: str) -> str:
 
 def _toml(value: Any) -> str:
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but that TOML wants DEL escaped too.
+        # JSON's escapes are valid in TOML, except that TOML also requires DEL to be escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, Mapping):
         return "{ " + ", ".join(_lines(value)) + " }" if value else "{}"
@@ -275,4 +275,4 @@ def _toml(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, tuple):
         return "[" + ", ".join(map(_toml, value)) + "]"
-    return repr(value)  # the shortest text that reads back as the same number; inf and nan are spelled so in TOML too
+    return repr(value)  # the shortest text that reads back as the same number; TOML spells inf and nan the same

@@ -1,8 +1,8 @@
-"""How nodes are wired together: how many switches a message passes, and which part of the bandwidth is left.
+"""Network topologies: switches that a message passes, and share of bandwidth under full load.
 
-Each topology answers two questions about a pair of nodes: `hops(a, b)`, the switches (or, in a torus, routers) that the
+Each topology has two functions of a pair of nodes: `hops(a, b)`, the switches (or, in a torus, routers) that the
 message passes, each of which adds its latency to alpha; and `taper(a, b)`, the share of the wire's bandwidth that a
-pair keeps when every pair talks at once, which divides beta.
+pair keeps when all pairs send at once, which divides beta.
 
     fat tree     leaves, pods, core.  1 switch under one leaf, 3 within a pod, 5 across pods.
                  Leiserson, "Fat-Trees", IEEE Trans. Computers C-34 (1985); Al-Fares et al., SIGCOMM 2008.
@@ -11,7 +11,7 @@ pair keeps when every pair talks at once, which divides beta.
     torus        a grid whose edges wrap around: the ring distance summed over the dimensions.
                  Jouppi et al., "TPU v4", ISCA 2023, arXiv 2304.01433.
 
-Simplified: minimal routes, no adaptive routing; congestion is the constant taper, not the traffic of the moment.
+Simplified: minimal routes, no adaptive routing; congestion is the constant taper, not the current traffic.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from lablib.signature import check_fields
 
 
 class Topology(Protocol):
-    """What a cluster asks of its network. Nodes are numbered from 0."""
+    """Interface of a cluster's network. Nodes are numbered from 0."""
 
     @property
     def name(self) -> str: ...
@@ -31,7 +31,7 @@ class Topology(Protocol):
     def switch_latency_s(self) -> float: ...
 
     def hops(self, node_a: int, node_b: int) -> int:
-        """Switches passed between two different nodes. Raises ValueError for what is no node."""
+        """Switches passed between two different nodes. Raises ValueError for an invalid node."""
         ...
 
     def taper(self, node_a: int, node_b: int) -> float:
@@ -103,7 +103,7 @@ class Dragonfly:
 
 @dataclass(frozen=True)
 class Torus:
-    """A wrapped grid of `shape` nodes, in row-major order. Neighbours have a wire of their own; others share it."""
+    """A wrapped grid of `shape` nodes, in row-major order. Neighbours have a wire between them; others share wires."""
 
     shape: tuple[int, ...] = (4, 4, 4)
     switch_latency_s: float = 100e-9
