@@ -248,10 +248,12 @@ def _of_nothing(g: Paths, size: float, root: int) -> Iterator[Term]:
 
 
 def none_sent(n: int, size: float, root: int) -> tuple[float, ...]:
+    """Bytes that leave each rank of a barrier: 0."""
     return (0.0,) * n
 
 
 def no_messages(n: int, size: float, root: int) -> Iterator[Message]:
+    """Messages of a barrier: none carries bytes."""
     return iter(())
 
 

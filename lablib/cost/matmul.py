@@ -65,7 +65,7 @@ def matmul_compute_s(
     batch: Numbers = 1,
     rows: tuple[Numbers, ...] | None = None,
 ) -> Numbers:
-    """Seconds of the arithmetic alone, without loads and stores. Arguments as in `matmul_time_s`."""
+    """Seconds of the arithmetic alone, without memory traffic. Arguments as in `matmul_time_s`."""
     rate, fastest = _rates(device, dtype)
     if not device.num_cores and device.matmul_tile == (1, 1):
         return 2 * batch * m * n * (k / rate + device.matmul_half_depth / fastest)
@@ -94,8 +94,7 @@ def matmul_time_s(
             same dtype, except for float8, where it has 16 bits.
         device: the device.
         rows: row lengths of operands and result in memory, in numbers; None: k and n. For the gradient of a weight,
-        with
-            operand [m, k] transposed, (m, n).
+            with operand [m, k] transposed, (m, n).
     """
     size = bytes_per_number(dtype)
     size_bytes = batch * ((m * k + k * n) * size + m * n * max(size, 2))

@@ -199,7 +199,7 @@ class BlockRounds(_FromFirst):
         # s in it.
         at, n, s = np.arange(self.size) * self.stride, self.size, self.stride
         held = [np.minimum(n, -(-(at // b + 1) * b // s)) - -(-(at // b) * b // s) for b in self.levels.blocks]
-        beyond = np.diff(np.stack([*held, np.full(n, n)]), axis=0)  # peers by the largest block that is left
+        beyond = np.diff(np.stack([*held, np.full(n, n)]), axis=0)  # peers by the outermost border crossed
         rows = np.unique(np.vstack([held[0] - 1, beyond]).T, axis=0)
         return slowest(tuple(line for row in rows.tolist() for line in self._shared(*row)))
 

@@ -63,8 +63,7 @@ class Cluster:
         topology: the network between nodes.
         source: where the figures come from.
         collective_overhead_s: fixed time of one collective or one message of any size, in addition to alpha: the call
-        of
-            the library and the launch of its kernel. 0 in the catalogue: not known.
+            of the library and the launch of its kernel. 0 in the catalogue: not known.
         library: "gloo": use the algorithms of this communication library; "": always the fastest one, as NCCL's tuner
             would (lablib/cost/library.py).
         uses_nvls: whether "the fastest" may be an all-reduce with sums in the switches of a node, as NCCL's is on a DGX

@@ -48,8 +48,8 @@ class Device:
         matmul_efficiency_by_dtype: `matmul_efficiency` of dtypes with a different one, by dtype name.
         power_w: thermal design power in watts, where the source states it.
         row_alignment_bytes: a power of two; matrices with rows that are multiples of it are loaded at full width. 0:
-        any. flops_per_joule: FLOPs of 16-bit products per joule, where it is known: under its power limit a device
-        sustains
+            any.
+        flops_per_joule: FLOPs of 16-bit products per joule, where it is known: under its power limit a device sustains
             power_w * flops_per_joule. Used by the planner only.
         attention_generation: the generation of flash attention written for its matrix units: 2 for Ampere, 3 for
             Hopper, 4 for Blackwell. Used by the planner only.

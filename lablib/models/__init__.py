@@ -1,7 +1,7 @@
 """A plain GPT without parallelism, and a catalogue of published sizes. Read `gpt.py` first.
 
 gpt                 the GPT
-sizes               its parameters, counted
+sizes               its parameter count
 catalogue           sizes to train here, by name
 transformer         published architectures: attention, experts, latents
 published           published sizes, by name

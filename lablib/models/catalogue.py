@@ -1,9 +1,9 @@
-"""Published sizes of GPTs, and small ones of our own for the labs, by name.
+"""Sizes of GPTs by name: published ones, and small ones for the labs.
 
-The GPT-3 rows are Table 2.1 of the paper, with two of its figures mended, because heads x head width must be the
-model's width: "XL" is printed with 24 heads of 128 for a width of 2048 (16 give its 1.3B parameters), and "13B" with
-a width of 5140 for 40 heads of 128 (5120). GPT-2 counts are those of the released checkpoints, which the paper's own
-table understates (it says 117M for 124M).
+The GPT-3 rows are Table 2.1 of the paper, with two of its figures corrected, because heads x head width must be the
+model's width: "XL" is printed with 24 heads of 128 for a width of 2048 (16 give its 1.3B parameters), and "13B" with a
+width of 5140 for 40 heads of 128 (5120). GPT-2 counts come from the released checkpoints; the paper's table is too
+low (117M for 124M).
 
 Sources: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, Table 2;
 Brown et al., "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165, Table 2.1.
@@ -25,7 +25,7 @@ _GPT3 = "Brown et al. 2020, arXiv 2005.14165, Table 2.1"
 
 @dataclass(frozen=True, slots=True)
 class ModelRecord:
-    """A model by name: its sizes and where they were published."""
+    """A model by name: its sizes and their source."""
 
     name: str
     config: GPTConfig
@@ -68,10 +68,10 @@ MODELS: Mapping[str, ModelRecord] = MappingProxyType({record.name: record for re
 
 @checked
 def model_config(name: str, **changes: Any) -> GPTConfig:
-    """The sizes of a model of the catalogue, with some of them changed: `model_config("tiny", num_layers=8)`.
+    """The sizes of a model in the catalogue, with changes: `model_config("tiny", num_layers=8)`.
 
     Raises:
-        ValueError: nobody knows the name (the nearest ones are given), or the changed sizes do not fit together.
+        ValueError: an unknown name (the nearest ones are given), or the changed sizes do not fit together.
     """
     if name not in MODELS:
         raise unknown_name("model", name, list(MODELS))

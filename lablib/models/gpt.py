@@ -1,16 +1,16 @@
-"""A plain GPT: the one model every technique of this project is tried on. It knows nothing of parallelism.
+"""A plain GPT without parallelism: the model of every technique in this project.
 
 Tokens and positions are embedded and added. Each of `num_layers` blocks then adds two corrections to this residual
-stream: attention, in which a token reads the tokens before it, and an MLP, which works on each token alone. Both see
-a layer-normalized copy (pre-norm), so the stream itself runs straight from the embedding to the head. The head scores
-every word of the vocabulary as the next token.
+stream: attention, in which a token reads the tokens before it, and an MLP, which works on each token alone. Both read a
+layer-normalized copy (pre-norm), so the stream runs unchanged from the embedding to the head. The head scores every
+word of the vocabulary as the next token.
 
     tokens -> embedding -> (+attention(norm), +mlp(norm)) x num_layers -> norm -> head -> logits
 
-Cost, for one token with context T (a multiply-add is two FLOPs): the forward pass takes about 2 P + 4 L T D FLOPs,
+Cost, for one token with context T (a multiply-add is two FLOPs): the forward pass takes about 2 P + 4 L T D FLOPs, with
 P the parameters of the matrices and L the layers; backward takes twice that. `sizes.py` has P as a closed form.
 
-Shapes (one letter a dimension; names end in them, as in `x_BTD`):
+Shapes (one letter per dimension; names end in them, as in `x_BTD`):
     B batch    T time, i.e. position    D model width    H attention heads    K width of a head, H K = D
     F hidden width of the MLP           V vocabulary
 
@@ -89,7 +89,7 @@ class Attention(nn.Module):
         )
 
     def forward(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        # Heads are counted from what came out (-1): tensor parallelism may leave only some of them on this rank.
+        # The number of heads follows from the output (-1): tensor parallelism may leave some of them on this rank.
         d_head = self.query.in_features // self.num_heads
         q_BHTK, k_BHTK, v_BHTK = (
             linear(x_BTD).unflatten(-1, (-1, d_head)).transpose(1, 2) for linear in (self.query, self.key, self.value)
@@ -111,7 +111,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then the MLP, each added to the stream it read a normalized copy of."""
+    """One layer: attention, then the MLP, each added to the stream after a norm of its input."""
 
     def __init__(self, config: GPTConfig, device: torch.device, dtype: torch.dtype):
         super().__init__()
@@ -126,7 +126,7 @@ class Block(nn.Module):
 
 
 class _Undrawn(TorchFunctionMode):
-    """Layers made under it keep the empty parameters they begin with: what torch would draw would be thrown away."""
+    """Layers made under it keep uninitialized parameters, since torch's initial values would be overwritten."""
 
     _FILLS = frozenset({init.kaiming_uniform_, init.uniform_, init.normal_, Tensor.fill_, Tensor.zero_})
 
@@ -141,7 +141,7 @@ class GPT(nn.Module):
     Arguments:
         config: the sizes; `model_config("gpt2")` has published ones.
         seed: a number, or a CPU generator to draw from. The same seed gives the same weights on every device and in
-            every dtype, up to rounding; torch's default generators are left alone.
+            every dtype, up to rounding; torch's default generators are not used.
         dtype: of the parameters; float64 for tests of gradients.
         device: of the parameters; None: torch's default device. "meta" builds the shapes alone, at no cost.
     """
@@ -183,7 +183,7 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def _initialize(self, generator: torch.Generator) -> None:
-        """GPT-2's start: weights N(0, 0.02), biases 0, norms 1; what writes to the stream smaller by sqrt(2 L)."""
+        """GPT-2's initialization: weights N(0, 0.02), over sqrt(2 L) if added to the stream; biases 0, norms 1."""
         # The stream is a sum of 2 L corrections: without the factor its variance would grow with the depth.
         residual_std = 0.02 / math.sqrt(2 * self.config.num_layers)
         for name, param in self.named_parameters():
@@ -193,16 +193,16 @@ class GPT(nn.Module):
                 param.fill_(1.0)
             else:
                 std = residual_std if name.endswith(("attention.out.weight", "mlp.down.weight")) else 0.02
-                # Drawn in float64 on the CPU and rounded: the same model whatever its dtype and device.
+                # Drawn in float64 on the CPU and rounded: the same model for any dtype and device.
                 drawn = torch.empty(param.shape, dtype=torch.float64, device="cpu")
                 param.copy_(drawn.normal_(0.0, std, generator=generator))
 
 
 @checked
 def next_token_loss(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """Mean cross-entropy, in nats, of the token that came next. Computed in float32, or in float64 for such logits.
+    """Mean cross-entropy of the next token, in nats. Computed in float32, or in float64 for such logits.
 
-    A model that knows nothing gives ln(V): 5.545 for bytes. `targets_BT` are the inputs moved on by one position.
+    A uniform prediction gives ln(V): 5.545 for bytes. `targets_BT` are the inputs shifted by one position.
     """
     # Half-precision logits are widened: exp and the sum over V lose too much in 8 or 11 bits.
     dtype = torch.promote_types(logits_BTV.dtype, torch.float32)

@@ -1,11 +1,11 @@
-"""Published transformers by name: the sizes a planner needs, and where they were printed.
+"""Published transformers by name: their sizes for a planner, and the sources.
 
 `find_transformer("llama-3-8b")` is a `Transformer`; the names of catalogue.py ("tiny", "gpt2-xl", "gpt3-175b") work
-too. A vocabulary is the one the weights have, padding included: 51,200 for the GPTs of Megatron. `max_seq_len` is the
-length they were pretrained with, where it is known, not the longest that rotary positions allow later.
+too. Vocabulary sizes are the weights', with padding: 51,200 for Megatron's GPTs. `max_seq_len` is the length of
+pretraining, where it is known, not the longest that rotary positions allow later.
 
-Not modelled: the norm after BLOOM's embedding (28,672 parameters), Qwen3's norms of queries and keys (256 a layer),
-PaLM's attention and MLP side by side, the second prediction module of DeepSeek-V3 (11.5B), Mistral's window. The MPT
+Not modelled: the norm after BLOOM's embedding (28,672 parameters), Qwen3's norms of queries and keys (256 per layer),
+PaLM's parallel attention and MLP, the second prediction module of DeepSeek-V3 (11.5B), Mistral's window. The MPT
 rows are those of llm-foundry's table of throughput, with learned positions and biases; the released MPT-7B and MPT-30B
 have neither.
 """
@@ -51,7 +51,7 @@ def _mpt(name: str, num_layers: int, d_model: int, num_heads: int) -> Transforme
 def _llama(
     name: str, num_layers: int, d_model: int, num_heads: int, num_kv_heads: int, d_ff: int, **sizes
 ) -> Transformer:
-    """What has become usual: grouped queries, SwiGLU, rotary positions, RMS norm, no biases, a head of its own."""
+    """The usual modern architecture: grouped queries, SwiGLU, rotary positions, RMS norm, no biases, an untied head."""
     usual: dict[str, Any] = {
         "num_kv_heads": num_kv_heads,
         "d_ff": d_ff,
@@ -120,7 +120,7 @@ _RECORDS = (
     _llama("llama-3-405b", 126, 16384, 128, 8, 53248, **_L3),
     _llama("mistral-7b", 32, 4096, 32, 8, 14336, **_MISTRAL),
     _llama("qwen3-8b", 36, 4096, 32, 8, 12288, **_Q3),
-    # Mixtures of experts: the hidden width given first is that of the dense layers at the bottom, if there are any.
+    # Mixtures of experts: d_ff is the hidden width of the dense layers at the bottom, if there are any.
     _llama("mixtral-8x7b", 32, 4096, 32, 8, 14336, experts=Experts(8, 2, 14336), **_MIXTRAL),
     _llama("mixtral-8x22b", 56, 6144, 48, 8, 16384, experts=Experts(8, 2, 16384), **_MIXTRAL_22),
     _llama("qwen3-30b-a3b", 48, 2048, 32, 4, 6144, experts=Experts(128, 8, 768), **_Q3),
@@ -135,10 +135,10 @@ TRANSFORMERS: Mapping[str, Transformer] = MappingProxyType({model.name: model fo
 
 @checked
 def find_transformer(model: str | Transformer | GPTConfig) -> Transformer:
-    """The transformer of that name; a `Transformer` is returned as it is, a `GPTConfig` as the record of its sizes.
+    """The transformer of that name; a `Transformer` is returned unchanged, a `GPTConfig` as the record of its sizes.
 
     Raises:
-        ValueError: nobody knows the name (the nearest ones are given).
+        ValueError: an unknown name (the nearest ones are given).
     """
     if isinstance(model, Transformer):
         return model

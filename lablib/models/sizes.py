@@ -1,4 +1,4 @@
-"""How many parameters a GPT has, part by part, as a closed form: no model is built.
+"""Parameter count of a GPT, part by part, as a closed form.
 
 With L layers, width D, hidden width F, vocabulary V and P positions:
 

@@ -1,10 +1,10 @@
-"""The sizes of a published transformer: what a planner needs to know of a model, and no more.
+"""Sizes of a published transformer, as input of the planner.
 
 A decoder of `num_layers` layers, each attention and an MLP, dense or a mixture of experts. `GPTConfig` (gpt.py) is the
-one that this project builds and trains; this record also describes those it only predicts: fewer heads of keys than of
-queries (GQA: Ainslie et al., 2023, arXiv 2305.13245), keys and values from a narrow latent (MLA: DeepSeek-V2, 2024,
-arXiv 2405.04434, section 2.1), gated MLPs (SwiGLU: Shazeer, 2020, arXiv 2002.05202), experts (Shazeer et al., 2017,
-arXiv 1701.06538; DeepSeekMoE, 2024, arXiv 2401.06066).
+model that this project builds and trains; this record also describes models that it only predicts: fewer heads of keys
+than of queries (GQA: Ainslie et al., 2023, arXiv 2305.13245), keys and values from a narrow latent (MLA: DeepSeek-V2,
+2024, arXiv 2405.04434, section 2.1), gated MLPs (SwiGLU: Shazeer, 2020, arXiv 2002.05202), experts (Shazeer et al.,
+2017, arXiv 1701.06538; DeepSeekMoE, 2024, arXiv 2401.06066).
 
 Legend: L layers, D width, H heads of queries, G heads of keys and values, K width of a head, F hidden width of the MLP,
 V vocabulary, T positions.
@@ -27,10 +27,10 @@ class Latent:
     """Multi-head latent attention (MLA): DeepSeek-V2, section 2.1 and appendix C.
 
     Attributes:
-        query_rank: width of the queries' latent, d'_c; 0 where queries are made directly.
+        query_rank: width of the queries' latent, d'_c; 0 for queries without a latent.
         kv_rank: width of the latent of keys and values, d_c.
-        d_rotary: width of the part of a head that carries the position, d_h^R.
-        d_plain: width of the part that does not, d_h.
+        d_rotary: width of a head's part with the position, d_h^R.
+        d_plain: width of its part without the position, d_h.
         d_value: width of a head's values.
     """
 
@@ -43,13 +43,13 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """A mixture of experts in the place of the MLP.
+    """A mixture of experts instead of the MLP.
 
     Attributes:
         num_experts: routed experts E.
-        num_active: of which each token visits k.
+        num_active: routed experts k per token.
         d_ff: hidden width of one expert.
-        num_shared: experts that every token visits, beside those.
+        num_shared: experts that every token visits, in addition.
         num_dense_layers: layers at the bottom that keep a dense MLP.
     """
 
@@ -67,7 +67,7 @@ class Transformer:
     Attributes:
         name: the model's.
         num_layers, d_model, num_heads, vocab_size: L, D, H, V.
-        max_seq_len: T; how many position embeddings there are, and the length that is trained by default.
+        max_seq_len: T; the number of position embeddings, and the default length of training.
         d_ff: F; None means 4 D.
         num_kv_heads: G; None means H (plain multi-head attention), 1 is multi-query.
         d_head: K; None means D / H.
@@ -78,7 +78,7 @@ class Transformer:
         tied_head: whether the head's matrix is the token embedding's.
         latent: keys and values from a latent (MLA); None otherwise.
         experts: a mixture of experts; None for a dense model.
-        source: where the sizes were published.
+        source: source of the sizes.
     """
 
     name: str
@@ -174,7 +174,7 @@ class Transformer:
 
     @property
     def num_expert_layers(self) -> int:
-        """Layers whose MLP is a mixture of experts."""
+        """Layers with a mixture of experts as MLP."""
         return self.num_layers - self.experts.num_dense_layers if self.experts else 0
 
     @classmethod

@@ -1,16 +1,16 @@
-"""FLOPs of a transformer's token and step, part by part, and the formulas by which papers report theirs.
+"""FLOPs of a transformer per token and per step, part by part, and the formulas of papers.
 
 A multiply-add is two FLOPs, and only products of matrices count. Backward makes two products for each of forward's
 (the gradients of both operands), so a step is three times a forward. For one token of a sequence of T:
 
-    attention   2 x its matrices' parameters            mlp, experts  the same; of E experts the k that it visits
+    attention   2 x its matrices' parameters            mlp, experts  the same; of E experts the k active ones
     scores      2 H T (K + Z)                           queries with keys of width K, then values of width Z
     head        2 D V                                   the embedding is a look-up: nothing
 
 Four conventions differ, and published numbers mix them:
 
-    model FLOPs       what the model needs: 3 forwards (MFU divides them by the peak)
-    hardware FLOPs    what was computed: and a fourth forward of what was recomputed (HFU); the head is not
+    model FLOPs       required by the model: 3 forwards (MFU divides them by the peak)
+    hardware FLOPs    computed: also a fourth forward of the recomputed part (HFU); the head is not recomputed
     causal            half of the scores are masked: (T + 1) / 2 of T are needed. Papers and torch count all of them;
                       FlashAttention's papers and Megatron-Bridge count half. Here `causal=True` halves.
     6 N               PaLM's 6 N + 12 L H K T counts the parameters of embedding and norms as if they were multiplied
@@ -34,7 +34,7 @@ def forward_flops(model: Transformer, seq_len: Numbers | None = None, *, causal:
     """FLOPs of one token's forward pass, the mean over its sequence, by part.
 
     Arguments:
-        model: whose sizes.
+        model: the model.
         seq_len: tokens of a sequence, a number or a numpy array; None means the model's `max_seq_len`.
         causal: whether masked scores are left out.
 
@@ -61,11 +61,11 @@ def recompute_flops(
     """FLOPs that one token's backward pass computes a second time.
 
     Arguments:
-        recompute: "none"; "selective" (the scores: what stands between queries, keys, values and the output) or "full"
+        recompute: "none"; "selective" (the scores: everything between queries, keys, values and the output) or "full"
             (every layer from its input). Others as in `forward_flops`.
 
     Raises:
-        ValueError: another word for `recompute`.
+        ValueError: an unknown `recompute`.
     """
     if recompute not in RECOMPUTE:
         raise unknown_name("recompute", recompute, RECOMPUTE)
@@ -88,8 +88,8 @@ def step_flops(
 
     Arguments:
         tokens: of the whole step, over all ranks and micro-batches.
-        has_weight_gradients: False where only adapters are trained, which count nothing: then matrices have one product
-            in backward, and the scores, whose operands are no weights, two as ever.
+        has_weight_gradients: False if only adapters are trained, which count nothing: then matrices have one product in
+            backward, and the scores, with no weights as operands, still two.
         Others as in `recompute_flops`.
     """
     flops = forward_flops(model, seq_len, causal=causal)
@@ -111,8 +111,8 @@ def korthikanti_model_flops(batch: Numbers, s: Numbers, layers: Numbers, h: Numb
 def korthikanti_hardware_flops(batch: Numbers, s: Numbers, layers: Numbers, h: Numbers, vocab_size: Numbers) -> Numbers:
     """Korthikanti's hardware FLOPs of a step with selective recomputation: 72 B s l h^2 (1 + s/3h + V/12lh).
 
-    Their term doubles all of the scores' FLOPs (12 B s^2 h a layer); a second forward of them is a third of that, as
-    `step_flops(recompute="selective")` counts. The published HFU are by this one.
+    Their term doubles all of the scores' FLOPs (12 B s^2 h per layer); a second forward of them is a third of that, as
+    `step_flops(recompute="selective")` counts. The published HFU use this one.
     """
     return 72 * batch * s * layers * h**2 * (1 + s / (3 * h) + vocab_size / (12 * layers * h))
 

@@ -1,23 +1,23 @@
-"""How many parameters a transformer has, part by part, as a closed form: its matrices, biases and norms.
+"""Parameter count of a transformer, part by part, as a closed form: matrices, biases and norms.
 
 With L layers of width D, H heads of width K, G heads of keys and values, hidden width F, vocabulary V, T positions:
 
     embedding   V D                                     positions   T D where they are learned
     attention   D H K + 2 D G K + H K D                 query; key and value; out
       latent    D q + q H K + D (c + R) + c H (N + Z) + H Z D
-                q the queries' rank (D H K where it is 0), c that of keys and values; N plain, R rotary, Z value widths
+                q the queries' rank (D H K if it is 0), c the rank of keys and values; N plain, R rotary, Z value widths
     mlp         2 D F, gated 3 D F                      up (and gate), down
-    experts     E times an expert's mlp; shared ones beside them; router D E
-    norms       2 a layer and 1 at the end: D each, 2 D where they shift; with a latent, one for each rank
-    head        V D, or 0 where it is the embedding's matrix
-    biases      one number for each output of a linear layer, where there are any; none for the router and the head
+    experts     E times an expert's mlp; shared ones in addition; router D E
+    norms       2 per layer and 1 at the end: D each, 2 D with a shift; with a latent, one for each rank
+    head        V D, or 0 if it is the embedding's matrix
+    biases      one number for each output of a linear layer, if there are any; none for the router and the head
 
-Of a mixture, `active` counts what one token visits: k of the E experts. For large D, F = 4 D: 12 L D^2 as always.
+`active` counts the parameters that one token visits: of a mixture, k of the E experts. For large D, F = 4 D: 12 L D^2.
 
 Source: counted from the architectures named in transformer.py; agrees with modules built by torch and with released
 checkpoints (tests/models/test_transformer_sizes.py).
-Simplified: no norms of queries and keys (Qwen3), none after the embedding (BLOOM), no biases of queries alone
-(Qwen2); the bias that balances DeepSeek-V3's router is no parameter here: no gradient reaches it.
+Simplified: no norms of queries and keys (Qwen3), none after the embedding (BLOOM), no biases of queries alone (Qwen2);
+the bias that balances DeepSeek-V3's router is not counted: it has no gradient.
 """
 
 from dataclasses import dataclass
@@ -36,8 +36,8 @@ class Matrix:
         name: "query", "up", ...
         rows, columns: its shape.
         has_bias: whether one number for each column is added.
-        count: how many of them there are (one for each expert).
-        active: how many of those a token visits.
+        count: number of such matrices (one for each expert).
+        active: number of them that a token visits.
     """
 
     part: str
@@ -50,13 +50,13 @@ class Matrix:
 
     @property
     def size(self) -> int:
-        """Parameters of one of them, bias included."""
+        """Parameters of one matrix, with its bias."""
         return self.rows * self.columns + (self.columns if self.has_bias else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class LayerParameters:
-    """Parameters of one layer, by part. `active_experts`: of `experts`, those of the experts one token visits."""
+    """Parameters of one layer, by part. `active_experts`: parameters of the experts that one token visits."""
 
     attention: int
     mlp: int
@@ -72,7 +72,7 @@ class LayerParameters:
 
     @property
     def active(self) -> int:
-        """Those that one token visits."""
+        """Parameters that one token visits."""
         return self.total - self.experts + self.active_experts
 
 
@@ -82,8 +82,8 @@ class TransformerParameters:
 
     Attributes:
         embedding, positions, final_norm, head: outside the layers; a tied head is 0.
-        dense_layer: one layer with a dense MLP, of which there are `num_dense_layers` (perhaps none).
-        expert_layer: one layer with experts, of which there are `num_expert_layers` (perhaps none).
+        dense_layer: one layer with a dense MLP; there are `num_dense_layers` (perhaps none).
+        expert_layer: one layer with experts; there are `num_expert_layers` (perhaps none).
     """
 
     embedding: int
@@ -97,7 +97,7 @@ class TransformerParameters:
 
     @property
     def layers(self) -> int:
-        """Those of all layers together, without embedding, final norm and head."""
+        """Parameters of all layers together, without embedding, final norm and head."""
         return self.num_dense_layers * self.dense_layer.total + self.num_expert_layers * self.expert_layer.total
 
     @property
@@ -106,7 +106,7 @@ class TransformerParameters:
 
     @property
     def active(self) -> int:
-        """Those that one token visits; all of them for a dense model."""
+        """Parameters that one token visits; all of them for a dense model."""
         idle = self.expert_layer.total - self.expert_layer.active
         return self.total - self.num_expert_layers * idle
 
@@ -134,7 +134,7 @@ def attention_matrices(model: Transformer) -> tuple[Matrix, ...]:
         if latent.query_rank:
             shapes = [("query_down", d, latent.query_rank), ("query_up", latent.query_rank, query)]
         shapes += [
-            ("kv_down", d, latent.kv_rank + latent.d_rotary),  # the rotary part of the keys is one for all heads
+            ("kv_down", d, latent.kv_rank + latent.d_rotary),  # all heads share the rotary part of the keys
             ("kv_up", latent.kv_rank, heads * (latent.d_plain + latent.d_value)),
         ]
     shapes.append(("out", heads * model.value_size, d))
@@ -157,9 +157,9 @@ def expert_matrices(model: Transformer) -> tuple[Matrix, ...]:
     return (router, *routed, *(shared if experts.num_shared else ()))
 
 
-@lru_cache(maxsize=1024)  # a search asks thousands of times for the same few models
+@lru_cache(maxsize=1024)  # a search calls this thousands of times for few models
 def layer_matrices(model: Transformer, *, is_expert_layer: bool = False) -> tuple[Matrix, ...]:
-    """The linear layers of one layer: attention's, then those of the dense MLP or of the mixture."""
+    """The linear layers of one layer: attention's, then the dense MLP's or the mixture's."""
     return attention_matrices(model) + (expert_matrices(model) if is_expert_layer else mlp_matrices(model))
 
 

@@ -1,11 +1,11 @@
-"""Cost of one operator of torch, from its tensors: FLOPs, bytes and seconds, by the formulas of lablib/cost.
+"""Cost of a torch operator from its tensors: FLOPs, bytes and seconds, by lablib/cost.
 
-op_bytes.py         the bytes that it moves
-peaks.py            the peak that its dtype computes at
-kernels.py          how many launches it is
+op_bytes.py         bytes that it moves
+peaks.py            peak FLOP/s of its dtype
+kernels.py          number of kernel launches
 op.py               one dispatched operator: the roofline over all of these
-pricer.py           its price, looked up where it was asked before
-fused_attention.py  attention as one operator, where torch's CPU build would take it apart
+pricer.py           cache of prices
+fused_attention.py  attention as one operator on device "meta"
 """
 
 from lablib.operators.op import OpCost, op_cost

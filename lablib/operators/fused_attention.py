@@ -1,13 +1,12 @@
-"""On device "meta" the attention that torch would choose for values: fused where it can be, which there it never is.
+"""Fused attention on device "meta", so that a step has the same price with and without values.
 
-torch picks the algorithm of `scaled_dot_product_attention` by device. For tensors without values it spells attention
-out in products and a softmax, which take longer than the kernel that the same program runs on a CPU or a GPU. So that a
-step has one price, with values and without:
+torch picks the algorithm of `scaled_dot_product_attention` by device. For tensors without values it decomposes
+attention into products and a softmax, which take longer than the kernel of the same program on a CPU or a GPU. Instead:
 
     with FusedAttention():
         loss_of(module)        a module on "meta"
 
-Cost: none of its own; what the fused operator costs is said in attention.py.
+Cost: see attention.py for the fused operator.
 Source: torch.nn.functional.scaled_dot_product_attention, its documentation's list of implementations.
 """
 
@@ -20,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from lablib.torch_compat import flash_attention_for_cpu
 
-UNFUSED = F.scaled_dot_product_attention  # torch's own; the simulator replaces the name in `F` for the time of a run
+UNFUSED = F.scaled_dot_product_attention  # torch's function; the simulator replaces the name in `F` during a run
 
 
 class FusedAttention(TorchFunctionMode):
@@ -41,7 +40,7 @@ def fused_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """As torch's function of tensors on "meta"; spelled out where no fused kernel takes such arguments."""
+    """As torch's function, for tensors on "meta"; decomposed if no fused kernel takes such arguments."""
     is_plain = attn_mask is None or not attn_mask.requires_grad
     if query.dim() != 4 or not _fit(query, key, value, enable_gqa) or not is_plain or dropout_p or not query.numel():
         return UNFUSED(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)

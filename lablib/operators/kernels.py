@@ -1,8 +1,8 @@
-"""How many kernels one operator starts: each waits `kernel_overhead_s` of its own.
+"""Number of kernels that one operator launches; each costs `kernel_overhead_s`.
 
     nearly all                      1
-    _foreach_, _fused_ (lists)      as many as hold the list: a launch carries the addresses of at most 110, 64, 48, 36
-                                    or 30 tensors (for 1, 2, 3, 4 or 5 lists), and 320 chunks of 65,536 numbers
+    _foreach_, _fused_ (lists)      by the size of the lists: a launch has the addresses of at most 110, 64, 48, 36 or
+                                    30 tensors (for 1, 2, 3, 4 or 5 lists), and 320 chunks of 65,536 numbers
     layer norm, backward            2: the input's gradient; the sums over rows
     flash attention, backward       3: the rows' dot products; the gradients; the query's, converted
     embedding, backward             2: the zeros; the rows added to them
@@ -11,8 +11,8 @@
 So one `_foreach_add_` over 1,000 tensors is 16 launches where a loop is 1,000.
 
 Source: torch, aten/src/ATen/native/cuda/MultiTensorApply.cuh (`depth_to_max_tensors`, `depth_to_max_blocks`,
-`kChunkSize`; builds for CUDA 12.1 and later hold seven times as many where the driver allows). Simplified: counted as
-on a GPU also for a CPU; splits of K, sorts and the like count as one.
+`kChunkSize`; builds for CUDA 12.1 and later hold seven times as many where the driver allows). Simplified: the counts
+of a GPU also apply to a CPU; splits of K, sorts and the like count as one.
 """
 
 from functools import cache
@@ -40,13 +40,13 @@ _KERNELS = {
 
 @cache
 def _count(op: Any) -> int:
-    """Kernels of an operator, 0 where it depends on its lists."""
+    """Kernels of an operator, 0 if the number depends on its lists."""
     name = schema(op).name.split("::")[-1]
     return 0 if name.startswith(("_foreach_", "_fused_")) else _KERNELS.get(name, 1)
 
 
 def num_kernels(op: Any, args: tuple) -> int:
-    """Kernels that one call of an operator starts."""
+    """Kernels that one call of an operator launches."""
     if count := _count(op):
         return count
     lists = [
@@ -56,7 +56,7 @@ def num_kernels(op: Any, args: tuple) -> int:
     ]
     if not lists:
         return 1
-    # A fused optimizer's numbers of steps, one a tensor, travel beside the lists.
+    # A fused optimizer's list of step counts does not count: a launch carries it next to the others.
     depth = len(lists) - schema(op).name.startswith("aten::_fused_")
     tensors = -(-len(lists[0]) // _TENSORS_A_LAUNCH[min(max(depth, 1), 5) - 1])
     chunks = sum(-(-t.numel() // _CHUNK) for t in tensors_in(lists[0]))

@@ -1,20 +1,19 @@
-"""What one operator costs on one device: the front door of this folder for whoever has tensors.
+"""Cost of one torch operator on one device.
 
-An operator must do its arithmetic and move its bytes; a device does both at once, so the slower one counts, and each
-kernel has its launch:
+An operator computes and moves bytes at the same time, so the slower of the two counts, and each kernel has a launch:
 
     time = max( arithmetic, bytes / bandwidth ) + kernels * kernel overhead
 
     matrix products        arithmetic by shape: tiles, waves and depth            matmul.py
     attention              arithmetic by algorithm                                attention.py
     convolutions           FLOPs / (peak * efficiency)
-    functions on a CPU     seconds an element, as measured                        elements.py
-    everything else        no arithmetic to speak of: bytes                       memory.py
+    functions on a CPU     seconds per element, as measured                       elements.py
+    everything else        negligible arithmetic: bytes                           memory.py
     of these, on a GPU     bytes at the rate of this kind of operator             efficiency.py
     views, reservations    nothing
 
-FLOPs are those of torch's own formulas (torch.utils.flop_counter; a multiply-add is two, a causal mask saves nothing).
-Only shapes, strides and dtypes are read: a tensor without data (`meta`) costs what a real one does.
+FLOPs follow torch's formulas (torch.utils.flop_counter; a multiply-add is two, a causal mask saves nothing). Only
+shapes, strides and dtypes are read: a tensor without data (`meta`) costs the same as a real one.
 
 Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009.
 Simplified: one operator after another, as an eager program runs; none overlaps the next one's launch.
@@ -48,7 +47,8 @@ __all__ = ["OpCost", "has_arithmetic", "is_free", "num_bytes", "op_cost", "tenso
 class OpCost:
     """Seconds, floating-point operations, bytes read and written, and the row of `peak_flops_per_s` it computed at.
 
-    `launch_s`: of the seconds, those in which the host launches the kernels and the device waits (`Device.launch_s`).
+    `launch_s`: of the seconds, the part in which the host launches the kernels and the device waits
+    (`Device.launch_s`).
     """
 
     time_s: float
@@ -58,7 +58,7 @@ class OpCost:
     launch_s: float = 0.0
 
 
-# Reserve memory or read metadata: no kernel runs. (`_unsafe_view` is a view that autograd takes for a new tensor.)
+# These reserve memory or read metadata: no kernel runs. (Autograd takes the view `_unsafe_view` for a new tensor.)
 _FREE = frozenset(
     {
         "empty",
@@ -76,18 +76,18 @@ _FREE = frozenset(
 
 @cache
 def is_free(op: Any) -> bool:
-    """Whether an operator starts no kernel: views, reservations, and what lives outside aten."""
+    """Whether an operator starts no kernel: views, reservations, and operators outside aten."""
     if op.namespace not in ("aten", "prims"):
         return op.namespace in ("profiler", "c10d", "_c10d_functional", "c10d_functional", "prim")
     name = schema(op).name.split("::")[-1]
-    # An alias annotation without a write is what makes a view a view.
+    # An alias annotation without a write marks a view.
     is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in schema(op).returns)
     return name in _FREE or is_view or torch.Tag.inplace_view in op.tags
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """One call of an operator; `call["query"]` is an argument by its name, wherever it was given."""
+    """One call of an operator; `call["query"]` is an argument by name, positional or keyword."""
 
     op: Any
     args: tuple
@@ -113,7 +113,7 @@ _Flops = Callable[[OperatorCall], float]
 
 @cache
 def is_convolution(op: Any) -> bool:
-    """Whether an operator is a convolution: cuDNN's, with a precision of its own (peaks.py)."""
+    """Whether an operator is a convolution, with cuDNN's precision setting (peaks.py)."""
     return "conv" in schema(op).name
 
 
@@ -126,7 +126,7 @@ def _dtype(call: OperatorCall) -> str:
 
 
 def _product(first: str, second: str) -> _Seconds:
-    """[..., M, K] times [..., K, N], where the second has one matrix a batch, or one for all."""
+    """[..., M, K] times [..., K, N]; the second has one matrix per batch, or one for all."""
 
     def seconds(call: OperatorCall, device: Device) -> float:
         (*batch, m, k), n = call[first].shape, call[second].shape[-1]
@@ -137,7 +137,7 @@ def _product(first: str, second: str) -> _Seconds:
 
 
 def _row(matrix: torch.Tensor) -> int:
-    """How far apart the rows of a matrix are in memory, in numbers; the columns of one that lies transposed."""
+    """Distance of a matrix's rows in memory, in numbers; of its columns if it is transposed."""
     down, right = matrix.stride()[-2:]
     return down if right == 1 else right
 
@@ -153,18 +153,18 @@ def _matmul(call: OperatorCall, device: Device) -> float:
 
 
 def _matmul_sizes(call: OperatorCall) -> tuple[int, int, int, int]:
-    """M, N, K and batch of torch.matmul, whose operands may be vectors or repeat one for all of a batch."""
+    """M, N, K and batch of torch.matmul; operands may be vectors or be broadcast over the batch."""
     a, b = call["self"].shape, call["other"].shape
     m, n = (a[-2] if len(a) > 1 else 1), (b[-1] if len(b) > 1 else 1)
     return m, n, a[-1], call.out.numel() // max(1, m * n)
 
 
 def _grouped(call: OperatorCall, device: Device) -> float:
-    """One product for each group of rows. Only values tell where a group ends: all are taken to be as long."""
+    """One product for each group of rows. Group sizes are values, not shapes: all groups are assumed to be equal."""
     a, b = call["self"], call["mat2"]
     if b.ndim == 3:  # [M, K] x [E, K, N]: the rows are in groups
         sizes = -(-a.shape[0] // b.shape[0]), b.shape[2], a.shape[1]
-    else:  # [N, M] x [M, K] -> [E, N, K]: what is summed is, as for the gradient of weights
+    else:  # [N, M] x [M, K] -> [E, N, K]: the summed dimension is in groups, as for the gradient of weights
         sizes = a.shape[0], b.shape[1], -(-a.shape[1] // call.out.shape[0])
     groups = b.shape[0] if b.ndim == 3 else call.out.shape[0]
     rows = (_row(a), _row(b), b.shape[-1])
@@ -209,13 +209,13 @@ def _name(op: Any) -> str:
 
 
 def function_name(op: Any, args: tuple, kwargs: dict) -> str:
-    """The key of `Device.element_s`: the operator's name, and the function that a word among its arguments chooses."""
+    """The key of `Device.element_s`: the operator's name, and the text argument that chooses the function."""
     words = [value for value in (*args, *kwargs.values()) if isinstance(value, str) and value != "none"]
     return " ".join([_name(op), *words])
 
 
 def num_elements(args: tuple, kwargs: dict, out: Any) -> int:
-    """Those of the largest operand or result."""
+    """Elements of the largest operand or result."""
     return max((t.numel() for t in tensors_in((*args, *kwargs.values(), out))), default=0)
 
 
@@ -246,7 +246,7 @@ def operator_kind(op: Any, args: tuple, out: Any) -> str:
 
 
 def _keeps_columns(args: tuple, out: Any) -> bool:
-    """Whether a reduction leaves the innermost dimension."""
+    """Whether a reduction keeps the innermost dimension."""
     x, dims = args[0], args[1] if len(args) > 1 else None
     if not isinstance(out, torch.Tensor) or x.ndim < 2:
         return False
@@ -256,7 +256,7 @@ def _keeps_columns(args: tuple, out: Any) -> bool:
 
 
 def _innermost(x: torch.Tensor) -> int:
-    """The dimension, counted from the last, along which neighbours lie in memory; 0 where there is no choice."""
+    """The contiguous dimension, counted from the last; 0 if any dimension would do."""
     if x.layout != torch.strided or x.is_contiguous():
         return -1 if x.numel() > 1 and x.ndim > 1 and x.shape[-1] > 1 else 0
     strides = [(s, d - x.ndim) for d, (s, n) in enumerate(zip(x.stride(), x.shape, strict=True)) if n > 1 and s]
@@ -296,7 +296,7 @@ def _layer(call: OperatorCall, device: Device) -> float:
 
 
 def _plain(call: OperatorCall, device: Device) -> float:
-    """FLOPs at the rate of large products: convolutions, and whatever else torch has a formula for."""
+    """FLOPs at the rate of large products: convolutions, and other operators with a FLOP formula in torch."""
     dtype = _dtype(call)
     return _flops(call) / device.matmul_rate(dtype if dtype in device.peak_flops_per_s else "float32")
 
@@ -320,7 +320,7 @@ _SECONDS: dict[str, _Seconds] = {
     "_native_multi_head_attention": _layer,
 }
 
-# What torch's table lacks: the CPU's own fused attention, fused layers, and what `inference_mode` does not take apart.
+# Missing in torch's table: the CPU's fused attention, fused layers, operators that `inference_mode` keeps whole.
 _FLOPS: dict[str, _Flops] = {
     "_grouped_mm": lambda call: 2.0 * call["self"].numel() * call["mat2"].shape[-1],
     "linear": lambda call: 2.0 * call["input"].numel() * call["weight"].shape[0],
@@ -335,7 +335,7 @@ _FLOPS: dict[str, _Flops] = {
 }
 
 
-# In the name of every operator of torch's table. Who adds others to it has imported it.
+# Part of the name of every operator in torch's table. A caller that adds others has imported it.
 _MAY_BE_IN_TABLE = re.compile("mm|conv|attention")
 _TABLE = "torch.utils.flop_counter"
 
@@ -347,7 +347,7 @@ def _flop_formula(op: Any) -> _Flops | None:
         return formula
     if not _MAY_BE_IN_TABLE.search(name) and _TABLE not in sys.modules:
         return None
-    # Imported on first use: it imports Triton, which a program that never multiplies should not pay.
+    # Imported on first use: it imports Triton, which a program without products does not need.
     from torch.utils.flop_counter import flop_registry
 
     if formula := flop_registry.get(op.overloadpacket):
@@ -362,7 +362,7 @@ def _flops(call: OperatorCall) -> float:
 
 @cache
 def has_arithmetic(op: Any) -> bool:
-    """Whether an operator multiplies matrices: then its price hangs on its dtype's peak and its plain arguments too."""
+    """Whether an operator multiplies matrices: its price then depends on its dtype's peak and plain arguments too."""
     return _flop_formula(op) is not None
 
 
@@ -371,9 +371,9 @@ def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpC
 
     Args:
         op: the `OpOverload`.
-        args, kwargs: what it was called with; tensors may be of any device, real or meta.
-        out: what it returned.
-        device: where it would run.
+        args, kwargs: its arguments; tensors may be of any device, real or meta.
+        out: its return value.
+        device: the device that would run it.
     """
     size_bytes = op_bytes(op, args, kwargs, out)
     time_s = op_time_s(op, args, kwargs, out, device, size_bytes)
@@ -385,9 +385,9 @@ def op_cost(op: Any, args: tuple, kwargs: dict, out: Any, device: Device) -> OpC
 
 
 def op_time_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size_bytes: float | None = None) -> float:
-    """The time of `op_cost` alone, for who asks it of many devices: to count the FLOPs takes as long again.
+    """The time of `op_cost` alone, for callers with many devices: counting the FLOPs takes as long again.
 
-    `size_bytes`: of `op_bytes`, where they are known.
+    `size_bytes`: result of `op_bytes`, if known.
     """
     size_bytes = op_bytes(op, args, kwargs, out) if size_bytes is None else size_bytes
     if has_arithmetic(op):

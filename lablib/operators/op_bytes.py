@@ -1,18 +1,18 @@
-"""The bytes that an operator moves: not what its shapes say, but what is touched.
+"""Bytes that an operator moves: the bytes touched, which can differ from its shapes.
 
 Nearly everything in a training step but products and attention is limited by memory: element-wise operations,
 normalization, softmax, embedding, the loss, the optimizer. Each operand counts once, as read or as written; one that
 is updated in place counts twice:
 
-    an expanded tensor (stride 0)              once, however often it is repeated
-    embedding, gather, index, index_select     the rows gathered, not the table they come from
+    an expanded tensor (stride 0)              once, for any number of repetitions
+    embedding, gather, index, index_select     the rows gathered, not the whole table
     index_add_, index_put_, scatter_           the rows that are changed, read and written
-    nll_loss                                   one number a row forward; the gradient, mostly zeros, backward
-    copy_, fill_, zeros_like, empty_like       nothing of what is overwritten, or gives only its shape
-    FSDP2's all_gather_copy_in                 its shards, read and written; not the buffer that is gathered in
+    nll_loss                                   one number per row forward; the gradient, mostly zeros, backward
+    copy_, fill_, zeros_like, empty_like       no read of an operand that is overwritten or gives only its shape
+    FSDP2's all_gather_copy_in                 its shards, read and written; not the gathered buffer
     fused optimizers                           parameter and moments read and written, the gradient read
 
-Source: what torch's operators read and write. Simplified: one pass over each operand, also in a sort.
+Source: reads and writes of torch's operators. Simplified: one pass over each operand, also in a sort.
 """
 
 from collections.abc import Callable, Iterable
@@ -26,7 +26,7 @@ from lablib.torch_compat import schema, sparse_parts
 
 
 def num_bytes(t: torch.Tensor) -> int:
-    """Bytes of a tensor's elements; of a sparse one, those that it stores, with their indices."""
+    """Bytes of a tensor's elements; of a sparse one, bytes of its stored elements and indices."""
     if t.layout == torch.strided:
         return t.nbytes
     if t.layout == torch.sparse_coo:
@@ -39,7 +39,7 @@ def num_bytes(t: torch.Tensor) -> int:
 
 
 def moved_bytes(t: torch.Tensor) -> int:
-    """Bytes that a pass over a tensor moves: those of its elements that are not the same place again (stride 0)."""
+    """Bytes that a pass over a tensor moves: elements at distinct addresses (stride 0 repeats one)."""
     if t.layout != torch.strided or t.is_contiguous():
         return num_bytes(t)
     count = t.element_size()
@@ -61,7 +61,7 @@ def _total(values: Iterable[Any]) -> int:
     return sum(moved_bytes(t) for t in tensors_in(values))
 
 
-# Write their first argument without reading it. (`zeros_like` and `new_zeros` only look at its shape.)
+# These write their first argument without reading it. (`zeros_like` and `new_zeros` only read its shape.)
 _OVERWRITES = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "bernoulli_", "random_", "exponential_"})
 
 
@@ -70,10 +70,9 @@ class _Roles:
     """Arguments that are not simply read.
 
     Attributes:
-        first_is_unread: the first argument is overwritten (`copy_`), or gives nothing but its shape (`zeros_like`).
+        first_is_unread: the first argument is overwritten (`copy_`), or gives only its shape (`zeros_like`).
         unread: keyword arguments that are overwritten: `out=`.
-        unreturned: position and name of those written though the operator does not return them (`_foreach_add_`
-            returns nothing).
+        unreturned: position and name of arguments that are written but not returned (`_foreach_add_` returns nothing).
     """
 
     first_is_unread: bool
@@ -98,7 +97,7 @@ def _roles(op: Any) -> _Roles:
 
 
 def _streamed(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
-    """Every operand once, one that is updated in place twice: what holds unless a rule below says otherwise."""
+    """Every operand once, one that is updated in place twice: the default rule."""
     roles = _roles(op)
     size_bytes = _total(args[1:] if roles.first_is_unread else args)
     size_bytes += _total(kwargs[name] for name in kwargs if name not in roles.unread)
@@ -109,12 +108,12 @@ def _streamed(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
 
 
 def _gathered(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
-    """As many bytes of the source as come out, the indices, and what comes out."""
+    """As many bytes of the source as of the output, the indices, and the output."""
     return 2 * _total((out,)) + _total((*args[1:], *kwargs.values()))
 
 
 def _scattered(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
-    """What is written to a place of the target: read there, added, written; with the indices and the values."""
+    """Bytes written to places of the target: read there, added, written; with the indices and the values."""
     given = dict(zip((argument.name for argument in schema(op).arguments), args, strict=False)) | kwargs
     indices = list(tensors_in(given[name] for name in ("index", "indices") if name in given))
     values = _total(given[name] for name in ("source", "src", "values") if name in given)
@@ -124,24 +123,24 @@ def _scattered(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
 
 
 def _picked(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
-    """nll_loss: of each row the one number that its target names."""
+    """nll_loss: one number of each row, at its target."""
     scores, *others = args
     targets = args[1]
     return targets.numel() * scores.element_size() + _total((*others, out))
 
 
 def _copied_in(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
-    """FSDP2's own shards, read and written to their place in the buffer that a gather will fill."""
+    """FSDP2's own shards, read and written to their place in the buffer for the gather."""
     return 2 * _total(args[:1])
 
 
 def _filled(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
-    """nll_loss backward: the scores are not read again; their gradient is zeros but for one number a row."""
+    """nll_loss backward: the scores are not read again; their gradient is zero except for one number per row."""
     return _total((args[0], *args[2:], out))
 
 
 def _updated(op: Any, args: tuple, kwargs: dict, out: Any) -> int:
-    """A fused optimizer step: gradients are read and, unless they are unscaled on the way, left as they are."""
+    """A fused optimizer step: gradients are read, and written only if they are unscaled in it."""
     written = 0 if kwargs.get("grad_scale") is not None else _total((args[1],))
     return _streamed(op, args, kwargs, out) - written
 

@@ -1,12 +1,12 @@
-"""Which row of a device's table of peaks a dtype computes at.
+"""Row of a device's table of peaks that a dtype uses.
 
-    float64, float32, float16, bfloat16     their own row
+    float64, float32, float16, bfloat16     the row of the same name
     float32, where the program allows it    tfloat32: 4 bytes in memory, 10 bits of mantissa in the product
     float8_e4m3fn, float8_e5m2, ...         float8
 
-A row that a device lacks falls back on float32's: it computes, slowly (a V100 has no unit for bfloat16).
+A missing row falls back on float32's: the device computes, slowly (a V100 has no unit for bfloat16).
 
-torch allows TF32 in two places, and by default in one of them alone (pytorch 2.11 to 2.13, "TensorFloat-32 on Ampere
+torch allows TF32 in two places, and by default in one of them (pytorch 2.11 to 2.13, "TensorFloat-32 on Ampere
 and later" in docs/source/notes/cuda.rst):
 
     products of matrices    no; torch.set_float32_matmul_precision("high" or "medium") allows it
@@ -20,7 +20,7 @@ from lablib.torch_compat import get_fp32_precision_getter
 
 
 def peak_name(dtype: torch.dtype, convolves: bool = False) -> str:
-    """The row of a device's peak table for products of this dtype, or convolutions, as the program is set up now."""
+    """The row of a device's peak table for products or convolutions of this dtype, by the program's settings."""
     if dtype == torch.float32:
         return "tfloat32" if (convolutions_use_tf32() if convolves else products_use_tf32()) else "float32"
     if dtype.itemsize == 1 and dtype.is_floating_point:

@@ -1,11 +1,11 @@
-"""The price of an operator, looked up where it was asked before: what the clock calls for every operator of every rank.
+"""Cache of operator prices, for the clock of every simulated rank.
 
-A training step repeats the same operators on the same shapes; the price of each is computed once. The key is the
+A training step repeats the same operators on the same shapes; each price is computed once. The key is the
 operator and, of each tensor in its arguments and results, shape, dtype and (unless it lies in one piece) strides; for
 products also the plain arguments (`is_causal`, a convolution's stride) and the precision of float32.
 
 Cost: one look-up, 1 to 4 microseconds; measure it with benchmarks/pricing_speed.py.
-Simplified: the memory is bounded by forgetting the oldest price, not the least used.
+Simplified: memory is bounded by dropping the oldest price, not the least used.
 """
 
 from typing import Any
@@ -22,11 +22,11 @@ _STRIDED = torch.strided
 
 
 class Pricer:
-    """Prices operators on one device and remembers the prices. Holds nothing of the tensors it has seen.
+    """Prices operators on one device and caches the prices. Keeps no reference to tensors.
 
     Arguments:
-        device: where they would run.
-        capacity: how many prices it remembers.
+        device: the device that would run them.
+        capacity: maximum number of cached prices.
     """
 
     def __init__(self, device: Device, capacity: int = 16384):
@@ -42,10 +42,10 @@ class Pricer:
         return len(self._costs)
 
     def cost(self, op: Any, args: tuple, kwargs: dict, out: Any) -> OpCost:
-        """`op_cost(op, args, kwargs, out, device)`, to the bit."""
-        number = id(op)  # to hash an operator runs Python code
+        """`op_cost(op, args, kwargs, out, device)`, bit for bit."""
+        number = id(op)  # hashing an operator runs Python code
         if number not in self._is_product:
-            self._is_product[number] = has_arithmetic(op), op  # kept, so that no other gets its identity
+            self._is_product[number] = has_arithmetic(op), op  # kept, so that no other operator gets its id
         is_product = self._is_product[number][0]
         parts: list = [number]
         if is_product:
@@ -67,7 +67,7 @@ class Pricer:
 
 
 def _describe(values: Any, parts: list, plain: bool) -> None:
-    """Append what a price can hang on: of tensors their layout; of other values, themselves, if `plain`."""
+    """Append the parts of a price's key: of tensors their layout; of other values, themselves, if `plain`."""
     append = parts.append
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -80,7 +80,7 @@ def _describe(values: Any, parts: list, plain: bool) -> None:
         elif isinstance(value, (list, tuple)):
             append(len(value))
             _describe(value, parts, plain)
-        elif plain or value is None or type(value) is str:  # a word chooses the function: gelu's "tanh"
+        elif plain or value is None or type(value) is str:  # a text chooses the function: gelu's "tanh"
             append(value)
         else:
             append(0)
