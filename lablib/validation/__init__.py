@@ -1,21 +1,21 @@
-"""Comparison of the planner with published runs: rows, rules for what a source leaves open, and errors.
+"""Validation of the planner against published runs: rows, rules for unstated settings, and errors.
 
-fields.py           what a row may hold
+fields.py           fields of a row
 rows.py             a file of published measurements, read strictly
-architecture.py     which transformer a row is about
-machine.py          which cluster
-synonyms.py        what sources call the same thing
-software.py         which software, precision and recomputation
-splits.py           which split over GPUs
-case.py             what the predictor is asked
-measured.py         what the row says a step took
-baseline.py         the naive estimate beside which every error stands
-score.py            the errors, by family and in all
-tables.py           its tables
-page.py             the report for people
-doubts.py           what its figures do not show
-cross_validate.py   are the constants physics? Leave one source out
-constants.py        which those are, and their bounds
+architecture.py     transformer of a row
+machine.py          cluster of a row
+synonyms.py         other names that sources use
+software.py         software, precision and recomputation of a row
+splits.py           split over GPUs
+case.py             arguments of the predictor
+measured.py         measured time and memory of a step
+baseline.py         a naive estimate, to compare every error with
+score.py            errors, by family and in total
+tables.py           tables of the report
+page.py             the report as a page
+doubts.py           limits of its figures
+cross_validate.py   constants fitted without one source, tested on it
+constants.py        the fitted constants, and their bounds
 """
 
 from lablib.validation.case import Case, cases_of

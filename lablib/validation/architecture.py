@@ -1,4 +1,4 @@
-"""Which transformer a row is about: its stated sizes, and by rule what it leaves out.
+"""Transformer of a row: its stated sizes, and rules for the sizes that it leaves out.
 
 A1  Sizes that are stated hold. ffn not stated: 4 x hidden. kv_heads not stated: as many as heads.
 A2  The name says the kind. Llama, Mixtral, Qwen, DeepSeek, Kimi, GPT-OSS, Grok, Gemma: SwiGLU, rotary positions,
@@ -42,13 +42,13 @@ LLAMA_KIND: Mapping[str, Any] = {
     "has_bias": False,
     "tied_head": False,
 }
-# Layers that are no attention (state space models): this planner has no price for them. Nemotron-H, Nemotron Nano and
+# Layers that are no attention (state space models): the planner has no price for them. Nemotron-H, Nemotron Nano and
 # Nemotron 3 have such layers; Nemotron-340B, Nemotron-3-8B (2023) and Nemotrons made of a Llama have none.
 NOT_TRANSFORMERS = re.compile(
     r"mamba|jamba|hyena|qwen3[ _-]?next(?![a-z])|nemotron[ _-]?h(?![a-z])|^(?!.*llama).*nemotron[ _-]?nano"
     r"|nemotron[ _-]?3(?!\d|[ _-]?(8|22)b)"
 )
-# A convention that a source states once for all of its tables.
+# Conventions that a source states once for all of its tables.
 HEADS_BY_SOURCE: Mapping[str, int] = MappingProxyType({"bigscience": 64})
 _SOURCE = "config.json of the released weights, from memory, not verified"
 _OSS = replace(
@@ -73,7 +73,7 @@ def transformer_of(row: Row, pads_vocabulary: bool) -> Transformer:
     """The model of a row, by the rules above.
 
     Raises:
-        ValueError: the sizes do not fit together, or the row names a model nobody knows and states no sizes.
+        ValueError: the sizes do not fit together, or the row names an unknown model and states no sizes.
     """
     name = squeezed(row.model.get("name", ""))
     if NOT_TRANSFORMERS.search(row.model.get("name", "").lower()):
@@ -90,7 +90,7 @@ def transformer_of(row: Row, pads_vocabulary: bool) -> Transformer:
 
 
 def squeezed(name: str) -> str:
-    """A name without what people write differently, but for the point of a number; Llama 3.1 has the sizes of Llama 3.
+    """A name without punctuation, except the point of a number; Llama 3.1 has the sizes of Llama 3.
 
     >>> squeezed("Llama3.1-70B"), squeezed("llama 3 70b"), squeezed("GPT-3 1.3B")
     ('llama370b', 'llama370b', 'gpt31.3b')
@@ -101,7 +101,7 @@ def squeezed(name: str) -> str:
 def _known(name: str) -> Transformer | None:
     """The published model with the longest name that is part of this one."""
     models = {squeezed(model.name): model for model in (*TRANSFORMERS.values(), *MORE)}
-    # A number goes on to its end: "gpt2" is no part of "gpt20b" nor of "gpt2.7b".
+    # A number ends at a non-digit: "gpt2" is no part of "gpt20b" nor of "gpt2.7b".
     names = [
         key for key in models if re.search(rf"{re.escape(key)}(?!(?<=\d)\.?\d+[bm])", name) and re.search(r"\d", key)
     ]
@@ -144,7 +144,7 @@ def _stated(row: Row, name: str, known: Transformer | None) -> Transformer:
 
 
 def _experts(model: Mapping[str, Any], known: Experts | None) -> Experts | None:
-    """The experts of a row: what it states, the rest from the known model of that name."""
+    """The experts of a row: as stated, the rest from the known model of that name."""
     stated = {
         "num_experts": model.get("experts"),
         "num_active": model.get("experts_per_token"),
@@ -154,7 +154,7 @@ def _experts(model: Mapping[str, Any], known: Experts | None) -> Experts | None:
     }
     stated = {name: value for name, value in stated.items() if value is not None}
     if known:
-        # A model that was cut short keeps a layer with experts.
+        # A model with fewer layers keeps a layer with experts.
         dense = {"num_dense_layers": min(known.num_dense_layers, model["layers"] - 1)}
         return replace(known, **(dense | stated))
     if model.get("experts", 1) == 1:
@@ -173,7 +173,7 @@ def unstated_heads(row: Row) -> int:
 
 
 def likely_heads(hidden: int, tensor: int) -> int:
-    """The number of heads nearest to 128 wide that divides the width and that `tensor` ranks can share.
+    """The number of heads with width nearest to 128 that divides the width and that `tensor` ranks can share.
 
     >>> likely_heads(4096, 1), likely_heads(14400, 8)
     (32, 120)
@@ -196,7 +196,7 @@ def _nearest_to_count(model: Transformer, row: Row) -> Transformer:
         replace(model, tied_head=head, positions=position, has_bias=bias)
         for head, position, bias in product(heads, positions, biases)
     ]
-    # The first choice is the name's own: it stays unless the count clearly speaks for another.
+    # The first choice is the name's: it stays unless the count clearly excludes it.
     return min(choices, key=lambda choice: max(0.0, abs(transformer_parameters(choice).total - count) - slack))
 
 

@@ -2,8 +2,8 @@
 
     step = hardware FLOPs / (GPUs x peak / 2) x (1 + (p - 1) / (m v))        p stages, m micro-batches, v chunks
 
-The peak is that of the row's precision; hardware FLOPs count the vocabulary as stated and full recomputation
-(measured.py). It knows nothing of communication, memory or kernels.
+The peak is the peak of the row's precision; hardware FLOPs count the vocabulary as stated and full recomputation
+(measured.py). The estimate leaves out communication, memory and kernels.
 
 Source of the bubble: Narayanan et al., SC21, arXiv 2104.04473, section 2.2.
 """

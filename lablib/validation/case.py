@@ -1,6 +1,6 @@
-"""From a row to what the predictor is asked: every convention is a numbered rule.
+"""Arguments of the predictor for a row: every convention is a numbered rule.
 
-C1 to C14 stand here (C4 to C6 and C12 to C14 are applied in software.py, C1, C8 and C9 in splits.py), A1 to A7 in
+C1 to C14 are listed here (C4 to C6 and C12 to C14 are applied in software.py, C1, C8 and C9 in splits.py), A1 to A7 in
 architecture.py, M1 to M5 in machine.py.
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
@@ -42,7 +42,7 @@ architecture.py, M1 to M5 in machine.py.
     C14 Offload: "optimizer" and "activations" in the text of `offload` are kept by the host. A text that says only
         where or whether ("cpu", "true") means the optimizer, as in ZeRO-Offload. Parameters, others: refused.
 
-A row that no rule makes sense of raises ValueError, and is reported as skipped with that reason.
+A row that these rules cannot interpret raises ValueError, and is reported as skipped with that reason.
 """
 
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The arguments of one prediction. Attributes as those of `predict`."""
+    """The arguments of one prediction. Attributes as in `predict`."""
 
     model: Transformer
     cluster: Cluster
@@ -96,15 +96,15 @@ class Case:
 
     @property
     def num_microbatches(self) -> int:
-        """Of a step, on one rank of the data axis."""
+        """Micro-batches of a step on one rank of the data axis."""
         return self.batch // (self.parallel.data * self.micro_batch)
 
 
 def cases_of(row: Row) -> tuple[Case, ...]:
-    """All the runs that a row may be about: one, or as many as what it leaves open allows.
+    """All the runs that a row may describe: one, or several if the row leaves something open.
 
     Raises:
-        ValueError: the row cannot be modelled, and why.
+        ValueError: the row cannot be modelled, with the reason.
     """
     cluster = cluster_of(row)
     stack = stack_of(row, cluster)
@@ -162,7 +162,7 @@ def batch_of(row: Row, data: int) -> int:
 
 
 def _micro_batches(row: Row, case: Case, pieces: int) -> tuple[int, ...]:
-    """Rule C3, for a pipeline of so many pieces; where nothing is stated, the sizes that divide a replica's batch."""
+    """Rule C3, for a pipeline of so many pieces; if nothing is stated, the sizes that divide a replica's batch."""
     batch, local = row.batch, case.batch // case.parallel.data
     if "micro" in batch:
         choices = (batch["micro"],)
@@ -208,4 +208,4 @@ def _may_have_experts(row: Row) -> bool:
     try:
         return transformer_of(row, pads_vocabulary=False).experts is not None
     except ValueError:
-        return True  # the reason is told where the model is made
+        return True  # the error is raised where the model is made

@@ -1,15 +1,15 @@
-"""The planner's constants that were fitted, with the least and the most that physics allows; and a planner with others.
+"""Fitted constants of the planner, with their physical bounds; and a planner with other values.
 
-    matmul_share          0.70 to 0.95    a training step's products against the same product repeated
-    memory_share          0.80 to 1.00    of what the catalogue already takes for streaming (0.85 of the bandwidth)
+    matmul_share          0.70 to 0.95    a training step's products relative to the same product repeated
+    memory_share          0.80 to 1.00    of the catalogue's streaming rate (0.85 of the bandwidth)
     intra_share           0.75 to 0.88    NCCL over NVLink: 0.81 to 0.84 measured
     inter_share           0.70 to 0.95    NCCL over network cards
     generation_share      0.35 to 0.75    FlashAttention one generation behind its device: 0.47 to 0.5 published
     dispatch_s            10 to 30 us     an eager operator on the host, with autograd and Python
-    FLOPs a joule         A100 0.50 to 0.75 T (its peak at 400 W is 0.78), H100 0.70 to 1.10 T (1.41), B200 0.85 to
+    FLOPs per joule       A100 0.50 to 0.75 T (its peak at 400 W is 0.78), H100 0.70 to 1.10 T (1.41), B200 0.85 to
                           1.40 T (2.25); a Hopper GPU under a lower limit keeps its ratio to the H100
 
-Everything else in the planner is a published figure, a count of what the software does, or an estimate that says so.
+All other numbers in the planner are published figures, counts of the software's operations, or marked estimates.
 """
 
 from collections.abc import Mapping
@@ -35,23 +35,23 @@ BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
         "dispatch_s": (10e-6, 30e-6),
     }
 )
-# A generation of devices, by the one that stands for it: bounds of its FLOPs a joule.
+# A device of each generation: bounds of the generation's FLOPs per joule.
 PER_JOULE: Mapping[str, tuple[float, float]] = MappingProxyType(
     {"A100-80GB-SXM": (0.50e12, 0.75e12), "H100-80GB-SXM": (0.70e12, 1.10e12), "B200-SXM": (0.85e12, 1.40e12)}
 )
 
 
 def constants() -> dict[str, Constant]:
-    """The constants as they are now."""
+    """The constants with their present values."""
     now = Derating()
     shares = {name: Constant(getattr(now, name), low, high) for name, (low, high) in BOUNDS.items()}
     return shares | {name: Constant(_per_joule(name), low, high) for name, (low, high) in PER_JOULE.items()}
 
 
 def planner_with(values: Mapping[str, float]) -> Predictor:
-    """The planner with these values in the place of its own."""
+    """The planner with these values."""
     derating = replace(Derating(), **{name: value for name, value in values.items() if name in BOUNDS})
-    # attention_generation tells the generations of devices apart.
+    # attention_generation identifies the generation of a device.
     scale = {
         DEVICES[name].attention_generation: value / _per_joule(name)
         for name, value in values.items()

@@ -1,18 +1,18 @@
-"""Is a constant physics, or was it fitted to a source? Fit it on all other sources, and predict that one.
+"""Leave-one-source-out cross-validation of the planner's fitted constants.
 
-For each source: its rows are taken out, the constants are fitted to the rest, and the error on the rows that were out
-is held out. Beside it stands the error when all sources were fitted: the nearer the two, the more the constants say of
-machines and the less of the rows.
+For each source: the constants are fitted to the rows of all other sources, and the error on the source's rows is the
+held-out error. It is compared with the error after a fit to all sources: the nearer the two, the more the constants
+describe machines and not rows.
 
-What is made small is the mean over sources of the mean |ln(predicted / measured)| of the step time: every source counts
-the same, however many rows it has, and twice as long is as far off as half. The search starts in the middle of the
-bounds, so that nothing is carried over from constants that had seen the source. It steps along one constant at a time,
-repeats the moves that helped, and halves the step where none does (Hooke and Jeeves, "Direct search", J. ACM 8(2),
-1961): it needs no derivative and never leaves the bounds. A constant that the other sources say nothing about stays.
+The loss is the mean over sources of the mean |ln(predicted / measured)| of the step time: every source counts the same,
+with any number of rows, and twice as long is as far off as half. The search starts in the middle of the bounds, so it
+does not depend on constants that were fitted with the source. It steps along one constant at a time, repeats the moves
+that reduced the loss, and halves the step if none does (Hooke and Jeeves, "Direct search", J. ACM 8(2), 1961): it needs
+no derivative and never leaves the bounds. A constant that does not affect the other sources keeps its value.
 
 Source of the procedure: Stone, "Cross-validatory choice and assessment of statistical predictions", JRSS B 36, 1974.
-Simplified: a source is a family of row ids; the search finds a local minimum; what a row leaves open is chosen once,
-with the constants as they are.
+Simplified: a source is a family of row ids; the search finds a local minimum; open choices of a row are made once, with
+the present constants.
 """
 
 import json
@@ -32,7 +32,7 @@ _WORTHWHILE = 5e-4  # the share of the loss that a step must save
 
 @dataclass(frozen=True, slots=True)
 class Constant:
-    """A constant that may be fitted: its value now, and the minimum and maximum that physics allows. All positive."""
+    """A constant that may be fitted: its present value, and its physical minimum and maximum. All positive."""
 
     value: float
     minimum: float
@@ -46,14 +46,14 @@ class Constant:
 
 
 Values = Mapping[str, float]
-# Makes a predictor of the values of the constants.
+# Makes a predictor from the values of the constants.
 Maker = Callable[[Values], Predictor]
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """One source: its mean |error| in percent with the constants as they are, fitted on all sources, and fitted on all
-    but this one; and those last constants."""
+    """One source: its mean |error| in percent with the present constants, fitted on all sources, and fitted on all but
+    this one; and those last constants."""
 
     source: str
     rows: int
@@ -75,7 +75,7 @@ def cross_validate(
     Arguments:
         rows: of at least two sources.
         constants: name to value and bounds.
-        predictor: called with the values of all constants, returns what `score` takes.
+        predictor: called with the values of all constants, returns the `predict` of `score`.
         progress: called before each fit with the source that is left out, "none" first.
 
     Raises:
@@ -101,7 +101,7 @@ def cross_validate(
 
 
 def _settled(rows: Iterable[Row], predict: Predictor) -> tuple[list[Prepared], list[Skipped]]:
-    """The rows that state a time, each with the one case that counts, as a fit does not choose; and those refused."""
+    """The rows that state a time, each with its best case, as a fit does not choose; and the refused rows."""
     ready, refused = prepare(rows)
     settled = []
     for one in ready:
@@ -114,7 +114,7 @@ def _settled(rows: Iterable[Row], predict: Predictor) -> tuple[list[Prepared], l
 
 
 def fit(ready: Sequence[Prepared], constants: Mapping[str, Constant], predictor: Maker) -> dict[str, float]:
-    """The constants with the smallest loss that the search finds inside their bounds. Arguments as `cross_validate`."""
+    """The constants with the smallest loss inside their bounds. Arguments as `cross_validate`."""
 
     def at(values: Values) -> _Point:
         inside = {name: min(c.maximum, max(c.minimum, values[name])) for name, c in constants.items()}
@@ -126,7 +126,7 @@ def fit(ready: Sequence[Prepared], constants: Mapping[str, Constant], predictor:
         if there is here:
             step /= 2
         while there is not here:
-            # What helped once often helps twice: the same move again, and a look around there.
+            # A move that reduced the loss often does so twice: repeat it, and explore from there.
             leap = {name: there.values[name] ** 2 / here.values[name] for name in constants}
             here, beyond = there, _explore(at(leap), step, at)
             there = beyond if beyond.loss < here.loss * (1 - _WORTHWHILE) else here
@@ -134,14 +134,14 @@ def fit(ready: Sequence[Prepared], constants: Mapping[str, Constant], predictor:
 
 
 class _Point(NamedTuple):
-    """Constants, and the loss with them."""
+    """Constants, and their loss."""
 
     loss: float
     values: dict[str, float]
 
 
 def _explore(here: _Point, step: float, at: Callable[[Values], _Point]) -> _Point:
-    """One step up or down along each constant in turn, where it helps; `here` itself where none does."""
+    """One step up or down along each constant in turn, if it reduces the loss; `here` itself if none does."""
     for name in here.values:
         for factor in (1 + step, 1 / (1 + step)):
             there = at(here.values | {name: here.values[name] * factor})
@@ -161,7 +161,7 @@ def loss(ready: Iterable[Prepared], predict: Predictor) -> float:
 
 
 def held_out_text(results: Iterable[HeldOut], constants: Mapping[str, Constant]) -> str:
-    """The results as JSON, with the constants that the planner had: what stands beside the page until the next time."""
+    """The results as JSON, with the planner's constants: the file next to the page."""
     now = {name: constant.value for name, constant in constants.items()}
     return json.dumps({"constants": now, "sources": [asdict(one) for one in results]}, indent=1) + "\n"
 
@@ -170,7 +170,7 @@ def read_held_out(text: str) -> tuple[list[HeldOut], dict[str, float]]:
     """The results and the constants of `held_out_text`.
 
     Raises:
-        ValueError: the text is something else.
+        ValueError: the text is not from `held_out_text`.
     """
     try:
         record = parse_json(text)

@@ -1,8 +1,8 @@
-"""What the figures of the validation do not show: where the planner knows less than its small error says.
+"""Limits of the validation: cases where the planner is less certain than its small error suggests.
 
-Each doubt is about something that the rows themselves chose, or that one source alone decides. The page prints them
-below the errors; tests/validation/test_doubts.py holds them against the planner. Those about mixtures of experts
-stand apart, as their rows do.
+Each concerns a choice made with the rows themselves, or a figure from a single source. The page prints them below the
+errors; tests/validation/test_doubts.py checks them against the planner. Those about mixtures of experts are separate,
+as their rows are.
 """
 
 DOUBTS = (

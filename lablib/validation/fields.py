@@ -1,4 +1,4 @@
-"""What a row may hold: each field's name, kind, plausible range and unit; one clear error for a value outside."""
+"""Fields of a row: name, kind, plausible range and unit of each; an error for a value outside."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ COUNT, NUMBER, TEXT, FLAG, ANY = "a whole number", "a number", "text", "true or 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """What one field may hold: its kind, the plausible range of a number, and its unit."""
+    """One field: its kind, the plausible range of a number, and its unit."""
 
     kind: str
     minimum: float = 1
@@ -74,13 +74,13 @@ FIELDS: Mapping[str, Mapping[str, Field]] = {
     },
     "source": _texts("title url"),
 }
-# Fields that only tell people something: no answer depends on them. `graphs` says what one CUDA graph held, which is no
-# part of the model (doubts.py). Of several figures of the time in `measured` the first of measured.py counts.
+# Fields for readers only: no prediction depends on them. `graphs` describes one CUDA graph, which is not modelled
+# (doubts.py). Of several times in `measured` the first in the order of measured.py counts.
 LABELS = ("graphs", "how_read", "kind", "hardware.cluster")
-# A flag as text or as a number; and fields of text that some write as a flag.
+# A flag as text or as a number; and fields of text that some sources write as a flag.
 _SWITCHED = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _SWITCHES = ("recompute", "parallel.offload")
-# Other names of the same fields: of experts above all, whose names no two tables share.
+# Other names of the same fields, above all of experts, which every table names differently.
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "model": {
         **dict.fromkeys(("num_experts", "n_experts", "moe_experts"), "experts"),
@@ -93,12 +93,12 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
     "batch": {"gbs": "global", "mbs": "micro", "ga": "grad_accum"},
 }
 SECTIONS = tuple(name for name in FIELDS if name)
-# The sizes of a model: all are needed, or none and a name (architecture.py knows some).
+# The sizes of a model: all are required, or none and a name (architecture.py knows some).
 SIZES = ("layers", "hidden", "vocab")
 
 
 def by_usual_names(section: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a section under the names of FIELDS. Raises ValueError for one that is stated under two names."""
+    """The fields of a section under the names of FIELDS. Raises ValueError for a field stated under two names."""
     usual: dict[str, Any] = {}
     for key, value in given.items():
         name = ALIASES.get(section, {}).get(key, key)
@@ -109,7 +109,7 @@ def by_usual_names(section: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unknown(section: str, given: Mapping[str, Any], known: Iterable[str]) -> list[str]:
-    """Fields nobody knows. Raises ValueError for one that is nearly the name of a known field which is not there."""
+    """Unknown fields. Raises ValueError for a field with nearly the name of a known field that is missing."""
     names = list(known)
     strangers = [key for key in given if key not in names]
     for key in strangers:
@@ -120,14 +120,14 @@ def unknown(section: str, given: Mapping[str, Any], known: Iterable[str]) -> lis
 
 
 def _nearest(key: str, names: Iterable[str]) -> str | None:
-    """The name that `key` is most likely a slip of the pen for; None where it looks like another word."""
+    """The name that `key` is most likely a misspelling of; None if it looks like another word."""
     scored = [(SequenceMatcher(None, key.lower(), name).ratio(), name) for name in names]
     ratio, name = max(scored, default=(0.0, ""))
     return name if ratio >= 0.8 else None
 
 
 def checked(section: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The known fields of a section. Raises ValueError for a value of another kind, or outside its field's range."""
+    """The known fields of a section. Raises ValueError for a value of another kind or out of range."""
     return {key: _value(section, key, value) for key, value in given.items() if key in FIELDS[section]}
 
 
@@ -149,7 +149,7 @@ def _value(section: str, key: str, value: Any) -> Any:
 
 
 def billions(value: Any) -> float:
-    """Billions of parameters, from a number of them or from text. Raises ValueError for anything else.
+    """Billions of parameters, from a number of them or from text. Raises ValueError for other values.
 
     >>> billions(7.1), billions("175b"), billions("1t"), billions("181B"), billions("350m")
     (7.1, 175.0, 1000.0, 181.0, 0.35)
@@ -166,11 +166,11 @@ def billions(value: Any) -> float:
 
 
 def path_of(section: str, key: str) -> str:
-    """A field as errors name it: "model.layers"."""
+    """A field's name in errors: "model.layers"."""
     return f"{section}.{key}" if section else key
 
 
 def shown(value: Any) -> str:
-    """A value as errors show it: as JSON, the beginning of a long one."""
+    """A value in errors: as JSON, shortened."""
     text = json.dumps(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

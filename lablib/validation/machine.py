@@ -1,4 +1,4 @@
-"""Which cluster a row was measured on: the GPU's own node from the catalogue, changed by what the row states.
+"""Cluster of a row: the GPU's node from the catalogue, with the row's changes.
 
 M1  The GPU's name is matched without punctuation and packaging (synonyms.py); "A100" alone is the one with 80 GB,
     "H100" alone the one with 80 GB. A name that matches no device as a whole is refused.
@@ -46,7 +46,7 @@ GPUS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "mi300x": ("MI300X", "mi300x"),
     }
 )
-# Words of an interconnect -> a link whose latency it has.
+# Words of an interconnect -> a link with its latency.
 TECHNOLOGIES = {"roce": "roce-400", "efa": "efa-v2", "ethernet": "ethernet-100", "slingshot": "slingshot-11"}
 _BANDWIDTH = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([GT])(b|B)(?:it)?(?:/s|ps)")
 _INSIDE = ("intra", "in node", "within", "nvlink", "nvswitch")
@@ -59,7 +59,7 @@ def cluster_of(row: Row) -> Cluster:
     """The cluster of a row, by the rules above.
 
     Raises:
-        ValueError: a GPU that the catalogue lacks (the nearest are named).
+        ValueError: a GPU missing in the catalogue (the nearest are named).
     """
     device, base = _gpu(row.hardware["gpu"])
     cluster = CLUSTERS[base].replace(device=DEVICES[device])
@@ -83,7 +83,7 @@ def cluster_of(row: Row) -> Cluster:
 
 
 def _per_node(row: Row) -> int | None:
-    """Rule M2; of a rack (M3) nodes are its trays, and say nothing."""
+    """Rule M2; in a rack (M3) nodes are its trays, and are not counted."""
     nodes, gpus = row.hardware.get("nodes"), row.hardware["gpus"]
     stated = row.hardware.get("gpus_per_node")
     return stated if stated or not nodes else -(-gpus // nodes)
@@ -98,7 +98,7 @@ def _gpu(name: str) -> tuple[str, str]:
 
 
 def bandwidth_bytes_per_s(part: str, gpus_per_node: int) -> float | None:
-    """Rule M4: the bandwidth in a part of an interconnect's text, for one GPU and direction; None where it has none.
+    """Rule M4: bandwidth in a part of an interconnect's text, for one GPU and direction; None if it states none.
 
     >>> bandwidth_bytes_per_s("4 x 100 Gb/s Omni-Path per node", 8), bandwidth_bytes_per_s("150 GB/s intra-node", 8)
     (6250000000.0, 150000000000.0)
@@ -116,7 +116,7 @@ def _latency_s(text: str, link: Link, level: str) -> float:
     """Rule M5."""
     if level == "intra":
         return link.latency_s
-    # At the start of a word: there is "roce" in "process" and "efa" in "default".
+    # Only at the start of a word: "process" contains "roce" and "default" contains "efa".
     names = [name for word, name in TECHNOLOGIES.items() if re.search(f"(?<![a-z]){word}", text.lower())]
     name = names[0] if names else "infiniband-ndr"
     return LINKS[name].latency_s

@@ -1,4 +1,4 @@
-"""What a row says that a step took, and how much memory: one number each, whatever the source published.
+"""Measured time and memory of a row's step: one number each, from any published unit.
 
 The step's time is taken from the first of these that the row has:
 
@@ -12,13 +12,13 @@ The step's time is taken from the first of these that the row has:
     S6  hfu, pct_peak              hardware FLOPs / (it x peak x GPUs), the dense peak of the row's precision
     S7  mfu                        model FLOPs / (it x peak x GPUs)
 
-FLOPs are those of models/transformer_flops.py, attention's whole square, the vocabulary as the row states it: for plain
-GPTs 72 B s l h^2 (1 + s/6h + V/12lh) of the model, and 96 B s l h^2 (1 + s/6h + V/16lh) of the hardware under full
-recomputation (Narayanan et al., SC21, arXiv 2104.04473, section 5.1). Of selective recomputation no source here counts
-more than the model's.
+FLOPs follow models/transformer_flops.py, with attention's whole square and the vocabulary as stated by the row: for
+plain GPTs 72 B s l h^2 (1 + s/6h + V/12lh) of the model, and 96 B s l h^2 (1 + s/6h + V/16lh) of the hardware under
+full recomputation (Narayanan et al., SC21, arXiv 2104.04473, section 5.1). With selective recomputation all sources
+here count the model's FLOPs only.
 
 Memory: memory_gib_per_gpu in units of 2^30 bytes. memory_gb_per_gpu the same: the tools that print it divide by 2^30
-and write GB. They do not measure the same thing, and a prediction is read accordingly:
+and write GB. They measure different things, so each is compared with another part of a prediction:
 
     Y1  memory_gb_per_gpu                   nvidia-smi: the allocator's cache, the driver and the library included
     Y2  memory_gib_per_gpu of torchtitan    what the allocator has reserved, its cache included
@@ -34,14 +34,14 @@ from lablib.text.units import format_quantity
 from lablib.validation.rows import Row
 
 GIB = 2**30
-# Outside these shares of the peak no training step was ever measured: the figure has another unit than the row says.
+# No training step was ever measured outside these shares of the peak: the figure is in another unit.
 MIN_SHARE, MAX_SHARE = 1e-3, 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One row's figures: seconds of a step (None: only memory), bytes on the fullest GPU (None: only time), which field
-    the time was made of, and which attribute of a prediction the memory is (rules Y1 to Y3)."""
+    """One row's figures: seconds of a step (None: only memory), bytes on the fullest GPU (None: only time), the field
+    of the time, and the attribute of a prediction to compare the memory with (rules Y1 to Y3)."""
 
     step_time_s: float | None
     memory_bytes: float | None
@@ -50,7 +50,7 @@ class Measured:
 
 
 def hardware_flops(model: Transformer, batch: int, seq_len: int, recompute: str) -> float:
-    """FLOPs that are computed in one step of `batch` sequences: with full recomputation the layers' forward twice."""
+    """FLOPs computed in one step of `batch` sequences: with full recomputation the layers' forward twice."""
     repeated = "full" if recompute == "full" else "none"
     return float(step_flops(model, batch * seq_len, seq_len, recompute=repeated))
 
@@ -64,15 +64,15 @@ def measured_of(row: Row, model: Transformer, device: Device, batch: int, precis
     """The figures of a row, by the rules above.
 
     Arguments:
-        row: the row; its sequence length and GPUs count.
+        row: the row, with sequence length and GPUs.
         model: its sizes, the vocabulary as stated.
-        device: whose peak a share refers to.
+        device: the device; shares refer to its peak.
         batch: sequences in a step, all ranks.
         precision: of the products, a name of the device's peaks.
         recompute: "none", "selective" or "full".
 
     Raises:
-        ValueError: a figure that would need more than the peak, or nearly none of it: probably another unit.
+        ValueError: a figure above the peak, or nearly 0 of it: probably another unit.
     """
     memory = row.measured.get("memory_gib_per_gpu", row.measured.get("memory_gb_per_gpu"))
     memory_bytes = None if memory is None else memory * GIB
@@ -102,7 +102,7 @@ def _step_time_s(
     useful, computed = model_flops(model, batch, seq_len), hardware_flops(model, batch, seq_len, recompute)
     if row.text("attention_flops").startswith("causal"):
         useful = float(step_flops(model, batch * seq_len, seq_len, causal=True))
-    # field -> the step's work in the unit that the field counts by the second, on all GPUs together
+    # field -> the step's work in the field's unit per second, on all GPUs together
     work = {
         "iteration_s": None,
         "tokens_per_s": tokens,
@@ -121,7 +121,7 @@ def _step_time_s(
 
 
 def _check_share(row: Row, field: str, flops: float, step_time_s: float, device: Device, precision: str) -> None:
-    # A dtype that the device lacks is emulated in 16 bits, not in float32.
+    # A dtype that the device has no unit for is emulated in 16 bits, not in float32.
     peak = max(device.peak(precision), device.peak("float16"))
     share = flops / step_time_s / row.hardware["gpus"] / peak
     if not MIN_SHARE <= share <= MAX_SHARE:

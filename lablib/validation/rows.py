@@ -1,13 +1,13 @@
-"""Published measurements as rows of a file: read strictly, with one clear error for what cannot be meant.
+"""Published measurements as rows of a file, read strictly, with one clear error for an invalid row.
 
-One JSON object a line:
+One JSON object per line:
 
     id          FAMILY-anything; rows of one family are reported together
     model       layers, hidden, heads, kv_heads, ffn, seq, vocab, name, params or params_b; where it has them experts,
                 experts_per_token, expert_ffn, shared_experts, dense_layers, mtp_layers
     hardware    gpu, gpus, gpus_per_node, nodes, interconnect, cluster
     parallel    dp, tp, pp, cp, ep, etp, vpp, zero_stage, fsdp, sequence_parallel, ep_overlap, model_parallel (tp x pp),
-                offload: what the host keeps, "optimizer", "activations" or both
+                offload: states kept by the host, "optimizer", "activations" or both
     batch       global (sequences in a step), micro, grad_accum, local (sequences of one replica in a step)
     measured    iteration_s, tokens_per_s, model_tflops_per_gpu, mfu, memory_gib_per_gpu, ... (measured.py)
     precision, recompute, schedule, optimizer, dispatcher, graphs, attention_flops, notes, kind, how_read: text
@@ -15,10 +15,9 @@ One JSON object a line:
     source      title and url;  scorable: true or false
 
 A field that is missing, of the wrong type, outside every plausible size, or nearly a known name is an error with its
-line (fields.py has each field's kind and range, and other names that sources give it). A field of any other name is not
-used, and listed in `Row.unused`; known ones that no answer depends on are LABELS of fields.py. What a source leaves
-open (heads, micro-batch, recomputation) may be missing: case.py has the rules. Rows that say `"scorable": false` are
-not read on.
+line (fields.py has each field's kind and range, and other names of it). A field of any other name is not used, and
+listed in `Row.unused`; known fields for readers only are LABELS of fields.py. Fields that a source leaves open (heads,
+micro-batch, recomputation) may be missing: case.py has the rules. Rows with `"scorable": false` are not read further.
 """
 
 import json
@@ -36,12 +35,12 @@ class Row:
     """One published measurement. Sections hold only known fields, each checked; numbers keep the file's units.
 
     Attributes:
-        line: where it stands in the file, from 1.
+        line: its line in the file, from 1.
         id: its name; `family` is the part before the first "-", `group` the first two parts.
         model, hardware, parallel, batch, measured, source: the sections of the file.
         texts: precision, recompute, schedule, optimizer, dispatcher, notes and the other fields of text, where stated.
-        is_scorable: False where the file says that the row is no measurement of a step.
-        unused: fields of names nobody knows.
+        is_scorable: False if the file says that the row is no measurement of a step.
+        unused: fields with unknown names.
     """
 
     line: int
@@ -58,34 +57,34 @@ class Row:
 
     @property
     def family(self) -> str:
-        """The source: what the id has before its first "-"."""
+        """The source: the id before its first "-"."""
         return self.id.split("-")[0]
 
     @property
     def group(self) -> str:
-        """A table of the source: what the id has before its second "-"."""
+        """A table of the source: the id before its second "-"."""
         return "-".join(self.id.split("-")[:2])
 
     def text(self, name: str) -> str:
-        """A text of the row in lower case; "" where it is not stated."""
+        """A text of the row in lower case; "" if it is not stated."""
         return self.texts.get(name, "").lower()
 
 
 def published_rows() -> list[Row]:
-    """The 296 rows that come with this package, each with its source."""
+    """The 296 rows of this package, each with its source."""
     return read_rows(Path(__file__).with_name("published_runs.jsonl"))
 
 
 def published_mixtures() -> list[Row]:
-    """Published runs of mixtures of experts, which come with this package too. Nothing was fitted to them."""
+    """Published runs of mixtures of experts in this package. They were not used in any fit."""
     return read_rows(Path(__file__).with_name("published_moe_runs.jsonl"))
 
 
 def read_rows(path: str | Path) -> list[Row]:
-    """The rows of a JSON Lines file; blank lines are passed over.
+    """The rows of a JSON Lines file, without blank lines.
 
     Raises:
-        ValueError: the file cannot be read or has no row; or the first thing wrong in it, with file, line and field.
+        ValueError: the file cannot be read or has no row; or its first error, with file, line and field.
     """
     path = Path(path)
     try:
@@ -96,7 +95,7 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 def parse_rows(lines: Iterable[str], name: str = "rows") -> list[Row]:
-    """`read_rows` of lines already read; `name` stands for the file in errors. Raises ValueError as that does."""
+    """`read_rows` of lines already read; `name` is the file's name in errors. Raises ValueError as `read_rows`."""
     rows = []
     for number, line in enumerate(lines, 1):
         if line.strip():
@@ -138,7 +137,7 @@ def _row(line: str, number: int) -> Row:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose fields are each stated once: of two values nobody knows which is meant."""
+    """An object with each field stated once: of two values the right one is unknown."""
     record = dict(pairs)
     if len(record) < len(pairs):
         names = [name for name, _ in pairs]
@@ -168,7 +167,7 @@ def _check_nothing_missing(row: Row) -> None:
 
 
 def _check_axes(row: Row) -> None:
-    """An axis may be left out where the others give the number of GPUs."""
+    """An axis may be missing if the others give the number of GPUs."""
     split = row.parallel.get("dp", 0) * row.parallel.get("cp", 1)
     for axis in ("tp", "pp"):
         split *= row.parallel.get(axis, 1)
@@ -181,7 +180,7 @@ def _check_axes(row: Row) -> None:
 
 
 def _check_counts(row: Row) -> None:
-    """What is stated twice is the same both times."""
+    """Values stated twice must be equal."""
     axes, hardware = row.parallel, row.hardware
     if "model_parallel" in axes and axes["model_parallel"] != axes.get("tp", 1) * axes.get("pp", 1):
         raise ValueError(

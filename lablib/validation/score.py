@@ -1,13 +1,13 @@
-"""Every row put to the predictor, and how far off it was: per family, in all, and for memory.
+"""Scores of the predictor: the error of every row, by family, in total, and for memory.
 
     error = predicted / measured - 1, in percent        mape: the mean of |error|;  median: of |error|;
     bias: the mean of error;  max: the largest |error|;  naive_mape: mape of the naive estimate (baseline.py)
 
-Of what a row leaves open (rule C11 of case.py) the fastest choice counts whose predicted memory the GPU has; where
-none fits, the one that needs least. The naive estimate is that of the first choice. A row that cannot be modelled, or
-that the predictor refuses, is listed with the reason, and is a failure: every summary counts it as a prediction of 0,
-an error of -100%. Rows without a measurement are listed and count for nothing: those that the file itself excludes
-("scorable": false), and those with a figure that no GPU can have reached.
+Of the choices that a row leaves open (rule C11 of case.py), the fastest with a predicted memory that fits the GPU
+counts; if none fits, the one that needs least. The naive estimate uses the first choice. A row that cannot be modelled,
+or that the predictor refuses, is listed with the reason, and is a failure: every summary counts it as a prediction of
+0, an error of -100%. Rows without a measurement are listed and not counted: rows that the file excludes
+("scorable": false), and rows with a figure that no GPU can have reached.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from lablib.validation.software import software_of
 
 
 class Prediction(Protocol):
-    """What is read of a prediction."""
+    """The attributes of a prediction that are used."""
 
     @property
     def step_time_s(self) -> float: ...
@@ -46,7 +46,7 @@ Predictor = Callable[..., Prediction]
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A row ready to be predicted: the runs it may be about, what was measured, and the naive estimate in seconds."""
+    """A row ready to be predicted: the runs it may describe, the measurement, and the naive estimate in seconds."""
 
     row: Row
     cases: tuple[Case, ...]
@@ -56,7 +56,7 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class Skipped:
-    """A row that is not scored, and why; `row` is None where there is no measurement."""
+    """A row that is not scored, with the reason; `row` is None if there is no measurement."""
 
     id: str
     line: int
@@ -66,7 +66,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """One row: measured, predicted and naive step time in seconds, and memory in bytes where it was measured."""
+    """One row: measured, predicted and naive step time in seconds, and memory in bytes if it was measured."""
 
     row: Row
     case: Case
@@ -77,7 +77,7 @@ class Scored:
 
     @property
     def software(self) -> str:
-        """Which software was taken for the row, and why."""
+        """Software assumed for the row, with the reason."""
         return str(software_of(self.row, self.case.cluster))
 
     @property
@@ -88,19 +88,19 @@ class Scored:
 
     @property
     def naive_error(self) -> float:
-        """The same of the naive estimate."""
+        """Error of the naive estimate, in percent."""
         assert self.measured.step_time_s is not None
         return 100 * (self.naive_s / self.measured.step_time_s - 1)
 
     @property
     def memory_error(self) -> float:
-        """The same of the memory."""
+        """Error of the memory, in percent."""
         assert self.measured.memory_bytes is not None
         return 100 * (self.memory_bytes / self.measured.memory_bytes - 1)
 
 
 def statistics(errors: Sequence[float], naive_errors: Sequence[float] = (), refused: int = 0) -> dict[str, float]:
-    """rows, refused, mape, median, bias, max and, where given, naive_mape of signed errors in percent.
+    """rows, refused, mape, median, bias, max and, if given, naive_mape of signed errors in percent.
 
     Each of the `refused` rows is one of `rows`, with an error of -100%; the naive estimate has no such rows.
 
@@ -120,14 +120,14 @@ def statistics(errors: Sequence[float], naive_errors: Sequence[float] = (), refu
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All scored rows, and those that were not, in the order of the file."""
+    """All scored rows, and the others, in the order of the file."""
 
     scored: tuple[Scored, ...]
     skipped: tuple[Skipped, ...] = ()
 
     @property
     def timed(self) -> tuple[Scored, ...]:
-        """The rows that state how long a step took."""
+        """The rows that state the time of a step."""
         return tuple(one for one in self.scored if one.measured.step_time_s is not None)
 
     @property
@@ -145,12 +145,12 @@ class Report:
         return _by(self.timed, self.refused(), lambda row: row.family, _time)
 
     def groups(self) -> dict[str, dict[str, float]]:
-        """The same by the first two parts, for families that have several kinds of rows under one source's name."""
+        """As `families`, by the first two parts, for families with several kinds of rows under one source's name."""
         groups: dict[str, dict[str, float]] = {}
         for family, figures in self.families().items():
             ones = [one for one in self.timed if one.row.family == family]
             parts = _by(ones, [row for row in self.refused() if row.family == family], lambda row: row.group, _time)
-            # An id such as "mpt-L77" has a row of its own in its second part: no group.
+            # An id such as "mpt-L77" has a unique second part: no group.
             is_grouped = 1 < len(parts) and len(parts) * 3 <= figures["rows"]
             groups |= parts if is_grouped else {family: figures}
         return groups
@@ -186,7 +186,7 @@ def score(rows: Iterable[Row], predict: Predictor) -> Report:
 
 
 def prepare(rows: Iterable[Row]) -> tuple[list[Prepared], list[Skipped]]:
-    """What does not depend on the predictor: the cases and the measurement of each row, and the rows without."""
+    """The parts that do not depend on the predictor: cases and measurement of each row, and the rows without."""
     ready, skipped = [], []
     for row in rows:
         if not row.is_scorable:
@@ -205,7 +205,7 @@ def prepare(rows: Iterable[Row]) -> tuple[list[Prepared], list[Skipped]]:
 
 
 def report(ready: Iterable[Prepared], predict: Predictor, skipped: Sequence[Skipped] = ()) -> Report:
-    """`score` of prepared rows: what a fit calls again and again."""
+    """`score` of prepared rows, for repeated calls in a fit."""
     scored, refused = [], []
     for one in ready:
         try:
@@ -222,7 +222,7 @@ def best(cases: Sequence[Case], predict: Predictor) -> tuple[Case, Prediction]:
     """Rule C11: the fastest case that fits the device's memory, or the one that needs least.
 
     Raises:
-        ValueError: the predictor refuses every case; the reason of the first.
+        ValueError: the predictor refuses every case; with the reason of the first.
     """
     predictions, reasons = [], []
     for case in cases:
@@ -252,7 +252,7 @@ def _by(
     key: Callable[[Row], str],
     figures: Callable[[Sequence[Scored], int], Figures],
 ) -> dict[str, Figures]:
-    """Statistics of each group of rows, the refused ones among them."""
+    """Statistics of each group of rows, with its refused rows."""
     groups: dict[str, list[Scored]] = {}
     for one in ones:
         groups.setdefault(key(one.row), []).append(one)

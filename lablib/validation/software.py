@@ -1,4 +1,4 @@
-"""Which software a row is about, at which precision, and what it recomputes: rules C4, C5, C6 and C12 of case.py."""
+"""Software, precision and recomputation of a row: rules C4, C5, C6 and C12 to C14 of case.py."""
 
 import re
 from dataclasses import replace
@@ -29,7 +29,7 @@ _MAKERS = "(?:fused|paged|decoupled|distributed|(?:deepspeed)?cpu)?-?"
 
 
 def software_of(row: Row, cluster: Cluster) -> Software:
-    """A generation of software, and why it (rule C5). Raises ValueError for a stated name that nobody knows."""
+    """A generation of software, and the reason for it (rule C5). Raises ValueError for an unknown stated name."""
     title = f"{row.source.get('title', '')} {row.source.get('url', '')}".lower()
     if "stack" in row.texts:
         return Software(find_stack(row.texts["stack"]).name, NAMED)
@@ -44,18 +44,18 @@ def software_of(row: Row, cluster: Cluster) -> Software:
         and any(is_named(title, word) for word in DEEPSPEED)
     ):
         return Software("megatron-deepspeed", "DeepSpeed's")
-    # Hopper came with flash attention: whatever the date says, nothing older ran on it.
+    # Hopper came with flash attention: no older software ran on it, at any date.
     year = year_of(row) if cluster.device.name.startswith(BEFORE_HOPPER) else None
     return default_stack(cluster.device, year, is_megatron or not title.strip())
 
 
 def stack_of(row: Row, cluster: Cluster) -> str:
-    """Its name."""
+    """Name of the software."""
     return software_of(row, cluster).name
 
 
 def year_of(row: Row) -> int | None:
-    """The year of a row: that of its `date`, else the latest in its source's title and address; None where none is.
+    """The year of a row: of its `date`, or the latest in its source's title and address; None if there is none.
 
     An arXiv number begins with year and month; 202412 and 2024-12 are months, other long numbers are not.
     """
@@ -76,7 +76,7 @@ def _torchtitan(row: Row) -> str:
 
 
 def with_dispatcher(row: Row, stack: str) -> str | Stack:
-    """The same with the way in which tokens travel to experts (rule C12)."""
+    """The same with the dispatcher of tokens to experts (rule C12)."""
     is_deduplicated = any(name in row.text("dispatcher") for name in ("deepep", "hybridep"))
     is_hidden = row.parallel.get("ep_overlap", False)
     if not (is_deduplicated or is_hidden):
@@ -89,7 +89,7 @@ def optimizer_of(row: Row) -> str:
     """Rule C13: the optimizer whose name is in the text.
 
     Raises:
-        ValueError: a text with none of the names in it.
+        ValueError: a text without any of the names.
     """
     text = row.text("optimizer").replace("_", "-")
     if not text:
@@ -103,10 +103,10 @@ def optimizer_of(row: Row) -> str:
 
 
 def offload_of(row: Row) -> tuple[str, ...]:
-    """Rule C14: what the host keeps.
+    """Rule C14: the states kept by the host.
 
     Raises:
-        ValueError: a text with none of the words in it, or that also offloads parameters, which is not modelled.
+        ValueError: a text without any of the words, or that also offloads parameters, which is not modelled.
     """
     text = offload_named(row.parallel.get("offload", ""))
     found = tuple(name for name in OFFLOAD if is_named(text, f"{name.rstrip('s')}s?"))
@@ -119,7 +119,7 @@ def precision_of(row: Row, cluster: Cluster) -> str:
     """Rule C4: the precision of matrix products.
 
     Raises:
-        ValueError: a text with none of the names in it.
+        ValueError: a text without any of the names.
     """
     text = row.text("precision").split("(")[0]
     half = "bfloat16" if "bfloat16" in cluster.device.peak_flops_per_s else "float16"
@@ -138,7 +138,7 @@ def precision_of(row: Row, cluster: Cluster) -> str:
 
 
 def recompute_of(row: Row, stack: str) -> tuple[str, ...]:
-    """What is recomputed (rule C6): the policies that it may be, one if it is stated, all three where it stays open.
+    """Rule C6: the possible recomputation policies, one if it is stated, all three if it is open.
 
     Raises:
         ValueError: a text that begins with none of the words.

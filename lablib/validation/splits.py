@@ -1,4 +1,4 @@
-"""How a row's model is split over its GPUs: rules C1, C8 and C9 of case.py."""
+"""Split of a row's model over its GPUs: rules C1, C8 and C9 of case.py."""
 
 from collections.abc import Mapping
 from math import gcd
@@ -12,7 +12,7 @@ from lablib.validation.synonyms import sharding_named
 
 
 def data_ranks(row: Row) -> int:
-    """Ranks of the data axis (rule C1). Raises ValueError where the axes do not give the number of GPUs."""
+    """Ranks of the data axis (rule C1). Raises ValueError if the axes do not give the number of GPUs."""
     axes, gpus = row.parallel, row.hardware["gpus"]
     others = axes.get("tp", 1) * axes.get("pp", 1) * axes.get("cp", 1)
     data = axes.get("dp", gpus // others)
@@ -22,10 +22,10 @@ def data_ranks(row: Row) -> int:
 
 
 def parallel_of(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
-    """The split, sharding and sequence parallelism among it (rules C8 and C9).
+    """The split, with sharding and sequence parallelism (rules C8 and C9).
 
     Raises:
-        ValueError: a sharding nobody knows, or axes that `Parallel` refuses.
+        ValueError: an unknown sharding, or axes that `Parallel` refuses.
     """
     axes = row.parallel
     sharding: dict[str, Any] = {"zero_stage": axes.get("zero_stage", 1 if stack == "megatron-core" else 0)}

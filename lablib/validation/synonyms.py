@@ -1,7 +1,7 @@
-"""What sources call the same thing: other names of GPUs, schedules, recomputation and sharding.
+"""Synonyms in sources: other names of GPUs, schedules, recomputation and sharding.
 
 Rules that ask for one of a few names (case.py, machine.py) take the names of papers, of Megatron, DeepSpeed and torch.
-A word that is in no list stays what it is: whoever asks refuses it, with the names there are.
+A word in no list is returned unchanged: the caller refuses it, with the known names.
 """
 
 import re
@@ -29,13 +29,13 @@ _SHARDING = {
     "NO_SHARD": "noshard",
     "none": "none no false off 0",  # as if it were not stated
 }
-# Offload without an object: the optimizer's states, as ZeRO-Offload's.
+# Offload without an object: the optimizer's states, as in ZeRO-Offload.
 _OFFLOAD = {
     "": "none no false off 0",
     "optimizer": "cpu host true yes on 1 cpuoffload hostoffload offload zerooffload cpumemory hostmemory",
 }
 _NOT_IN_FRONT = "".join(f"(?<!{word})" for word in ("no ", "not ", "non-", "without ", "[a-z]"))
-# Words of a GPU's full name that do not tell which it is.
+# Words of a GPU's full name that do not identify it.
 _ABOUT_GPUS = re.compile(r"nvidia|amd|tesla|instinct|hgx|dgx|gpus?|tensor|core|nvl72|sxm\d?|hbm\d?e?|oam")
 
 
@@ -53,7 +53,7 @@ def _meant(text: str, names: dict[str, str]) -> str | None:
 
 
 def schedule_named(text: str) -> str:
-    """The schedule that a text is about, by its words before any bracket.
+    """The schedule of a text, by its words before any bracket.
 
     >>> schedule_named("ZBV"), schedule_named("Schedule1F1B (torch)"), schedule_named("interleaved for pp>1")
     ('zb-v', '1f1b', 'interleaved')
@@ -67,7 +67,7 @@ def schedule_named(text: str) -> str:
 
 
 def recompute_named(text: str) -> str:
-    """none, selective, full, "every k" or "first k"; "" where the text says that it is not known.
+    """none, selective, full, "every k" or "first k"; "" if the text says that it is unknown.
 
     >>> recompute_named("Full (use_checkpoint=true)"), recompute_named("gradient checkpointing"), recompute_named("No")
     ('full', 'full', 'none')
@@ -93,7 +93,7 @@ def sharding_named(text: str) -> str:
 
 
 def offload_named(text: str) -> str:
-    """A text without brackets that says only where ("cpu") or whether ("true") as its meaning; others as they are.
+    """A text without brackets that says only where ("cpu") or whether ("true") as its meaning; others unchanged.
 
     >>> offload_named("CPU"), offload_named("false"), offload_named("activations"), offload_named("ZeRO-Offload (CPU)")
     ('optimizer', '', 'activations', 'optimizer')
@@ -103,7 +103,7 @@ def offload_named(text: str) -> str:
 
 
 def gpu_key(name: str) -> str:
-    """A GPU's name without punctuation, and without the words that every name of it may have.
+    """A GPU's name without punctuation, and without words that are common to all names.
 
     >>> gpu_key("NVIDIA H100-SXM5-80GB HBM3"), gpu_key("Tesla V100-SXM2-32GB"), gpu_key("DGX-GB200 NVL72")
     ('h10080gb', 'v10032gb', 'gb200')

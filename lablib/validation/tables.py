@@ -1,4 +1,4 @@
-"""The tables of the report: a line a group of rows or a row, in words, for a terminal and for a page alike."""
+"""Tables of the report, one line per group of rows or per row, for a terminal and for a page."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from lablib.validation.cross_validate import HeldOut
 from lablib.validation.measured import GIB
 from lablib.validation.score import Report, Scored
 
-# The mean absolute error in percent that this planner set out to stay under, by group of rows; of memory at the end.
+# Target of the mean absolute error in percent, by group of rows; of memory at the end.
 TARGETS: Mapping[str, float] = MappingProxyType(
     {
         "korthikanti22": 3.6,
@@ -34,20 +34,20 @@ WORST_HEADING = ("row", "measured", "predicted", "error", "software")
 
 
 def time_lines(report: Report) -> list[tuple[str, ...]]:
-    """A line a group of rows, and one for all: the columns of HEADING."""
+    """One line per group of rows, and one for all: the columns of HEADING."""
     rows = [*report.groups().items(), ("all", report.all())]
     return [(name, *_figures(s), _percent(s.get("naive_mape")), _percent(TARGETS.get(name))) for name, s in rows]
 
 
 def memory_lines(report: Report) -> list[tuple[str, ...]]:
-    """A line a family that states memory, and one for all: the columns of MEMORY_HEADING."""
+    """One line per family that states memory, and one for all: the columns of MEMORY_HEADING."""
     memory = report.memory()
     rows = [*memory["families"].items(), ("all", memory)]
     return [(name, *_figures(s), _percent(MEMORY_TARGETS.get(name, MEMORY_TARGET))) for name, s in rows]
 
 
 def _figures(figures: Mapping[str, Any]) -> tuple[str, ...]:
-    """rows (and how many of them are refused), mean, median, bias, worst of statistics."""
+    """rows (with the number of refused ones), mean, median, bias, worst of statistics."""
     bias = f"{figures['bias']:+.1f}%" if "bias" in figures else ""
     mean, middle, worst = (_percent(figures.get(name)) for name in ("mape", "median", "max"))
     refused = figures.get("refused")
@@ -59,7 +59,7 @@ def _percent(value: float | None) -> str:
 
 
 def worst_lines(report: Report, number: int) -> list[tuple[str, ...]]:
-    """The rows that are furthest off, worst first: the columns of WORST_HEADING."""
+    """The rows with the largest errors, worst first: the columns of WORST_HEADING."""
     return [_worst_line(one) for one in report.worst(number)]
 
 
@@ -69,7 +69,7 @@ def _worst_line(one: Scored) -> tuple[str, ...]:
 
 
 def worst_memory_lines(report: Report, number: int) -> list[tuple[str, ...]]:
-    """The rows whose memory is furthest off, worst first: the columns of WORST_HEADING."""
+    """The rows with the largest errors of memory, worst first: the columns of WORST_HEADING."""
     worst = sorted(report.weighed, key=lambda one: (-abs(one.memory_error), one.row.line))
     return [_worst_memory_line(one) for one in worst[:number]]
 
@@ -86,20 +86,20 @@ def _worst_memory_line(one: Scored) -> tuple[str, ...]:
 
 
 def software_lines(report: Report) -> list[tuple[str, ...]]:
-    """Which software was taken for how many rows, and why: the columns of SOFTWARE_HEADING."""
+    """Number of rows by assumed software and reason: the columns of SOFTWARE_HEADING."""
     counts = Counter((one.row.family, one.software) for one in report.scored)
     return [(family, software, str(count)) for (family, software), count in counts.items()]
 
 
 def held_out_lines(held_out: Sequence[HeldOut]) -> list[tuple[str, ...]]:
-    """A line a source, and their mean: the columns of HELD_OUT_HEADING."""
+    """One line per source, and their mean: the columns of HELD_OUT_HEADING."""
     lines = [(one.source, str(one.rows), *map(_percent, (one.as_is, one.fitted, one.held_out))) for one in held_out]
     rows = str(sum(one.rows for one in held_out))
     return [*lines, ("mean of sources", rows, *map(_percent, held_out_means(held_out)))]
 
 
 def held_out_means(held_out: Sequence[HeldOut]) -> tuple[float, float, float]:
-    """Means over sources of the error as it is, fitted on all and held out."""
+    """Means over sources of the present error, fitted on all, and held out."""
     columns = zip(*((one.as_is, one.fitted, one.held_out) for one in held_out), strict=True)
     as_is, fitted, without = (fmean(column) for column in columns)
     return as_is, fitted, without

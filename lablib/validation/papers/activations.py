@@ -1,7 +1,7 @@
-"""Korthikanti's formulas: bytes of activations that a GPT keeps for backward, per layer and on the first stage.
+"""Korthikanti's formulas: activation bytes of a GPT for backward, per layer and on the first stage.
 
 For s tokens of b sequences, width h, a heads, L layers, vocabulary v; t tensor-parallel ranks; numbers have 16 bits,
-masks one byte. What one layer keeps (table 2):
+masks one byte. Bytes per layer (table 2):
 
     nothing recomputed                        s b h (34 + 5 a s / h)
     tensor parallel                           s b h (10 + 24 / t + 5 a s / (h t))
@@ -14,14 +14,14 @@ masks one byte. What one layer keeps (table 2):
 Selective recomputation computes those again, which are 70% of GPT-3's bytes and 2.7% of its FLOPs.
 
 The first of p stages has p micro-batches in flight in 1F1B, each of L / p layers, so all L layers' worth; interleaved
-with m chunks a stage, 1 + (p - 1) / (p m) times as much. Beside the layers (section 4.3), with sequence parallelism:
+with m chunks per stage, 1 + (p - 1) / (p m) times as much. Outside the layers (section 4.3), with sequence parallelism:
 
     s b h p / t        masks of the dropout behind the embedding, for each micro-batch in flight
     4 s b h (1 + v / h) / t   where p = 1: the inputs of the last norm and of the head, and logits in 32 bits
 
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198,
 equations 1 to 6, table 2, section 4.2.3 and 4.3.
-Simplified: as the paper has it: GELU MLPs of width 4 h, dropout everywhere, no FlashAttention.
+Simplified as in the paper: GELU MLPs of width 4 h, dropout everywhere, no FlashAttention.
 """
 
 from lablib.cost.arrays import Numbers
@@ -40,7 +40,7 @@ def layer_activation_bytes(
     sequence_parallel: bool = False,
     recompute: str = "none",
 ) -> Numbers:
-    """Bytes that one layer keeps of one micro-batch, on each rank (table 2).
+    """Bytes per layer and micro-batch on each rank (table 2).
 
     Arguments:
         s, b, h, a: tokens, sequences, width, heads; numbers or numpy arrays.
@@ -49,7 +49,7 @@ def layer_activation_bytes(
         recompute: "none", "selective" or "full".
 
     Raises:
-        ValueError: another word for `recompute`.
+        ValueError: an unknown `recompute`.
     """
     if recompute not in RECOMPUTE:
         raise unknown_name("recompute", recompute, RECOMPUTE)
@@ -73,7 +73,7 @@ def first_stage_activation_bytes(
     sequence_parallel: bool = False,
     recompute: str = "none",
 ) -> Numbers:
-    """Bytes that all layers of the first stage keep, of the micro-batches in flight there (equations 5 and 6).
+    """Bytes of all layers of the first stage, for its micro-batches in flight (equations 5 and 6).
 
     Arguments:
         layers: L of the whole model.
@@ -86,12 +86,12 @@ def first_stage_activation_bytes(
 
 
 def interleaving_factor(pipeline: Numbers, chunks: Numbers) -> Numbers:
-    """How much more the first stage keeps in an interleaved schedule: 1 + (p - 1) / (p m); 1 where m is 1."""
+    """Factor of the first stage in an interleaved schedule: 1 + (p - 1) / (p m); 1 if m is 1."""
     return 1 + (chunks > 1) * (pipeline - 1) / (pipeline * chunks)
 
 
 def outer_activation_bytes(
     s: Numbers, b: Numbers, h: Numbers, v: Numbers, *, tensor: Numbers = 1, pipeline: Numbers = 1
 ) -> Numbers:
-    """Bytes beside the layers on the first stage: of the embedding, and where it is the last, of norm, head, loss."""
+    """Bytes outside the layers on the first stage: embedding, and if it is also the last, norm, head and loss."""
     return s * b * h / tensor * (pipeline + (pipeline == 1) * 4 * (1 + v / h))

@@ -1,4 +1,4 @@
-"""DeepSpeed's estimates of the memory that ZeRO needs, to the byte: on each GPU, and on the host of each node.
+"""DeepSpeed's estimates of ZeRO's memory: bytes on each GPU, and on the host of each node.
 
 With P parameters, g GPUs on each of N nodes, P_l parameters in the largest layer, buffer factor f (1.5):
 
@@ -10,14 +10,14 @@ With P parameters, g GPUs on each of N nodes, P_l parameters in the largest laye
       optimizer on the host      4 P_l + 2 P / (g N)        16 P f / N, or max(4 g, 16 / N) P f
       parameters there too       4 P_l                      18 P f / N, or max(4 g, 18 / N) P f
 
-16 are the states in 32 bits: parameter, gradient, two moments; 18 with what there is in 16 bits; 4 P_l the largest
-layer, gathered, and its gradient. `zero.Init` splits each layer as soon as it is made, so no host holds a whole model.
+16 are the states in 32 bits: parameter, gradient, two moments; 18 with the part in 16 bits; 4 P_l the largest layer,
+gathered, and its gradient. `zero.Init` splits each layer as soon as it is made, so no host holds a whole model.
 
 Source: DeepSpeed documentation, "Memory Requirements" (docs/code-docs/source/memory.rst at 0cca539), and the functions
-it describes, estimate_zero2_model_states_mem_needs (stage_1_and_2.py at 02aa38c) and
+of the page, estimate_zero2_model_states_mem_needs (stage_1_and_2.py at 02aa38c) and
 estimate_zero3_model_states_mem_needs. Where the page and the functions differ, this follows the functions: for ZeRO-2
-the page still has 4 P + 16 P / (g N), gradients in 16 bits whole on each GPU, and 4 g for 4 g N on the host.
-Simplified: as theirs: no activations, no buffers for communication. They print GiB as "GB".
+the page still has 4 P + 16 P / (g N), gradients in 16 bits whole on each GPU, and 4 g instead of 4 g N on the host.
+Simplified as in DeepSpeed: no activations, no buffers for communication. It prints GiB as "GB".
 """
 
 from typing import NamedTuple
@@ -45,9 +45,9 @@ def zero2_memory_needs(
         params: of the model, shared ones counted once.
         gpus_per_node, nodes: g and N.
         offload_optimizer: whether optimizer and gradients are on the host.
-        splits_gradients: whether those in 16 bits are split too; False is DeepSpeed's earlier estimate, still printed
-            in its documentation.
-        buffer_factor: f, how much more than needed the host should have.
+        splits_gradients: whether gradients in 16 bits are split too; False is DeepSpeed's earlier estimate, still
+            printed in its documentation.
+        buffer_factor: f, the margin of the host's memory.
 
     Raises:
         ValueError: fewer than one GPU or node.
@@ -74,7 +74,7 @@ def zero3_memory_needs(
     """Bytes of ZeRO-3's model states.
 
     Arguments:
-        largest_layer_params: P_l, of the module that holds most itself.
+        largest_layer_params: P_l, parameters of the largest module, without its submodules.
         offload_params: whether parameters are on the host too; only together with the optimizer.
         zero_init: whether the model is made under `zero.Init`.
         Others as in `zero2_memory_needs`.
@@ -87,7 +87,7 @@ def zero3_memory_needs(
         raise ValueError("offload_params needs offload_optimizer: got True and False; give offload_optimizer=True")
     on_host = 0 if not offload_optimizer else 18 if offload_params else 16
     on_gpu = {0: 18, 16: 2, 18: 0}[on_host]
-    making = 4 * gpus_per_node  # each process of a node makes the model for itself, in 32 bits
+    making = 4 * gpus_per_node  # each process of a node makes the whole model, in 32 bits
     if zero_init:
         host_bytes = params * on_host * (1 / nodes) if on_host else largest_layer_params * making
     else:

@@ -1,18 +1,18 @@
 """ZeRO's table: bytes of parameters, gradients and optimizer states on each of n ranks, by stage.
 
-Data-parallel ranks all keep the same model states. ZeRO gives each rank the states of its n-th of the parameters
-only: stage 1 of the optimizer's, stage 2 also of the gradients, stage 3 also of the parameters themselves. For P
-parameters in 16 bits and K bytes of optimizer states for each (12 for Adam: master copy and two moments):
+Data-parallel ranks all keep the same model states. ZeRO gives each rank the states of 1/n of the parameters: in stage 1
+the optimizer's, in stage 2 also the gradients, in stage 3 also the parameters. For P parameters in 16 bits and K
+bytes of optimizer states per parameter (12 for Adam: master copy and two moments):
 
     stage 0   2 P + 2 P + K P          stage 2   2 P + (2 P + K P) / n
     stage 1   2 P + 2 P + K P / n      stage 3   (2 P + 2 P + K P) / n
 
-Bytes sent per rank and step are those of an all-reduce, 2 P numbers, for stages 0 to 2, and half as many again for
+Bytes sent per rank and step are an all-reduce's, 2 P numbers, for stages 0 to 2, and 1.5 times as many for
 stage 3, which gathers parameters in forward and in backward.
 
 Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", 2019, arXiv
 1910.02054, sections 3.1, 5 and 7, figure 1 and table 1.
-Simplified: as the paper has it, n divides everything; buffers, activations and fragmentation are not in it.
+Simplified as in the paper: n divides everything; no buffers, activations or fragmentation.
 """
 
 from lablib.cost.arrays import Numbers
@@ -30,10 +30,10 @@ def zero_states_bytes(
         params: P of the model that a rank would hold without ZeRO; a number or a numpy array.
         stage: 0 to 3.
         ranks: n, the data-parallel ranks.
-        optimizer_bytes: K, for each parameter.
+        optimizer_bytes: K, per parameter.
 
     Raises:
-        ValueError: another stage.
+        ValueError: an unknown stage.
     """
     if stage not in STAGES:
         raise ValueError(f"stage is 0, 1, 2 or 3: got {stage!r}")
