@@ -1,4 +1,4 @@
-"""Studies: comparisons, published tables, recorded runs and claims that labs discuss. No technique imports one.
+"""Studies: comparisons, published tables and recorded runs for labs. No technique imports one.
 
 data_parallel_scaling                           seconds and efficiency of data parallelism
 zero_claims, zero_latency, zero3_published      claims about ZeRO, stage 3 on a thousand ranks, published runs
@@ -9,10 +9,10 @@ expert_overlap_time, expert_rebalance           overlap of the exchange; experts
 expert_against_dense, expert_published          mixtures next to dense models; published runs
 expert_runs                                     recorded runs of routers
 placement, placement_bytes                      orders of a mesh's axes, and bytes on each level of the network
-strategy_choice                                 which kinds of parallelism fit a model on a cluster
+strategy_choice                                 efficiency, memory and traffic of each kind of parallelism
 batches, optimizers, compression, precision     recorded runs of a small GPT
 optimizer_experiment, optimizer_trial, optimizer_search, optimizer_choice
-                                                how the optimizers' runs were made, and a choice by memory
+                                                method of the optimizers' runs, and a choice by memory
 compression_pays                                seconds saved on the network against seconds of packing
 """
 

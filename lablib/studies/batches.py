@@ -1,21 +1,21 @@
-"""Small runs on real text that answer questions about batches: how one is trained, and those that were recorded.
+"""Small training runs on real text about batch size, schedules and parametrization, and their records.
 
-A GPT of two layers on bytes of Python's standard library, sequences of 64. A run takes seconds and says little by
-itself, as seeds differ, so questions are answered by many, kept as data; a reader runs one or two of them again.
+A GPT of two layers on bytes of Python's standard library, sequences of 64. A run takes seconds; since seeds differ, one
+run shows little, so many are kept as data. A reader can repeat one or two of them.
 
     recorded_steps         steps until a loss is reached, by batch size                         noise_scale.py
-    recorded_noise         signal and noise of gradients on the way                             noise_scale.py
+    recorded_noise         signal and noise of gradients during training                        noise_scale.py
     recorded_large_batch   loss after the same tokens, AdamW and LAMB by batch size and rate    large_batch.py
-    recorded_schedules     held-out loss on the way, by schedule and rate                       schedules.py
-    recorded_coordinates   how far activations move, by parametrization and width               mup.py
+    recorded_schedules     held-out loss during training, by schedule and rate                  schedules.py
+    recorded_coordinates   change of activations, by parametrization and width                  mup.py
     recorded_rates         loss by parametrization, width and rate                              mup.py
 
-Every list of losses or steps has one number a seed. What the runs show, and what not: benchmarks/batches/README.md.
+Every list of losses or steps has one number per seed. Conclusions and their limits: benchmarks/batches/README.md.
 
 Cost: a step of 16 sequences at width 64 about 25 ms of one core.
 Shapes: B sequences of a batch, T tokens of one.
 Source: `benchmarks/batch_evidence.py` and `benchmarks/large_batch_evidence.py` make the records.
-Simplified: a hundred thousand parameters and a few minutes: tendencies, and no more than their error bars say.
+Simplified: a hundred thousand parameters and a few minutes: tendencies, with the given error bars.
 """
 
 import math
@@ -55,7 +55,7 @@ PARAMETRIZATIONS = ("standard", "mup")
 def train(
     model: GPT, optimizer: torch.optim.Optimizer, factor: Callable[[int], float], batch_size: int, seed: int = 0
 ) -> Iterator[float]:
-    """Train on the corpus, without end: the loss of each step in nats a byte, after the step."""
+    """Train on the corpus, without end: the loss of each step in nats per byte, after the step."""
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
     for inputs_BT, targets_BT in batches(train_val_split(load_corpus())[0], batch_size, SEQ_LEN, seed):
         optimizer.zero_grad()
@@ -68,14 +68,14 @@ def train(
 
 @checked
 def held_out(num_sequences: int = 64) -> Batch:
-    """Text that no run is trained on; always the same."""
+    """Text that no run trains on; always the same."""
     return next(batches(train_val_split(load_corpus())[1], num_sequences, SEQ_LEN, seed=1))
 
 
 @torch.no_grad()
 @checked
 def loss_of(model: GPT, batch: Batch) -> float:
-    """Nats a byte."""
+    """Loss of the model on a batch, in nats per byte."""
     return next_token_loss(model(batch.inputs), batch.targets).item()
 
 
@@ -83,14 +83,14 @@ def loss_of(model: GPT, batch: Batch) -> float:
 def schedule_run(
     schedule: str, rate: float, num_steps: int = 400, every: int = 20, batch_size: int = 16, seed: int = 0
 ) -> Iterator[tuple[int, float]]:
-    """A run of the narrow model with Adam: (step, held-out loss) after each `every` steps, the last among them.
+    """A run of the narrow model with Adam: (step, held-out loss) after every `every` steps and after the last.
 
     Arguments:
         schedule: a name of `SCHEDULES`.
-        rate: the peak.
+        rate: the peak rate.
 
     Raises:
-        ValueError: a schedule nobody knows, or a number below 1.
+        ValueError: an unknown schedule, or a number below 1.
     """
     if schedule not in SCHEDULES or min(num_steps, every, batch_size) < 1:
         raise ValueError(
@@ -117,12 +117,12 @@ def recorded_steps() -> dict[int, list[float]]:
     for row in _rows("steps"):
         if row["steps"] is not None:
             by_rate.setdefault(row["batch_size"], {}).setdefault(row["rate"], []).append(row["steps"])
-    # The best rate is the one that was run with all seeds.
+    # Only the best rate was run with all seeds.
     return {size: max(by_rate[size].values(), key=len) for size in sorted(by_rate)}
 
 
 def recorded_noise() -> list[tuple[int, float, GradientNoise]]:
-    """(step, loss, signal and noise in sequences) on the way of one run."""
+    """(step, loss, signal and noise in sequences) during one run."""
     [row] = _rows("noise")
     return [(step, loss, GradientNoise(signal, noise)) for step, loss, signal, noise in row["step_loss_signal_noise"]]
 
@@ -133,7 +133,7 @@ def recorded_large_batch() -> dict[str, dict[int, dict[float, list[float]]]]:
 
 
 def recorded_schedules() -> dict[str, dict[float, list[list[tuple[int, float]]]]]:
-    """Schedule -> peak rate -> runs, each its (step, held-out loss) on the way."""
+    """Schedule -> peak rate -> runs, each a list of (step, held-out loss)."""
     return {
         schedule: {rate: [[(step, loss) for step, loss in run] for run in runs] for rate, runs in rates.items()}
         for schedule, rates in _nested("schedule", ("schedule", "rate"), "step_loss").items()
@@ -141,7 +141,7 @@ def recorded_schedules() -> dict[str, dict[float, list[list[tuple[int, float]]]]
 
 
 def recorded_coordinates() -> dict[str, dict[int, list[dict[str, float]]]]:
-    """Parametrization ("standard", "mup") -> width -> what `coordinate_check` returned."""
+    """Parametrization ("standard", "mup") -> width -> results of `coordinate_check`."""
     found = _nested("coordinates", ("parametrization", "width"), "changes")
     return {name: found[name] for name in PARAMETRIZATIONS}
 
@@ -153,9 +153,9 @@ def recorded_rates() -> dict[str, dict[int, dict[float, list[float]]]]:
 
 
 def _nested(part: str, keys: tuple[str, ...], value: str) -> dict[Any, Any]:
-    """Rows of a part as dictionaries in each other, by `keys`, sorted; innermost a list, one value a seed.
+    """Rows of a part as nested dictionaries, by `keys`, sorted; innermost a list, one value per seed.
 
-    A loss that was not finite has no number in the file: infinity.
+    A loss that was not finite has no number in the file, and becomes infinity.
     """
     found: dict[Any, Any] = {}
     for row in sorted(_rows(part), key=lambda row: [row[key] for key in (*keys, "seed")]):

@@ -1,27 +1,27 @@
-"""Recorded runs: what each way to send less costs in loss, on a small GPT and real text, with equal tuning.
+"""Recorded runs of compression methods: loss and bytes on a small GPT, with equal tuning.
 
 Four simulated ranks train a GPT of 2 layers and width 32 on bytes of Python's standard library, 2 sequences of 64 each
-a step, 192 steps of AdamW. Every method gets the same search: three rates, factors of two apart, on one seed, a fourth
-where the best lies at the edge; then three other seeds at its best rate. A seed gives first weights and the order of
-the text, the same for all methods.
+per step, 192 steps of AdamW. Every method gets the same search: three rates, factors of two apart, on one seed, a
+fourth if the best is at the edge; then three other seeds at its best rate. A seed sets the initial weights and the
+order of the text, the same for all methods.
 
-    method                       what is sent
+    method                       payload
     none                         gradients in 32 bits, every step
     INT8, INT4                   codes in blocks of 256, in two phases
     top-k, random-k              1% of the gradients
     PowerSGD 1, 4                factors of rank 1, 4
-    one bit                      signs and a scale; "1-bit Adam" sends momentum so, after a fifth of the steps
+    one bit                      signs and a scale; "1-bit Adam" sends momentum as these, after a fifth of the steps
     local SGD H, DiLoCo H        parameters every H steps, averaged, or given to an outer optimizer
     streaming DiLoCo H           the same in two fragments, two steps late
     stale s                      gradients in 32 bits, applied s steps later
 
-"no feedback" is the method without error feedback; the rest of those that leave something out have it. "SGD, ..." is
-the same with SGD and momentum in place of AdamW: feedback repairs what is linear in the gradient, and Adam is not.
+"no feedback" is the method without error feedback; all other methods that drop information use it. "SGD, ..." is the
+same with SGD and momentum instead of AdamW: feedback corrects updates that are linear in the gradient; Adam's are not.
 
-Cost: none. The runs are a file; `benchmarks/compression_evidence.py` makes them anew.
-Source: own runs; how differences are judged: lablib/studies/optimizers.py.
+Cost: none. The runs are a file; `benchmarks/compression_evidence.py` makes them again.
+Source: own runs; comparison of differences: lablib/studies/optimizers.py.
 Simplified: 192 steps are the beginning of a training: DiLoCo's outer momentum sees 3 synchronizations at H = 64. One
-model, 4 ranks, 1% of 36,000 gradients: an order found here is an order here.
+model, 4 ranks, 1% of 36,000 gradients: the order of methods may differ elsewhere.
 """
 
 import json
@@ -43,15 +43,15 @@ RECORDED = Path(__file__).with_name("compression.jsonl")
 
 @dataclass(frozen=True)
 class CompressedRun:
-    """What was recorded of one method.
+    """Record of one method.
 
     Attributes:
         name: of the method.
         lr: the best of the search.
         is_inside: whether a smaller and a larger rate were worse.
-        losses: seed -> held-out loss at the end, nats a byte; infinite where training diverged.
-        sent_bytes: that left a rank in a step, on average.
-        every: steps from one synchronization to the next.
+        losses: seed -> held-out loss at the end, nats per byte; infinite if training diverged.
+        sent_bytes: mean bytes sent per rank and step.
+        every: steps between synchronizations.
     """
 
     name: str
@@ -63,16 +63,16 @@ class CompressedRun:
 
     @property
     def loss(self) -> float:
-        """Mean over seeds."""
+        """Mean loss over seeds."""
         return statistics.mean(self.losses.values())
 
 
 @checked
 def recorded_runs(path: Path = RECORDED) -> dict[str, CompressedRun]:
-    """Every method whose three seeds are there, in the order in which they were run.
+    """Every method with all three seeds, in the order of the runs.
 
     Raises:
-        OSError, ValueError: no such file, or it holds something else.
+        OSError, ValueError: no such file, or a file of another kind.
     """
     try:
         rows = [json.loads(line) for line in read_text(path).splitlines()]
@@ -87,7 +87,7 @@ def recorded_runs(path: Path = RECORDED) -> dict[str, CompressedRun]:
 
 @checked
 def table(runs: Mapping[str, CompressedRun], reference: str = "none") -> "pd.DataFrame":
-    """One row a method: bytes of a step, how many times fewer, loss, and its difference from the reference's."""
+    """One row per method: bytes per step, reduction factor, loss, and its difference from the reference's."""
     import pandas as pd
 
     rows = []

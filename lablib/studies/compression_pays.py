@@ -1,24 +1,24 @@
-"""When compressing gradients pays: seconds saved on the wires against seconds of packing.
+"""Break-even bandwidth of gradient compression: seconds saved on the wires against seconds of packing.
 
-Bytes saved are not seconds saved. What compute hides was free already, and packing and unpacking take time of the
-device that nothing hides:
+Bytes saved are not seconds saved. Communication behind compute costs nothing, and packing and unpacking take time of
+the device that nothing hides:
 
     t_wire    = bytes sent / bandwidth                       S bytes of message: 2 (n-1)/n S, or (n-1) S by all-gather
     t_pack    = overhead x bytes moved / memory bandwidth    overhead 1: each is read and written once (a fused kernel)
     exposed   = max(0, t_wire - overlap x compute)
     step      = compute + t_pack + exposed
 
-Without overlap it pays where the network is slower than
+Without overlap compression pays if the network is slower than
 
     bandwidth < (bytes sent before - bytes sent after) / t_pack
 
-and with overlap only below the bandwidth at which communication sticks out at all: 2 (n-1)/n S_0 / (overlap x compute).
-A larger batch computes longer over the same gradients, so it moves that point down. The most there is to win is
-S_0 / S, where compute is nothing.
+and with overlap only below the bandwidth at which communication is exposed at all:
+2 (n-1)/n S_0 / (overlap x compute). A larger batch computes longer over the same gradients, so this bandwidth falls.
+The largest speedup is S_0 / S, without compute.
 
 Cost: three sums. Shapes: none; sizes are numbers.
 Source: Agarwal et al., "On the Utility of Gradient Compression in Distributed Training Systems", MLSys 2022, arXiv
-2103.00543, section 4 (encoding against what overlap leaves); bytes: lablib/plan/gradient_compression.py.
+2103.00543, section 4 (encoding against the exposed rest); bytes: lablib/plan/gradient_compression.py.
 Simplified: no latency; packing neither overlaps nor slows compute down; one bandwidth for every rank.
 """
 
@@ -29,7 +29,7 @@ from lablib.plan.gradient_compression import GradientCompression, find_compressi
 from lablib.signature import checked, whole_number
 
 GRAD_BYTES = 4
-# Matrices for methods that factor them, as in a layer of some billions of parameters.
+# Matrices for methods that factor them, as in a layer of a model with some billions of parameters.
 SQUARE = {"rows": 4096.0, "columns": 4096.0}
 
 
@@ -66,20 +66,20 @@ def compressed_step(
     overhead: float = 1.0,
     memory_bytes_per_s: float = 2e12,
 ) -> CompressedStep:
-    """The seconds of one data-parallel step whose gradients are sent by this method.
+    """The seconds of one data-parallel step with gradients sent by this method.
 
     Arguments:
         method: "none", "int8", "powersgd", ... or a record (lablib/plan/gradient_compression.py).
         numel: float32 gradients.
-        compute_s: of a step on its own.
+        compute_s: compute of a step.
         bandwidth_bytes_per_s: out of each rank.
-        ranks: that average.
-        overlap: share of compute behind which communication can hide, 0 to 1.
-        overhead: times that bytes are moved to pack, over a fused kernel's once.
+        ranks: number of ranks.
+        overlap: share of compute that can hide communication, 0 to 1.
+        overhead: passes over the bytes to pack them, relative to a fused kernel's one.
         memory_bytes_per_s: of the device.
 
     Raises:
-        ValueError: an unknown method, an overlap outside of 0 to 1, other numbers that are negative, or 0 of a rate.
+        ValueError: an unknown method, an overlap outside of 0 to 1, other negative numbers, or a rate of 0.
     """
     for name, rate in (("bandwidth_bytes_per_s", bandwidth_bytes_per_s), ("memory_bytes_per_s", memory_bytes_per_s)):
         if not 1 <= rate <= 1e30:
@@ -102,7 +102,7 @@ def compressed_step(
 def speedup_of_compression(
     method: str | GradientCompression, numel: float, compute_s: float, bandwidth_bytes_per_s: float, **options: float
 ) -> float:
-    """A step without compression over one with it: above 1 it pays. Arguments and Raises as in `compressed_step`."""
+    """Step time without compression over the time with it: above 1 it pays. Arguments, Raises as `compressed_step`."""
     before, after = (
         compressed_step(each, numel, compute_s, bandwidth_bytes_per_s, **options).step_s  # pyright: ignore
         for each in ("none", method)
@@ -114,10 +114,10 @@ def speedup_of_compression(
 def break_even_bandwidth(
     method: str | GradientCompression, numel: float, compute_s: float = 0.0, **options: float
 ) -> float:
-    """The bandwidth, in bytes a second, below which the method pays; 0: never, infinity: always.
+    """The bandwidth, in bytes per second, below which the method pays; 0: never, infinity: always.
 
-    What is exposed must shrink by more than packing takes. As bandwidth b grows from zero, first both messages stick
-    out of what hides them, h = overlap x compute; then the smaller one is hidden:
+    The exposed time must shrink by more than the packing time. As bandwidth b grows from zero, at first both messages
+    are longer than the compute that hides them, h = overlap x compute; then the smaller one is hidden:
 
         (W_0 - W) / b = pack    while W / b > h            W_0 / b - h = pack    after that
 
@@ -142,7 +142,7 @@ def speedup_curves(
     bandwidths: Sequence[float],
     **options: float,
 ) -> dict[str, list[float]]:
-    """The speedup at each bandwidth, for each batch of a rank whose sequences take `sequence_s` to compute.
+    """The speedup at each bandwidth, for each batch per rank; a sequence takes `sequence_s` to compute.
 
     Other arguments and Raises as in `compressed_step`. For `lablib.figures.figure_when_compression_pays`.
     """

@@ -1,4 +1,4 @@
-"""Seconds of attention that ranks share, forward and backward: what is computed, and what no kernel hides.
+"""Time of context-parallel attention, forward and backward: compute and exposed communication.
 
     way        exposed forward                             exposed backward
     ring       max(0, m - p_0) + (n-2) max(0, m - p)       max(0, m - b_0) + (n-2) max(0, m + d - b)
@@ -7,21 +7,22 @@
     ulysses    2 x                                         2 x
     both       2 x over u ranks, and a ring of r
 
-with p_0, b_0 of a rank's own keys (causal), p, b of another's, m and d the messages of keys and of their gradients, a
+with p_0, b_0 for a rank's own keys (causal), p, b for another's, m and d the messages of keys and of their gradients, a
 and r an all-gather and a reduce-scatter, x an all-to-all. A ring's messages have t tokens, its kernels t^2 pairs; so
-from some length on nothing is exposed but the last d. With zigzag, 16 bits and R FLOP/s, L bytes a second of the link:
+above some length only the last d is exposed. With zigzag, 16 bits and R FLOP/s, L bytes per second of the link:
 
     2 t^2 H K / R > 4 G t K / L            t > 2 R G / (L H)
 
 A gather and an all-to-all are exposed whole, but grow as T where attention grows as T^2.
 
-A ring takes as long as its slowest rank: with contiguous pieces n - 1/2 blocks, where the mean rank has n / 2. What is
-written out between blocks (partial results, in 32 bits) counts as compute: the shorter the blocks, the more of it.
+A ring takes as long as its slowest rank: n - 1/2 blocks with contiguous pieces, where the mean rank has n / 2. Writes
+between blocks (partial results, in 32 bits) count as compute: their share grows as blocks get shorter.
 
 Cost: a price list; nothing runs.
 Legend: as in `context/bytes.py`; u of the ranks share heads in "both".
-Source: as there; prices: lablib/cost. The kernels are those of `context/merge.py`, as the simulator runs them.
-Simplified: ranks equally fast; messages take no cores; ranks of one ring do the same at the same time, but for order.
+Source: as there; prices: lablib/cost. The kernels of `context/merge.py`, as the simulator runs them.
+Simplified: ranks equally fast; messages take no cores; ranks of one ring do the same at the same time, apart from
+order.
 """
 
 from collections.abc import Sequence
@@ -44,10 +45,10 @@ class ContextTime:
     """Attention of one layer between its projections.
 
     Attributes:
-        way, order, ranks, seq_len: how, on how many ranks, and T.
+        way, order, ranks, seq_len: the method, the order of tokens, the number of ranks, and T.
         compute_s: kernels and copies of the slowest rank, forward and backward.
         exposed_s: communication that nothing hides.
-        sent_bytes: by a rank.
+        sent_bytes: bytes sent by a rank.
     """
 
     way: str
@@ -77,13 +78,13 @@ def context_time(
     """The seconds of one layer's attention, forward and backward.
 
     Arguments:
-        cluster: where the first `ranks` ranks are.
+        cluster: the cluster of the ranks, its first `ranks`.
         ranks, way, heads_ranks: as for `context_sent_bytes`.
-        order: of `ORDERS`; Ulysses takes none, and is contiguous.
-        forward_only: without backward, and its bytes left out of the seconds.
+        order: of `ORDERS`; Ulysses ignores it, and is contiguous.
+        forward_only: leave out backward; `sent_bytes` still has its bytes.
 
     Raises:
-        ValueError: what `context_sent_bytes` and `order_of` refuse.
+        ValueError: as `context_sent_bytes` and `order_of`.
     """
     ring, u = check_ways(sizes, ranks, way, heads_ranks)
     order = "contiguous" if way == "ulysses" else order
@@ -119,7 +120,7 @@ def context_times(
 
 @checked
 def fair_share_s(sizes: ContextSizes, cluster: Cluster, ranks: int, *, forward_only: bool = False) -> float:
-    """Seconds of one device's kernels for the whole sequence over the ranks: what perfect sharing would take."""
+    """Seconds of one device's kernels for the whole sequence, over the number of ranks: perfect sharing."""
     prices, whole = Prices(sizes, cluster, 1), [range(sizes.seq_len)]
     (block,) = blocks_of(whole, whole)
     return sum(prices.kernel(block, backward) for backward in ((False,) if forward_only else (False, True))) / ranks
@@ -129,10 +130,10 @@ def fair_share_s(sizes: ContextSizes, cluster: Cluster, ranks: int, *, forward_o
 def context_efficiencies(
     sizes: ContextSizes, cluster: Cluster, ranks: int, lengths: Sequence[int], heads_ranks: int = 1
 ) -> dict[str, list[float]]:
-    """The fair share over the time, for each length: for `lablib.figures.figure_context_times`.
+    """Fair share over time, for each length: for `lablib.figures.figure_context_times`.
 
     Arguments:
-        heads_ranks: u of "both", which is left out where it is 1; so is Ulysses where these ranks cannot share the
+        heads_ranks: u of "both", which is left out for u = 1; Ulysses is left out if these ranks cannot share the
             heads. Others as for `context_times`.
     """
     ways = [("ring", order, 1) for order in ORDERS] + [("gather", "zigzag", 1), ("ulysses", "contiguous", 1)]
@@ -152,7 +153,7 @@ def _ring(prices: Prices, network: GroupNetwork, pieces: Pieces, backward: bool)
     """Compute and exposed seconds of one pass of a ring; a ring of one is attention alone."""
     n, t = len(pieces), sum(map(len, pieces[-1]))
     own = blocks_of(pieces[-1], pieces[-1])
-    # The first rank sees the others' keys with its late queries, the last one their early keys with all.
+    # The first rank attends to the others' keys with its late queries, the last one to their early keys with all.
     others = [blocks_of(pieces[a], pieces[b]) for a, b in ((0, -1), (-1, 0))] if n > 1 else []
     keys = t * prices.keys
     m, d = (_message_s(network, size) for size in (keys, keys * prices.widening))
@@ -181,7 +182,7 @@ def _gathered(prices: Prices, network: GroupNetwork, pieces: Pieces, backward: b
     keys = [range(total)] if is_cut else [piece for of_rank in pieces for piece in of_rank]
     ranks = [blocks_of(of_rank, keys) for of_rank in pieces]
     own, whole = t * prices.keys, total * prices.keys
-    if backward:  # behind it gradients are put by rank, and summed
+    if backward:  # after it gradients are put in order of ranks, and summed
         compute_s = max(prices.backward(blocks, total) for blocks in ranks) + prices.gradients_out(t, total)
         compute_s += prices.touch(2 * whole, whole, 2 * whole)
         return compute_s, collective_cost("reduce_scatter", float(whole), network).time_s
@@ -194,7 +195,7 @@ def _gathered(prices: Prices, network: GroupNetwork, pieces: Pieces, backward: b
 def _ulysses(
     prices: Prices, network: GroupNetwork, sizes: ContextSizes, ranks: int, backward: bool
 ) -> tuple[float, float]:
-    """Copies and all-to-alls around attention: queries, keys and values there, the output back; or their gradients."""
+    """Copies and all-to-alls around attention: queries, keys and values there, the output back; or gradients."""
     one, kv_heads = sizes.head_bytes(sizes.seq_len // ranks), max(sizes.kv_heads, network.size)
     there, back = (sizes.heads + 2 * kv_heads) * one, sizes.heads * one
     copies_s = prices.touch(2 * there, 2 * there, 2 * back)
@@ -204,7 +205,7 @@ def _ulysses(
 
 
 def _message_s(network: GroupNetwork, size_bytes: float) -> float:
-    """To the next rank, all at once."""
+    """Seconds of a message to the next rank, on all ranks at once."""
     return network.ring.time_s(size_bytes) + network.cluster.collective_overhead_s
 
 

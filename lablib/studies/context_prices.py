@@ -1,16 +1,16 @@
-"""What the kernels of shared attention take on one rank: its blocks, the merging of partial results, sums of gradients.
+"""Kernel times of context-parallel attention on one rank: blocks, merges, sums of gradients.
 
     a block          forward                                    backward
     kernel           1                                          3: rows' dot products, gradients, the query's converted
-    besides          the part widened to 32 bits; 5 to merge    3: added to the sums of queries, keys and values
-    some queries     2 more: written into the whole             none more
+    other kernels    the part widened to 32 bits; 5 to merge    3: added to the sums of queries, keys and values
+    some queries     2 more: written into the whole             no more
 
-The first block of all queries has nothing to merge with. Backward begins with zeros and ends with sums narrowed.
+The first block of all queries needs no merge. Backward begins with zeros and ends with narrowed sums.
 
 Cost: a price list; nothing runs.
 Legend: as in `context/bytes.py`.
 Source: `context/merge.py`, operator by operator; prices: lablib/cost.
-Simplified: what is in the cache is decided by size alone (lablib/cost/memory.py).
+Simplified: size alone decides whether data is in the cache (lablib/cost/memory.py).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ _DTYPES = {2: "bfloat16", 4: "float32", 8: "float64"}
 
 
 class Prices:
-    """Seconds on a rank that has some heads; sizes of tensors in bytes for each token."""
+    """Seconds on a rank with some of the heads; sizes of tensors in bytes per token."""
 
     def __init__(self, sizes: ContextSizes, cluster: Cluster, heads_ranks: int):
         if sizes.element_bytes not in _DTYPES:
@@ -43,7 +43,7 @@ class Prices:
         return sum(self.of_kind("", size) for size in size_bytes)
 
     def widen(self, size_bytes: float) -> float:
-        """To 32 bits; nothing where numbers are as wide anyway."""
+        """To 32 bits; 0 s if numbers already have them."""
         return self.of_kind("widening", size_bytes * (1 + self.widening)) if self.widening > 1 else 0.0
 
     def narrow(self, size_bytes: float) -> float:
@@ -51,7 +51,7 @@ class Prices:
         return self.touch(size_bytes * (1 + self.widening)) if self.widening > 1 else 0.0
 
     def of_kind(self, kind: str, size_bytes: float) -> float:
-        """A kernel of a kind of `lablib.cost.efficiency.RATES` whose rate depends on its bytes alone."""
+        """A kernel of a kind of `lablib.cost.efficiency.RATES` with a rate that depends only on its bytes."""
         return float(operator_time_s(kind, size_bytes, 0, self.device)) + self.device.queued_s
 
     def kernel(self, block: Block, backward: bool) -> float:
@@ -61,7 +61,7 @@ class Prices:
         return float(one) + (3 if backward else 1) * self.device.queued_s
 
     def forward(self, blocks: Sequence[Block], tokens: int, has_more: bool) -> float:
-        """Blocks of this rank's queries; `has_more`: others come before them."""
+        """Blocks of this rank's queries; `has_more`: other blocks come before them."""
         total = 0.0
         for i, block in enumerate(blocks):
             queries = length_of(block.queries)
@@ -87,11 +87,11 @@ class Prices:
         return total
 
     def gradients_out(self, tokens: int, keys: int) -> float:
-        """The sums of gradients: made before, and narrowed behind."""
+        """The sums of gradients: allocated before, and narrowed after."""
         zeros_s = self.touch(tokens * self.query * self.widening)
         return zeros_s + self.narrow(tokens * self.query) + 2 * self.narrow(keys * self.keys / 2)
 
 
 def length_of(part: slice) -> int:
-    """Places of a slice that has both ends."""
+    """Length of a slice with both ends."""
     return part.stop - part.start

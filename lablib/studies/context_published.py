@@ -1,18 +1,18 @@
 """Ring, zigzag and striped attention as published, and as predicted.
 
-The README of zhuzilin/ring-flash-attention has a table of 8 GPUs with 8,192 tokens each, in iterations a second: one
-GPU's FlashAttention over its own tokens, divided by 8 (in a ring each GPU has 8 times the pairs), and three rings. The
-share of the first that they reach is the efficiency. Counting pairs says for any machine
+The README of zhuzilin/ring-flash-attention has a table of 8 GPUs with 8,192 tokens each, in iterations per second: one
+GPU's FlashAttention over its own tokens, divided by 8 (in a ring each GPU has 8 times the pairs), and three rings.
+Their share of the first is the efficiency. A count of pairs gives for any machine
 
     contiguous      n / (2n - 1) = 53.3%         zigzag, striped        100%
 
-and the table has 51 to 54%, 82 to 90%, 70 to 83%. The rest of the way is predicted by `context_time`: partial results
-written out and read again, in 32 bits, and kernels that start anew for each round. Only FlashAttention's own speed is
-taken from the table, row by row: the library's kernel of 2024 reaches half of what an H100 can.
+and the table has 51 to 54%, 82 to 90%, 70 to 83%. `context_time` predicts the rest: partial results written and read
+again, in 32 bits, and kernels that start again for each round. Only FlashAttention's speed is taken from the table, row
+by row: the library's kernel of 2024 reaches half of an H100's possible rate.
 
-Found: contiguous within 2 points of the table, zigzag within 5. Striped comes out 7 to 12 points too high, most where
-there is no backward. Our reading: all its rounds are causal, and a causal kernel then took longer for its pairs than a
-full one, which the price list does not know.
+Found: contiguous within 2 points of the table, zigzag within 5. Striped is 7 to 12 points too high, most without
+backward. Our interpretation: all its rounds are causal, and a causal kernel then took longer for its pairs than a full
+one, which the price list does not model.
 
 Cost: some sums; nothing runs.
 Source: zhuzilin/ring-flash-attention, README.md at 01c8baf ("batch api"), its figures; sizes: README and
@@ -42,7 +42,7 @@ class PublishedRing:
     Attributes:
         gpu: "H800" or "A100".
         forward_only: whether backward is left out.
-        flash: one GPU's FlashAttention over its own tokens, before it is divided by 8.
+        flash: one GPU's FlashAttention over its own tokens, before the division by 8.
         rings: by order.
     """
 
@@ -53,7 +53,7 @@ class PublishedRing:
 
     @property
     def efficiencies(self) -> dict[str, float]:
-        """Each ring's share of what 8 GPUs would reach if sharing cost nothing."""
+        """Each ring's share of the rate of 8 GPUs without any cost of sharing."""
         return {order: rate / (self.flash / RANKS) for order, rate in self.rings.items()}
 
 
@@ -71,13 +71,13 @@ PUBLISHED_RINGS = (
 
 @checked
 def counted_efficiencies() -> dict[str, float]:
-    """What pairs of queries and keys alone say, for any machine: the mean rank's over the slowest rank's."""
+    """Efficiency by pairs of queries and keys alone, for any machine: the mean rank's over the slowest rank's."""
     return {name: balance(make(SIZES.seq_len, RANKS)) for name, make in ORDERS.items()}
 
 
 @checked
 def predicted_efficiencies(row: PublishedRing) -> dict[str, float]:
-    """By order, from `context_time` on the row's machine with its FlashAttention as fast as it was measured."""
+    """By order, from `context_time` on the row's machine with FlashAttention at its measured speed."""
     cluster = _as_measured(row)
     share_s = RANKS * _own_tokens_s(row, cluster)
     times = {name: context_time(SIZES, cluster, RANKS, "ring", name, forward_only=row.forward_only) for name in ORDERS}
@@ -85,7 +85,7 @@ def predicted_efficiencies(row: PublishedRing) -> dict[str, float]:
 
 
 def _as_measured(row: PublishedRing) -> Cluster:
-    """The machine, its products slowed down until attention takes what the table says."""
+    """The machine, with products slowed down until attention takes the time in the table."""
     cluster = find_cluster("dgx-a100")
     if row.gpu == "H800":
         cluster = find_cluster("dgx-h100")

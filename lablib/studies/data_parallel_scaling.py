@@ -1,20 +1,20 @@
-"""How long a data-parallel step takes on n ranks, and how efficient that is: predicted without running any rank.
+"""Predicted step time and scaling efficiency of data parallelism on n ranks, without running any rank.
 
-One device is priced once: its forward, its backward, and the moment in backward at which each gradient is ready. What
-more ranks add is communication, and it depends on the ranks, the bucket size and the cluster alone. So a whole curve of
-efficiencies costs one profile and some sums.
+One device is priced once: its forward, its backward, and the time in backward at which each gradient is ready. More
+ranks add communication, which depends only on the ranks, the bucket size and the cluster. So a curve of efficiencies
+costs one profile and some sums.
 
-    efficiency(n) = T(1) / T(n)        weak scaling: every rank keeps its batch, so the ideal is 1
+    efficiency(n) = T(1) / T(n)        weak scaling: the batch per rank is constant, so the ideal is 1
 
 With F forward, B backward, buckets i = 1..M that are ready at r_i (packing included) and take c_i to all-reduce:
-    naive        T = F + B + sum of c_i, one "bucket" a parameter
+    naive        T = F + B + sum of c_i, one "bucket" per parameter
     bucketed     T = F + B + packing + sum of c_i
     overlapped   T = F + max(B + packing, e_M)    with e_0 = 0, e_i = max(e_{i-1}, r_i) + c_i: one stream, in order
 
 Cost of a prediction: M sums. Of a profile: one step on one device; on device "meta" shapes alone, so any size fits.
 Legend: S bytes of a bucket, W memory bandwidth. Packing: S read and written, S divided in place: 4 S / W and 2 kernels.
-Source: Li et al., "PyTorch Distributed", VLDB 2020, arXiv 2006.15704, sections 3.2 and 5 (what decides the overlap);
-all-reduce times from `lablib/cost` (Thakur et al. 2005).
+Source: Li et al., "PyTorch Distributed", VLDB 2020, arXiv 2006.15704, sections 3.2 and 5 (overlap); all-reduce times
+from `lablib/cost` (Thakur et al. 2005).
 Simplified: all ranks are equally fast; the optimizer is left out.
 """
 
@@ -43,10 +43,10 @@ class StepProfile:
     """One step on one device, without communication.
 
     Attributes:
-        device: which one.
+        device: the device.
         forward_s, backward_s: seconds.
         params: the trainable parameters in order of registration, as shapes (device "meta").
-        ready_s: seconds from the start of backward to each one's final gradient.
+        ready_s: seconds from the start of backward to each parameter's final gradient.
     """
 
     device: Device
@@ -79,7 +79,7 @@ class StepTime:
 
 
 class _Stopwatch(TorchDispatchMode):
-    """Adds up what every operation would cost on a device."""
+    """Adds up the cost of every operation on a device."""
 
     def __init__(self, device: Device):
         super().__init__()
@@ -104,7 +104,7 @@ def profile_step(module: nn.Module, loss_of: Callable[[nn.Module], Tensor], devi
     Arguments:
         module: with real tensors, or on device "meta" for shapes alone. Its gradients are set to None.
         loss_of: runs the forward pass on one rank's batch and returns the loss.
-        device: what it would run on; the machine at hand does not matter.
+        device: the modelled device, independent of the present machine.
     """
     params = [param for param in module.parameters() if param.requires_grad]
     ready_s: dict[Tensor, float] = {}
@@ -135,9 +135,9 @@ def predict_step(
 
     Arguments:
         profile: of one rank's part of the batch, on the cluster's device.
-        cluster: where the ranks are.
+        cluster: the cluster of the ranks.
         ranks: at least 1; one rank does not communicate.
-        bucket_bytes: most bytes of a bucket; "naive" has none.
+        bucket_bytes: most bytes of a bucket; not used by "naive".
         method: "naive", "bucketed" or "overlapped".
 
     Raises:
@@ -167,17 +167,17 @@ def predict_step(
 
 
 def end_of_last_bucket(ready_s: Sequence[float], packing_s: Sequence[float], bucket_s: Sequence[float]) -> float:
-    """When the last all-reduce ends, in seconds after the start of backward: e_M of the formula above.
+    """End of the last all-reduce, in seconds after the start of backward: e_M of the formula above.
 
     Arguments:
-        ready_s: when backward, left alone, has the last gradient of each bucket.
-        packing_s: what packing it takes; it delays all of backward that follows.
-        bucket_s: what its all-reduce takes.
+        ready_s: time of the last gradient of each bucket in backward without packing.
+        packing_s: time of packing each bucket; it delays the rest of backward.
+        bucket_s: time of its all-reduce.
     """
     issued_s = delay_s = end_s = 0.0
     for ready, packing, communication in zip(ready_s, packing_s, bucket_s, strict=True):
         delay_s += packing
-        issued_s = max(issued_s, ready + delay_s)  # never before the bucket ahead: launched in order
+        issued_s = max(issued_s, ready + delay_s)  # never before the previous bucket: launched in order
         end_s = max(end_s, issued_s) + communication
     return end_s
 
@@ -189,20 +189,20 @@ def scaling_efficiency(
     bucket_bytes: int = BUCKET_BYTES,
     method: Method = "overlapped",
 ) -> float:
-    """T(1) / T(n), in (0, 1]: the share of n devices' work that is left after communication. Pure.
+    """T(1) / T(n), in (0, 1]: the share of n devices' work that remains after communication. Pure.
 
     Arguments and Raises as in `predict_step`.
     """
     return profile.step_s / predict_step(profile, cluster, ranks, bucket_bytes, method).step_s
 
 
-@lru_cache(maxsize=4096)  # a curve asks for the same buckets at each of its methods
+@lru_cache(maxsize=4096)  # a curve uses the same buckets for each of its methods
 def all_reduce_s(cluster: Cluster, ranks: int, size_bytes: int) -> float:
     """Seconds of one all-reduce over the first `ranks` ranks of the cluster, by its fastest algorithm."""
     return collective_cost("all_reduce", size_bytes, _network(cluster, ranks)).time_s
 
 
-@lru_cache(maxsize=64)  # the sizes of one number of ranks are asked for one after another
+@lru_cache(maxsize=64)  # the sizes of one number of ranks come one after another
 def _network(cluster: Cluster, ranks: int) -> GroupNetwork:
     return GroupNetwork(cluster, range(ranks))
 

@@ -1,27 +1,27 @@
-"""A mixture beside the dense models of as many FLOPs and of as many parameters: which is faster, on how many GPUs.
+"""Speed of a mixture of experts against dense models of equal FLOPs or parameters, by number of GPUs.
 
-By FLOPs alone a mixture is as fast as the dense model that a token would see of it. It is not, for three reasons, all
-of which few GPUs make worse:
+By FLOPs alone a mixture is as fast as the dense model of equal FLOPs per token. In practice it is slower, for three
+reasons, all of them worse on few GPUs:
 
-    states     every parameter has 16 or 18 bytes of states, visited or not: on few GPUs the mixture does not fit, or
+    states     every parameter has 16 or 18 bytes of states, active or not: on few GPUs the mixture does not fit, or
                only with small micro-batches, with recomputation or with ZeRO-3
     few rows   of a micro-batch of t tokens each expert gets t e k / E rows, a few hundred where the dense MLP has t:
-               its weights are read from memory for so few rows (below), and more expert ranks bring more of them
-    constants  tokens are copied k times, sent and sorted; optimizer and gradients' sums go over all parameters
+               its weights are read from memory for so few rows (below), and more expert ranks bring more rows
+    constants  tokens are copied k times, sent and sorted; optimizer and sums of gradients cover all parameters
 
-A product of r rows does 2 r FLOPs for each weight of w bytes that it reads: below r = w R / (2 M) rows the memory is
-slower than the product (295 on an H100 in 16 bits). So the mixture's step is longer, and it pays where it learns the
-same from so many fewer tokens (`pays`). How many fewer is not predicted here, no planner knows a loss: see the figures
-in `expert_published.py`.
+A product of r rows does 2 r FLOPs for each weight of w bytes that it reads: below r = w R / (2 M) rows, reading takes
+longer than the product (295 rows on an H100 in 16 bits). So the mixture's step is longer, and it pays if it needs that
+many times fewer tokens for the same loss (`pays`). This number is not predicted here, as no planner predicts a loss:
+see the figures in `expert_published.py`.
 
 Cost: some hundred predictions for each number of GPUs; nothing runs.
-Legend: E experts, k that a token visits, e expert ranks, t tokens of a rank's micro-batch, w bytes a number, R FLOP/s
-of a device, M bytes a second of its memory.
+Legend: E experts, k active per token, e expert ranks, t tokens of a rank's micro-batch, w bytes per number, R FLOP/s of
+a device, M bytes per second of its memory.
 Source: Fedus et al., "Switch Transformers", 2021, arXiv 2101.03961, section 2.1 (as many FLOPs); Gale et al.,
 "MegaBlocks", 2022, arXiv 2211.15841 (grouped products); "Scalable Training of Mixture-of-Experts Models with Megatron
 Core", 2026, arXiv 2603.07685 (walls of memory, communication and compute); prices: lablib/plan.
 Simplified: even routing; the router's FLOPs are not given to the dense model; plans of one pipeline stage, no context
-axis, the best of each model under the same software.
+axis, the best of each model with the same software.
 """
 
 from collections.abc import Mapping, Sequence
@@ -42,13 +42,14 @@ _ONE_STAGE: Mapping[str, Any] = {"pipeline": 1, "context": 1, "schedule": "1f1b"
 
 @dataclass(frozen=True)
 class AgainstDense:
-    """The fastest plans that fit on some GPUs; None where none does.
+    """The fastest plans that fit on some GPUs; None if no plan fits.
 
     Attributes:
         num_gpus: n.
-        mixture, active, total: of the mixture, of the dense model with as many FLOPs a token, with as many parameters.
-        least_bytes: of a GPU, what the mixture's smallest plan needs.
-        rows: tokens that an expert gets of a micro-batch in the mixture's plan; None where it has none.
+        mixture, active, total: plans of the mixture, of the dense model with equal FLOPs per token, with equal
+            parameters.
+        least_bytes: bytes per GPU of the mixture's smallest plan.
+        rows: tokens per expert and micro-batch in the mixture's plan; None without a plan.
     """
 
     num_gpus: int
@@ -60,30 +61,30 @@ class AgainstDense:
 
     @property
     def speed(self) -> float | None:
-        """The mixture's tokens a second over those of the dense model of as many FLOPs."""
+        """Tokens per second: the mixture's over the dense model's of equal FLOPs."""
         return _over(self.mixture, self.active)
 
     @property
     def speed_over_total(self) -> float | None:
-        """The same over the dense model of as many parameters."""
+        """The same over the dense model of equal parameters."""
         return _over(self.mixture, self.total)
 
     @property
     def extra_s(self) -> dict[str, float]:
-        """Where the mixture's seconds go: each part of the step less the same of `active`. Empty where one is None."""
+        """The mixture's extra seconds: each part of the step minus the same part of `active`. Empty if one is None."""
         if not (self.mixture and self.active):
             return {}
         return {part: time_s - self.active.parts[part] for part, time_s in self.mixture.parts.items()}
 
     @checked
     def pays(self, saving: float) -> bool:
-        """Whether the mixture is done first, if it needs so many times fewer tokens than `active`.
+        """Whether the mixture reaches the loss first, if it needs so many times fewer tokens than `active`.
 
         Arguments:
-            saving: tokens that the dense model needs for the same loss, over the mixture's. Not known here.
+            saving: tokens that the dense model needs for the same loss, over the mixture's. Not predicted here.
 
         Raises:
-            ValueError: none, or none at all.
+            ValueError: a saving that is not a positive number.
         """
         if not 0 < saving < float("inf"):
             raise ValueError(f"saving must be above 0 and finite: got {shown(saving)}; try 1.0, as many tokens.")
@@ -102,12 +103,12 @@ def against_dense(
 
     Arguments:
         model: one with experts.
-        num_gpus: how many.
-        sequences_a_gpu: of a step; more GPUs take a larger batch.
+        num_gpus: numbers of GPUs.
+        sequences_a_gpu: per step; more GPUs take a larger batch.
         others: as for `lablib.plan.search`: stack, precision, seq_len, micro_batch, recompute, ...
 
     Raises:
-        ValueError: a model without experts, and what `search` refuses.
+        ValueError: a model without experts; and as `search`.
     """
     mixture, cluster = find_transformer(model), find_cluster(cluster)
     dense = dense_of_equal_flops(mixture), dense_of_equal_parameters(mixture)
@@ -126,7 +127,7 @@ def against_dense(
 
 @checked
 def dense_of_equal_flops(model: Transformer) -> Transformer:
-    """The dense model whose token has as many FLOPs: an MLP as wide as the experts that a token visits.
+    """The dense model of equal FLOPs per token: an MLP as wide as the active experts.
 
     Raises:
         ValueError: a model without experts.
@@ -137,14 +138,14 @@ def dense_of_equal_flops(model: Transformer) -> Transformer:
 
 @checked
 def dense_of_equal_parameters(model: Transformer) -> Transformer:
-    """The dense model of as many parameters, all visited: an MLP as wide as all experts. Raises as above."""
+    """The dense model of equal parameters, all active: an MLP as wide as all experts. Raises as above."""
     experts = _experts_of(model)
     return _dense(model, (experts.num_experts + experts.num_shared) * experts.d_ff, "parameters")
 
 
 @checked
 def rows_of_an_expert(model: Transformer, tokens: int, expert_ranks: int = 1) -> float:
-    """Tokens that an expert gets of one micro-batch, with even routing: t e k / E.
+    """Tokens per expert of one micro-batch, with even routing: t e k / E.
 
     Arguments:
         tokens: t, of the micro-batch of one rank.
@@ -158,11 +159,11 @@ def rows_of_an_expert(model: Transformer, tokens: int, expert_ranks: int = 1) ->
 def grouped_shares(
     rows: Sequence[int], columns: int, width: int, num_experts: int, device: Device, dtype: str = "bfloat16"
 ) -> list[float]:
-    """What a grouped product reaches of the device's peak, [rows, width] x [width, columns] for each expert of a rank.
+    """Share of the device's peak that a grouped product reaches, [rows, width] x [width, columns] per expert of a rank.
 
     Arguments:
-        rows: tokens of each expert, one share for each.
-        num_experts: of the rank, in one kernel.
+        rows: tokens per expert, one share for each.
+        num_experts: experts of the rank, in one kernel.
     """
     shares = []
     for each in rows:
@@ -174,12 +175,12 @@ def grouped_shares(
 
 @checked
 def fewest_rows(device: Device, dtype: str = "bfloat16", element_bytes: int = 2) -> float:
-    """Rows below which an expert's weights take longer to read than to multiply: w R / (2 M)."""
+    """Rows below which reading an expert's weights takes longer than the product: w R / (2 M)."""
     return element_bytes * device.peak(dtype) / (2 * device.memory_bandwidth_bytes_per_s)
 
 
 def _rows_in(model: Transformer, plan: Prediction) -> float:
-    """Rows of an expert in a plan: its expert ranks, and those that cut it, bring it their tokens."""
+    """Rows per expert in a plan: tokens of its expert ranks, and of the ranks that cut it."""
     split = plan.parallel
     tokens = plan.micro_batch * plan.seq_len * split.expert_tensor_ranks // split.tensor
     return rows_of_an_expert(model, tokens, split.expert)
@@ -192,7 +193,7 @@ def _experts_of(model: Transformer) -> Experts:
 
 
 def _dense(model: Transformer, width: int, what: str) -> Transformer:
-    """All layers as wide as expert layers and dense ones are in the mean."""
+    """All layers with the mean width of expert layers and dense ones."""
     dense, mixed = model.num_layers - model.num_expert_layers, model.num_expert_layers
     mean = round((dense * model.hidden_size + mixed * width) / model.num_layers)
     return replace(model, name=f"{model.name}, dense, as many {what}", d_ff=mean, experts=None)

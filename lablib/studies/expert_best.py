@@ -1,12 +1,12 @@
-"""The best placement of experts there is, by trying all: the reference that `place_balanced` is held to.
+"""Optimal placement of experts by exhaustive search: the reference for `place_balanced`.
 
-Every way to give each expert one slot or more is tried, and for each every way to put the copies on ranks, heaviest
-first; a branch is left when a rank has as much as the best found, and of two ranks that are alike one is enough.
+Tries every number of slots per expert, one or more, and for each every assignment of the copies to ranks, heaviest
+first. A branch ends when a rank has as much as the best so far; of two equal ranks only one is tried.
 
 Cost: exponential in the slots; up to ten, a second at most.
 Legend: as in `experts/balance.py`.
 Source: Land and Doig, "An Automatic Method of Solving Discrete Programming Problems", Econometrica 28(3), 1960 (branch
-and bound); packing equal numbers of items is NP-hard from three slots a rank on: Garey and Johnson, "Computers and
+and bound); packing equal numbers of items is NP-hard from three slots per rank on: Garey and Johnson, "Computers and
 Intractability", 1979, problem SP15 (3-partition).
 Simplified: copies of an expert have equal shares of its tokens.
 """
@@ -22,7 +22,7 @@ _MOST_SLOTS = 10
 
 @checked
 def place_best(loads: Sequence[float], num_ranks: int, slots_a_rank: int) -> ExpertPlacement:
-    """The best placement there is, by trying all: for up to ten slots, to see how far `place_balanced` is from it.
+    """The optimal placement, for up to ten slots, to compare `place_balanced` with.
 
     Raises:
         ValueError: more slots; and as `place_balanced`.
@@ -52,7 +52,7 @@ def _compositions(total: int, parts: int) -> list[tuple[int, ...]]:
 
 
 def _search(weights: Sequence[float], num_bins: int, each: int, below: float) -> tuple[float, list[int]] | None:
-    """The least heaviest bin below `below`, and the bin of each item; items one by one, worse branches left out."""
+    """The smallest heaviest bin below `below`, and the bin of each item; items one by one, worse branches left out."""
     best: tuple[float, list[int]] | None = None
     loads, counts, places = [0.0] * num_bins, [0] * num_bins, [0] * len(weights)
 
@@ -62,7 +62,7 @@ def _search(weights: Sequence[float], num_bins: int, each: int, below: float) ->
             best, below = (max(loads), list(places)), max(loads)
             return
         tried = set()
-        for b in range(num_bins):  # two bins that are alike are one
+        for b in range(num_bins):  # of two equal bins only one is tried
             if counts[b] == each or (loads[b], counts[b]) in tried or loads[b] + weights[item] >= below:
                 continue
             tried.add((loads[b], counts[b]))

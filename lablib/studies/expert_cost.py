@@ -1,18 +1,18 @@
-"""Seconds of a mixture, forward and backward: products of few rows, moves of rows, and tokens on their way.
+"""Time of a mixture of experts, forward and backward: products, moves of rows, and communication.
 
-What a dense MLP does not do is most of the time where experts are small. By part, R rows of a rank's experts, M = N k:
+Small experts spend most of their time on work that a dense MLP does not have. R rows of a rank's experts, M = N k:
 
     products    up and down of E / n experts in one kernel each, R n / E rows for each expert; backward twice that
-    moves       4 times M rows are picked by number, 4 times R rows put in order, each read and written; weighed, summed
-    router      two products in float32, a softmax, and some twenty kernels on k or E numbers of a token
-    exposed     4 all-to-alls of rows, and one of counts before them: nothing is computed beside them
-    tensor      beside tensor ranks: cut experts: x is summed once each way; whole ones: gathered once each way; and the
-                gradients of weights, k of a token. Exposed, too
+    moves       4 times M rows gathered by index, 4 times R rows put in order, each read and written; weighed, summed
+    router      two products in float32, a softmax, and some twenty kernels on k or E numbers per token
+    exposed     4 all-to-alls of rows, and one of counts before them, without compute at the same time
+    tensor      with tensor ranks: cut experts: x is summed once each way; whole ones: gathered once each way; and the
+                gradients of weights, k per token. Exposed, too
 
-A row's products are 12 D F FLOPs, its moves some 24 D w bytes of memory, its way 4 (n-1)/n D w bytes of the link. With
-C FLOP/s, B bytes a second of memory and L of the link, products are less than half of all that where
+A row's products are 12 D F FLOPs, its moves some 24 D w bytes of memory, its messages 4 (n-1)/n D w bytes of the link.
+With C FLOP/s, B bytes per second of memory and L of the link, products take less than half of the total if
 
-    F  <  w C (2 / B + (n-1) / (3 n L))            some 2,000 hidden units on H100s within a node, whatever D is
+    F  <  w C (2 / B + (n-1) / (3 n L))            some 2,000 hidden units on H100s within a node, for any D
 
 The busiest rank decides: all wait for it at the next all-to-all (`counts` of a real routing).
 
@@ -20,8 +20,8 @@ Cost: a price list; nothing runs.
 Legend: as in `experts/bytes.py`.
 Source: prices: `expert_prices.py`, and lablib/cost, its `exchange_cost` for uneven rows; another dispatcher:
 lablib/plan/layer/dispatch.py.
-Simplified: softmax gates; an even load is dealt in turn (`balanced=True`); groups of a rank have equal
-lengths; GELU, no dropout; the sum of gradients over ranks is not in it (`data_parallel_scaling.py`).
+Simplified: softmax gates; an even load is assigned in turn (`balanced=True`); groups of a rank have equal lengths;
+GELU, no dropout; without the sum of gradients over ranks (`data_parallel_scaling.py`).
 """
 
 from collections.abc import Sequence
@@ -46,13 +46,13 @@ class ExpertTime:
     """One mixture on the busiest of some ranks, forward and backward, in seconds.
 
     Attributes:
-        expert_ranks: n, over which experts are spread.
+        expert_ranks: n, ranks that share the experts.
         rows_of_an_expert: on the busiest rank, the mean of its experts.
-        products_s: of the experts, activation included.
+        products_s: products of the experts, with activation.
         shared_s: the same of shared experts.
-        moves_s: rows picked, put in order, weighed and summed.
-        router_s: everything on k or E numbers of a token, and the router's products.
-        exposed_s: tokens and counts on their way, and what tensor ranks sum or gather.
+        moves_s: gathering, ordering, weighing and summing rows.
+        router_s: all kernels on k or E numbers per token, and the router's products.
+        exposed_s: communication of tokens and counts, and sums or gathers of tensor ranks.
     """
 
     expert_ranks: int
@@ -83,14 +83,14 @@ def expert_time(
     """The seconds of one mixture, forward and backward, until the busiest rank is done.
 
     Arguments:
-        cluster: where the first `expert_ranks` ranks are.
-        expert_ranks: how many there are, or `ExpertRanks`: with tensor ranks, neighbours, which lie inside expert ones.
-            Data ranks lie outside, and change nothing.
+        cluster: the cluster of the ranks, its first `expert_ranks`.
+        expert_ranks: their number, or `ExpertRanks`: with tensor ranks, neighbours inside the expert ranks. Data ranks
+            are outside, and change nothing.
         counts: of each rank that shares experts, its rows for each of them; None: an even load.
         dispatcher: "alltoall", or "deduplicated" as DeepEP's, with even routing (lablib/plan/layer/dispatch.py).
 
     Raises:
-        ValueError: what `expert_sent_bytes` refuses; another dispatcher, or a deduplicated one with counts or with
+        ValueError: as `expert_sent_bytes`; an unknown dispatcher, or a deduplicated one with counts or with
             tensor ranks.
     """
     ranks = expert_ranks
@@ -114,7 +114,7 @@ def expert_time(
     moves_s = 4 * prices.picked(own) + 4 * prices.ordered(busiest) + weighed_s + prices.summed(own)
     router_s = prices.router(tokens, False, counts is None) + prices.sorted(own) + prices.router(tokens, True)
     exposed_s = _tensor_s(sizes, cluster, ranks)
-    if ranks.cut > 1:  # what is summed over ranks is copied before: others may hold it
+    if ranks.cut > 1:  # the input of a sum over ranks is copied first: others may hold it
         weights_bytes = 2 * tokens * sizes.k * sizes.router_bytes
         moves_s += prices.touch(2 * tokens * sizes.row_bytes, 2 * tokens * sizes.row_bytes, weights_bytes)
     if n > 1:
@@ -132,7 +132,7 @@ def expert_times(sizes: ExpertSizes, cluster: Cluster, expert_ranks: Sequence[in
 def _exchanges(
     sizes: ExpertSizes, cluster: Cluster, rows: Sequence[Sequence[int]], dispatcher: str, stride: int
 ) -> tuple[float, float]:
-    """Seconds of tokens to the experts, and back."""
+    """Seconds of sending tokens to the experts, and back."""
     if dispatcher == "alltoall":
         back = list(zip(*rows, strict=True))
         return exchange_time_s(sizes, cluster, rows, stride), exchange_time_s(sizes, cluster, back, stride)
@@ -143,7 +143,7 @@ def _exchanges(
 
 
 def _tensor_s(sizes: ExpertSizes, cluster: Cluster, ranks: ExpertRanks) -> float:
-    """Seconds in which tensor ranks sum or gather outputs, gradients of x, and gradients of weights."""
+    """Seconds of tensor ranks' sums or gathers of outputs, gradients of x, and gradients of weights."""
     if ranks.tensor == 1:
         return 0.0
     name, network = ("all_reduce" if ranks.cuts_experts else "all_gather"), _network(cluster, ranks.tensor)
@@ -152,13 +152,13 @@ def _tensor_s(sizes: ExpertSizes, cluster: Cluster, ranks: ExpertRanks) -> float
 
 
 def exchange_time_s(sizes: ExpertSizes, cluster: Cluster, rows: Sequence[Sequence[int]], stride: int = 1) -> float:
-    """Seconds of one all-to-all of rows: so many from each rank to each; of ranks that are `stride` apart."""
+    """Seconds of one all-to-all of rows, from each rank to each, between ranks `stride` apart."""
     size_bytes = [[count * sizes.row_bytes for count in row] for row in rows]
     return exchange_cost(size_bytes, _network(cluster, len(rows), stride)).time_s
 
 
 def counts_time_s(sizes: ExpertSizes, cluster: Cluster, expert_ranks: int, stride: int = 1) -> float:
-    """Seconds in which ranks tell each other how many rows come."""
+    """Seconds of exchanging the numbers of rows."""
     size_bytes = float(COUNT_BYTES * sizes.num_experts)
     return collective_cost("all_to_all", size_bytes, _network(cluster, expert_ranks, stride)).time_s
 

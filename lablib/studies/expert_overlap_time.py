@@ -1,14 +1,15 @@
-"""Seconds of a mixture whose tokens go in parts: its schedule played through, with the seconds of each piece.
+"""Time of a mixture with tokens in parts: a simulation of its schedule with the time of each piece.
 
     compute  [before 1][before 2][shared][experts 1][experts 2][behind 1][behind 2]
     link               [there 1 ][there 2][back 1   ]          [back 2  ]
 
-A piece begins when the rank is free and what it needs has come; a message when the link is free and its rows are there.
-What no piece fills is exposed. Backward is the same with other seconds, and shared experts stand before `behind`.
+A piece begins when the rank is free and its inputs have come; a message when the link is free and its rows are ready.
+Time of the rank without a piece is exposed. Backward is the same with other times, and shared experts come before
+`behind`.
 
-Parts pay where an all-to-all is longer than what they add: products of fewer rows, twice as many kernels, and the sum
-of weights' gradients. On 8 H100s a layer of 64 experts of 1,024 units and 8,192 tokens a rank takes 7.7 ms, 2.1 of them
-exposed, and in two parts 6.2, 0.3 exposed; with 512 tokens two parts take longer than none.
+Parts pay if an all-to-all is longer than their overhead: products of fewer rows, twice as many kernels, and the sum of
+weights' gradients. On 8 H100s a layer of 64 experts of 1,024 units and 8,192 tokens per rank takes 7.7 ms, 2.1 of them
+exposed, and in two parts 6.2, 0.3 exposed; with 512 tokens two parts take longer than one.
 
 Cost: some sums; nothing runs on ranks.
 Legend: as in `experts/bytes.py` and `experts/overlap.py`.
@@ -30,15 +31,15 @@ from lablib.studies.expert_prices import ExpertPrices
 def overlapped_time(
     sizes: ExpertSizes, cluster: Cluster, expert_ranks: int | ExpertRanks, parts: int = 2
 ) -> ExpertTime:
-    """As `expert_time` of an even load, for tokens in parts: what is exposed is what the schedule leaves.
+    """As `expert_time` of an even load, for tokens in parts: the schedule decides the exposed time.
 
     Arguments:
-        cluster: where the first `expert_ranks` ranks are; two or more of them.
-        expert_ranks: how many, or `ExpertRanks` without tensor ranks.
-        parts: of the tokens of a rank.
+        cluster: the cluster of the ranks, its first `expert_ranks`; two or more.
+        expert_ranks: their number, or `ExpertRanks` without tensor ranks.
+        parts: number of parts of a rank's tokens.
 
     Raises:
-        ValueError: parts that do not divide the tokens, one rank, tensor ranks; and what `expert_time` refuses.
+        ValueError: parts that do not divide the tokens, one rank, tensor ranks; and as `expert_time`.
     """
     if isinstance(expert_ranks, ExpertRanks):
         if expert_ranks.tensor > 1:
@@ -56,7 +57,7 @@ def overlapped_time(
     weighed_s = [prices.weighed(each, backward) for backward in (False, True)]
     products_s = [prices.mlps(received, prices.own, sizes.d_ff, backward) for backward in (False, True)]
     shared_s = [prices.shared(tokens, backward) for backward in (False, True)]
-    # Weights' gradients of the parts are added; two matrices.
+    # Sum of the parts' gradients of weights; two matrices.
     added_s = (parts - 1) * 2 * prices.touch(3 * prices.own * sizes.d_model * sizes.d_ff * sizes.element_bytes)
     x, weights = tokens * sizes.row_bytes, tokens * sizes.k * sizes.router_bytes
     cuts_s = [prices.touch(2 * x), prices.touch(2 * x, 2 * weights)] if parts > 1 else [0.0, 0.0]
@@ -84,10 +85,10 @@ def _waits_s(
     there_s: float = 0.0,
     back_s: float = 0.0,
 ) -> float:
-    """Seconds of one pass in which nothing is computed.
+    """Seconds of one pass without compute.
 
-    All parts are prepared and sent, each is waited for, computed and sent back, and each is waited for again; shared
-    experts are computed while the first are on their way there, or in backward the last ones back. Messages go one
+    All parts are prepared and sent; each is received, computed and sent back, and each is received again; shared
+    experts are computed during the first messages there, or in backward during the last ones back. Messages go one
     after another.
 
     >>> _waits_s(2.0, 1, 0.0, 3.0, 0.0), _waits_s(2.0, 2, 0.0, 3.0, 0.0), _waits_s(2.0, 2, 0.0, 3.0, 0.0, there_s=2.0)

@@ -1,14 +1,14 @@
-"""What the kernels of a mixture take on one rank: products of experts, moves of rows, and the router's many small ones.
+"""Kernel times of a mixture of experts on one rank: products, moves of rows, and the router.
 
     a part        forward                                            backward
     experts       2 grouped products, GELU                           4 of them, and GELU's
-    picked        dispatch and combine: rows by their numbers        the same
-    ordered       by expert, and back by rank; with one of either nothing is to be done
-    weighed       rows times weights, k of a token summed            of rows and of weights: 2 products and a sum
+    picked        dispatch and combine: rows by index                the same
+    ordered       by expert, and back by rank; 0 s with only one expert or one rank
+    weighed       rows times weights, k per token summed             of rows and of weights: 2 products and a sum
     router        input and matrix to 32 bits, 1 product, softmax;   2 products, the softmax's, and as many small ones
-                  some 10 kernels on k numbers of a token
+                  some 10 kernels on k numbers per token
 
-The small ones move little, and each costs its launch: with few tokens a rank they are most of the layer.
+The small ones move little, and each costs its launch: with few tokens per rank they take most of the layer's time.
 
 Cost: a price list; nothing runs.
 Legend: as in `experts/bytes.py`.
@@ -29,7 +29,7 @@ class ExpertPrices:
     """Seconds of a mixture's kernels on one rank.
 
     Arguments:
-        expert_ranks: n, over which experts are spread.
+        expert_ranks: n, ranks that share the experts.
         cut: c, ranks that cut each expert and the shared ones.
     """
 
@@ -55,7 +55,7 @@ class ExpertPrices:
         return self.of_kind(name, passes * numbers * self.sizes.element_bytes, numbers)
 
     def mlps(self, rows: int, count: int, width: int, backward: bool) -> float:
-        """Up, GELU and down of so many MLPs in a kernel each, all their rows together; or the gradients of all that."""
+        """Up, GELU and down of so many MLPs in a kernel each, all their rows together; or the gradients of these."""
         d_model = self.sizes.d_model
         each = -(-rows // count)
         if not backward:
@@ -71,7 +71,7 @@ class ExpertPrices:
         return self.mlps(tokens, 1, count * self.width, backward) if count else 0.0
 
     def summed(self, tokens: int) -> float:
-        """The gradients of a token's k copies, added."""
+        """The sum of the gradients of a token's k copies."""
         return self.of_kind("sum over rows", tokens * (self.sizes.k + 1) * self.sizes.row_bytes)
 
     def _product(
@@ -81,16 +81,16 @@ class ExpertPrices:
         return float(time_s) + self.device.queued_s
 
     def picked(self, tokens: int) -> float:
-        """Rows by their numbers."""
+        """Rows by index."""
         rows = tokens * self.sizes.k
         return self.touch(rows * (2 * self.sizes.row_bytes + COUNT_BYTES))
 
     def ordered(self, rows: int) -> float:
-        """Rows of several ranks and experts in the order of the other; nothing where one of them is alone."""
+        """Rows of several ranks and experts in the other order; 0 s with only one expert or one rank."""
         return self.touch(2 * rows * self.sizes.row_bytes) if self.n > 1 and self.own > 1 else 0.0
 
     def weighed(self, tokens: int, backward: bool) -> float:
-        """k rows of a token times their weights, and summed; or the gradients of rows and weights."""
+        """k rows per token times their weights, and summed; or the gradients of rows and weights."""
         sizes, weights = self.sizes, tokens * self.sizes.k * self.sizes.element_bytes
         x, rows = tokens * sizes.row_bytes, tokens * sizes.k * sizes.row_bytes
         cast = tokens * sizes.k * (sizes.element_bytes + sizes.router_bytes)
@@ -102,7 +102,7 @@ class ExpertPrices:
         return cast_s + self.touch(2 * rows + x, rows + x + weights) + self.of_kind("sum", rows + weights)
 
     def sorted(self, tokens: int) -> float:
-        """Choices by expert."""
+        """Choices sorted by expert."""
         number = COUNT_BYTES * tokens * self.sizes.k
         return self.touch(2 * number, 3 * number, number, number, 4 * number, 2 * number)
 
@@ -110,7 +110,7 @@ class ExpertPrices:
         """Logits, scores, choices and weights; or their gradients.
 
         Arguments:
-            is_dealt: choices in turn; else scores are sorted, and choices counted.
+            is_dealt: choices in turn; otherwise scores are sorted, and choices counted.
         """
         sizes, v = self.sizes, self.sizes.router_bytes
         choices, scores, d_model = tokens * sizes.k, tokens * sizes.num_experts * v, sizes.d_model

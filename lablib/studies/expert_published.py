@@ -1,24 +1,25 @@
-"""Mixtures beside dense models as published: tokens a second, what the tokens were worth, and what is predicted.
+"""Mixtures against dense models as published: tokens per second, tokens saved, and predictions.
 
-    OLMoE        128 H100s, 1.3B active of 6.9B, beside a dense 1.3B: 23,600 against 37,500 tokens a second and GPU,
+    OLMoE        128 H100s, 1.3B active of 6.9B, against a dense 1.3B: 23,600 against 37,500 tokens per second and GPU,
                  0.63 of its speed; the same loss after a third of the tokens, so in half of the time
-    DeepSpeed    128 A100s, 1.3B + 128 experts in every second layer (52B), beside a dense 6.7B whose loss after as many
-                 tokens is the same: 372 against 70 sequences a second, 5.3 times its speed
+    DeepSpeed    128 A100s, 1.3B + 128 experts in every second layer (52B), against a dense 6.7B with the same loss
+                 after as many tokens: 372 against 70 sequences per second, 5.3 times its speed
 
-So a mixture was slower than the dense model of as many FLOPs, and faster than the one that learns as much. Both are
-predicted from the sizes, with software of the time, for the micro-batches of 1, 2 and 4 sequences that are not printed:
+So a mixture was slower than the dense model of equal FLOPs, and faster than the one with the same loss. Both are
+predicted from the sizes, with software of the time, for micro-batches of 1, 2 and 4 sequences, which are not published:
 
-    OLMoE        0.32, 0.56, 0.79: 0.63 lies between 2 and 4. Under ZeRO-3 all 6.9B are gathered for each micro-batch:
-                 the smaller it is, the less there is to hide it. The dense model's rate is 14 to 34% too fast
+    OLMoE        0.32, 0.56, 0.79: 0.63 is between 2 and 4. Under ZeRO-3 all 6.9B are gathered for each micro-batch:
+                 a smaller one has less compute to hide it. The dense model's rate is 14 to 34% too fast
     DeepSpeed    4.9, 4.6, 4.6 with 8 tensor ranks for the dense model, and full recomputation: the ratio is within 15%,
                  both rates 1.4 to 1.9 times too fast
 
 Cost: some predictions; nothing runs.
 Source: Muennighoff et al., "OLMoE", 2024, arXiv 2409.02060, section 4.1.1 and figure 4; "DeepSpeed-MoE for NLG:
 Reducing the training cost of language models by 5 times", 2021 (deepspeed.ai, table 2), and Rajbhandari et al., 2022,
-arXiv 2201.05596, section 3. What tokens are worth is theirs, for those models and data; nothing here predicts it.
-Simplified: OLMoE's batch is taken to be 1,024 sequences; DeepSpeed's mixture, in every second layer, as the upper half
-of the layers; its plans are not printed: data parallel with 128 expert ranks, and for the dense model 8 tensor ranks.
+arXiv 2201.05596, section 3. The token savings are theirs, for those models and data; nothing here predicts them.
+Simplified: OLMoE's batch is assumed to be 1,024 sequences; DeepSpeed's mixture, in every second layer, is modelled as
+the upper half of the layers; its plans are not published: assumed data parallel with 128 expert ranks, and for the
+dense model 8 tensor ranks.
 """
 
 from dataclasses import dataclass, replace
@@ -49,15 +50,15 @@ NLG_DENSE = Transformer("6.7B", 32, 4096, 32, 51200, 2048, source=_NLG)
 
 @dataclass(frozen=True, slots=True)
 class PublishedMixture:
-    """A mixture and a dense model that were trained on the same GPUs.
+    """A mixture and a dense model trained on the same GPUs.
 
     Attributes:
         mixture, dense: their sizes.
-        cluster, num_gpus: where.
-        mixture_rate, dense_rate: tokens a second and GPU.
+        cluster, num_gpus: the machine.
+        mixture_rate, dense_rate: tokens per second and GPU.
         saving: tokens that the dense model needs for the same loss, over the mixture's.
         batch: sequences of a step.
-        mixture_plan, dense_plan, stack, precision, recompute: what is predicted.
+        mixture_plan, dense_plan, stack, precision, recompute: settings of the prediction.
     """
 
     mixture: Transformer
@@ -76,12 +77,12 @@ class PublishedMixture:
 
     @property
     def speed(self) -> float:
-        """The mixture's tokens a second over the dense model's."""
+        """The mixture's tokens per second over the dense model's."""
         return self.mixture_rate / self.dense_rate
 
     @property
     def gain(self) -> float:
-        """How many times sooner the mixture has the same loss."""
+        """How many times sooner the mixture reaches the same loss."""
         return self.speed * self.saving
 
 
@@ -103,10 +104,10 @@ PUBLISHED_MIXTURES = (
 
 @checked
 def predicted_rates(row: PublishedMixture, micro_batch: int) -> tuple[float, float]:
-    """Tokens a second and GPU of the mixture and of the dense model, by the planner.
+    """Predicted tokens per second and GPU of the mixture and of the dense model.
 
     Arguments:
-        micro_batch: sequences at once, of both; it is not printed.
+        micro_batch: sequences at once, of both; it is not published.
     """
     whole_number("micro_batch", micro_batch)
     found = [

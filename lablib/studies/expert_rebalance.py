@@ -1,31 +1,31 @@
-"""Experts placed anew during a run, from the loads seen so far: what copies are worth if the next load is not known.
+"""Rebalancing of experts during a run, with placements from past loads.
 
-`place_balanced` is as good as its loads. In a run they are known one step late, and they move; so the plan for a step
-is made of the mean of some steps before it, and stays for some steps, as every new one sends experts with their states:
+`place_balanced` is only as good as its loads. In a run they are known one step late, and they change; so the plan of a
+step uses the mean of some steps before it, and stays for some steps, as every new one sends experts with their states:
 
     steps      1 2 3 4 | 5 6 7 8 | 9 ...        every = 4, window = 2
     plan of    order     3, 4      7, 8
 
-    in order   max / mean of the ranks with each expert in its place
-    planned    with the plan at hand            what one gets
-    known      with a plan of the step's own loads, which nobody has: no plan would be better by much
+    in order   max / mean of the ranks with each expert in its original place
+    planned    with the present plan
+    known      with a plan of the step's own loads, which are not known in time: close to a lower bound
 
-On the recorded runs (`expert_runs.py`: 8 experts, 2,048 choices a step, loads of every tenth step, each plan made of
-the one before; means of two layers and three seeds), on 4 ranks of 3 slots:
+On the recorded runs (`expert_runs.py`: 8 experts, 2,048 choices per step, loads of every tenth step, each plan from the
+one before; means of two layers and three seeds), on 4 ranks of 3 slots:
 
     run                in order   planned   known
-    nothing            1.94       1.26      1.12        busy experts stay busy: the past tells them
-    auxiliary loss     1.42       1.36      1.06        what a loss leaves changes from step to step: it does not
+    nothing            1.94       1.26      1.12        busy experts stay busy: past loads predict them
+    auxiliary loss     1.42       1.36      1.06        the remaining imbalance changes from step to step
     bias               1.29       1.27      1.04
 
-Copies and losses do the same work, then: where a loss has made the mean load even, copies have nothing left to learn.
+So copies and losses do the same work: if a loss has made the mean load even, past loads predict little.
 
 Cost: a plan every so many steps; nothing runs on ranks. `moved` experts are sent: each 2 D F weights, and twice as many
 numbers of Adam's state.
 Legend: S steps, E experts.
 Source: github.com/deepseek-ai/EPLB, 2025, README ("a common method is to use moving average of historical statistics");
 DeepSeek-V3, 2024, arXiv 2412.19437, section 3.4.1 (loads of about ten minutes, in serving).
-Simplified: a plan is there at once; copies share evenly; every expert's weights are as large.
+Simplified: a plan takes no time; copies share evenly; all experts have weights of equal size.
 """
 
 from collections.abc import Sequence
@@ -41,8 +41,8 @@ class Rebalanced:
     """The busiest rank over the mean, step by step.
 
     Attributes:
-        in_order, planned, known: by placement, one number a step.
-        moved: experts that ranks were sent, over the run.
+        in_order, planned, known: by placement, one number per step.
+        moved: experts sent to ranks, over the run.
     """
 
     in_order: tuple[float, ...]
@@ -52,7 +52,7 @@ class Rebalanced:
 
     @property
     def gained(self) -> float:
-        """The mean of `in_order` over that of `planned`: how much sooner the experts of a step are done."""
+        """The mean of `in_order` over the mean of `planned`: speedup of a step's experts."""
         return mean(self.in_order) / mean(self.planned)
 
 
@@ -60,16 +60,16 @@ class Rebalanced:
 def rebalance_over_run(
     counts: Sequence[Sequence[float]], num_ranks: int, slots_a_rank: int, every: int = 1, window: int = 1
 ) -> Rebalanced:
-    """What plans made of past loads give over a run.
+    """Imbalance over a run with plans of past loads.
 
     Arguments:
-        counts: for each step, tokens of each expert.
+        counts: for each step, tokens per expert.
         num_ranks, slots_a_rank: as for `place_balanced`.
         every: steps that a plan stays; the first `every` steps have experts in order.
-        window: steps before a plan whose mean it is made of.
+        window: number of steps before a plan; it uses their mean.
 
     Raises:
-        ValueError: no step; what `place_balanced` and `place_in_order` refuse.
+        ValueError: no step; and as `place_balanced` and `place_in_order`.
     """
     every, window = whole_number("every", every), whole_number("window", window)
     if not counts:

@@ -1,21 +1,21 @@
-"""Small runs on real text: how busy each expert was, step by step, without balancing and with two kinds of it.
+"""Recorded router runs on real text: load of each expert, without balancing and with two kinds of it.
 
-A GPT of two layers and width 64 with 8 experts of width 128 in each, 2 of them for a token, on bytes of Python's
-standard library: 16 sequences of 64 bytes a step, 400 steps of Adam, a tenth of them warmup, then a cosine to a tenth.
+A GPT of two layers and width 64 with 8 experts of width 128 in each, 2 of them per token, on bytes of Python's standard
+library: 16 sequences of 64 bytes per step, 400 steps of Adam, a tenth of them warmup, then a cosine to a tenth.
 
     nothing           the router learns from the text alone
-    auxiliary loss    Switch's, 0.01 of it, over the tokens of the batch
-    bias              loss-free: moved by 0.01 a step against the load
-    dense             no mixture: one MLP of 256, which is as many FLOPs for a token
+    auxiliary loss    Switch's, with factor 0.01, over the tokens of the batch
+    bias              loss-free: moved by 0.01 per step against the load
+    dense             no mixture: one MLP of 256, with equal FLOPs per token
 
-each dropless, and the mixtures with a capacity of 1.25 too. Gates are sigmoids, for all alike, as the bias wants them.
-A seed gives weights and batches, the same for every method, so that two are compared seed by seed.
+each dropless, and the mixtures with a capacity of 1.25 too. All gates are sigmoids, as the bias requires. A seed sets
+weights and batches, the same for every method, so that two are compared seed by seed.
 
-Cost: 8 to 13 seconds of one core a run.
+Cost: 8 to 13 seconds of one core per run.
 Shapes: L layers, E experts.
-Source: the methods': `experts/losses.py`; sigmoids and the bias: Wang et al., 2024, arXiv 2408.15664, section 3 (rate
+Source: of the methods: `experts/losses.py`; sigmoids and the bias: Wang et al., 2024, arXiv 2408.15664, section 3 (rate
 0.001 for thousands of steps; these are 400). `benchmarks/expert_evidence.py` makes the records.
-Simplified: one rank; 400 steps of a small model; nothing is tuned: tendencies, and no more than three seeds say.
+Simplified: one rank; 400 steps of a small model; nothing is tuned: tendencies over three seeds.
 """
 
 import json
@@ -45,7 +45,7 @@ MODEL = GPTConfig(2, 64, 2, vocab_size=256, max_seq_len=SEQ_LEN, d_ff=K * D_FF)
 
 @dataclass(frozen=True)
 class Balancing:
-    """What keeps experts busy: the factor of the auxiliary loss, the rate of the bias, the capacity; None: none."""
+    """Balancing of experts: factor of the auxiliary loss, rate of the bias, capacity; None: not used."""
 
     auxiliary: float = 0.0
     bias_rate: float = 0.0
@@ -75,7 +75,7 @@ class ExpertStep:
         loss: of the batch before the step, in nats a byte, without auxiliary losses.
         counts: [L][E], choices of each expert; no layer for a dense model.
         dropped: share of all choices that were dropped.
-        held_out: loss of held-out text after the step; None where it was not looked at.
+        held_out: loss of held-out text after the step; None if it was not computed.
     """
 
     step: int
@@ -86,22 +86,22 @@ class ExpertStep:
 
     @property
     def imbalance(self) -> float:
-        """The busiest expert over the mean, of all layers the mean; 1 for a dense model."""
+        """The busiest expert over the mean, averaged over layers; 1 for a dense model."""
         each = [max(of_layer) * len(of_layer) / sum(of_layer) for of_layer in self.counts]
         return sum(each) / len(each) if each else 1.0
 
 
 @dataclass(frozen=True)
 class ExpertRun:
-    """A run as it was recorded, by windows of ten steps.
+    """A recorded run, by windows of ten steps.
 
     Attributes:
         method, seed: as `expert_run` takes them.
         steps: the last of each window.
         counts: [window][L][E], choices of each expert in the last step of the window.
-        imbalance: the busiest expert over the mean, of layers and of the window's steps the mean.
-        dropped: share of the choices that were dropped, of the window's steps the mean.
-        losses: of batches, in nats a byte, the mean of the window's steps.
+        imbalance: the busiest expert over the mean, averaged over layers and the window's steps.
+        dropped: share of the choices that were dropped, mean of the window's steps.
+        losses: of batches, in nats per byte, mean of the window's steps.
         held_out: (step, loss of held-out text).
     """
 
@@ -116,16 +116,16 @@ class ExpertRun:
 
     @property
     def final_loss(self) -> float:
-        """Of held-out text after the last step."""
+        """Loss of held-out text after the last step."""
         return self.held_out[-1][1]
 
 
 @checked
 def recorded_expert_runs(path: Path = RECORDED) -> dict[str, tuple[ExpertRun, ...]]:
-    """Method -> its recorded runs, one a seed.
+    """Method -> its recorded runs, one per seed.
 
     Raises:
-        OSError, ValueError: no such file, or it holds something else.
+        OSError, ValueError: no such file, or a file of another kind.
     """
     found: dict[str, list[ExpertRun]] = {name: [] for name in METHODS}
     try:
@@ -143,15 +143,15 @@ def _as_tuple(value: Any) -> Any:
 
 @checked
 def expert_run(method: str, seed: int, num_steps: int = NUM_STEPS) -> Iterator[ExpertStep]:
-    """One run, or the beginning of one, step by step.
+    """One run, or its beginning, step by step.
 
     Arguments:
         method: a name of `METHODS`.
         seed: of weights and batches.
-        num_steps: of the 400, whose schedule holds all the same.
+        num_steps: of the 400; the schedule is still for all 400.
 
     Raises:
-        ValueError: a method nobody knows, or no step.
+        ValueError: an unknown method, or no step.
     """
     if method not in METHODS:
         raise unknown_name("method", method, list(METHODS))

@@ -1,20 +1,20 @@
-"""A choice among optimizers by what was recorded of them and by the memory there is, ties said to be ties.
+"""Choice of an optimizer by recorded loss and available memory, with ties.
 
-    1. out      those that need more bytes a parameter than the budget, or take longer for a step than is allowed
-    2. first    of the rest, the one with the least loss, and with it all that are as good: the 95% interval of the
-                difference ends at most `margin` above it
-    3. next     the same of those that are left, until none is
+    1. out      optimizers that need more bytes per parameter than the budget, or too long a step
+    2. first    of the rest, the one with the least loss, and all that are as good: the 95% interval of the difference
+                ends at most `margin` above it
+    3. next     the same for the rest, until all have a place
 
-Within a place the loss decides nothing: there the one that needs fewer bytes stands first, then the faster one. A wide
-interval is no tie: who has little evidence must not gain by it.
+Within a place the loss does not count: the one that needs fewer bytes comes first, then the faster one. A wide interval
+is no tie, so that an optimizer does not gain by little evidence.
 
-To be as good is not transitive: B may be as good as A, C as good as B, and C not as A. So a place is measured from its
-first one, and B stands with A.
+"As good" is not transitive: B may be as good as A, C as good as B, and C not as good as A. So all of a place are
+compared with its first one.
 
 Cost: none.
-Source: studies/optimizers.py, whose limits are its own: small models, short runs, a few seeds.
-Simplified: a budget counts what is there beside weights and gradients while the optimizer steps. Activations are freed
-by then: where backward holds more than a step needs, state alone counts.
+Source: studies/optimizers.py, with its limits: small models, short runs, a few seeds.
+Simplified: the budget is for memory in addition to weights and gradients during the optimizer's step. Activations are
+freed by then: where backward holds more than a step needs, only state counts.
 """
 
 import math
@@ -33,9 +33,9 @@ class Choice:
     """One optimizer in the order of preference.
 
     Attributes:
-        name: of its file.
+        name: name of its file.
         place: 1 for the first and all that are as good; None for one that is out.
-        reason: why it stands there.
+        reason: the reason for its place.
     """
 
     name: str
@@ -54,10 +54,10 @@ def choose(
     """The optimizers in order of preference; those that are out last.
 
     Arguments:
-        results: as `recorded_results()` gives them.
-        budget_bytes_per_parameter: bytes that there are for each parameter beside weights and gradients, in a step.
-        slowest_step: the longest step that is allowed, in AdamW's.
-        needed_bytes_per_parameter: name -> bytes, state and all else that a step needs, of a model of yours; None: as
+        results: from `recorded_results()`.
+        budget_bytes_per_parameter: bytes per parameter during a step, in addition to weights and gradients.
+        slowest_step: the longest allowed step, relative to AdamW's.
+        needed_bytes_per_parameter: name -> bytes of your model, state and all other memory of a step; None: as
             recorded.
         margin: nats that may be lost for fewer bytes.
 
@@ -88,9 +88,9 @@ def choose(
 
 @checked
 def state_of(model: nn.Module) -> dict[str, float]:
-    """Bytes of state a parameter that each optimizer would keep for a GPT, set up as in the trials.
+    """State bytes per parameter of each optimizer for a GPT, with the settings of the trials.
 
-    A model on the device "meta" will do: `GPT(model_config("gpt2"), device="meta")`. Nothing is trained or changed.
+    A model on the device "meta" is enough: `GPT(model_config("gpt2"), device="meta")`. Nothing is trained or changed.
     """
     numel = sum(param.numel() for param in model.parameters())
     found = {}

@@ -1,22 +1,22 @@
-"""A search of rate and decay that is the same for every optimizer: a grid, made longer while its best lies at the end.
+"""Search of learning rate and weight decay, equal for all optimizers: a grid that extends at its edge.
 
-A comparison is only as good as the worse tuned of the two. A grid that was made for one optimizer favours it: a rate
-is of the size of a step for AdamW, of a sign for Lion, of a share of the weights for LAMB. So:
+A comparison is only as good as the worse tuned of the two. A grid made for one optimizer favours it: a rate has the
+size of a step for AdamW, of a sign for Lion, of a share of the weights for LAMB. So:
 
     rates     start f^k for k = 0 ... K - 1, each with each decay
     then      while the best has no neighbour (the rate once more, or less, by f; the same decay): try that one
 
-Each optimizer has its own start, and the same factor f. What is found does not depend on the start as long as the loss
-has one valley over rates; how many trials it takes does, and is part of the result.
+Each optimizer has its start, and all have the factor f. The result does not depend on the start as long as the loss has
+one minimum over rates; the number of trials does, and is part of the result.
 
-Then one seed's best is put to the test: it and its better neighbour are tried on further seeds, and the lower mean is
-taken (`best_of_means`). A rate near divergence can be best on one seed and hopeless on the next.
+Then the best of one seed is tested: it and its better neighbour are tried on further seeds, and the lower mean is taken
+(`best_of_means`). A rate near divergence can be best on one seed and diverge on the next.
 
-Cost: 2 K trials and a few on one seed, and two settings on further ones. What is reported must come from other seeds
-still: the least of many noisy losses is too small.
+Cost: 2 K trials and a few on one seed, and two settings on further ones. Reported losses must come from other seeds:
+the minimum of many noisy losses is too small.
 Source: the protocol of Wen et al., "Fantastic Pretraining Optimizers and Where to Find Them", 2025, arXiv 2509.02046,
 section 3, with two settings where they search all.
-Simplified: one grid; a neighbour at another decay is not asked for.
+Simplified: one grid; a neighbour at another decay is not tried.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,10 +29,10 @@ FACTOR = 2.0
 
 @dataclass(frozen=True)
 class Search:
-    """What was tried.
+    """Trials of a search.
 
     Attributes:
-        losses: (rate, decay) -> loss, in the order in which they were tried.
+        losses: (rate, decay) -> loss, in the order of the trials.
         best: the rate and decay of the least loss.
         is_inside: whether both neighbours of the best were tried.
     """
@@ -43,7 +43,7 @@ class Search:
 
     @property
     def runner_up(self) -> tuple[float, float]:
-        """The better one of the two rates beside the best, at the same decay; the best itself if there is none."""
+        """The better of the two rates next to the best, at the same decay; the best itself if there is none."""
         rate, decay = self.best
         same = sorted(other for other, its_decay in self.losses if its_decay == decay)
         place = same.index(rate)
@@ -53,10 +53,10 @@ class Search:
 
 @checked
 def best_of_means(losses: Mapping[tuple[float, float], Sequence[float]]) -> tuple[float, float]:
-    """Of the settings that were tried on the most seeds, the one of the least mean loss.
+    """Of the settings with the most seeds, the one with the least mean loss.
 
     Arguments:
-        losses: (rate, decay) -> loss on each seed that it was tried on.
+        losses: (rate, decay) -> loss on each of its seeds.
     """
     max_seeds = max(map(len, losses.values()))
     return min((key for key in losses if len(losses[key]) == max_seeds), key=lambda key: sum(losses[key]))
@@ -74,12 +74,12 @@ def search(
     """Find the rate and the decay of the least loss.
 
     Arguments:
-        loss_of: rate, decay -> loss; infinite where training diverged.
+        loss_of: rate, decay -> loss; infinite if training diverged.
         start: the least rate of the grid.
         num_rates: rates of the grid, at each decay.
         decays: of the grid.
         factor: from one rate to the next.
-        max_trials: at which to stop in any case.
+        max_trials: limit of the number of trials.
     """
     losses = {
         (start * factor**place, decay): loss_of(start * factor**place, decay)

@@ -1,20 +1,20 @@
-"""A trial: a model trained with one optimizer, the same way for all of them, and the loss of held-out text on the way.
+"""Training trial of an optimizer: the same model, batches and schedule for all, with held-out losses.
 
-What is the same: the model and its first weights (by seed), the batches and their order (by seed), the schedule, the
-gradient clipped to norm 1, and no decay of vectors. What differs is the optimizer, and its rate and decay.
+Equal: the model and its initial weights (by seed), the batches and their order (by seed), the schedule, the gradient
+clipped to norm 1, and no decay of vectors. Different: the optimizer, and its rate and decay.
 
     hidden matrices    of the blocks: the optimizer
-    embeddings         also matrices, but looked up: Muon, SOAP, GaLore and 8 bits leave them to plain AdamW, as their
+    embeddings         also matrices, but looked up: Muon, SOAP, GaLore and 8 bits use plain AdamW for them, as their
                        papers do; the others treat them as any matrix
     vectors            biases and norms: the optimizer; with Muon, AdamW
 
-Settings other than rate and decay are published ones for language models: betas (0.9, 0.95) for Adam and what is built
-on it, (0.95, 0.98) for Lion, Sophia's curvature every 10 steps, a rank of a quarter of the width.
+Settings other than rate and decay are published ones for language models: betas (0.9, 0.95) for Adam and optimizers
+based on it, (0.95, 0.98) for Lion, Sophia's curvature every 10 steps, a rank of a quarter of the width.
 
 Cost: a training run.
 Source: Brown et al., 2020, arXiv 2005.14165, appendix B (betas, clipping); Chen et al., 2023, arXiv 2302.06675, section
 4.6 (Lion's betas for language); the heads of the optimizers' files.
-Simplified: one sequence length, one schedule for all; no settings are searched but rate and decay.
+Simplified: one sequence length, one schedule for all; only rate and decay are searched.
 """
 
 import math
@@ -59,7 +59,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Kind:
-    """An optimizer's class, its settings, and what differs for embeddings."""
+    """An optimizer's class, its settings, and other settings for embeddings."""
 
     make: type[BatchedOptimizer]
     options: dict[str, Any]
@@ -89,7 +89,7 @@ def make_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float)
     """The optimizer of this name for a GPT, as one or (with Muon) two objects.
 
     Raises:
-        ValueError: nobody knows the optimizer.
+        ValueError: an unknown optimizer.
     """
     width = model.get_parameter("token_embedding.weight").shape[1]
     if name not in kinds(width):
@@ -111,12 +111,12 @@ def make_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float)
 
 
 class Training:
-    """A model and its optimizers; `step` trains on one batch. Randomness of its own comes from `seed`.
+    """A model and its optimizers; `step` trains on one batch. `seed` sets the optimizers' randomness.
 
     Arguments:
         model: a GPT; it is changed.
         name, lr, weight_decay: of the optimizer.
-        factor: step -> the share of `lr` to use in it; None: all of it.
+        factor: step -> the share of `lr` in it; None: always 1.
     """
 
     @checked
@@ -140,7 +140,7 @@ class Training:
         ]
 
     def step(self, inputs_BT: Int[Tensor, "B T"], targets_BT: Int[Tensor, "B T"]) -> float:
-        """One step; returns the loss of this batch before it, and infinity where a gradient is not finite."""
+        """One step; returns the loss of this batch before it, or infinity if a gradient is not finite."""
         self._estimate_curvature(inputs_BT)
         self._zero_grad()
         loss = next_token_loss(self.model(inputs_BT), targets_BT)
@@ -154,7 +154,7 @@ class Training:
         return loss.item()
 
     def state_bytes(self) -> int:
-        """Bytes that the optimizers keep."""
+        """Bytes of the optimizers' state."""
         return sum(optimizer.state_bytes() for optimizer in self.optimizers)
 
     def _estimate_curvature(self, inputs_BT: Tensor) -> None:
@@ -179,7 +179,7 @@ def train(
         train_batches, held_out: inputs and targets (B, T), many of them and one.
 
     Returns:
-        The looks; the last one's loss is infinite where training diverged, and it ends there.
+        The evaluations; the last loss is infinite if training diverged, which ends the trial.
     """
     looks = [Look(0, held_out_loss(training.model, held_out))]
     for inputs_BT, targets_BT in islice(train_batches, num_steps):
@@ -192,6 +192,6 @@ def train(
 
 @torch.no_grad()
 def held_out_loss(model: nn.Module, held_out: Any) -> float:
-    """Mean loss of text that is not trained on, in nats; infinite where it is not a number."""
+    """Mean loss of held-out text, in nats; infinite if it is not a number."""
     loss = next_token_loss(model(held_out[0]), held_out[1]).item()
     return loss if math.isfinite(loss) else math.inf

@@ -1,25 +1,25 @@
-"""Recorded trials of every optimizer, what a few seeds can say about them, and what they cannot.
+"""Recorded trials of every optimizer, and statistics of their differences over a few seeds.
 
-Each optimizer was searched in the same way (studies/optimizer_search.py) and then run on seeds that the search had not
-seen. A seed gives the first weights and the order of the text, the same for all: two optimizers are compared seed by
-seed, and what is easy or hard about a seed drops out.
+Each optimizer was searched in the same way (studies/optimizer_search.py) and then run on seeds outside the search. A
+seed sets the initial weights and the order of the text, the same for all: two optimizers are compared seed by seed, so
+that the difficulty of a seed cancels.
 
     d_s = loss of A on seed s - loss of B on seed s             n seeds, mean d, standard deviation s_d
     95% interval of the true difference: d +- t s_d / sqrt(n)   t = 4.30 for n = 3, 2.78 for n = 5, 1.96 for many
 
-An interval that holds 0 allows either to be the better one: within noise. One that does not may still be chance, once
-in twenty comparisons; among ten optimizers beside AdamW expect one such in two tables.
+An interval that contains 0 allows either to be the better one: within noise. An interval that does not may still be
+chance, once in twenty comparisons; among ten optimizers other than AdamW expect one such in two tables.
 
-Within noise is not equal: the noisier the losses, the more is within it. A choice asks another question, whether what
-is lost can matter: A is as good as B where the upper end of the interval is at most `MARGIN_NATS`. Noise then only
-harms. The margin, 0.05 nats a byte, is a fifth of what Muon gains here, and about as much as five seeds can show:
-intervals of those near AdamW reach 0.02 to 0.05 to either side.
+Within noise is not equal: noisier losses put more within it. A choice asks another question, whether the loss in
+quality can matter: A is as good as B if the upper end of the interval is at most `MARGIN_NATS`. Noise then only harms.
+The margin, 0.05 nats per byte, is a fifth of Muon's gain here, and about the resolution of five seeds: intervals of
+those near AdamW reach 0.02 to 0.05 to either side.
 
-Cost: none. The trials are a file; `benchmarks/optimizer_evidence.py` makes them anew.
+Cost: none. The trials are a file; `benchmarks/optimizer_evidence.py` makes them again.
 Source: Student, "The probable error of a mean", 1908; protocol: studies/optimizer_search.py and
 studies/optimizer_trial.py.
-Simplified: differences are taken as normal, which three cannot show. One model, one text, one length: an order found
-here is an order here. What others found at larger sizes: `PUBLISHED`.
+Simplified: differences are assumed normal, which three seeds cannot show. One model, one text, one length: the order
+may differ elsewhere. Published results at larger sizes: `PUBLISHED`.
 """
 
 import json
@@ -46,7 +46,7 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 @dataclass(frozen=True)
 class Published:
-    """What others found: the usual advice, or a comparison under equal tuning."""
+    """A published result: the usual advice, or a comparison under equal tuning."""
 
     claim: str
     source: str
@@ -82,18 +82,18 @@ PUBLISHED = (
 
 @dataclass(frozen=True)
 class Result:
-    """What was recorded of one optimizer.
+    """Record of one optimizer.
 
     Attributes:
-        name: of its file.
+        name: name of its file.
         lr, weight_decay: the best of the search.
         num_trials: settings that the search tried.
         is_inside: whether a smaller and a larger rate were worse than the best.
-        losses: seed -> held-out loss at the end, nats a byte.
-        tokens: at each look.
-        curve: held-out loss at each look, mean over seeds; of fewer sequences than `losses`.
+        losses: seed -> held-out loss at the end, nats per byte.
+        tokens: at each evaluation.
+        curve: held-out loss at each evaluation, mean over seeds; of fewer sequences than `losses`.
         bytes_per_parameter: of state, mean over all parameters of the model.
-        temporary_bytes_per_parameter: that a step needs beyond weights, gradients and state.
+        temporary_bytes_per_parameter: needed by a step beyond weights, gradients and state.
         step_ratio: processor seconds of a training step, over AdamW's in the same process.
         optimizer_ratio: the same of the optimizer's part.
     """
@@ -118,13 +118,13 @@ class Result:
 
     @property
     def needed_bytes_per_parameter(self) -> float:
-        """What must be there beside weights and gradients: state, and what a step needs on top."""
+        """Memory in addition to weights and gradients: state, and temporary memory of a step."""
         return self.bytes_per_parameter + self.temporary_bytes_per_parameter
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Loss of one optimizer less that of another, seed by seed.
+    """Loss of one optimizer minus the loss of another, seed by seed.
 
     Attributes:
         each: of every seed that both ran.
@@ -143,11 +143,11 @@ class Difference:
 
     @property
     def at_most(self) -> float:
-        """Upper end of the interval: what the first may lose more than the second."""
+        """Upper end of the interval: the most that the first may lose relative to the second."""
         return self.mean + self.half_width
 
     def sentence(self, first: str, second: str) -> str:
-        """What may be said."""
+        """The conclusion in one sentence."""
         if self.is_noise:
             return (
                 f"{first} and {second}: within noise ({self.mean:+.3f} +- {self.half_width:.3f} nats, "
@@ -165,7 +165,7 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
         first, second: seed -> loss.
 
     Raises:
-        ValueError: fewer than two seeds in common: nothing is known about noise.
+        ValueError: fewer than two seeds in common, so that noise is unknown.
     """
     seeds = sorted(first.keys() & second.keys())
     if len(seeds) < 2:
@@ -177,10 +177,10 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
 
 @checked
 def recorded_results(path: Path = RECORDED) -> dict[str, Result]:
-    """The recorded trials, the least loss first, of every optimizer whose last part (speed) is there.
+    """The recorded trials, the least loss first, of every optimizer with a complete record (speed is recorded last).
 
     Raises:
-        OSError, ValueError: no such file, or it holds something else.
+        OSError, ValueError: no such file, or a file of another kind.
     """
     text = read_text(path)
     try:
@@ -210,10 +210,10 @@ def about(path: Path = RECORDED) -> str:
 
 @checked
 def within_noise(results: Mapping[str, Result], name: str) -> list[str]:
-    """The other optimizers that this one cannot be told apart from.
+    """The other optimizers with a difference from this one within noise.
 
     Raises:
-        ValueError: there is no result of this name.
+        ValueError: no result with this name.
     """
     if name not in results:
         raise unknown_name("optimizer", name, list(results))
@@ -223,7 +223,7 @@ def within_noise(results: Mapping[str, Result], name: str) -> list[str]:
 
 @checked
 def verdicts(results: Mapping[str, Result]) -> "pd.DataFrame":
-    """Every pair: whether the optimizer of the row loses less or more than that of the column, or it is noise."""
+    """Every pair: whether the optimizer of the row loses less or more than the column's, or it is noise."""
     import pandas as pd
 
     names = list(results)
@@ -233,7 +233,7 @@ def verdicts(results: Mapping[str, Result]) -> "pd.DataFrame":
 
 @checked
 def table(results: Mapping[str, Result], reference: str = "adamw") -> "pd.DataFrame":
-    """One row an optimizer: loss, its difference from the reference with its interval, what may be said, and costs."""
+    """One row per optimizer: loss, its difference from the reference with its interval, a conclusion, and costs."""
     import pandas as pd
 
     rows = []

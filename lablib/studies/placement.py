@@ -1,22 +1,22 @@
-"""Placement: every order of a mesh's axes on a cluster, priced, and explained by the bytes on each level.
+"""Placement of a mesh's axes on a cluster: step time and bytes per network level for every order.
 
-The axes and their sizes are chosen; their order is not: which ranks are neighbours, and share a node? Each axis sends
-other bytes (placement_bytes.py), and hides others behind its compute. What is in the node travels ten times faster; so
-the axis with most exposed bytes goes last, and the order of the others is what is left of the nodes.
+The sizes of the axes are given; their order decides which ranks share a node. Each axis sends different bytes
+(placement_bytes.py), and hides a different part behind compute. The network in a node is ten times faster; so the axis
+with most exposed bytes goes last, and the others follow in the rest of the nodes.
 
-    step = compute + bubble + what no axis hides                                        lablib/plan/predict.py, order=
+    step = compute + bubble + exposed communication                                     lablib/plan/predict.py, order=
 
-The seconds are the planner's, each group priced where its ranks lie (lablib/plan/order.py); the bytes are those of the
-collectives that it prices. An axis of experts is a part of the data axis (`Mesh(data=2, expert=4, tensor=2)` has eight
-data ranks for everything but experts).
+The seconds are the planner's, with each group priced at the places of its ranks (lablib/plan/order.py); the bytes
+belong to the same collectives. An axis of experts is a part of the data axis (`Mesh(data=2, expert=4, tensor=2)` has
+eight data ranks for everything but experts).
 
-    who waits     all ranks of an axis, for what it leaves exposed; in a pipeline for messages: by how much the step is
-                  shorter where these take no time
+    who waits     all ranks of an axis, for its exposed part; in a pipeline for messages: the difference of the step
+                  without their time
 
 Cost: for each order one prediction (a millisecond), and the messages of its groups.
 Source: Narayanan et al., SC21, arXiv 2104.04473, section 3, takeaways 1 to 3; Llama Team, 2024, arXiv 2407.21783,
 section 3.3.2 (tensor, context, pipeline, data: by bandwidth and by latency that can be hidden).
-Simplified: as order.py: wires that two axes use at the same time are not shared.
+Simplified: as order.py: axes that use the same wires at the same time do not slow each other.
 """
 
 from collections.abc import Mapping
@@ -37,16 +37,16 @@ from lablib.signature import check_type, checked, shown
 from lablib.studies.placement_bytes import AXES, LEVELS, StepTraffic, step_calls, step_traffic
 from lablib.text.units import format_quantity
 
-MAX_RANKS = 1024  # bytes between more of them are many
+MAX_RANKS = 1024  # limit for the matrix of bytes between ranks
 
 
 @dataclass(frozen=True)
 class PlacedMesh:
-    """A mesh on a cluster: its step, and what travels where.
+    """A mesh on a cluster: its step, and its traffic.
 
     Attributes:
         mesh: the order of its axes is the placement.
-        cluster: where.
+        cluster: the cluster.
         prediction: the planner's.
         exposed_s: axis -> seconds of a step in which ranks wait for it.
         setup: of the prediction.
@@ -80,7 +80,7 @@ class PlacedMesh:
 
     @property
     def waits_for(self) -> tuple[str, str]:
-        """The axis that ranks wait for longest, and the farthest level that it travels on; ("", "") where none wait."""
+        """The axis that ranks wait for longest, and its farthest level of the network; ("", "") if none wait."""
         axis = max(self.exposed_s, key=lambda axis: self.exposed_s[axis], default="")
         if not axis or not self.exposed_s[axis] > 0:
             return "", ""
@@ -117,16 +117,16 @@ def place(
 
     Arguments:
         model: sizes, or a published model's name.
-        mesh: axes among data, tensor, pipeline, context and expert; the last has neighbours. Data and expert ranks
-            together have a copy of everything but experts.
+        mesh: axes among data, tensor, pipeline, context and expert; ranks of the last are neighbours. Data and expert
+            ranks together have a copy of everything but experts.
         cluster: a name, a record or a TOML file.
         batch: sequences of a step, on all ranks together.
         zero_stage, chunks, sequence_parallel: as in `Parallel`.
         options: of `lablib.plan.predict`: micro_batch, seq_len, schedule, recompute, stack, derating, ...
 
     Raises:
-        ValueError: an axis of another name; more than 1024 ranks; and what `predict` refuses: names nobody knows, sizes
-            that do not divide, an axis of experts beside one of context.
+        ValueError: an unknown axis; more than 1024 ranks; and as `predict`: unknown names, sizes that do not divide, an
+            axis of experts with one of context.
     """
     check_type("place: mesh", mesh, Mesh)
     found = find_cluster(cluster)
@@ -166,12 +166,12 @@ def _without_messages(setup: Setup, mesh: Mesh) -> Prediction:
 def placements(
     model: str | Transformer | GPTConfig, mesh: Mesh, cluster: str | Cluster, batch: int, **options: Any
 ) -> tuple[PlacedMesh, ...]:
-    """Every order of the mesh's axes, the fastest first; of equally fast ones the one that sends less across nodes.
+    """Every order of the mesh's axes, the fastest first; of equally fast ones the one that sends less between nodes.
 
     Axes of one rank are left out, as their order changes nothing. Arguments and Raises as `place`.
     """
     check_type("placements: mesh", mesh, Mesh)
-    place(model, mesh, cluster, batch, **options)  # whatever is wrong is said of what was asked
+    place(model, mesh, cluster, batch, **options)  # so that errors are about the caller's order
     several = {axis: size for axis, size in mesh.sizes.items() if size > 1} or dict(mesh.sizes)
     placed = [place(model, each, cluster, batch, **options) for each in Mesh(**several).placements()]
     return tuple(sorted(placed, key=lambda one: (one.step_time_s, far_bytes(one))))

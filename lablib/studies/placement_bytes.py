@@ -1,6 +1,6 @@
-"""What a step sends on each axis of a mesh, and how far it travels: inside a node, along a rail, or across rails.
+"""Bytes per step on each axis of a mesh, by distance: in a node, along a rail, or across rails.
 
-    axis        what travels, of one rank                                                how often in a step
+    axis        payload, of one rank                                                     times per step
     tensor      S each way of every block: a sum, or with sequence parallelism halves    4 in a layer, L/p m times
                 S at the embedding, and S at the head, on the first and the last stage   m
     context     keys and values of a ring, and their gradients (context/bytes.py)        L/p m
@@ -9,20 +9,20 @@
     data        gradients g P; with ZeRO-1 and 2 parameters w P after the step           1 (gradients of ZeRO-2: m)
                 ZeRO-3: w P_layer twice and g P_layer for every layer                    L/p m
 
-Which messages a collective is made of depends on where its ranks lie (lablib/cost/routes.py), and so do its bytes by
-level: a sum over eight nodes of eight sends 7/8 of a tensor inside each node, and of what is left 7/8 along rails.
+The messages of a collective depend on the places of its ranks (lablib/cost/routes.py), and so do its bytes by level: a
+sum over eight nodes of eight sends 7/8 of a tensor inside each node, and 7/8 of the rest along rails.
 
     node     both ranks on one node
-    rail     on two nodes, in the same place of each: their NICs are on one switch, in a network wired by rails
-    across   on two nodes, in different places: the message passes the spine as well
+    rail     on two nodes, in the same place of each: their NICs are on one switch, in a rail-optimized network
+    across   on two nodes, in different places: the message also passes the spine
 
-Cost: for each way in which an axis' groups lie on nodes, the messages of each of its collectives once.
-Legend: S = R D w bytes of R tokens of a micro-batch, D width, w bytes a number, g of a gradient; P parameters of a
-rank, L layers, p stages, v pieces of each, m micro-batches, t tensor ranks, k experts of a token.
-Source: the files whose collectives they are: tensor/bytes.py, context/bytes.py, zero/bytes.py, lablib/plan/layer.
+Cost: for each way in which an axis' groups are placed on nodes, the messages of each of its collectives once.
+Legend: S = R D w bytes of R tokens of a micro-batch, D width, w bytes per number, g of a gradient; P parameters of a
+rank, L layers, p stages, v pieces of each, m micro-batches, t tensor ranks, k experts per token.
+Source: the files of these collectives: tensor/bytes.py, context/bytes.py, zero/bytes.py, lablib/plan/layer.
 Rails: NVIDIA, "Doubling all2all Performance with NCCL 2.12", 2022 (PXN and rail-optimized networks; from memory).
-Simplified: attention that is computed again does not send its ring again; DDP's buckets count as one sum. The
-topologies of this project have no rails: a rail is a name for where bytes go, and costs what the way across does.
+Simplified: recomputed attention does not send its ring again; DDP's buckets count as one sum. The topologies of this
+project have no rails: a rail is a name for a destination, and costs the same as across.
 """
 
 from collections.abc import Iterator, Mapping
@@ -51,16 +51,16 @@ _WIDEST = {"data": ("data", "expert", "context"), "copies of experts": ("data",)
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
-    """A collective that a step makes again and again, or the messages between stages.
+    """A repeated collective of a step, or the messages between stages.
 
     Attributes:
-        axis: which of `AXES` it is for.
-        what: travels.
+        axis: its axis, one of `AXES`.
+        what: its payload.
         name: the collective, "ring" (each rank to the next of a circle) or "send" (to the next stage).
-        size_bytes: S of the cost model; of "ring" and "send" what one rank sends.
-        times: a step, each group.
-        over: axes of the mesh that its groups lie along.
-        stage: which stage's groups make it: 0, -1; None: all. "ends": the first and the last stage of each pipeline.
+        size_bytes: S of the cost model; of "ring" and "send" the bytes sent by one rank.
+        times: calls per step and group.
+        over: axes of the mesh along its groups.
+        stage: the stage of its groups: 0, -1; None: all. "ends": the first and the last stage of each pipeline.
     """
 
     axis: str
@@ -77,7 +77,7 @@ def step_calls(setup: Setup) -> tuple[StepCall, ...]:
     """What each group of a split sends in a step.
 
     Raises:
-        ValueError: gradients that are compressed.
+        ValueError: compressed gradients.
     """
     if not setup.compression.is_none:
         raise ValueError(
@@ -113,7 +113,7 @@ def _tensor(setup: Setup, step: Step) -> Iterator[StepCall]:
     for name in ("all_gather", "reduce_scatter") if is_split else ("all_reduce",):
         yield StepCall("tensor", "activations", name, size, blocks * passes, over)
     if mixture and is_split:
-        arrived = size * mixture.num_active  # the ranks that share an expert gather what each of them was sent
+        arrived = size * mixture.num_active  # the ranks that share an expert gather each other's tokens
         for name in ("all_gather", "reduce_scatter"):
             yield StepCall("tensor", "tokens of experts", name, arrived, share * passes, over)
     m = setup.num_microbatches
@@ -179,11 +179,11 @@ def _reduced(
     name, times = ("reduce_scatter" if has_halves else "all_reduce"), (m if zero == 2 else 1)
     yield StepCall("data", "gradients", name, count * gradients, times, over, stage)
     if zero:
-        # Eager ZeRO-1 broadcasts each tensor from its owner instead: as many bytes, of the mean rank.
+        # Eager ZeRO-1 broadcasts each tensor from its owner instead: the mean rank sends as many bytes.
         yield StepCall("data", "parameters", "all_gather", count * parameters, 1, over, stage)
 
 
-# ---- where it goes ----
+# ---- destinations ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ class StepTraffic:
     """Bytes of a step between ranks, axis by axis.
 
     Attributes:
-        mesh, cluster: where.
+        mesh, cluster: the ranks.
         matrices: axis -> bytes from each rank (row) to each (column).
         traffic: the same as a record of communications, for `figure_traffic_matrix`.
     """
@@ -202,10 +202,10 @@ class StepTraffic:
     traffic: Traffic
 
     def sent_bytes(self, axis: str) -> dict[str, float]:
-        """Bytes of a mean rank on this axis, by level; 0 for an axis on which nothing is sent.
+        """Bytes of a mean rank on this axis, by level; 0 for an axis without traffic.
 
         Raises:
-            ValueError: an axis of another name.
+            ValueError: an unknown axis.
         """
         if axis not in AXES:
             raise unknown_name("axis", axis, AXES)
@@ -221,7 +221,7 @@ class StepTraffic:
 
 @dataclass(frozen=True, slots=True)
 class _Repeated:
-    """Routes of a communication that is made so many times."""
+    """Routes of a communication that is repeated."""
 
     pairs: tuple[tuple[int, int, float], ...]
     network: GroupNetwork
@@ -234,10 +234,10 @@ class _Repeated:
 def step_traffic(
     calls: tuple[StepCall, ...], mesh: Mesh, cluster: Cluster, chunks: int = 1, schedule: str = "1f1b"
 ) -> StepTraffic:
-    """Who sends how much to whom, of `step_calls` on a mesh.
+    """Bytes between all pairs of ranks, from `step_calls` on a mesh.
 
     Arguments:
-        chunks, schedule: of the pipeline: with several pieces on a rank messages go round, in a V there and back.
+        chunks, schedule: of the pipeline: with several pieces per rank messages go round, in a V there and back.
     """
     matrices: dict[str, np.ndarray] = {}
     transfers = []
@@ -299,7 +299,7 @@ def _pairs(
 def _messages(
     name: str, size_bytes: float, ranks: tuple[int, ...], cluster: Cluster
 ) -> tuple[tuple[int, int, float], ...]:
-    """The messages of one collective. Groups that lie alike on their nodes are taken to send alike."""
+    """The messages of one collective. Groups with the same placement on their nodes are assumed to send the same."""
     net = _net(cluster, ranks)
     algorithm = collective_cost(name, size_bytes, net).algorithm
     return tuple((a, b, sent) for (a, b), sent in routes(name, algorithm, net, size_bytes).items())

@@ -1,15 +1,15 @@
-"""The same run in every recipe of linear layers, on real text: a program, and its losses as somebody recorded them.
+"""Recorded training losses of one model with every precision recipe of linear layers, on real text.
 
-The model, its start, the text and its order are the same; only the linear layers' products differ. What differs in the
-losses is what rounding does. An emulated step takes a quarter of a second, so the losses of 200 steps are kept as data
-(`recorded_recipe_runs`); `benchmarks/recipe_runs.py` makes them anew. The learning rate is the best of several in FP32:
-with too large a one, a coarse format can look better than FP32.
+The model, its initial weights, the text and its order are the same; only the linear layers' products differ. So
+differences in loss come from rounding. An emulated step takes a quarter of a second, so the losses of 200 steps are
+kept as data (`recorded_recipe_runs`); `benchmarks/recipe_runs.py` makes them again. The learning rate is the best of
+several in FP32: at too large a rate, a coarse format can seem better than FP32.
 
-Cost: of a run of 200 steps about 50 seconds of one core; in FP32, without emulation, 5.
-Shapes: B T tokens a step, V losses.
+Cost: a run of 200 steps takes about 50 seconds of one core; in FP32, without emulation, 5.
+Shapes: B T tokens per step, V losses.
 Source: recipes and their sources: quantized_linear.py, int4_training.py.
 Simplified: a model of 0.4 million parameters, one seed. At the end all are within 0.02 nats of BF16, and early on MXFP4
-and INT4 even lose less: so small a run does not tell recipes apart, and is no reason for 4 bits. Published runs find
+and INT4 even lose less: so small a run cannot distinguish recipes, and does not support 4 bits. Published runs find
 differences at a thousand times the size, where outliers are larger (arXiv 2509.25149, section 4).
 """
 
@@ -42,7 +42,7 @@ class RecipeRuns:
 
     Attributes:
         about: command, date, versions and machine.
-        losses: recipe -> loss of each step in nats a byte, before the step.
+        losses: recipe -> loss of each step in nats per byte, before the step.
     """
 
     about: dict[str, Any]
@@ -51,13 +51,13 @@ class RecipeRuns:
 
 @checked
 def recipe_losses(recipe: str, num_steps: int = 200, seed: int = 0) -> Iterator[float]:
-    """The loss of each step, one after the other, of a small GPT on real text whose linear layers run in a recipe.
+    """The loss of each step of a small GPT on real text, with linear layers in a recipe.
 
     Arguments:
         recipe: one of `RECIPE_NAMES`; the head stays in FP32 in all of them.
 
     Raises:
-        ValueError: another recipe.
+        ValueError: an unknown recipe.
     """
     model = model_in(recipe, seed)
     return _train(model, num_steps, seed)
@@ -92,10 +92,10 @@ def model_in(recipe: str, seed: int = 0) -> nn.Module:
 
 @checked
 def recorded_recipe_runs(path: Path = RECORDED) -> RecipeRuns:
-    """The runs that were recorded.
+    """The recorded runs.
 
     Raises:
-        OSError, ValueError: no such file, or it holds something else.
+        OSError, ValueError: no such file, or a file of another kind.
     """
     saved = parse_json(read_text(path))
     if not isinstance(saved, dict) or saved.keys() != {"about", "losses"}:
@@ -107,9 +107,9 @@ def recorded_recipe_runs(path: Path = RECORDED) -> RecipeRuns:
 def excess_losses(
     losses: Mapping[str, Sequence[float]], reference: str = "bf16", window: int = 20
 ) -> tuple[list[int], dict[str, list[float]]]:
-    """How much more a run loses than the reference, in means over windows of steps: last steps of the windows, series.
+    """Loss of each run minus the reference's, as means over windows of steps: last steps of the windows, series.
 
-    Both saw the same text in the same steps, so that the difference of two losses has little of their scatter.
+    Both use the same text in the same steps, so most of their scatter cancels.
 
     Raises:
         ValueError: the reference is not among the runs, or a window below 1 or longer than the shortest run.

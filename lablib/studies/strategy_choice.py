@@ -1,4 +1,4 @@
-"""The table of strategies that goes round, computed anew for any model and cluster: where each range holds, where not.
+"""A circulating table of parallelism strategies, recomputed for a model and a cluster.
 
     strategy     efficiency    memory saved    communication
     data         85 to 95%     0               high
@@ -8,21 +8,21 @@
     ZeRO-3       70 to 80%     75 to 90%
     FSDP         85 to 95%     60 to 80%
 
-The table says neither model nor ranks nor wires, and all of its numbers depend on them. Here they are
+The table states neither model nor ranks nor network, and all of its numbers depend on them. Computed here:
 
-    efficiency   throughput of n ranks / (n times that of one). The batch grows with the ranks: as many sequences for
-                 each. Where one device does not hold the model, its throughput is that of one with memory enough.
-                 Above 1 with ZeRO, which shares the optimizer's work
+    efficiency   throughput of n ranks / (n times the throughput of one). The batch grows with the ranks: equal
+                 sequences per rank. If one device does not hold the model, its throughput is computed for enough
+                 memory. Above 1 with ZeRO, which shares the optimizer's work
     saved        1 - bytes of the fullest of n ranks / bytes of one rank, at their peak, each with micro-batches of one
-                 sequence; of states alone beside it: parameters, gradients, optimizer
-    sent         bytes that a mean rank sends in a step; "high, medium, low" holds where data > model > pipeline
+                 sequence; also for states alone: parameters, gradients, optimizer
+    sent         bytes that a mean rank sends per step; "high, medium, low" holds if data > model > pipeline
 
-FSDP has two readings: `FULL_SHARD` is ZeRO-3 under another name, so that one range of the two must fail; what keeps
-parameters from forward to backward (`SHARD_GRAD_OP`) gathers them once less.
+FSDP has two meanings: `FULL_SHARD` is ZeRO-3 under another name, so one of the two ranges must be wrong;
+`SHARD_GRAD_OP` keeps parameters from forward to backward, and gathers them once less.
 
 Cost: two predictions for each strategy and number of ranks.
 Source: the table is in circulation; no origin found. The numbers: lablib.plan.predict, placement_bytes.py.
-Simplified: one strategy at a time, ranks in the order that suits it; what plans combine is axis_by_axis.py.
+Simplified: one strategy at a time, ranks in the order that suits it; combinations: axis_by_axis.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,7 +48,7 @@ STATES = ("parameter", "gradient", "optimizer state")
 
 @dataclass(frozen=True, slots=True)
 class StrategyClaim:
-    """A row of the table that goes round: shares between 0 and 1, and a word where there is one."""
+    """A row of the circulating table: shares between 0 and 1, and a word if it has one."""
 
     efficiency: tuple[float, float]
     saved: tuple[float, float]
@@ -76,10 +76,10 @@ class StrategyRow:
     Attributes:
         strategy: one of `CLAIMS`.
         ranks: n.
-        efficiency: throughput of n ranks over n times that of one.
+        efficiency: throughput of n ranks over n times the throughput of one.
         saved, states_saved: shares of the bytes at the peak, and of the states' alone.
-        sent_bytes: of a mean rank in a step.
-        exposed_share: of the step, what ranks wait for wires; the bubble of a pipeline is not among it.
+        sent_bytes: of a mean rank per step.
+        exposed_share: share of the step in which ranks wait for wires, without the bubble of a pipeline.
         fits: whether it fits into a device; `base_fits`: whether one rank would.
     """
 
@@ -99,23 +99,23 @@ class StrategyRow:
 
     @property
     def efficiency_holds(self) -> bool:
-        """Whether the efficiency, to a per cent, lies in the range that is claimed."""
+        """Whether the efficiency, rounded to a per cent, is in the claimed range."""
         return _is_in(self.efficiency, self.claim.efficiency)
 
     @property
     def saved_holds(self) -> bool:
-        """Whether the memory that is saved does, in all or of the states alone."""
+        """Whether the saved memory is in the claimed range, in total or of the states alone."""
         return _is_in(self.saved, self.claim.saved) or _is_in(self.states_saved, self.claim.saved)
 
 
 @dataclass(frozen=True, slots=True)
 class StrategyVerdict:
-    """What became of a row of the table.
+    """Result of the check of one row of the table.
 
     Attributes:
         strategy: one of `CLAIMS`.
-        ranks: those that were computed.
-        efficiency, saved: the least and the most over them.
+        ranks: the computed numbers of ranks.
+        efficiency, saved: minimum and maximum over them.
         efficiency_holds_on, saved_holds_on: the ranks on which the claim holds.
     """
 
@@ -127,7 +127,7 @@ class StrategyVerdict:
     saved_holds_on: tuple[int, ...]
 
     def sentence(self) -> str:
-        """Where it holds and where not, in one sentence."""
+        """The ranks where the claim holds and where not, in one sentence."""
         claim = CLAIMS[self.strategy]
         parts = [
             f"{what} {low:.0%} to {high:.0%}, claimed {a:.0%} to {b:.0%}: {_on(holds, self.ranks)}"
@@ -147,17 +147,17 @@ def strategies(
     sequences: int = 8,
     **options: Any,
 ) -> tuple[StrategyRow, ...]:
-    """Every strategy on every number of ranks that it can have; what cannot be split so is left out.
+    """Every strategy on every possible number of ranks; impossible splits are left out.
 
     Arguments:
         model, cluster: as in `lablib.plan.predict`.
         ranks: numbers of ranks, 2 or more.
-        sequences: of a step, for each rank.
+        sequences: per rank and step.
         options: of `predict`: seq_len, stack, precision, recompute, derating, ...
 
     Raises:
-        ValueError: no number of ranks, or one below 2 or above 1024; an option that a strategy chooses; what `predict`
-            refuses of one rank.
+        ValueError: no number of ranks, or one below 2 or above 1024; an option that a strategy sets; and as `predict`
+            on one rank.
     """
     if not ranks:
         raise ValueError("there must be a number of ranks: got none; try (2, 8, 64).")
@@ -181,7 +181,7 @@ def strategies(
 
 @checked
 def strategy_verdicts(rows: Sequence[StrategyRow]) -> tuple[StrategyVerdict, ...]:
-    """What became of each row of the table. A table: `pd.DataFrame(strategy_verdicts(rows))`."""
+    """Result for each row of the table. As a table: `pd.DataFrame(strategy_verdicts(rows))`."""
     by_strategy: dict[str, list[StrategyRow]] = {}
     for row in rows:
         by_strategy.setdefault(row.strategy, []).append(row)
@@ -212,7 +212,7 @@ def communication_holds_on(rows: Sequence[StrategyRow]) -> tuple[int, ...]:
 
 @checked
 def efficiencies(rows: Sequence[StrategyRow], ranks: Sequence[int]) -> dict[str, list[float]]:
-    """Strategy -> its efficiency on each of these ranks, of those that have them all: for `figure_scaling`."""
+    """Strategy -> its efficiency on each of these ranks, for strategies with all of them: for `figure_scaling`."""
     found = {(row.strategy, row.ranks): row.efficiency for row in rows}
     return {name: [found[name, n] for n in ranks] for name in CLAIMS if all((name, n) in found for n in ranks)}
 

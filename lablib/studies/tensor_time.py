@@ -1,11 +1,11 @@
-"""Seconds of one tensor-parallel layer: what is computed, and the communication that no product hides.
+"""Time of one tensor-parallel layer: compute and exposed communication.
 
-Every rank computes 1/n of the products, but what it sends for each token does not shrink: 8 (n-1)/n S bytes a layer. So
-more ranks mean less to hide behind, and a link that is ten times slower, as that between nodes is, shows at once:
+Every rank computes 1/n of the products, but its bytes per token do not shrink: 8 (n-1)/n S bytes per layer. So more
+ranks have less compute to hide them, and a link that is ten times slower, as between nodes, is exposed at once:
 
-    exposed / compute  ~  16/3 n R / (B (24 D + 4 T))        R FLOP/s of a rank, B bytes a second of its link, 16 bits
+    exposed / compute  ~  16/3 n R / (B (24 D + 4 T))        R FLOP/s of a rank, B bytes per second of its link, 16 bits
 
-More sequences do not help: both sides grow with them. A wider layer does, and a longer sequence a little.
+More sequences do not help: both sides grow with them. A wider layer helps, and a longer sequence a little.
 
     way                exposed in forward          exposed in backward
     f and g            2 c                         2 c
@@ -13,10 +13,10 @@ More sequences do not help: both sides grow with them. A wider layer does, and a
     sequence           2 a + 2 r                   2 a + 2 r
     gathered again     2 a + 2 r                   2 a, and max(0, a - t_X) + max(0, r - t_W) at each entrance
     in chunks          the sum of (n-1) max(0, m - p) over all products
-    the last three     also the sums of what is used on cut tokens: two norms, two biases, in backward
+    the last three     also the sums of gradients used on cut tokens: two norms, two biases, in backward
 
 with c an all-reduce, a and r an all-gather and a reduce-scatter, m a message, p, t_X, t_W products (of a chunk, of the
-input's and of the weight's gradient). In chunks smaller products take longer together; that, and adding partial sums,
+input's and of the weight's gradient). In chunks smaller products take longer together; this, and adding partial sums,
 counts as compute.
 
 Cost: a price list; nothing runs. torch is not needed.
@@ -24,8 +24,8 @@ Legend: N = B T tokens, D width, F hidden, H heads, n ranks, S = N D w bytes, as
 Source: Shoeybi et al., 2019, arXiv 1909.08053, section 5.1 (tensor parallelism within a node); Narayanan et al.,
 "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, arXiv 2104.04473, section 3.2 and takeaway 1;
 Wang et al., ASPLOS 2023 (chunks); prices: lablib/cost.
-Simplified: all ranks equally fast; GELU, no dropout; a collective takes no cores from a product that runs beside it;
-with several sequences the copies that bring tokens of one rank together are left out.
+Simplified: all ranks equally fast; GELU, no dropout; a collective takes no cores from a concurrent product; with
+several sequences the copies that collect tokens of one rank are left out.
 """
 
 from collections.abc import Sequence
@@ -48,8 +48,8 @@ class TensorLayerTime:
     """One layer, forward and backward, in seconds.
 
     Attributes:
-        way, ranks: how, and on how many.
-        compute_s: products, attention, and what is done on each token alone.
+        way, ranks: the method, and the number of ranks.
+        compute_s: products, attention, and element-wise work on each token.
         communication_s: of all collectives or messages, hidden or not.
         exposed_s: the part of it that nothing hides.
     """
@@ -87,7 +87,7 @@ class _Prices:
         return matrix.count * self._product(tokens, matrix.rows, matrix.columns)
 
     def input_grad(self, matrix: _Matrix, tokens: int) -> float:
-        """dX of all that read it, and the sum of these."""
+        """Input gradients of all matrices that read it, and their sum."""
         adds = (matrix.count - 1) * self.touch(3 * tokens * matrix.columns)
         return matrix.count * self._product(tokens, matrix.columns, matrix.rows) + adds
 
@@ -98,7 +98,7 @@ class _Prices:
         return float(matmul_time_s(m, n, k, self.dtype, self.device, rows=rows)) + self.device.queued_s
 
     def touch(self, numbers: float, kind: str = "", elements: float = 0.0) -> float:
-        """A kernel that reads and writes so many, of a kind of `lablib.cost.efficiency.RATES`."""
+        """A kernel that reads and writes so many numbers, of a kind of `lablib.cost.efficiency.RATES`."""
         moved_s = operator_time_s(kind, numbers * self.layer.element_bytes, elements, self.device)
         return float(moved_s) + self.device.queued_s
 
@@ -130,12 +130,12 @@ def tensor_layer_time(layer: LayerSizes, cluster: Cluster, ranks: int, way: str 
 
     Arguments:
         layer: sizes, and the micro-batch.
-        cluster: where the first `ranks` ranks are.
-        ranks: n, that divide the heads, the hidden width, and all but with f the sequence.
+        cluster: the cluster of the ranks, its first `ranks`.
+        ranks: n, a divisor of the heads, the hidden width, and all but with f the sequence.
         way: one of `WAYS`.
 
     Raises:
-        ValueError: another way, or sizes that the ranks do not divide.
+        ValueError: an unknown way, or sizes that the ranks do not divide.
     """
     if way not in WAYS:
         raise unknown_name("way", way, WAYS)
@@ -156,7 +156,7 @@ def tensor_layer_time(layer: LayerSizes, cluster: Cluster, ranks: int, way: str 
     if ranks == 1:
         return TensorLayerTime(way, 1, outside_s + products_s, 0.0, 0.0)
     sums_s = prices.shared_weights()[1] if cuts_sequence else 0.0
-    if way == "f and g":  # f copies what it reduces
+    if way == "f and g":  # f copies the input of its all-reduce
         outside_s += 2 * prices.touch(2 * tokens * layer.width)
     hidden_behind = [(prices.input_grad(one, tokens), prices.weight_grad(one, tokens)) for one in entrances]
     communication_s, exposed_s = _whole_collectives(prices, way, hidden_behind)
@@ -189,7 +189,7 @@ def _outside_s(prices: _Prices, cuts_sequence: bool) -> float:
 
 
 def _whole_collectives(prices: _Prices, way: str, hidden_behind: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Seconds of communication, and of what is exposed; `hidden_behind`: t_X and t_W of each entrance."""
+    """Seconds of communication, and its exposed part; `hidden_behind`: t_X and t_W of each entrance."""
     reduce_s = prices.collective("all_reduce")
     if way == "f and g":
         return 4 * reduce_s, 4 * reduce_s
@@ -205,7 +205,7 @@ def _whole_collectives(prices: _Prices, way: str, hidden_behind: Sequence[tuple[
 def _in_chunks(
     prices: _Prices, entrances: Sequence[_Matrix], exits: Sequence[_Matrix], outside_s: float
 ) -> TensorLayerTime:
-    """Every product of an entrance or an exit is n products, beside n - 1 messages (`tensor/asynchronous.py`)."""
+    """Each product of an entrance or exit is n products, concurrent with n - 1 messages (`tensor/asynchronous.py`)."""
     ranks, layer, message_s = prices.ranks, prices.layer, prices.message()
     tokens = layer.tokens // ranks
     add_s = prices.touch(3 * tokens * layer.width)

@@ -1,23 +1,23 @@
-"""ZeRO-3 against Megatron's three axes, as published in 2021, and what is predicted for each of the twelve runs.
+"""ZeRO-3 against Megatron's three axes, as published in 2021, with predictions of the twelve runs.
 
-Narayanan et al. trained GPT-3 and a model of 530 billion parameters both ways, on 384 to 2240 A100s, with the batch
-held: more GPUs, fewer sequences on each. PTD-P keeps its rate. ZeRO-3 falls to a third, as the bytes that a rank
-gathers stay and the compute that could hide them halves.
+Narayanan et al. trained GPT-3 and a model of 530 billion parameters both ways, on 384 to 2240 A100s, with a fixed
+batch: more GPUs, fewer sequences on each. PTD-P keeps its rate. ZeRO-3 falls to a third: the bytes that a rank gathers
+are constant, and the compute that could hide them halves.
 
-Predicted three times, for each run:
+Three predictions for each run:
 
     planner        lablib.plan.predict, software of its time: layers prefetched, every NIC of a node in use
-    hidden         max(compute, communication)      zero_latency.py: one gather a parameter, in one ring through one NIC
-    exposed        compute + communication          of each node; compute is the planner's
+    hidden         max(compute, communication)      zero_latency.py: one gather per parameter, in one ring through one
+    exposed        compute + communication          NIC of each node; compute is the planner's
 
-The planner is within 2% of PTD-P, and 30 to 77% too fast for ZeRO-3: it plans for today's. In all six rows of ZeRO-3
-what was measured lies between hidden and exposed (37% too fast at worst, and 31% too slow): gathers of single
+The planner is within 2% of PTD-P, and 30 to 77% too fast for ZeRO-3: it models today's software. In all six rows of
+ZeRO-3 the measured time is between hidden and exposed (37% too fast at worst, and 31% too slow): gathers of single
 parameters in one ring would explain it. From 768 to 1536 GPUs a step is no shorter, as only compute was halved.
 
 Source: Narayanan et al., "Efficient large-scale language model training on GPU clusters using Megatron-LM", SC21, arXiv
-2104.04473, table 2: from memory; its two columns, TFLOP/s and days, agree by the paper's equation 4 (tests). That
-gathers went by parameter and in one ring is our reading of the numbers: the paper says neither.
-Simplified: full recomputation; 1F1B without interleaving for PTD-P, where the paper does not say; no accumulation.
+2104.04473, table 2: from memory; its two columns, TFLOP/s and days, agree by the paper's equation 4 (tests). Gathers by
+parameter and in one ring are our interpretation of the numbers: the paper states neither.
+Simplified: full recomputation; 1F1B without interleaving for PTD-P, which the paper leaves open; no accumulation.
 """
 
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class PublishedStep:
         model: of the catalogue.
         model_parallel: ranks that share a replica: 1 is ZeRO-3, others PTD-P.
         batch, gpus, micro_batch: sequences of a step, GPUs, and sequences of a micro-batch on one rank.
-        tflops: TFLOP/s of a GPU, recomputation among them.
+        tflops: TFLOP/s of a GPU, with recomputation.
         days: for 300 billion tokens.
     """
 
@@ -84,7 +84,7 @@ ROWS = (
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A row beside its predictions, in seconds of a step. `hidden_s` and `exposed_s` are of ZeRO-3 alone, else None."""
+    """A row and its predictions, in seconds per step. `hidden_s` and `exposed_s` are for ZeRO-3, otherwise None."""
 
     row: PublishedStep
     measured_s: float
@@ -127,7 +127,7 @@ def _compare(row: PublishedStep) -> Compared:
 
 
 def _by_parameter_s(model: Transformer, ranks: int) -> float:
-    """Megatron's tensors, one by one: queries, keys and values are one matrix."""
+    """Seconds of gathering Megatron's tensors, one by one: queries, keys and values are one matrix."""
     width, vocab_size = model.d_model, model.vocab_size
     matrices = [out * inner * width**2 for out, inner in ((3, 1), (1, 1), (4, 1), (1, 4))]
     vectors = [out * width for out in (3, 1, 4, 1)] + 4 * [width]

@@ -1,7 +1,7 @@
-"""Claims about ZeRO that go round, recomputed: for which ranks and which precision each is true, what it leaves out.
+"""Common claims about ZeRO, recomputed: ranks and precision for which each is true, and its omissions.
 
-A rank holds for each parameter what all ranks hold (w bytes) and its n-th part of what ZeRO splits (s bytes). Which is
-which depends on the stage and on the precision (zero/bytes.py), written as bytes of parameter + gradient + optimizer:
+A rank holds for each parameter w bytes that all ranks hold and 1/n of the s bytes that ZeRO splits. Both depend on the
+stage and on the precision (zero/bytes.py), written as bytes of parameter + gradient + optimizer:
 
     stage      w          s              2 + 2 + 12 (mixed precision, Adam)      4 + 4 + 8 (FP32, Adam)
     0          p + g + k  0              16                                      16
@@ -9,9 +9,9 @@ which depends on the stage and on the precision (zero/bytes.py), written as byte
     2          p          g + k          2 + 14 / n                              4 + 12 / n
     3          0          p + g + k      16 / n                                  16 / n
 
-    bytes a rank          P (w + s / n)
-    saving                T / (w + s / n), below T / w however large n is        T of stage 0
-    ranks for a saving k  n >= s / (T / k - w), where that is positive; none where it is not
+    bytes per rank        P (w + s / n)
+    saving                T / (w + s / n), below T / w for any n                 T of stage 0
+    ranks for a saving k  n >= s / (T / k - w), if that is positive; otherwise impossible
     ranks to fit M bytes  n >= s / (M / P - w)
 
 So "half" is exact on 3 ranks with mixed precision, and only a limit in FP32; "4x" and "8x" are limits that no number of
@@ -19,8 +19,8 @@ ranks reaches; and "N times" is exact.
 
 Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", 2019, arXiv
 1910.02054, section 5, figure 1 and table 1. Of each claim, see `claims`.
-Simplified: what the paper counts, so no activations, buffers, gathered units, padding or fragmentation;
-`left_out_bytes` takes what one knows of them. A gigabyte is 10^9 bytes.
+Simplified as in the paper: no activations, buffers, gathered units, padding or fragmentation; `left_out_bytes` takes
+known ones. A gigabyte is 10^9 bytes.
 """
 
 import re
@@ -49,7 +49,7 @@ PARTS = ("parameter", "gradient", "optimizer")
 _SUBSETS = tuple(parts for count in (3, 2, 1) for parts in combinations(PARTS, count))
 
 
-# What people mean by "mixed precision" differs, and with it the bytes.
+# "Mixed precision" has several meanings, with different bytes.
 PRECISIONS: Mapping[str, TrainingPrecision] = MappingProxyType(
     {
         "mixed": MIXED,  # the paper's: master copy and two moments in FP32
@@ -65,13 +65,13 @@ PRECISIONS: Mapping[str, TrainingPrecision] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One way to understand a claim "from so many bytes to so many".
+    """One interpretation of a claim "from so many bytes to so many".
 
     Attributes:
         precision: one of `PRECISIONS`.
-        parts: what is counted.
+        parts: the parts that count.
         stage: of ZeRO.
-        min_ranks, max_ranks: between which it is true to its last digit; `max_ranks` may be infinite.
+        min_ranks, max_ranks: the range for which it is true to its last digit; `max_ranks` may be infinite.
     """
 
     precision: str
@@ -83,13 +83,13 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim and what became of it.
+    """A claim and the result of its check.
 
     Attributes:
-        text: as it goes round.
-        source: where it is from, or what is known of that.
-        true_for: where it holds, worked out by the functions of this file.
-        left_out: what it does not count.
+        text: the claim as it circulates.
+        source: its source, as far as known.
+        true_for: where it holds, computed by the functions of this file.
+        left_out: bytes that it does not count.
     """
 
     text: str
@@ -100,17 +100,17 @@ class Claim:
 
 @checked
 def bytes_a_rank(params: float, stage: int, ranks: int, precision: str = "mixed", left_out_bytes: float = 0) -> float:
-    """P (w + s / n), and what is left out of it: bytes of one rank.
+    """P (w + s / n), plus `left_out_bytes`: bytes of one rank.
 
     Arguments:
         params: P, of the model.
         stage: 0 to 3.
         ranks: n, that share the states.
         precision: one of `PRECISIONS`.
-        left_out_bytes: activations, buffers, fragmentation, if one knows them.
+        left_out_bytes: activations, buffers, fragmentation, if known.
 
     Raises:
-        ValueError: another stage or precision, less than one rank, or a number that cannot be.
+        ValueError: an unknown stage or precision, less than one rank, or an impossible number.
     """
     whole, split = _whole_and_split(stage, _known(precision))
     whole_number("ranks", ranks)
@@ -121,14 +121,14 @@ def bytes_a_rank(params: float, stage: int, ranks: int, precision: str = "mixed"
 
 @checked
 def largest_saving(stage: int, precision: str = "mixed") -> float:
-    """T / w: what the saving tends to as ranks are added; infinite in stage 3. Arguments as `bytes_a_rank`."""
+    """T / w: the limit of the saving for many ranks; infinite in stage 3. Arguments as `bytes_a_rank`."""
     whole = _whole_and_split(stage, _known(precision))[0]
     return _known(precision).total / whole if whole else inf
 
 
 @checked
 def ranks_for_saving(saving: float, stage: int, precision: str = "mixed") -> int | None:
-    """The fewest ranks on which a rank holds 1 / saving of what it would without ZeRO; None: no number of ranks does.
+    """The fewest ranks on which a rank holds 1 / saving of its bytes without ZeRO; None: impossible.
 
     Arguments:
         saving: 1 or more; 2 is "half".
@@ -143,7 +143,7 @@ def ranks_for_saving(saving: float, stage: int, precision: str = "mixed") -> int
 def ranks_to_fit(
     params: float, device_bytes: float, stage: int, precision: str = "mixed", left_out_bytes: float = 0
 ) -> int | None:
-    """The fewest ranks on which the model fits; None: it fits on no number of ranks.
+    """The fewest ranks on which the model fits; None: it never fits.
 
     Arguments:
         params: P, above 0.
@@ -161,7 +161,7 @@ def ranks_to_fit(
 def largest_model(
     device_bytes: float, stage: int = 0, ranks: int = 1, precision: str = "mixed", left_out_bytes: float = 0
 ) -> float:
-    """Parameters of the largest model that fits. With stage 0, up to there nothing needs to be sharded.
+    """Parameters of the largest model that fits. With stage 0, up to this size nothing needs to be sharded.
 
     Arguments:
         device_bytes: memory of one device.
@@ -173,9 +173,9 @@ def largest_model(
 
 @checked
 def readings(params: float, after: str, before: str | None = None) -> tuple[Reading, ...]:
-    """Everything that a claim "from so many bytes to so many" may mean: each precision, stage and part of the states.
+    """All interpretations of a claim "from so many bytes to so many": each precision, stage and part of the states.
 
-    A number is met where it rounds to the one stated. A stage that splits nothing of what is counted is no reading.
+    A number matches if it rounds to the stated one. A stage that splits none of the counted parts is left out.
 
     Arguments:
         params: of the model, above 0.
@@ -204,7 +204,7 @@ def readings(params: float, after: str, before: str | None = None) -> tuple[Read
 
 
 def claims() -> tuple[Claim, ...]:
-    """The claims, each with what the functions above find. A table: `pd.DataFrame(claims())`."""
+    """The claims, each with the results of the functions above. As a table: `pd.DataFrame(claims())`."""
     return (
         Claim(
             "stage 1 halves the memory",
@@ -271,7 +271,7 @@ def _limit(stage: int, precision: str = "mixed") -> str:
 
 
 def _in_words(found: Iterable[Reading]) -> str:
-    """Each reading of all states as "FP32, stage 3, 4 ranks", and how many there are besides that count a part."""
+    """Each interpretation of all states as "FP32, stage 3, 4 ranks", and the number of those that count a part."""
     found = list(found)
     texts = []
     for each in (each for each in found if each.parts == PARTS):
@@ -284,7 +284,7 @@ def _in_words(found: Iterable[Reading]) -> str:
 
 
 def _stated(name: str, text: str) -> tuple[float, float]:
-    """Between which numbers of bytes one lies that rounds to this text."""
+    """The range of numbers of bytes that round to this text."""
     match = re.fullmatch(r"(\d{1,9})(\.\d{1,9})? ?([kMGTP]?B)", text)
     if match is None:
         raise ValueError(f'{name} must be a number of bytes in words: got {shown(text)}; try "35 GB".')

@@ -1,4 +1,4 @@
-"""The latency of ZeRO-3 on a thousand ranks: gathers by parameter, by layer or of the model, and the smallest batch.
+"""Latency of ZeRO-3 on a thousand ranks: gathers by parameter, layer or model; the smallest batch.
 
 Every gather pays latency before it moves a byte, and a ring pays it n - 1 times. A step of ZeRO-3 gathers each unit in
 forward, gathers it again in backward, and reduce-scatters its gradients there. With P parameters of w bytes in M units,
@@ -7,26 +7,26 @@ in a ring over n ranks:
     one pass over the model     G = M (n - 1) alpha + (n - 1)/n P w / B            latency + transfer
     a step                      2 G + R, with R the reduce-scatter: G again where gradients have w bytes
 
-    grouping      M for L layers of k tensors      held beside the shards (the unit and the one prefetched)
+    grouping      M for L layers of k tensors      held with the shards (the unit and the one prefetched)
     parameter     L k                              2 matrices
     layer         L + 1                            2 layers
     model         1                                P w: nothing is saved
 
-Communication hides behind compute while that takes longer. With F FLOPs a second and t tokens on each rank,
+Compute hides communication while it takes longer. With F FLOPs per second and t tokens on each rank,
 
     forward    2 P t / F >= G          backward    4 P t / F >= G + R
 
-so below t* tokens a rank waits for the network, whatever the overlap:
+so below t* tokens a rank waits for the network, with any overlap:
 
     t* = F G / (2 P)  ->  w F / (2 B) + M n alpha F / (2 P)        n large, R = G
 
-The first term does not know the model: FLOPs a byte of the network. The second grows with the ranks and shrinks with
-the model: units that are too small make ZeRO-3 hopeless on many ranks.
+The first term does not depend on the model: FLOPs per byte of the network. The second grows with the ranks and shrinks
+with the model: small units make ZeRO-3 too slow on many ranks.
 
-Source: Rajbhandari et al., ZeRO, 2019, arXiv 1910.02054, section 7.2.2 (3 P numbers a step); Rajbhandari et al.,
+Source: Rajbhandari et al., ZeRO, 2019, arXiv 1910.02054, section 7.2.2 (3 P numbers per step); Rajbhandari et al.,
 ZeRO-Infinity, 2021, arXiv 2104.07857, section 4 (bandwidth against arithmetic intensity); collectives: lablib/cost.
-Simplified: 2 P FLOPs for a token, so no attention scores and no recomputation; the kernels that copy in and out are
-left out; a gather does not slow compute down; all units are prefetched in time.
+Simplified: 2 P FLOPs per token, so no attention scores and no recomputation; the kernels that copy in and out are left
+out; a gather does not slow compute down; all units are prefetched in time.
 """
 
 from collections import Counter
@@ -49,14 +49,14 @@ GROUPINGS: tuple[Grouping, ...] = ("parameter", "layer", "model")
 
 @dataclass(frozen=True, slots=True)
 class Zero3Time:
-    """What a step of ZeRO-3 communicates.
+    """Communication of a step of ZeRO-3.
 
     Attributes:
         num_gathers: collectives of one pass over the model, M.
         gather_s: seconds of these, G.
         reduce_s: seconds of the reduce-scatters, R.
-        latency_s: the part of `step_s` that no bandwidth shortens.
-        held_bytes: of the largest unit and the one prefetched beside it.
+        latency_s: the part of `step_s` that bandwidth does not shorten.
+        held_bytes: of the largest unit and the prefetched one.
     """
 
     num_gathers: int
@@ -80,7 +80,7 @@ def unit_params(model: Transformer, grouping: str) -> tuple[int, ...]:
             "model".
 
     Raises:
-        ValueError: another grouping.
+        ValueError: an unknown grouping.
     """
     counts = transformer_parameters(model)
     if grouping == "model":
@@ -115,14 +115,14 @@ def zero3_time(
     """Seconds of the collectives of one step, one after another.
 
     Arguments:
-        units: parameters of each, as `unit_params` gives them.
-        cluster: where the first `ranks` ranks are.
+        units: parameters of each, from `unit_params`.
+        cluster: the cluster of the ranks, its first `ranks`.
         ranks: n, that share the parameters.
         param_bytes, grad_bytes: w, of a gathered parameter and of a reduced gradient.
         algorithm: of both collectives: "auto" or a name of lablib/cost/algorithms.py.
 
     Raises:
-        ValueError: no units, a size below 1, or an algorithm that these ranks cannot have.
+        ValueError: no units, a size below 1, or an algorithm that is impossible for these ranks.
     """
     whole_number("ranks", ranks)
     whole_number("param_bytes", param_bytes, example=2)
@@ -145,8 +145,8 @@ def smallest_batch(time: Zero3Time, params: float, flops_per_s: float) -> float:
 
     Arguments:
         time: of one step.
-        params: P that a token visits, above 0.
-        flops_per_s: F that a rank reaches, above 0.
+        params: P of the forward pass of a token, above 0.
+        flops_per_s: F, the achieved rate of a rank, above 0.
     """
     _require("params", params, 7e9)
     _require("flops_per_s", flops_per_s, 4e14)
@@ -156,11 +156,11 @@ def smallest_batch(time: Zero3Time, params: float, flops_per_s: float) -> float:
 
 @checked
 def step_s(time: Zero3Time, params: float, flops_per_s: float, tokens: float, *, overlaps: bool = True) -> float:
-    """Seconds of forward and backward of a step of one micro-batch, with everything hidden that can be, or nothing.
+    """Seconds of forward and backward of a step of one micro-batch, with as much hidden as possible, or nothing.
 
     Arguments:
         tokens: of the micro-batch on each rank, above 0.
-        overlaps: whether gathers run beside compute.
+        overlaps: whether gathers run during compute.
         Others as `smallest_batch`.
     """
     for name, value, example in (("params", params, 7e9), ("flops_per_s", flops_per_s, 4e14), ("tokens", tokens, 8192)):
