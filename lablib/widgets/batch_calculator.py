@@ -1,7 +1,7 @@
-"""One equation to play with: micro-batch x accumulations x data ranks = global batch; x sequence = tokens a step.
+"""Batch calculator: micro-batch x accumulations x data ranks = global batch, with memory and time.
 
-The same global batch fits a device in several ways, from one sequence at a time to all at once. The picture has them
-all: what a GPU holds at its peak, and how long the step takes, as the planner predicts them.
+The same global batch fits a device in several ways, from one sequence at a time to all at once. The picture shows all:
+a GPU's peak memory and the step time, as predicted by the planner.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-2.7b", "llama-3-8b")
 CLUSTERS = ("dgx-a100", "dgx-h100")
-MOST_SEQUENCES = 64  # of a micro-batch that is drawn
+MOST_SEQUENCES = 64  # in a drawn micro-batch
 _EXAMPLES = ({"micro_batch": 16, "num_accumulations": 2}, {"data_ranks": 64, "num_accumulations": 1})
 
 
@@ -39,11 +39,11 @@ def batch_calculator(
 
     Arguments:
         interactive: whether there are controls.
-        model, cluster: which it begins with, of `MODELS` and `CLUSTERS`.
-        micro_batch, num_accumulations, data_ranks: which it begins with, powers of two.
+        model, cluster: initial values, of `MODELS` and `CLUSTERS`.
+        micro_batch, num_accumulations, data_ranks: initial values, powers of two.
 
     Raises:
-        ValueError: one that is not among the control's.
+        ValueError: a value outside the control's.
     """
     controls: list[Control] = [
         IntChoice("micro_batch", "Micro-batch", (1, 2, 4, 8, 16, 32, 64), micro_batch, "sequences"),
@@ -60,10 +60,10 @@ def batch_calculator(
 def split_batch(
     model: str, cluster: str, micro_batch: int, num_accumulations: int, data_ranks: int, seq_len: int
 ) -> list[Prediction]:
-    """The step predicted for every micro-batch that divides a rank's sequences, up to 64 and the one asked for.
+    """Predictions of the step for every micro-batch that divides a rank's sequences, up to 64, and the requested one.
 
     Raises:
-        ValueError: names nobody knows, or sizes below 1.
+        ValueError: unknown names, or sizes below 1.
     """
     size = BatchSize(micro_batch, num_accumulations, data_ranks)
     most = max(MOST_SEQUENCES, micro_batch)

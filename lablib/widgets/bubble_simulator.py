@@ -1,8 +1,8 @@
-"""The bubble simulator: a schedule, or a plan of one's own, its timeline and memory, and why it takes as long.
+"""Bubble simulator: timeline, memory and critical path of a pipeline schedule or a user's plan.
 
-Schedule, stages, micro-batches, chunks, what F, I and W take on each stage, messages and a limit of memory above; the
-timeline below, the critical path on it, the memory of each rank under it on the same axis. The last control steps
-through the moments of the plan, or plays them. A plan that deadlocks is drawn as far as it comes, with the circle.
+Controls at the top: schedule, stages, micro-batches, chunks, times of F, I and W on each stage, messages and a limit of
+memory. Below: the timeline with the critical path, and the memory of each rank on the same axis. The last control steps
+through the moments of the plan, or plays them. A plan that deadlocks is drawn up to the deadlock, with its cycle.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Scene:
-    """A simulation and the moment of it that is looked at; None for the whole."""
+    """A simulation and the displayed moment; None for the whole."""
 
     simulation: Simulation
     moment_s: float | None
 
     def figure(self) -> go.Figure:
-        """Timeline and memory, marked."""
+        """Timeline and memory, with the moment marked."""
         return figure_pipeline_simulation(self.simulation, self.moment_s)
 
 
@@ -59,12 +59,12 @@ def bubble_simulator(
 
     Arguments:
         interactive: whether there are controls.
-        schedule: it begins with, one of `schedules.SCHEDULES` or "your own plan".
-        stages, microbatches: it begins with.
-        own: the plan of one's own that stands in the field, one line a rank (`read_plan`).
+        schedule: initial value, one of `schedules.SCHEDULES` or "your own plan".
+        stages, microbatches: initial values.
+        own: initial text of the user's plan, one line per rank (`read_plan`).
 
     Raises:
-        ValueError: a schedule or a number that is none of the controls'.
+        ValueError: a value outside the controls'.
     """
     controls: list[Control] = [
         Choice("schedule", "Schedule", (*schedules.SCHEDULES, OWN), schedule),
@@ -86,7 +86,7 @@ def bubble_simulator(
 
 
 def without_effect(settings: Mapping[str, Any]) -> set[str]:
-    """The controls that change nothing: those of the plan that was not chosen, and where no message takes time."""
+    """The controls without effect: of the plan not chosen, and overlap if no message takes time."""
     if settings["schedule"] == OWN:
         idle = {"stages", "microbatches", "chunks"}
     else:
@@ -95,7 +95,7 @@ def without_effect(settings: Mapping[str, Any]) -> set[str]:
 
 
 class Simulator:
-    """What the controls say, computed; a step from moment to moment does not simulate again.
+    """Computes the controls' settings; a step from moment to moment does not simulate again.
 
     The last argument, `moment`, is 0 for the whole plan and k for its k-th moment.
     """
@@ -125,7 +125,7 @@ def simulation_of(
     limit: str,
     own: str,
 ) -> Simulation:
-    """The simulation of what the controls say, all but the moment."""
+    """The simulation of the controls' settings, except the moment."""
     plan = chosen_plan(schedule, stages, microbatches, chunks, own)
     costs = Costs(
         forward_s=numbers("F", forward, plan),
@@ -138,7 +138,7 @@ def simulation_of(
 
 
 def chosen_plan(schedule: str, stages: int, microbatches: int, chunks: int, own: str) -> Plan:
-    """The plan that the controls name. Schedules for one number of chunks take theirs, whatever the slider says."""
+    """The plan of the controls. Schedules for one number of chunks ignore the slider."""
     if schedule == OWN:
         return read_plan(own)
     takes = schedules.SCHEDULES[schedule]
@@ -146,19 +146,19 @@ def chosen_plan(schedule: str, stages: int, microbatches: int, chunks: int, own:
 
 
 def numbers(name: str, text: str, plan: Plan) -> float | list[float]:
-    """Seconds as they are typed: one number for all pieces, or one for each.
+    """Parse seconds: one number for all pieces, or one for each.
 
     Raises:
-        ValueError: what is no number, or another count of them.
+        ValueError: a text that is no number, or another count of them.
     """
     return _one_or_each(name, text, plan.num_pieces, "pieces")
 
 
 def limits(text: str, plan: Plan) -> float | list[float]:
-    """Micro-batches as they are typed: one number for all ranks, or one for each.
+    """Parse numbers of micro-batches: one for all ranks, or one for each.
 
     Raises:
-        ValueError: what is no number, or another count of them.
+        ValueError: a text that is no number, or another count of them.
     """
     return _one_or_each("the limit", text, plan.num_stages, "ranks")
 

@@ -1,6 +1,6 @@
-"""Does compressing gradients pay here? Compute, bandwidth, bits, packing and overlap -> the speedup of a step.
+"""Compression calculator: compute, bandwidth, bits, packing and overlap -> the speedup of a step.
 
-The picture has the speedup against the bandwidth for several batches: what compute hides, no compression can save.
+The picture has the speedup against the bandwidth for several batches: compression saves no time that compute hides.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _EXAMPLES = ({"bits": 4}, {"overlap": 100})
 
 
 class Found(NamedTuple):
-    """Speedups by bandwidth for each batch; at the bandwidth that is spoken of; and below which one it pays."""
+    """Speedups by bandwidth for each batch; the speedup at the chosen bandwidth; the break-even bandwidth."""
 
     curves: dict[str, list[float]]
     bandwidth: float
@@ -50,14 +50,14 @@ def compression_calculator(
 
     Arguments:
         interactive: whether there are controls.
-        compute_s: seconds that one sequence computes; of the slider's values, in steps of 1, 2, 5.
-        bandwidth: bytes a second out of a rank; likewise.
-        bits: of a gradient that is sent.
-        overhead: times that bytes are moved to pack; 1 is a fused kernel's.
-        overlap: percent of compute behind which communication can hide.
+        compute_s: compute seconds of one sequence; of the slider's values, in steps of 1, 2, 5.
+        bandwidth: bytes per second out of a rank; of the slider's values, too.
+        bits: sent per gradient.
+        overhead: passes over the bytes to pack them; 1 is a fused kernel's.
+        overlap: percent of compute that can hide communication.
 
     Raises:
-        ValueError: one that is not among the control's.
+        ValueError: a value outside the control's.
     """
     controls: list[Control] = [
         LogSlider("compute_s", "Compute", 1e-3, 10.0, compute_s, "s"),

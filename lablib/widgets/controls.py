@@ -1,11 +1,11 @@
-"""Controls as records: a name, a label, the values to choose from, a default. Each knows its ipywidget.
+"""Controls as records: a name, a label, the allowed values, a default. Each creates its ipywidget.
 
     IntChoice   a count: every whole number of a range, or a list such as (1, 2, 4, 8)
     LogSlider   a quantity over several powers of ten, in steps of 1, 2, 5
     Choice      one of several names
     Toggle      yes or no
-    Text        what the learner types, one line or several
-    Steps       a moment among as many as there are, with buttons to play and to stop
+    Text        text from the learner, one line or several
+    Steps       a moment among those computed, with buttons to play and to stop
 
 All are reached with Tab and changed with the arrow keys.
 """
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Control(Protocol):
-    """What `explore` asks of a control. `name` is the argument of the function it feeds."""
+    """Interface of a control. `name` is the argument of the function."""
 
     @property
     def name(self) -> str: ...
@@ -35,11 +35,11 @@ class Control(Protocol):
     @property
     def values(self) -> Sequence[Any]: ...
     def format_value(self, value: Any) -> str:
-        """The value as the reader sees it."""
+        """The value as shown to the reader."""
         ...
 
     def widget(self) -> ipywidgets.ValueWidget:
-        """A new ipywidget whose `value` is the value."""
+        """A new ipywidget; its `value` is the control's value."""
         ...
 
 
@@ -160,7 +160,7 @@ class Toggle:
 
 @dataclass(frozen=True)
 class Text:
-    """What the learner types; it is read when the cursor leaves the field, or at Enter in a field of one line."""
+    """Text from the learner; it is read when the cursor leaves the field, or at Enter in a field of one line."""
 
     name: str
     label: str
@@ -189,9 +189,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Steps:
-    """A moment: 0, the first, to `count(value)`, of what the explorer has computed. The arrow keys step, Play plays.
+    """A moment: 0, the first, to `count(value)`, of the explorer's value. The arrow keys step, Play plays.
 
-    `explore` computes with the number; the figure that it draws may have fewer moments than the slider had before.
+    `explore` computes with the number; a new figure may have fewer moments than the slider had before.
     """
 
     name: str
@@ -210,7 +210,7 @@ class Steps:
 
 
 def _selection_slider(control: Control) -> ipywidgets.ValueWidget:
-    """A slider over a list of values that reads them out with their unit."""
+    """A slider over a list of values that are read aloud with their unit."""
     import ipywidgets
 
     options = [(control.format_value(value), value) for value in control.values]
@@ -221,5 +221,5 @@ def _selection_slider(control: Control) -> ipywidgets.ValueWidget:
 
 
 def _wide() -> dict[str, Any]:
-    """Room for the whole label and a slider long enough to aim at; `Explorer` aligns the labels of its controls."""
+    """Room for the whole label and a long slider; `Explorer` aligns the labels of its controls."""
     return {"style": {"description_width": "initial"}, "layout": {"width": "min(36em, 100%)"}}

@@ -1,4 +1,4 @@
-"""Turn a formula or a simulation into something to play with: controls, one function, one figure."""
+"""Interactive exploration of a formula or a simulation: controls, one function, one figure."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ def explore(
         explore(step_time, figure_timeline, [IntChoice("ranks", "Ranks", (2, 4, 8), 4)])
 
     Args:
-        compute: a pure function, called as `compute(**{control.name: value})` once for every change. A `ValueError`
-            or `LaunchError` it raises is shown as a message, and the last good figure stays.
-        draw: a figure function, called with what `compute` returned.
+        compute: a pure function, called as `compute(**{control.name: value})` once for every change. Its `ValueError`
+            or `LaunchError` is shown as a message, and the last good figure stays.
+        draw: a figure function, called with the result of `compute`.
         controls: records of `lablib.widgets.controls`, top to bottom.
         interactive: False shows static figures: the defaults, then the examples.
-        examples: settings to show when not interactive, as far as they differ from the defaults. None given: the
-            first control at its two ends.
-        on_point: called with what `compute` returned and the x of a point that was clicked; its text is shown.
-        without_effect: called with the value of every control: the names of those that change nothing now. They are
+        examples: settings to show when not interactive, as differences from the defaults. None given: the first control
+            at its two ends.
+        on_point: called with the result of `compute` and the x of a clicked point; returns the text to show.
+        without_effect: called with the value of every control; returns the names of controls without effect, which are
             greyed.
 
     Returns:
-        A value to end a cell with.
+        A value to show at the end of a cell.
 
     Raises:
-        ValueError: if two controls share a name.
+        ValueError: two controls have the same name.
     """
     names = [control.name for control in controls]
     if len(set(names)) < len(names):
         raise ValueError(f"each control must have a name of its own: got {names}.")
     if not interactive:
         return static_pictures(compute, draw, controls, examples)
-    # Without widgets, ipywidgets and its JavaScript are not even loaded.
+    # Without widgets, ipywidgets and its JavaScript are not loaded.
     from lablib.widgets.explorer import Explorer
 
     return Explorer(compute, draw, controls, on_point, without_effect)

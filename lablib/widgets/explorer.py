@@ -1,4 +1,4 @@
-"""The interactive half of `explore`: controls on top, one figure below, redrawn when a control changes."""
+"""Interactive panel of `explore`: controls, and one figure that is redrawn when a control changes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ MOST_IN_A_COLUMN = 7
 class Explorer:
     """Reads its controls, calls one function and one figure function, and shows the result.
 
-    The notebook takes one change at a time and always reads all controls as they are now; while it is busy, the browser
-    keeps only the latest position of a slider. So no picture of an old setting can follow a newer one.
+    The notebook handles one change at a time and always reads the current values of all controls; while it is busy, the
+    browser keeps only the latest position of a slider. So no picture of an old setting can follow a newer one.
 
     Attributes:
         controls: name -> ipywidget, in order.
         figure: the plotly widget on the screen.
         message: the error of the present setting, empty if there is none.
         caption: the sentence and the table of the figure.
-        point: what is said of the point that was clicked last; empty before, and after a change.
-        panel: all of them, as the notebook shows them.
+        point: text for the last clicked point; empty before, and after a change.
+        panel: all of them, as shown by the notebook.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Explorer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The present value of every control."""
+        """The current value of every control."""
         return {name: widget.value for name, widget in self.controls.items()}  # pyright: ignore[reportAttributeAccessIssue]
 
     def _refresh(self, change: Any = None) -> None:
@@ -77,7 +77,7 @@ class Explorer:
             self._listen()
 
     def _grey(self) -> None:
-        """Show which controls change nothing as the others stand."""
+        """Disable the controls without effect at the current values."""
         if self._without_effect is not None:
             idle = set(self._without_effect(self.settings))
             if unknown := idle - set(self.controls):
@@ -88,7 +88,7 @@ class Explorer:
                 widget.disabled = name in idle  # pyright: ignore[reportAttributeAccessIssue]
 
     def _listen(self) -> None:
-        """Hear clicks on every trace; those that a redraw has added are new."""
+        """Listen for clicks on every trace; a redraw may have added some."""
         if self._on_point is not None:
             traces: Any = self.figure.data
             for trace in traces:
@@ -99,7 +99,7 @@ class Explorer:
             self.point.text = self._on_point(self._value, points.xs[0])
 
     def _computed(self) -> Props | None:
-        """What the figure is to show now, with its caption set; None, with a message, where it cannot be computed."""
+        """The figure's new properties, and set its caption; None, with a message, if it cannot be computed."""
         try:
             value = self._compute(**self.settings)
             figure = self._draw(value)
@@ -120,10 +120,10 @@ class Explorer:
         return self.panel._repr_mimebundle_(**options)
 
     def _ipython_display_(self) -> None:
-        """Show the panel, and before it what stands for it where no kernel runs: picture, sentence and table.
+        """Show the panel, and before it static output for readers without a kernel: picture, sentence and table.
 
-        A saved notebook keeps no widgets (one figure would be megabytes), so it is blank elsewhere. In JupyterLab the
-        panel hides the two outputs that stand for it.
+        A saved notebook keeps no widgets (one figure would be megabytes), so it would be blank without a kernel. In
+        JupyterLab the panel hides the two static outputs.
         """
         from IPython.display import HTML, display
 
@@ -132,14 +132,14 @@ class Explorer:
             display({"image/svg+xml": static_svg(bare), "text/plain": words}, raw=True)
             note = paragraph("The controls of this figure need a running kernel: this is how it begins.")
             display(HTML(f'<div class="lablib-without-kernel">{note}{caption_html(self._figure)}</div>'))
-        # Where widgets are not known, their names in Python are shown instead of them: a short word is kinder.
+        # Readers without widgets show a widget's repr instead: a short text is clearer.
         bundle: Any = self.panel._repr_mimebundle_()
         data = bundle[0] if isinstance(bundle, tuple) else bundle
         display(dict(data) | {"text/plain": "(controls)"}, raw=True)
 
 
 def _in_columns(widgets: list[Any]) -> list[Any]:
-    """Many controls stand side by side where there is room, so that the figure stays in sight."""
+    """Place many controls in columns if there is room, so that the figure stays visible."""
     if len(widgets) <= MOST_IN_A_COLUMN:
         return widgets
     columns = "repeat(auto-fill, minmax(min(31em, 100%), 1fr))"
@@ -147,7 +147,7 @@ def _in_columns(widgets: list[Any]) -> list[Any]:
 
 
 def _align(widgets: Sequence[Any], labels: Sequence[str]) -> None:
-    """One width for all labels, wide enough for the longest: nothing is cut off and the sliders stand in a column.
+    """Give all labels the width of the longest: no label is cut off and the sliders are aligned.
 
     A check box has its label at its right, and needs no such room.
     """

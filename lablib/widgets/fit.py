@@ -1,10 +1,10 @@
-"""What a plotly widget needs of its place: to be as wide as the notebook, to be named, and to hide what stands for it.
+"""Fit a plotly widget into a notebook: full width, an accessible name, and no static copy.
 
-A `FigureWidget` draws itself before it is on the page, so it assumes 700 pixels, and it looks again only when the
+A `FigureWidget` draws itself before it is on the page, so it assumes 700 pixels, and it checks again only when the
 browser window is resized. This empty widget watches the width of its place and announces a change as such a resize.
 
-It also names the figure beside it for a screen reader, and hides the two outputs before the widget: the static picture
-and its words, which a saved notebook shows where no kernel runs (explorer.py).
+It also names the figure for a screen reader, and hides the two outputs before the widget: the static picture and its
+text, which a saved notebook shows without a kernel (explorer.py).
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ export default { initialize: ({ model }) => listen(model), render };
 
 
 class FitWidth(LateStart, anywidget.AnyWidget):
-    """Nothing to see; stands in the same box as the figure, whose config must be `responsive`.
+    """An invisible widget in the same box as the figure; the figure's config must be `responsive`.
 
     Attributes:
-        name: the figure in a sentence.
+        name: a description of the figure in one sentence.
     """
 
     _esm = _ESM

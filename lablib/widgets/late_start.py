@@ -1,9 +1,9 @@
-"""Widgets that follow every change, also where the browser was too busy to start them in time.
+"""Widgets that receive every change, even if a busy browser starts them late.
 
-anywidget gives the JavaScript of a widget 2 s to start. A message that comes earlier waits; where the 2 s pass, those
-that wait and all that follow are dropped, although the widget starts and is shown: it stays as it was, for good. A
-browser that loads plotly (5 MB) on a machine with other work is that late. So a widget here, when it starts, takes its
-messages from the channel itself, and says so; the kernel answers with what may have changed since the channel opened.
+anywidget gives the JavaScript of a widget 2 s to start. Earlier messages wait; after 2 s, the waiting and all later
+messages are dropped, although the widget starts and is shown: it never changes again. A browser that loads plotly
+(5 MB) on a busy machine is that late. So a widget here, when it starts, takes its messages from the channel itself, and
+notifies the kernel; the kernel answers with all traits that may have changed since the channel opened.
 
 Source: anywidget 0.11, packages/anywidget/src/runtime.ts and widget.ts (`ready`, `_handle_comm_msg`); issue 803 there,
 "Early comm messages to widget are lost".
@@ -32,14 +32,14 @@ function listen(model) {
 
 
 class LateStart(ipywidgets.Widget):
-    """Mixed into a widget whose JavaScript calls `listen`.
+    """Mixin for a widget with JavaScript that calls `listen`.
 
     Attributes:
-        changing: the names of the traits that are sent again when a browser has started the widget.
+        changing: names of the traits to send again after a browser has started the widget.
     """
 
     changing: tuple[str, ...] = ()
-    _started = traitlets.Float(0.0).tag(sync=True)  # another number each time that a browser starts it
+    _started = traitlets.Float(0.0).tag(sync=True)  # a new number each time that a browser starts it
 
     @traitlets.observe("_started")
     def _answer(self, change: Any) -> None:

@@ -1,7 +1,7 @@
-"""A line of text that changes, and is read aloud when it does.
+"""A line of text that a screen reader reads aloud when it changes.
 
 A screen reader follows an element marked `aria-live` only if the element stays and its text changes. The HTML widget of
-ipywidgets replaces its content, so this small widget keeps one paragraph (and one foldable table) for its whole life.
+ipywidgets replaces its content, so this small widget keeps one paragraph (and one foldable table) permanently.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ export default { initialize: ({ model }) => listen(model), render };
 
 
 class LiveText(LateStart, anywidget.AnyWidget):
-    """One sentence, and under it a table that opens on demand and stays open.
+    """One sentence, and below it a table that opens on demand and stays open.
 
     Attributes:
-        text: shown as it is, never as markup; nothing is shown while it is empty.
+        text: shown as plain text, not as markup; hidden while empty.
         table_html: a table made by this package.
-        is_urgent: True for an error, which a screen reader says at once.
+        is_urgent: True for an error, which a screen reader reads at once.
     """
 
     _esm = _ESM

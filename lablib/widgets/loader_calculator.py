@@ -1,7 +1,7 @@
-"""Which loader hides its own jitter? Rate, jitter, workers, prefetch and step time -> how long the device waits.
+"""Loader calculator: rate, jitter, workers, prefetch and step time -> idle time of the device.
 
-The picture has the idle share for every prefetch: of this loader, from a simulated run; and what the closed forms say
-of times that do not jitter at all, and of exponential ones.
+The picture has the idle share for every prefetch: of this loader, from a simulated run; and by the closed forms for
+constant and for exponential times.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def loader_calculator(
     Arguments:
         interactive: whether there are controls.
         load_s, step_s: mean seconds of a load, and seconds of a step; of the sliders' values, in steps of 1, 2, 5.
-        workers, prefetch: which it begins with.
-        spread: of load times, their standard deviation in percent of their mean.
+        workers, prefetch: initial values.
+        spread: standard deviation of load times in percent of their mean.
 
     Raises:
-        ValueError: one that is not among the control's.
+        ValueError: a value outside the control's.
     """
     controls: list[Control] = [
         LogSlider("load_s", "Load a batch", 1e-3, 10.0, load_s, "s"),
@@ -60,7 +60,7 @@ def loader_calculator(
 def idle_shares(
     load_s: float, spread: int, workers: int, prefetch: int, step_s: float
 ) -> tuple[int, dict[str, list[float]]]:
-    """The prefetch chosen, and the idle share at each of `PREFETCHES`: simulated, and by both closed forms."""
+    """The chosen prefetch, and the idle share at each of `PREFETCHES`: simulated, and by both closed forms."""
     simulated = [idle_share(load_s, step_s, workers, one, spread / 100, NUM_BATCHES) for one in PREFETCHES]
     exponential = [idle_share_exponential(load_s, step_s, workers, one) for one in PREFETCHES]
     constant = [idle_share_constant(load_s, step_s, workers)] * len(PREFETCHES)

@@ -1,8 +1,7 @@
-"""The memory calculator: will it fit, by how much, what is the largest micro-batch, and which line makes the peak?
+"""Memory calculator: peak memory of a training step, largest micro-batch, program line at the peak.
 
-Model, device, sequence, micro-batch, precision, optimizer and recomputation above; the peak by category and the whole
-step below. A click on any moment, or on the diamond at the peak, names its operator and the line of the program behind
-it.
+Controls: model, device, sequence, micro-batch, precision, optimizer and recomputation. Below: the peak by category and
+the whole step. A click on any moment, or on the diamond at the peak, names its operator and the program's line.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from lablib.widgets.static import Pictures
 
 OWN = "own sizes"
-HEAD_WIDTH = 64  # of a model of own sizes
+HEAD_WIDTH = 64  # of a model with sizes from the controls
 _EXAMPLES = (
     {"recompute": "full"},
     {"micro_batch": 16},
@@ -41,18 +40,18 @@ def memory_calculator(
 
     Arguments:
         interactive: whether there are controls.
-        model, device: which it begins with, names of the catalogues.
-        micro_batch: sequences that it begins with, one of the control's.
+        model, device: initial values, names of the catalogues.
+        micro_batch: initial value in sequences, one of the control's.
 
     Raises:
-        ValueError: a name that is none of them.
+        ValueError: an unknown name or value.
     """
     controls = _controls(model, device, micro_batch)
     return explore(calculate, figure_step_memory, controls, interactive, _EXAMPLES, explain_point, _sizes_of_its_own)
 
 
 def _sizes_of_its_own(settings: Mapping[str, Any]) -> set[str]:
-    """The controls that change nothing: a model of the catalogue has its sizes."""
+    """The controls without effect: a model of the catalogue has fixed sizes."""
     return set() if settings["model"] == OWN else {"layers", "d_model"}
 
 
@@ -75,7 +74,7 @@ def _controls(model: str, device: str, micro_batch: int) -> list[Control]:
 
 
 def calculate(*, model: str, layers: int, d_model: int, seq_len: int, **choices: Any) -> StepMemory:
-    """`memory_of_step` of what the controls say; a model of own sizes has positions for the sequence, GPT-2's words."""
+    """`memory_of_step` of the controls; a model of custom sizes has positions for the sequence, GPT-2's vocabulary."""
     if model != OWN:
         return memory_of_step(model, seq_len, **choices)
     heads = max(1, d_model // HEAD_WIDTH)
@@ -83,6 +82,6 @@ def calculate(*, model: str, layers: int, d_model: int, seq_len: int, **choices:
 
 
 def explain_point(step: StepMemory, x: float) -> str:
-    """The operator that runs at this place of the figure's axis of time."""
+    """The operator at this position of the figure's time axis."""
     index = step.index_at(x * unit_for(step.end_s, "s").scale * (1 + 1e-9))
     return step.explain(index)

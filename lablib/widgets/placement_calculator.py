@@ -1,8 +1,8 @@
-"""Which axis goes where? Axes, their order and the wires -> step time, who waits, and the bytes between ranks.
+"""Placement calculator: order of a mesh's axes and network -> step time, waits, bytes between ranks.
 
-The order is written by hand, the last axis with neighbouring ranks: order them first, then look. The picture is the
-traffic matrix in mesh order; its sentence has the seconds. The device is the same everywhere, an H100, so that wires
-alone differ: those of clusters in the catalogue, and RoCE whose messages take 15 us to begin.
+The order is typed; the last axis has neighbouring ranks. Decide first, then look. The picture is the traffic matrix in
+mesh order; its sentence has the seconds. The device is always an H100, so that only the network differs: networks of
+clusters in the catalogue, and RoCE with a message latency of 15 us.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from lablib.widgets.static import Pictures
 
 MODELS = ("gpt3-13b", "llama-3-8b", "mixtral-8x7b")
-SEQUENCES, SEQ_LEN = 16, 2048  # of a replica in a step, each a micro-batch; tokens of each
+SEQUENCES, SEQ_LEN = 16, 2048  # per replica and step, each a micro-batch; tokens of each
 _SLOW = Link("RoCE v2, 400 Gb/s, 15 us", 15e-6, 50e9, "line rate; the latency is assumed: order of magnitude of EFA's")
 NETWORKS: Mapping[str, str] = MappingProxyType(
     {
@@ -66,10 +66,10 @@ def placement_calculator(
         network: one of `NETWORKS`.
         model: one of `MODELS`.
         data, tensor, pipeline, context, expert: ranks on each axis.
-        order: axes from far apart to neighbours; those of one rank may be left out.
+        order: axes from far apart to neighbours; axes of one rank may be left out.
 
     Raises:
-        ValueError: one that is not among the control's.
+        ValueError: a value outside the control's.
     """
     controls: list[Control] = [
         Choice("network", "Wires", tuple(NETWORKS), network),
@@ -85,7 +85,7 @@ def placement_calculator(
 
 
 def network_of(name: str) -> Cluster:
-    """The wires of that name, between H100s."""
+    """The network of that name, between H100s."""
     cluster = find_cluster(NETWORKS[name]).replace(name=name, device=DEVICES["H100-80GB-SXM"])
     return cluster.replace(inter=_SLOW) if name == "RoCE at 15 us" else cluster
 
@@ -94,10 +94,10 @@ def network_of(name: str) -> Cluster:
 def placed_mesh(
     network: str, model: str, data: int, tensor: int, pipeline: int, context: int, expert: int, order: str
 ) -> PlacedMesh:
-    """The mesh in that order on those wires. Arguments as `placement_calculator`.
+    """The mesh in that order on that network. Arguments as `placement_calculator`.
 
     Raises:
-        ValueError: an order that names an unknown axis, or lacks one of several ranks; and as `lablib.parallel.place`.
+        ValueError: an order with an unknown axis, or without one of several ranks; and as `lablib.parallel.place`.
     """
     sizes = {"data": data, "tensor": tensor, "pipeline": pipeline, "context": context, "expert": expert}
     axes = order.replace(",", " ").split()

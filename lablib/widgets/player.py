@@ -1,4 +1,4 @@
-"""A slider over the moments of something, with buttons to play it: what `Steps` shows."""
+"""A slider over moments, with buttons to play it: the widget of `Steps`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ MS_PER_STEP = 250
 
 
 class Player(ipywidgets.HBox):
-    """Play, pause and stop beside a slider; both show one `value`.
+    """Play, pause and stop next to a slider; both show one `value`.
 
-    The slider takes the arrow keys: one press, one moment. While it plays, the browser asks for the next moment when
-    `MS_PER_STEP` have passed.
+    The slider takes the arrow keys: one press, one moment. During play, the browser asks for the next moment after
+    `MS_PER_STEP`.
 
     Attributes:
         value: the moment, 0 to `maximum`.
@@ -23,7 +23,7 @@ class Player(ipywidgets.HBox):
     value = traitlets.Int(0)
 
     def __init__(self, label: str) -> None:
-        # Two labels, read aloud: what stands beside the buttons belongs to the slider.
+        # Two labels, read aloud: the visible one belongs to the slider.
         self.slider = ipywidgets.IntSlider(0, 0, 0, description=label, layout={"width": "auto", "flex": "1 1 auto"})
         self.play = ipywidgets.Play(0, min=0, max=0, interval=MS_PER_STEP, show_repeat=False)
         # As wide as its two buttons: the slider needs the room.
@@ -43,5 +43,5 @@ class Player(ipywidgets.HBox):
         return self.slider.description
 
     def set_maximum(self, maximum: int) -> None:
-        """There are so many moments after the first now."""
+        """Set the number of moments after the first."""
         self.slider.max = self.play.max = maximum

@@ -1,4 +1,4 @@
-"""Change a figure on the screen into another: only what differs is sent, in one message."""
+"""Redraw a figure on the screen: send only the differences, in one message."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EMPTY: Props = {"data": [], "layout": {}}
 
 
 def redraw(widget: go.FigureWidget, before: Props, after: Props) -> None:
-    """Make `widget`, which shows `before`, show `after`; both as `props_of` gives them.
+    """Change `widget`, which shows `before`, to show `after`; both from `props_of`.
 
     Traces are changed in place where both figures have the same ones (number, type, axes); otherwise all are replaced.
     """
@@ -31,18 +31,18 @@ def redraw(widget: go.FigureWidget, before: Props, after: Props) -> None:
 
 
 def props_of(figure: go.Figure) -> Props:
-    """What a panel shows of a figure, as plain dictionaries and arrays; its subtitle stands in the caption instead."""
+    """The displayed part of a figure, as plain dictionaries and arrays; its subtitle is in the caption instead."""
     traces = [trace.to_plotly_json() for trace in figure.data]  # pyright: ignore[reportAttributeAccessIssue]
     return {"data": traces, "layout": layout_without_subtitle(figure) | {"autosize": True}}
 
 
 def _shape(trace: dict[str, Any]) -> tuple[Any, ...]:
-    """What must be equal for one trace to turn into another."""
+    """Properties that must be equal to turn one trace into another."""
     return trace["type"], trace.get("xaxis"), trace.get("yaxis"), trace.get("name"), trace.get("mode")
 
 
 def _assign(target: Any, was: dict[str, Any], becomes: dict[str, Any]) -> None:
-    """Set every property that differs; one that is gone is unset."""
+    """Set every property that differs; unset removed ones."""
     for key in was.keys() | becomes.keys():
         if key not in ("type", "uid") and not _equal(was.get(key), becomes.get(key)):
             target[key] = becomes.get(key)

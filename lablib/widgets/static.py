@@ -1,4 +1,4 @@
-"""The other half of `explore`: the same question without widgets, for papermill, for print and for CI."""
+"""Static output of `explore`, without widgets: for papermill, for print and for CI."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lablib.widgets.controls import Control
 
 @dataclass(frozen=True)
 class Picture:
-    """The figure of one setting, or the message that says why there is none."""
+    """The figure of one setting, or the error message."""
 
     setting: str
     figure: go.Figure | None
@@ -25,7 +25,7 @@ class Picture:
 
 @dataclass(frozen=True, repr=False)
 class Pictures:
-    """Figures of a few settings, one under the other. Ends a cell like any value."""
+    """Figures of a few settings, one under the other. Displays as the value of a cell."""
 
     pictures: tuple[Picture, ...]
 
@@ -58,7 +58,7 @@ def static_pictures(
         examples: settings that differ from the defaults. None given: the first control at its two ends.
 
     Raises:
-        ValueError: if the defaults cannot be computed, or an example names an unknown control.
+        ValueError: the defaults cannot be computed, or an example names an unknown control.
     """
     defaults = {control.name: control.default for control in controls}
     unknown = [name for example in examples for name in example if name not in defaults]
@@ -82,7 +82,7 @@ def static_pictures(
 
 
 def _titled(figure: go.Figure, first: go.Figure, difference: str) -> go.Figure:
-    """The figure with what differs from the first in its title, if the two would have the same."""
+    """The figure with its difference from the first in its title, if the titles would be equal."""
     title = figure.layout.title  # pyright: ignore[reportAttributeAccessIssue]
     if title.text and title.text == first.layout.title.text:  # pyright: ignore[reportAttributeAccessIssue]
         title.text = f"{title.text}. {difference}" if difference else title.text
@@ -90,7 +90,7 @@ def _titled(figure: go.Figure, first: go.Figure, difference: str) -> go.Figure:
 
 
 def _in_words(controls: Sequence[Control], setting: Mapping[str, Any], besides: Mapping[str, Any] | None = None) -> str:
-    """The setting as text, "Ranks: 8, bucket: 25 MB"; of the controls that differ from `besides` alone."""
+    """The setting as text, "Ranks: 8, bucket: 25 MB"; only controls that differ from `besides`."""
     return ", ".join(
         f"{control.label}: {control.format_value(setting[control.name])}"
         for control in controls

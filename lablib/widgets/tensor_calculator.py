@@ -1,7 +1,7 @@
-"""How far does tensor parallelism reach? Machine, width, ranks, tokens -> the time of a layer, and what is exposed.
+"""Tensor-parallel calculator: machine, width, ranks, tokens -> layer time and exposed communication.
 
-The picture has the layer on 1 to so many ranks, compute and exposed communication on each other, and the end of the
-node. Its sentence says from how many tokens on 2D would send less.
+The picture has the layer on 1 to so many ranks, compute and exposed communication stacked, and the end of the node. Its
+sentence has the number of tokens from which 2D sends less.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _EXAMPLES = ({"cluster": "pcie-a100"}, {"width": 16384, "ranks": 64})
 
 
 class Found(NamedTuple):
-    """A layer on 1, 2, 4, ... ranks; the ranks of a node; and where 2D begins to send less."""
+    """A layer on 1, 2, 4, ... ranks; the ranks of a node; and the tokens from which 2D sends less."""
 
     times: list[TensorLayerTime]
     ranks_per_node: int
@@ -55,12 +55,12 @@ def tensor_calculator(
         interactive: whether there are controls.
         cluster: one of `MACHINES`.
         width: of the residual stream; heads are 64 wide.
-        ranks: most ranks that are drawn.
+        ranks: most ranks in the figure.
         sequences: of a micro-batch.
         way: one of `tensor_time.WAYS`.
 
     Raises:
-        ValueError: one that is not among the control's.
+        ValueError: a value outside the control's.
     """
     controls: list[Control] = [
         Choice("cluster", "Machine", MACHINES, cluster),
@@ -77,7 +77,7 @@ def tensor_layer(cluster: str, width: int, ranks: int, sequences: int, way: str)
     """The layer on 1, 2, 4, ... ranks. Arguments as `tensor_calculator`.
 
     Raises:
-        ValueError: names nobody knows, or a width that is no multiple of 64 and of the ranks.
+        ValueError: unknown names, or a width that is no multiple of 64 and of the ranks.
     """
     layer = LayerSizes(sequences, SEQ_LEN, width, width // HEAD_WIDTH)
     counts = [2**k for k in range(ranks.bit_length())]

@@ -1,12 +1,12 @@
-"""A plotly widget whose picture is always the last one that was drawn, however late the browser has plotly.
+"""A plotly widget that always shows the latest figure, even if the browser loads plotly late.
 
-A `FigureWidget` tells the browser of a change by a message, sent once; and messages were lost, for good:
+A `FigureWidget` sends each change in one message, and some messages were lost for good:
 
-    the channel opens empty     traces and layout came as messages after it; here the channel opens with all of them
-    plotly takes 2 s to load    it is 5 MB, and anywidget drops the messages of a widget that is late (late_start.py);
-                                here a short script starts, keeps what comes, and hands it on when plotly is there
-    the script is late, too     then the kernel sends the whole figure again, and it is drawn anew
-    the page is loaded again    the browser asks for the state, and plotly kept the first one; here it is the last
+    the channel opens empty     traces and layout came in later messages; here the channel opens with all of them
+    plotly takes 2 s to load    it is 5 MB, and anywidget drops the messages of a late widget (late_start.py); here a
+                                short script starts, stores messages, and passes them on when plotly is loaded
+    the script is late, too     then the kernel sends the whole figure again, and it is drawn again
+    the page is loaded again    the browser asks for the state, and plotly kept the first one; here it is the latest
 
 Source: plotly 7.1, basewidget.py and package_data/widgetbundle.js (`_py2js_*`, `_widget_data`, `_widget_layout`).
 """
@@ -21,8 +21,8 @@ import traitlets
 
 from lablib.widgets.late_start import LISTEN, LateStart
 
-# plotly's messages are `_py2js_*`: each is set, and set to null right after. It never stops listening to them, so what
-# it listens with is noted here. One copy of plotly serves all figures of a page.
+# plotly's messages are `_py2js_*`: each is set, and set to null right after. It never stops listening to them, so its
+# listeners are recorded here. One copy of plotly serves all figures of a page.
 _ESM = (
     LISTEN
     + """
@@ -99,11 +99,11 @@ export default () => {
 
 
 class WholeFigure(LateStart, go.FigureWidget):
-    """A `FigureWidget` that opens with its traces, its layout and plotly's `config`, and whose every change arrives."""
+    """A `FigureWidget` that opens with its traces, its layout and plotly's `config`, and loses no change."""
 
     _esm = _ESM
     changing = ("_widget_data", "_widget_layout")
-    _plotly_source = traitlets.Unicode("").tag(sync=True)  # plotly's own JavaScript for a widget
+    _plotly_source = traitlets.Unicode("").tag(sync=True)  # plotly's JavaScript for a widget
     _is_whole = False
 
     def __init__(self, figure: go.Figure, config: dict[str, Any]) -> None:
@@ -118,7 +118,7 @@ class WholeFigure(LateStart, go.FigureWidget):
             super().open()
 
     def get_state(self, key: str | Iterable[str] | None = None, drop_defaults: bool = False) -> dict[str, Any]:
-        """What the browser is sent when it asks for the state: with the traces and the layout as they are now."""
+        """The state sent to a browser on request: with the current traces and layout."""
         asked = self.keys if key is None else [key] if isinstance(key, str) else list(key)
         state = super().get_state(asked, drop_defaults)
         if self._is_whole:
