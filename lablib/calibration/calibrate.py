@@ -1,23 +1,23 @@
-"""Measure this machine into a `Cluster`: what the simulator needs to predict real runs on it.
+"""Measure this machine into a `Cluster`, for predictions of real runs on it.
 
     measure    operations and communication in the worker processes that real launches use, all ranks at once
     fit        the figures of the cost model (fit_device.py, fit_network.py)
-    profile    date, machine, versions, ranks, how well each part fits
+    profile    date, machine, versions, ranks, residuals of each part
 
-Everything is measured as a program will run: with the threads that a worker has, with every rank busy at the same time,
-and, on CPUs, for the overhead of an operation and of a call, under the profiler that records a launch's timeline (the
-overhead of an operation without it stands in the profile). But no more ranks compute at once than have a core, so that
-the figures are those of a rank that has one. What more ranks than cores do to each other hangs on who computes when:
-the simulator has them take turns (`Cluster.shared_cores`, lablib/engine/cores.py). Communication is timed among all
-ranks, so a profile says for how many it holds.
-On GPUs kernels and messages have the times of their spans, and a launch is time of the host, by its clock and without
-the profiler (kernel_times.py). Each rank that is measured has its own GPU. One GPU measures the device alone, and
-the links come from a cluster of the catalogue (catalogue_links.py).
+Everything is measured under the conditions of a program: with the threads of a worker, with every rank busy at the same
+time, and, on CPUs, for the overhead of an operation and of a call, under the profiler that records a launch's timeline
+(the profile also has the overhead without it). But at most as many ranks compute at once as there are cores, so that
+the figures apply to a rank with a core. With more ranks than cores, times depend on the ranks that compute at once: the
+simulator lets ranks take turns (`Cluster.shared_cores`, lablib/engine/cores.py). Communication is timed among all
+ranks, so a profile states their number.
+On GPUs kernels and messages have the times of their spans, and a launch is host time, by the host's clock and without
+the profiler (kernel_times.py). Each measured rank has its own GPU. One GPU measures the device alone, and the links
+come from a cluster of the catalogue (catalogue_links.py).
 
 A profile of GPUs that does not explain its own measurements is refused (`check_residuals`).
 
 Cost: under three minutes for 4 ranks on 2 cores; `quick` under half a minute, with fewer sizes.
-Simplified: one node. The link between nodes is taken to be the link inside (`inter` says so).
+Simplified: one node. The link between nodes is assumed to equal the link inside (`inter` says so).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 NAME = "this-machine"
 BACKENDS = ("gloo", "nccl")
 _TRACED_BLOCK_S = 0.005
-MOST_RESIDUAL = 0.5  # |predicted / measured - 1| of a part, in the median: beyond it a profile would mislead
-_BATCH = 6  # cases of one launch: the progress moves between launches
+MOST_RESIDUAL = 0.5  # |predicted / measured - 1| of a part, median: a larger one would mislead
+_BATCH = 6  # cases of one launch: progress is reported between launches
 Progress = Callable[[int, int, str], None]
 
 
@@ -55,16 +55,16 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
 
     Args:
         backend: "gloo" (processes on this CPU) or "nccl" (one GPU per rank).
-        ranks: how many are busy at once: at least 2 on "gloo". On "nccl" no more are measured than there are GPUs; one
+        ranks: number of busy ranks: at least 2 on "gloo". On "nccl" at most the number of GPUs is measured; one
             measures the device alone and takes the links from the catalogue.
         quick: fewer sizes and repeats: half a minute, and rougher figures.
         progress: called as `progress(done, total, what)` before each batch of measurements and at the end.
 
     Returns:
-        A cluster named "this-machine"; `profile` says when and how it was measured, and how well it fits.
+        A cluster named "this-machine"; `profile` has the date and conditions of the measurement, and its residuals.
 
     Raises:
-        ValueError: an unknown backend, too few ranks, or measurements that no machine gives or no fit explains.
+        ValueError: an unknown backend, too few ranks, or measurements that are impossible or that no fit explains.
         LaunchError: the processes could not be started.
     """
     if backend not in BACKENDS:
@@ -76,7 +76,7 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
 
 
 def measured_ranks(backend: str, ranks: int) -> int:
-    """How many ranks a calibration for `ranks` measures: on GPUs no two share one, or they would time each other."""
+    """Ranks that a calibration for `ranks` measures: on GPUs no two share one, as they would time each other."""
     from lablib.real.gpu.sharing import ranks_with_own_gpu
 
     return ranks_with_own_gpu(backend, ranks)
@@ -87,7 +87,7 @@ def _silent(done: int, total: int, what: str) -> None:
 
 
 class _Calibration:
-    """One calibration: the measurements in order, and how far it has come."""
+    """One calibration: the measurements in order, and its progress."""
 
     def __init__(self, backend: str, ranks: int, quick: bool, progress: Progress):
         self.backend, self.ranks, self.quick, self.progress = backend, ranks, quick, progress
@@ -119,12 +119,12 @@ class _Calibration:
         cluster, residuals = self._with_links(device.device, times)
         self.progress(self.total, self.total, "done")
         bare_s = program_overhead_s(timings, FREE if self.on_gpu else device.device)
-        if self.on_gpu:  # on a CPU other programs disturb single measurements, and the profile says by how much
+        if self.on_gpu:  # on a CPU other programs disturb single measurements, and the profile has the residuals
             check_residuals([*device.residuals, *residuals])
         return cluster.replace(profile=self._profile(bare_s, [*device.residuals, *residuals]) | dict(cluster.profile))
 
     def _with_links(self, device: Device, times: Sequence[MessageTiming]) -> tuple[Cluster, Sequence[Residual]]:
-        """The cluster of this device: its links as measured, or as in the catalogue where one rank sent nothing."""
+        """The cluster of this device: its links as measured, or from the catalogue for a single rank."""
         from lablib.calibration.catalogue_links import with_catalogue_links
         from lablib.calibration.fit_network import fit_network
 
@@ -135,10 +135,10 @@ class _Calibration:
         profile = {"link_between_nodes": "not measured: that inside a node"}
         return network.cluster.replace(profile=profile), network.residuals
 
-    # ---- measuring ----
+    # ---- measurements ----
 
     def _busy_ranks(self) -> int:
-        """How many compute at once: all, but no more than have a core."""
+        """Number of ranks that compute at once: all, but at most one per core."""
         from lablib.calibration.machine import num_cores
 
         return self.ranks if self.on_gpu else min(self.ranks, num_cores())
@@ -154,7 +154,7 @@ class _Calibration:
         from lablib.calibration.timing import time_cases
 
         timings = []
-        # The profiler keeps every event: no more of them than a program would have.
+        # The profiler keeps every event: limit them to a program's number.
         block_s = _TRACED_BLOCK_S if trace else self.block_s
         for batch in self._batches(cases, "programs under the profiler" if trace else None):
             by_rank = self._launch(time_cases, batch, block_s, self.blocks, self._busy_ranks(), trace=trace)
@@ -163,7 +163,7 @@ class _Calibration:
         return timings
 
     def _time_launches(self, cases: Sequence[BenchmarkCase]) -> list[Timing]:
-        """On GPUs: seconds of the host for one call of each program, nothing recorded."""
+        """On GPUs: host seconds of one call of each program, without recording."""
         from lablib.calibration.fit_device import Timing
         from lablib.calibration.kernel_times import time_launches
 
@@ -189,7 +189,7 @@ class _Calibration:
         return timings
 
     def _time_kernels(self, cases: Sequence[BenchmarkCase]) -> list[Timing]:
-        """On GPUs: seconds of the kernels of each case."""
+        """On GPUs: kernel seconds of each case."""
         from lablib.calibration.fit_device import Timing
         from lablib.calibration.kernel_times import case_seconds, run_cases
 
@@ -202,7 +202,7 @@ class _Calibration:
         return timings
 
     def _time_kernels_of_messages(self, cases: Sequence[MessageCase]) -> list[MessageTiming]:
-        """On GPUs: seconds of the kernels of each communication."""
+        """On GPUs: kernel seconds of each communication."""
         from lablib.calibration.fit_network import MessageTiming
         from lablib.calibration.kernel_times import message_seconds, run_messages
 
@@ -231,7 +231,7 @@ class _Calibration:
         cases = [MessageCase(name, size) for name in (*COLLECTIVES, *MESSAGES) for size in sizes]
         return [MessageCase("barrier", 0), *cases]
 
-    # ---- what is known without measuring ----
+    # ---- figures that need no measurement ----
 
     def _source(self) -> str:
         return f"measured by `lab calibrate` with {plural(self.ranks, 'ranks')} on {self.backend}"
@@ -240,8 +240,8 @@ class _Calibration:
         from lablib.calibration.machine import gpu_sizes, machine_text, total_memory_bytes
 
         if self.on_gpu:
-            memory_bytes, cores = self._launch(gpu_sizes)[0]  # asked on a rank: CUDA is initialised there already
-        else:  # what one process gets: its share of the memory, and one thread (lablib/process/rank_state.py)
+            memory_bytes, cores = self._launch(gpu_sizes)[0]  # asked on a rank: CUDA is already initialised there
+        else:  # one process has its share of the memory, and one thread (lablib/process/rank_state.py)
             memory_bytes, cores = total_memory_bytes() / self.ranks, 1
         name = machine_text(self.on_gpu) + ("" if self.on_gpu else f", one of {plural(self.ranks, 'ranks')}")
         return Device(name, {"float32": 1.0}, memory_bytes, 1.0, num_cores=cores, source=self._source())
@@ -252,7 +252,7 @@ class _Calibration:
         from lablib.calibration.machine import num_cores
 
         link = Link("not measured", 0.0, 1.0)
-        # Processes of one CPU are all on one node, however many they are.
+        # All processes of one CPU are on one node.
         devices = torch.cuda.device_count() if self.on_gpu else 64
         library = "" if self.on_gpu else self.backend
         cores = 0 if self.on_gpu else num_cores()
@@ -273,7 +273,7 @@ class _Calibration:
 
 
 def check_residuals(residuals: Sequence[Residual]) -> None:
-    """Refuse figures that do not explain the measurements they were fitted to.
+    """Refuse figures that do not explain their own measurements.
 
     Raises:
         ValueError: half of the measurements of one part are off by more than `MOST_RESIDUAL`; all such parts are named.
@@ -288,7 +288,7 @@ def check_residuals(residuals: Sequence[Residual]) -> None:
 
 
 def _median(seconds: Sequence[float], case: Any, run: Run) -> float:
-    """The middle of what a run showed of a case. Raises ValueError where it showed nothing."""
+    """Median of a run's measurements of a case. Raises ValueError if there are none."""
     if not seconds:
         why = "; ".join(run.notes) or "none has its label"
         raise ValueError(f"a calibration of GPUs needs the times of kernels: the run recorded none of {case} ({why})")

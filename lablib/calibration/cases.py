@@ -1,19 +1,20 @@
-"""What is measured of a device: small programs, each a kind of work at one size.
+"""Benchmark programs of a device, each one kind of work at one size.
 
-A case is plain data, so that it can be sent to another process. `program_of` makes what is timed; `priced_ops` runs the
-same program on meta tensors and keeps what it dispatches, so that the cost model can say what the simulator would
-charge for it: the prediction and the measurement are of one program.
+A case is plain data, so that it can be sent to another process. `program_of` makes the timed program; `priced_ops` runs
+the same program on meta tensors and keeps its dispatched operators, which the cost model prices as the simulator would:
+prediction and measurement are of the same program.
 
-    dispatch      one operation of a few numbers, again and again: what starting it takes, and no more
-    program       small operations as programs have them: a layer, and a model of modules, forward and backward
+    dispatch      one operation of a few numbers, repeated: only its launch
+    program       small operations as in real programs: a layer, and a model of modules, forward and backward
     memory        copies and additions from a few kilobytes to far beyond the cache, into old memory and into new
     elementwise   functions, normalizations, attention: on a CPU their arithmetic takes longer than their bytes
     matmul        products: square, thin, tall, of little and of much depth, batched; for each dtype
 
-On a CPU the calls of a case take turns on many operands, and their results stay for as many calls: a program's weights
-and activations were last used a step ago, and are not in the core's own cache. One pair of operands, used again and
-again, makes a product of 1 MB 10 to 20% faster, and an addition twice as fast. Nor is Python's own code and data: a
-small operation between large ones takes half as long again, so the programs copy 1 MB in between ("cold").
+On a CPU the calls of a case take turns on many operands, and their results are kept for as many calls: a program's
+weights and activations were last used a step ago, and are not in the core's cache. One pair of operands, used again
+and again, makes a product of 1 MB 10 to 20% faster, and an addition twice as fast. Python's code and data leave the
+cache, too: a small operation between large ones takes half as long again, so the programs copy 1 MB in between
+("cold").
 """
 
 from collections import deque
@@ -37,20 +38,20 @@ from lablib.torch_compat import (
 
 PricedOp = tuple[Any, tuple, dict, Any]  # operator, arguments, keyword arguments, result
 CHAIN = 10  # operations of a chain
-_COLD_BYTES = 32e6  # operands that take turns: many times a core's own cache (L2, 1 or 2 MB)
+_COLD_BYTES = 32e6  # operands that take turns: many times a core's private cache (L2, 1 or 2 MB)
 _MOST_TURNS = 64
 _EVICTED = 2**18  # float32 numbers: 1 MB, read and written
 
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkCase:
-    """One thing to time.
+    """One benchmark.
 
     Attributes:
         part: "dispatch", "program", "memory", "elementwise" or "matmul".
         kind: a key of `PROGRAMS`.
-        shape: of its operands: elements, or (rows, depth, columns), with the batch first where there is one.
-        dtype: as the rows of `Device.peak_flops_per_s` are called.
+        shape: of its operands: elements, or (rows, depth, columns), with the batch first if there is one.
+        dtype: a key of `Device.peak_flops_per_s`.
     """
 
     part: str
@@ -63,7 +64,7 @@ class BenchmarkCase:
 
 
 def program_of(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
-    """The program of a case, its operands made on `device`."""
+    """The program of a case, with operands on `device`."""
     return PROGRAMS[case.kind](case, device)
 
 
@@ -76,13 +77,13 @@ def priced_ops(case: BenchmarkCase) -> list[PricedOp]:
 
 
 def predicted_s(ops: list[PricedOp], device: Device) -> float:
-    """What the simulator charges for these operators."""
+    """The simulator's price of these operators."""
     return sum(op_time_s(*op, device) for op in ops)
 
 
 @contextmanager
 def precision_of(case: BenchmarkCase) -> Iterator[None]:
-    """float32 products run as tfloat32 where the case says so."""
+    """float32 products run as tfloat32 if the case says so."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if case.dtype == "tfloat32" else "highest")
     try:
@@ -106,13 +107,13 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if not is_free(func):
-            # Copies: autograd clones a gradient that somebody else holds, which would be one operator more.
+            # Copies: autograd clones a gradient with another reference, which would add an operator.
             self.ops.append((func, *tree_map_only(torch.Tensor, _shape_of, (args, kwargs, out))))
         return out
 
 
 def _shape_of(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that is priced alike."""
+    """A tensor with the same price."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
@@ -126,11 +127,11 @@ def _in_turns(
 ) -> Callable[[], Any]:
     """The program that calls `function` on one set of operands after the other, and keeps as many results."""
     first = operands()
-    if device.type != "cpu":  # meta: what is priced; on a GPU a step's operands are measured as they always were
+    if device.type != "cpu":  # meta: for pricing; on a GPU operands are not cold
         return lambda: function(*first)
     turns = max(1, min(_MOST_TURNS, int(_COLD_BYTES / sum(x.nbytes for x in first))))
     sets, kept = cycle([first, *(operands() for _ in range(turns - 1))]), deque[Any](maxlen=turns)
-    for _ in range(2 * turns):  # until results lie where older ones lay: new pages are the system's work, and rare
+    for _ in range(2 * turns):  # until results reuse older memory: new pages are the system's work, and rare
         kept.append(function(*next(sets)))
     return lambda: kept.append(function(*next(sets)))
 
@@ -159,7 +160,7 @@ def _layer_norm_backward(case: BenchmarkCase, device: torch.device) -> Callable[
 
 
 def _attention(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
-    """Of [B, H, T, d], as the CPU computes it."""
+    """Attention of [B, H, T, d], as computed by the CPU."""
     return _in_turns(
         lambda *qkv: flash_attention_for_cpu(*qkv, 0.0, True),
         lambda: [_tensor(case.shape, case, device) for _ in range(3)],
@@ -190,7 +191,7 @@ def _matmul(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
 
 def _chain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     for _ in range(CHAIN // 2):
-        x = x.view(-1).mul(y)  # views as programs have them: the model takes them for free
+        x = x.view(-1).mul(y)  # views as in real programs: the model prices them at 0
         x = x.add(y)
     return x
 
@@ -225,7 +226,7 @@ def _layer(case: BenchmarkCase, device: torch.device) -> Callable[[], Any]:
 
 
 def _eviction(case: BenchmarkCase, device: torch.device) -> Callable[[], None]:
-    """A copy of what fills a core's own cache, if the case is a cold one: then Python's code and data are not in it."""
+    """A copy that fills a core's private cache, for a cold case: it evicts Python's code and data."""
     if not case.kind.startswith("cold"):
         return lambda: None
     copy = _in_turns(lambda x, y: x.copy_(y), lambda: [torch.rand(_EVICTED, device=device) for _ in range(2)], device)
@@ -237,7 +238,7 @@ def _eviction(case: BenchmarkCase, device: torch.device) -> Callable[[], None]:
 
 
 class _Block(torch.nn.Module):
-    """What calls what in a transformer's layer: modules in a module, and a residual."""
+    """Nested module calls as in a transformer's layer, and a residual."""
 
     def __init__(self, width: int):
         super().__init__()

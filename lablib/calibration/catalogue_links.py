@@ -1,8 +1,8 @@
 """Links of the catalogue for a machine with one GPU, where no message can be timed.
 
-The cluster has the GPU's model ("NVIDIA H200" is the device "H200-SXM") with the nearest amount of memory. A name that
-says PCIe takes a cluster with PCIe inside a node, if there is one. A model that the catalogue lacks takes
-PCIe 4 and 100 Gbit/s Ethernet, the links of an ordinary server.
+The cluster has the GPU's model ("NVIDIA H200" is the device "H200-SXM") with the nearest amount of memory. A name with
+PCIe takes a cluster with PCIe inside a node, if there is one. A model missing in the catalogue takes PCIe 4 and
+100 Gbit/s Ethernet, the links of an ordinary server.
 """
 
 import re
@@ -13,7 +13,7 @@ _ORDINARY = "pcie-a100"
 
 
 def with_catalogue_links(cluster: Cluster) -> Cluster:
-    """The cluster with nodes, links and topology of the catalogue; its profile says of which entry."""
+    """The cluster with nodes, links and topology of the catalogue; its profile names the entry."""
     entry = nearest_entry(cluster.device.name, cluster.device.memory_bytes)
     links = f"of {entry.name} in the catalogue, not measured: {entry.intra.name} and {entry.inter.name}"
     return cluster.replace(

@@ -1,26 +1,26 @@
-"""From measured operations to the figures of a `Device`.
+"""Fit the figures of a `Device` to measured operations.
 
-The cost model is asked, never copied: each measurement's prediction comes from `op_cost` under a trial device, and the
-figures are chosen so that predictions meet measurements. In this order, each part with what is known before it:
+Each measurement's prediction comes from `op_cost` under a trial device, and the figures are chosen so that predictions
+match measurements. In this order, each part with the results of those before it:
 
     dispatch   one small operation in a loop: the overhead of every other measured loop
     memory     rate = bytes / (time - overhead), its median below and above a size C; C (the cache) is where two rates
-               explain the times best, and no cache where one rate does as well
-    matmul     for each tile and half depth, the peak of each dtype is the median of those that its products imply;
-               tile and half depth are those with the least error. A product that memory limits implies no peak.
-    elementwise   for each function, the median of the seconds an element that are more than its bytes explain:
-               `element_s`; nothing where the bytes explain them. Attention's are those that its products leave.
-    program    the median over small programs of (time - what the operations themselves take) / number of launches:
-               `kernel_overhead_s`. It is more than dispatch by what a program does besides: views, autograd, Python,
-               the profiler that watches.
+               explain the times best, and no cache if one rate explains them as well
+    matmul     for each tile and half depth, the peak of each dtype is the median of the peaks that its products imply;
+               tile and half depth are those with the least error. A product limited by memory implies no peak.
+    elementwise   for each function, the median of the seconds per element beyond the time of its bytes: `element_s`; no
+               figure if the bytes explain the time. Attention's are beyond the time of its products.
+    program    the median over small programs of (time - time of the operations) / number of launches:
+               `kernel_overhead_s`. It exceeds dispatch by the program's other work: views, autograd, Python, and the
+               profiler.
 
-On a GPU all but programs are times of kernels, and programs are times of the host that launches them, by its clock and
+On a GPU all times except of programs are kernel times; times of programs are host times of their launches,
 without a profiler (kernel_times.py). So dispatch is the time of the smallest kernel, programs give `launch_s`, and
-`kernel_overhead_s` is their sum. In a program whose kernels are shorter than their launches the GPU waits for the host;
-in others the launches hide behind the kernels.
+`kernel_overhead_s` is their sum. In a program with kernels shorter than their launches the GPU waits for the host; in
+others the launches hide behind the kernels.
 
-Only peak times efficiency can be measured, so `matmul_efficiency` and `memory_efficiency` are 1 and the peak is what
-large products reach. Errors are relative, medians throughout (robust.py).
+Only peak times efficiency can be measured, so `matmul_efficiency` and `memory_efficiency` are 1 and the peak is the
+rate of large products. Errors are relative, medians throughout (robust.py).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,9 +36,9 @@ from lablib.operators.op import function_name, has_arithmetic
 
 TILES = ((1, 1), (4, 4), (8, 8), (16, 16), (32, 32), (64, 64), (128, 128), (128, 256))
 _HALF_DEPTHS = (0.0, *(2.0**k for k in range(11)))
-_BETTER = 0.97  # a model with one figure more must have at most this share of the error of the one without
-_FASTER = 1.25  # what is less than this much faster than memory is no cache
-_VISIBLE = 0.2  # share of the time beyond the overhead from which a measurement says anything of a rate
+_BETTER = 0.97  # a model with one more figure must have at most this share of the simpler model's error
+_FASTER = 1.25  # a smaller speedup over memory is no cache
+_VISIBLE = 0.2  # share of the time beyond the overhead from which a measurement determines a rate
 _FIRST_PEAK, _MAX_TURNS, _SETTLED = 1e9, 20, 1e-4
 _FEWEST = {"dispatch": 1, "program": 1, "memory": 4, "matmul": 4}
 
@@ -53,7 +53,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class DeviceFit:
-    """A device, and how well it explains each part of what was measured."""
+    """A device, and its residuals for each measured part."""
 
     device: Device
     residuals: tuple[Residual, ...]
@@ -61,28 +61,28 @@ class DeviceFit:
 
 @dataclass(frozen=True)
 class _Measured:
-    """A timing with the operators that the model prices."""
+    """A timing with its priced operators."""
 
     case: BenchmarkCase
     ops: list[PricedOp]
     time_s: float
 
     def predicted_s(self, device: Device) -> float:
-        with precision_of(self.case):  # which row of peaks float32 products have
+        with precision_of(self.case):  # selects the row of peaks for float32 products
             return predicted_s(self.ops, device)
 
     @cached_property
     def launches(self) -> float:
-        """How often the model charges the overhead: its seconds on a device where nothing else takes time."""
+        """Number of overheads that the model charges: its seconds on a device where only the overhead takes time."""
         return self.predicted_s(replace(FREE, kernel_overhead_s=1.0))
 
     @cached_property
     def size_bytes(self) -> float:
-        """The bytes that the model counts: its seconds where a byte takes one and nothing else does."""
+        """Bytes that the model counts: its seconds on a device where only bytes take time, 1 s each."""
         return self.predicted_s(replace(FREE, memory_bandwidth_bytes_per_s=1.0))
 
     def beyond_s(self, device: Device) -> float:
-        """What is left of the time after its launches."""
+        """The time beyond its launches."""
         return self.time_s - self.launches * device.kernel_overhead_s
 
 
@@ -91,8 +91,8 @@ def fit_device(timings: Iterable[Timing], base: Device, of_kernels: bool = False
 
     Args:
         timings: at least one case of dispatch, one program, four memory operations and four products.
-        base: what is known and not measured: name, memory, number of cores.
-        of_kernels: all but programs are times of kernels, without their launch; programs are times of the host.
+        base: the figures known without measurement: name, memory, number of cores.
+        of_kernels: all but programs are kernel times, without their launch; programs are host times.
 
     Raises:
         ValueError: times that are not positive numbers, too few of one part, or times that do not grow with size.
@@ -103,11 +103,11 @@ def fit_device(timings: Iterable[Timing], base: Device, of_kernels: bool = False
     device = _with_memory(device, parts["memory"])
     device = _with_matmul(device, parts["matmul"])
     device = _with_functions(device, parts["elementwise"])
-    # A GPU runs kernels while the host launches the next: there nothing is to be taken off.
+    # A GPU runs kernels while the host launches the next: there nothing is subtracted.
     overhead_s = _overhead_s(parts["program"], FREE if of_kernels else device)
     if of_kernels:
         whole = replace(device, kernel_overhead_s=device.kernel_overhead_s + overhead_s, launch_s=overhead_s)
-        of_program = replace(FREE, kernel_overhead_s=overhead_s)  # the host alone, which waits for no kernel
+        of_program = replace(FREE, kernel_overhead_s=overhead_s)  # only the host, which does not wait for kernels
     else:
         whole = of_program = replace(device, kernel_overhead_s=overhead_s)
     residuals = [
@@ -119,7 +119,7 @@ def fit_device(timings: Iterable[Timing], base: Device, of_kernels: bool = False
 
 
 def _by_dtype(parts: Mapping[str, Sequence[_Measured]]) -> dict[str, Sequence[_Measured]]:
-    """The parts, with products apart by dtype: each has a peak of its own, and may be wrong by itself."""
+    """The parts, with products separated by dtype: each has its own peak, which may be wrong independently."""
     products = {f"matmul_{m.case.dtype}": [] for m in parts["matmul"]}
     for m in parts["matmul"]:
         products[f"matmul_{m.case.dtype}"].append(m)
@@ -139,19 +139,19 @@ def _parts(timings: Iterable[Timing]) -> dict[str, list[_Measured]]:
 
 
 def program_overhead_s(timings: Iterable[Timing], device: Device = FREE) -> float:
-    """`kernel_overhead_s` from programs alone: what they say when nothing watches them. `device`: as fitted."""
+    """`kernel_overhead_s` from programs alone, without the profiler. `device`: as fitted."""
     programs = [timing for timing in timings if timing.case.part == "program"]
     return _overhead_s([_Measured(one.case, priced_ops(one.case), one.time_s) for one in programs], device)
 
 
 def _overhead_s(measured: Sequence[_Measured], device: Device = FREE) -> float:
-    """The median of what is left for each launch, where operations run on `device`; at least a tenth of their time."""
+    """The median time left per launch, for operations on `device`; at least a tenth of their time."""
     bare = replace(device, kernel_overhead_s=0.0, launch_s=0.0)
     return log_median([max(m.time_s - m.predicted_s(bare), 0.1 * m.time_s) / m.launches for m in measured])
 
 
 def _with_memory(device: Device, measured: Sequence[_Measured]) -> Device:
-    """The device with bandwidth of memory and, if it shows, size and bandwidth of a cache."""
+    """The device with bandwidth of memory and, if visible, size and bandwidth of a cache."""
     sized = [m for m in measured if m.beyond_s(device) > _VISIBLE * m.time_s]
     if len(sized) < 2:
         raise ValueError("no memory operation takes longer than starting it: measure larger sizes")
@@ -174,7 +174,7 @@ def _with_memory(device: Device, measured: Sequence[_Measured]) -> Device:
 
 
 def _rates_around(measured: Sequence[_Measured], cache_bytes: float, device: Device) -> tuple[float, float]:
-    """The rates of what fits into a cache of this size, and of what does not."""
+    """The rates of operations that fit into a cache of this size, and of the others."""
     inside = [m for m in measured if m.size_bytes <= cache_bytes]
     outside = [m for m in measured if m.size_bytes > cache_bytes]
     return _rate(inside, device), _rate(outside, device)
@@ -217,7 +217,7 @@ def _best_depth(device: Device, measured: Sequence[_Measured]) -> tuple[Device, 
 def _with_peaks(device: Device, measured: Sequence[_Measured]) -> Device:
     """The device with the peak of each measured dtype: each is scaled by the median of predicted / measured.
 
-    More than one turn, since the time of a tile's start is counted in steps of the fastest dtype.
+    Repeated, since the start time of a tile is counted in steps of the fastest dtype.
     """
     dtypes = dict.fromkeys(["float32", *(m.case.dtype for m in measured)])
     endless = replace(device, peak_flops_per_s=dict.fromkeys(dtypes, inf))
@@ -239,12 +239,12 @@ def _with_peaks(device: Device, measured: Sequence[_Measured]) -> Device:
 
 
 def _with_functions(device: Device, measured: Sequence[_Measured]) -> Device:
-    """The device with the seconds an element of the functions that take longer than their bytes."""
+    """The device with the seconds per element of the functions that take longer than their bytes."""
     found: dict[str, list[float]] = {}
     for m in measured:
         op, args, kwargs, out = m.ops[-1]
         name = function_name(op, args, kwargs)
-        in_turn = m.predicted_s(replace(FREE, element_s={name: 1.0}))  # as many elements as the model counts
+        in_turn = m.predicted_s(replace(FREE, element_s={name: 1.0}))  # the number of elements that the model counts
         rest_s = m.beyond_s(device)
         if has_arithmetic(op):
             rest_s -= m.predicted_s(device) - m.launches * device.kernel_overhead_s

@@ -1,14 +1,14 @@
-"""From measured communication to latency, bandwidth and the fixed time of a call.
+"""Fit latency, bandwidth and the fixed time of a call to measured communication.
 
 Every cost of lablib/cost/collective.py is linear in three figures once its algorithm is chosen:
 
     T = overhead + (number of rounds) alpha + (bytes in turn) beta
 
-The coefficients are asked of the cost model: with alpha = 1 and everything else 0, a cost is its number of rounds.
-Which algorithm is the fastest depends on alpha and beta, so choose and fit take turns until the choice stays; gloo has
-one for each collective (lablib/cost/library.py), and there is nothing to choose.
+The coefficients come from the cost model: with alpha = 1 and the other figures 0, a cost is its number of rounds. The
+fastest algorithm depends on alpha and beta, so choice and fit alternate until the choice stays; gloo has only one for
+each collective (lablib/cost/library.py).
 
-Simplified: one link for every rank of the machine. What a library does otherwise than the model's algorithms shows in
+Simplified: one link for every rank of the machine. Differences between a library and the model's algorithms appear in
 the residual of each collective.
 """
 
@@ -49,7 +49,7 @@ class MessageTiming:
 
 @dataclass(frozen=True)
 class NetworkFit:
-    """The cluster with what was fitted, and how well it explains each kind of communication."""
+    """The cluster with the fitted figures, and its residuals for each kind of communication."""
 
     cluster: Cluster
     residuals: tuple[Residual, ...]
@@ -87,7 +87,7 @@ def fit_network(
 
 
 def predicted_s(timing: MessageTiming, cluster: Cluster, algorithm: str = "auto") -> float:
-    """What the simulator charges for this communication."""
+    """The simulator's price of this communication."""
     if timing.name in MESSAGES:
         return cluster.edge(0, 1).transfer_s(timing.size_bytes)
     return collective_cost(timing.name, timing.size_bytes, _network(timing.ranks, cluster), algorithm).time_s
@@ -99,13 +99,13 @@ def _network(ranks: int, cluster: Cluster) -> GroupNetwork:
 
 def _fastest(timing: MessageTiming, cluster: Cluster) -> str:
     if timing.name in MESSAGES or cluster.library in COLLECTIVES[timing.name].libraries:
-        return "auto"  # there is one way
+        return "auto"  # there is only one algorithm
     return collective_cost(timing.name, timing.size_bytes, _network(timing.ranks, cluster)).algorithm
 
 
 @cache
 def _coefficients(timing: MessageTiming, algorithm: str, library: str) -> tuple[float, float, float]:
-    """What multiplies overhead, alpha and beta in the cost."""
+    """Coefficients of overhead, alpha and beta in the cost."""
 
     def cost(overhead_s: float, alpha: float, beta: float) -> float:
         link = Link("probe", alpha, 1 / beta if beta else inf)
@@ -117,7 +117,7 @@ def _coefficients(timing: MessageTiming, algorithm: str, library: str) -> tuple[
 
 def _with(base: Cluster, overhead_s: float, alpha: float, bandwidth: float, name: str, source: str) -> Cluster:
     link = Link(name, float(alpha), float(bandwidth), source)
-    # Nothing was measured of sums in a switch.
+    # Sums in a switch were not measured.
     return base.replace(intra=link, inter=link, collective_overhead_s=float(overhead_s), uses_nvls=False)
 
 

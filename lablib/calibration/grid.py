@@ -1,6 +1,6 @@
-"""Which sizes are measured: enough to tell the figures apart, few enough for three minutes (`quick`: for half of one).
+"""Sizes of the benchmarks: enough to separate the figures, in three minutes (`quick`: half a minute).
 
-dispatch,     a few elements: the time of an operation that has nothing to do
+dispatch,     a few elements: the time of an operation without work
 program
 memory        a factor of four from one size to the next, from 16 kB to far beyond any cache
 matmul        squares for the peak; one shape in growing depth K for `matmul_half_depth`; thin ones for the tile
@@ -14,11 +14,11 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_t
 FUNCTIONS = (
     *("exp", "tanh", "gelu", "gelu backward", "gelu tanh", "gelu tanh backward", "softmax", "log_softmax"),
     *("layer_norm", "layer_norm backward", "sum"),
-)  # what a CPU computes more slowly than it reads; `element_s` of a device has those of which that is so
+)  # functions that a CPU may compute more slowly than it reads: then they get an `element_s`
 
 
 def device_cases(dtypes: tuple[str, ...], on_gpu: bool, quick: bool) -> list[BenchmarkCase]:
-    """Everything to time on one device, in the order of the fit. `dtypes` are those that it can multiply."""
+    """All benchmarks of one device, in the order of the fit. `dtypes`: those that it can multiply."""
     return [*program_cases(on_gpu), *memory_cases(on_gpu, quick), *matmul_cases(dtypes, on_gpu, quick)]
 
 
@@ -34,7 +34,7 @@ def program_cases(on_gpu: bool = False) -> list[BenchmarkCase]:
 
 
 def memory_cases(on_gpu: bool, quick: bool) -> list[BenchmarkCase]:
-    """Streaming operations over sizes, then what else the model prices by its bytes."""
+    """Streaming operations over sizes, then other operations that the model prices by bytes."""
     largest = 28 if on_gpu else 23  # elements, as powers of two: 1 GB, 32 MB a tensor
     exponents = range(13, largest + 1, 3 if quick else 2)
     cases = [BenchmarkCase("memory", kind, (2**k,)) for k in exponents for kind in ("copy", "add in place", "add")]
@@ -49,7 +49,7 @@ def memory_cases(on_gpu: bool, quick: bool) -> list[BenchmarkCase]:
 
 
 def matmul_cases(dtypes: tuple[str, ...], on_gpu: bool, quick: bool) -> list[BenchmarkCase]:
-    """All shapes in float32, the few that tell a peak in the other dtypes."""
+    """All shapes in float32, and a few in the other dtypes that determine their peak."""
     scale = 8 if on_gpu else 1  # a GPU needs larger products to be busy
     squares = [side * scale for side in ((128, 512) if quick else (64, 128, 256, 512, 768))]
     side = 256 * scale

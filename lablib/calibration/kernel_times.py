@@ -1,14 +1,14 @@
-"""Times of kernels, for machines with GPUs: from the spans of a timed run, without launch and synchronization.
+"""Times of kernels on GPUs: from the spans of a timed run, without launch and synchronization.
 
-A clock of the host around a call counts the launch, the wait for the GPU and the way back: for small kernels and small
-messages several times the work itself. The spans of a run on GPUs are kernels. So what is measured is labelled, call by
-call or block by block, and its seconds are those of the spans with that label:
+A host clock around a call counts the launch, the wait for the GPU and the way back: for small kernels and messages
+several times the work itself. The spans of a run on GPUs are kernels. So each call or block is labelled, and its
+seconds come from the spans with that label:
 
     compute          sum of a rank's spans in a block / calls in the block
-    communication    last end - last start of a call's spans over the ranks, as timing.py takes it from clocks
+    communication    last end - last start of a call's spans over the ranks, as in timing.py by clocks
 
-The launch itself is time of the host, and the profiler that records spans multiplies it (442 us instead of 148 for ten
-additions of ten numbers, on an H200). So programs of small operations run by the clock alone, and nothing waits for the
+The launch itself is host time, and the profiler that records spans multiplies it (442 us instead of 148 for ten
+additions of ten numbers, on an H200). So programs of small operations run by the clock alone, without waiting for the
 GPU in between: n calls take a + n b seconds of the host, and b is the slope between n and 4 n calls.
 """
 
@@ -37,7 +37,7 @@ _FEW_CALLS = 6  # and four times as many: the longest program has 30 launches, a
 
 
 def time_launches(cases: Sequence[BenchmarkCase], repeats: int) -> list[list[float]]:
-    """Seconds of the host for one call of each program, repeat by repeat. Communicates nothing."""
+    """Host seconds of one call of each program, repeat by repeat. Communicates nothing."""
     device = torch.get_default_device()
     programs = [program_of(case, device) for case in cases]
     return [[launch_s(program, lambda: finish(device)) for _ in range(repeats)] for program in programs]
@@ -46,11 +46,11 @@ def time_launches(cases: Sequence[BenchmarkCase], repeats: int) -> list[list[flo
 def launch_s(
     program: Callable[[], Any], wait: Callable[[], None], clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Seconds of the host for one call of a program, without the time that a loop takes at its ends.
+    """Host seconds of one call of a program, without the overhead at a loop's ends.
 
     Args:
-        program: launches work and waits for none of it.
-        wait: returns when the device has nothing left to do.
+        program: launches work and does not wait for it.
+        wait: returns when the device is idle.
         clock: the host's, in seconds.
     """
     seconds = {}
@@ -65,7 +65,7 @@ def launch_s(
 
 
 def run_cases(cases: Sequence[BenchmarkCase], block_s: float, blocks: int) -> list[int]:
-    """Run labelled blocks of calls of each case; how many calls a block has. Every rank of the default group does."""
+    """Run labelled blocks of calls per case; returns the calls per block. Every rank of the default group calls it."""
     found = []
     for number, case in enumerate(cases):
         device = torch.get_default_device()
@@ -84,7 +84,7 @@ def run_cases(cases: Sequence[BenchmarkCase], block_s: float, blocks: int) -> li
 
 
 def case_seconds(timeline: Timeline, number: int, calls: int, blocks: int) -> list[float]:
-    """Seconds of the kernels of one call of the `number`-th case, for each block and rank that has any.
+    """Kernel seconds of one call of the `number`-th case, for each block and rank with spans.
 
     Args:
         timeline: of a run of `run_cases`.
@@ -101,7 +101,7 @@ def case_seconds(timeline: Timeline, number: int, calls: int, blocks: int) -> li
 
 
 def run_messages(cases: Sequence[MessageCase], block_s: float, max_calls: int) -> list[int]:
-    """Make labelled calls of each communication; how many of each. Every rank of the default group calls it."""
+    """Make labelled calls of each communication; returns their numbers. Every rank of the default group calls it."""
     found = []
     for number, case in enumerate(cases):
         device = torch.get_default_device()
@@ -120,7 +120,7 @@ def run_messages(cases: Sequence[MessageCase], block_s: float, max_calls: int) -
 
 
 def message_seconds(timeline: Timeline, number: int, calls: int) -> list[float]:
-    """Seconds of each call of the `number`-th communication of `run_messages`, of those that have spans."""
+    """Seconds of each call of the `number`-th communication of `run_messages`, for calls with spans."""
     times: dict[str, list[tuple[float, float]]] = defaultdict(list)
     labels = {_label(_MESSAGE, number, call) for call in range(calls)}
     for span in timeline:

@@ -1,4 +1,4 @@
-"""What a profile says of the machine that it was measured on: processor, memory, versions."""
+"""Description of the measured machine in a profile: processor, memory, versions."""
 
 import os
 import platform
@@ -13,7 +13,7 @@ from lablib.text.units import format_quantity, plural
 
 
 def machine_text(on_gpu: bool) -> str:
-    """What computes, for people: "4 x NVIDIA H100" or "AMD EPYC, 2 cores, 25 GB". No name of the host."""
+    """The processors, for people: "4 x NVIDIA H100" or "AMD EPYC, 2 cores, 25 GB". No host name."""
     if on_gpu:
         return gpus_text()
     return f"{_processor()}, {plural(num_cores(), 'cores')}, {format_quantity(total_memory_bytes(), 'B', 2)}"
@@ -32,12 +32,12 @@ def versions() -> dict[str, str]:
 
 
 def num_cores() -> int:
-    """The cores that this process may use."""
+    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def total_memory_bytes() -> float:
-    """Memory of the machine; 8 GB where the system does not say."""
+    """Memory of the machine; 8 GB if the system does not report it."""
     try:
         return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     except (AttributeError, ValueError, OSError):

@@ -1,4 +1,4 @@
-"""Batch sizes that keep a device busy: a program of a few milliseconds measures little but its launches.
+"""Batch sizes that keep a device busy: a program of a few milliseconds measures mainly launches.
 
 A lab's program takes 50 to 500 ms on a CPU and 0.4 to 5 ms on an H200, where launching its kernels takes as long. So on
 GPUs the batch grows by powers of two until its products alone take `LEAST_S` at the device's rate in float32.
@@ -17,7 +17,7 @@ def batch_for(cluster: Cluster, batch: int, flops: float) -> int:
     """The batch with which a program takes long enough to be measured.
 
     Args:
-        cluster: the machine, as calibrated. Where its ranks share the cores of a CPU the batch stays as it is.
+        cluster: the calibrated machine. If its ranks share the cores of a CPU the batch is unchanged.
         batch: the batch on a CPU.
         flops: of the program's products on one rank with that batch.
 

@@ -1,8 +1,8 @@
-"""Fits that a few bad measurements do not move: medians, and lines of least absolute relative error.
+"""Robust fits: medians, and lines of least absolute relative error.
 
-On a machine that does other work too, some measurements are far too long and none is too short. Least squares would
-follow the few; the median and the least absolute error follow the many. Times span five decades, so errors are
-relative: an error of 10% counts the same for a microsecond and for a second.
+On a machine with other load, some measurements are far too long, but never too short. Least squares would follow the
+outliers; the median and the least absolute error follow the majority. Times span five decades, so errors are relative:
+an error of 10% counts the same for a microsecond and for a second.
 
     minimize over x >= 0:   sum_i | a_i . x - t_i | / t_i
 
@@ -25,13 +25,13 @@ _SMALLEST_RESIDUAL = 1e-6  # relative; keeps the weights finite
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """How far a fit is from what it was fitted to, as |predicted / measured - 1|.
+    """Error of a fit on its measurements, as |predicted / measured - 1|.
 
     Attributes:
-        part: which part of the fit.
+        part: part of the fit.
         median, worst: over the measurements.
-        worst_case: the measurement that is furthest off.
-        count: how many measurements.
+        worst_case: the measurement with the largest error.
+        count: number of measurements.
     """
 
     part: str
@@ -65,7 +65,7 @@ def least_relative_error(rows: np.ndarray, times_s: np.ndarray) -> np.ndarray:
     """The x >= 0 of the module's docstring.
 
     Args:
-        rows: a_i, one row a measurement, one column an unknown.
+        rows: a_i, one row per measurement, one column per unknown.
         times_s: t_i, positive.
 
     Tries every subset of the unknowns with the others at zero, since there are few.

@@ -1,13 +1,13 @@
-"""The profile of this machine for a number of ranks: the one that was saved, or a quick one measured now and saved.
+"""The saved profile of this machine for a number of ranks, or a quick one measured now and saved.
 
-A profile fits if it is of this machine, this backend and this number of ranks: the more ranks talk, the longer a
-message takes. (Ranks that share GPUs are predicted with the profile of one rank per GPU.) One that an older version
-measured on a CPU, without `Cluster.shared_cores`, does not fit. Two places are looked at: that of `lab calibrate`, and
-one beside it for each backend and each count:
+A profile fits if it is of this machine, this backend and this number of ranks: a message takes longer the more ranks
+communicate. (Ranks that share GPUs are predicted with the profile of one rank per GPU.) A profile of a CPU from an
+older version, without `Cluster.shared_cores`, does not fit. Two paths are checked: the path of `lab calibrate`, and one
+next to it for each backend and each count:
 
     this-machine.toml    this-machine-gloo-2.toml
 
-A new profile goes to the first of them that is free, else to the second: what `lab calibrate` wrote stays.
+A new profile goes to the first path if it is free, otherwise to the second: the output of `lab calibrate` is kept.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _WIDTH = 76  # a line of text in a notebook
 
 @checked
 def this_machine(ranks: int = 4, backend: str = "gloo", progress: Progress | None = None) -> Cluster:
-    """This machine as a cluster to predict for: measured in half a minute the first time, and then read from its file.
+    """This machine as a cluster for predictions: measured in half a minute the first time, and then read from its file.
 
     Args:
-        ranks: how many processes will be busy at once, at least 2 on "gloo".
+        ranks: number of processes that will be busy at once, at least 2 on "gloo".
         backend: "gloo" (processes on this CPU) or "nccl" (GPUs).
-        progress: as for `calibrate`; None: a line of text that is written over, and says at the end where to look.
+        progress: as for `calibrate`; None: a line of text that is overwritten, and ends with the file's path.
 
     Raises:
         ValueError, LaunchError: as `calibrate`.
@@ -58,15 +58,15 @@ def _places(ranks: int, backend: str) -> tuple[Path, Path]:
 
 
 def _fitting(path: Path, ranks: int, backend: str) -> Cluster | None:
-    """The profile in this file; None if there is none, it cannot be read, or it is of something else."""
-    from lablib.calibration.machine import machine_text  # here: `import lablib` does without torch
+    """The profile in this file; None if there is none, it cannot be read, or it is of another kind."""
+    from lablib.calibration.machine import machine_text  # here: `import lablib` does not import torch
 
     try:
         cluster = load_cluster(path)
         wanted = {"ranks": str(ranks), "backend": backend, "machine": machine_text(backend == "nccl")}
     except ValueError:
         return None
-    # Before cores were shared by the simulator the figures of a CPU were those of ranks that shared them, now and then.
+    # Before the simulator shared cores, figures of a CPU were measured on ranks that shared them in part.
     is_current = backend != "gloo" or cluster.shared_cores > 0
     return cluster if is_current and wanted.items() <= cluster.profile.items() else None
 
@@ -75,13 +75,13 @@ def _save(cluster: Cluster, path: Path) -> bool:
     """Write the profile in one step, so that no other lab reads half of it. False if nothing can be written there."""
     try:
         save_cluster(cluster, path)
-    except (OSError, ValueError):  # also figures so odd that `load_cluster` would question them
+    except (OSError, ValueError):  # also implausible figures, which `load_cluster` would refuse
         return False
     return True
 
 
 class _Line:
-    """One line of text that is written over: what is measured now, and how far it is."""
+    """One line of text that is overwritten: the present measurement, and its progress."""
 
     def __init__(self, ranks: int, backend: str):
         self.what = f"Measuring this machine, {plural(ranks, 'ranks')} on {backend}"

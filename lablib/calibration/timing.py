@@ -1,19 +1,19 @@
-"""What each rank runs to measure: blocks of calls that all ranks make at the same time.
+"""Timing on each rank: blocks of calls that all ranks make at the same time.
 
 Compute. A case is called n times in a row, with n chosen so that a block takes about `block_s`; all ranks begin a block
-together, and so share caches and memory as they do in a program. One block's figure is its time over n. More ranks than
-cores would share these as well, now and then: a block of some milliseconds is about as long as a turn on the core, so
-some blocks would be shared and some not. So only as many compute as have a core, and the others wait, asleep.
+together, and so share caches and memory as in a program. One block's figure is its time over n. With more ranks than
+cores, blocks would share a core at random: a block of some milliseconds is about as long as a turn on the core. So at
+most one rank per core computes, and the others sleep.
 
-Communication. Each call is timed by itself, after a barrier and some work, by the clock that all processes of a
+Communication. Each call is timed separately, after a barrier and some work, by the clock that all processes of a
 machine share:
 
-    seconds = last rank's end - last rank's start        the model's own definition of a collective's time
+    seconds = last rank's end - last rank's start        the model's definition of a collective's time
 
 The work is a product or two, `WORK_S` long, as between two calls of a program: it leaves the library's threads asleep
-and their data out of the caches. Right after another call one is done in a third of the time.
+and their data out of the caches. Right after another call one takes a third of the time.
 
-That is for CPUs. On GPUs a clock of the host counts launch and synchronization too; there kernel_times.py measures.
+This applies to CPUs. On GPUs a host clock also counts launch and synchronization; there kernel_times.py measures.
 """
 
 import time
@@ -33,9 +33,9 @@ Stamps = list[tuple[int, int]]  # (start, end) of each call in nanoseconds of th
 def time_cases(
     cases: Sequence[BenchmarkCase], block_s: float, blocks: int, busy_ranks: int | None = None
 ) -> list[list[float]]:
-    """Seconds a call, block by block, for each case. Every rank of the default group calls this.
+    """Seconds per call, block by block, for each case. Every rank of the default group calls this.
 
-    Of them the first `busy_ranks` (None: all) compute; the others have no seconds.
+    The first `busy_ranks` (None: all) of them compute; the others have no seconds.
     """
     busy_ranks = dist.get_world_size() if busy_ranks is None else busy_ranks
     return [_time_case(case, block_s, blocks, busy_ranks) for case in cases]
@@ -49,7 +49,7 @@ def _time_case(case: BenchmarkCase, block_s: float, blocks: int, busy_ranks: int
         once_s = agree(block_seconds(program, 1, device, warm_up=1) if is_busy else 0.0, device, busy_ranks)
         calls = num_calls(once_s, block_s)
         found = []
-        for _ in range(blocks if once_s < 2 * block_s else 1):  # what is slow anyway need not be repeated
+        for _ in range(blocks if once_s < 2 * block_s else 1):  # slow cases need no repeats
             dist.barrier()
             if is_busy:
                 found.append(block_seconds(program, calls, device) / calls)
@@ -57,12 +57,12 @@ def _time_case(case: BenchmarkCase, block_s: float, blocks: int, busy_ranks: int
 
 
 def num_calls(once_s: float, block_s: float) -> int:
-    """How many calls make a block, where one takes `once_s`."""
+    """Number of calls in a block, if one takes `once_s`."""
     return max(1, int(block_s / once_s))
 
 
 def block_seconds(program: Callable[[], Any], calls: int, device: torch.device, warm_up: int = 0) -> float:
-    """Seconds of a block of calls by the clock, after some that do not count."""
+    """Seconds of a block of calls by the clock, after `warm_up` calls that do not count."""
     for _ in range(warm_up):
         program()
     finish(device)
@@ -76,7 +76,7 @@ def block_seconds(program: Callable[[], Any], calls: int, device: torch.device, 
 def agree(seconds: float, device: torch.device, ranks: int | None = None) -> float:
     """The mean over ranks: all must make the same number of calls, or some would run alone at the end.
 
-    `ranks`: over how many, where the others give 0; None: all.
+    `ranks`: number of ranks with seconds, where the others give 0; None: all.
     """
     total = torch.tensor([seconds], device=device)
     dist.all_reduce(total)
@@ -84,7 +84,7 @@ def agree(seconds: float, device: torch.device, ranks: int | None = None) -> flo
 
 
 def finish(device: torch.device) -> None:
-    """Wait until a GPU has done all that it was asked."""
+    """Wait until a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize()
 
@@ -104,7 +104,7 @@ class MessageCase:
 
 
 def time_messages(cases: Sequence[MessageCase], block_s: float, max_calls: int) -> list[Stamps]:
-    """When each call began and ended on this rank, for each case. Every rank of the default group calls this."""
+    """Start and end of each call on this rank, for each case. Every rank of the default group calls this."""
     return [_time_message(case, block_s, max_calls) for case in cases]
 
 
@@ -129,7 +129,7 @@ def work_program(device: torch.device) -> Callable[[], None]:
 
 
 def stamp(program: Callable[[], Any], device: torch.device, work: Callable[[], None] = lambda: None) -> tuple[int, int]:
-    """When a call began and ended by the clock, after a barrier and some work."""
+    """Start and end of a call by the clock, after a barrier and some work."""
     dist.barrier()
     work()
     finish(device)
@@ -140,7 +140,7 @@ def stamp(program: Callable[[], Any], device: torch.device, work: Callable[[], N
 
 
 def message_program(case: MessageCase, device: torch.device) -> Callable[[], Any]:
-    """What this rank does for one call of a communication."""
+    """This rank's part of one call of a communication."""
     rank, n = dist.get_rank(), dist.get_world_size()
     whole = torch.ones(max(n, case.size_bytes // 4 // n * n), device=device)
     other = torch.ones_like(whole)
