@@ -1,4 +1,4 @@
-"""The `lab` command.
+"""The `lab` command line.
 
 main        the parser, and the subcommands of a few lines
 sim         `lab sim`: a script on a simulated cluster

@@ -1,4 +1,4 @@
-"""`python -m lablib.cli`: the `lab` command where no script of that name is on the path."""
+"""`python -m lablib.cli`: the `lab` command without a script on the path."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`lab calibrate`: measure, write the profile, and say what was found."""
+"""`lab calibrate`: measure this machine, write its profile, and print the figures."""
 
 import sys
 from collections.abc import Iterator
@@ -17,10 +17,10 @@ from lablib.text.units import format_quantity
 
 
 def calibrate_command(backend: str, ranks: int, quick: bool, out: Path | None) -> int:
-    """Measure this machine and write its profile to `out` (None: where `cluster="this-machine"` looks).
+    """Measure this machine and write its profile to `out` (None: the path of `cluster="this-machine"`).
 
     Raises:
-        CourseError: arguments that make no sense.
+        CourseError: invalid arguments.
         CourseFailure: the measurement failed, or the file cannot be written.
     """
     path = profile_path() if out is None else out
@@ -49,7 +49,7 @@ def calibrate_command(backend: str, ranks: int, quick: bool, out: Path | None) -
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """A progress bar on stderr, with what is being measured."""
+    """A progress bar on stderr, with the present measurement."""
     from tqdm import tqdm
 
     with tqdm(total=1, file=sys.stderr, bar_format="{l_bar}{bar}| {elapsed} {desc}", ascii=True) as bar:

@@ -5,18 +5,18 @@
     lab run NN [--backend gloo] ...      a lab from top to bottom, into runs/
     lab run SCRIPT.py --nnodes 2 ...     a script on several nodes, measured into one run
     lab sim SCRIPT [ARGS]                a script written for torchrun, on a simulated cluster
-    lab list, lab progress, lab doctor   what there is, what is done, what works
+    lab list, lab progress, lab doctor   labs, results, checks of the installation
     lab build [--check] [NN ...]         notebooks from masters
     lab export --students FOLDER         the course without solutions, to hand out
-    lab regrade FOLDER                   grades of earlier submissions with the checks of today
-    lab new NN NAME                      a folder for a lab of one's own
-    lab prove NN [EXERCISE]              what its checks accept and reject
+    lab regrade FOLDER                   grades of earlier submissions with the current checks
+    lab new NN NAME                      a folder for a new lab
+    lab prove NN [EXERCISE]              test its checks with right and wrong answers
     lab calibrate [--ranks N] ...        measure this machine, for predictions that hold here
     lab plan --model M --cluster C ...   the best plans for a model on a cluster
-    lab validate [FILE.jsonl] ...        how far off the planner is, on published runs
+    lab validate [FILE.jsonl] ...        errors of the planner on published runs
 
-Exit code 0: done. 1: tried and failed. 2: what was asked for makes no sense, and nothing was done. Whatever goes wrong,
-the user gets one sentence. Each command imports what it needs when it runs: `lab --help` must not wait for torch.
+Exit code 0: done. 1: tried and failed. 2: invalid request, nothing was done. Every error is one sentence. Each command
+imports its modules when it runs: `lab --help` must not wait for torch.
 """
 
 import argparse
@@ -60,12 +60,12 @@ def _run(words: list[str]) -> int:
         return 0
     if not words[0].startswith("-") and words[0] not in COMMANDS:
         raise CourseError(str(unknown_name("command", words[0], list(COMMANDS))))
-    # JupyterLab's own arguments are not ours to parse: everything after `open [NN]` goes to it as it stands.
+    # Everything after `open [NN]` is passed to JupyterLab unchanged.
     passed_on: list[str] = []
     if words[0] == "open" and not {"-h", "--help"} & set(words):
         split = 2 if len(words) > 1 and not words[1].startswith("-") else 1
         words, passed_on = words[:split], words[split:]
-    if words[0] == "run" and "--" in words:  # what a script on several nodes is given
+    if words[0] == "run" and "--" in words:  # arguments of a script on several nodes
         split = words.index("--")
         words, passed_on = words[:split], words[split + 1 :]
     options = parser.parse_args(words)
@@ -140,7 +140,7 @@ def _update(options: argparse.Namespace) -> int:
     for lab in [find_lab(text, folder) for text in options.labs] or find_labs(folder):
         try:
             print("\n".join(update(lab)))
-        except CourseError as error:  # a copy that is damaged is no reason not to update the others
+        except CourseError as error:  # a damaged copy must not prevent updating the others
             print(f"lab: {error}", file=sys.stderr)
             failed = True
     return 1 if failed else 0

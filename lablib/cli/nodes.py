@@ -4,8 +4,8 @@
     lab run train.py --nnodes 2 --master 10.0.0.1:29500 --node 0 -- --steps 9 on the first of two machines
     lab run train.py --nnodes 2 --master 10.0.0.1:29500 --node 1 -- --steps 9 on the second
 
-It prints the command of each node, and starts those that are to run here: all of them without --master, else that of
---node. On the first node the run is left as run.json, to be read with `Run.load`.
+It prints the command of each node, and starts this machine's: all without --master, otherwise the one of --node.
+The first node writes the run to run.json, for `Run.load`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MAX_NODES = 1024
 
 @dataclass(frozen=True)
 class Nodes:
-    """What to run, and where.
+    """A script, its arguments, and its nodes.
 
     Attributes:
         script, arguments: as after `python`.
-        nodes, ranks: how many; each node has as many ranks as another.
-        host, port: where the first node's store is.
-        node: the one that this machine is; None: all of them.
-        out: the file in which the run is left.
+        nodes, ranks: numbers of nodes and ranks; all nodes have equally many ranks.
+        host, port: address of the first node's store.
+        node: the number of this machine; None: all nodes.
+        out: output file for the run.
     """
 
     script: str
@@ -50,7 +50,7 @@ class Nodes:
     out: Path
 
     def command(self, node: int) -> list[str]:
-        """What starts the ranks of a node; `torchrun` is a name for its first three words."""
+        """The command that starts the ranks of a node; `torchrun` is a name for its first three words."""
         options = {
             "--nnodes": self.nodes,
             "--nproc-per-node": self.ranks // self.nodes,
@@ -63,7 +63,7 @@ class Nodes:
         return [sys.executable, "-m", "torch.distributed.run", *words, *program]
 
     def environment(self, node: int) -> dict[str, str]:
-        """Of the command on this machine. Where all nodes are here they share its GPUs, and talk over loopback."""
+        """Environment of the command on this machine. If all nodes are here they share its GPUs, and use loopback."""
         environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(_import_path())}
         if self.node is None:
             interface = "lo0" if sys.platform == "darwin" else "lo"
@@ -76,10 +76,10 @@ class Nodes:
 
 
 def run_on_nodes(options: argparse.Namespace) -> int:
-    """Print the commands, start those of this machine, and wait for them.
+    """Print the commands, start this machine's, and wait for them.
 
     Raises:
-        CourseError: an option breaks its rule.
+        CourseError: an invalid option.
         CourseFailure: a node failed.
     """
     nodes = checked(options)
@@ -99,10 +99,10 @@ def run_on_nodes(options: argparse.Namespace) -> int:
 
 
 def checked(options: argparse.Namespace) -> Nodes:
-    """The options as they can be run.
+    """Check the options.
 
     Raises:
-        CourseError: one breaks its rule; nothing has started.
+        CourseError: an invalid option; nothing has started.
     """
     script = Path(options.lab)
     if script.suffix != ".py" or not script.is_file():
@@ -127,9 +127,9 @@ def checked(options: argparse.Namespace) -> Nodes:
 
 
 def _ranks(options: argparse.Namespace) -> int:
-    """How many ranks there are in all: by default one a GPU, else two a node."""
+    """Total number of ranks: by default one per GPU, or two per node without GPUs."""
     gpus = len(_gpus())
-    # GPUs of this machine are those of one node, or of all where all are here.
+    # This machine's GPUs belong to one node, or to all if all are here.
     default = (gpus * options.nnodes if options.master else gpus) or 2 * options.nnodes
     try:
         ranks = default if options.ranks is None else int(options.ranks)
@@ -155,7 +155,7 @@ def _ranks(options: argparse.Namespace) -> int:
 
 
 def _master(options: argparse.Namespace) -> tuple[str, int]:
-    """Where the first node's store is: on loopback where all nodes are here."""
+    """Address of the first node's store: loopback if all nodes are here."""
     if options.master is None:
         if options.node is not None:
             raise CourseError(f"--node {options.node} needs --master HOST:PORT, an address of node 0 on every machine")
@@ -174,7 +174,7 @@ def _master(options: argparse.Namespace) -> tuple[str, int]:
 
 
 def _gpus() -> list[str]:
-    """The GPUs that programs may use here, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs of this process, as CUDA_VISIBLE_DEVICES names them."""
     import torch
 
     count = torch.cuda.device_count()
@@ -183,12 +183,12 @@ def _gpus() -> list[str]:
 
 
 def _import_path() -> list[str]:
-    """Where the ranks find lablib, wherever the command was called."""
+    """The path where the ranks find lablib, from any current directory."""
     return [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
 def _wait(processes: list[subprocess.Popen]) -> list[int]:
-    """Their exit codes. When one fails, or the user interrupts, the others are ended: they would wait for it."""
+    """Exit codes. When one fails, or the user interrupts, the others are ended: they would wait for it."""
     left = list(processes)
     try:
         while left:
@@ -207,7 +207,7 @@ def _wait(processes: list[subprocess.Popen]) -> list[int]:
 
 
 def _ended(process: subprocess.Popen, patience_s: float = 30.0) -> int:
-    """Its exit code; it is asked to end, so that torchrun ends its ranks, and ended if it does not."""
+    """Exit code; the process is asked to end, so that torchrun ends its ranks, and killed if it does not."""
     if process.poll() is None:
         process.terminate()
         try:

@@ -1,4 +1,4 @@
-"""`lab plan`: every plan for a model on a cluster, and the best of them as a table."""
+"""`lab plan`: search all plans for a model on a cluster, and print the best ones as a table."""
 
 import argparse
 import json
@@ -22,10 +22,10 @@ _MAX_VALUES = 100_000
 
 
 def plan_command(options: argparse.Namespace) -> int:
-    """Search and print. Returns 1 where nothing fits.
+    """Search and print. Returns 1 if nothing fits.
 
     Raises:
-        CourseError: names nobody knows, numbers that make no sense, values that no plan can have together.
+        CourseError: unknown names, invalid numbers, or values that no plan can combine.
     """
     if options.top < 1:
         raise CourseError(f"--top must be 1 or more: got {options.top}")
@@ -49,7 +49,7 @@ def plan_command(options: argparse.Namespace) -> int:
 
 
 def text(found: SearchResult, top: int) -> str:
-    """The best plans, how many were tried, and why the others are out."""
+    """The best plans, the number of tried ones, and the reasons against the others."""
     lines = []
     if len(found.order):
         best = found.best
@@ -103,7 +103,7 @@ def _row(place: int, each: Prediction) -> tuple[str, ...]:
 
 
 def _memory(each: Prediction) -> str:
-    """Its peak, "tight" where that is above 95% of the memory of the GPU."""
+    """Peak memory, with "tight" above 95% of the GPU's memory."""
     return format_quantity(each.peak_memory_bytes, "B") + (", tight" if row_of(each)["is_tight"] else "")
 
 
@@ -112,7 +112,7 @@ def _brief(each: Prediction) -> str:
 
 
 def to_json(found: SearchResult, top: int) -> dict[str, Any]:
-    """The form for programs: seconds and bytes."""
+    """JSON form: seconds and bytes."""
     kinds = found.rejected.examples()
     nearest = found.nearest
     return {
@@ -129,7 +129,7 @@ def to_json(found: SearchResult, top: int) -> dict[str, Any]:
 
 
 def _settled(inputs: dict[str, Any], found: SearchResult) -> dict[str, Any]:
-    """The inputs as keyword arguments of `search`, with the sequence length where it was left out."""
+    """The inputs as keyword arguments of `search`, with the default sequence length filled in."""
     return inputs | {"seq_len": int(found.plans.numbers["seq_len"][0])}
 
 
@@ -154,7 +154,7 @@ def _whole(name: str, text: str | None) -> Sequence[int] | None:
 
 
 class _Bar:
-    """A progress bar on stderr, where it takes long."""
+    """A progress bar on stderr, for long searches."""
 
     def __init__(self) -> None:
         self._bar: Any = None

@@ -1,8 +1,8 @@
-"""`lab sim`: run a script on the simulator from the command line, show how far it has come, and write its report.
+"""`lab sim`: run a script on the simulator, show its progress, and write its report.
 
     lab sim --ranks 8 --cluster dgx-h100 train.py --steps 10
 
-Exit codes: 0 the script ran to its end; 1 it failed; 2 what was asked for makes no sense, and nothing ran.
+Exit codes: 0 the script ran to its end; 1 it failed; 2 the request was invalid, and nothing ran.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from lablib.text.units import format_quantity
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Run `options.script` as the options say.
+    """Run `options.script` with the options.
 
     Raises:
-        CourseError: an option breaks its rule.
+        CourseError: an invalid option.
         CourseFailure: the script failed, or the report cannot be written.
     """
     if options.timeout is not None and not options.timeout > 0:
@@ -58,7 +58,7 @@ def simulate(options: argparse.Namespace) -> int:
 
 
 def _failure(script: Script, error: LaunchError, folder: Path) -> str:
-    """The error with where the ranks' output is; a traceback, if there is one, begins in the script."""
+    """The error with the path of the ranks' output; a traceback, if there is one, begins in the script."""
     text = str(error)
     if isinstance(error, RankError) and error.rank_traceback:
         text = f"rank {error.rank} of {script.path.name} failed.\n{error.rank_traceback.rstrip()}"
@@ -72,7 +72,7 @@ def _failure(script: Script, error: LaunchError, folder: Path) -> str:
 
 @contextmanager
 def progress(script: Script, terminal: TextIO, every_s: float = 0.5) -> Iterator[None]:
-    """A line on a terminal that says how far the run has come; nothing where there is no terminal."""
+    """A progress line on a terminal; nothing without a terminal."""
     if not terminal.isatty():
         yield
         return

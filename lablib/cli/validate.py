@@ -1,4 +1,4 @@
-"""`lab validate`: put published runs to the planner, and say how far off it is."""
+"""`lab validate`: compare the planner with published runs, and print its errors."""
 
 import json
 import os
@@ -39,19 +39,19 @@ def validate_command(
     leaves_out: bool = False,
     predictor: Predictor | None = None,
 ) -> int:
-    """Score the rows of `file` (None: the published ones that come with lablib) and print the report.
+    """Score the rows of `file` (None: the published ones of lablib) and print the report.
 
-    Of those that come with lablib, mixtures of experts are a report of their own, as nothing was fitted to them.
+    Of lablib's rows, mixtures of experts have a separate report, as they were not used in any fit.
 
     Arguments:
-        as_json: print the form for programs instead of tables.
-        page: write the report there too, with its picture beside it.
-        readme: a file whose marked section gets the picture and the error; needs `page`.
-        leaves_out: fit the constants without each source in turn, which takes minutes; kept beside the page.
-        predictor: asked instead of the planner.
+        as_json: print JSON instead of tables.
+        page: also write the report there, with its picture next to it.
+        readme: a file with a marked section for the picture and the error; needs `page`.
+        leaves_out: fit the constants without each source in turn, which takes minutes; saved next to the page.
+        predictor: used instead of the planner.
 
     Raises:
-        CourseError: the rows cannot be read or mean something impossible, or the arguments make no sense.
+        CourseError: the rows cannot be read or are impossible, or invalid arguments.
         CourseFailure: a file cannot be written.
     """
     if page is not None and page.suffix != ".md":
@@ -82,7 +82,7 @@ def text(
     held_out: Sequence[HeldOut] = (),
     mixtures: Report | None = None,
 ) -> str:
-    """The report as tables for a terminal; of `rows`, the fields that nobody used are named."""
+    """The report as tables for a terminal; the unused fields of `rows` are named."""
     parts = [table(HEADING, time_lines(report))]
     if report.memory()["rows"]:
         parts.append(table(MEMORY_HEADING, memory_lines(report)))
@@ -106,7 +106,7 @@ def text(
 
 
 def _check_any(rows: Sequence[Row], report: Report) -> None:
-    """A report about no row helps nobody: say what is wrong with the first that was meant to be scored."""
+    """Refuse a report without rows: raise the error of the first row that should be scored."""
     meant = {row.line for row in rows if row.is_scorable}
     reasons = [f"line {one.line}, {one.id}: {one.reason}" for one in report.skipped if one.line in meant]
     if reasons and not report.scored:
@@ -136,14 +136,14 @@ def _leave_out(rows: Sequence[Row]) -> list[HeldOut]:
 
 
 def held_out_path(page: Path) -> Path:
-    """Where the errors of left-out sources are kept for a page."""
+    """Path of the held-out errors of a page."""
     return page.with_name(f"{page.stem}_held_out.json")
 
 
 def _write(
     report: Report, held_out: Sequence[HeldOut], page: Path, readme: Path | None, mixtures: Report | None
 ) -> None:
-    """The page, its picture and what was held out beside it, and the README's section."""
+    """Write the page, its picture and the held-out errors next to it, and the README's section."""
     from lablib.figures.plans.validation_picture import validation_svg
     from lablib.validation.constants import constants
 
