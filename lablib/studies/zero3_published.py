@@ -127,7 +127,7 @@ def _compare(row: PublishedStep) -> Compared:
 
 
 def _by_parameter_s(model: Transformer, ranks: int) -> float:
-    """Seconds of gathering Megatron's tensors, one by one: queries, keys and values are one matrix."""
+    """Seconds of ZeRO-3's collectives for Megatron's tensors one by one; queries, keys and values are one matrix."""
     width, vocab_size = model.d_model, model.vocab_size
     matrices = [out * inner * width**2 for out, inner in ((3, 1), (1, 1), (4, 1), (1, 4))]
     vectors = [out * width for out in (3, 1, 4, 1)] + 4 * [width]

@@ -145,7 +145,7 @@ def smallest_batch(time: Zero3Time, params: float, flops_per_s: float) -> float:
 
     Arguments:
         time: of one step.
-        params: P of the forward pass of a token, above 0.
+        params: P, the active parameters of a token, above 0.
         flops_per_s: F, the achieved rate of a rank, above 0.
     """
     _require("params", params, 7e9)
