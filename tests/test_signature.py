@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.signature import WrongType, _Takes, checked
+from lablib.signature import WrongType, checked
+from lablib.signature.call import _Takes
 
 
 def plain(a: int, b: int = 2, /, c: int = 3, *, d: int, e: int = 5) -> tuple[int, ...]:

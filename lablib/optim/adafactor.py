@@ -21,6 +21,7 @@ dimensions are matrices in their last two.
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -28,7 +29,7 @@ from torch.optim.optimizer import ParamsT
 
 from lablib.optim import foreach
 from lablib.optim.base import BatchedOptimizer, Settings, State, count_steps
-from lablib.signature import checked
+from lablib.signature import NonNegative, Range, checked
 
 
 class Adafactor(BatchedOptimizer):
@@ -47,23 +48,16 @@ class Adafactor(BatchedOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-2,
-        beta2_decay: float = -0.8,
-        eps: tuple[float | None, float] = (None, 1e-3),
-        d: float = 1.0,
-        weight_decay: float = 0.0,
+        lr: NonNegative = 1e-2,
+        beta2_decay: Annotated[float, Range(gt=-math.inf, le=0)] = -0.8,
+        eps: tuple[NonNegative | None, NonNegative] = (None, 1e-3),
+        d: Annotated[float, Range(ge=1)] = 1.0,
+        weight_decay: NonNegative = 0.0,
         *,
         check_finite: bool = False,
     ):
         settings = {"lr": lr, "beta2_decay": beta2_decay, "eps": eps, "d": d, "weight_decay": weight_decay}
         super().__init__(params, **settings, check_finite=check_finite)
-
-    def check_group(self, group: Settings) -> None:
-        super().check_group(group)
-        if not -math.inf < group["beta2_decay"] <= 0:
-            raise ValueError(f"beta2_decay must be 0 or less, and finite: got {group['beta2_decay']}; try -0.8.")
-        if not group["d"] >= 1:
-            raise ValueError(f"d must be at least 1: got {group['d']}; try 1.0.")
 
     def new_state(self, param: Tensor, group: Settings) -> State:
         if param.ndim < 2:

@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lablib.optim.adamw import AdamW
-from lablib.optim.base import Settings, State, split
+from lablib.optim.base import Betas, Settings, State, split
 from lablib.optim.blockwise import Blocks, blocks, dequantize, num_blocks, quantize
-from lablib.signature import checked
+from lablib.signature import Count, NonNegative, NonNegativeInt, checked
 
 
 class Adam8bit(AdamW):
@@ -40,22 +40,17 @@ class Adam8bit(AdamW):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
+        lr: NonNegative = 1e-3,
+        betas: Betas = (0.9, 0.999),
+        eps: NonNegative = 1e-8,
+        weight_decay: NonNegative = 1e-2,
         *,
-        block_size: int = 256,
-        min_8bit_size: int = 4096,
+        block_size: Count = 256,
+        min_8bit_size: NonNegativeInt = 4096,
         check_finite: bool = False,
     ):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "check_finite": check_finite}
         super(AdamW, self).__init__(params, **settings, block_size=block_size, min_8bit_size=min_8bit_size)
-
-    def check_group(self, group: Settings) -> None:
-        super().check_group(group)
-        if group["block_size"] < 1:
-            raise ValueError(f"block_size must be at least 1: got {group['block_size']}; try 256.")
 
     def new_state(self, param: Tensor, group: Settings) -> State:
         if param.numel() < group["min_8bit_size"]:

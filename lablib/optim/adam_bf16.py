@@ -27,8 +27,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lablib.optim.adamw import AdamW
-from lablib.optim.base import Settings, State
-from lablib.signature import checked
+from lablib.optim.base import Betas, Settings, State
+from lablib.signature import NonNegative, checked
 
 
 class AdamBF16(AdamW):
@@ -45,10 +45,10 @@ class AdamBF16(AdamW):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
+        lr: NonNegative = 1e-3,
+        betas: Betas = (0.9, 0.999),
+        eps: NonNegative = 1e-8,
+        weight_decay: NonNegative = 1e-2,
         *,
         generator: torch.Generator | None = None,
         check_finite: bool = False,

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lablib.optim import foreach
-from lablib.optim.base import BatchedOptimizer, Settings, State, count_steps
-from lablib.signature import checked
+from lablib.optim.base import BatchedOptimizer, Betas, Settings, State, count_steps
+from lablib.signature import NonNegative, checked
 
 
 class AdamW(BatchedOptimizer):
@@ -43,10 +43,10 @@ class AdamW(BatchedOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
+        lr: NonNegative = 1e-3,
+        betas: Betas = (0.9, 0.999),
+        eps: NonNegative = 1e-8,
+        weight_decay: NonNegative = 1e-2,
         *,
         check_finite: bool = False,
     ):

@@ -22,8 +22,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lablib.optim.checks import Settings, State, check_gradient, check_saved_settings, check_settings, check_state
-from lablib.signature import check_types, hints_of
+from lablib.optim.checks import Settings, State, check_gradient, check_saved_settings, check_state
+from lablib.signature import FractionBelow1, check_arguments
+
+Betas = tuple[FractionBelow1, FractionBelow1]
 
 
 class BatchedOptimizer(torch.optim.Optimizer):
@@ -46,8 +48,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def check_group(self, group: Settings) -> None:
-        """Raise ValueError at a setting that cannot be."""
-        check_settings(group)
+        """Raise ValueError at settings or parameters that do not fit together."""
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -82,13 +83,12 @@ class BatchedOptimizer(torch.optim.Optimizer):
         return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
     def add_param_group(self, param_group: Settings) -> None:
-        """As torch's; the settings are held to the types of the signature, and checked."""
+        """As torch's; the settings are held to the types and bounds of the signature."""
         super().add_param_group(param_group)
         try:
-            hints, group = hints_of(type(self).__init__), self.param_groups[-1]
-            named = ((name, value, hints[name]) for name, value in group.items() if name != "params" and name in hints)
-            check_types(type(self).__name__, named)
-            self.check_group(group)
+            group = {name: value for name, value in self.param_groups[-1].items() if name != "params"}
+            check_arguments(type(self).__name__, type(self).__init__, group)
+            self.check_group(self.param_groups[-1])
         except ValueError:
             self.param_groups.pop()
             raise

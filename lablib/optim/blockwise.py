@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Float, Float32, UInt8
 from torch import Tensor
 
-from lablib.signature import checked
+from lablib.signature import Count, checked
 
 
 @checked
@@ -60,14 +60,8 @@ class Blocks:
 
 
 @checked
-def blocks(is_signed: bool, size: int, device: torch.device | None = None) -> Blocks:
-    """Blocks of `size` numbers with the values of `codebook`.
-
-    Raises:
-        ValueError: blocks of no number.
-    """
-    if size < 1:
-        raise ValueError(f"block_size must be at least 1: got {size}; try 256.")
+def blocks(is_signed: bool, size: Count, device: torch.device | None = None) -> Blocks:
+    """Blocks of `size` numbers with the values of `codebook`."""
     values = codebook(is_signed).to(device)
     halves = torch.arange(1 << 16, dtype=torch.int32, device=device).to(torch.int16).view(torch.float16)
     nearest = torch.bucketize(halves.float(), (values[:-1] + values[1:]) / 2, out_int32=True)

@@ -1,32 +1,11 @@
-"""What an optimizer is given, checked: settings of a group, gradients, a state to load. One error for each."""
+"""Checks of an optimizer's gradients, and of a state to load."""
 
-import math
 from typing import Any
 
 from torch import Tensor
 
 Settings = dict[str, Any]
 State = dict[str, Any]
-
-_AT_LEAST_0 = ("lr", "eps", "weight_decay")
-_SIZES = ("min_8bit_size", "max_precond_dim")
-_BELOW_1 = ("betas", "momentum")
-
-
-def check_settings(group: Settings) -> None:
-    """Raise ValueError at NaN in any setting, and at a rate, an epsilon, a decay, a beta or a size that cannot be."""
-    for name in (name for name in _SIZES if name in group and group[name] < 0):
-        raise ValueError(f"{name} must be 0 or more: got {group[name]}; leave it out for the default.")
-    for name in (name for name in _AT_LEAST_0 if name in group):
-        values = group[name] if isinstance(group[name], tuple | list) else (group[name],)
-        if not all(value is None or 0 <= value < float("inf") for value in values):
-            raise ValueError(f"{name} must be 0 or more, and finite: got {group[name]}; try 0.001.")
-    for name in (name for name in _BELOW_1 if name in group):
-        values = group[name] if name == "betas" else (group[name],)
-        if not all(0 <= value < 1 for value in values):
-            raise ValueError(f"{name} must be at least 0 and below 1: got {group[name]}; try 0.9.")
-    for name in (name for name, value in group.items() if isinstance(value, float) and math.isnan(value)):
-        raise ValueError(f"{name} must be a number: got nan; leave it out for the default.")
 
 
 def check_gradient(grad: Tensor, name: str, optimizer: str, is_finite: bool) -> None:

@@ -21,6 +21,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from lablib.optim.base import Betas
 from lablib.optim.blockwise import outlier_errors
 from lablib.optim.lion import Lion, expected_sign
 from lablib.optim.newton_schulz import singular_values_after
@@ -41,7 +42,7 @@ def singular_values(
 @checked
 def mean_steps(
     signal_to_noise: Sequence[float],
-    betas: tuple[float, float] = (0.9, 0.99),
+    betas: Betas = (0.9, 0.99),
     num_numbers: int = 4000,
     num_steps: int = 800,
 ) -> tuple[list[float], dict[str, list[float]], dict[str, list[float]]]:

@@ -24,9 +24,9 @@ from torch.optim.optimizer import ParamsT
 
 from lablib.optim import foreach
 from lablib.optim.adamw import AdamW, adam_directions, new_moments
-from lablib.optim.base import Settings, State, split
+from lablib.optim.base import Betas, Settings, State, split
 from lablib.optim.projection import project, project_back, strongest_directions
-from lablib.signature import checked
+from lablib.signature import Count, NonNegative, checked
 
 
 class GaLore(AdamW):
@@ -43,14 +43,14 @@ class GaLore(AdamW):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-2,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        lr: NonNegative = 1e-2,
+        betas: Betas = (0.9, 0.999),
+        eps: NonNegative = 1e-8,
+        weight_decay: NonNegative = 0.0,
         *,
-        rank: int | None = 128,
-        update_proj_gap: int = 200,
-        scale: float = 0.25,
+        rank: Count | None = 128,
+        update_proj_gap: Count = 200,
+        scale: NonNegative = 0.25,
         check_finite: bool = False,
     ):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "check_finite": check_finite}
@@ -58,7 +58,6 @@ class GaLore(AdamW):
         super(AdamW, self).__init__(params, **settings, **projection)
 
     def check_group(self, group: Settings) -> None:
-        super().check_group(group)
         check_projection(group)
 
     def new_state(self, param: Tensor, group: Settings) -> State:
@@ -90,12 +89,7 @@ def is_projected(param: Tensor, group: Settings) -> bool:
 
 
 def check_projection(group: Settings) -> None:
-    """Raise ValueError at a rank, gap or scale that cannot be."""
-    for name in ("rank", "update_proj_gap"):
-        if group[name] is not None and group[name] < 1:
-            raise ValueError(f"{name} must be at least 1: got {group[name]}; try 128.")
-    if not 0 <= group["scale"] < float("inf"):
-        raise ValueError(f"scale must be 0 or more, and finite: got {group['scale']}; try 0.25.")
+    """Raise ValueError at a rank above the smaller side of a matrix."""
     for shape in (tuple(param.shape) for param in group["params"] if is_projected(param, group)):
         if group["rank"] > min(shape):
             raise ValueError(

@@ -23,8 +23,8 @@ from torch.optim.optimizer import ParamsT
 
 from lablib.optim import foreach
 from lablib.optim.adamw import adam_directions, new_moments
-from lablib.optim.base import BatchedOptimizer, Settings, State
-from lablib.signature import checked
+from lablib.optim.base import BatchedOptimizer, Betas, Settings, State
+from lablib.signature import NonNegative, checked
 
 
 class LAMB(BatchedOptimizer):
@@ -42,10 +42,10 @@ class LAMB(BatchedOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
+        lr: NonNegative = 1e-3,
+        betas: Betas = (0.9, 0.999),
+        eps: NonNegative = 1e-6,
+        weight_decay: NonNegative = 0.01,
         *,
         check_finite: bool = False,
     ):

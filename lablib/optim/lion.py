@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lablib.optim import foreach
-from lablib.optim.base import BatchedOptimizer, Settings, State
-from lablib.signature import checked
+from lablib.optim.base import BatchedOptimizer, Betas, Settings, State
+from lablib.signature import NonNegative, checked
 
 
 class Lion(BatchedOptimizer):
@@ -44,9 +44,9 @@ class Lion(BatchedOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.99),
-        weight_decay: float = 0.0,
+        lr: NonNegative = 1e-4,
+        betas: Betas = (0.9, 0.99),
+        weight_decay: NonNegative = 0.0,
         *,
         check_finite: bool = False,
     ):
@@ -67,7 +67,7 @@ class Lion(BatchedOptimizer):
 
 
 @checked
-def expected_sign(signal_to_noise: float, betas: tuple[float, float] = (0.9, 0.99)) -> float:
+def expected_sign(signal_to_noise: float, betas: Betas = (0.9, 0.99)) -> float:
     """E[sign(u)], the mean step over lr, where gradients have mean mu and normal noise of deviation sigma.
 
     Arguments:

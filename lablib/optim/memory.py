@@ -21,16 +21,16 @@ Source: the heads of the files of these names.
 
 import math
 from collections.abc import Sequence
+from typing import Annotated
 
-from lablib.errors import unknown_name
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 
 OPTIMIZERS = tuple("adamw adafactor lamb lion sophia muon soap adam8bit adam_bf16 galore q_galore".split())
 
 
 @checked
 def state_bytes(
-    optimizer: str,
+    optimizer: Annotated[str, OneOf(OPTIMIZERS)],
     shape: Sequence[int],
     *,
     itemsize: int = 4,
@@ -46,12 +46,7 @@ def state_bytes(
         shape: of the parameter.
         itemsize: bytes of one of its numbers.
         rank, block_size, min_8bit_size, max_precond_dim: as of the optimizers that have them.
-
-    Raises:
-        ValueError: nobody knows the optimizer.
     """
-    if optimizer not in OPTIMIZERS:
-        raise unknown_name("optimizer", optimizer, list(OPTIMIZERS))
     numel, full = math.prod(shape), itemsize * math.prod(shape)
     if optimizer in ("galore", "q_galore") and rank is not None and len(shape) == 2:
         low, axes = rank * max(shape), rank * min(shape)

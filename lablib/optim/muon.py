@@ -19,6 +19,7 @@ BF16; eps bounds the norm from below, where the author's code adds it.
 """
 
 import math
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -27,7 +28,7 @@ from torch.optim.optimizer import ParamsT
 from lablib.optim import foreach
 from lablib.optim.base import BatchedOptimizer, Settings, State
 from lablib.optim.newton_schulz import COEFFICIENTS, newton_schulz
-from lablib.signature import checked
+from lablib.signature import FractionBelow1, NonNegative, OneOf, Range, checked
 
 SCALES = {
     "original": lambda rows, columns: math.sqrt(max(1, rows / columns)),
@@ -52,14 +53,14 @@ class Muon(BatchedOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-3,
-        weight_decay: float = 0.1,
-        momentum: float = 0.95,
+        lr: NonNegative = 1e-3,
+        weight_decay: NonNegative = 0.1,
+        momentum: FractionBelow1 = 0.95,
         nesterov: bool = True,
         ns_coefficients: tuple[float, float, float] = COEFFICIENTS,
-        eps: float = 1e-7,
-        ns_steps: int = 5,
-        adjust_lr_fn: str = "original",
+        eps: NonNegative = 1e-7,
+        ns_steps: Annotated[int, Range(ge=0, le=99)] = 5,
+        adjust_lr_fn: Annotated[str, OneOf(SCALES)] = "original",
         *,
         check_finite: bool = False,
     ):
@@ -68,11 +69,6 @@ class Muon(BatchedOptimizer):
         super().__init__(params, **settings, **newton_schulz, check_finite=check_finite)
 
     def check_group(self, group: Settings) -> None:
-        super().check_group(group)
-        if group["adjust_lr_fn"] not in SCALES:
-            raise ValueError(f"adjust_lr_fn must be one of {', '.join(SCALES)}: got {group['adjust_lr_fn']!r}.")
-        if not 0 <= group["ns_steps"] < 100:
-            raise ValueError(f"ns_steps must be 0 to 99: got {group['ns_steps']}; try 5.")
         for shape in (tuple(param.shape) for param in group["params"] if param.ndim != 2):
             raise ValueError(f"Muon takes matrices: got a parameter of shape {shape}; give it to AdamW.")
 

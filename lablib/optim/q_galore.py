@@ -26,12 +26,12 @@ from torch.optim.optimizer import ParamsT
 
 from lablib.optim.adam8bit import Adam8bit, new_mean, update_means_8bit
 from lablib.optim.adamw import AdamW
-from lablib.optim.base import Settings, State, split
+from lablib.optim.base import Betas, Settings, State, split
 from lablib.optim.blockwise import blocks
 from lablib.optim.four_bits import dequantize_4bit, quantize_4bit
 from lablib.optim.galore import check_projection, is_projected
 from lablib.optim.projection import project, project_back, strongest_directions
-from lablib.signature import checked
+from lablib.signature import Count, Finite, NonNegative, NonNegativeInt, checked
 
 
 class QGaLore(Adam8bit):
@@ -48,19 +48,19 @@ class QGaLore(Adam8bit):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-2,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        lr: NonNegative = 1e-2,
+        betas: Betas = (0.9, 0.999),
+        eps: NonNegative = 1e-8,
+        weight_decay: NonNegative = 0.0,
         *,
-        rank: int | None = 128,
-        update_proj_gap: int = 200,
-        scale: float = 0.25,
-        cos_threshold: float = 0.4,
-        queue_size: int = 5,
-        gamma_proj: int = 2,
-        block_size: int = 256,
-        min_8bit_size: int = 4096,
+        rank: Count | None = 128,
+        update_proj_gap: Count = 200,
+        scale: NonNegative = 0.25,
+        cos_threshold: Finite = 0.4,
+        queue_size: Count = 5,
+        gamma_proj: Count = 2,
+        block_size: Count = 256,
+        min_8bit_size: NonNegativeInt = 4096,
         check_finite: bool = False,
     ):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "check_finite": check_finite}
@@ -70,11 +70,7 @@ class QGaLore(Adam8bit):
         super(AdamW, self).__init__(params, **settings, **projection, **lazy, **coding)
 
     def check_group(self, group: Settings) -> None:
-        super().check_group(group)
         check_projection(group)
-        for name in ("queue_size", "gamma_proj"):
-            if group[name] < 1:
-                raise ValueError(f"{name} must be at least 1: got {group[name]}; try 2.")
 
     def new_state(self, param: Tensor, group: Settings) -> State:
         if not is_projected(param, group):

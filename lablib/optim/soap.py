@@ -27,8 +27,8 @@ from torch.optim.optimizer import ParamsT
 
 from lablib.optim import foreach
 from lablib.optim.adamw import AdamW, new_moments
-from lablib.optim.base import Settings, State, split
-from lablib.signature import checked
+from lablib.optim.base import Betas, Settings, State, split
+from lablib.signature import Count, NonNegative, NonNegativeInt, checked
 
 
 class SOAP(AdamW):
@@ -44,23 +44,18 @@ class SOAP(AdamW):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 3e-3,
-        betas: tuple[float, float] = (0.95, 0.95),
-        eps: float = 1e-8,
-        weight_decay: float = 0.01,
+        lr: NonNegative = 3e-3,
+        betas: Betas = (0.95, 0.95),
+        eps: NonNegative = 1e-8,
+        weight_decay: NonNegative = 0.01,
         *,
-        precondition_frequency: int = 10,
-        max_precond_dim: int = 10_000,
+        precondition_frequency: Count = 10,
+        max_precond_dim: NonNegativeInt = 10_000,
         check_finite: bool = False,
     ):
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "check_finite": check_finite}
         turns = {"precondition_frequency": precondition_frequency, "max_precond_dim": max_precond_dim}
         super(AdamW, self).__init__(params, **settings, **turns)
-
-    def check_group(self, group: Settings) -> None:
-        super().check_group(group)
-        if (got := group["precondition_frequency"]) < 1:
-            raise ValueError(f"precondition_frequency must be at least 1 step: got {got}; try 10.")
 
     def new_state(self, param: Tensor, group: Settings) -> State:
         state = new_moments(param)

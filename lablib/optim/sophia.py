@@ -22,14 +22,16 @@ Conventions: the authors' code keeps g'^2 without B and multiplies by it in the 
 where the paper takes the larger of it and eps; it updates h after the step, the paper before. Call it where you like.
 """
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from lablib.optim import foreach
-from lablib.optim.base import BatchedOptimizer, Settings, State
-from lablib.signature import checked
+from lablib.optim.base import BatchedOptimizer, Betas, Settings, State
+from lablib.signature import Count, NonNegative, Positive, checked
 
 
 class SophiaG(BatchedOptimizer):
@@ -48,21 +50,16 @@ class SophiaG(BatchedOptimizer):
     def __init__(
         self,
         params: ParamsT,
-        lr: float = 1e-4,
-        betas: tuple[float, float] = (0.96, 0.99),
-        gamma: float = 0.05,
-        eps: float = 1e-12,
-        weight_decay: float = 0.1,
+        lr: NonNegative = 1e-4,
+        betas: Betas = (0.96, 0.99),
+        gamma: Positive = 0.05,
+        eps: NonNegative = 1e-12,
+        weight_decay: NonNegative = 0.1,
         *,
         check_finite: bool = False,
     ):
         settings = {"lr": lr, "betas": betas, "gamma": gamma, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, **settings, check_finite=check_finite)
-
-    def check_group(self, group: Settings) -> None:
-        super().check_group(group)
-        if not 0 < group["gamma"] < float("inf"):
-            raise ValueError(f"gamma must be above 0, and finite: got {group['gamma']}; try 0.05.")
 
     def new_state(self, param: Tensor, group: Settings) -> State:
         return {"exp_avg": torch.zeros_like(param), "hessian": torch.zeros_like(param)}
@@ -82,14 +79,12 @@ class SophiaG(BatchedOptimizer):
 
     @checked
     @torch.no_grad()
-    def update_curvature(self, num_tokens: int) -> None:
+    def update_curvature(self, num_tokens: Annotated[Count, "give the tokens of the sampled loss"]) -> None:
         """Take the gradients of `sampled_label_loss`, a mean over so many tokens, into the estimate.
 
         Raises:
-            RuntimeError, ValueError: fewer than 1 token, or gradients at which `step` would raise; nothing is changed.
+            RuntimeError, ValueError: gradients at which `step` would raise; nothing is changed.
         """
-        if num_tokens < 1:
-            raise ValueError(f"num_tokens must be at least 1: got {num_tokens}; give the tokens of the sampled loss.")
         self.check_gradients()
         for group, _, grads, states in self.batches():
             beta2, hessians = group["betas"][1], [state["hessian"] for state in states]

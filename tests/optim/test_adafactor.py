@@ -52,10 +52,4 @@ def test_each_dtype_has_an_epsilon_of_its_own():
 
 def test_bad_settings():
     params = parameters([(2, 2)])
-    with pytest.raises(ValueError, match="beta2_decay must be 0 or less, and finite: got 0.8; try -0.8"):
-        Adafactor(params, beta2_decay=0.8)
-    with pytest.raises(ValueError, match="d must be at least 1: got 0.5; try 1.0"):
-        Adafactor(params, d=0.5)
-    with pytest.raises(ValueError, match="eps must be 0 or more, and finite: got .*-1.0"):
-        Adafactor(params, eps=(None, -1.0))
     Adafactor(params, beta2_decay=0.0)

@@ -128,10 +128,3 @@ def test_a_quadratic_is_minimized_as_by_adamw():
             optimizer.step()
         ends.append(float((w.detach() - target).square().mean()))
     assert ends[1] < 1e-3 and ends[0] < 1e-3
-
-
-def test_bad_input():
-    with pytest.raises(ValueError, match="block_size must be at least 1: got 0; try 256"):
-        Adam8bit(parameters([(2,)]), block_size=0)
-    with pytest.raises(ValueError, match="block_size must be at least 1: got -1; try 256"):
-        blocks(True, -1)

@@ -1,7 +1,5 @@
 """GaLore: the paper's update, written out; what a projection loses, by singular values."""
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given
@@ -101,10 +99,4 @@ def test_bad_input():
         GaLore(parameters([(8, 8), (4, 6)]), rank=5)
     with pytest.raises(ValueError, match=r"got 8 for one of shape \(9, 7\)"):
         GaLore([{"params": parameters([(8, 8)]), "rank": 8}, {"params": parameters([(9, 7)]), "rank": 8}])
-    for name in ("rank", "update_proj_gap"):
-        settings: dict[str, Any] = {"rank": 1, name: 0}
-        with pytest.raises(ValueError, match=f"{name} must be at least 1: got 0; try 128"):
-            GaLore(parameters([(2, 2)]), **settings)
-    with pytest.raises(ValueError, match="scale must be 0 or more, and finite: got -0.5"):
-        GaLore(parameters([(2, 2)]), rank=1, scale=-0.5)
     GaLore(parameters([(4, 6)]), rank=4)

@@ -134,11 +134,6 @@ def test_galore_has_one_matrix_back_in_full_or_the_vectors_of_one(name, rows, co
     assert 4 * most <= temporary <= max(4 * most + 48 * low + tables, 6 * tables)
 
 
-def test_an_unknown_optimizer():
-    with pytest.raises(ValueError, match="adamw"):
-        state_bytes("adamv", (2, 2))
-
-
 # ---- in backward ----
 
 

@@ -1,7 +1,6 @@
 """Q-GaLore: four bits, the step from what was kept, and gaps that grow where directions stay."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -122,7 +121,3 @@ def test_vectors_and_groups_without_rank_are_adam_8_bits():
 def test_bad_input():
     with pytest.raises(ValueError, match=r"rank must be at most .* got 5 for one of shape \(4, 6\)"):
         QGaLore(parameters([(4, 6)]), rank=5)
-    for name in ("queue_size", "gamma_proj"):
-        settings: dict[str, Any] = {name: 0}
-        with pytest.raises(ValueError, match=f"{name} must be at least 1: got 0; try 2"):
-            QGaLore(parameters([(4, 6)]), rank=2, **settings)

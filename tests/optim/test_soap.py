@@ -91,8 +91,3 @@ def test_in_rotated_axes_it_makes_the_rotated_step(seed):
         run(make([rotated], lr=0.1), [[u @ g @ v.T for g in grads] for grads in steps])
         ends[make] = float((u @ w.detach() @ v.T - rotated.detach()).abs().max())
     assert ends[SOAP] < 1e-6 < 1e-2 < ends[AdamW]
-
-
-def test_bad_input():
-    with pytest.raises(ValueError, match="precondition_frequency must be at least 1 step: got 0; try 10"):
-        SOAP(parameters([(2, 2)]), precondition_frequency=0)

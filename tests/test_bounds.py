@@ -1,0 +1,206 @@
+"""Every bound in a signature of the techniques is kept: a value outside it is an error that names the argument."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from math import inf, nan, nextafter
+from typing import Annotated, Any, Literal, get_args, get_origin
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lablib.signature import Bound, NonEmpty, OneOf, PowerOfTwo, Range, checked, fits, hints_of, in_words
+from lablib.signature import bounds as aliases
+from lablib.signature.fits import without_bounds
+
+PACKAGES = ("optim",)
+
+
+def is_bounded(hint: Any) -> bool:
+    return without_bounds(hint) != hint
+
+
+def owners() -> Iterator[tuple[str, Any]]:
+    """Functions, methods and records with a bound: the name in a message, and the object."""
+    for package in PACKAGES:
+        root = importlib.import_module(f"lablib.{package}")
+        for module in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
+            for name, one in vars(importlib.import_module(module.name)).items():
+                if name.startswith("_") or getattr(one, "__module__", "") != module.name:
+                    continue
+                methods = vars(one).items() if inspect.isclass(one) else ()
+                found = [(name, one), *((f"{name}.{each}".removesuffix(".__init__"), m) for each, m in methods)]
+                for label, owner in found:
+                    is_record = dataclasses.is_dataclass(owner)
+                    if (is_record or inspect.isfunction(owner)) and any(map(is_bounded, hints_of(owner).values())):
+                        yield label, owner
+
+
+OWNERS = list(owners())
+each_owner = pytest.mark.parametrize("label, owner", OWNERS, ids=[label for label, _ in OWNERS])
+
+
+def bounded_arguments(owner: Any) -> dict[str, Any]:
+    return {name: hint for name, hint in hints_of(owner).items() if is_bounded(hint) and name != "return"}
+
+
+def inside(hint: Any) -> list[Any]:
+    """Values that the annotation takes, those at the ends of its bounds first."""
+    origin, of = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        bounds = [one for one in of[1:] if isinstance(one, Bound)]
+        return [one for one in ends(of[0], bounds[0]) if all(bound.holds(one) for bound in bounds)]
+    if hint in (int, float, bool, str):
+        return [{int: 1, float: 1.0, bool: True, str: "a"}[hint]]
+    if origin is Literal:
+        return [of[0]]
+    if type(None) in of:
+        return [None, *inside(next(one for one in of if one is not type(None)))]
+    if inspect.isclass(origin) and issubclass(origin, tuple) and of[-1] is not Ellipsis:
+        return [tuple(inside(one)[0] for one in of)]
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
+        return [{inside(of[0])[0]: one} for one in inside(of[1])]
+    if origin is not None and of and not issubclass(origin, Callable):
+        return [[one] for one in inside(of[0])]
+    return [Mock(spec=hint)] if inspect.isclass(hint) else [lambda *args: None]
+
+
+def ends(kind: Any, bound: Bound) -> list[Any]:
+    if isinstance(bound, OneOf):
+        return list(bound.choices)
+    if isinstance(bound, NonEmpty):
+        return inside(kind)
+    if isinstance(bound, PowerOfTwo):
+        return [1, 2, np.int64(4), *([bound.le] if bound.le < inf else [1 << 40])]
+    assert isinstance(bound, Range)
+    low = bound.ge if bound.gt is None else nextafter(bound.gt, inf)
+    high = bound.le if bound.lt is None else nextafter(bound.lt, -inf)
+    if kind is int:
+        low, high = max(low, -(2**62)), min(high, 2**62)
+        return [int(low), int(high), np.int64(low)]
+    return [low, high, np.float64(low), *(one for one in (0, 1) if low <= one <= high)]
+
+
+NUMBERS = [nan, inf, -inf, -1, 0, 1, 2, 3, 2**63 - 1, -0.5, 0.5, 1.5, -1e300, 1e300, np.int64(-1), np.float32(nan)]
+OTHERS = [True, False, "1", "", "adamv", None, (), 1j, torch.tensor(1), torch.tensor([0.5]), np.bool_(True), object()]
+ANY_SCALAR = st.one_of(st.integers(-(2**63) + 1, 2**63 - 1), st.floats(), st.sampled_from([*NUMBERS, *OTHERS]))
+
+
+def is_inside(value: Any, hint: Any) -> bool:
+    """As `fits`, of one value, said again in plain comparisons."""
+    origin, of = get_origin(hint), get_args(hint)
+    if origin is not Annotated:
+        return any(is_inside(value, one) for one in of) if type(None) in of else fits(value, hint)
+    if not fits(value, of[0]):
+        return False
+    for bound in of[1:]:
+        if isinstance(bound, Range):
+            above = value >= bound.ge if bound.gt is None else value > bound.gt
+            if not above or not (value <= bound.le if bound.lt is None else value < bound.lt):
+                return False
+        elif isinstance(bound, OneOf) and value not in bound.choices:
+            return False
+        elif isinstance(bound, PowerOfTwo) and value not in [2**i for i in range(63) if 2**i <= bound.le]:
+            return False
+        elif isinstance(bound, NonEmpty) and not len(value):
+            return False
+    return True
+
+
+def outside(hint: Any) -> Iterator[Any]:
+    """Values that the annotation refuses; in a list, a tuple or a dict, one item of it."""
+    origin, of = get_origin(hint), get_args(hint)
+    if type(None) in of:
+        yield from (one for one in outside(next(one for one in of if one is not type(None))) if one is not None)
+    elif inspect.isclass(origin) and issubclass(origin, tuple) and of[-1] is not Ellipsis:
+        for place in (i for i, one in enumerate(of) if is_bounded(one)):
+            for wrong in outside(of[place]):
+                yield tuple(wrong if i == place else inside(one)[0] for i, one in enumerate(of))
+    elif inspect.isclass(origin) and issubclass(origin, Mapping):
+        yield from ({inside(of[0])[0]: wrong} for wrong in outside(of[1]))
+    elif inspect.isclass(origin) and issubclass(origin, Iterable):
+        yield from ([*inside(of[0]), wrong] for wrong in outside(of[0]))
+    else:
+        beyond = [nextafter(one, to) for one in inside(hint) if isinstance(one, int | float) for to in (inf, -inf)]
+        steps = [one + step for one in inside(hint) if isinstance(one, int) for step in (-1, 1)]
+        yield from (one for one in (*beyond, *steps, *NUMBERS, *OTHERS) if not is_inside(one, hint))
+
+
+@each_owner
+def test_a_value_outside_a_bound_is_refused_with_rule_value_and_remedy(label: str, owner: Any):
+    parameters = inspect.signature(owner).parameters.values()
+    hints = hints_of(owner)
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    for argument, hint in bounded_arguments(owner).items():
+        # Arguments are looked at in their order in the call: the others after it, or, of a record, they are valid.
+        others = {name: inside(hints.get(name, object))[0] for name in needed if name != argument}
+        for value in outside(hint):
+            with pytest.raises(ValueError) as error:
+                owner(**{argument: value}, **others)
+            text = str(error.value)
+            assert text.startswith(f"{label}: {argument} must be {in_words(hint)}: got "), (value, text)
+            assert text.partition(": got ")[2].rpartition("; ")[2]
+
+
+@each_owner
+def test_a_value_at_the_end_of_a_bound_is_taken(label: str, owner: Any):
+    for hint in bounded_arguments(owner).values():
+        for value in inside(hint):
+            assert fits(value, hint), (value, hint)
+
+
+FORMATS = ("e4m3", "e5m2")
+ALIASES = [name for name, one in vars(aliases).items() if get_origin(one) is Annotated]
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+@given(value=ANY_SCALAR)
+def test_a_bound_tests_what_its_words_say(alias: str, value: Any):
+    hint = vars(aliases)[alias]
+
+    def identity(x):
+        return x
+
+    identity.__annotations__["x"] = hint
+    if is_inside(value, hint):
+        assert checked(identity)(value) is value
+    else:
+        with pytest.raises(ValueError, match=r"x must be (a|one of) .*: got .*; try x="):
+            checked(identity)(value)
+
+
+@pytest.mark.parametrize(
+    "hint, value, message",
+    [
+        (aliases.Count, 0, "x must be a whole number, 1 or more: got 0; try x=1"),
+        (aliases.Count, True, "x must be a whole number, 1 or more: got True; try x=1"),
+        (aliases.Count | None, 0, "x must be a whole number, 1 or more, or None: got 0; try x=1"),
+        (Annotated[aliases.Count, "give the tokens"], 0, "x must be a whole number, 1 or more: got 0; give the tokens"),
+        (aliases.Positive, inf, "x must be a finite number, above 0: got inf; try x=1.0"),
+        (aliases.Positive, "2", "x must be a finite number, above 0: got '2'; try x=1.0"),
+        (aliases.FractionBelow1, 1.0, "x must be a number, at least 0 and below 1: got 1.0; try x=0.5"),
+        (Annotated[int, Range(ge=0, le=99)], 100, "x must be a whole number, 0 to 99: got 100; try x=99"),
+        (Annotated[int, PowerOfTwo(le=64)], 3, "x must be a power of two up to 64: got 3; try x=4"),
+        (Annotated[str, OneOf(FORMATS)], "e5m3", "one of e4m3, e5m2: got 'e5m3'; did you mean 'e5m2' or 'e4m3'?"),
+        (Annotated[str, OneOf(FORMATS)], "zzzz", "x must be one of e4m3, e5m2: got 'zzzz'; try x='e4m3'"),
+        (Annotated[Sequence[str], NonEmpty()], [], "a list of text, not empty: got []; give at least one item"),
+        (Sequence[aliases.Count], [2, 0], "each 1 or more: got 0 at index 1 of [2, 0]; try x=1"),
+        (Mapping[str, aliases.Positive], {"a": 0}, "each above 0: got 0 for 'a' of {'a': 0}; try x=1.0"),
+    ],
+)  # fmt: skip
+def test_messages(hint: Any, value: Any, message: str):
+    def identity(x):
+        return x
+
+    identity.__annotations__["x"] = hint
+    with pytest.raises(ValueError) as error:
+        checked(identity)(value)
+    assert str(error.value).endswith(message)
