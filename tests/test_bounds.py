@@ -21,7 +21,7 @@ from lablib.signature import Bound, NonEmpty, OneOf, PowerOfTwo, Range, checked,
 from lablib.signature import bounds as aliases
 from lablib.signature.fits import without_bounds
 
-PACKAGES = ("optim",)
+PACKAGES = ("optim", "compress", "batches", "precision", "memory")
 
 
 def is_bounded(hint: Any) -> bool:
@@ -36,7 +36,7 @@ def owners() -> Iterator[tuple[str, Any]]:
             for name, one in vars(importlib.import_module(module.name)).items():
                 if name.startswith("_") or getattr(one, "__module__", "") != module.name:
                     continue
-                methods = vars(one).items() if inspect.isclass(one) else ()
+                methods = vars(one).items() if inspect.isclass(one) and not dataclasses.is_dataclass(one) else ()
                 found = [(name, one), *((f"{name}.{each}".removesuffix(".__init__"), m) for each, m in methods)]
                 for label, owner in found:
                     is_record = dataclasses.is_dataclass(owner)
@@ -110,7 +110,7 @@ def is_inside(value: Any, hint: Any) -> bool:
             return False
         elif isinstance(bound, PowerOfTwo) and value not in [2**i for i in range(63) if 2**i <= bound.le]:
             return False
-        elif isinstance(bound, NonEmpty) and not len(value):
+        elif isinstance(bound, NonEmpty) and value in ([], (), ""):
             return False
     return True
 
@@ -134,6 +134,18 @@ def outside(hint: Any) -> Iterator[Any]:
         yield from (one for one in (*beyond, *steps, *NUMBERS, *OTHERS) if not is_inside(one, hint))
 
 
+def make(owner: Any, arguments: dict[str, Any]) -> None:
+    """Call it. A record is made field by field: the tests' own type checker would be first in its `__init__`."""
+    if not dataclasses.is_dataclass(owner):
+        owner(**arguments)
+        return
+    record: Any = object.__new__(owner)  # pyright: ignore[reportArgumentType]
+    for field in dataclasses.fields(owner):
+        value = field.default_factory() if callable(field.default_factory) else field.default
+        object.__setattr__(record, field.name, arguments.get(field.name, value))
+    record.__post_init__()
+
+
 @each_owner
 def test_a_value_outside_a_bound_is_refused_with_rule_value_and_remedy(label: str, owner: Any):
     parameters = inspect.signature(owner).parameters.values()
@@ -144,7 +156,7 @@ def test_a_value_outside_a_bound_is_refused_with_rule_value_and_remedy(label: st
         others = {name: inside(hints.get(name, object))[0] for name in needed if name != argument}
         for value in outside(hint):
             with pytest.raises(ValueError) as error:
-                owner(**{argument: value}, **others)
+                make(owner, {argument: value} | others)
             text = str(error.value)
             assert text.startswith(f"{label}: {argument} must be {in_words(hint)}: got "), (value, text)
             assert text.partition(": got ")[2].rpartition("; ")[2]

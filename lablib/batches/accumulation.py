@@ -26,7 +26,7 @@ Simplified: the model gives logits and the loss is cross-entropy; no other term.
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,7 @@ from torch import Tensor, nn
 
 from lablib.data import Batch
 from lablib.precision.loss_scaling import LossScaler
-from lablib.signature import checked
+from lablib.signature import NonEmpty, checked
 
 IGNORED = -100  # torch's `ignore_index`: a target that has no loss
 
@@ -49,6 +49,9 @@ class Replica(Protocol):
     def group(self) -> dist.ProcessGroup | None: ...
 
     def no_sync(self) -> AbstractContextManager[None]: ...
+
+
+MicroBatches = Annotated[Sequence[Batch], NonEmpty(), "give at least one micro-batch on every rank"]
 
 
 @checked
@@ -74,13 +77,12 @@ def count_tokens(targets_BT: Int[Tensor, "B T"]) -> int:
 
 
 @checked
-def accumulate_mean_of_means(model: nn.Module, micro_batches: Sequence[Batch]) -> float:
+def accumulate_mean_of_means(model: nn.Module, micro_batches: MicroBatches) -> float:
     """The naive one: each micro-batch's own mean, over their number. Exact only where all have as many tokens.
 
     Raises:
-        ValueError: no micro-batch, or one without a token that has a loss: it has no mean.
+        ValueError: a micro-batch without a token that has a loss: it has no mean.
     """
-    _check_some(micro_batches)
     for place, batch in enumerate(micro_batches):
         if count_tokens(batch.targets) == 0:
             raise ValueError(f"each micro-batch must have a token with a loss: number {place} has none; leave it out.")
@@ -94,7 +96,7 @@ def accumulate_mean_of_means(model: nn.Module, micro_batches: Sequence[Batch]) -
 
 
 @checked
-def accumulate(model: nn.Module, micro_batches: Sequence[Batch], scaler: LossScaler | None = None) -> float:
+def accumulate(model: nn.Module, micro_batches: MicroBatches, scaler: LossScaler | None = None) -> float:
     """Add to the gradients those of the mean loss over all tokens of all micro-batches; return that loss, in nats.
 
     Arguments:
@@ -105,10 +107,8 @@ def accumulate(model: nn.Module, micro_batches: Sequence[Batch], scaler: LossSca
         scaler: scales the losses; unscale the gradients afterwards, and only then clip them.
 
     Raises:
-        ValueError: no micro-batch, no token that has a loss, or a replica in hybrid sharding, which averages over two
-            groups.
+        ValueError: no token that has a loss, or a replica in hybrid sharding, which averages over two groups.
     """
-    _check_some(micro_batches)
     replica = model if isinstance(model, Replica) else None
     if getattr(model, "replicate_group", None) is not None:
         raise ValueError("the ranks that average must be one group: got a hybrid of two; divide each loss by hand.")
@@ -131,8 +131,3 @@ def accumulate(model: nn.Module, micro_batches: Sequence[Batch], scaler: LossSca
     if replica:
         dist.all_reduce(total, group=replica.group)
     return float(total)
-
-
-def _check_some(micro_batches: Sequence[Batch]) -> None:
-    if not micro_batches:
-        raise ValueError("a step needs at least one micro-batch on every rank: got none.")

@@ -19,7 +19,7 @@ Simplified: every micro-batch and every rank has the same number of sequences; `
 from dataclasses import dataclass
 from math import prod
 
-from lablib.signature import check_fields, checked
+from lablib.signature import Count, check_fields, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +32,12 @@ class BatchSize:
         data_ranks: devices that work side by side, each on other sequences.
     """
 
-    micro_batch: int
-    num_accumulations: int = 1
-    data_ranks: int = 1
+    micro_batch: Count
+    num_accumulations: Count = 1
+    data_ranks: Count = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("micro_batch", "num_accumulations", "data_ranks"):
-            _at_least_one(name, getattr(self, name))
 
     @property
     def global_batch(self) -> int:
@@ -59,15 +57,15 @@ class BatchSize:
 @checked
 def solve_batch(
     *,
-    global_batch: int | None = None,
-    micro_batch: int | None = None,
-    num_accumulations: int | None = None,
-    data_ranks: int | None = None,
+    global_batch: Count | None = None,
+    micro_batch: Count | None = None,
+    num_accumulations: Count | None = None,
+    data_ranks: Count | None = None,
 ) -> BatchSize:
     """The batch of which all numbers but one are given: the equation, solved for the one that is not.
 
     Raises:
-        ValueError: not exactly three are given, one is below 1, or no whole number solves it; the message has the
+        ValueError: not exactly three are given, or no whole number solves it; the message has the
             nearest global batch that fits.
     """
     parts = {"micro_batch": micro_batch, "num_accumulations": num_accumulations, "data_ranks": data_ranks}
@@ -78,8 +76,6 @@ def solve_batch(
             "solve_batch needs three of global_batch, micro_batch, num_accumulations and data_ranks: "
             f"got {', '.join(known) or 'none'}; leave out the one that is wanted."
         )
-    for name, value in known.items():
-        _at_least_one(name, value)
     if global_batch is None:
         return BatchSize(**known)
     given = {name: value for name, value in parts.items() if value is not None}
@@ -95,12 +91,6 @@ def solve_batch(
 
 
 @checked
-def nearest_multiple(size: int, divisor: int) -> int:
+def nearest_multiple(size: int, divisor: Count) -> int:
     """The multiple of `divisor`, at least `divisor`, that is nearest to `size`; the larger of two as near."""
-    _at_least_one("divisor", divisor)
     return max(1, (2 * size + divisor) // (2 * divisor)) * divisor
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1: got {value}.")

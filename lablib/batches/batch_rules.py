@@ -16,42 +16,36 @@ Simplified: each law holds for its own data, tokenizer, optimizer and schedule; 
 model on a laptop, say) it is a guess.
 """
 
-from lablib.signature import checked
+from typing import Annotated
+
+from lablib.signature import Positive, Range, checked
 
 
 @checked
-def kaplan_critical_batch(loss: float) -> float:
+def kaplan_critical_batch(loss: Annotated[float, Range(ge=1e-3, le=1000), "give nats per token, such as 2.5"]) -> float:
     """Tokens of the critical batch at a loss, in nats a token."""
-    if not 1e-3 <= _positive("loss", loss) <= 1e3:
-        raise ValueError(f"loss must be in nats a token, from 0.001 to 1000: got {loss}.")
     return 2e8 / loss ** (1 / 0.21)
 
 
 @checked
-def deepseek_batch(compute_flops: float) -> float:
+def deepseek_batch(compute_flops: Positive) -> float:
     """Tokens of the best batch for a training of so many FLOPs."""
-    return 0.2920 * _positive("compute_flops", compute_flops) ** 0.3271
+    return 0.2920 * compute_flops**0.3271
 
 
 @checked
-def deepseek_rate(compute_flops: float) -> float:
+def deepseek_rate(compute_flops: Positive) -> float:
     """Best peak rate of AdamW for a training of so many FLOPs."""
-    return 0.3118 * _positive("compute_flops", compute_flops) ** -0.1250
+    return 0.3118 * compute_flops**-0.1250
 
 
 @checked
-def step_law_batch(num_tokens: float) -> float:
+def step_law_batch(num_tokens: Positive) -> float:
     """Tokens of the best batch for a training on so many tokens."""
-    return 0.58 * _positive("num_tokens", num_tokens) ** 0.571
+    return 0.58 * num_tokens**0.571
 
 
 @checked
-def step_law_rate(num_params: float, num_tokens: float) -> float:
+def step_law_rate(num_params: Positive, num_tokens: Positive) -> float:
     """Best peak rate of AdamW for so many parameters, without embedding, and tokens."""
-    return 1.79 * _positive("num_params", num_params) ** -0.713 * _positive("num_tokens", num_tokens) ** 0.307
-
-
-def _positive(name: str, value: float) -> float:
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be a positive number: got {value}.")
-    return value
+    return 1.79 * num_params**-0.713 * num_tokens**0.307

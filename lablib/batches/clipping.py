@@ -27,19 +27,21 @@ Simplified: the 2-norm; dense gradients; a rank's gradients are on one device.
 
 import math
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
 from torch import Tensor
 
-from lablib.signature import checked
+from lablib.signature import Range, checked
 
 EPS = 1e-6
+MaxNorm = Annotated[float, Range(gt=0), "try 1.0, or math.inf to measure only"]
 
 
 @checked
-def clip_each_by_own_norm_(params: Tensor | Iterable[Tensor], max_norm: float) -> None:
+def clip_each_by_own_norm_(params: Tensor | Iterable[Tensor], max_norm: MaxNorm) -> None:
     """The naive one: every parameter's gradient shortened by its own norm. The direction of the whole turns."""
     for param in _listed(params):
         clip_grad_norm_([param], max_norm)
@@ -48,7 +50,7 @@ def clip_each_by_own_norm_(params: Tensor | Iterable[Tensor], max_norm: float) -
 @checked
 def clip_grad_norm_(
     params: Tensor | Iterable[Tensor],
-    max_norm: float,
+    max_norm: MaxNorm,
     *,
     sharded_over: dist.ProcessGroup | None = None,
     replicated: Sequence[Tensor] = (),
@@ -67,11 +69,9 @@ def clip_grad_norm_(
             NaN where they were inf; NaN makes all NaN: a `LossScaler` skips such a step before.
 
     Raises:
-        ValueError: `max_norm` is not positive, or a replicated parameter is not one of `params`.
+        ValueError: a replicated parameter is not one of `params`.
         RuntimeError: see `error_if_nonfinite`.
     """
-    if not max_norm > 0:
-        raise ValueError(f"max_norm must be positive: got {max_norm}; try 1.0, or math.inf to measure only.")
     params, shared = _listed(params), {id(param) for param in replicated}
     if not shared <= {id(param) for param in params}:
         raise ValueError("replicated must name parameters that are in params: got another tensor.")

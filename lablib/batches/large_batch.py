@@ -23,52 +23,49 @@ Simplified: the rules keep a run of the same number of examples; none says how l
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
-from lablib.signature import check_fields, checked
+from lablib.signature import Count, FractionBelow1, NonNegative, Range, check_fields, checked
 
 
 @dataclass(frozen=True, slots=True)
 class AdamSettings:
     """What of Adam depends on the batch size; torch's names and ranges."""
 
-    lr: float
-    betas: tuple[float, float]
-    eps: float
+    lr: NonNegative
+    betas: tuple[FractionBelow1, FractionBelow1]
+    eps: NonNegative
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not (_is_rate(self.lr) and _is_rate(self.eps) and all(0 <= beta < 1 for beta in self.betas)):
-            raise ValueError(f"lr and eps must be at least 0 and finite, betas in [0, 1): got {self}.")
 
 
 @checked
-def linear_rate(rate: float, from_batch: int, to_batch: int) -> float:
+def linear_rate(rate: NonNegative, from_batch: Count, to_batch: Count) -> float:
     """SGD's rate at `to_batch`, from one that is good at `from_batch`."""
-    return _checked_rate(rate) * _ratio(from_batch, to_batch)
+    return rate * (to_batch / from_batch)
 
 
 @checked
-def square_root_rate(rate: float, from_batch: int, to_batch: int) -> float:
+def square_root_rate(rate: NonNegative, from_batch: Count, to_batch: Count) -> float:
     """Adam's rate at `to_batch`, from one that is good at `from_batch`."""
-    return _checked_rate(rate) * math.sqrt(_ratio(from_batch, to_batch))
+    return rate * math.sqrt(to_batch / from_batch)
 
 
 @checked
-def noise_scale_rate(max_rate: float, noise_scale: float, batch_size: int) -> float:
+def noise_scale_rate(max_rate: NonNegative, noise_scale: Annotated[float, Range(ge=0)], batch_size: Count) -> float:
     """SGD's best rate at a batch size, from the best one of an endless batch and the noise scale, in examples."""
-    if not noise_scale >= 0:
-        raise ValueError(f"noise_scale must be at least 0 examples: got {noise_scale}.")
-    return _checked_rate(max_rate) / (1 + noise_scale * _ratio(batch_size, 1))
+    return max_rate / (1 + noise_scale * (1 / batch_size))
 
 
 @checked
-def scale_adam(settings: AdamSettings, from_batch: int, to_batch: int) -> AdamSettings:
+def scale_adam(settings: AdamSettings, from_batch: Count, to_batch: Count) -> AdamSettings:
     """All of Adam's settings at `to_batch`: lr x sqrt(k), 1 - beta x k, eps / sqrt(k).
 
     Raises:
         ValueError: k is so large that a beta would be negative.
     """
-    ratio = _ratio(from_batch, to_batch)
+    ratio = to_batch / from_batch
     beta1, beta2 = (1 - ratio * (1 - beta) for beta in settings.betas)
     if min(beta1, beta2) < 0:
         largest = int(from_batch / (1 - min(settings.betas)) * (1 + 1e-9))
@@ -78,19 +75,3 @@ def scale_adam(settings: AdamSettings, from_batch: int, to_batch: int) -> AdamSe
         )
     root = math.sqrt(ratio)
     return AdamSettings(settings.lr * root, (beta1, beta2), settings.eps / root)
-
-
-def _is_rate(value: float) -> bool:
-    return 0 <= value < math.inf
-
-
-def _checked_rate(rate: float) -> float:
-    if not _is_rate(rate):
-        raise ValueError(f"a rate must be at least 0 and finite: got {rate}.")
-    return rate
-
-
-def _ratio(from_batch: int, to_batch: int) -> float:
-    if min(from_batch, to_batch) < 1:
-        raise ValueError(f"a batch has at least 1 example: got {min(from_batch, to_batch)}.")
-    return to_batch / from_batch

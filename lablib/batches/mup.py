@@ -37,7 +37,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.models.gpt import Attention
-from lablib.signature import checked
+from lablib.signature import Count, NonNegative, NonNegativeInt, Positive, checked
 
 
 @checked
@@ -62,11 +62,9 @@ def apply_mup_(model: GPT, base: GPTConfig) -> None:
 
 
 @checked
-def mup_groups(model: GPT, base: GPTConfig, lr: float, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+def mup_groups(model: GPT, base: GPTConfig, lr: NonNegative, weight_decay: NonNegative = 0.0) -> list[dict[str, Any]]:
     """Parameter groups for AdamW, each with its rate: `lr` and `weight_decay` are those at the base width."""
     _check_same_but_width(model.config, base)
-    if not (0 <= lr < math.inf and 0 <= weight_decay < math.inf):
-        raise ValueError(f"lr and weight_decay must be at least 0 and finite: got {lr} and {weight_decay}.")
     growth_of = dict(_matrices(model, base))
     groups: dict[float, list[Tensor]] = {}
     for param in model.parameters():
@@ -78,10 +76,8 @@ def mup_groups(model: GPT, base: GPTConfig, lr: float, weight_decay: float = 0.0
 
 
 @checked
-def at_width(base: GPTConfig, growth: int, wider_heads: bool = False) -> GPTConfig:
+def at_width(base: GPTConfig, growth: Count, wider_heads: bool = False) -> GPTConfig:
     """The same model, `growth` times as wide: with more heads, or with wider ones."""
-    if growth < 1:
-        raise ValueError(f"growth must be at least 1: got {growth}.")
     return replace(
         base,
         d_model=base.d_model * growth,
@@ -96,8 +92,8 @@ def coordinate_check(
     base: GPTConfig | None,
     tokens_BT: Int[Tensor, "B T"],
     *,
-    num_steps: int = 4,
-    lr: float = 1e-2,
+    num_steps: NonNegativeInt = 4,
+    lr: Positive = 1e-2,
     seed: int = 0,
 ) -> dict[str, float]:
     """How far activations are from where they started, after some steps of Adam on one batch.
@@ -112,8 +108,6 @@ def coordinate_check(
         first block's attention scores, and of the logits.
     """
     _check_tokens(tokens_BT, config)
-    if not (0 < lr < math.inf and num_steps >= 0):
-        raise ValueError(f"lr must be positive and finite, num_steps at least 0: got {lr} and {num_steps}.")
     model = GPT(config, seed=seed)
     groups: Any = model.parameters()
     if base is not None:

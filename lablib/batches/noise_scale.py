@@ -34,12 +34,16 @@ replacement; the law is exact if B_crit does not change on the way, and it grows
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lablib.signature import check_fields, checked
+from lablib.signature import Count, NonEmpty, Positive, check_fields, checked
+
+Some = Annotated[Sequence[float], NonEmpty()]
+Fitted = Annotated[Positive, "measure at more sizes, from far below the noise scale to far above"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +73,15 @@ def exact_noise(gradients_NP: Float[Tensor, "N P"]) -> GradientNoise:
 
 
 @checked
-def naive_noise(small_norms_squared: Sequence[float], small_batch: int, big_norm_squared: float) -> GradientNoise:
+def naive_noise(small_norms_squared: Some, small_batch: Count, big_norm_squared: float) -> GradientNoise:
     """The large batch's gradient taken for the true one. Too much signal, too little noise."""
-    if small_batch < 1:
-        raise ValueError(f"small_batch must be at least 1: got {small_batch}.")
     noise = (_mean(small_norms_squared) - big_norm_squared) * small_batch
     return GradientNoise(big_norm_squared, noise)
 
 
 @checked
 def estimate_noise(
-    small_norms_squared: Sequence[float], small_batch: int, big_norm_squared: float, big_batch: int
+    small_norms_squared: Some, small_batch: Count, big_norm_squared: float, big_batch: int
 ) -> GradientNoise:
     """Unbiased estimates of both, from the gradients of one step.
 
@@ -89,11 +91,11 @@ def estimate_noise(
         big_norm_squared: |G_big|^2; of the mean of the small ones, as a rule.
 
     Raises:
-        ValueError: no small batch, or one that is not smaller.
+        ValueError: a small batch that is not smaller.
     """
-    if not 1 <= small_batch < big_batch:
+    if small_batch >= big_batch:
         raise ValueError(
-            f"two sizes are needed, the small one at least 1: got {small_batch} and {big_batch}; "
+            f"small_batch must be below big_batch: got {small_batch} and {big_batch}; "
             "take a part of the batch and the whole."
         )
     small, big = _mean(small_norms_squared), big_norm_squared
@@ -103,7 +105,7 @@ def estimate_noise(
 
 
 @checked
-def estimate_from_parts(gradients_kP: Float[Tensor, "k P"], part_batch: int) -> GradientNoise:
+def estimate_from_parts(gradients_kP: Float[Tensor, "k P"], part_batch: Count) -> GradientNoise:
     """The same from the gradients of k equal parts of a batch, each a mean over `part_batch` examples."""
     _check_rows(gradients_kP)
     if len(gradients_kP) < 2:
@@ -129,16 +131,11 @@ class StepsLaw:
         critical_batch: B_crit, where steps and examples are both twice their least.
     """
 
-    min_steps: float
-    critical_batch: float
+    min_steps: Fitted
+    critical_batch: Fitted
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not _all_positive(self.min_steps, self.critical_batch):
-            raise ValueError(
-                f"both numbers of the law must be positive: got {self.min_steps} steps and a critical "
-                f"batch of {self.critical_batch}; measure at more sizes, from far below the noise scale to far above."
-            )
 
     @property
     def min_examples(self) -> float:

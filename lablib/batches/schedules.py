@@ -25,11 +25,13 @@ Simplified: the warmup is linear, and the stable rate does not change.
 
 import math
 from collections.abc import Callable
+from typing import Annotated
 
-from lablib.signature import checked
+from lablib.signature import Count, Fraction, NonNegativeInt, checked
 
 # Progress through the decay in [0, 1], and the last factor -> factor; 1 at progress 0, `final` at 1.
 Decay = Callable[[float, float], float]
+Share = Annotated[Fraction, "give a part of the peak rate, such as 0.1"]
 
 
 def linear_decay(progress: float, final: float) -> float:
@@ -56,7 +58,12 @@ def exponential_decay(progress: float, final: float) -> float:
 
 @checked
 def warmup_stable_decay(
-    step: int, num_steps: int, num_warmup: int, num_decay: int, final: float = 0.0, decay: Decay = linear_decay
+    step: NonNegativeInt,
+    num_steps: Count,
+    num_warmup: NonNegativeInt,
+    num_decay: NonNegativeInt,
+    final: Share = 0.0,
+    decay: Decay = linear_decay,
 ) -> float:
     """WSD: up over `num_warmup` steps, then constant, then down over the last `num_decay` of `num_steps`.
 
@@ -67,9 +74,13 @@ def warmup_stable_decay(
         decay: how it falls.
 
     Raises:
-        ValueError: what does not fit, or a number out of its range.
+        ValueError: warmup and decay do not fit.
     """
-    _check(step, num_steps, num_warmup, num_decay, final)
+    if num_warmup + num_decay > num_steps:
+        raise ValueError(
+            f"warmup and decay must fit into the run: got {num_warmup} + {num_decay} of {num_steps} steps; "
+            f"try a decay of {max(0, num_steps - num_warmup)}."
+        )
     if step < num_warmup:
         return (step + 1) / (num_warmup + 1)
     num_into_decay = step - (num_steps - num_decay)
@@ -79,33 +90,18 @@ def warmup_stable_decay(
 
 
 @checked
-def cosine(step: int, num_steps: int, num_warmup: int = 0, final: float = 0.0) -> float:
+def cosine(step: NonNegativeInt, num_steps: Count, num_warmup: NonNegativeInt = 0, final: Share = 0.0) -> float:
     """Warmup, then half a cosine down to `final` at `num_steps`."""
-    return warmup_stable_decay(step, num_steps, num_warmup, num_steps - num_warmup, final, cosine_decay)
+    return warmup_stable_decay(step, num_steps, num_warmup, max(0, num_steps - num_warmup), final, cosine_decay)
 
 
 @checked
-def linear(step: int, num_steps: int, num_warmup: int = 0, final: float = 0.0) -> float:
+def linear(step: NonNegativeInt, num_steps: Count, num_warmup: NonNegativeInt = 0, final: Share = 0.0) -> float:
     """Warmup, then a straight line down to `final` at `num_steps`."""
-    return warmup_stable_decay(step, num_steps, num_warmup, num_steps - num_warmup, final, linear_decay)
+    return warmup_stable_decay(step, num_steps, num_warmup, max(0, num_steps - num_warmup), final, linear_decay)
 
 
 @checked
-def constant(step: int, num_warmup: int = 0) -> float:
+def constant(step: NonNegativeInt, num_warmup: NonNegativeInt = 0) -> float:
     """Warmup, then the peak rate without end."""
     return warmup_stable_decay(step, max(step, num_warmup) + 1, num_warmup, 0)
-
-
-def _check(step: int, num_steps: int, num_warmup: int, num_decay: int, final: float) -> None:
-    if min(step, num_warmup, num_decay) < 0 or num_steps < 1:
-        raise ValueError(
-            "a step counts from 0, and a run has at least one: got "
-            f"step {step}, num_steps {num_steps}, num_warmup {num_warmup}, num_decay {num_decay}."
-        )
-    if num_warmup + num_decay > num_steps:
-        raise ValueError(
-            f"warmup and decay must fit into the run: got {num_warmup} + {num_decay} of {num_steps} steps; "
-            f"try a decay of {max(0, num_steps - num_warmup)}."
-        )
-    if not 0.0 <= final <= 1.0:
-        raise ValueError(f"final must be from 0 to 1, a part of the peak rate: got {final}; try 0.1.")

@@ -15,6 +15,7 @@ lablib/optim/four_bits.py: no product of whole numbers follows that would need t
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from torch import Tensor
 from lablib.compress.int4 import pack, unpack
 from lablib.compress.int8 import scaled
 from lablib.compress.quantized import TINY, Blocks, Quantized, in_blocks, out_of_blocks, require_finite, rounded
+from lablib.signature import OneOf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,17 +32,9 @@ class Asymmetric(Blocks):
 
     Attributes:
         bits: 8 or 4.
-
-    Raises:
-        ValueError: another number of bits.
     """
 
-    bits: int = 8  # pyright: ignore[reportIncompatibleMethodOverride]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bits not in (4, 8):
-            raise ValueError(f"bits must be 4 or 8: got {self.bits}.")
+    bits: Annotated[int, OneOf((4, 8))] = 8  # pyright: ignore[reportIncompatibleMethodOverride]
 
     @property
     def code_dtype(self) -> torch.dtype:

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from lablib.compress.lossy_average import Bucket, Exchange, LossyAverage
 from lablib.parallel.data.overlapped import Handle, Reduce, all_reduce_average, reduce_for
-from lablib.signature import check_type, checked, whole_number
+from lablib.signature import NonNegativeInt, Positive, checked
 
 
 class StaleAverage(LossyAverage):
@@ -43,10 +43,9 @@ class StaleAverage(LossyAverage):
         reduce: how a mean is taken; a compressed one is kept for each bucket.
     """
 
-    def __init__(self, staleness: int = 1, reduce: Reduce = all_reduce_average):
-        check_type("StaleAverage: reduce", reduce, Reduce)
-        self.staleness = whole_number("StaleAverage: staleness", staleness, minimum=0, example=1)
-        self.reduce = reduce
+    @checked
+    def __init__(self, staleness: NonNegativeInt = 1, reduce: Reduce = all_reduce_average):
+        self.staleness, self.reduce = staleness, reduce
         self._reduces: dict[int, Reduce] = {}
         self._under_way: dict[int, deque[tuple[Tensor, Handle]]] = {}
 
@@ -78,13 +77,6 @@ class StaleAverage(LossyAverage):
 
 
 @checked
-def largest_stable_rate(curvature: float, staleness: int) -> float:
-    """Rate from which on gradient descent with gradients of s steps ago no longer converges on h w^2 / 2.
-
-    Raises:
-        ValueError: the curvature is not above 0, or the staleness below 0.
-    """
-    if not 0 < curvature < math.inf:
-        raise ValueError(f"largest_stable_rate: curvature must be above 0: got {curvature!r}; try 1.0.")
-    staleness = whole_number("largest_stable_rate: staleness", staleness, minimum=0, example=1)
+def largest_stable_rate(curvature: Positive, staleness: NonNegativeInt) -> float:
+    """Rate from which on gradient descent with gradients of s steps ago no longer converges on h w^2 / 2."""
     return 2 * math.sin(math.pi / (4 * staleness + 2)) / curvature

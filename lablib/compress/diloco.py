@@ -21,6 +21,7 @@ as in the paper.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ from lablib.compress.local_sgd import trainable
 from lablib.compress.lossy_average import check_gradients
 from lablib.parallel.data.naive import broadcast_module
 from lablib.parallel.data.overlapped import Handle, Reduce, all_reduce_average, reduce_for
-from lablib.signature import check_type, whole_number
+from lablib.signature import Count, check_type, checked
 
 Outer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
@@ -58,16 +59,16 @@ class DiLoCo:
         reduce: how outer gradients are averaged; a compressed one sends less still.
     """
 
+    @checked
     def __init__(
         self,
         module: nn.Module,
-        every: int,
+        every: Annotated[Count, "try every=64"],
         outer: Outer = nesterov,
         group: dist.ProcessGroup | None = None,
         reduce: Reduce = all_reduce_average,
     ):
-        check_type("DiLoCo: module", module, nn.Module)
-        self.every, self.num_steps = whole_number("DiLoCo: every", every, example=64), 0
+        self.every, self.num_steps = every, 0
         params = trainable("DiLoCo", module)
         broadcast_module(module, group)
         self.fragment = Fragment(params, outer, group, reduce_for(reduce, 0, params))

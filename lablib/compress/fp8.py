@@ -15,6 +15,7 @@ Simplified: stochastic rounding is lablib/precision/rounding.py's, in float64. R
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ from lablib.compress.int8 import scaled, symmetric_scales
 from lablib.compress.quantized import Blocks, Quantized, in_blocks, out_of_blocks
 from lablib.precision.formats import E4M3, E5M2, Format
 from lablib.precision.rounding import round_to
+from lablib.signature import OneOf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,17 +33,9 @@ class Fp8(Blocks):
 
     Attributes:
         format: E4M3 or E5M2.
-
-    Raises:
-        ValueError: another format.
     """
 
-    format: Format = E4M3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.format not in (E4M3, E5M2):
-            raise ValueError(f"format must be E4M3 or E5M2: got {self.format}.")
+    format: Annotated[Format, OneOf((E4M3, E5M2))] = E4M3
 
     @property
     def code_dtype(self) -> torch.dtype:

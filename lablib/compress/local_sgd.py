@@ -19,6 +19,8 @@ Source: Stich, "Local SGD Converges Fast and Communicates Little", 2018, arXiv 1
 Simplified: optimizer states stay local; H is the same all the time; buffers, such as BatchNorm's, are not averaged.
 """
 
+from typing import Annotated
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -26,7 +28,7 @@ from torch import nn
 from lablib.compress.lossy_average import check_gradients
 from lablib.parallel.data.naive import broadcast_module
 from lablib.parallel.data.overlapped import all_reduce_average
-from lablib.signature import check_type, whole_number
+from lablib.signature import Count, checked
 
 
 class LocalSGD:
@@ -45,10 +47,11 @@ class LocalSGD:
         group: None for all ranks.
     """
 
-    def __init__(self, module: nn.Module, every: int, group: dist.ProcessGroup | None = None):
-        check_type("LocalSGD: module", module, nn.Module)
-        self.every = whole_number("LocalSGD: every", every, example=16)
-        self.group, self.num_steps = group, 0
+    @checked
+    def __init__(
+        self, module: nn.Module, every: Annotated[Count, "try every=16"], group: dist.ProcessGroup | None = None
+    ):
+        self.every, self.group, self.num_steps = every, group, 0
         self.params = trainable("LocalSGD", module)
         broadcast_module(module, group)
 

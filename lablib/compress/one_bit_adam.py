@@ -27,6 +27,8 @@ pull request says only that it was unused.
 Simplified: bias is corrected, as in AdamW, that of v as at the end of warmup; the scale is `one_bit.py`'s.
 """
 
+from typing import Annotated
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -36,9 +38,9 @@ from lablib.compress.error_feedback import ErrorFeedback
 from lablib.compress.one_bit import OneBit
 from lablib.optim import foreach
 from lablib.optim.adamw import new_moments, update_moments
-from lablib.optim.base import BatchedOptimizer, Settings, State, count_steps
+from lablib.optim.base import BatchedOptimizer, Betas, Settings, State, count_steps
 from lablib.parallel.data.overlapped import Reduce, all_reduce_average, reduce_for
-from lablib.signature import check_type, checked, whole_number
+from lablib.signature import Count, NonNegative, checked
 
 
 class OneBitAdam(BatchedOptimizer):
@@ -51,20 +53,20 @@ class OneBitAdam(BatchedOptimizer):
         lr, betas, eps, weight_decay: as in AdamW.
     """
 
+    @checked
     def __init__(
         self,
         params: ParamsT,
-        warmup_steps: int,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
+        warmup_steps: Annotated[Count, "try warmup_steps=100"],
+        lr: NonNegative = 1e-3,
+        betas: Betas = (0.9, 0.999),
+        eps: NonNegative = 1e-8,
+        weight_decay: NonNegative = 0.0,
         *,
         group: dist.ProcessGroup | None = None,
         reduce: Reduce | None = None,
     ):
-        self.warmup_steps = whole_number("OneBitAdam: warmup_steps", warmup_steps, example=100)
-        check_type("OneBitAdam: reduce", reduce, Reduce | None)
+        self.warmup_steps = warmup_steps
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, check_finite=False)
         self.group = group
         reduce = ErrorFeedback(OneBit()) if reduce is None else reduce

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from lablib.compress.lossy_average import Bucket, Exchange, LossyAverage
 from lablib.parallel.data.overlapped import all_reduce_average
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, checked
 
 
 class PowerSGD(LossyAverage):
@@ -48,8 +48,8 @@ class PowerSGD(LossyAverage):
     """
 
     @checked
-    def __init__(self, rank: int = 2, seed: int = 0):
-        self.rank, self.seed = whole_number("PowerSGD: rank", rank, example=2), seed
+    def __init__(self, rank: Count = 2, seed: int = 0):
+        self.rank, self.seed = rank, seed
         self.factors: dict[int, list[Tensor]] = {}
 
     def exchange(self, buffer: Tensor, group: dist.ProcessGroup | None, bucket: Bucket) -> Exchange:

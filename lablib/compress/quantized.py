@@ -19,13 +19,13 @@ normal number, so that nothing is divided by zero; a row whose last block is sho
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
 import torch
 from torch import Tensor
 
 from lablib.precision.rounding import ROUNDINGS
-from lablib.signature import check_fields, whole_number
+from lablib.signature import Count, OneOf, check_fields, whole_number
 
 BLOCK = 256  # numbers that share a scale
 TINY, MAX = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
@@ -86,20 +86,14 @@ class Blocks:
         block: numbers that share a scale.
         rounding: "nearest" (ties to even) or "stochastic".
         generator: what stochastic rounding draws from; None: torch's default one.
-
-    Raises:
-        ValueError: a block of no number, another word for `rounding`.
     """
 
-    block: int = BLOCK
-    rounding: str = "nearest"
+    block: Count = BLOCK
+    rounding: Annotated[str, OneOf(ROUNDINGS)] = "nearest"
     generator: torch.Generator | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        whole_number("block", self.block, example=BLOCK)
-        if self.rounding not in ROUNDINGS:
-            raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}: got {self.rounding!r}.")
 
     @property
     def bits(self) -> int:

@@ -32,7 +32,7 @@ from lablib.compress.quantized_all_gather import INT8, all_gather_bytes, quantiz
 from lablib.compress.quantized_reduce_scatter import exchange, mean_of
 from lablib.compress.stages import Stages
 from lablib.parallel.data.overlapped import Handle
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, NonNegativeInt, checked
 
 
 def quantized_all_reduce(buffer: Tensor, group: dist.ProcessGroup | None = None, quantizer: Quantizer = INT8) -> Stages:
@@ -83,12 +83,6 @@ def in_pieces(buffer: Tensor, n: int) -> Tensor:
 
 
 @checked
-def two_phase_bytes(numel: int, ranks: int, quantizer: Quantizer = INT8) -> int:
-    """Bytes that leave each rank in a two-phase all-reduce of so many numbers: 2 (n-1) S_q.
-
-    Raises:
-        ValueError: a negative number of numbers, no rank.
-    """
-    whole_number("numel", numel, 0)
-    whole_number("ranks", ranks)
+def two_phase_bytes(numel: NonNegativeInt, ranks: Count, quantizer: Quantizer = INT8) -> int:
+    """Bytes that leave each rank in a two-phase all-reduce of so many numbers: 2 (n-1) S_q."""
     return 2 * (ranks - 1) * quantizer.message_bytes(-(-numel // ranks)) if ranks > 1 and numel else 0

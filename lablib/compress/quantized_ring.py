@@ -20,6 +20,7 @@ Simplified: a lesson, not for use: nothing overlaps.
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
@@ -29,7 +30,7 @@ from lablib.compress.quantized import Quantizer
 from lablib.compress.quantized_all_gather import INT8, quantized_on
 from lablib.compress.quantized_all_reduce import in_pieces
 from lablib.parallel.collectives.ring import exchange
-from lablib.signature import checked, whole_number
+from lablib.signature import NonNegativeInt, Range, checked
 
 
 @torch.no_grad()
@@ -106,19 +107,15 @@ def ring_mean(parts: Sequence[Tensor], quantizer: Quantizer = INT8) -> Tensor:
 
 @checked
 def error_growth(
-    ranks: Sequence[int], quantizer: Quantizer = INT8, numel: int = 2**14, seed: int = 0
+    ranks: Sequence[Annotated[int, Range(ge=1, le=256)]],
+    quantizer: Quantizer = INT8,
+    numel: Annotated[int, Range(ge=1, le=2**16)] = 2**14,
+    seed: NonNegativeInt = 0,
 ) -> dict[str, list[float]]:
     """Relative error of the mean, |found - mean| / |mean| of norms, for each number of ranks, two-phase and in a ring.
 
     Every rank has standard normal numbers of its own. Pure; nothing is launched.
-
-    Raises:
-        ValueError: sizes below 1, or more numbers than a moment's work: 256 ranks, 2**16 numbers.
     """
-    for n in ranks:
-        whole_number("ranks", n, maximum=256)
-    whole_number("numel", numel, maximum=2**16)
-    whole_number("seed", seed, 0, example=0)
     found: dict[str, list[float]] = {"two-phase": [], "ring": []}
     generator = torch.Generator().manual_seed(seed)
     for n in ranks:

@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lablib.compress.lossy_average import Bucket, Exchange, LossyAverage
-from lablib.compress.top_k import num_kept
+from lablib.compress.top_k import Ratio, num_kept
 from lablib.parallel.data.overlapped import all_reduce_average
 from lablib.signature import checked
 
@@ -39,10 +39,9 @@ class RandomK(LossyAverage):
     """
 
     @checked
-    def __init__(self, ratio: float = 0.01, seed: int = 0, is_unbiased: bool = True):
+    def __init__(self, ratio: Ratio = 0.01, seed: int = 0, is_unbiased: bool = True):
         self.ratio, self.seed, self.is_unbiased = ratio, seed, is_unbiased
         self._num_steps: dict[int, int] = {}
-        num_kept(1, ratio)
 
     def exchange(self, buffer: Tensor, group: dist.ProcessGroup | None, bucket: Bucket) -> Exchange:
         flat, k = buffer.view(-1), num_kept(buffer.numel(), self.ratio)

@@ -15,6 +15,7 @@ Simplified: signs come from a seed that all ranks share, the same in every step.
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ from torch import Tensor
 from lablib.compress.int4 import Int4
 from lablib.compress.quantized import Quantized, Quantizer, in_blocks
 from lablib.precision.hadamard import hadamard_matrix, hadamard_transform
-from lablib.signature import check_fields, whole_number
+from lablib.signature import NonNegativeInt, PowerOfTwo, check_fields, whole_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,20 +35,14 @@ class Rotated:
         quantizer: what quantizes them.
         size: n, numbers that are mixed; a power of two.
         seed: of the signs; all ranks need the same.
-
-    Raises:
-        ValueError: a size that is no power of two, a seed below 0.
     """
 
     quantizer: Quantizer = field(default_factory=Int4)
-    size: int = 64
-    seed: int = 0
+    size: Annotated[int, PowerOfTwo(le=4096)] = 64
+    seed: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        whole_number("seed", self.seed, 0, example=0)
-        if not 1 <= self.size <= 4096 or self.size & (self.size - 1):
-            raise ValueError(f"size must be a power of two, at most 4096: got {self.size}; try 64.")
 
     def quantize(self, x: Tensor) -> Quantized:
         rows = in_blocks(x, 1)[..., 0]  # float32, or an error

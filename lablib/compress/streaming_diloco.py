@@ -24,6 +24,7 @@ Simplified: tau is the same on all ranks, as is the time of a step; 4 bits are t
 """
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch.distributed as dist
 from torch import nn
@@ -32,17 +33,19 @@ from lablib.compress.diloco import Fragment, Outer, nesterov
 from lablib.compress.local_sgd import trainable
 from lablib.parallel.data.naive import broadcast_module
 from lablib.parallel.data.overlapped import Reduce, all_reduce_average, reduce_for
-from lablib.signature import check_type, checked, whole_number
+from lablib.signature import Count, FractionBelow1, NonEmpty, NonNegativeInt, checked
 
 
 @checked
-def layer_fragments(module: nn.Module, layers: Sequence[nn.Module], num_fragments: int) -> list[list[nn.Parameter]]:
+def layer_fragments(
+    module: nn.Module, layers: Sequence[nn.Module], num_fragments: Annotated[Count, "try num_fragments=2"]
+) -> list[list[nn.Parameter]]:
     """Layers dealt out in turn; what is in none of them (embeddings, norm, head) joins the first fragment.
 
     Raises:
-        ValueError: more fragments than layers, or none.
+        ValueError: more fragments than layers.
     """
-    if whole_number("layer_fragments: num_fragments", num_fragments, example=2) > len(layers):
+    if num_fragments > len(layers):
         raise ValueError(f"num_fragments must be at most the number of layers: got {num_fragments} of {len(layers)}.")
     params = trainable("layer_fragments", module)
     fragment_of = {param: index % num_fragments for index, layer in enumerate(layers) for param in layer.parameters()}
@@ -70,27 +73,23 @@ class StreamingDiLoCo:
         outer, group, reduce: as in DiLoCo.
     """
 
+    @checked
     def __init__(
         self,
         module: nn.Module,
-        fragments: Sequence[Sequence[nn.Parameter]],
-        every: int,
-        overlap: int = 1,
-        keep: float = 0.5,
+        fragments: Annotated[Sequence[Sequence[nn.Parameter]], NonEmpty()],
+        every: Annotated[Count, "try every=64"],
+        overlap: NonNegativeInt = 1,
+        keep: FractionBelow1 = 0.5,
         outer: Outer = nesterov,
         group: dist.ProcessGroup | None = None,
         reduce: Reduce = all_reduce_average,
     ):
-        check_type("StreamingDiLoCo: module", module, nn.Module)
-        check_type("StreamingDiLoCo: fragments", fragments, Sequence[Sequence[nn.Parameter]])
-        check_type("StreamingDiLoCo: keep", keep, float)
-        self.every, self.num_steps = whole_number("StreamingDiLoCo: every", every, example=64), 0
-        self.overlap = whole_number("StreamingDiLoCo: overlap", overlap, minimum=0, example=1)
-        self.keep = keep
-        if not fragments or self.every % len(fragments) or self.overlap >= self.every or not 0 <= keep < 1:
+        self.every, self.overlap, self.keep, self.num_steps = every, overlap, keep, 0
+        if every % len(fragments) or overlap >= every:
             raise ValueError(
-                "StreamingDiLoCo needs `every` to be a multiple of the number of fragments, `overlap` below it, and "
-                f"`keep` at least 0 and below 1: got {every}, {len(fragments)}, {overlap}, {keep}; try 16, 2, 1, 0.5"
+                "StreamingDiLoCo needs `every` to be a multiple of the number of fragments, and `overlap` below it: "
+                f"got {every}, {len(fragments)}, {overlap}; try 16, 2, 1"
             )
         given = [param for fragment in fragments for param in fragment]
         if len(given) != len(set(given)) or set(given) != set(trainable("StreamingDiLoCo", module)):

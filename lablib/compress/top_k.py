@@ -21,37 +21,35 @@ Simplified: Lin et al. also correct momentum (their section 3.1), clip locally, 
 estimate the threshold from a sample, here it is exact. The k largest of a bucket, not of each layer.
 """
 
+from typing import Annotated
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lablib.compress.lossy_average import Bucket, Exchange, LossyAverage, check_gradients
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, PositiveFraction, checked
 
+Ratio = Annotated[PositiveFraction, "try 0.01 for 1% of the gradients"]
 MAX_NUMBERS = 2**31 - 1  # that an index of four bytes can tell apart
 
 
-def num_kept(numel: int, ratio: float) -> int:
-    """How many of so many numbers a share is: rounded, at least one.
-
-    Raises:
-        ValueError: a share that is not above 0 and at most 1.
-    """
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ratio is a share of all gradients, above 0 and up to 1: got {ratio!r}; try 0.01.")
+@checked
+def num_kept(numel: int, ratio: Ratio) -> int:
+    """How many of so many numbers a share is: rounded, at least one."""
     return min(numel, max(1, round(ratio * numel)))
 
 
 @checked
-def top_k(gradients: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def top_k(gradients: Tensor, k: Count) -> tuple[Tensor, Tensor]:
     """The k gradients of largest magnitude, in order of their places: values [k] and indices [k] (int32).
 
     Raises:
-        ValueError: k is not between 1 and the number of gradients, or gradients that cannot be compared.
+        ValueError: k is above the number of gradients, or gradients that cannot be compared.
     """
     check_gradients("top_k", gradients)
     flat = gradients.flatten()
-    if whole_number("top_k: k", k) > flat.numel():
+    if k > flat.numel():
         raise ValueError(f"top_k: k must be at most the number of gradients: got {k} of {flat.numel()}.")
     if flat.numel() > MAX_NUMBERS:
         raise ValueError(f"top_k: at most 2**31 - 1 gradients have a 4-byte index: got {flat.numel()}; use buckets.")
@@ -67,9 +65,8 @@ class TopK(LossyAverage):
     """
 
     @checked
-    def __init__(self, ratio: float = 0.01):
+    def __init__(self, ratio: Ratio = 0.01):
         self.ratio = ratio
-        num_kept(1, ratio)
 
     def exchange(self, buffer: Tensor, group: dist.ProcessGroup | None, bucket: Bucket) -> Exchange:
         num_ranks = dist.get_world_size(group)

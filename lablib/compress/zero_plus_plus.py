@@ -32,7 +32,7 @@ Simplified: the speedup leaves out quantizing (`studies/compression_pays.py`) an
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -44,8 +44,10 @@ from lablib.compress.quantized_all_gather import INT8, quantized_all_gather
 from lablib.compress.secondary_shards import SecondaryShards
 from lablib.parallel.data.overlapped import Handle
 from lablib.record.traffic import Traffic
-from lablib.signature import checked, whole_number
+from lablib.signature import Fraction, Range, checked
 
+Size = Annotated[int, Range(ge=1, le=2**40)]
+Large = Annotated[float, Range(gt=0, lt=1e30, example=1e9)]
 COLLECTIVES = ("forward", "backward", "gradients")
 
 
@@ -66,27 +68,23 @@ class LevelBytes:
 
 
 @checked
-def zero3_bytes(shard_numel: int, nodes: int, local: int, number_bytes: int = 2) -> dict[str, LevelBytes]:
+def zero3_bytes(shard_numel: Size, nodes: Size, local: Size, number_bytes: Size = 2) -> dict[str, LevelBytes]:
     """What the ranks of one node send in a step of ZeRO-3, for each of `COLLECTIVES`.
 
     Arguments:
         shard_numel: P, numbers that each rank owns.
         nodes, local: N, and L ranks on each.
         number_bytes: of a parameter and of a gradient.
-
-    Raises:
-        ValueError: sizes below 1.
     """
-    _check(shard_numel=shard_numel, nodes=nodes, local=local, number_bytes=number_bytes)
     return dict.fromkeys(COLLECTIVES, _moved(shard_numel * number_bytes, nodes, local))
 
 
 @checked
 def zero_plus_plus_bytes(
-    shard_numel: int,
-    nodes: int,
-    local: int,
-    number_bytes: int = 2,
+    shard_numel: Size,
+    nodes: Size,
+    local: Size,
+    number_bytes: Size = 2,
     weights: Quantizer = INT8,
     gradients: Quantizer = INT4,
 ) -> dict[str, LevelBytes]:
@@ -94,11 +92,7 @@ def zero_plus_plus_bytes(
 
     Arguments as in `zero3_bytes`, and:
         weights, gradients: what qwZ and qgZ quantize with.
-
-    Raises:
-        ValueError: sizes below 1.
     """
-    _check(shard_numel=shard_numel, nodes=nodes, local=local, number_bytes=number_bytes)
     return {
         "forward": _moved(weights.message_bytes(shard_numel), nodes, local),
         "backward": LevelBytes(_moved(shard_numel * number_bytes, nodes, local).inside, 0),
@@ -122,13 +116,8 @@ def zero_plus_plus_options(mesh: DeviceMesh, weights: Quantizer = INT8, gradient
 
 
 @checked
-def level_bytes(traffic: Traffic, local: int) -> LevelBytes:
-    """What was sent inside nodes of `local` ranks and across them, by all ranks of a run together.
-
-    Raises:
-        ValueError: `local` below 1.
-    """
-    _check(local=local)
+def level_bytes(traffic: Traffic, local: Size) -> LevelBytes:
+    """What was sent inside nodes of `local` ranks and across them, by all ranks of a run together."""
     inside = across = 0.0
     for transfer in traffic.transfers:
         for (source, to), size in transfer.routes.items():
@@ -155,12 +144,12 @@ class Speedup:
 
 @checked
 def zero_plus_plus_speedup(
-    num_params: float,
-    tokens: float,
-    flops_per_s: float,
-    node_bytes_per_s: float,
-    nodes: int,
-    overlap: float = 0.0,
+    num_params: Large,
+    tokens: Large,
+    flops_per_s: Large,
+    node_bytes_per_s: Large,
+    nodes: Annotated[int, Range(ge=2, le=10**9, example=24)],
+    overlap: Fraction = 0.0,
 ) -> Speedup:
     """When a quarter of the bytes is twice the speed: where a step computes little beside what it sends.
 
@@ -171,17 +160,7 @@ def zero_plus_plus_speedup(
         node_bytes_per_s: out of a node, all its links together.
         nodes: at least 2.
         overlap: share of compute behind which communication can hide, 0 to 1.
-
-    Raises:
-        ValueError: numbers that are not positive, an overlap outside of 0 to 1, a single node.
     """
-    numbers = {"num_params": num_params, "tokens": tokens, "flops_per_s": flops_per_s}
-    for name, value in (numbers | {"node_bytes_per_s": node_bytes_per_s}).items():
-        if not 0 < value < 1e30:
-            raise ValueError(f"{name} must be above 0 and below 1e30: got {value}.")
-    if not 0 <= overlap <= 1:
-        raise ValueError(f"overlap is a share of compute, 0 to 1: got {overlap}.")
-    whole_number("nodes", nodes, 2, example=24, maximum=1e9)
     compute_s = 8 * num_params * tokens / flops_per_s
     wire_s = 3 * 2 * num_params * (nodes - 1) / nodes / node_bytes_per_s
     steps = [compute_s + max(0.0, seconds - overlap * compute_s) for seconds in (wire_s, wire_s / 4)]
@@ -191,8 +170,3 @@ def zero_plus_plus_speedup(
 def _moved(piece_bytes: int, nodes: int, local: int) -> LevelBytes:
     """An all-gather or a reduce-scatter of pieces of that size: inside everything to everybody, across once a node."""
     return LevelBytes((local - 1) * nodes * local * piece_bytes, (nodes - 1) * local * piece_bytes)
-
-
-def _check(**sizes: int) -> None:
-    for name, size in sizes.items():
-        whole_number(name, size, maximum=2**40)

@@ -12,7 +12,7 @@ checkers see `Count` as an int.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
 from math import inf
@@ -32,6 +32,10 @@ class Bound:
 
     def holds(self, value: Any) -> bool:
         raise NotImplementedError
+
+    def test(self) -> Callable[[Any], bool]:
+        """`holds` as a function that is made once for many values."""
+        return self.holds
 
     def words(self, type_words: str, is_plural: bool = False) -> str:
         """The rule with the words of the type: "a whole number, 1 or more", "texts, each one of a, b"."""
@@ -58,8 +62,13 @@ class Range(Bound):
     example: float | None = None
 
     def holds(self, value: Any) -> bool:
-        is_above = value >= self.ge if self.gt is None else value > self.gt
-        return bool(is_above and (value <= self.le if self.lt is None else value < self.lt))
+        return bool(self.test()(value))
+
+    def test(self) -> Callable[[Any], bool]:
+        ge, gt, le, lt = self.ge, self.gt, self.le, self.lt
+        if gt is None:
+            return (lambda value: ge <= value <= le) if lt is None else (lambda value: ge <= value < lt)
+        return (lambda value: gt < value <= le) if lt is None else (lambda value: gt < value < lt)
 
     @property
     def rule(self) -> str:
@@ -151,7 +160,10 @@ class NonEmpty(Bound):
         return "not empty"
 
     def holds(self, value: Any) -> bool:
-        return len(value) > 0 if hasattr(value, "__len__") else value == value
+        try:
+            return len(value) > 0
+        except TypeError:  # an iterator
+            return True
 
     def remedy(self, argument: str, value: Any) -> str:
         return "give at least one item"

@@ -143,7 +143,8 @@ def _remedy(name: str, value: Any, bounded: Any, hint: Any, default: Any) -> str
     argument, notes = name.split()[-1], get_args(bounded)[1:]
     if texts := [note for note in notes if isinstance(note, str)]:
         return texts[-1]
-    proposed = next(one for one in notes if isinstance(one, Bound) and not one.holds(value)).remedy(argument, value)
+    bounds = [one for one in notes if isinstance(one, Bound)]
+    proposed = next(one for one in bounds if value is nan or not one.holds(value)).remedy(argument, value)
     if proposed.startswith("try") and default is not None and fits(default, hint):
         return f"try {argument}={shown(default)}"
     return proposed

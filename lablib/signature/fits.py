@@ -33,7 +33,7 @@ def _test_of(hint: Any) -> Callable[[Any], bool]:
         return lambda value: hint.__name__ in {kind.__name__ for kind in type(value).__mro__}
     origin, of = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        tests = [_test_of(of[0]), *(one.holds for one in of[1:] if isinstance(one, Bound))]
+        tests = [_test_of(of[0]), *(one.test() for one in of[1:] if isinstance(one, Bound))]
         return _both(*tests) if len(tests) == 2 else lambda value: all(test(value) for test in tests)
     if origin is None:
         return _simple_test(hint)

@@ -205,10 +205,8 @@ def test_summed_loss_leaves_padding_out_and_is_in_float32_at_least():
 
 
 def test_bad_input_is_one_clear_error():
-    with pytest.raises(ValueError, match="at least one micro-batch on every rank: got none"):
+    with pytest.raises(ValueError, match="micro_batches must be .*; give at least one micro-batch on every rank"):
         accumulate(Tiny(), [])
-    with pytest.raises(ValueError, match="at least one micro-batch"):
-        accumulate_mean_of_means(Tiny(), [])
     with pytest.raises(ValueError, match="must have a token with a loss: number 1 has none; leave it out"):
         accumulate_mean_of_means(Tiny(), [padded([2, 1]), padded([0, 0])])
     with pytest.raises(ValueError, match="a token whose target is not IGNORED: got none"):

@@ -238,9 +238,5 @@ def test_clipping_each_micro_batch_is_another_gradient():
 
 
 def test_bad_input_is_one_clear_error():
-    with pytest.raises(ValueError, match="max_norm must be positive: got 0"):
-        clip_grad_norm_(parameters([(2,)]), 0.0)
-    with pytest.raises(ValueError, match="max_norm must be positive: got nan"):
-        clip_grad_norm_(parameters([(2,)]), math.nan)
     with pytest.raises(ValueError, match="replicated must name parameters that are in params"):
         clip_grad_norm_(parameters([(2,)]), 1.0, replicated=parameters([(2,)]))

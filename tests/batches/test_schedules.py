@@ -143,16 +143,9 @@ def test_a_run_without_decay_ends_at_final_only_after_its_last_step():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        ((-1, 10, 0, 5), "counts from 0.*got step -1"),
-        ((0, 0, 0, 0), "a run has at least one.*num_steps 0"),
-        ((0, 10, -1, 5), "num_warmup -1"),
-        ((0, 10, 0, -5), "num_decay -5"),
         ((0, 10, 6, 5), r"must fit into the run: got 6 \+ 5 of 10 steps; try a decay of 4"),
         ((0, 10, 11, 0), "try a decay of 0"),
-        ((0, 10, 1, 5, 1.5), "final must be from 0 to 1.*got 1.5"),
-        ((0, 10, 1, 5, -0.1), "final must be from 0 to 1.*got -0.1"),
         ((9, 10, 1, 5, 0.0, exponential_decay), "an exponential never reaches 0.*got 0.0; try 0.1"),
-        ((0.5, 10, 1, 5), "step must be a whole number"),
     ],
 )
 def test_bad_input_is_one_clear_error(arguments, message):

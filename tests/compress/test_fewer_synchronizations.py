@@ -283,17 +283,11 @@ def test_gloo_trains_to_the_parameters_of_the_simulator():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: LocalSGD(model(), 0), "every must be a whole number, 1 or more: got 0; try every=16"),
-        (lambda: DiLoCo(model(), every=0), "every must be a whole number, 1 or more: got 0; try every=64"),
         (lambda: LocalSGD(nn.ReLU(), 1), "needs a parameter to train"),
-        (lambda: StaleAverage(-1), "staleness must be a whole number, 0 or more: got -1"),
         (lambda: layer_fragments(model(), [nn.Linear(1, 1)], 2), "at most the number of layers: got 2 of 1"),
         (lambda: StreamingDiLoCo(model(), [[], []], 3), "`every` to be a multiple of the number of fragments"),
         (lambda: StreamingDiLoCo(model(), [[]], 3, overlap=3), "`overlap` below it"),
         (lambda: StreamingDiLoCo(model(), [[]], 3), "fragments must hold every parameter that is trained"),
-        (lambda: StreamingDiLoCo(model(), [list(model().parameters())], 3, keep=1.0), "`keep` at least 0 and below 1"),
-        (lambda: largest_stable_rate(0.0, 1), "curvature must be above 0: got 0.0"),
-        (lambda: largest_stable_rate(math.nan, 1), "curvature must be above 0: got nan"),
     ],
 )
 def test_bad_input_is_one_error(wrong, message):

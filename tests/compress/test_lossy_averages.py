@@ -436,13 +436,8 @@ def test_one_bit_is_two_phases_of_signs_and_sends_their_bytes(ranks, numel):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        (lambda: TopK(0.0), "ratio is a share of all gradients, above 0 and up to 1: got 0.0; try 0.01"),
-        (lambda: RandomK(1.5), "ratio is a share of all gradients, above 0 and up to 1: got 1.5"),
-        (lambda: TopK(math.nan), "above 0 and up to 1: got nan"),
-        (lambda: top_k(torch.ones(3), 0), "k must be a whole number, 1 or more: got 0"),
         (lambda: top_k(torch.ones(3), 4), "k must be at most the number of gradients: got 4 of 3"),
         (lambda: top_k(torch.tensor([1.0, math.nan]), 1), "top_k: gradients must be finite: got 1 NaN and 0 inf"),
-        (lambda: PowerSGD(0), "rank must be a whole number, 1 or more: got 0"),
         (lambda: ErrorFeedback(RandomK()), "sends numbers as they are: got RandomK with is_unbiased=True"),
         (lambda: ErrorFeedback(all_reduce_average), "compressor must be a LossyAverage"),  # pyright: ignore
         (lambda: pack_signs(torch.ones(9)), r"must be a multiple of 8: got \(9,\); pad it"),

@@ -140,13 +140,7 @@ def test_what_is_no_variance_is_one_error(before, after, message):
         variance_ratio(before, after)
 
 
-def test_bad_settings_and_gradients_are_one_error():
-    w = nn.Parameter(torch.zeros(2))
-    with pytest.raises(ValueError, match="warmup_steps must be a whole number, 1 or more: got 0"):
-        OneBitAdam([w], 0)
-    with pytest.raises(ValueError, match="lr must be 0 or more"):
-        OneBitAdam([w], 1, lr=-1.0)
-
+def test_bad_gradients_are_one_error():
     def program():
         param = nn.Parameter(torch.zeros(2))
         optimizer = OneBitAdam([param], 1, reduce=StaleAverage(0))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lablib.compress import Asymmetric, Fp8, Int4, Int8, Quantizer, Rotated
 from lablib.plan.gradient_compression import find_compression
-from lablib.precision.formats import E4M3, E5M2, FP16
+from lablib.precision.formats import E4M3, E5M2
 from lablib.precision.rounding import round_to
 
 SLACK = 2.0**-15
@@ -259,15 +259,5 @@ def test_other_bad_input():
         Int4().quantize(torch.tensor([1e300], dtype=torch.float64))
     with pytest.raises(ValueError, match="a block spans more than 3e38"):
         Asymmetric().quantize(torch.tensor([-3e38, 3e38]))
-    with pytest.raises(ValueError, match="block must be a whole number, 1 or more: got 0; try block=256"):
-        Int8(block=0)
-    with pytest.raises(ValueError, match="rounding must be one of nearest, stochastic: got 'up'"):
-        Int4(rounding="up")
-    with pytest.raises(ValueError, match="bits must be 4 or 8: got 5"):
-        Asymmetric(bits=5)
-    with pytest.raises(ValueError, match="format must be E4M3 or E5M2: got fp16"):
-        Fp8(format=FP16)
-    with pytest.raises(ValueError, match="size must be a power of two, at most 4096: got 3; try 64"):
-        Rotated(size=3)
     with pytest.raises(ValueError, match="numel must be a whole number, 0 or more: got -1"):
         Int8().message_bytes(-1)
