@@ -204,6 +204,12 @@ def test_a_bound_tests_what_its_words_say(alias: str, value: Any):
         (Annotated[str, OneOf(FORMATS)], "e5m3", "one of e4m3, e5m2: got 'e5m3'; did you mean 'e5m2' or 'e4m3'?"),
         (Annotated[str, OneOf(FORMATS)], "zzzz", "x must be one of e4m3, e5m2: got 'zzzz'; try x='e4m3'"),
         (Annotated[Sequence[str], NonEmpty()], [], "a list of text, not empty: got []; give at least one item"),
+        (
+            tuple[aliases.Count | None, bool],
+            (0, True),
+            "x must be a tuple of (a whole number, 1 or more, or None), True or False: got 0 at index 0 of (0, True); "
+            "try x=1",
+        ),
         (Sequence[aliases.Count], [2, 0], "each 1 or more: got 0 at index 1 of [2, 0]; try x=1"),
         (Mapping[str, aliases.Positive], {"a": 0}, "each above 0: got 0 for 'a' of {'a': 0}; try x=1.0"),
     ],

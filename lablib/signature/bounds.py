@@ -129,7 +129,7 @@ class OneOf(Bound):
             near := get_close_matches(value[:_LONGEST_NAME].lower(), names, n=3, cutoff=0.5)
         ):
             return f"did you mean {' or '.join(map(repr, near))}?"
-        return f"try {argument}={self.choices[0]!r}"
+        return f"try {argument}={as_written(self.choices[0])}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +167,11 @@ class NonEmpty(Bound):
 
     def remedy(self, argument: str, value: Any) -> str:
         return "give at least one item"
+
+
+def as_written(value: Any) -> str:
+    """A value as a reader would write it: a dtype or a number format by its name."""
+    return repr(value) if isinstance(value, str | int | float | tuple | list | dict) else str(value)
 
 
 Count = Annotated[int, Range(ge=1)]

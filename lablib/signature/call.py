@@ -16,7 +16,7 @@ from math import nan
 from numbers import Integral
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
-from lablib.signature.bounds import Bound
+from lablib.signature.bounds import Bound, as_written
 from lablib.signature.fits import MAX_WHOLE, fits, tests_of, without_bounds
 from lablib.signature.hints import hints_of
 from lablib.signature.words import in_words, shown
@@ -146,7 +146,7 @@ def _remedy(name: str, value: Any, bounded: Any, hint: Any, default: Any) -> str
     bounds = [one for one in notes if isinstance(one, Bound)]
     proposed = next(one for one in bounds if value is nan or not one.holds(value)).remedy(argument, value)
     if proposed.startswith("try") and default is not None and fits(default, hint):
-        return f"try {argument}={shown(default)}"
+        return f"try {argument}={as_written(default)}"
     return proposed
 
 

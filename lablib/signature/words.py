@@ -50,7 +50,8 @@ def in_words(hint: Any) -> str:
     if inspect.isclass(origin) and issubclass(origin, tuple) and of[-1:] != (Ellipsis,):
         if len(set(of)) == 1 < len(of):
             return f"a tuple of {len(of)} {_plural(of[0])}"
-        return "a tuple of " + ", ".join(in_words(one) for one in of)
+        words = [in_words(one) for one in of]
+        return "a tuple of " + ", ".join(f"({one})" if "," in one else one for one in words)
     if origin is not None and of:
         return f"a list of {_plural(of[0])}"
     name = getattr(hint, "__name__", str(hint))
@@ -72,4 +73,4 @@ def _plural(hint: Any) -> str:
     first, of, rest = words.partition(" of ")
     if hint in (str, bool) or " or " in first:
         return words
-    return f"{first}s{of}{rest}"
+    return f"{first}{'es' if first.endswith(('ch', 's', 'x')) else 's'}{of}{rest}"

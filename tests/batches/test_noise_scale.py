@@ -154,7 +154,7 @@ def test_the_fit_weighs_relative_errors():
             lambda: fit_steps_law([1.0, 4.0], [10.0, 10.0]),
             "critical_batch must be a .*, above 0: .*measure at more sizes",
         ),
-        (lambda: fit_steps_law([1.0, 4.0], [10.0, 50.0]), "min_steps must be a finite number, above 0"),
+        (lambda: fit_steps_law([1.0, 4.0], [10.0, 50.0]), "must be a finite number, above 0"),
     ],
 )
 def test_bad_input_is_one_clear_error(call, message):
