@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 from lablib.torch_compat import FakeTensorMode, TorchDispatchMode, to_copy
 
 RULES = ("lower", "float32", "widest", "untouched")
@@ -69,21 +69,16 @@ OPERATORS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
 
 
 @checked
-def autocast_casts(device_type: str = "cuda", dtype: torch.dtype = torch.float16) -> dict[str, str]:
+def autocast_casts(
+    device_type: Annotated[str, OneOf(DEVICE_TYPES)] = "cuda",
+    dtype: Annotated[torch.dtype, OneOf(LOWER_DTYPES)] = torch.float16,
+) -> dict[str, str]:
     """The rule of each of `OPERATORS` under torch.autocast, one of `RULES`: name -> rule.
 
     Arguments:
         device_type: "cpu" or "cuda"; neither needs the device.
         dtype: the lower one, torch.float16 or torch.bfloat16.
-
-    Raises:
-        ValueError: another device or dtype.
     """
-    if device_type not in DEVICE_TYPES or dtype not in LOWER_DTYPES:
-        raise ValueError(
-            f"device_type must be one of {', '.join(DEVICE_TYPES)}, and dtype one of "
-            f"{', '.join(map(str, LOWER_DTYPES))}: got {device_type!r} and {dtype}."
-        )
     with FakeTensorMode():
         return {name: find_rule(operator, device_type, dtype) for name, operator in OPERATORS.items()}
 

@@ -15,11 +15,12 @@ Simplified: by peaks alone; what a model reaches depends on its sizes (lablib/co
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from lablib.hardware import DEVICES, Device
 from lablib.precision.formats import BF16, E2M1, E4M3, FP16, FP32, Format
 from lablib.process.visible_gpus import visible_gpus
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 
 PEAK_NAMES = {
     "bf16": "bfloat16",
@@ -51,7 +52,7 @@ class FormatChoice:
 
 
 @checked
-def best_format(device: Device | None = None, *, num_bits: int = 16) -> FormatChoice:
+def best_format(device: Device | None = None, *, num_bits: Annotated[int, OneOf((16, 8, 4))] = 16) -> FormatChoice:
     """The format to train in.
 
     Arguments:
@@ -59,10 +60,8 @@ def best_format(device: Device | None = None, *, num_bits: int = 16) -> FormatCh
         num_bits: the fewest that you would train in: 16, 8 or 4. Below 16 a run needs a recipe, and watching.
 
     Raises:
-        ValueError: another number of bits, or a GPU that is not in the catalogue.
+        ValueError: a GPU that is not in the catalogue.
     """
-    if num_bits not in (16, 8, 4):
-        raise ValueError(f"num_bits must be 16, 8 or 4: got {num_bits}.")
     device = device or find_device()
     if num_bits <= 4 and _speedup(device, E2M1) > _speedup(device, BF16):
         return _choice(

@@ -28,15 +28,15 @@ Simplified: codes are kept as numbers of the format in float32 (`size_bytes` say
 
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lablib.errors import unknown_name
 from lablib.precision.formats import BF16, E2M1, E4M3, E5M2, E8M0, FP32, Format
 from lablib.precision.rounding import round_to
-from lablib.signature import checked
+from lablib.signature import Count, OneOf, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +87,8 @@ RECIPES = {
 
 
 @checked
-def find_recipe(name: str) -> Recipe:
-    """The recipe of this name.
-
-    Raises:
-        ValueError: nobody knows it; the message lists all.
-    """
-    if name not in RECIPES:
-        raise unknown_name("recipe", name, list(RECIPES))
+def find_recipe(name: Annotated[str, OneOf(RECIPES)]) -> Recipe:
+    """The recipe of this name."""
     return RECIPES[name]
 
 
@@ -171,9 +165,8 @@ class DelayedScale:
     grows from one step to the next beyond the margin saturates.
     """
 
-    def __init__(self, format: Format, window: int = 16, margin: int = 0):
-        if window < 1:
-            raise ValueError(f"window must be at least 1 step: got {window}.")
+    @checked
+    def __init__(self, format: Format, window: Count = 16, margin: int = 0):
         self._largest = format.largest
         self._history: deque[float] = deque(maxlen=window)
         self._margin = margin

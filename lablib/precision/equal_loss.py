@@ -13,8 +13,11 @@ Simplified: one run of each; another seed moves the steps by some percent.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from lablib.signature import checked
+from lablib.signature import Count, Range, checked
+
+Time = Annotated[float, Range(gt=0, example=1.0)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +34,8 @@ class SpeedClaim:
 
 
 @checked
-def steps_to_loss(losses: Sequence[float], target: float, window: int = 10) -> int | None:
-    """The number of steps after which the mean of the last `window` losses is at most `target`; None: never.
-
-    Raises:
-        ValueError: a window below 1.
-    """
-    if window < 1:
-        raise ValueError(f"window must be at least 1 step: got {window}.")
+def steps_to_loss(losses: Sequence[float], target: float, window: Count = 10) -> int | None:
+    """The number of steps after which the mean of the last `window` losses is at most `target`; None: never."""
     means = (sum(losses[end - window : end]) / window for end in range(window, len(losses) + 1))
     return next((end for end, mean in enumerate(means, start=window) if mean <= target), None)
 
@@ -46,19 +43,17 @@ def steps_to_loss(losses: Sequence[float], target: float, window: int = 10) -> i
 @checked
 def speed_claim(
     losses: Sequence[float],
-    step_time_s: float,
+    step_time_s: Time,
     reference_losses: Sequence[float],
-    reference_step_time_s: float,
+    reference_step_time_s: Time,
     target: float,
-    window: int = 10,
+    window: Count = 10,
 ) -> SpeedClaim:
     """Both speeds of a run beside a reference.
 
     Raises:
-        ValueError: the reference never reaches the target, or a time is not positive.
+        ValueError: the reference never reaches the target.
     """
-    if not min(step_time_s, reference_step_time_s) > 0:
-        raise ValueError(f"times of a step must be positive: got {step_time_s} and {reference_step_time_s}.")
     steps, reference_steps = (steps_to_loss(one, target, window) for one in (losses, reference_losses))
     if reference_steps is None:
         raise ValueError(

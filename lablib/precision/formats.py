@@ -19,11 +19,11 @@ Simplified: NaN is one value.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
-from lablib.errors import unknown_name
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +116,8 @@ FORMATS = {format.name: format for format in (FP64, FP32, TF32, BF16, FP16, E5M2
 
 
 @checked
-def find_format(name: str) -> Format:
-    """The format of this name.
-
-    Raises:
-        ValueError: nobody knows it; the message lists all.
-    """
-    if name not in FORMATS:
-        raise unknown_name("format", name, list(FORMATS))
+def find_format(name: Annotated[str, OneOf(FORMATS)]) -> Format:
+    """The format of this name."""
     return FORMATS[name]
 
 

@@ -16,22 +16,18 @@ Source: Xi et al., "Training Transformers with 4-bit Integers", 2023, arXiv 2306
 Simplified: powers of two only (other sizes exist); the butterfly is a matrix product.
 """
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lablib.signature import checked
+from lablib.signature import PowerOfTwo, checked
 
 
 @checked
-def hadamard_matrix(size: int) -> Float[Tensor, "n n"]:
-    """H_n in float32: symmetric and orthogonal.
-
-    Raises:
-        ValueError: `size` is no power of two.
-    """
-    if size < 1 or size & (size - 1):
-        raise ValueError(f"a Hadamard matrix here has a power of two of rows: got {size}; try 16.")
+def hadamard_matrix(size: Annotated[int, PowerOfTwo()]) -> Float[Tensor, "n n"]:
+    """H_n in float32: symmetric and orthogonal."""
     matrix = torch.ones(1, 1)
     while len(matrix) < size:
         matrix = torch.cat([torch.cat([matrix, matrix], 1), torch.cat([matrix, -matrix], 1)])
@@ -40,12 +36,12 @@ def hadamard_matrix(size: int) -> Float[Tensor, "n n"]:
 
 @checked
 def hadamard_transform(
-    x: Float[Tensor, "... C"], size: int, signs: Float[Tensor, " n"] | None = None
+    x: Float[Tensor, "... C"], size: Annotated[int, PowerOfTwo()], signs: Float[Tensor, " n"] | None = None
 ) -> Float[Tensor, "... C"]:
     """`x H`, each `size` neighbours of the last dimension on their own; with `signs` (+-1), `x diag(signs) H`.
 
     Raises:
-        ValueError: `size` is no power of two, or does not divide the last dimension.
+        ValueError: `size` does not divide the last dimension.
     """
     if x.shape[-1] % size:
         raise ValueError(f"the last dimension must be a multiple of {size}: got {x.shape[-1]}.")

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from lablib.precision.hadamard import hadamard_transform
-from lablib.signature import checked
+from lablib.signature import Count, checked
 
 LARGEST_INT4 = 7  # of -7 .. 7: symmetric, so that zero is exact
 LARGEST_SPLIT = 119  # 16 * 7 + 7: the largest v = 16 high + low of two 4-bit integers in -8 .. 7
@@ -77,16 +77,11 @@ def split_bits(
 
 
 @checked
-def sampling_probabilities(scores: Float[Tensor, " R"], num_kept: int) -> Float[Tensor, " R"]:
+def sampling_probabilities(scores: Float[Tensor, " R"], num_kept: Count) -> Float[Tensor, " R"]:
     """p_i = min(1, k score_i) with the k for which they sum to `num_kept`: the sample of least variance.
 
     All are 1 where no more rows have a score than may be kept.
-
-    Raises:
-        ValueError: fewer than one row is kept.
     """
-    if num_kept < 1:
-        raise ValueError(f"at least one row must be kept: got num_kept={num_kept}.")
     if int((scores > 0).sum()) <= num_kept:
         return (scores > 0).to(scores.dtype)
     # Largest first: if the j largest are certain, the rest shares num_kept - j in proportion. The first j for which

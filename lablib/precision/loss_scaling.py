@@ -25,13 +25,22 @@ Simplified: gradients in FP32 or FP64 (master gradients), as torch's scaler dema
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lablib.signature import check_fields, checked
+from lablib.signature import (
+    Count,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    PositiveFraction,
+    Range,
+    check_fields,
+    checked,
+)
 from lablib.torch_compat import foreach_mul_, foreach_norm
 
 LARGEST_SCALE = 2.0**24
@@ -41,14 +50,12 @@ LARGEST_SCALE = 2.0**24
 class ScaleState:
     """Where a loss scale stands: the scale, steps in a row without overflow, overflows left until it is lowered."""
 
-    scale: float
-    good_steps: int
-    overflows_left: int
+    scale: NonNegative
+    good_steps: NonNegativeInt
+    overflows_left: NonNegativeInt
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not (0 <= self.scale < math.inf and self.good_steps >= 0 and self.overflows_left >= 0):
-            raise ValueError(f"a loss scale is a finite number and its counts are at least 0: got {self}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,26 +71,16 @@ class ScaleRule:
         minimum, maximum: bounds of the scale.
     """
 
-    initial: float = 2.0**16
-    growth: float = 2.0
-    backoff: float = 0.5
-    interval: int = 2000
-    hysteresis: int = 1
+    initial: Positive = 2.0**16
+    growth: Annotated[float, Range(ge=1)] = 2.0
+    backoff: PositiveFraction = 0.5
+    interval: Count = 2000
+    hysteresis: Count = 1
     minimum: float = 0.0
     maximum: float = LARGEST_SCALE
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 0 < self.initial < math.inf:
-            raise ValueError(f"initial must be a positive scale: got {self.initial}; try 65536.0.")
-        if self.growth < 1 or not 0 < self.backoff <= 1:
-            raise ValueError(
-                f"a scale grows by at least 1 and shrinks by at most 1: got growth {self.growth} and backoff "
-                f"{self.backoff}; try 2.0 and 0.5."
-            )
-        for name in ("interval", "hysteresis"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1: got {getattr(self, name)}.")
         if not self.minimum <= self.initial <= self.maximum:
             raise ValueError(
                 f"the scale must start within its bounds: got {self.initial} outside {self.minimum} to {self.maximum}."

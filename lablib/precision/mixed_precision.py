@@ -24,6 +24,7 @@ FP32. Real torch.float16 and torch.bfloat16 tensors, whose products sum in FP32 
 """
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +33,7 @@ from lablib.data import batches, load_corpus, train_val_split
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.precision.exponents import GradientExponents
 from lablib.precision.loss_scaling import LossScaler
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -100,7 +101,7 @@ class TextRun:
 
 @checked
 def train_on_text(
-    dtype: torch.dtype,
+    dtype: Annotated[torch.dtype, OneOf(DTYPES)],
     scaler: LossScaler | None = None,
     *,
     num_steps: int = 60,
@@ -120,10 +121,8 @@ def train_on_text(
         watches: whether to count exponents of gradients.
 
     Raises:
-        ValueError: another dtype, or tokens that are no multiple of 512.
+        ValueError: tokens that are no multiple of 512.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(map(str, DTYPES))}: got {dtype}.")
     batch_size, seq_len = 8, 64
     num_micro_batches, rest = divmod(tokens_per_step, batch_size * seq_len)
     if rest or num_micro_batches < 1:

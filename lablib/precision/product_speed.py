@@ -23,7 +23,7 @@ from lablib.cost.matmul import matmul_time_s
 from lablib.hardware import Device
 from lablib.precision.best_format import PEAK_NAMES
 from lablib.precision.formats import FP32, Format
-from lablib.signature import checked
+from lablib.signature import Count, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +43,14 @@ class ProductSpeed:
 
 
 @checked
-def product_speeds(device: Device, format: Format, sizes: Sequence[int], baseline: Format = FP32) -> list[ProductSpeed]:
+def product_speeds(
+    device: Device, format: Format, sizes: Sequence[Count], baseline: Format = FP32
+) -> list[ProductSpeed]:
     """Square products of these sizes in a format, beside another one.
 
     Raises:
-        ValueError: the device lacks one of both formats, or a size is not positive.
+        ValueError: the device lacks one of both formats.
     """
-    if min(sizes, default=1) < 1:
-        raise ValueError(f"sizes must be at least 1: got {list(sizes)}.")
     speeds = []
     for size in sizes:
         time_s, baseline_s = (product_time_s(device, one, size) for one in (format, baseline))

@@ -24,17 +24,16 @@ float32; the embedding and the head are left in full precision, as all of these 
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from lablib.errors import unknown_name
 from lablib.models.drawing import generator_beside
 from lablib.precision.block_scaling import RECIPES, DelayedScale, Quantized, Recipe, quantize
 from lablib.precision.hadamard import hadamard_transform
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 from lablib.torch_compat import scaled_mm
 
 
@@ -82,14 +81,8 @@ LINEAR_RECIPES = {
 
 
 @checked
-def find_linear_recipe(name: str) -> LinearRecipe:
-    """The recipe of this name.
-
-    Raises:
-        ValueError: nobody knows it; the message lists all.
-    """
-    if name not in LINEAR_RECIPES:
-        raise unknown_name("recipe", name, list(LINEAR_RECIPES))
+def find_linear_recipe(name: Annotated[str, OneOf(LINEAR_RECIPES)]) -> LinearRecipe:
+    """The recipe of this name."""
     return LINEAR_RECIPES[name]
 
 

@@ -23,14 +23,17 @@ conversion).
 Simplified: emulated. A float64 that is rounded to 16 or 8 bits is rounded once; torch rounds it to float32 first.
 """
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from lablib.precision.formats import Format, all_values
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 
 ROUNDINGS = ("nearest", "stochastic")
+Rounding = Annotated[str, OneOf(ROUNDINGS)]
 
 
 @checked
@@ -38,7 +41,7 @@ def round_to(
     x: Float[Tensor, "..."],
     format: Format,
     *,
-    rounding: str = "nearest",
+    rounding: Rounding = "nearest",
     saturates: bool = False,
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, "..."]:
@@ -50,12 +53,7 @@ def round_to(
         rounding: "nearest" (ties to even) or "stochastic".
         saturates: whether what is too large becomes the largest number, and not an infinity or a NaN.
         generator: what stochastic rounding draws from; None: torch's default one.
-
-    Raises:
-        ValueError: another word for `rounding`.
     """
-    if rounding not in ROUNDINGS:
-        raise ValueError(f"rounding must be one of {', '.join(ROUNDINGS)}: got {rounding!r}.")
     wide = x.to(torch.float64)
     wide = wide if format.is_signed else wide.abs()
     spacing = _spacing(wide, format)

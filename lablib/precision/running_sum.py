@@ -17,13 +17,15 @@ Zamirai et al., "Revisiting BFloat16 Training", 2020, arXiv 2010.06192, sections
 Simplified: emulated, each sum computed in FP64 and then rounded, once.
 """
 
+from typing import Annotated
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from lablib.precision.formats import Format
-from lablib.precision.rounding import round_to
-from lablib.signature import checked
+from lablib.precision.rounding import Rounding, round_to
+from lablib.signature import Range, checked
 
 
 @checked
@@ -32,7 +34,7 @@ def running_sum(
     increments_N: Float[Tensor, " N"],
     format: Format,
     *,
-    rounding: str = "nearest",
+    rounding: Rounding = "nearest",
     generator: torch.Generator | None = None,
 ) -> Float[Tensor, " N"]:
     """`start`, and one increment after the other added to it, rounded to a format after each: all N sums, in float64.
@@ -50,17 +52,12 @@ def running_sum(
 
 
 @checked
-def stalls_at(increment: float, format: Format) -> float:
+def stalls_at(increment: Annotated[float, Range(gt=0, example=1.0)], format: Format) -> float:
     """The power of two from which a sum that grows by `increment` > 0 does not grow any more.
 
     There its distance to the next number is twice the increment, or more: 2^(e - M) >= 2 d. (At just twice, d is half
     the distance, and the tie goes to the even neighbour: back.)
-
-    Raises:
-        ValueError: an increment that is not positive.
     """
-    if not increment > 0:
-        raise ValueError(f"increment must be positive: got {increment}.")
     stall = format.smallest_normal
     while stall * format.epsilon < 2 * increment:
         stall *= 2

@@ -22,6 +22,7 @@ Simplified: no loss scaler; every number of the model is in 16 bits (autocast ke
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
@@ -29,9 +30,10 @@ from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.phases import phase
 from lablib.precision.formats import BF16, FP16, FP32, TF32, Format
 from lablib.precision.mixed_precision import MixedPrecision
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 
 FORMATS = (FP32, TF32, BF16, FP16)
+Trained = Annotated[Format, OneOf(FORMATS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +50,16 @@ class HeldBytes:
 
 
 @checked
-def held_bytes(num_parameters: int, format: Format) -> HeldBytes:
+def held_bytes(num_parameters: int, format: Trained) -> HeldBytes:
     """Bytes of weights (with masters), gradients and Adam's states, by the table above; TF32 is FP32 in memory."""
-    _check(format)
     weights = 4 if format.num_bits > 16 else 2 + 4
     return HeldBytes(weights * num_parameters, 4 * num_parameters, 8 * num_parameters)
 
 
 @checked
-def training_steps(format: Format, config: GPTConfig, batch_size: int, seq_len: int = 1024, num_steps: int = 2) -> None:
+def training_steps(
+    format: Trained, config: GPTConfig, batch_size: int, seq_len: int = 1024, num_steps: int = 2
+) -> None:
     """Train for some steps, on zeros: the program to launch. All but the last are in phase "warm-up".
 
     Arguments:
@@ -64,11 +67,7 @@ def training_steps(format: Format, config: GPTConfig, batch_size: int, seq_len: 
             master weights.
         batch_size, seq_len: B and T of the tokens.
         num_steps: the first one makes the optimizer's states, so that the last of two is like all others.
-
-    Raises:
-        ValueError: another format.
     """
-    _check(format)
     torch.set_float32_matmul_precision("high" if format == TF32 else "highest")
     with phase("warm-up"):
         masters = GPT(config)
@@ -84,8 +83,3 @@ def training_steps(format: Format, config: GPTConfig, batch_size: int, seq_len: 
             training.backward(loss)
         with phase(optimizer):
             training.update()
-
-
-def _check(format: Format) -> None:
-    if format not in FORMATS:
-        raise ValueError(f"format must be one of {', '.join(map(str, FORMATS))}: got {format}.")

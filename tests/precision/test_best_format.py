@@ -42,8 +42,3 @@ def test_fewer_bits_are_never_slower():
 def test_a_device_of_ones_own():
     own = Device("mine", {"float32": 1e12, "float16": 4e12}, 1e9, 1e9)
     assert best_format(own).needs_loss_scale
-
-
-def test_other_bits_are_refused():
-    with pytest.raises(ValueError, match="must be 16, 8 or 4: got 6"):
-        best_format(num_bits=6)

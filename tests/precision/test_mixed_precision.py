@@ -130,8 +130,6 @@ def test_an_overflow_skips_the_step_and_lowers_the_scale():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ValueError, match="dtype must be one of"):
-        train_on_text(torch.float64)
     for tokens in (0, 100, 513):
         with pytest.raises(ValueError, match="tokens_per_step must be a multiple of 512"):
             train_on_text(torch.float32, tokens_per_step=tokens)
