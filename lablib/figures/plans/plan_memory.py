@@ -44,7 +44,8 @@ def figure_plan_memory(prediction: Prediction, title: str = "") -> go.Figure:
     if is_near:
         look = {"mode": "lines", "line": {"dash": "dash", "color": TOO_MUCH, "width": 2}, "showlegend": False}
         marks.append(Mark("limit", ends, [limit] * 2, (), look=look))
-        rules.append(Rule(y=limit, text=f"a GPU has {format_quantity(limit, 'B')}", line={"width": 0}))
+        text = f"a GPU has {format_quantity(limit, 'B')}"
+        rules.append(Rule(y=limit, text=text, line={"width": 0}, look={"yshift": 2}))
     if len(stages) <= MAX_SUMS:  # after the limit: where they meet, the words are in front
         colors = [TOO_MUCH if peak > limit else INK for peak in peaks]
         sums = [f"<b>{format_quantity(peak, 'B')}</b>" for peak in peaks]

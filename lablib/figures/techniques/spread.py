@@ -35,7 +35,7 @@ def figure_spread(
         panels: title of a panel ("" for none) -> its lines. A value that is not finite (a run that diverged) is not
             drawn, and counted in the table.
         x_label, y_label: quantity on the axis.
-        x_unit, y_unit: kept as they are, without a prefix.
+        x_unit, y_unit: as for `figure_lines`.
         log_x, log_y: logarithmic axes; on x, ticks stand at the positions themselves.
         mark_minima: a ring round each point of a line that may be its least: see `possible_minima`.
         summary: one sentence; none given: ends of each line.
