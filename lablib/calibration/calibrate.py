@@ -189,7 +189,6 @@ class _Calibration:
         return timings
 
     def _time_kernels(self, cases: Sequence[BenchmarkCase]) -> list[Timing]:
-        """On GPUs: kernel seconds of each case."""
         from lablib.calibration.fit_device import Timing
         from lablib.calibration.kernel_times import case_seconds, run_cases
 
@@ -202,7 +201,6 @@ class _Calibration:
         return timings
 
     def _time_kernels_of_messages(self, cases: Sequence[MessageCase]) -> list[MessageTiming]:
-        """On GPUs: kernel seconds of each communication."""
         from lablib.calibration.fit_network import MessageTiming
         from lablib.calibration.kernel_times import message_seconds, run_messages
 

@@ -11,10 +11,9 @@ prediction and measurement are of the same program.
     matmul        products: square, thin, tall, of little and of much depth, batched; for each dtype
 
 On a CPU the calls of a case take turns on many operands, and their results are kept for as many calls: a program's
-weights and activations were last used a step ago, and are not in the core's cache. One pair of operands, used again
-and again, makes a product of 1 MB 10 to 20% faster, and an addition twice as fast. Python's code and data leave the
-cache, too: a small operation between large ones takes half as long again, so the programs copy 1 MB in between
-("cold").
+weights and activations were last used a step ago, and are not in the core's cache. One pair of operands, used again and
+again, makes a product of 1 MB 10 to 20% faster, and an addition twice as fast. Python's code and data leave the cache,
+too: a small operation between large ones takes half as long again, so the programs copy 1 MB in between ("cold").
 """
 
 from collections import deque

@@ -49,7 +49,6 @@ def calibrate_command(backend: str, ranks: int, quick: bool, out: Path | None) -
 
 @contextmanager
 def _bar() -> Iterator[Progress]:
-    """A progress bar on stderr, with the present measurement."""
     from tqdm import tqdm
 
     with tqdm(total=1, file=sys.stderr, bar_format="{l_bar}{bar}| {elapsed} {desc}", ascii=True) as bar:

@@ -185,7 +185,6 @@ def _locked(path: Path) -> Any:
 
 
 def _free_name(path: Path) -> Path:
-    """An unused name next to `path`."""
     aside = path.with_name(path.name + ".damaged")
     number = 1
     while aside.exists():

@@ -246,7 +246,6 @@ def operator_kind(op: Any, args: tuple, out: Any) -> str:
 
 
 def _keeps_columns(args: tuple, out: Any) -> bool:
-    """Whether a reduction keeps the innermost dimension."""
     x, dims = args[0], args[1] if len(args) > 1 else None
     if not isinstance(out, torch.Tensor) or x.ndim < 2:
         return False

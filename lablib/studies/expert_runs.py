@@ -72,7 +72,7 @@ class ExpertStep:
 
     Attributes:
         step: from 1.
-        loss: of the batch before the step, in nats a byte, without auxiliary losses.
+        loss: of the batch before the step, in nats per byte, without auxiliary losses.
         counts: [L][E], choices of each expert; no layer for a dense model.
         dropped: share of all choices that were dropped.
         held_out: loss of held-out text after the step; None if it was not computed.

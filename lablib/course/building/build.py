@@ -85,7 +85,6 @@ def build_nbgrader(labs: Sequence[Lab], folder: Path) -> list[str]:
 
 
 def _build(lab: Lab, notebook: NotebookNode) -> list[str]:
-    """Write one learner notebook, if it is missing."""
     if not _difference(lab.notebook, to_text(notebook)):
         return [f"{lab.name}: up to date"]
     moved = moved_from_labs(lab, notebook)

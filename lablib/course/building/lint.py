@@ -240,7 +240,6 @@ def _lists(master: Master) -> Findings:
 
 
 def _calls_checks_for(cell: Cell, number: str) -> bool:
-    """Does this cell assign `check = checks_for("NN")`?"""
     return any(
         isinstance(node, ast.Assign) and ast.unparse(node) in (f"check = checks_for('{number}')",)
         for node in ast.parse(cell.source).body

@@ -150,7 +150,6 @@ def _problem(lab: Lab, used: list[str], answers: Answers) -> str:
 
 
 def _findings(master: Master, name: str, answers: Answers, seed: int) -> Iterator[str]:
-    """Findings about one check, at one seed."""
     from lablib.course.running.on_gpu import try_on_gpu  # here: on_gpu imports this file
 
     exercise, check = next(pair for pair in master.exercises if pair[1].check_name == name)

@@ -46,7 +46,6 @@ def try_out(function: Any, *args: Any, ranks: int | None = None, **options: Any)
 def _values(
     function: Callable[..., Any], args: tuple, ranks: int | None, options: dict[str, Any]
 ) -> tuple[list[Any], list[str]]:
-    """Return value and output of each rank."""
     if ranks is None:
         return [function(*args, **options)], [""]
     from lablib.launch import launch

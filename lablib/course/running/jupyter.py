@@ -90,7 +90,6 @@ def _option(arguments: Sequence[str], *names: str) -> str | None:
 
 
 def _check_port(text: str, host: str) -> None:
-    """Can a server listen on this port?"""
     if not text.isdecimal() or int(text) > 65535:
         raise CourseError(f"a port must be a number up to 65535: got {text!r}; try --port 8899.")
     port = int(text)
