@@ -10,7 +10,7 @@ The lines are computed once for each (n, s); then a collective is a look-up, two
 number as for an array of 100,000 groups. (If a round has two edges and neither is always the slower one, that round is
 the larger of two lines.)
 
-Cost: see the table of collective.py. Mean bytes sent per rank of the group, for any algorithm: all_reduce 2 (n-1)/n S;
+Cost: see the table of algorithms.py. Mean bytes sent per rank of the group, for any algorithm: all_reduce 2 (n-1)/n S;
 all_gather, reduce_scatter, all_to_all and a tree's broadcast (n-1)/n S; send S. (Sums in the switch are fewer bytes:
 nvls.py.) A "broadcast" is from the group's first rank, a "broadcast in turn" the mean over all roots.
 

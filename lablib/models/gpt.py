@@ -111,7 +111,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then the MLP, each added to the stream after a norm of its input."""
+    """One layer: attention, then the MLP; each reads a normalized copy of the stream and is added to it."""
 
     def __init__(self, config: GPTConfig, device: torch.device, dtype: torch.dtype):
         super().__init__()

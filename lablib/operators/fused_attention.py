@@ -6,7 +6,7 @@ attention into products and a softmax, which take longer than the kernel of the 
     with FusedAttention():
         loss_of(module)        a module on "meta"
 
-Cost: see attention.py for the fused operator.
+Cost: see lablib/cost/attention.py for the fused operator.
 Source: torch.nn.functional.scaled_dot_product_attention, its documentation's list of implementations.
 """
 

@@ -1,6 +1,7 @@
 """Cost of one torch operator on one device.
 
-An operator computes and moves bytes at the same time, so the slower of the two counts, and each kernel has a launch:
+An operator computes and moves bytes at the same time, so the slower of the two counts, and each kernel has a launch
+(files of lablib/cost):
 
     time = max( arithmetic, bytes / bandwidth ) + kernels * kernel overhead
 

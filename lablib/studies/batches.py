@@ -1,7 +1,7 @@
 """Small training runs on real text about batch size, schedules and parametrization, and their records.
 
 A GPT of two layers on bytes of Python's standard library, sequences of 64. A run takes seconds; since seeds differ, one
-run shows little, so many are kept as data. A reader can repeat one or two of them.
+run shows little, so many are kept as data. A reader can repeat one or two of them. Techniques are in lablib/batches:
 
     recorded_steps         steps until a loss is reached, by batch size                         noise_scale.py
     recorded_noise         signal and noise of gradients during training                        noise_scale.py

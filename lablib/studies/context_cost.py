@@ -19,8 +19,8 @@ A ring takes as long as its slowest rank: n - 1/2 blocks with contiguous pieces,
 between blocks (partial results, in 32 bits) count as compute: their share grows as blocks get shorter.
 
 Cost: a price list; nothing runs.
-Legend: as in `context/bytes.py`; u of the ranks share heads in "both".
-Source: as there; prices: lablib/cost. The kernels of `context/merge.py`, as the simulator runs them.
+Legend: as in `parallel/context/bytes.py`; u of the ranks share heads in "both".
+Source: as there; prices: lablib/cost. The kernels of `parallel/context/merge.py`, as the simulator runs them.
 Simplified: ranks equally fast; messages take no cores; ranks of one ring do the same at the same time, apart from
 order.
 """

@@ -8,8 +8,8 @@
 The first block of all queries needs no merge. Backward begins with zeros and ends with narrowed sums.
 
 Cost: a price list; nothing runs.
-Legend: as in `context/bytes.py`.
-Source: `context/merge.py`, operator by operator; prices: lablib/cost.
+Legend: as in `parallel/context/bytes.py`.
+Source: `parallel/context/merge.py`, operator by operator; prices: lablib/cost.
 Simplified: size alone decides whether data is in the cache (lablib/cost/memory.py).
 """
 

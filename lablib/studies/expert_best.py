@@ -4,7 +4,7 @@ Tries every number of slots per expert, one or more, and for each every assignme
 first. A branch ends when a rank has as much as the best so far; of two equal ranks only one is tried.
 
 Cost: exponential in the slots; up to ten, a second at most.
-Legend: as in `experts/balance.py`.
+Legend: as in `parallel/experts/balance.py`.
 Source: Land and Doig, "An Automatic Method of Solving Discrete Programming Problems", Econometrica 28(3), 1960 (branch
 and bound); packing equal numbers of items is NP-hard from three slots per rank on: Garey and Johnson, "Computers and
 Intractability", 1979, problem SP15 (3-partition).

@@ -17,7 +17,7 @@ With C FLOP/s, B bytes per second of memory and L of the link, products take les
 The busiest rank decides: all wait for it at the next all-to-all (`counts` of a real routing).
 
 Cost: a price list; nothing runs.
-Legend: as in `experts/bytes.py`.
+Legend: as in `parallel/experts/bytes.py`.
 Source: prices: `expert_prices.py`, and lablib/cost, its `exchange_cost` for uneven rows; another dispatcher:
 lablib/plan/layer/dispatch.py.
 Simplified: softmax gates; an even load is assigned in turn (`balanced=True`); groups of a rank have equal lengths;

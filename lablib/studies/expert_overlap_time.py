@@ -12,8 +12,8 @@ weights' gradients. On 8 H100s a layer of 64 experts of 1,024 units and 8,192 to
 exposed, and in two parts 6.2, 0.3 exposed; with 512 tokens two parts take longer than one.
 
 Cost: some sums; nothing runs on ranks.
-Legend: as in `experts/bytes.py` and `experts/overlap.py`.
-Source: the schedule: `experts/overlap.py`; prices: `expert_prices.py`.
+Legend: as in `parallel/experts/bytes.py` and `parallel/experts/overlap.py`.
+Source: the schedule: `parallel/experts/overlap.py`; prices: `expert_prices.py`.
 Simplified: an even load; all ranks do the same at the same time; messages take no cores of the GPU.
 """
 

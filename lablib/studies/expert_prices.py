@@ -11,9 +11,9 @@
 The small ones move little, and each costs its launch: with few tokens per rank they take most of the layer's time.
 
 Cost: a price list; nothing runs.
-Legend: as in `experts/bytes.py`.
-Source: `experts/routing.py`, `experts/dispatch.py`, `experts/layer.py` and `experts/parallel.py` with
-`grouped_product`, operator by operator; prices: lablib/cost.
+Legend: as in `parallel/experts/bytes.py`.
+Source: `routing.py`, `dispatch.py`, `layer.py` and `parallel.py` of parallel/experts with `grouped_product`,
+operator by operator; prices: lablib/cost.
 Simplified: the groups of a rank have equal lengths; size alone decides what is in the cache (lablib/cost/memory.py).
 """
 

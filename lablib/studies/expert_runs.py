@@ -13,8 +13,8 @@ weights and batches, the same for every method, so that two are compared seed by
 
 Cost: 8 to 13 seconds of one core per run.
 Shapes: L layers, E experts.
-Source: of the methods: `experts/losses.py`; sigmoids and the bias: Wang et al., 2024, arXiv 2408.15664, section 3 (rate
-0.001 for thousands of steps; these are 400). `benchmarks/expert_evidence.py` makes the records.
+Source: the methods: `parallel/experts/losses.py`; sigmoids and the bias: Wang et al., 2024, arXiv 2408.15664, section 3
+(rate 0.001 for thousands of steps; these are 400). `benchmarks/expert_evidence.py` makes the records.
 Simplified: one rank; 400 steps of a small model; nothing is tuned: tendencies over three seeds.
 """
 

@@ -16,7 +16,7 @@ eight data ranks for everything but experts).
 Cost: for each order one prediction (a millisecond), and the messages of its groups.
 Source: Narayanan et al., SC21, arXiv 2104.04473, section 3, takeaways 1 to 3; Llama Team, 2024, arXiv 2407.21783,
 section 3.3.2 (tensor, context, pipeline, data: by bandwidth and by latency that can be hidden).
-Simplified: as order.py: axes that use the same wires at the same time do not slow each other.
+Simplified: as lablib/plan/order.py: axes that use the same wires at the same time do not slow each other.
 """
 
 from collections.abc import Mapping

@@ -3,7 +3,7 @@
     axis        payload, of one rank                                                     times per step
     tensor      S each way of every block: a sum, or with sequence parallelism halves    4 in a layer, L/p m times
                 S at the embedding, and S at the head, on the first and the last stage   m
-    context     keys and values of a ring, and their gradients (context/bytes.py)        L/p m
+    context     keys and values of a ring, and their gradients                           L/p m
     expert      R k D w to the experts and back                                          4 in a layer, L/p m
     pipeline    S (S/t with sequence parallelism) to the next stage, as much back        m v
     data        gradients g P; with ZeRO-1 and 2 parameters w P after the step           1 (gradients of ZeRO-2: m)
@@ -19,7 +19,7 @@ sum over eight nodes of eight sends 7/8 of a tensor inside each node, and 7/8 of
 Cost: for each way in which an axis' groups are placed on nodes, the messages of each of its collectives once.
 Legend: S = R D w bytes of R tokens of a micro-batch, D width, w bytes per number, g of a gradient; P parameters of a
 rank, L layers, p stages, v pieces of each, m micro-batches, t tensor ranks, k experts per token.
-Source: the files of these collectives: tensor/bytes.py, context/bytes.py, zero/bytes.py, lablib/plan/layer.
+Source: these collectives: bytes.py of parallel/tensor, parallel/context and parallel/zero; lablib/plan/layer.
 Rails: NVIDIA, "Doubling all2all Performance with NCCL 2.12", 2022 (PXN and rail-optimized networks; from memory).
 Simplified: recomputed attention does not send its ring again; DDP's buckets count as one sum. The topologies of this
 project have no rails: a rail is a name for a destination, and costs the same as across.

@@ -7,7 +7,7 @@ several in FP32: at too large a rate, a coarse format can seem better than FP32.
 
 Cost: a run of 200 steps takes about 50 seconds of one core; in FP32, without emulation, 5.
 Shapes: B T tokens per step, V losses.
-Source: recipes and their sources: quantized_linear.py, int4_training.py.
+Source: recipes and their sources: lablib/precision/quantized_linear.py, lablib/precision/int4_training.py.
 Simplified: a model of 0.4 million parameters, one seed. At the end all are within 0.02 nats of BF16, and early on MXFP4
 and INT4 even lose less: so small a run cannot distinguish recipes, and does not support 4 bits. Published runs find
 differences at a thousand times the size, where outliers are larger (arXiv 2509.25149, section 4).

@@ -22,7 +22,7 @@ FSDP has two meanings: `FULL_SHARD` is ZeRO-3 under another name, so one of the 
 
 Cost: two predictions for each strategy and number of ranks.
 Source: the table is in circulation; no origin found. The numbers: lablib.plan.predict, placement_bytes.py.
-Simplified: one strategy at a time, ranks in the order that suits it; combinations: axis_by_axis.py.
+Simplified: one strategy at a time, ranks in the order that suits it; combinations: lablib/plan/axis_by_axis.py.
 """
 
 from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ input's and of the weight's gradient). In chunks smaller products take longer to
 counts as compute.
 
 Cost: a price list; nothing runs. torch is not needed.
-Legend: N = B T tokens, D width, F hidden, H heads, n ranks, S = N D w bytes, as in `tensor/bytes.py`.
+Legend: N = B T tokens, D width, F hidden, H heads, n ranks, S = N D w bytes, as in `parallel/tensor/bytes.py`.
 Source: Shoeybi et al., 2019, arXiv 1909.08053, section 5.1 (tensor parallelism within a node); Narayanan et al.,
 "Efficient Large-Scale Language Model Training on GPU Clusters", SC 2021, arXiv 2104.04473, section 3.2 and takeaway 1;
 Wang et al., ASPLOS 2023 (chunks); prices: lablib/cost.
@@ -205,7 +205,7 @@ def _whole_collectives(prices: _Prices, way: str, hidden_behind: Sequence[tuple[
 def _in_chunks(
     prices: _Prices, entrances: Sequence[_Matrix], exits: Sequence[_Matrix], outside_s: float
 ) -> TensorLayerTime:
-    """Each product of an entrance or exit is n products, concurrent with n - 1 messages (`tensor/asynchronous.py`)."""
+    """Each entrance or exit is n products, concurrent with n - 1 messages (`parallel/tensor/asynchronous.py`)."""
     ranks, layer, message_s = prices.ranks, prices.layer, prices.message()
     tokens = layer.tokens // ranks
     add_s = prices.touch(3 * tokens * layer.width)

@@ -1,7 +1,7 @@
 """Common claims about ZeRO, recomputed: ranks and precision for which each is true, and its omissions.
 
 A rank holds for each parameter w bytes that all ranks hold and 1/n of the s bytes that ZeRO splits. Both depend on the
-stage and on the precision (zero/bytes.py), written as bytes of parameter + gradient + optimizer:
+stage and on the precision (parallel/zero/bytes.py), written as bytes of parameter + gradient + optimizer:
 
     stage      w          s              2 + 2 + 12 (mixed precision, Adam)      4 + 4 + 8 (FP32, Adam)
     0          p + g + k  0              16                                      16
