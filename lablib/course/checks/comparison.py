@@ -18,7 +18,7 @@ def difference(saw: Any, expected: Any, rtol: float | None, atol: float, at: str
     """The first place where the two differ, as (saw, expected), or None. `rtol=None` asks for equality."""
     where = f" at {at}" if at else ""
     if is_array(expected):
-        return _arraydifference(saw, expected, rtol, atol, where)
+        return _array_difference(saw, expected, rtol, atol, where)
     if isinstance(expected, list | tuple):
         if not isinstance(saw, list | tuple):
             return short_repr(saw) + where, f"a {type(expected).__name__} of {len(expected)}"
@@ -75,7 +75,7 @@ def _same(saw: Any, expected: Any, rtol: float | None, atol: float) -> bool:
     return abs(saw - expected) <= atol + rtol * abs(expected)
 
 
-def _arraydifference(saw: Any, expected: Any, rtol: float | None, atol: float, where: str) -> tuple[str, str] | None:
+def _array_difference(saw: Any, expected: Any, rtol: float | None, atol: float, where: str) -> tuple[str, str] | None:
     """`difference` for tensors and arrays: shape, then type where equality is asked, then the worst element."""
     import numpy as np
 
