@@ -25,14 +25,18 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from lablib.memory.packed_memory import packed_memory
-from lablib.signature import checked
+from lablib.signature import Range, checked
 
 LEVELS = 255
+
+
+GroupSize = Annotated[int, Range(ge=2)]
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -60,7 +64,7 @@ class Compressed:
 
 
 @checked
-def compress(x: Tensor, group_size: int = 256, generator: torch.Generator | None = None) -> Compressed:
+def compress(x: Tensor, group_size: GroupSize = 256, generator: torch.Generator | None = None) -> Compressed:
     """`x` in 8 bits, stochastically rounded; not changed. A group with an infinity or NaN comes back as NaN.
 
     Arguments:
@@ -69,10 +73,8 @@ def compress(x: Tensor, group_size: int = 256, generator: torch.Generator | None
         generator: what rounding draws from; None: torch's own.
 
     Raises:
-        ValueError: nothing to compress, no floating-point numbers, or a group of fewer than 2.
+        ValueError: nothing to compress, or no floating-point numbers.
     """
-    if group_size < 2:
-        raise ValueError(f"a group has at least 2 numbers: got group_size={group_size}; try 256.")
     if not x.is_floating_point() or not x.numel():
         raise ValueError(f"floating-point numbers are compressed: got {x.numel()} of {x.dtype}; keep them as they are.")
     flat = x.detach().reshape(-1).to(torch.promote_types(x.dtype, torch.float32))
@@ -98,7 +100,7 @@ def decompress(compressed: Compressed) -> Tensor:
 def compressed_activations(
     parameters: Iterable[Tensor] = (),
     *,
-    group_size: int = 256,
+    group_size: GroupSize = 256,
     min_numel: int = 1024,
     generator: torch.Generator | None = None,
 ) -> AbstractContextManager[None]:
@@ -110,7 +112,5 @@ def compressed_activations(
         min_numel: smaller tensors are kept as they are.
         generator: what rounding draws from.
     """
-    if group_size < 2:
-        raise ValueError(f"a group has at least 2 numbers: got group_size={group_size}; try 256.")
     pack = partial(compress, group_size=group_size, generator=generator)
     return packed_memory(pack, decompress, parameters, min_numel)

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from lablib.signature import checked
+from lablib.signature import Count, checked
 from lablib.torch_compat import efficient_attention, flash_attention, flash_attention_for_cpu
 
 Layer = Callable[[Tensor], Tensor]
@@ -59,14 +59,8 @@ def keep_all(num_layers: int) -> Plan:
 
 
 @checked
-def checkpoint_every(num_layers: int, k: int = 1) -> Plan:
-    """Segments of `k` layers, the last perhaps shorter; 1 is full recomputation.
-
-    Raises:
-        ValueError: `k` is below 1.
-    """
-    if k < 1:
-        raise ValueError(f"a segment has at least 1 layer: got k={k}.")
+def checkpoint_every(num_layers: int, k: Count = 1) -> Plan:
+    """Segments of `k` layers, the last perhaps shorter; 1 is full recomputation."""
     return tuple(Segment(start, min(start + k, num_layers), True) for start in range(0, num_layers, k))
 
 

@@ -31,7 +31,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lablib.signature import checked
+from lablib.signature import Count, checked
 
 
 @checked
@@ -44,7 +44,7 @@ def linear_cross_entropy(
 
 @checked
 def chunked_linear_cross_entropy(
-    x_TD: Float[Tensor, "T D"], w_VD: Float[Tensor, "V D"], targets_T: Int[Tensor, " T"], num_chunks: int = 8
+    x_TD: Float[Tensor, "T D"], w_VD: Float[Tensor, "V D"], targets_T: Int[Tensor, " T"], num_chunks: Count = 8
 ) -> Float[Tensor, ""]:
     """The same, a chunk of tokens at a time, whose scores are made again in backward.
 
@@ -59,7 +59,7 @@ def chunked_linear_cross_entropy(
 
 @checked
 def fused_linear_cross_entropy(
-    x_TD: Float[Tensor, "T D"], w_VD: Float[Tensor, "V D"], targets_T: Int[Tensor, " T"], num_chunks: int = 8
+    x_TD: Float[Tensor, "T D"], w_VD: Float[Tensor, "V D"], targets_T: Int[Tensor, " T"], num_chunks: Count = 8
 ) -> Float[Tensor, ""]:
     """The same, a chunk at a time, with the gradients of x and w made in forward: no scores are made twice.
 
@@ -107,8 +107,6 @@ class FusedLoss(torch.autograd.Function):
 def _chunks(num_chunks: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
     """Each tensor, cut along the tokens."""
     num_tokens = len(tensors[0])
-    if num_chunks < 1:
-        raise ValueError(f"num_chunks must be at least 1: got {num_chunks}.")
     if num_tokens == 0:
         raise ValueError("a mean over no tokens is undefined: got an empty batch.")
     return [tensor.tensor_split(min(num_chunks, num_tokens)) for tensor in tensors]

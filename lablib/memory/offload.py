@@ -36,7 +36,7 @@ import torch
 from torch import Tensor
 
 from lablib.memory.packed_memory import packed_memory
-from lablib.signature import checked
+from lablib.signature import Count, checked
 
 Event = Any  # torch.cuda.Event, or the simulator's
 
@@ -74,7 +74,7 @@ def naive_offload(parameters: Iterable[Tensor] = (), *, min_numel: int = 1024) -
 
 @checked
 def offload(
-    parameters: Iterable[Tensor] = (), *, num_ahead: int = 2, min_numel: int = 1024
+    parameters: Iterable[Tensor] = (), *, num_ahead: Count = 2, min_numel: int = 1024
 ) -> AbstractContextManager[None]:
     """The same with copies beside compute: `with offload(model.parameters()): loss = model(x)`, then `backward()`.
 
@@ -84,11 +84,9 @@ def offload(
         min_numel: smaller tensors stay on the device.
 
     Raises:
-        ValueError: no GPU to offload from, or `num_ahead` below 1.
+        ValueError: no GPU to offload from.
     """
     _require_gpu()
-    if num_ahead < 1:
-        raise ValueError(f"num_ahead must be at least 1 tensor: got {num_ahead}; try 2.")
     mover = Mover(num_ahead)
     return packed_memory(mover.send, mover.fetch, parameters, min_numel)
 

@@ -26,12 +26,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import ceil, inf
+from typing import Annotated
 
 import numpy as np
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lablib.signature import check_fields, checked
+from lablib.signature import Count, NonEmpty, NonNegative, Positive, check_fields, checked
 
 KEEP = 0  # a choice; any other number is the layer before which a checkpoint lies
 
@@ -40,16 +41,13 @@ KEEP = 0  # a choice; any other number is the layer before which a checkpoint li
 class ChainLayer:
     """A layer of a chain: seconds forward and backward, bytes it keeps beside input and output, bytes of its output."""
 
-    forward_s: float
-    backward_s: float
-    kept_bytes: float
-    output_bytes: float
+    forward_s: NonNegative
+    backward_s: NonNegative
+    kept_bytes: NonNegative
+    output_bytes: NonNegative
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("forward_s", "backward_s", "kept_bytes", "output_bytes"):
-            if not 0 <= getattr(self, name) < inf:
-                raise ValueError(f"{name} must be a number from 0 on: got {getattr(self, name)}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +85,14 @@ class OptimalPlan:
 
 
 @checked
-def optimal_plan(layers: Sequence[ChainLayer], budget_bytes: float, slots: int = 200) -> OptimalPlan:
+def optimal_plan(
+    layers: Annotated[Sequence[ChainLayer], NonEmpty()], budget_bytes: Positive, slots: Count = 200
+) -> OptimalPlan:
     """The plan of least time whose activations fit the budget.
 
     Raises:
         ValueError: no plan fits; the message says what the smallest one needs.
     """
-    if not layers:
-        raise ValueError("a chain has at least one layer: got none.")
-    if slots < 1 or not 0 < budget_bytes < inf:
-        raise ValueError(f"budget and slots must be positive: got {budget_bytes} bytes and {slots} slots.")
     table = _Table(layers, budget_bytes / slots, slots)
     last = len(layers) - 1
     time_s = float(table.time_s[0][last][slots])

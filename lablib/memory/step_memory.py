@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Annotated
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from lablib.models.gpt import GPTConfig
 from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.plan.recompute import recompute_policy
-from lablib.signature import checked
+from lablib.signature import Count, OneOf, checked
 from lablib.text.units import format_quantity
 
 # Bytes of a weight, and whether the optimizer steps copies of the weights in 32 bits.
@@ -147,13 +148,13 @@ class StepMemory:
 @checked
 def memory_of_step(
     model: str | Transformer | GPTConfig = "gpt2",
-    seq_len: int | None = None,
-    micro_batch: int = 1,
+    seq_len: Count | None = None,
+    micro_batch: Count = 1,
     *,
-    precision: str = "16 bits, float32 master",
-    optimizer: str = "adamw",
+    precision: Annotated[str, OneOf(PRECISIONS)] = "16 bits, float32 master",
+    optimizer: Annotated[str, OneOf(OPTIMIZERS)] = "adamw",
     recompute: str = "none",
-    num_microbatches: int = 1,
+    num_microbatches: Count = 1,
     device: str | Device = "H100-80GB-SXM",
 ) -> StepMemory:
     """What one training step holds, moment by moment, and whether it fits.
@@ -169,14 +170,11 @@ def memory_of_step(
         device: a device, or a name of the catalogue.
 
     Raises:
-        ValueError: names nobody knows, sizes below 1, a sequence longer than the model's positions, a policy that
-            flash attention leaves without effect.
+        ValueError: an unknown model or device, a sequence longer than the model's positions, a policy that flash
+            attention leaves without effect.
     """
     sizes = find_transformer(model)
     seq_len = sizes.max_seq_len if seq_len is None else seq_len
-    for name, value in (("seq_len", seq_len), ("micro_batch", micro_batch), ("num_microbatches", num_microbatches)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1: got {value}.")
     if sizes.positions == "learned" and seq_len > sizes.max_seq_len:
         rule = f"{sizes.name} has {sizes.max_seq_len:,} learned positions, and a sequence at most as many tokens"
         raise ValueError(f"{rule}: got {seq_len:,}; try {sizes.max_seq_len:,}.")
@@ -199,9 +197,6 @@ def memory_of_step(
 
 
 def _kind(precision: str, optimizer: str, recompute: str, num_microbatches: int) -> Kind:
-    for kind, name, valid in (("precision", precision, PRECISIONS), ("optimizer", optimizer, OPTIMIZERS)):
-        if name not in valid:
-            raise unknown_name(kind, name, list(valid))
     policy = recompute_policy(recompute)
     if policy.kind == "selective" or policy.first is not None:
         rule = 'recompute is "none", "full" or "every k" here: flash attention keeps no scores to leave out'

@@ -180,7 +180,7 @@ def test_bad_input():
         with offload(num_ahead=num_ahead):
             pass
 
-    with pytest.raises(Exception, match="num_ahead must be at least 1 tensor: got 0; try 2"):
+    with pytest.raises(Exception, match="num_ahead must be a whole number, 1 or more: got 0; try num_ahead=2"):
         launch(program, 0, ranks=1, device="cuda")
     if not torch.cuda.is_available():
         with pytest.raises(ValueError, match='got no GPU. On the simulator, launch.program, ranks=1, device="cuda".'):

@@ -128,11 +128,5 @@ def test_a_plan_that_is_carried_out_has_the_gradients_of_the_chain(sizes, share,
 
 
 def test_bad_input():
-    with pytest.raises(ValueError, match="at least one layer"):
-        optimal_plan([], 1.0)
     with pytest.raises(ValueError, match="smallest needs 3 more. Try budget_bytes=8"):
         optimal_plan([ChainLayer(1.0, 1.0, 5.0, 3.0)], 5.0)
-    with pytest.raises(ValueError, match="kept_bytes must be a number from 0 on"):
-        ChainLayer(1.0, 1.0, -1.0, 1.0)
-    with pytest.raises(ValueError, match="budget and slots must be positive"):
-        optimal_plan([ChainLayer(1.0, 1.0, 1.0, 1.0)], 0.0)
