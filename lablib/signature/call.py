@@ -104,10 +104,11 @@ def check_fields(record: Any) -> None:
 
 def check_arguments(whose: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Hold values to the annotations of the parameters of these names; others pass. As `checked`, without a call."""
-    tests, parameters = tests_of(function), inspect.signature(function).parameters
+    tests = tests_of(function)
     for name, value in arguments.items():
         if name in tests and not tests[name](value):
-            check_type(f"{whose}: {name}", value, hints_of(function)[name], parameters[name].default)
+            default = inspect.signature(function).parameters[name].default
+            check_type(f"{whose}: {name}", value, hints_of(function)[name], default)
 
 
 def check_types(function: str, arguments: Iterable[tuple[str, Any, Any]]) -> None:
