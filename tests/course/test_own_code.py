@@ -359,7 +359,7 @@ def test_objects_of_a_refused_class_are_refused():
     def another():
         return len(str(held))
 
-    with pytest.raises(RuleBroken, match=r"lablib\.parallel\.mesh\.Mesh"):
+    with pytest.raises(RuleBroken, match=r"lablib\.parallel\.mesh\.mesh\.Mesh"):
         not_from_lablib(by_its_type, refused=[parallel.Mesh])
     not_from_lablib(by_its_type)
     not_from_lablib(another, allowed=["Combination"], refused=[parallel.Mesh])

@@ -14,7 +14,7 @@ from lablib import launch
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "simulator.md").read_text("utf-8")
-NAMED = re.compile(r"`((?:sim|engine|cost)/\w+\.py)`\s+`([\w.]+)`")
+NAMED = re.compile(r"`((?:sim|engine|cost)/[\w/]+\.py)`\s+`([\w.]+)`")
 
 
 def section(title: str) -> list[tuple[str, str]]:
@@ -64,7 +64,7 @@ def test_each_rank_calls_what_the_page_says_in_its_order():
     assert len(coming) > 8 and len(completing) > 8 and len(going_on) > 4
     assert missing_in_order(coming, first) == []
     assert missing_in_order(completing, last) == []
-    assert missing_in_order(going_on, first[first.index(("sim/rank.py", "Rank.leave")) :]) == []
+    assert missing_in_order(going_on, first[first.index(("sim/ranks/rank.py", "Rank.leave")) :]) == []
 
 
 def test_every_file_and_every_name_of_the_sketch_exists():

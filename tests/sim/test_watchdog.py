@@ -94,7 +94,7 @@ def test_a_time_limit_returns_whatever_a_rank_waits_for(wait: Callable[[], Any],
 
 HOLDS_THE_INTERPRETER = """
 from lablib import launch
-from lablib.sim import watchdog
+from lablib.sim.ranks import watchdog
 watchdog._GRACE_S = 0.5
 
 def program():

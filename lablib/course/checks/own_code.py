@@ -279,7 +279,8 @@ def _public_name(name: str, value: Any = None) -> str:
     """A name of lablib as a notebook writes it: parallel.exchange, lablib.launch."""
     packages = [lablib, *(held for held in vars(lablib).values() if isinstance(held, ModuleType))]
     for package in packages:
-        held = vars(package).get(name)
+        is_exported = name in getattr(package, "__all__", ())  # imported when it is asked for (lablib/index.py)
+        held = getattr(package, name) if is_exported else vars(package).get(name)
         is_it = held is value if value is not None else callable(held)
         if _is_lablib(package.__name__) and is_it:
             return f"{package.__name__.removeprefix('lablib.')}.{name}"
