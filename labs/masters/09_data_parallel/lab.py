@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 import torch.distributed as dist
 
-from lablib import find_cluster, launch, parallel, phase, reconcile
+from lablib import find_cluster, launch, parallel, phase, reconcile, studies
 from lablib.calibration import batch_for, this_machine
 from lablib.cost import GroupNetwork, collective_cost
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
@@ -474,10 +474,10 @@ def loss_of(module):
     return next_token_loss(module(parts[0].inputs), parts[0].targets)
 
 
-profile = parallel.profile_step(model, loss_of, machine.device)
+profile = studies.profile_step(model, loss_of, machine.device)
 rows = {}
 for method, step in steps.items():
-    predicted_s = parallel.predict_step(profile, machine, ranks, bucket_bytes, method).step_s
+    predicted_s = studies.predict_step(profile, machine, ranks, bucket_bytes, method).step_s
     rows[method] = {
         "formula": format_quantity(predicted_s, "s", 4),
         "simulator": format_quantity(step.makespan_s, "s", 4),
@@ -554,9 +554,7 @@ def profile_of(name, sequences, device_of):
     shape = GPT(MODELS[name], device="meta")  # shapes without values
     tokens = torch.zeros(sequences, MODELS[name].max_seq_len, dtype=torch.long, device="meta")
     device = find_cluster(device_of).device
-    return parallel.profile_step(
-        shape, lambda gpt: next_token_loss(gpt(tokens), tokens), device
-    )
+    return studies.profile_step(shape, lambda gpt: next_token_loss(gpt(tokens), tokens), device)
 
 
 gpt2 = profile_of("GPT-2 (124M)", sequences=8, device_of="pcie-a100")
@@ -569,7 +567,7 @@ NUM_RANKS = [1, 2, 4, 8, 16, 32, 64]
 
 def efficiencies(bucket, sequences, name, machine):
     one, where = profile_of(name, sequences, machine), find_cluster(machine)
-    efficiency = partial(parallel.scaling_efficiency, one, where, bucket_bytes=int(bucket))
+    efficiency = partial(studies.scaling_efficiency, one, where, bucket_bytes=int(bucket))
     return {way: [efficiency(n, method=way) for n in NUM_RANKS] for way in steps}
 
 
@@ -805,7 +803,7 @@ BUCKETS = [10.0 ** (exponent / 4) for exponent in range(16, 37)]
 
 def step_times(num_ranks, sequences, name, machine):
     one = profile_of(name, sequences, machine)
-    predict = partial(parallel.predict_step, one, find_cluster(machine), num_ranks)
+    predict = partial(studies.predict_step, one, find_cluster(machine), num_ranks)
     bucketed_s = [predict(int(bucket), "bucketed").step_s for bucket in BUCKETS]
     overlapped_s = [predict(int(bucket), "overlapped").step_s for bucket in BUCKETS]
     return {

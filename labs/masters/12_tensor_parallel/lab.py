@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from lablib import find_cluster, launch, parallel, phase, reconcile
+from lablib import find_cluster, launch, parallel, phase, reconcile, studies
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import figure_matrices, figure_tensor_times, format_quantity, show
@@ -494,7 +494,7 @@ print("guesses:", my_guess_8, "and", my_guess_16)
 
 # %%
 wide = parallel.LayerSizes(batch=1, seq_len=4096, width=8192, heads=64)
-times = parallel.tensor_times(wide, machine, [1, 2, 4, 8, 16, 32])
+times = studies.tensor_times(wide, machine, [1, 2, 4, 8, 16, 32])
 columns = zip(*((time.ranks, time.compute_s, time.exposed_s) for time in times), strict=True)
 columns = map(list, columns)
 node = machine.devices_per_node
@@ -572,7 +572,7 @@ for name, width, tokens, percent in [
     ("pcie-a100", 8192, 4096, 53),
 ]:
     sizes = parallel.LayerSizes(tokens // 2048, 2048, width, width // 64)
-    one = parallel.tensor_layer_time(sizes, find_cluster(name), 8)
+    one = studies.tensor_layer_time(sizes, find_cluster(name), 8)
     assert round(100 * one.exposed_s / one.layer_s) == percent, (name, width, tokens)
     print(f"{name}, width {width}, {tokens} tokens: {percent}% exposed")
 
@@ -699,7 +699,7 @@ check.draw_shard(draw_shard)
 # %%
 table = {}
 for way in ("f and g", "overlapped", "sequence", "gathered again", "in chunks"):
-    one = parallel.tensor_layer_time(wide, machine, 8, way)
+    one = studies.tensor_layer_time(wide, machine, 8, way)
     table[way] = {"compute": one.compute_s, "exposed": one.exposed_s, "layer": one.layer_s}
 print(f"one layer on 8 ranks of {cluster}, forward and backward")
 pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
@@ -714,7 +714,7 @@ pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
 # The numbers of this text.
 for name, fastest in {"dgx-h100": "gathered again", "pcie-a100": "in chunks"}.items():
     ways = ("f and g", "overlapped", "sequence", "gathered again", "in chunks")
-    of = {way: parallel.tensor_layer_time(wide, find_cluster(name), 8, way) for way in ways}
+    of = {way: studies.tensor_layer_time(wide, find_cluster(name), 8, way) for way in ways}
     assert min(of, key=lambda way: of[way].layer_s) == fastest, name
     first, second, third, fourth, last = (of[way].compute_s for way in ways)
     assert first > second > third == fourth and last > first, name

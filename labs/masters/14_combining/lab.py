@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from lablib import find_cluster, launch, parallel, phase, reconcile
+from lablib import find_cluster, launch, parallel, phase, reconcile, studies
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
 from lablib.figures import (
@@ -268,14 +268,14 @@ print("guess:", my_guess_order)
 
 # %%
 step_as = {"batch": 16, "seq_len": 2048, "micro_batch": 2, "zero_stage": 1}
-placed = parallel.placements(LARGE, large_mesh, cluster, sequence_parallel=False, **step_as)
+placed = studies.placements(LARGE, large_mesh, cluster, sequence_parallel=False, **step_as)
 show(figure_placements(placed, title=f"16 ranks on {cluster}"))
 print("guess:", my_guess_order)
 table = {}
 for one in placed:
     waits = max(one.exposed_s, key=one.exposed_s.get)
     share = f"{waits}, {one.exposed_s[waits] / one.step_time_s:.0%} of the step"
-    row = {"sends to other nodes": format_quantity(parallel.far_bytes(one), "B")}
+    row = {"sends to other nodes": format_quantity(studies.far_bytes(one), "B")}
     row |= {"step": format_quantity(one.step_time_s, "s"), "waits most for": share}
     table[", ".join(one.mesh.axes)] = row
 pd.DataFrame(table).T
@@ -422,7 +422,7 @@ print("guesses: best", my_guess_best, "worst", my_guess_worst)
 # %%
 long_step = {"batch": 2, "seq_len": 65_536, "zero_stage": 1}
 box = Mesh(data=2, context=4, tensor=8)
-placed = parallel.placements("llama-3-8b", box, cluster, **long_step)
+placed = studies.placements("llama-3-8b", box, cluster, **long_step)
 table = {}
 for one in placed:
     times = {"step": one.step_time_s}
@@ -580,7 +580,7 @@ print("guesses:", my_guess_summed, "and", my_guess_divided)
 # %%
 MOE = parallel.ExpertSizes(tokens=8192, d_model=4096, d_ff=14_336, num_experts=16, k=2)
 machine, table = find_cluster(cluster), {}
-for time in parallel.expert_times(MOE, machine, [1, 2, 4, 8, 16]):
+for time in studies.expert_times(MOE, machine, [1, 2, 4, 8, 16]):
     row = {
         "products": time.products_s,
         "moves, router": time.moves_s + time.router_s,
@@ -682,7 +682,7 @@ def attend(order_name):
 
 
 run = launch(attend, "contiguous", ranks=4, **SHAPES)
-share_s = parallel.fair_share_s(LONG, find_cluster(cluster), 4)
+share_s = studies.fair_share_s(LONG, find_cluster(cluster), 4)
 print(
     f"guess: {my_guess_times}; simulated: {run.timeline.makespan_s / share_s:.2f} times as long"
 )
@@ -737,10 +737,10 @@ print("guesses: zigzag", my_guess_zigzag, "striped", my_guess_striped)
 
 # %%
 print("guesses: zigzag", my_guess_zigzag, "striped", my_guess_striped)
-counted, table = parallel.counted_efficiencies(), {}
-for row in parallel.PUBLISHED_RINGS[:2]:
+counted, table = studies.counted_efficiencies(), {}
+for row in studies.PUBLISHED_RINGS[:2]:
     kind = "forward" if row.forward_only else "both passes"
-    predicted = parallel.predicted_efficiencies(row)
+    predicted = studies.predicted_efficiencies(row)
     for order in counted:
         shares = [counted[order], predicted[order], row.efficiencies[order]]
         table[f"{kind}, {order}"] = [f"{share:.0%}" for share in shares]
@@ -758,7 +758,7 @@ pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
 
 # %%
 lengths = [8192, 16_384, 32_768, 65_536, 131_072, 262_144]
-found = parallel.context_efficiencies(LONG, machine, 8, lengths)
+found = studies.context_efficiencies(LONG, machine, 8, lengths)
 show(figure_context_times(lengths, found, title=f"Attention on 8 ranks of {cluster}"))
 
 # %% [markdown]
@@ -833,8 +833,8 @@ show(figure_rank_loads(each, title="Tokens of each rank"))
 table = {}
 for n in (4, 8, 16):
     for way, price in {
-        "plain": parallel.expert_time,
-        "halves": parallel.overlapped_time,
+        "plain": studies.expert_time,
+        "halves": studies.overlapped_time,
     }.items():
         time = price(MOE, machine, n)
         row = {"exposed": time.exposed_s, "layer": time.layer_s}
@@ -858,7 +858,7 @@ my_guess_speed = None  # such as 0.9
 print("guess:", my_guess_speed)
 
 # %%
-compared = parallel.against_dense(parallel.OLMOE, cluster, [1, 2, 4, 8, 16, 32])
+compared = studies.against_dense(studies.OLMOE, cluster, [1, 2, 4, 8, 16, 32])
 show(figure_expert_times(compared, title=f"OLMoE beside dense models on {cluster}"))
 print("guess:", my_guess_speed)
 table = {}
@@ -884,8 +884,8 @@ pd.DataFrame(table).T.map(lambda x: "does not fit" if pd.isna(x) else f"{x:.2f}"
 # hold for a model of 13 billion on 2 to 64 ranks? (FSDP's full sharding *is* ZeRO-3.)
 
 # %%
-rows = parallel.strategies("gpt3-13b", cluster)
-for verdict in parallel.strategy_verdicts(rows):
+rows = studies.strategies("gpt3-13b", cluster)
+for verdict in studies.strategy_verdicts(rows):
     print_text(verdict.sentence())
 
 # %% [markdown]
