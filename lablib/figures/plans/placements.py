@@ -48,7 +48,7 @@ def figure_placements(placements: Sequence[Placed], title: str = "") -> go.Figur
     """A row for each order of the axes, the last of which has neighbours: left the step, right the bytes.
 
     Args:
-        placements: the fastest first, as `lablib.parallel.placements` gives them. More than 24 are drawn as the fastest
+        placements: the fastest first, as `lablib.studies.placements` gives them. More than 24 are drawn as the fastest
             and the slowest one; the table has all.
 
     Returns:

@@ -19,7 +19,7 @@ def figure_when_compression_pays(
     title: str = "",
     summary: str = "",
 ) -> go.Figure:
-    """Lines of `lablib.compress.speedup_curves`: above the line at 1, compression pays.
+    """Lines of `lablib.studies.speedup_curves`: above the line at 1, compression pays.
 
     Args:
         bandwidths: out of a rank, in bytes a second.

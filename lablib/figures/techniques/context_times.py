@@ -19,7 +19,7 @@ def figure_context_times(
     title: str = "",
     summary: str = "",
 ) -> go.Figure:
-    """Lines of `lablib.parallel.context_efficiencies`: at 1, n ranks take 1/n of one device's time.
+    """Lines of `lablib.studies.context_efficiencies`: at 1, n ranks take 1/n of one device's time.
 
     Args:
         seq_lens: tokens of the whole sequence.

@@ -24,7 +24,7 @@ def figure_expert_times(compared: Sequence[AgainstDense], title: str = "", summa
     """Tokens a second and GPU of three models; a cross on the axis where one does not fit.
 
     Args:
-        compared: of `lablib.parallel.against_dense`, by ascending number of GPUs.
+        compared: of `lablib.studies.against_dense`, by ascending number of GPUs.
         title: of the figure.
         summary: one sentence; none given: the mixture's speed over that of as many FLOPs, on each number of GPUs.
 
