@@ -1,7 +1,6 @@
 # ruff: noqa: I001  (in reading order)
 from .batch import BatchSize as BatchSize, solve_batch as solve_batch, nearest_multiple as nearest_multiple
 from .accumulation import (
-    IGNORED as IGNORED,
     summed_loss as summed_loss,
     count_tokens as count_tokens,
     accumulate_mean_of_means as accumulate_mean_of_means,

@@ -5,7 +5,6 @@ from .documents import documents as documents, cut_documents as cut_documents
 from .naive_bpe import train_bpe as train_bpe, encode_bpe as encode_bpe
 from .tokenizer import (
     END_OF_DOCUMENT as END_OF_DOCUMENT,
-    FORMAT as FORMAT,
     ForeignTokensError as ForeignTokensError,
     Tokenizer as Tokenizer,
     train_tokenizer as train_tokenizer,

@@ -1,8 +1,5 @@
 # ruff: noqa: I001  (in reading order)
 from .elementwise_chain import (
-    ONE_OPERAND as ONE_OPERAND,
-    TWO_OPERANDS as TWO_OPERANDS,
-    check_chain as check_chain,
     unfused_cost as unfused_cost,
     fused_cost as fused_cost,
     run_unfused as run_unfused,
@@ -19,14 +16,7 @@ from .tile_quantization import (
     pad_vocabulary as pad_vocabulary,
     head_width_waste as head_width_waste,
 )
-from .jit import (
-    jit as jit,
-    Kernel as Kernel,
-    check_contiguous as check_contiguous,
-    cdiv as cdiv,
-    next_power_of_2 as next_power_of_2,
-    check_dot_tiles as check_dot_tiles,
-)
+from .jit import jit as jit, Kernel as Kernel
 from .accesses import (
     Kind as Kind,
     Program as Program,
@@ -59,12 +49,7 @@ from .layer_norm import (
     layer_norm as layer_norm,
 )
 from .cross_entropy import tiled_cross_entropy as tiled_cross_entropy, cross_entropy as cross_entropy
-from .matmul import (
-    ACTIVATIONS as ACTIVATIONS,
-    tiled_matmul as tiled_matmul,
-    matmul_kernel as matmul_kernel,
-    matmul as matmul,
-)
+from .matmul import tiled_matmul as tiled_matmul, matmul_kernel as matmul_kernel, matmul as matmul
 from .matmul_plan import (
     MatmulTiles as MatmulTiles,
     program_tiles as program_tiles,
@@ -79,12 +64,7 @@ from .attention_plan import (
 )
 from .flash_forward import forward_kernel as forward_kernel
 from .flash_backward import dq_kernel as dq_kernel, dk_dv_kernel as dk_dv_kernel
-from .flash_attention import (
-    TRITON as TRITON,
-    TILED as TILED,
-    flash_attention as flash_attention,
-    flash_attention_varlen as flash_attention_varlen,
-)
+from .flash_attention import flash_attention as flash_attention, flash_attention_varlen as flash_attention_varlen
 from .attention_bytes import (
     standard_numbers as standard_numbers,
     paper_tiles as paper_tiles,
@@ -107,7 +87,7 @@ from .torch_compiler import (
 )
 from .graph_breaks import find_graph_breaks as find_graph_breaks
 from .recompiles import find_recompiles as find_recompiles
-from .compilers import WAYS as WAYS, count_kernels as count_kernels, compare as compare
+from .compilers import count_kernels as count_kernels, compare as compare
 from .launch_overhead import (
     one_by_one as one_by_one,
     one_by_one_closed_form as one_by_one_closed_form,
@@ -118,8 +98,6 @@ from .launch_overhead import (
 )
 from .tile_choice import (
     AttentionKernel as AttentionKernel,
-    ATTENTION_TILES as ATTENTION_TILES,
-    MATMUL_TILES as MATMUL_TILES,
     attention_tiles as attention_tiles,
     matmul_tiles as matmul_tiles,
     attention_shared_bytes as attention_shared_bytes,

@@ -1,5 +1,5 @@
 # ruff: noqa: I001  (in reading order)
-from .base import BatchedOptimizer as BatchedOptimizer, count_steps as count_steps
+from .base import BatchedOptimizer as BatchedOptimizer
 from .adamw import (
     AdamW as AdamW,
     new_moments as new_moments,
@@ -10,12 +10,8 @@ from .adafactor import Adafactor as Adafactor
 from .lamb import LAMB as LAMB, trust_ratios as trust_ratios
 from .lion import Lion as Lion, expected_sign as expected_sign
 from .sophia import SophiaG as SophiaG, sampled_label_loss as sampled_label_loss
-from .newton_schulz import (
-    COEFFICIENTS as COEFFICIENTS,
-    newton_schulz as newton_schulz,
-    singular_values_after as singular_values_after,
-)
-from .muon import SCALES as SCALES, Muon as Muon
+from .newton_schulz import newton_schulz as newton_schulz, singular_values_after as singular_values_after
+from .muon import Muon as Muon
 from .blockwise import (
     codebook as codebook,
     blocks as blocks,
