@@ -15,7 +15,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lablib.figures import describe, figure_lines, figure_timeline, figure_traffic_matrix
+from lablib.figures import describe, figure_lines, figure_schedules, figure_timeline, figure_traffic_matrix
 from lablib.figures.show import MAX_SVG_BYTES, caption_html, picture_bundle, show, static_svg, without_subtitle
 from lablib.figures.style import FAINT_INK, INK
 from lablib.figures.svg.axes import CHARACTER
@@ -92,6 +92,18 @@ def test_a_logarithmic_axis_puts_equal_factors_at_equal_distances():
     (line,) = drawn(figure).iter(f"{SVG}polyline")
     (a, b), (c, d), (e, f) = ([float(v) for v in point.split(",")] for point in (line.get("points") or "").split())
     assert c - a == pytest.approx(e - c, abs=0.2) and b - d == pytest.approx(d - f, abs=0.2) and b > d
+
+
+@settings(max_examples=20)
+@given(rates=st.integers(3, 200), losses=st.integers(3, 200))
+@example(rates=100, losses=90)
+def test_panels_above_one_another_share_an_axis_that_holds_the_values_of_both(rates, losses):
+    figure = figure_schedules({"WSD": [1.0] * rates}, {"WSD": [(step, 3.0) for step in range(losses)]})
+    lines = [(line.get("points") or "").split() for line in drawn(figure).iter(f"{SVG}polyline")]
+    ends = {len(line): float(line[-1].split(",")[0]) for line in lines}  # steps -> pixel of the last one
+    assert max(ends.values()) <= WIDTH - 30
+    if rates != losses:
+        assert (ends[rates] > ends[losses]) == (rates > losses)
 
 
 @settings(max_examples=20)

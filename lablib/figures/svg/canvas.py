@@ -45,19 +45,22 @@ class Canvas:
         used = {(letter, trace.get(f"{letter}axis", letter)) for trace in self.traces for letter in "xy"}
         used |= {(key[0], key[0] + key[5:]) for key in self.layout if key[1:5] == "axis"}
         layouts = {name: self.layout.get(f"{letter}axis{name[1:]}", {}) for letter, name in used}
-        axes = {name: self._axis(name, layouts[name]) for name in sorted(layouts)}
+        following = {name: [n for n, each in layouts.items() if each.get("matches") == name] for name in layouts}
+        axes = {name: self._axis(name, layouts[name], following[name]) for name in sorted(layouts)}
         for name, own in layouts.items():  # an axis that follows another has its ends
             other = axes.get(own.get("matches", ""))
             if other is not None and other is not axes[name]:
                 axes[name] = SvgAxis(own, other.low, other.high, axes[name].start, axes[name].end, other.names)
         return axes
 
-    def _axis(self, name: str, own: dict[str, Any]) -> SvgAxis:
-        letter = name[0]
-        own_traces = [trace for trace in self.traces if trace.get(f"{letter}axis", letter) == name]
-        values = [value for trace in own_traces for value in values_of(trace, letter)]
-        if self.layout.get("barmode") == "stack":
-            values += stacked(own_traces, letter)
+    def _axis(self, name: str, own: dict[str, Any], following: Sequence[str]) -> SvgAxis:
+        """The axis for its own values and those of the axes that follow it (`matches`)."""
+        letter, values = name[0], list[Any]()
+        for axis in dict.fromkeys([name, *following]):
+            traces = [trace for trace in self.traces if trace.get(f"{letter}axis", letter) == axis]
+            values += [value for trace in traces for value in values_of(trace, letter)]
+            if self.layout.get("barmode") == "stack":
+                values += stacked(traces, letter)
         names = tuple(dict.fromkeys(value for value in values if isinstance(value, str)))
         probe = SvgAxis(own, 0, 1, 0, 1, names)
         is_bars = any(trace["type"] == "bar" for trace in self.traces)
