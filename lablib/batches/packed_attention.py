@@ -71,7 +71,10 @@ def attend_by_length(documents_BT: Int64[Tensor, "B T"]) -> Attend:
     return attend
 
 
-def attend_to_all(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+@checked
+def attend_to_all(
+    q_BHTK: Float[Tensor, "B H T K"], k_BHTK: Float[Tensor, "B H T K"], v_BHTK: Float[Tensor, "B H T K"]
+) -> Float[Tensor, "B H T K"]:
     """The naive one: causal over the whole block, across borders."""
     return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
 

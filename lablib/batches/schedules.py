@@ -27,32 +27,35 @@ import math
 from collections.abc import Callable
 from typing import Annotated
 
-from lablib.signature import Count, Fraction, NonNegativeInt, checked
+from lablib.signature import Count, Fraction, NonNegativeInt, PositiveFraction, checked
 
 # Progress through the decay in [0, 1], and the last factor -> factor; 1 at progress 0, `final` at 1.
 Decay = Callable[[float, float], float]
 Share = Annotated[Fraction, "give a part of the peak rate, such as 0.1"]
+PositiveShare = Annotated[PositiveFraction, "an exponential never reaches 0; try final=0.1"]
 
 
-def linear_decay(progress: float, final: float) -> float:
+@checked
+def linear_decay(progress: Fraction, final: Fraction) -> float:
     """A straight line."""
     return 1.0 - (1.0 - final) * progress
 
 
-def cosine_decay(progress: float, final: float) -> float:
+@checked
+def cosine_decay(progress: Fraction, final: Fraction) -> float:
     """Half a period of a cosine: slow, fast, slow."""
     return final + (1.0 - final) * (1.0 + math.cos(math.pi * progress)) / 2.0
 
 
-def square_root_decay(progress: float, final: float) -> float:
+@checked
+def square_root_decay(progress: Fraction, final: Fraction) -> float:
     """1 - sqrt: fast at first."""
     return 1.0 - (1.0 - final) * math.sqrt(progress)
 
 
-def exponential_decay(progress: float, final: float) -> float:
+@checked
+def exponential_decay(progress: Fraction, final: PositiveShare) -> float:
     """By the same factor in each step; `final` must be above 0. MiniCPM halves the rate again and again."""
-    if final <= 0:
-        raise ValueError(f"an exponential never reaches 0, so final must be positive: got {final}; try 0.1.")
     return final**progress
 
 

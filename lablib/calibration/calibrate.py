@@ -67,11 +67,6 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
         ValueError: an unknown backend, too few ranks, or measurements that are impossible or that no fit explains.
         LaunchError: the processes could not be started.
     """
-    if backend not in BACKENDS:
-        raise unknown_name("backend to calibrate", backend, BACKENDS)
-    if backend == "gloo" and ranks < 2:
-        raise ValueError(f"a calibration needs 2 or more ranks, which talk to each other: got {ranks!r}; try ranks=4")
-    whole_number("ranks", ranks, example=2)
     return _Calibration(backend, measured_ranks(backend, ranks), quick, progress or _silent).run()
 
 
@@ -79,6 +74,11 @@ def measured_ranks(backend: str, ranks: int) -> int:
     """Ranks that a calibration for `ranks` measures: on GPUs no two share one, as they would time each other."""
     from lablib.real.gpu.sharing import ranks_with_own_gpu
 
+    if backend not in BACKENDS:
+        raise unknown_name("backend to calibrate", backend, BACKENDS)
+    if backend == "gloo" and ranks < 2:
+        raise ValueError(f"a calibration needs 2 or more ranks, which talk to each other: got {ranks!r}; try ranks=4")
+    whole_number("ranks", ranks, example=2)
     return ranks_with_own_gpu(backend, ranks)
 
 

@@ -28,7 +28,6 @@ from .formats.records import (
     DamagedDataError as DamagedDataError,
     NoRandomAccessError as NoRandomAccessError,
     read_manifest as read_manifest,
-    manifest_crc as manifest_crc,
 )
 from .damage import read_shards as read_shards, flip_byte as flip_byte, cut_file as cut_file, FullDisk as FullDisk
 from .object_store import (
@@ -43,7 +42,7 @@ from .object_store import (
 from .loading.dead_worker import WorkerDiedError as WorkerDiedError, named_workers as named_workers
 from .loading.loaded_run import Cause as Cause, LoadedRun as LoadedRun
 from .loading.loader import Copy as Copy, Jitter as Jitter, Loader as Loader, draw_times as draw_times
-from .loading.loader_ranks import train_with_loader_ranks as train_with_loader_ranks, work as work
+from .loading.loader_ranks import train_with_loader_ranks as train_with_loader_ranks
 from .loading.loader_timeline import run_loop as run_loop, steady_step_s as steady_step_s
 from .loading.measured_loop import measure_loop as measure_loop
 from .loading.queueing import (

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from lablib.process.user_folders import user_folder
+from lablib.text.files import system_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ def write_entry(folder: Path, key: str, chunks: Iterable[bytes], source: str) ->
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of `path` when the block ends well, and vanishes when it does not."""
+    path = Path(system_path(path))
     descriptor, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

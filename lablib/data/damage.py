@@ -27,7 +27,8 @@ from typing import Any, BinaryIO, Generic, Literal, TypeVar
 from lablib.data.formats.catalogue import FORMATS
 from lablib.data.formats.records import DamagedDataError, Loss, Manifest, Record
 from lablib.errors import unknown_name
-from lablib.signature import checked
+from lablib.signature import NonNegativeInt, checked
+from lablib.text.files import system_path
 
 T = TypeVar("T")
 
@@ -102,6 +103,7 @@ def _items(manifest: Manifest, decode: Callable[[Record], Any]) -> Iterator[Any]
 @checked
 def flip_byte(path: Path, place: int, mask: int = 0xFF) -> None:
     """Change the bits of one byte that `mask` has set; for trying out damage. Raises IndexError beyond the file."""
+    path = Path(system_path(path))
     byte = path.read_bytes()[place]
     with path.open("r+b") as file:  # in place: a file half written is what this is about
         file.seek(place % path.stat().st_size)
@@ -109,8 +111,9 @@ def flip_byte(path: Path, place: int, mask: int = 0xFF) -> None:
 
 
 @checked
-def cut_file(path: Path, size_bytes: int) -> None:
+def cut_file(path: Path, size_bytes: NonNegativeInt) -> None:
     """Keep the first bytes of a file only, as a copy that broke off does."""
+    path = Path(system_path(path))
     with path.open("r+b") as file:
         file.truncate(min(size_bytes, path.stat().st_size))
 

@@ -18,12 +18,12 @@ Simplified: a reader can begin inside a shard (an index, or reading and throwing
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lablib.data.sharding import check_rank_of, epoch_order
-from lablib.signature import checked, fits, shown
+from lablib.signature import Range, checked, fits, shown
 from lablib.text.units import plural
 
 _REMEDY = "give it as `state_dict` made it, or begin the epoch anew."
@@ -106,7 +106,9 @@ class ShardProgress:
 
 
 @checked
-def deal_pieces(pieces: Sequence[Piece], num_readers: int, seed: int = 0) -> list[list[Piece]]:
+def deal_pieces(
+    pieces: Sequence[Piece], num_readers: Annotated[int, Range(ge=1, le=10**6)], seed: int = 0
+) -> list[list[Piece]]:
     """The pieces of each reader: no sample lost, none twice, and as many samples each as pieces allow.
 
     Arguments:
@@ -114,8 +116,6 @@ def deal_pieces(pieces: Sequence[Piece], num_readers: int, seed: int = 0) -> lis
         num_readers: ranks times workers; the largest pieces are halved until each reader has one.
         seed: of the order of pieces of one size; another one in each epoch.
     """
-    if num_readers < 1:
-        raise ValueError(f"num_readers must be at least 1: got {num_readers}.")
     for piece in pieces:
         if not 0 <= piece.start <= piece.stop:
             raise ValueError(f"a piece is the samples [start, stop) of a shard: got {piece}.")

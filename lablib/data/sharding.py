@@ -21,10 +21,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
 import torch
 
-from lablib.signature import checked
+from lablib.signature import Count, NonNegativeInt, Range, checked
+
+NumSamples = Annotated[int, Range(ge=0, le=10**9)]  # beyond that a list of all is no longer sensible
 
 
 class Uneven(Enum):
@@ -36,13 +39,11 @@ class Uneven(Enum):
 
 
 @checked
-def epoch_order(num_samples: int, seed: int = 0, epoch: int = 0) -> list[int]:
+def epoch_order(num_samples: NumSamples, seed: NonNegativeInt = 0, epoch: NonNegativeInt = 0) -> list[int]:
     """The order of an epoch, the same on every rank: a random permutation.
 
     It adds seed and epoch, as torch does: so seed 0 in epoch 1 is seed 1 in epoch 0.
     """
-    if num_samples < 0 or seed < 0 or epoch < 0:
-        raise ValueError(f"num_samples, seed and epoch must be at least 0: got {num_samples}, {seed} and {epoch}.")
     generator = torch.Generator("cpu").manual_seed(seed + epoch)
     return torch.randperm(num_samples, generator=generator, device="cpu").tolist()
 
@@ -127,7 +128,7 @@ class Seen:
 
 
 @checked
-def count_seen(deliveries: Sequence[Sequence[int]], num_samples: int) -> Seen:
+def count_seen(deliveries: Sequence[Sequence[int]], num_samples: NumSamples) -> Seen:
     """Count what ranks, or workers, got in an epoch.
 
     Arguments:
@@ -137,7 +138,7 @@ def count_seen(deliveries: Sequence[Sequence[int]], num_samples: int) -> Seen:
         ValueError: a sample that is none of 0 ... num_samples - 1.
     """
     counts = Counter(sample for one in deliveries for sample in one)
-    unknown = sorted(counts.keys() - set(range(num_samples)))
+    unknown = sorted(sample for sample in counts if not 0 <= sample < num_samples)
     if unknown:
         raise ValueError(f"samples must be from 0 to {num_samples - 1}: got {unknown[:5]}.")
     every = range(num_samples)
@@ -145,10 +146,8 @@ def count_seen(deliveries: Sequence[Sequence[int]], num_samples: int) -> Seen:
 
 
 @checked
-def lost_share_of_own_seeds(world_size: int) -> float:
+def lost_share_of_own_seeds(world_size: Count) -> float:
     """The expected part of an epoch that no rank gets, if each shuffles with a seed of its own: (1 - 1/W)^W."""
-    if world_size < 1:
-        raise ValueError(f"world_size must be at least 1: got {world_size}.")
     return (1 - 1 / world_size) ** world_size
 
 

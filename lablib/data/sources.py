@@ -16,6 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from lablib.signature import checked
+from lablib.text.files import system_path
+
 END_OF_TEXT = "\n<|endoftext|>\n"  # between documents of a corpus that has no borders of its own
 
 # Tests are not prose, site-packages is not the standard library, and config-* and _sysconfigdata* tell of this machine.
@@ -35,9 +38,10 @@ class Source(NamedTuple):
     chunks: Iterator[bytes]
 
 
+@checked
 def standard_library(folder: Path | None = None) -> Source:
     """Every module of the standard library in `folder` (None: this Python's), ordered by path, a newline after each."""
-    folder = Path(sysconfig.get_path("stdlib")) if folder is None else folder
+    folder = Path(sysconfig.get_path("stdlib") if folder is None else system_path(folder))
     files = sorted(_modules(folder), key=lambda path: path.relative_to(folder).as_posix())
     if not files:
         raise CorpusUnavailableError(
@@ -48,9 +52,10 @@ def standard_library(folder: Path | None = None) -> Source:
     return Source(standard_library_key(folder), origin, (path.read_bytes() + b"\n" for path in files))
 
 
+@checked
 def standard_library_key(folder: Path | None = None) -> str:
     """The key of `standard_library(folder)`, told without looking for its thousand files."""
-    folder = Path(sysconfig.get_path("stdlib")) if folder is None else folder
+    folder = Path(sysconfig.get_path("stdlib") if folder is None else system_path(folder))
     # Two builds of one version (a distribution's and one's own) may differ in a file: each has its place.
     where = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
     return f"python-stdlib-{platform.python_version()}-{where}"

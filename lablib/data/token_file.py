@@ -291,7 +291,7 @@ def _check_counts(header: TokenHeader) -> None:
 
 
 def _sidecar(path: Path) -> Path:
-    return path.with_name(path.name + ".json")
+    return path.parent / f"{path.name}.json"
 
 
 def _padded(size_bytes: int) -> int:

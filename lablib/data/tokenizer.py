@@ -204,12 +204,14 @@ def corpus_texts(corpus: Corpus) -> list[str]:
     return [bytes(corpus.tokens.numpy()).decode("utf-8", "replace")]
 
 
+@checked
 def split_into_pieces(text: str) -> list[bytes]:
     """The pieces of a text that no merge crosses: words with the space before them, numbers, punctuation.
 
     >>> split_into_pieces("low lower2")
     [b'low', b' lower', b'2']
     """
+    _check_text(text)
     letters = byte_letters()
     cut = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str(text)
     return [bytes(letters[letter] for letter in piece) for piece, _ in cut]
@@ -256,7 +258,7 @@ def _hashed(texts: Iterable[str], digest: Any) -> Iterator[str]:
         raise ValueError("a tokenizer is trained on text: got none.")
 
 
-def _check_text(text: str, index: int) -> None:
+def _check_text(text: str, index: int = 0) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -49,7 +49,7 @@ from .layer_norm import (
     layer_norm as layer_norm,
 )
 from .cross_entropy import tiled_cross_entropy as tiled_cross_entropy, cross_entropy as cross_entropy
-from .matmul import tiled_matmul as tiled_matmul, matmul_kernel as matmul_kernel, matmul as matmul
+from .matmul import tiled_matmul as tiled_matmul, matmul as matmul
 from .matmul_plan import (
     MatmulTiles as MatmulTiles,
     program_tiles as program_tiles,
@@ -62,8 +62,6 @@ from .attention_plan import (
     AttentionPlan as AttentionPlan,
     equal_lengths as equal_lengths,
 )
-from .flash_forward import forward_kernel as forward_kernel
-from .flash_backward import dq_kernel as dq_kernel, dk_dv_kernel as dk_dv_kernel
 from .flash_attention import flash_attention as flash_attention, flash_attention_varlen as flash_attention_varlen
 from .attention_bytes import (
     standard_numbers as standard_numbers,
@@ -104,5 +102,4 @@ from .tile_choice import (
     matmul_shared_bytes as matmul_shared_bytes,
     attention_options as attention_options,
     matmul_options as matmul_options,
-    stages_that_fit as stages_that_fit,
 )

@@ -43,7 +43,6 @@ from .linear_cross_entropy import (
     linear_cross_entropy as linear_cross_entropy,
     chunked_linear_cross_entropy as chunked_linear_cross_entropy,
     fused_linear_cross_entropy as fused_linear_cross_entropy,
-    FusedLoss as FusedLoss,
 )
 from .training_step import (
     checkpoint_layers as checkpoint_layers,

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from lablib.signature import Count, checked
+from lablib.signature import Count, Positive, checked
 from lablib.torch_compat import efficient_attention, flash_attention, flash_attention_for_cpu
 
 Layer = Callable[[Tensor], Tensor]
@@ -53,19 +53,19 @@ Plan = tuple[Segment, ...]
 
 
 @checked
-def keep_all(num_layers: int) -> Plan:
+def keep_all(num_layers: Count) -> Plan:
     """No checkpoints."""
     return (Segment(0, num_layers, False),)
 
 
 @checked
-def checkpoint_every(num_layers: int, k: Count = 1) -> Plan:
+def checkpoint_every(num_layers: Count, k: Count = 1) -> Plan:
     """Segments of `k` layers, the last perhaps shorter; 1 is full recomputation."""
     return tuple(Segment(start, min(start + k, num_layers), True) for start in range(0, num_layers, k))
 
 
 @checked
-def checkpoint_sqrt(num_layers: int, layer_bytes: float = 1.0, input_bytes: float = 1.0) -> Plan:
+def checkpoint_sqrt(num_layers: Count, layer_bytes: Positive = 1.0, input_bytes: Positive = 1.0) -> Plan:
     """Segments of the length at which ceil(n / k) b + k a is least: near sqrt(n b / a)."""
     nearest = sqrt(num_layers * input_bytes / layer_bytes)
     lengths = {min(max(1, length), num_layers) for length in range(int(nearest) - 1, ceil(nearest) + 2)}

@@ -110,7 +110,7 @@ def optimal_plan(
 
 
 @checked
-def least_budget_bytes(layers: Sequence[ChainLayer]) -> float:
+def least_budget_bytes(layers: Annotated[Sequence[ChainLayer], NonEmpty()]) -> float:
     """The smallest budget that any plan meets, whatever its time: the same recursion, for bytes."""
     n = len(layers)
     least = [[inf] * n for _ in range(n)]

@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lablib.signature import check_type, checked
 from lablib.torch_compat import storage_id, version
 
 
@@ -36,6 +37,7 @@ class Packed:
     stride: tuple[int, ...]
 
 
+@checked
 def packed_memory(
     pack: Callable[[Tensor], Any],
     unpack: Callable[[Any], Tensor],
@@ -50,6 +52,8 @@ def packed_memory(
         parameters: left as they are, since they stay in memory anyway.
         min_numel: smaller tensors are left as they are.
     """
+    parameters = list(parameters)
+    check_type("packed_memory: parameters", parameters, list[Tensor])
     owned = {storage_id(parameter.untyped_storage()) for parameter in parameters}
     known: dict[tuple, tuple[weakref.ref, weakref.ref]] = {}
 

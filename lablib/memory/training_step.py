@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lablib.models import GPT, next_token_loss
+from lablib.signature import check_type, checked
 
 
 class CheckpointedLayers(nn.Sequential):
@@ -42,8 +43,10 @@ def checkpoint_layers(model: GPT, every: int) -> GPT:
 class MasterWeights:
     """Copies of a model's parameters in float32, which an optimizer steps in their place."""
 
+    @checked
     def __init__(self, params: Iterable[Tensor]):
-        self.params = list(params)
+        self.params = list(params)  # `params` may be an iterator, whose items were not seen yet
+        check_type("MasterWeights: params", self.params, list[Tensor])
         self.masters = [param.detach().float() for param in self.params]
 
     def take_gradients(self) -> None:

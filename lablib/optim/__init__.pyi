@@ -3,11 +3,9 @@ from .base import BatchedOptimizer as BatchedOptimizer
 from .adamw import (
     AdamW as AdamW,
     new_moments as new_moments,
-    update_moments as update_moments,
-    adam_directions as adam_directions,
 )
 from .adafactor import Adafactor as Adafactor
-from .lamb import LAMB as LAMB, trust_ratios as trust_ratios
+from .lamb import LAMB as LAMB
 from .lion import Lion as Lion, expected_sign as expected_sign
 from .sophia import SophiaG as SophiaG, sampled_label_loss as sampled_label_loss
 from .newton_schulz import newton_schulz as newton_schulz, singular_values_after as singular_values_after
@@ -17,7 +15,6 @@ from .blockwise import (
     blocks as blocks,
     quantize as quantize,
     dequantize as dequantize,
-    num_blocks as num_blocks,
     outlier_errors as outlier_errors,
 )
 from .adam8bit import Adam8bit as Adam8bit

@@ -95,6 +95,11 @@ class SophiaG(BatchedOptimizer):
 @checked
 def sampled_label_loss(logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """The mean cross-entropy of logits (..., classes) against labels drawn from the logits themselves."""
-    flat = logits.flatten(0, -2)
+    if not logits.is_floating_point() or not logits.ndim or not logits.numel():
+        raise ValueError(
+            f"logits must be floating-point numbers (..., classes), one class or more: got {logits.dtype} of shape "
+            f"{tuple(logits.shape)}; give the output of the model."
+        )
+    flat = logits.reshape(-1, logits.shape[-1])
     labels = torch.multinomial(flat.detach().softmax(-1), 1, generator=generator)
     return F.cross_entropy(flat, labels[:, 0])

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from numbers import Integral
 
 from lablib.signature import shown, whole_number
+from lablib.text.units import largest_divisor
 
 SHARDING = (0, 1, 2, 3)
 ZERO_PLUS_PLUS = ("qwZ", "hpZ", "qgZ")
@@ -78,7 +79,7 @@ class Parallel:
         if self.data % self.replicas:
             raise ValueError(
                 f"replicas must divide data: got {self.replicas} and {self.data}; "
-                f"try {_largest_divisor(self.data, self.replicas)}"
+                f"try {largest_divisor(self.data, self.replicas)}"
             )
         if not (self.sequence_parallel is None or isinstance(self.sequence_parallel, bool)):
             raise ValueError(f"sequence_parallel is True, False or None: got {shown(self.sequence_parallel)}; try None")
@@ -105,17 +106,17 @@ class Parallel:
             if self.data * self.context % self.expert:
                 raise ValueError(
                     f"expert must divide data * context: got {self.expert} and {self.data} * {self.context}; "
-                    f"try {_largest_divisor(self.data * self.context, self.expert)}"
+                    f"try {largest_divisor(self.data * self.context, self.expert)}"
                 )
             return
         object.__setattr__(self, "expert_tensor", whole_number("expert_tensor", self.expert_tensor))
         ranks = self.tensor * self.context * self.data
         if ranks % (self.expert * self.expert_tensor):
-            within = ranks // _largest_divisor(ranks, self.expert)
+            within = ranks // largest_divisor(ranks, self.expert)
             raise ValueError(
                 f"expert * expert_tensor must divide tensor * context * data: got {self.expert} * {self.expert_tensor} "
-                f"and {self.tensor} * {self.context} * {self.data}; try expert={_largest_divisor(ranks, self.expert)}, "
-                f"expert_tensor={_largest_divisor(within, self.expert_tensor)}"
+                f"and {self.tensor} * {self.context} * {self.data}; try expert={largest_divisor(ranks, self.expert)}, "
+                f"expert_tensor={largest_divisor(within, self.expert_tensor)}"
             )
         if self.expert_tensor != self.tensor > 1 and not self.has_sequence_parallel:
             raise ValueError(
@@ -147,7 +148,3 @@ class Parallel:
         words += [f"{self.chunks} chunks"] if self.chunks > 1 else []
         words += [f"ZeRO-{self.zero_stage}"] if self.zero_stage else []
         return ", ".join(words) or "one rank"
-
-
-def _largest_divisor(number: int, maximum: int) -> int:
-    return next(d for d in range(min(maximum, number), 0, -1) if number % d == 0)

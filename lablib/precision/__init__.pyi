@@ -55,7 +55,6 @@ from .quantized_linear import (
     quantize_linears as quantize_linears,
 )
 from .int4_training import (
-    RoundToStep as RoundToStep,
     split_bits as split_bits,
     sampling_probabilities as sampling_probabilities,
     Int4Linear as Int4Linear,

@@ -39,6 +39,7 @@ from lablib.signature import (
     PositiveFraction,
     Range,
     check_fields,
+    check_type,
     checked,
 )
 from lablib.torch_compat import foreach_mul_, foreach_norm
@@ -105,8 +106,12 @@ def static_scale(scale: float) -> ScaleRule:
     return ScaleRule(scale, growth=1.0, backoff=1.0, maximum=max(scale, LARGEST_SCALE))
 
 
+@checked
 def deepspeed_rule(
-    initial_scale_power: int = 16, loss_scale_window: int = 1000, hysteresis: int = 2, min_loss_scale: float = 1.0
+    initial_scale_power: Annotated[int, Range(ge=-1000, le=1000)] = 16,
+    loss_scale_window: int = 1000,
+    hysteresis: int = 2,
+    min_loss_scale: float = 1.0,
 ) -> ScaleRule:
     """DeepSpeed's dynamic rule, by the names and the defaults of its configuration; it has no maximum."""
     return ScaleRule(
@@ -215,15 +220,20 @@ class LossScaler:
 
 
 @checked
-def unscale(gradients: Iterable[Tensor], scale: float) -> bool:
+def unscale(gradients: Iterable[Tensor], scale: Positive) -> bool:
     """Divide gradients by a scale, in place. Whether any has an infinity or a NaN; then they are of no use.
 
     Raises:
+        ValueError: one has whole numbers.
         RuntimeError: one is in FP16, where what is unscaled would underflow again.
     """
+    gradients = list(gradients)
+    check_type("unscale: gradients", gradients, list[Tensor])
     inverse, overflow = 1.0 / scale, False
     together: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
+        if not gradient.is_floating_point():
+            raise ValueError(f"gradients must be floating-point tensors: got {gradient.dtype}; give those of weights.")
         if gradient.dtype == torch.float16:
             raise RuntimeError("gradients in FP16 underflow again when unscaled; keep master weights in float32.")
         if type(gradient) is Tensor and gradient.layout == torch.strided and gradient.numel():

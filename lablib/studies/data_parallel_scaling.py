@@ -31,6 +31,7 @@ from lablib.hardware import Cluster, Device
 from lablib.operators.fused_attention import FusedAttention
 from lablib.operators.op import is_free, op_cost
 from lablib.parallel.data.bucketed import BUCKET_BYTES, plan_buckets
+from lablib.signature import Count, checked
 from lablib.text.units import format_quantity
 from lablib.torch_compat import TorchDispatchMode
 
@@ -98,6 +99,7 @@ class _Stopwatch(TorchDispatchMode):
         return out
 
 
+@checked
 def profile_step(module: nn.Module, loss_of: Callable[[nn.Module], Tensor], device: Device) -> StepProfile:
     """Price forward and backward of one device, operation by operation.
 
@@ -124,11 +126,12 @@ def profile_step(module: nn.Module, loss_of: Callable[[nn.Module], Tensor], devi
     return StepProfile(device, forward_s, watch.time_s - forward_s, shapes, ready)
 
 
+@checked
 def predict_step(
     profile: StepProfile,
     cluster: Cluster,
-    ranks: int,
-    bucket_bytes: int = BUCKET_BYTES,
+    ranks: Count,
+    bucket_bytes: Count = BUCKET_BYTES,
     method: Method = "overlapped",
 ) -> StepTime:
     """The seconds of one data-parallel step. Pure.
@@ -139,14 +142,7 @@ def predict_step(
         ranks: at least 1; one rank does not communicate.
         bucket_bytes: most bytes of a bucket; not used by "naive".
         method: "naive", "bucketed" or "overlapped".
-
-    Raises:
-        ValueError: an unknown method, or sizes below 1.
     """
-    if method not in METHODS:
-        raise ValueError(f"method must be one of {', '.join(METHODS)}: got {method!r}.")
-    if ranks < 1:
-        raise ValueError(f"ranks must be at least 1: got {ranks}.")
     if ranks == 1:
         return StepTime(profile.step_s, 0.0, 0.0)
     if method == "naive":
@@ -182,11 +178,12 @@ def end_of_last_bucket(ready_s: Sequence[float], packing_s: Sequence[float], buc
     return end_s
 
 
+@checked
 def scaling_efficiency(
     profile: StepProfile,
     cluster: Cluster,
-    ranks: int,
-    bucket_bytes: int = BUCKET_BYTES,
+    ranks: Count,
+    bucket_bytes: Count = BUCKET_BYTES,
     method: Method = "overlapped",
 ) -> float:
     """T(1) / T(n), in (0, 1]: the share of n devices' work that remains after communication. Pure.

@@ -48,7 +48,7 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
 
 def read_bytes(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
     """The contents of a file. Raises as `read_text`, except for UTF-8."""
-    path = Path(_without_null(path))
+    path = Path(system_path(path))
     _check_regular(path, path.stat().st_mode)  # before opening: opening a pipe waits for its other end
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         _check_regular(path, os.fstat(file.fileno()).st_mode)
@@ -98,7 +98,7 @@ def check_writable(path: str | Path) -> None:
         CannotWrite: as `write_text` would, as far as this can be known before.
     """
     with _in_a_sentence(path):
-        target = Path(os.path.realpath(_without_null(path)))
+        target = Path(os.path.realpath(system_path(path)))
         target.parent.mkdir(parents=True, exist_ok=True)
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder, not a file")
@@ -131,7 +131,7 @@ def replacing(path: str | Path) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _replacing(path: str | Path) -> Iterator[TextIO]:
-    path = Path(os.path.realpath(_without_null(path)))
+    path = Path(os.path.realpath(system_path(path)))
     if path.exists() and not path.is_file():
         with open(os.open(path, os.O_WRONLY | getattr(os, "O_NONBLOCK", 0)), "w", encoding="utf-8") as file:
             yield file
@@ -176,7 +176,7 @@ def _first_free(path: Path, make: Callable[[Path], None]) -> Path:
     raise AssertionError("numbers do not end")
 
 
-def _without_null(path: str | Path) -> str:
+def system_path(path: str | Path) -> str:
     """The path as text; unlike the system's error for a null byte, this one names the file."""
     text = os.fspath(path)
     try:

@@ -113,6 +113,16 @@ def axis_title(quantity: str, unit: Unit | str) -> str:
     return f"{quantity} ({symbol})" if symbol else quantity
 
 
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of `number` that is at most `most`, for the remedy of a message; 1 if none is near.
+
+    >>> largest_divisor(12, 5), largest_divisor(12, 100), largest_divisor(13, 12)
+    (4, 12, 1)
+    """
+    start = min(most, number)
+    return next((one for one in range(start, max(0, start - 100_000), -1) if number % one == 0), 1)
+
+
 def log_ticks(values: Iterable[float], base: str, max_ticks: int = 10) -> tuple[list[float], list[str]]:
     """Powers of ten over the values, with labels such as "10 kB", for a logarithmic axis in the base unit.
 

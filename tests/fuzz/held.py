@@ -20,10 +20,11 @@ from typing import Any
 
 import lablib
 from lablib.course.errors import CourseError
+from lablib.data.sources import CorpusUnavailableError
 from lablib.errors import LaunchError
 
 OURS = Path(lablib.__file__).parent
-DOCUMENTED = (ValueError, TypeError, OSError, IndexError, LaunchError, CourseError)
+DOCUMENTED = (ValueError, TypeError, OSError, IndexError, LaunchError, CourseError, CorpusUnavailableError)
 BINDING = re.compile(r"missing \d+ required|unexpected keyword|positional argument|multiple values|takes no arguments")
 MAX_LETTERS = 4000
 SECONDS = 20.0

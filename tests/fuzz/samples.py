@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
+from enum import Enum
 from functools import cache
 from typing import Any
 
@@ -102,13 +103,14 @@ SAMPLES: dict[type, Callable[[], list[Any]]] = {
 
 
 def public() -> dict[str, Callable[..., Any]]:
-    """Every function and class of the indices of lablib and its packages, by its full name."""
+    """Every function and class of the indices of lablib and its packages, by its full name; no exceptions, no enums."""
     found = {}
     for module in packages():
         for name in getattr(module, "__all__", [name for name in vars(module) if not name.startswith("_")]):
             value = getattr(module, name)
             home = getattr(value, "__module__", "") or ""
-            if callable(value) and home.startswith("lablib"):
+            is_kind = isinstance(value, type) and issubclass(value, BaseException | Enum)
+            if callable(value) and not is_kind and home.startswith("lablib"):
                 found[f"{home}.{getattr(value, '__qualname__', name)}"] = value
     return found
 

@@ -49,8 +49,14 @@ ELSEWHERE: dict[str, str] = {
     "lablib.hardware.topology.Topology": "a protocol",
     "lablib.process.settings.": "called by `launch` alone",
     "lablib.widgets.explore.": "calls functions of the user's, which may raise anything",
-    "lablib.errors.": "exceptions, which runs make",
-    "lablib.data.sources.CorpusUnavailableError": "an exception",
+    "lablib.data.loading.loader_ranks.": "called on a rank, where errors become RankErrors",
+    "lablib.optim.base.BatchedOptimizer": "a base class, whose subclasses check their settings",
+    "lablib.signature.": "called by decorators, on functions and records of lablib",
+    "lablib.hardware.device.Device.": "inner loop of simulator and planner, called with the names of dtypes",
+    "lablib.kernels.jit.": "a decorator of kernels, whose source Triton reads",
+    "lablib.kernels.launch_overhead.smallest_device_bound_batch": "calls a function of the user's",
+    "lablib.studies.data_parallel_scaling.profile_step": "calls a function of the user's, which may raise anything",
+    "lablib.validation.": "called with the tables that lablib contains",
     "lablib.course.checks.check.Check": "made by `checks_for`",
 }
 

@@ -14,8 +14,9 @@ import math
 import random
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
-from lablib.signature import check_fields, checked
+from lablib.signature import NonNegative, Range, check_fields, checked
 
 MAX_SPREAD = 1e6  # its square is a float; hardly a draw of such times is near their mean
 
@@ -83,7 +84,11 @@ class Loader:
 
 @checked
 def draw_times(
-    mean_s: float, num: int, jitter: Jitter = Jitter.NONE, spread: float = 0.5, seed: int = 0
+    mean_s: NonNegative,
+    num: Annotated[int, Range(ge=0, le=10**8)],
+    jitter: Jitter = Jitter.NONE,
+    spread: Annotated[float, Range(ge=0, le=MAX_SPREAD)] = 0.5,
+    seed: int = 0,
 ) -> list[float]:
     """Times with this mean, in seconds.
 
@@ -93,14 +98,7 @@ def draw_times(
         jitter: their distribution.
         spread: of a lognormal one, the standard deviation over the mean; that of an exponential one is 1.
         seed: of the draw; one seed is one list, and the first of a longer one.
-
-    Raises:
-        ValueError: a mean or a spread below 0 or endless, or a negative number of times.
     """
-    if not (0 <= mean_s < math.inf and 0 <= spread < math.inf and num >= 0):
-        raise ValueError(f"mean_s, spread and num must be at least 0 and finite: got {mean_s}, {spread} and {num}.")
-    if spread > MAX_SPREAD:
-        raise ValueError(f"spread must be at most {MAX_SPREAD:.0e}: got {spread}; measured loads have 0.1 to 3.")
     draw = random.Random(seed)
     if jitter is Jitter.NONE:
         return [float(mean_s)] * num

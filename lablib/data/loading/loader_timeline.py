@@ -77,10 +77,10 @@ class _Workers:
 
     def __init__(self, loader: Loader, times_s: Sequence[float], ready_s: float):
         self._loader, self._times_s = loader, times_s
-        self._free_s = [ready_s] * loader.workers
+        self._free_s = [ready_s] * min(loader.workers, len(times_s))  # more would have no batch
         self._ordered = 0
         self._loads: list[tuple[float, int, float, float, int]] = []  # the one to be taken next first
-        for _ in range(loader.workers * loader.prefetch):
+        for _ in range(min(loader.workers * loader.prefetch, len(times_s))):
             self._order(ready_s)
 
     def _order(self, at_s: float) -> None:

@@ -30,6 +30,7 @@ from heapq import heapify, heappop, heappush
 from math import isfinite
 
 from lablib.signature import check_fields, check_type, checked, shown, whole_number
+from lablib.text.units import largest_divisor
 
 MAX_SLOTS = 2**20  # a placement is looked at slot by slot
 
@@ -108,7 +109,7 @@ def place_in_order(num_experts: int, num_ranks: int, slots_a_rank: int | None = 
     if num_experts % num_ranks:
         raise ValueError(
             f"num_ranks must divide num_experts: got {num_ranks} and {num_experts}; "
-            f"try {max(d for d in range(1, num_ranks + 1) if num_experts % d == 0)}."
+            f"try {largest_divisor(num_experts, num_ranks)}."
         )
     share = num_experts // num_ranks
     slots = check_slots(num_experts, num_ranks, share if slots_a_rank is None else slots_a_rank)

@@ -34,6 +34,7 @@ from lablib.parallel.tensor.linear import row_linear
 from lablib.parallel.tensor.overlap import overlapped_columns
 from lablib.parallel.tensor.regions import TENSOR, Group, Region, copy_to_ranks, shard_of
 from lablib.signature import checked, whole_number
+from lablib.text.units import largest_divisor
 
 
 class AttentionShard(NamedTuple):
@@ -62,17 +63,17 @@ def check_heads(num_heads: int, num_kv_heads: int, world_size: int) -> None:
     if num_heads % num_kv_heads:
         raise ValueError(
             f"num_heads must be a multiple of num_kv_heads: got {num_heads} and {num_kv_heads}; "
-            f"try {_nearest_divisor(num_heads, num_kv_heads)} key-value heads."
+            f"try {largest_divisor(num_heads, num_kv_heads)} key-value heads."
         )
     if num_heads % world_size:
         raise ValueError(
             f"num_heads must be a multiple of the ranks, as a head is not cut: got {num_heads} heads on {world_size} "
-            f"ranks; try {_nearest_divisor(num_heads, world_size)} ranks."
+            f"ranks; try {largest_divisor(num_heads, world_size)} ranks."
         )
     if num_kv_heads % world_size and world_size % num_kv_heads:
         raise ValueError(
             f"key-value heads must be a multiple of the ranks, or divide them: got {num_kv_heads} on {world_size} "
-            f"ranks; try {_nearest_divisor(num_kv_heads, world_size)} ranks."
+            f"ranks; try {largest_divisor(num_kv_heads, world_size)} ranks."
         )
 
 
@@ -171,8 +172,3 @@ def tensor_attention(
     )
     # ---- 4. leave ----
     return row_linear(y_BhTK.transpose(1, 2).flatten(-2), shard.out_Dh, shard.out_bias_D, group, region)
-
-
-def _nearest_divisor(number: int, near: int) -> int:
-    """The largest divisor of `number` up to `near`, which always exists: 1."""
-    return next(one for one in range(min(near, number), 0, -1) if number % one == 0)
