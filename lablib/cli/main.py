@@ -412,6 +412,15 @@ def _parser() -> Parser:
     return parser
 
 
+class _OptimizerNames:
+    """The planner's optimizers; their table is imported when the help is printed."""
+
+    def __str__(self) -> str:
+        from lablib.plan.optimizers import OPTIMIZERS
+
+        return ", ".join(OPTIMIZERS)
+
+
 def _plan_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--model", required=True, help="a published model, for example gpt3-175b")
     command.add_argument("--cluster", required=True, help="a cluster, for example dgx-a100, or a TOML file")
@@ -429,11 +438,8 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
         help="training software, for example torch, torch-compile, megatron-2022 or megatron-core; default: what is "
         "usual today on such GPUs, and the answer says which; another name is answered with all of them",
     )
-    command.add_argument(
-        "--optimizer",
-        default="adamw",
-        help="sgd, sgd-momentum, adam, adamw (default), lamb, lion, sophia, adafactor, adam-8bit, muon or galore",
-    )
+    optimizer = command.add_argument("--optimizer", default="adamw", help="%(names)s (default: %(default)s)")
+    vars(optimizer)["names"] = _OptimizerNames()
     command.add_argument(
         "--offload", metavar="NAME", help="optimizer, activations or both with a comma: kept in the host's memory"
     )

@@ -3,12 +3,13 @@
 import argparse
 import json
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from lablib.course.errors import CourseError
 from lablib.course.table import table
+from lablib.plan.predict_many import Progress
 from lablib.plan.prediction import Prediction
 from lablib.plan.search import search
 from lablib.plan.search_result import SearchResult, row_of
@@ -39,8 +40,8 @@ def plan_command(options: argparse.Namespace) -> int:
             words = getattr(options, name)
             asked[name] = None if words is None else [word.strip() for word in words.split(",")]
         inputs = {"model": options.model, "cluster": options.cluster, "batch": options.batch} | asked
-        with _Bar() as bar:
-            found = search(**inputs, progress=bar.progress)
+        with _bar() as progress:
+            found = search(**inputs, progress=progress)
     except ValueError as error:
         raise CourseError(str(error)) from None
     answer = {"inputs": _settled(inputs, found)} | to_json(found, options.top)
@@ -153,29 +154,15 @@ def _whole(name: str, text: str | None) -> Sequence[int] | None:
     return values
 
 
-class _Bar:
+@contextmanager
+def _bar() -> Iterator[Progress]:
     """A progress bar on stderr, for long searches."""
+    from tqdm import tqdm
 
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._began_s = time.monotonic()
+    with tqdm(file=sys.stderr, unit=" plans", ascii=True, leave=False, delay=_BAR_AFTER_S) as bar:
 
-    def __enter__(self) -> "_Bar":
-        return self
+        def progress(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
 
-    @property
-    def progress(self) -> Callable[[int, int], None]:
-        return self._told
-
-    def _told(self, done: int, total: int) -> None:
-        if self._bar is None:
-            if time.monotonic() - self._began_s < _BAR_AFTER_S or done == total:
-                return
-            from tqdm import tqdm
-
-            self._bar = tqdm(total=total, file=sys.stderr, unit=" plans", ascii=True, leave=False)
-        self._bar.update(done - self._bar.n)
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        yield progress

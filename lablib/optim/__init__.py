@@ -18,14 +18,9 @@ projection  a gradient in few directions, and what is lost
 galore      Adam on a few directions of the gradient
 four_bits   two numbers in a byte
 q_galore    the same, in 4 and 8 bits
-memory      bytes that each keeps, by formula
+memory      all optimizers by name, and the bytes that each keeps, by formula
 in_backward   steps inside backward, gradients freed
 effects     what four of them do to a gradient, as numbers to draw
-trial       one training run, the same for every optimizer
-experiment  the model and the text of the recorded runs
-search      the same search of rate and decay for every optimizer
-evidence    what was recorded, and what a few seeds can say
-choose      a choice for a budget of memory, ties said to be ties
 """
 
 from lablib.index import attach

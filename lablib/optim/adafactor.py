@@ -21,6 +21,7 @@ dimensions are matrices in their last two.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -64,6 +65,11 @@ class Adafactor(BatchedOptimizer):
             return {"step": 0, "variance": torch.zeros_like(param)}
         rows, columns = param[..., :1], param[..., :1, :]
         return {"step": 0, "row_var": torch.zeros_like(rows), "col_var": torch.zeros_like(columns)}
+
+    @classmethod
+    def bytes_of(cls, shape: Sequence[int], itemsize: int, group: Settings) -> int:
+        full = itemsize * math.prod(shape)
+        return full // shape[-1] + full // shape[-2] if len(shape) >= 2 else full
 
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
         lr, (eps1, eps2), steps = group["lr"], group["eps"], count_steps(states)

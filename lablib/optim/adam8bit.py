@@ -16,6 +16,7 @@ which differs by lr^2 lambda. Tensor by tensor on purpose: a batch would need al
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ class Adam8bit(AdamW):
         block_size: numbers that share a scale.
         min_8bit_size: smaller tensors keep means in their own dtype.
     """
+
+    is_element_wise = False
 
     @checked
     def __init__(
@@ -57,6 +60,13 @@ class Adam8bit(AdamW):
             return super().new_state(param, group)
         return {"step": 0} | new_mean("exp_avg", param, group) | new_mean("exp_avg_sq", param, group)
 
+    @classmethod
+    def bytes_of(cls, shape: Sequence[int], itemsize: int, group: Settings) -> int:
+        numel = math.prod(shape)
+        if numel < group["min_8bit_size"]:
+            return super().bytes_of(shape, itemsize, group)
+        return bytes_of_means(numel, group)
+
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
         is_coded = ["exp_avg_scale" in state for state in states]
         coded, small = split(is_coded, params, grads, states)
@@ -75,6 +85,11 @@ def new_mean(key: str, param: Tensor, group: Settings) -> State:
     num_scales = num_blocks(param.numel(), group["block_size"])
     scales = torch.zeros(num_scales, dtype=torch.float32, device=param.device)
     return {key: torch.zeros_like(param, dtype=torch.uint8), f"{key}_scale": scales}
+
+
+def bytes_of_means(numel: int, group: Settings) -> int:
+    """Bytes of two means of so many numbers: a byte each, and a scale of 4 bytes for each block."""
+    return 2 * (numel + 4 * num_blocks(numel, group["block_size"]))
 
 
 def update_means_8bit(

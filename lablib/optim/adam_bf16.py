@@ -20,6 +20,7 @@ Conventions: the step uses m and v as they are before rounding. Parameters of ot
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import BFloat16, Float32
@@ -59,6 +60,10 @@ class AdamBF16(AdamW):
     def new_state(self, param: Tensor, group: Settings) -> State:
         exp_avg, exp_avg_sq = (torch.zeros_like(param, dtype=torch.bfloat16) for _ in range(2))
         return {"step": 0, "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+
+    @classmethod
+    def bytes_of(cls, shape: Sequence[int], itemsize: int, group: Settings) -> int:
+        return 2 * 2 * math.prod(shape)
 
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
         for param, grad, state in zip(params, grads, states, strict=True):  # 32 bits for one tensor at a time

@@ -14,9 +14,10 @@ changed; a state is loaded only where its names, shapes and dtypes are those tha
 would cast 8-bit codes to the dtype of the parameter), and its settings those that the optimizer has.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from itertools import compress
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -29,12 +30,17 @@ Betas = tuple[FractionBelow1, FractionBelow1]
 
 
 class BatchedOptimizer(torch.optim.Optimizer):
-    """An optimizer made of `new_state` and `update`.
+    """An optimizer made of `new_state` and `update`; `bytes_of` is the size of `new_state` by formula.
+
+    Attributes:
+        is_element_wise: each number's update depends on its own gradient and state alone, so a shard steps alone.
 
     Arguments:
         params: as for torch.optim: parameters, (name, parameter) pairs, or groups of either.
         settings: of all groups that have no other. With `check_finite`, `step` raises at a gradient that is not finite.
     """
+
+    is_element_wise: ClassVar[bool] = False
 
     def __init__(self, params: ParamsT, **settings: Any):
         super().__init__(params, settings)
@@ -46,6 +52,11 @@ class BatchedOptimizer(torch.optim.Optimizer):
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
         """Change parameters and states by one step."""
         raise NotImplementedError
+
+    @classmethod
+    def bytes_of(cls, shape: Sequence[int], itemsize: int, group: Settings) -> int:
+        """Bytes kept for a parameter of this shape, with numbers of `itemsize` bytes; two means if not said."""
+        return 2 * itemsize * math.prod(shape)
 
     def check_group(self, group: Settings) -> None:
         """Raise ValueError at settings or parameters that do not fit together."""

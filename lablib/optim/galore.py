@@ -18,6 +18,8 @@ before the correction, and decays after the step. Embeddings, head and vectors a
 a group without rank; here one with `rank=None` (vectors in any group).
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -38,6 +40,8 @@ class GaLore(AdamW):
         update_proj_gap: steps from one choice of directions to the next.
         scale: alpha, of a projected step beside the others'.
     """
+
+    is_element_wise = False
 
     @checked
     def __init__(
@@ -65,6 +69,12 @@ class GaLore(AdamW):
             return new_moments(param)
         axes = param.new_zeros(min(param.shape), group["rank"])
         return {"projection": axes} | new_moments(project(torch.zeros_like(param), axes))
+
+    @classmethod
+    def bytes_of(cls, shape: Sequence[int], itemsize: int, group: Settings) -> int:
+        if group["rank"] is None or len(shape) != 2:
+            return super().bytes_of(shape, itemsize, group)
+        return itemsize * group["rank"] * (2 * max(shape) + min(shape))
 
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
         (params, grads, states), others = split(["projection" in state for state in states], params, grads, states)

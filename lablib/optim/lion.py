@@ -20,6 +20,7 @@ Conventions: the authors' code and the paper agree. The sign of zero is zero.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class Lion(BatchedOptimizer):
         check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
     """
 
+    is_element_wise = True
+
     @checked
     def __init__(
         self,
@@ -54,6 +57,10 @@ class Lion(BatchedOptimizer):
 
     def new_state(self, param: Tensor, group: Settings) -> State:
         return {"exp_avg": torch.zeros_like(param)}
+
+    @classmethod
+    def bytes_of(cls, shape: Sequence[int], itemsize: int, group: Settings) -> int:
+        return itemsize * math.prod(shape)
 
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
         (beta1, beta2), exp_avgs = group["betas"], [state["exp_avg"] for state in states]

@@ -16,28 +16,38 @@ as adamw does; SOAP counts only sides of at most `max_precond_dim`. Steps are co
 
 The same numbers come from `BatchedOptimizer.state_bytes()`, and from a run's memory (category "optimizer state").
 
-Source: the heads of the files of these names.
+Source: the heads of the files of these names, which have the formulas (`bytes_of`).
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated
 
-from lablib.signature import OneOf, checked
+import lablib.optim as index
+from lablib.optim.base import BatchedOptimizer
+from lablib.signature import Count, NonNegativeInt, OneOf, checked
 
-OPTIMIZERS = tuple("adamw adafactor lamb lion sophia muon soap adam8bit adam_bf16 galore q_galore".split())
+
+def _optimizers() -> dict[str, type[BatchedOptimizer]]:
+    names = [name for name in vars(index)["__all__"] if name not in ("OPTIMIZERS", "state_bytes", "BatchedOptimizer")]
+    classes = [getattr(index, name) for name in names if name[0].isupper()]
+    return {kind.__module__.rpartition(".")[2]: kind for kind in classes if issubclass(kind, BatchedOptimizer)}
+
+
+# Every optimizer of the package's index, by the name of its file.
+OPTIMIZERS: Mapping[str, type[BatchedOptimizer]] = MappingProxyType(_optimizers())
 
 
 @checked
 def state_bytes(
     optimizer: Annotated[str, OneOf(OPTIMIZERS)],
-    shape: Sequence[int],
+    shape: Sequence[NonNegativeInt],
     *,
-    itemsize: int = 4,
-    rank: int | None = None,
-    block_size: int = 256,
-    min_8bit_size: int = 4096,
-    max_precond_dim: int = 10_000,
+    itemsize: Count = 4,
+    rank: Count | None = None,
+    block_size: Count = 256,
+    min_8bit_size: NonNegativeInt = 4096,
+    max_precond_dim: NonNegativeInt = 10_000,
 ) -> int:
     """Bytes that an optimizer keeps for one parameter of this shape, after its first step.
 
@@ -47,23 +57,5 @@ def state_bytes(
         itemsize: bytes of one of its numbers.
         rank, block_size, min_8bit_size, max_precond_dim: as of the optimizers that have them.
     """
-    numel, full = math.prod(shape), itemsize * math.prod(shape)
-    if optimizer in ("galore", "q_galore") and rank is not None and len(shape) == 2:
-        low, axes = rank * max(shape), rank * min(shape)
-        if optimizer == "galore":
-            return itemsize * (2 * low + axes)
-        return _coded(low, block_size) + -(-axes // 2) + 8 * -(-axes // 256)
-    if optimizer in ("adam8bit", "q_galore"):
-        return _coded(numel, block_size) if numel >= min_8bit_size else 2 * full
-    if optimizer == "adafactor" and len(shape) >= 2:
-        return full // shape[-1] + full // shape[-2]
-    if optimizer == "soap" and len(shape) == 2:
-        return 2 * full + 2 * itemsize * sum(side**2 for side in shape if side <= max_precond_dim)
-    if optimizer == "adam_bf16":
-        return 4 * numel
-    return full if optimizer in ("lion", "muon", "adafactor") else 2 * full
-
-
-def _coded(numel: int, block_size: int) -> int:
-    """Two means in a byte each, and a scale of 4 bytes for each block of either."""
-    return 2 * numel + 2 * 4 * -(-numel // block_size)
+    settings = {"rank": rank, "block_size": block_size, "min_8bit_size": min_8bit_size}
+    return OPTIMIZERS[optimizer].bytes_of(shape, itemsize, settings | {"max_precond_dim": max_precond_dim})

@@ -19,6 +19,7 @@ BF16; eps bounds the norm from below, where the author's code adds it.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Annotated
 
 import torch
@@ -74,6 +75,10 @@ class Muon(BatchedOptimizer):
 
     def new_state(self, param: Tensor, group: Settings) -> State:
         return {"momentum_buffer": torch.zeros_like(param)}
+
+    @classmethod
+    def bytes_of(cls, shape: Sequence[int], itemsize: int, group: Settings) -> int:
+        return itemsize * math.prod(shape)
 
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
         momentum, buffers = group["momentum"], [state["momentum_buffer"] for state in states]

@@ -5,26 +5,24 @@
     adam(R)                                      with means in 8 bits (adam8bit.py)
     w = w - lr lambda w - lr alpha P~ adam(R)
 
-Early in training directions turn; in many layers they soon settle. Each matrix has a gap T of its own: if at
-`queue_size` renewals in a row the first direction made an angle with the old one whose |cosine| is at least
-`cos_threshold`, T grows by `gamma_proj`, and again at each such renewal that follows. Fewer decompositions, the dearest
-part of GaLore.
+In many layers directions soon settle. Each matrix has a gap T of its own: after `queue_size` renewals in a row with a
+|cosine| of the old and the new first direction of at least `cos_threshold`, T grows by `gamma_proj`.
 
-Cost: for m x n, k = min(m, n), 2 (r max + 4 ceil(r max / B)) + ceil(k r / 2) + 8 ceil(k r / 256) bytes. A step needs
-besides 4 m n for one matrix's update, 4 k (m + n) where its directions are renewed; 0.8 MB while tables are made.
+Cost: bytes by `bytes_of`, for B = 256 about (2.03 max + 0.53 min) r. A step needs besides 4 m n for one matrix's
+update, 4 k (m + n) where its directions are renewed, k = min(m, n); 0.8 MB while tables are made.
 Source: Zhang et al., "Q-GaLore: Quantized GaLore with INT4 Projection and Layer-Adaptive Low-Rank Gradients", 2024,
 arXiv 2407.08296, sections 3.2 to 3.4; the 8 bits of the means from their experiments.
-Conventions: the authors' code takes the mean of the last five cosines, with their signs, though a singular vector's
-sign is chance; the paper asks that similarity stays above the threshold, as here.
-Simplified: weights stay in the dtype of the model; the paper also keeps those in 8 bits, rounded stochastically.
+Conventions: the authors' code asks for the mean of five signed cosines. Simplified: weights are not kept in 8 bits.
 """
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from lablib.optim.adam8bit import Adam8bit, new_mean, update_means_8bit
+from lablib.optim.adam8bit import Adam8bit, bytes_of_means, new_mean, update_means_8bit
 from lablib.optim.adamw import AdamW
 from lablib.optim.base import Betas, Settings, State, split
 from lablib.optim.blockwise import blocks
@@ -38,8 +36,7 @@ class QGaLore(Adam8bit):
     """8-bit AdamW on gradients projected to few directions, which are kept in 4 bits.
 
     Arguments:
-        lr, betas, eps, weight_decay, check_finite, block_size, min_8bit_size: as for Adam8bit.
-        rank, scale: as for GaLore.
+        lr, betas, eps, weight_decay, check_finite, block_size, min_8bit_size: as for Adam8bit; rank, scale: GaLore.
         update_proj_gap: steps from one choice of directions to the next, at first.
         cos_threshold, queue_size, gamma_proj: when that grows, and by what.
     """
@@ -80,6 +77,13 @@ class QGaLore(Adam8bit):
         lazy = {"gap": group["update_proj_gap"], "next_renewal": 0, "num_similar": 0}
         means = new_mean("exp_avg", low, group) | new_mean("exp_avg_sq", low, group)
         return {"step": 0, **lazy, "projection": codes, "projection_ranges": ranges, **means}
+
+    @classmethod
+    def bytes_of(cls, shape: Sequence[int], itemsize: int, group: Settings) -> int:
+        if group["rank"] is None or len(shape) != 2:
+            return super().bytes_of(shape, itemsize, group)
+        low, axes = group["rank"] * max(shape), group["rank"] * min(shape)
+        return bytes_of_means(low, group) + -(-axes // 2) + 8 * -(-axes // 256)
 
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
         (params, grads, states), others = split(["projection" in state for state in states], params, grads, states)

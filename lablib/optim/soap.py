@@ -1,25 +1,22 @@
-"""SOAP: Adam in the axes in which a matrix's gradients vary most and least.
-
-Adam treats each number for itself. Shampoo's matrices L and R say in which directions gradients vary; in the axes of
-their eigenvectors Q_L, Q_R the numbers are nearly uncorrelated, and Adam is at home:
+"""SOAP: Adam in the axes in which a matrix's gradients vary most and least, so that their numbers hardly correlate.
 
     M = beta1 M + (1 - beta1) G                              in the matrix's own axes
     G' = Q_L^T G Q_R          M' = Q_L^T M Q_R               rotated
     V = beta2 V + (1 - beta2) G'^2                           kept rotated
     W = W - lr lambda W - lr Q_L (M'^ / (sqrt(V^) + eps)) Q_R^T
-    L = beta2 L + (1 - beta2) G G^T       R = beta2 R + (1 - beta2) G^T G
-    every f steps: Q_L = qr(L Q_L), Q_R = qr(R Q_R)          one step of the power method, from where they were
+    L = beta2 L + (1 - beta2) G G^T       R = beta2 R + (1 - beta2) G^T G       Shampoo's
+    every f steps: Q_L = qr(L Q_L), Q_R = qr(R Q_R)          their eigenvectors: a step of the power method
 
-Cost: 8 m n + 8 (m^2 + n^2) bytes of state (float32), for square matrices 24 a parameter; 12 n^3 FLOPs of rotations and
-4 n^3 for L and R in a step of n x n, and every f steps about 2 * 10/3 n^3 for the decompositions. A step needs besides
-4 N + 16 m n bytes, N numbers in all, m x n the largest matrix; or 12 max(m, n)^2, if more, where axes turn.
+Cost: 8 m n + 8 (m^2 + n^2) bytes of state (float32), 24 a parameter if square; 12 n^3 FLOPs of rotations and 4 n^3 for
+L and R in a step of n x n, every f steps 20/3 n^3 for the decompositions. A step needs besides 4 N + 16 m n bytes, N
+numbers in all, m x n the largest matrix; or 12 max(m, n)^2, if more, where axes turn.
 Source: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", 2024, arXiv 2409.11321, algorithms 3 and 4.
-Conventions: as in the authors' code the first gradient only sets L, R and the axes, sides longer than `max_precond_dim`
-are not rotated, and vectors get AdamW. Their code adds eps before the correction, decays after the step, and sorts the
-axes by eigenvalue before each QR; the paper has none of these. V stays as it is when the axes turn.
+Conventions: as in the authors' code, the first gradient only sets L, R and the axes, and vectors get AdamW. Their code
+also adds eps before the correction, decays after the step and sorts the axes. V stays as it is when the axes turn.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -39,6 +36,8 @@ class SOAP(AdamW):
         precondition_frequency: steps from one turn of the axes to the next.
         max_precond_dim: longer sides of a matrix are not rotated.
     """
+
+    is_element_wise = False
 
     @checked
     def __init__(
@@ -64,6 +63,11 @@ class SOAP(AdamW):
                 state |= {side: param.new_zeros(size, size), f"Q_{side}": param.new_zeros(size, size)}
         return state
 
+    @classmethod
+    def bytes_of(cls, shape: Sequence[int], itemsize: int, group: Settings) -> int:
+        turned = sum(side**2 for side in shape if side <= group["max_precond_dim"]) if len(shape) == 2 else 0
+        return super().bytes_of(shape, itemsize, group) + 2 * itemsize * turned
+
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
         (params, grads, states), others = split(["L" in s or "R" in s for s in states], params, grads, states)
         if others[0]:
@@ -76,14 +80,14 @@ class SOAP(AdamW):
 
     def _step(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
         beta1, beta2 = group["betas"]
-        steps = [state["step"] for state in states]  # the first gradient moved nothing: so many have, with this one
         exp_avgs, exp_avg_sqs = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq"))
         rotated = [_rotate(grad, state) for grad, state in zip(grads, states, strict=True)]
         foreach.lerp_(exp_avgs, grads, 1 - beta1)
         foreach.mul_(exp_avg_sqs, beta2)
         foreach.addcmul_(exp_avg_sqs, rotated, rotated, 1 - beta2)
         foreach.mul_(params, 1 - group["lr"] * group["weight_decay"])
-        for param, m, v, state, t in zip(params, exp_avgs, exp_avg_sqs, states, steps, strict=True):
+        for param, m, v, state in zip(params, exp_avgs, exp_avg_sqs, states, strict=True):
+            t = state["step"]  # the first gradient moved nothing: so many have, with this one
             denominator = v.sqrt().div_(math.sqrt(1 - beta2**t)).add_(group["eps"])
             direction = _rotate(m, state).div_(denominator)
             param.add_(_rotate_back(direction, state), alpha=-group["lr"] / (1 - beta1**t))

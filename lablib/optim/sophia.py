@@ -46,6 +46,8 @@ class SophiaG(BatchedOptimizer):
         check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
     """
 
+    is_element_wise = True
+
     @checked
     def __init__(
         self,

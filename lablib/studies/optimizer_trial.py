@@ -30,17 +30,11 @@ from torch import Tensor, nn
 from lablib.errors import unknown_name
 from lablib.models import next_token_loss
 from lablib.models.drawing import generator_beside
-from lablib.optim.adafactor import Adafactor
-from lablib.optim.adam8bit import Adam8bit
 from lablib.optim.adam_bf16 import AdamBF16
 from lablib.optim.adamw import AdamW
 from lablib.optim.base import BatchedOptimizer
-from lablib.optim.galore import GaLore
-from lablib.optim.lamb import LAMB
-from lablib.optim.lion import Lion
+from lablib.optim.memory import OPTIMIZERS
 from lablib.optim.muon import Muon
-from lablib.optim.q_galore import QGaLore
-from lablib.optim.soap import SOAP
 from lablib.optim.sophia import SophiaG, sampled_label_loss
 from lablib.signature import checked
 
@@ -69,19 +63,18 @@ class Kind:
 def kinds(width: int) -> dict[str, Kind]:
     """The settings of every optimizer for a model of this width, by the name of its file."""
     low = {"betas": ADAM, "rank": max(1, width // 4), "update_proj_gap": 50}
-    return {
-        "adamw": Kind(AdamW, {"betas": ADAM}, {}),
-        "adafactor": Kind(Adafactor, {}, {}),
-        "lamb": Kind(LAMB, {"betas": ADAM}, {}),
-        "lion": Kind(Lion, {"betas": (0.95, 0.98)}, {}),
-        "sophia": Kind(SophiaG, {}, {}),
-        "muon": Kind(Muon, {"adjust_lr_fn": "match_rms_adamw"}, {}),
-        "soap": Kind(SOAP, {}, {"max_precond_dim": 0}),
-        "adam8bit": Kind(Adam8bit, {"betas": ADAM}, NO_8BIT),
-        "adam_bf16": Kind(AdamBF16, {"betas": ADAM}, {}),
-        "galore": Kind(GaLore, low, {"rank": None}),
-        "q_galore": Kind(QGaLore, low, {"rank": None} | NO_8BIT),
+    settings: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "adamw": ({"betas": ADAM}, {}),
+        "lamb": ({"betas": ADAM}, {}),
+        "lion": ({"betas": (0.95, 0.98)}, {}),
+        "muon": ({"adjust_lr_fn": "match_rms_adamw"}, {}),
+        "soap": ({}, {"max_precond_dim": 0}),
+        "adam8bit": ({"betas": ADAM}, NO_8BIT),
+        "adam_bf16": ({"betas": ADAM}, {}),
+        "galore": (low, {"rank": None}),
+        "q_galore": (low, {"rank": None} | NO_8BIT),
     }
+    return {name: Kind(kind, *settings.get(name, ({}, {}))) for name, kind in OPTIMIZERS.items()}
 
 
 @checked

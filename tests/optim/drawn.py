@@ -7,31 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lablib.optim.adafactor import Adafactor
 from lablib.optim.adam8bit import Adam8bit
-from lablib.optim.adam_bf16 import AdamBF16
-from lablib.optim.adamw import AdamW
 from lablib.optim.base import BatchedOptimizer
 from lablib.optim.galore import GaLore
-from lablib.optim.lamb import LAMB
-from lablib.optim.lion import Lion
-from lablib.optim.muon import Muon
+from lablib.optim.memory import OPTIMIZERS
 from lablib.optim.q_galore import QGaLore
 from lablib.optim.soap import SOAP
-from lablib.optim.sophia import SophiaG
 
 Shape = tuple[int, ...]
 
 # Each with settings under which a few steps of small matrices show all that it does.
 MAKE: dict[str, Callable[..., BatchedOptimizer]] = {
-    "adamw": AdamW,
-    "adafactor": Adafactor,
-    "lamb": LAMB,
-    "lion": Lion,
-    "sophia": SophiaG,
-    "muon": Muon,
+    **OPTIMIZERS,
     "adam8bit": partial(Adam8bit, block_size=7, min_8bit_size=1),
-    "adam_bf16": AdamBF16,
     "soap": partial(SOAP, precondition_frequency=2),
     "galore": partial(GaLore, rank=2, update_proj_gap=2),
     "q_galore": partial(QGaLore, rank=2, update_proj_gap=2, block_size=7, min_8bit_size=1),

@@ -39,19 +39,17 @@ from torch import Tensor, nn
 from lablib.optim import foreach
 from lablib.optim.adafactor import Adafactor
 from lablib.optim.adam8bit import Adam8bit
-from lablib.optim.adam_bf16 import AdamBF16
-from lablib.optim.adamw import AdamW, adam_directions
+from lablib.optim.adamw import adam_directions
 from lablib.optim.base import Settings, State
 from lablib.optim.galore import GaLore
 from lablib.optim.lamb import LAMB
-from lablib.optim.lion import Lion
+from lablib.optim.memory import OPTIMIZERS
 from lablib.optim.muon import Muon
 from lablib.optim.q_galore import QGaLore
 from lablib.optim.soap import SOAP
-from lablib.optim.sophia import SophiaG
 from lablib.parallel.zero.shards import FlatLayout
 
-ELEMENT_WISE = (AdamW, Lion, SophiaG, AdamBF16, torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+_OF_TORCH = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)  # element-wise
 _WHOLE_SUMS = "sums over whole rows and columns; use an element-wise one, or keep its parameters whole"
 _WHOLE_MATRICES = "whole matrices; keep its parameters whole, each on one rank"
 _MUON = "whole matrices; use ShardedMuon on pieces_of(...), or OwnerMuon on whole parameters"
@@ -110,10 +108,11 @@ def require_steps_on_shards(optimizer: torch.optim.Optimizer, layouts: Iterable[
                     f"shards must be a multiple of the optimizer's blocks: got {layout.shard_numel} numbers and blocks "
                     f"of {block}; shard with multiple_of={block}."
                 )
-    elif not isinstance(optimizer, ELEMENT_WISE):
+    elif not (isinstance(optimizer, _OF_TORCH) or getattr(optimizer, "is_element_wise", False)):
+        known = [*(each for each in OPTIMIZERS.values() if each.is_element_wise), *_OF_TORCH]
         raise ValueError(
             f"{kind.__name__} is not known to be element-wise, so it may not step flat shards: use one of "
-            f"{', '.join(each.__name__ for each in ELEMENT_WISE)}, or keep its parameters whole."
+            f"{', '.join(each.__name__ for each in known)}, or keep its parameters whole."
         )
 
 
