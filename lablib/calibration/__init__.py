@@ -13,8 +13,6 @@ saved_profile.py the saved profile, or a quick one
 program_size.py  batches that keep the device busy
 """
 
-from lablib.calibration.calibrate import calibrate
-from lablib.calibration.program_size import batch_for
-from lablib.calibration.saved_profile import this_machine
+from lablib.index import attach
 
-__all__ = ["batch_for", "calibrate", "this_machine"]
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

@@ -20,26 +20,29 @@ Cost: under three minutes for 4 ranks on 2 cores; `quick` under half a minute, w
 Simplified: one node. The link between nodes is assumed to equal the link inside (`inter` says so).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+
+from lablib.calibration.cases import BenchmarkCase
+from lablib.calibration.catalogue_links import with_catalogue_links
+from lablib.calibration.fit_device import Timing, fit_device, program_overhead_s
+from lablib.calibration.fit_network import MESSAGES, MessageTiming, fit_network
+from lablib.calibration.grid import COLLECTIVES, device_cases, message_sizes
+from lablib.calibration.kernel_times import case_seconds, message_seconds, run_cases, run_messages, time_launches
+from lablib.calibration.machine import gpu_sizes, machine_text, num_cores, total_memory_bytes, versions
+from lablib.calibration.robust import Residual
+from lablib.calibration.timing import MessageCase, supported_dtypes, time_cases, time_messages
 from lablib.errors import unknown_name
 from lablib.hardware import Cluster, Device, Link
 from lablib.hardware.device import FREE
 from lablib.launch import launch
+from lablib.real.gpu.sharing import ranks_with_own_gpu
 from lablib.run import Run
 from lablib.signature import checked, whole_number
 from lablib.text.units import plural
-
-if TYPE_CHECKING:
-    from lablib.calibration.cases import BenchmarkCase
-    from lablib.calibration.fit_device import Timing
-    from lablib.calibration.fit_network import MessageTiming
-    from lablib.calibration.robust import Residual
-    from lablib.calibration.timing import MessageCase
 
 NAME = "this-machine"
 BACKENDS = ("gloo", "nccl")
@@ -72,8 +75,6 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
 
 def measured_ranks(backend: str, ranks: int) -> int:
     """Ranks that a calibration for `ranks` measures: on GPUs no two share one, as they would time each other."""
-    from lablib.real.gpu.sharing import ranks_with_own_gpu
-
     if backend not in BACKENDS:
         raise unknown_name("backend to calibrate", backend, BACKENDS)
     if backend == "gloo" and ranks < 2:
@@ -96,10 +97,6 @@ class _Calibration:
         self.done = self.total = 0
 
     def run(self) -> Cluster:
-        from lablib.calibration.fit_device import fit_device, program_overhead_s
-        from lablib.calibration.grid import device_cases
-        from lablib.calibration.timing import supported_dtypes
-
         self.progress(0, 1, "starting processes")
         dtypes = self._launch(supported_dtypes)[0]
         cases = device_cases(dtypes, self.on_gpu, self.quick)
@@ -125,9 +122,6 @@ class _Calibration:
 
     def _with_links(self, device: Device, times: Sequence[MessageTiming]) -> tuple[Cluster, Sequence[Residual]]:
         """The cluster of this device: its links as measured, or from the catalogue for a single rank."""
-        from lablib.calibration.catalogue_links import with_catalogue_links
-        from lablib.calibration.fit_network import fit_network
-
         base = self._base_cluster(device)
         if self.ranks == 1:
             return with_catalogue_links(base), ()
@@ -139,8 +133,6 @@ class _Calibration:
 
     def _busy_ranks(self) -> int:
         """Number of ranks that compute at once: all, but at most one per core."""
-        from lablib.calibration.machine import num_cores
-
         return self.ranks if self.on_gpu else min(self.ranks, num_cores())
 
     def _launch(self, fn: Callable[..., Any], *args: Any, trace: bool = False) -> list[Any]:
@@ -150,9 +142,6 @@ class _Calibration:
         return launch(fn, *args, ranks=self.ranks, backend=self.backend, trace=trace)
 
     def _time_cases(self, cases: Sequence[BenchmarkCase], trace: bool = False) -> list[Timing]:
-        from lablib.calibration.fit_device import Timing
-        from lablib.calibration.timing import time_cases
-
         timings = []
         # The profiler keeps every event: limit them to a program's number.
         block_s = _TRACED_BLOCK_S if trace else self.block_s
@@ -164,9 +153,6 @@ class _Calibration:
 
     def _time_launches(self, cases: Sequence[BenchmarkCase]) -> list[Timing]:
         """On GPUs: host seconds of one call of each program, without recording."""
-        from lablib.calibration.fit_device import Timing
-        from lablib.calibration.kernel_times import time_launches
-
         timings = []
         for batch in self._batches(cases, "launches"):
             by_rank = self._launch(time_launches, batch, 3 * self.blocks)
@@ -177,9 +163,6 @@ class _Calibration:
         return timings
 
     def _time_messages(self, cases: Sequence[MessageCase]) -> list[MessageTiming]:
-        from lablib.calibration.fit_network import MessageTiming
-        from lablib.calibration.timing import time_messages
-
         timings = []
         for batch in self._batches(cases, "communication"):
             by_rank = self._launch(time_messages, batch, 8 * self.block_s, 60, trace=True)
@@ -189,9 +172,6 @@ class _Calibration:
         return timings
 
     def _time_kernels(self, cases: Sequence[BenchmarkCase]) -> list[Timing]:
-        from lablib.calibration.fit_device import Timing
-        from lablib.calibration.kernel_times import case_seconds, run_cases
-
         timings = []
         for batch in self._batches(cases, None):
             run = self._run(run_cases, batch, _TRACED_BLOCK_S, self.blocks, trace=True)
@@ -201,9 +181,6 @@ class _Calibration:
         return timings
 
     def _time_kernels_of_messages(self, cases: Sequence[MessageCase]) -> list[MessageTiming]:
-        from lablib.calibration.fit_network import MessageTiming
-        from lablib.calibration.kernel_times import message_seconds, run_messages
-
         timings = []
         for batch in self._batches(cases, "communication"):
             run = self._run(run_messages, batch, 4 * self.block_s, 60, trace=True)
@@ -220,10 +197,6 @@ class _Calibration:
             self.done += 1
 
     def _message_cases(self) -> list[MessageCase]:
-        from lablib.calibration.fit_network import MESSAGES
-        from lablib.calibration.grid import COLLECTIVES, message_sizes
-        from lablib.calibration.timing import MessageCase
-
         unit = 4 * self.ranks  # shards of whole float32 numbers
         sizes = [-(-size // unit) * unit for size in message_sizes(self.quick, self.on_gpu)]
         cases = [MessageCase(name, size) for name in (*COLLECTIVES, *MESSAGES) for size in sizes]
@@ -235,8 +208,6 @@ class _Calibration:
         return f"measured by `lab calibrate` with {plural(self.ranks, 'ranks')} on {self.backend}"
 
     def _base_device(self) -> Device:
-        from lablib.calibration.machine import gpu_sizes, machine_text, total_memory_bytes
-
         if self.on_gpu:
             memory_bytes, cores = self._launch(gpu_sizes)[0]  # asked on a rank: CUDA is already initialised there
         else:  # one process has its share of the memory, and one thread (lablib/process/rank_state.py)
@@ -245,10 +216,6 @@ class _Calibration:
         return Device(name, {"float32": 1.0}, memory_bytes, 1.0, num_cores=cores, source=self._source())
 
     def _base_cluster(self, device: Device) -> Cluster:
-        import torch
-
-        from lablib.calibration.machine import num_cores
-
         link = Link("not measured", 0.0, 1.0)
         # All processes of one CPU are on one node.
         devices = torch.cuda.device_count() if self.on_gpu else 64
@@ -258,8 +225,6 @@ class _Calibration:
         return Cluster(NAME, device, devices, link, link, source=self._source(), library=library, shared_cores=cores)
 
     def _profile(self, bare_overhead_s: float, residuals: Sequence[Any]) -> dict[str, str]:
-        from lablib.calibration.machine import machine_text, versions
-
         about = versions() | {
             "machine": machine_text(self.on_gpu),
             "backend": self.backend,

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lablib.record import memory_text
 from lablib.record.allocations import CATEGORIES, NEVER, Allocation, Allocations, MemoryTimeline
 from lablib.record.draw import draw
 from lablib.record.timeline import check_rank
@@ -198,9 +199,7 @@ class Memory:
     @checked
     def explain(self, rank: int | None = None) -> str:
         """One sentence on the contents of a rank's peak and their origin."""
-        from lablib.record.memory_text import explain
-
-        return explain(self, self.peak_rank() if rank is None else rank)
+        return memory_text.explain(self, self.peak_rank() if rank is None else rank)
 
     def table(self) -> pd.DataFrame:
         """One row per rank: its peak, the time of the peak, and the bytes of each category then."""
@@ -221,9 +220,7 @@ class Memory:
     @checked
     def notes(self, device: Device) -> list[str]:
         """Warnings: the ranks that need more memory than a device has."""
-        from lablib.record.memory_text import too_large
-
-        return too_large(self, device)
+        return memory_text.too_large(self, device)
 
     def __len__(self) -> int:
         return len(self.allocations)

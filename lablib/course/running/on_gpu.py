@@ -18,9 +18,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import lablib
+from lablib import calibration, real
 from lablib.course.building.master import Cell, Master
 from lablib.course.checks.proof import SETTINGS, execute, try_answer
 from lablib.course.checks.result import Result
+from lablib.hardware import find_cluster
+from lablib.launch import launch
+from lablib.reconcile import Reconciliation
+from lablib.run import Run
+from lablib.script.stand_in import cuda_by_default, run_on_cuda
+from lablib.sim.replaced import replaced
 
 _MACHINE = "dgx-h100"
 _ON_THE_SIMULATOR = {"fidelity": "values", "faults": (), "simulate": None}
@@ -29,8 +37,6 @@ _OF_PROCESSES = ("backend", "share_gpus")  # options that the simulator does not
 
 def try_on_gpu(master: Master, exercise: Cell, check: Cell, seed: int | None = 0) -> Result:
     """The check's result for the master's solution, with all launches of the check on the stand-in."""
-    from lablib.script.stand_in import cuda_by_default  # here: most commands need not wait for the import of torch
-
     with cuda_by_default():
         return try_answer(master, exercise, check, exercise.source, seed)
 
@@ -59,15 +65,6 @@ def cells_on_gpu(master: Master, **settings: Any) -> Iterator[str]:
 @contextlib.contextmanager
 def _gpus_for_everything() -> Iterator[None]:
     """A machine with GPUs, as a lab sees it: launches on nccl run on the stand-in, without measurements."""
-    import lablib
-    from lablib import calibration, real
-    from lablib.hardware import find_cluster
-    from lablib.launch import launch
-    from lablib.reconcile import Reconciliation
-    from lablib.run import Run
-    from lablib.script.stand_in import cuda_by_default, run_on_cuda
-    from lablib.sim.replaced import replaced
-
     machine = find_cluster(_MACHINE).replace(profile={"date": "no day"})
     run_real = real.run_real
 
