@@ -609,7 +609,7 @@ def orthogonalize(x, num_steps, coefficients):
             "lets the library do it",
             "from lablib.optim.newton_schulz import newton_schulz\n\n"
             "def orthogonalize(x, n, abc):\n    return newton_schulz(x, n, abc)",
-            "it uses lablib.optim.newton_schulz",
+            "it uses optim.newton_schulz",
         ),
     ],
     "choose_optimizer": [
