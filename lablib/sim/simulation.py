@@ -49,7 +49,7 @@ from lablib.hardware.device import FREE, Device
 from lablib.launch_checks import check_value
 from lablib.operators.pricer import Pricer
 from lablib.process import settings as process_settings
-from lablib.process.exits import ends_well
+from lablib.process.lifetime import ends_well
 from lablib.process.missing_cuda import note_missing_cuda
 from lablib.process.thread_frames import thread_frames
 from lablib.record.passes import with_phases
