@@ -343,11 +343,7 @@ def _refusing_class(call: str) -> type:
 
 
 def _lazy_init() -> None:
-    """Replacement of torch's CUDA initialization, which is called before an unsupported access to a GPU.
-
-    Raises:
-        NotSimulatedError: always.
-    """
+    """Replacement of torch's CUDA initialization, which is called before an unsupported access to a GPU."""
     where = "in a thread that the script started itself" if here() is None else "in a call below Python"
     raise NotSimulatedError(
         f"CUDA has no answer on the simulator {where}: the simulated device is the rank's own thread's; "

@@ -121,11 +121,7 @@ class NotSimulatedError(NotImplementedError):
 
 
 def refuse(call: str, why: str, remedy: str) -> NoReturn:
-    """Report an unsupported call.
-
-    Raises:
-        NotSimulatedError: always.
-    """
+    """Report an unsupported call."""
     source = str(program_line())
     raise NotSimulatedError(
         f"{call} has no answer on the simulator: {why}; {remedy}" + (f" (at {source})" if source else "")
