@@ -67,12 +67,7 @@ def _moved(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def note_what_is_left(error: BaseException, program: tuple[Any, tuple, dict[str, Any]]) -> None:
-    """Add to an error about tensors on two devices the names of tensors that the launch left in host memory.
-
-    Args:
-        error: the program's exception.
-        program: function, arguments and keyword arguments, as the rank called it.
-    """
+    """Add to an error about tensors on two devices the names of tensors that the launch left in host memory."""
     if not isinstance(error, RuntimeError) or not any(saying in str(error) for saying in _SAYINGS):
         return
     names: list[str] = []

@@ -120,11 +120,7 @@ def _backend_names(text: str) -> list[str]:
 
 
 class _OnlyTheDevice:
-    """NCCL's errors for tensors that are not on the rank's own device.
-
-    Args:
-        process: the rank's process.
-    """
+    """NCCL's errors for tensors that are not on the rank's own device."""
 
     def __init__(self, process: Process):
         self._process = process

@@ -197,12 +197,7 @@ class Watching:
 
 
 class Loader:
-    """Loads a library's module with `loader`, and reports the begin and end of the outermost import.
-
-    Args:
-        loader: the module's own, which is restored.
-        libraries: receives the reports.
-    """
+    """Loads a library's module with `loader`, and reports the begin and end of the outermost import."""
 
     def __init__(self, loader: Any, libraries: Libraries):
         self._loader, self._libraries = loader, libraries

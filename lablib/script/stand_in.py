@@ -49,11 +49,7 @@ from lablib.sim.simulation import run_sim
 
 
 class StandIn:
-    """A launched function and the environment of its ranks (`lablib.sim.simulation.RankEnvironment`).
-
-    Args:
-        fn, args: the launched function and its arguments.
-    """
+    """A launched function and the environment of its ranks (`lablib.sim.simulation.RankEnvironment`)."""
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
         self._copies = Copies(fn, args)

@@ -265,11 +265,7 @@ def _display_name(group: dist.ProcessGroup) -> str:
 
 
 class Issued:
-    """The calls of one rank not yet matched to a profiler event.
-
-    Args:
-        calls: in the order in which they were made.
-    """
+    """The calls of one rank not yet matched to a profiler event."""
 
     def __init__(self, calls: Iterable[Call]):
         self._queues: dict[tuple[int, str], deque[Call]] = defaultdict(deque)

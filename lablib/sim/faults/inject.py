@@ -44,12 +44,7 @@ F = TypeVar("F", bound=Fault)
 
 
 class Faults(Conditions):
-    """The faults of one run and their effects so far.
-
-    Args:
-        faults: validated faults (lablib/faults.py).
-        cluster: the healthy cluster.
-    """
+    """The faults of one run and their effects so far."""
 
     turns: Turns
 

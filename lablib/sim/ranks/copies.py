@@ -30,10 +30,6 @@ _LONG = 1000  # characters or bytes from which on a text is shared
 class Copies:
     """The source of the ranks' copies.
 
-    Args:
-        fn: the program.
-        args: its arguments.
-
     Raises:
         ValueError: an object cannot be copied; the message names it.
     """

@@ -51,12 +51,7 @@ def _raise_again(frame: FrameType, event: str, arg: object) -> Callable | None:
 
 
 class RankThread:
-    """The thread of one rank, which sleeps in `wake.acquire()` until it has the turn.
-
-    Args:
-        rank: the rank.
-        live: the function of the thread; receives this object.
-    """
+    """The thread of one rank, which sleeps in `wake.acquire()` until it has the turn."""
 
     def __init__(self, rank: Rank, live: Callable[["RankThread"], None]):
         self.rank = rank
