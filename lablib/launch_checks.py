@@ -16,11 +16,7 @@ MAX_RANKS = {"sim": 16_384, "gloo": 1024, "nccl": 1024}  # threads of one proces
 
 
 def check_program(fn: Any, args: Sequence[Any]) -> None:
-    """Check that ranks can call `fn(*args)`.
-
-    Raises:
-        TypeError: it is not a function, does not accept these arguments, or a call would not run its body.
-    """
+    """Check that ranks can call `fn(*args)`."""
     if not callable(fn):
         raise TypeError(
             f"launch needs a function to run on every rank: got {safe_repr(fn)}; pass the function, not its result"
@@ -60,11 +56,7 @@ def _not_run_by_a_call(fn: Any) -> str:
 
 
 def check_value(value: Any) -> None:
-    """Check that a program's return value is a result, not a body that has not run.
-
-    Raises:
-        TypeError: a coroutine or a generator.
-    """
+    """Check that a program's return value is a result, not a body that has not run."""
     for is_one, what in (
         (inspect.iscoroutine, "an async function"),
         (inspect.isasyncgen, "an async generator"),
@@ -77,11 +69,7 @@ def check_value(value: Any) -> None:
 
 
 def checked_size(ranks: Any, backend: Any) -> int:
-    """Check the number of ranks for this backend, and return it.
-
-    Raises:
-        ValueError: an unknown backend, or an invalid number of ranks for it.
-    """
+    """Check the number of ranks for this backend, and return it."""
     if not isinstance(backend, str) or backend not in BACKENDS:
         raise unknown_name("backend", backend, BACKENDS)
     ranks = whole_number("ranks", ranks, example=4, maximum=inf)
@@ -96,11 +84,7 @@ def checked_size(ranks: Any, backend: Any) -> int:
 
 
 def checked_timeout(timeout_s: Any) -> float | None:
-    """`timeout_s` as a number of seconds; None for no limit.
-
-    Raises:
-        ValueError: not a number above 0.
-    """
+    """`timeout_s` as a number of seconds; None for no limit."""
     if timeout_s is None:
         return None
     is_number = isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool)
@@ -113,11 +97,7 @@ _FOR_EVER_S = 1e9  # 30 years
 
 
 def check_fidelity(fidelity: Any, backend: str) -> None:
-    """Check that this backend supports this fidelity.
-
-    Raises:
-        ValueError: an unknown fidelity, or one that only the simulator supports.
-    """
+    """Check that this backend supports this fidelity."""
     if not isinstance(fidelity, str) or fidelity not in FIDELITIES:
         raise unknown_name("fidelity", fidelity, FIDELITIES)
     if fidelity == "shapes" and backend != "sim":
@@ -125,11 +105,7 @@ def check_fidelity(fidelity: Any, backend: str) -> None:
 
 
 def check_device(device: Any, backend: str, fidelity: str) -> None:
-    """Check that ranks of this backend can have this default device.
-
-    Raises:
-        ValueError: neither None nor "cuda", or invalid with the other arguments.
-    """
+    """Check that ranks of this backend can have this default device."""
     if device is None or (device == "cuda" and backend == "nccl"):
         return
     if not isinstance(device, str) or device != "cuda":
@@ -143,11 +119,7 @@ def check_device(device: Any, backend: str, fidelity: str) -> None:
 def checked_simulate(
     simulate: Any, ranks: int, backend: str, fidelity: str, faults: Sequence[Any]
 ) -> tuple[int, ...] | None:
-    """The ranks to run, in order; None for all.
-
-    Raises:
-        ValueError: not a subset of the ranks, each once; or invalid with the other arguments.
-    """
+    """The ranks to run, in order; None for all."""
     if simulate is None:
         return None
     is_list = isinstance(simulate, Sequence) and not isinstance(simulate, str | bytes)
@@ -173,22 +145,13 @@ def checked_simulate(
 
 
 def check_trace(trace: Any) -> None:
-    """Check that `trace` is a boolean.
-
-    Raises:
-        TypeError: it is neither True nor False.
-    """
+    """Check that `trace` is a boolean."""
     if not isinstance(trace, bool):
         raise TypeError(f"trace must be True or False: got {safe_repr(trace)}")
 
 
 def check_share_gpus(share_gpus: Any, backend: str) -> None:
-    """Check that `share_gpus` is a boolean, and True only on a backend with GPUs.
-
-    Raises:
-        TypeError: it is neither True nor False.
-        ValueError: it is True on a backend other than "nccl".
-    """
+    """Check that `share_gpus` is a boolean, and True only on a backend with GPUs."""
     if not isinstance(share_gpus, bool):
         raise TypeError(f"share_gpus must be True or False: got {safe_repr(share_gpus)}")
     if share_gpus and backend != "nccl":
@@ -196,11 +159,7 @@ def check_share_gpus(share_gpus: Any, backend: str) -> None:
 
 
 def check_like(like: Any, backend: str) -> None:
-    """Check that ranks of this backend can be limited to another one.
-
-    Raises:
-        ValueError: neither None nor "nccl", or not on the simulator (with `backend` "nccl" it has no effect).
-    """
+    """Check that ranks of this backend can be limited to another one."""
     if like is None or (like == "nccl" and backend == "nccl"):
         return
     if not isinstance(like, str) or like != "nccl":

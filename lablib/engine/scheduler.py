@@ -29,7 +29,7 @@ _AT_ONCE, _GIVING_WAY = 0, 1  # at equal clocks: ranks that continue, then those
 _MAX_IDLE_POLLS = 10_000  # consecutive polls without progress that count as a deadlock
 
 
-class _Seat:
+class _RankState:
     """One rank and its wait."""
 
     __slots__ = ("clock", "has_finished", "is_polling", "joins", "time_is_up", "until_s", "waiting")
@@ -57,7 +57,7 @@ class Scheduler:
 
     def __init__(self, clocks: Sequence[RankClock], network: Network):
         self._network = network
-        self._seats = {clock.rank: _Seat(clock) for clock in clocks}
+        self._states = {clock.rank: _RankState(clock) for clock in clocks}
         # A heap of (virtual clock, order, rank). Polling ranks come last, in the order of their polls.
         self._runnable = [(clock.clock_s, _AT_ONCE, clock.rank) for clock in clocks]
         heapq.heapify(self._runnable)
@@ -76,8 +76,8 @@ class Scheduler:
             describe: describes the wait, for a deadlock error.
             joins: whether the rank's clock moves to the end of the wait.
         """
-        seat = self._seats[self.current]
-        seat.waiting, seat.joins = describe, joins
+        state = self._states[self.current]
+        state.waiting, state.joins = describe, joins
         self._num_bystanders += not joins
 
     def poll(self, describe: Callable[[], Wait], until_s: float = inf) -> bool:
@@ -89,14 +89,14 @@ class Scheduler:
 
         Returns False if the poll can never come true: all ranks have only polled for long.
         """
-        seat = self._seats[self.current]
+        state = self._states[self.current]
         self._num_polls += 1
         self._num_idle_polls += 1
-        seat.waiting, seat.is_polling, seat.until_s, seat.time_is_up = describe, True, until_s, False
-        if self._num_idle_polls > _MAX_IDLE_POLLS and all(self._seats[rank].is_polling for *_, rank in self._runnable):
+        state.waiting, state.is_polling, state.until_s, state.time_is_up = describe, True, until_s, False
+        if self._num_idle_polls > _MAX_IDLE_POLLS and all(self._states[rank].is_polling for *_, rank in self._runnable):
             return False
         last_clock_s = max((clock_s for clock_s, *_ in self._runnable), default=0.0)
-        heapq.heappush(self._runnable, (max(seat.clock.clock_s, last_clock_s), self._num_polls, seat.clock.rank))
+        heapq.heappush(self._runnable, (max(state.clock.clock_s, last_clock_s), self._num_polls, state.clock.rank))
         self._num_patient += until_s < inf
         return True
 
@@ -106,7 +106,7 @@ class Scheduler:
 
     def finish(self) -> None:
         """Mark the current rank as finished."""
-        self._seats[self.current].has_finished = True
+        self._states[self.current].has_finished = True
 
     # ---- effects on other ranks ----
 
@@ -117,8 +117,8 @@ class Scheduler:
             rank: the rank to wake.
             at_s: virtual end of the wait; a rank that joins it continues with that clock.
         """
-        seat = self._seats[rank]
-        clock_s = max(seat.clock.clock_s, at_s) if seat.joins else seat.clock.clock_s
+        state = self._states[rank]
+        clock_s = max(state.clock.clock_s, at_s) if state.joins else state.clock.clock_s
         heapq.heappush(self._runnable, (clock_s, _AT_ONCE, rank))
 
     def progress(self) -> None:
@@ -133,36 +133,36 @@ class Scheduler:
         if not self._runnable:
             return None
         self.current = rank = heapq.heappop(self._runnable)[2]
-        seat = self._seats[rank]
-        if seat.waiting is not None:
-            self._stop_waiting(seat)
+        state = self._states[rank]
+        if state.waiting is not None:
+            self._stop_waiting(state)
         return rank
 
-    def _stop_waiting(self, seat: _Seat) -> None:
-        if not seat.is_polling:
-            self._num_bystanders -= not seat.joins
-        elif seat.until_s < inf or seat.time_is_up:
+    def _stop_waiting(self, state: _RankState) -> None:
+        if not state.is_polling:
+            self._num_bystanders -= not state.joins
+        elif state.until_s < inf or state.time_is_up:
             self._num_patient -= 1
-        seat.waiting, seat.is_polling, seat.until_s = None, False, inf
+        state.waiting, state.is_polling, state.until_s = None, False, inf
 
     def time_is_up(self, until_s: float) -> bool:
         """Whether the running rank goes on because its poll has timed out at `until_s`.
 
         No rank can then act before that time, and the rank's clock is moved there.
         """
-        seat = self._seats[self.current]
-        if seat.time_is_up:
-            seat.clock.clock_s = max(seat.clock.clock_s, until_s)
-        return seat.time_is_up
+        state = self._states[self.current]
+        if state.time_is_up:
+            state.clock.clock_s = max(state.clock.clock_s, until_s)
+        return state.time_is_up
 
     @property
     def is_over(self) -> bool:
         """Whether all ranks have finished."""
-        return all(seat.has_finished for seat in self._seats.values())
+        return all(state.has_finished for state in self._states.values())
 
     def clock_s(self, rank: int) -> float:
         """Virtual time that a rank has reached."""
-        return self._seats[rank].clock.clock_s
+        return self._states[rank].clock.clock_s
 
     # ---- virtual time ----
 
@@ -170,10 +170,10 @@ class Scheduler:
         """Process the network events that no rank can change any more, and the timeouts of polls."""
         while True:
             next_s = self._network.next_s if self._network.events else None
-            until_s = min(seat.until_s for seat in self._seats.values()) if self._num_patient else inf
+            until_s = min(state.until_s for state in self._states.values()) if self._num_patient else inf
             if until_s < inf and until_s <= (inf if next_s is None else next_s):
                 if self._is_hopeless(until_s):
-                    self._give_up_waiting(next(seat for seat in self._seats.values() if seat.until_s == until_s))
+                    self._give_up_waiting(next(state for state in self._states.values() if state.until_s == until_s))
                 return
             if next_s is None or not self._is_settled(next_s):
                 return
@@ -185,12 +185,12 @@ class Scheduler:
         have_looked = self._num_idle_polls >= len(self._runnable) - len(busy)
         return have_looked and (not busy or (min(busy) >= at_s and not self._num_bystanders))
 
-    def _give_up_waiting(self, seat: _Seat) -> None:
+    def _give_up_waiting(self, state: _RankState) -> None:
         """Time out a poll: the rank goes on at that time, before all polling ranks."""
-        self._runnable = [entry for entry in self._runnable if entry[2] != seat.clock.rank]
+        self._runnable = [entry for entry in self._runnable if entry[2] != state.clock.rank]
         heapq.heapify(self._runnable)
-        heapq.heappush(self._runnable, (seat.until_s, _AT_ONCE, seat.clock.rank))
-        seat.until_s, seat.time_is_up = inf, True
+        heapq.heappush(self._runnable, (state.until_s, _AT_ONCE, state.clock.rank))
+        state.until_s, state.time_is_up = inf, True
 
     def _is_settled(self, at_s: float) -> bool:
         """Whether no rank can start a transfer before `at_s`, or none can before this event is processed."""
@@ -207,13 +207,13 @@ class Scheduler:
     def stuck(self) -> tuple[str, list[Wait]]:
         """Describe a deadlock: a headline, and the wait of each rank."""
         waits = []
-        for rank, seat in self._seats.items():
-            if seat.waiting is not None:
-                waits.append(seat.waiting())
-            elif seat.has_finished:
+        for rank, state in self._states.items():
+            if state.waiting is not None:
+                waits.append(state.waiting())
+            elif state.has_finished:
                 waits.append(Wait(rank, "has finished"))
-        num_stuck = sum(not seat.has_finished for seat in self._seats.values())
-        finished = len(self._seats) - num_stuck
-        headline = f"{num_stuck} of {plural(len(self._seats), 'ranks')} {'waits' if num_stuck == 1 else 'wait'} "
+        num_stuck = sum(not state.has_finished for state in self._states.values())
+        finished = len(self._states) - num_stuck
+        headline = f"{num_stuck} of {plural(len(self._states), 'ranks')} {'waits' if num_stuck == 1 else 'wait'} "
         headline += "and none can go on"
         return headline + (f"; {finished} returned without joining them" if finished else ""), waits

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from lablib.hardware.checks import check_numbers, check_times
 from lablib.signature import check_fields, check_type, whole_number
+from lablib.signature.bounds import NonNegativeInt
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Device:
             power_w * flops_per_joule. Used by the planner only.
         attention_generation: the generation of flash attention written for its matrix units: 2 for Ampere, 3 for
             Hopper, 4 for Blackwell. Used by the planner only.
+        compute_capability: major and minor number of CUDA's (NVIDIA, "CUDA GPU Compute Capability",
+            developer.nvidia.com/cuda-gpus); (0, 0): no device of NVIDIA.
     """
 
     name: str
@@ -75,6 +78,7 @@ class Device:
     attention_generation: int = 2
     launch_s: float = 0.0
     element_s: Mapping[str, float] = field(default_factory=dict, hash=False)
+    compute_capability: tuple[NonNegativeInt, NonNegativeInt] = (0, 0)
 
     def __post_init__(self) -> None:
         for name in ("peak_flops_per_s", "matmul_efficiency_by_dtype", "element_s"):
@@ -135,6 +139,11 @@ class Device:
     def is_gpu(self) -> bool:
         """Whether a host launches this device's kernels into a queue."""
         return self.launch_s > 0
+
+    @property
+    def has_flash_attention(self) -> bool:
+        """Whether flash attention has kernels for it: NVIDIA's from Ampere on (Dao et al., 2022, arXiv 2205.14135)."""
+        return not (0, 0) < self.compute_capability < (8, 0)
 
     @property
     def queued_s(self) -> float:

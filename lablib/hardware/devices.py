@@ -80,11 +80,13 @@ _BLACKWELL = {
     "matmul_efficiency_by_dtype": {"float8": _efficiency(3432.5, 4500, 128), "float4": 0.7},
     "flops_per_joule": _BLACKWELL_FLOPS_PER_JOULE,
     "attention_generation": 4,
+    "compute_capability": (10, 0),
 }
 _BLACKWELL_NOTES = (
     f"shares of the peak: those of a B200 in {_ACCELERATORS}; float4's share guessed; {_UNVERIFIED} 148 SMs; "
     f"L2 of 126 MB left out, its bandwidth is not published; {_COMMON}"
 )
+_BLACKWELL_ULTRA = _BLACKWELL | {"compute_capability": (10, 3)}
 _VERDA = "verda.com/blog/gb300-nvl72-architecture"
 _KLOCKWOOD = "glennklockwood.com/garden/processors"
 _HOPPER_TILES = {
@@ -94,6 +96,7 @@ _HOPPER_TILES = {
     "row_alignment_bytes": 16,
     "flops_per_joule": _HOPPER_FLOPS_PER_JOULE,
     "attention_generation": 3,
+    "compute_capability": (9, 0),
 }
 _HOPPER_80GB = _HOPPER_TILES | {
     "matmul_efficiency": _efficiency(794.5, 989, 160),
@@ -116,6 +119,7 @@ _AMPERE = {
     "power_w": 400.0,
     "flops_per_joule": _AMPERE_FLOPS_PER_JOULE,
     "attention_generation": 2,
+    "compute_capability": (8, 0),
 }
 _AMPERE_NOTES = f"{_UNVERIFIED} L2 at 5,120 bytes a clock of 1.41 GHz (NVIDIA A100 white paper), 400 W; {_COMMON}"
 
@@ -134,6 +138,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 memory_bytes=32 * GB,
                 memory_bandwidth_bytes_per_s=0.9e12,
                 power_w=300.0,
+                compute_capability=(7, 0),
                 source=(
                     "float16: bigscience experiments/gpt2.md, about 125 TFLOPS; no unit for bfloat16; "
                     f"{_UNVERIFIED} float32, float64, memory, 80 SMs, 300 W; efficiency and half depth guessed; "
@@ -247,7 +252,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                     "float8": 4500 * TFLOPS,
                     "float4": 13125 * TFLOPS,
                 },
-                **_BLACKWELL,
+                **_BLACKWELL_ULTRA,
                 memory_bytes=270 * GB,
                 memory_bandwidth_bytes_per_s=7.7e12,
                 power_w=1100.0,
@@ -284,7 +289,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                     "float8": 5000 * TFLOPS,
                     "float4": 15000 * TFLOPS,
                 },
-                **_BLACKWELL,
+                **_BLACKWELL_ULTRA,
                 memory_bytes=279 * GB,
                 memory_bandwidth_bytes_per_s=8.0e12,
                 power_w=1400.0,

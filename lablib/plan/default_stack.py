@@ -19,7 +19,6 @@ from typing import NamedTuple
 from lablib.hardware.device import Device
 
 NAMED = "as named"
-_WITHOUT_FLASH = ("V100",)
 _OLD = MappingProxyType({2021: "megatron-2021", 2022: "megatron-2022"})
 _OTHERS = MappingProxyType({2023: "fsdp-flash", 2024: "torch-compile-2024"})
 
@@ -43,7 +42,7 @@ def default_stack(device: Device, year: int | None = None, is_megatron: bool = T
     why = "usual today: none was named" if year is None else f"usual in {year}: none was named"
     if year is not None and year <= max(_OLD):
         return Software(_OLD[max(year, min(_OLD))], why)
-    if device.name.startswith(_WITHOUT_FLASH):
+    if not device.has_flash_attention:
         return Software(_OLD[max(_OLD)], f"{why}, and {device.name} has no flash attention")
     if is_megatron:
         return Software("megatron-core", why)

@@ -2,12 +2,11 @@
 
 settings       per-process settings of Python and torch, which each rank owns
 rank_state     seeds and threads of a rank
-arguments      tensors in a program's arguments
+arguments      tensors in a program's arguments, moved to the rank's GPU
 default_device the device on which a program's tensors are created
 torchrun       the environment variables of torchrun
 fork_server    a server that forks worker processes
-lifetime       a process that ends with its parent
-exits          exit codes
+lifetime       end of a process: with its parent, by an exit code
 group_calls    one rank's call of `new_group`, for comparison over ranks
 whose_code     classify a source file: user code, installed package, or standard library
 thread_frames  the innermost frame of each thread

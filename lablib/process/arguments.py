@@ -13,6 +13,7 @@ from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lablib.torch_compat import tree_map
@@ -46,13 +47,27 @@ def replaced(value: Any, move: Callable[[Any], Any]) -> Any:
     return tree_map(once, value)
 
 
-def note_what_is_left(error: BaseException, program: tuple[Any, tuple, dict[str, Any]]) -> None:
-    """Add to an error about tensors on two devices the names of tensors that the launch left in host memory.
+def placed(value: Any, device: torch.device) -> Any:
+    """The value with its tensors on `device`. A leaf of autograd remains one, with its gradient.
 
-    Args:
-        error: the program's exception.
-        program: function, arguments and keyword arguments, as the rank called it.
+    Simplified: views of one storage become separate tensors.
     """
+
+    def move(one: Tensor | nn.Module) -> Tensor | nn.Module:
+        return one.to(device) if isinstance(one, nn.Module) else _moved(one, device)
+
+    return replaced(value, move)
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    there = tensor.detach().to(device).requires_grad_(tensor.requires_grad)
+    there = nn.Parameter(there, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else there
+    there.grad = None if tensor.grad is None else tensor.grad.to(device)
+    return there
+
+
+def note_what_is_left(error: BaseException, program: tuple[Any, tuple, dict[str, Any]]) -> None:
+    """Add to an error about tensors on two devices the names of tensors that the launch left in host memory."""
     if not isinstance(error, RuntimeError) or not any(saying in str(error) for saying in _SAYINGS):
         return
     names: list[str] = []

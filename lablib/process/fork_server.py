@@ -204,11 +204,7 @@ class _Server:
 
 
 def _dead_child() -> tuple[int, int]:
-    """The process id and status of a dead child, after its session has been ended; zeros if there is none.
-
-    Raises:
-        ChildProcessError: there is no child at all.
-    """
+    """The process id and status of a dead child, after its session has been ended; zeros if there is none."""
     if not hasattr(os, "waitid"):  # macOS, before Python 3.13: its id may be reused before the session is ended
         found = os.waitpid(-1, os.WNOHANG)
         _end_session(found[0])

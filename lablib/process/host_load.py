@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from lablib.signature import checked
+from lablib.signature.bounds import Range
 from lablib.text.units import plural
 
 QUIET_SHARE = 0.1  # of the cores: less does not affect processes that keep all cores busy
@@ -32,16 +34,10 @@ class HostLoad:
 
 
 @checked
-def host_load(seconds: float = 0.5) -> HostLoad:
-    """Measure the load of the machine's cores for `seconds`, while the calling process sleeps. Does not communicate.
-
-    Raises:
-        ValueError: not a valid time.
-    """
+def host_load(seconds: Annotated[float, Range(gt=0, le=60)] = 0.5) -> HostLoad:
+    """Measure the load of the machine's cores for `seconds`, while the calling process sleeps. Does not communicate."""
     import psutil  # imported on demand
 
-    if not 0 < seconds <= 60:
-        raise ValueError(f"seconds must be from above 0 to 60: got {seconds!r}; try 0.5")
     cores = psutil.cpu_count() or 1
     return HostLoad(psutil.cpu_percent(interval=seconds) / 100 * cores, cores)
 

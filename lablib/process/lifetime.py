@@ -1,7 +1,8 @@
-"""End a process with its parent.
+"""End of a process: with its parent, and by `sys.exit()`.
 
-On Linux the kernel sends a signal, which works even if a process is stuck in C code that holds Python's lock. It is one
-of two mechanisms: a dead process also closes its sockets (Linux and macOS), which their readers notice.
+With its parent: on Linux the kernel sends a signal, which works even if a process is stuck in C code that holds the
+interpreter's lock. It is one of two mechanisms: a dead process also closes its sockets (Linux and macOS), which their
+readers notice.
 """
 
 import ctypes
@@ -23,3 +24,8 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
         if os.getppid() != parent:
             os._exit(1)
+
+
+def ends_well(code: object) -> bool:
+    """Whether this argument of `sys.exit` means success: None or 0. Calls no method of the object."""
+    return code is None or (issubclass(type(code), int) and int.__eq__(code, 0))  # pyright: ignore[reportArgumentType]

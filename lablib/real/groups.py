@@ -25,13 +25,7 @@ from lablib.torch_compat import current
 
 
 class Groups:
-    """The default group of this rank, and its renewal.
-
-    Args:
-        backend: "gloo" or "nccl".
-        device: the rank's device.
-        meeting: the store through which the ranks connect.
-    """
+    """The default group of this rank, and its renewal."""
 
     def __init__(self, backend: str, device: torch.device, meeting: MeetingFile):
         self._backend, self._device, self._meeting = backend, device, meeting

@@ -5,7 +5,7 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -79,6 +79,11 @@ def run_real(
     measured = [report.measured for report in reports]
     timeline, traffic = measured_records(measured, backend)
     shared = tuple(note for note in [sharing_note(backend, ranks)] if note)
+    circle = circle_note([one.calls for one in measured]) if backend == "nccl" else None
+    if circle:
+        warnings.warn(circle, NotOnNcclWarning, stacklevel=3)
+    # As counted by each GPU's allocator; none on CPUs.
+    peaks = tuple(report.peak_bytes for report in reports if report.peak_bytes is not None)
     return Run(
         values=[_value(rank, report) for rank, report in enumerate(reports)],
         timeline=replace(timeline, notes=shared),
@@ -87,8 +92,8 @@ def run_real(
         backend=backend,
         cluster=_machine(backend),
         wall_s=time.perf_counter() - started,
-        notes=(*shared, *kernel_notes(measured), *_circles(reports, backend)),
-        memory=_memory(reports, shared),
+        notes=(*shared, *kernel_notes(measured), *([circle] if circle else [])),
+        memory=Memory(num_ranks=len(peaks), allocator_peaks=peaks, run_notes=shared),
     )
 
 
@@ -124,19 +129,6 @@ def measured_records(measured: Sequence[Measurement], backend: str) -> tuple[Tim
     work = [s.at(rank, zero_ns) for rank, one in enumerate(measured) for s in one.spans if s.stream in drawn]
     timeline = Timeline.of(with_phases([*work, *communications(measured, zero_ns)]), len(measured))
     return timeline, traffic_of(measured, zero_ns, backend)
-
-
-def _circles(reports: Sequence[Finished], backend: str) -> Iterator[str]:
-    """Warn of messages that would hang with NCCL if they were larger; yields the note."""
-    if backend == "nccl" and (circle := circle_note([one.measured.calls for one in reports])):
-        warnings.warn(circle, NotOnNcclWarning, stacklevel=4)
-        yield circle
-
-
-def _memory(reports: Sequence[Finished], notes: tuple[str, ...]) -> Memory:
-    """The peak of each rank, as counted by its GPU's allocator; empty on CPUs."""
-    peaks = tuple(report.peak_bytes for report in reports if report.peak_bytes is not None)
-    return Memory(num_ranks=len(peaks), allocator_peaks=peaks, run_notes=notes)
 
 
 def _forward_stderr(texts: list[str]) -> None:

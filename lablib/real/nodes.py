@@ -31,12 +31,12 @@ import torch
 from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from lablib.inside import RANK_VARIABLE
-from lablib.process.exits import ends_well
+from lablib.process.lifetime import ends_well
 from lablib.real.gpu.kernel_notes import kernel_notes
-from lablib.real.gpu.warm_up_kernels import warm_up_kernel_count
 from lablib.real.launch import measured_records
 from lablib.real.measurement.measure import measure
 from lablib.real.measurement.plain import measurement_of, plain_measurement, shifted
+from lablib.real.measurement.profiler import warm_up_kernel_count
 from lablib.run import Run
 from lablib.text.units import format_quantity, plural
 

@@ -32,7 +32,7 @@ class Passes:
     """
 
     def __init__(self, work: Iterable[tuple[float, str]]):
-        marks = sorted((start_s, kind) for start_s, phase in work if (kind := _kind(phase)))
+        marks = sorted([(start_s, kind) for start_s, phase in work if (kind := _kind(phase))])
         self._times_s = np.array([start_s for start_s, _ in marks])
         self._is_backward = np.array([kind == "backward" for _, kind in marks], dtype=bool)
 

@@ -15,7 +15,7 @@ Read in this order:
     marks.py       the mark of a tensor on the device
     dtensor.py     DTensors on the device
     cuda_kernels.py  operators that torch has for GPUs only
-    gpu_answers.py   replacements of torch's functions on a simulated GPU
+    gpu_answers.py   the simulated GPU of each rank: replaced functions of torch
     stand_in.py    a stand-in for a GPU: programs as with backend="nccl"
     devices.py     "cuda" in arguments and attributes
     classes.py     torch.device and torch.Generator

@@ -61,11 +61,7 @@ def answer_backends(patches: Patches) -> None:
 
 
 def _rendezvous(process: Process, url: str, rank: int = -1, world_size: int = -1, **_: Any) -> Iterator[Any]:
-    """Rendezvous: yields store, rank and world size.
-
-    Raises:
-        ValueError: rank or world size of the script differ from the launcher's.
-    """
+    """Rendezvous: yields store, rank and world size."""
     for said, is_so, name in ((rank, process.rank.rank, "rank"), (world_size, process.ranks, "world_size")):
         if said not in (-1, is_so):
             raise ValueError(
@@ -115,11 +111,7 @@ def _new_group(
 
 
 def _backend_names(text: str) -> list[str]:
-    """ "cpu:gloo,cuda:nccl" -> ["gloo", "nccl"].
-
-    Raises:
-        ValueError: an unknown backend.
-    """
+    """ "cpu:gloo,cuda:nccl" -> ["gloo", "nccl"]."""
     names = [part.split(":")[-1].lower() for part in text.split(",")]
     for name in names:
         if name not in BACKENDS:
@@ -128,11 +120,7 @@ def _backend_names(text: str) -> list[str]:
 
 
 class _OnlyTheDevice:
-    """NCCL's errors for tensors that are not on the rank's own device.
-
-    Args:
-        process: the rank's process.
-    """
+    """NCCL's errors for tensors that are not on the rank's own device."""
 
     def __init__(self, process: Process):
         self._process = process

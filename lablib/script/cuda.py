@@ -5,8 +5,7 @@
     Event, Stream, synchronize                 virtual time (streams.py)
     manual_seed, get_rng_state, ...            the device's own generator (placement.py)
 
-Unsupported functions raise a `NotSimulatedError` with their name. Compute capabilities: NVIDIA, "CUDA GPU Compute
-Capability" (developer.nvidia.com/cuda-gpus).
+Unsupported functions raise a `NotSimulatedError` with their name.
 """
 
 from __future__ import annotations
@@ -24,9 +23,6 @@ from lablib.script.patches import Patches
 from lablib.script.process import NotSimulatedError, Process, here, refuse
 from lablib.script.streams import Event, Stream, StreamContext
 from lablib.torch_compat import place
-
-_CAPABILITIES = {"V100": (7, 0), "A100": (8, 0), "H100": (9, 0), "H200": (9, 0), "B200": (10, 0)}
-
 
 # ---- devices ----
 
@@ -68,11 +64,11 @@ def _properties(process: Process, device: Any = None) -> Any:
 
 
 def _capability(process: Process, device: Any = None) -> tuple[int, int]:
-    name = process.cluster.device.name
-    for prefix, capability in _CAPABILITIES.items():
-        if name.startswith(prefix):
-            return capability
-    refuse("torch.cuda.get_device_capability", f"{name} has no CUDA compute capability", "ask for the device's name")
+    record = process.cluster.device
+    if record.compute_capability == (0, 0):
+        why = f"{record.name} has no CUDA compute capability"
+        refuse("torch.cuda.get_device_capability", why, "ask for the device's name")
+    return record.compute_capability
 
 
 class DeviceGuard:
@@ -347,11 +343,7 @@ def _refusing_class(call: str) -> type:
 
 
 def _lazy_init() -> None:
-    """Replacement of torch's CUDA initialization, which is called before an unsupported access to a GPU.
-
-    Raises:
-        NotSimulatedError: always.
-    """
+    """Replacement of torch's CUDA initialization, which is called before an unsupported access to a GPU."""
     where = "in a thread that the script started itself" if here() is None else "in a call below Python"
     raise NotSimulatedError(
         f"CUDA has no answer on the simulator {where}: the simulated device is the rank's own thread's; "

@@ -155,9 +155,6 @@ class DeviceCalls(TorchFunctionMode):
         (`x.data = y` is allowed on any device: so `Module.to` works. Source: pytorch,
         torch/csrc/autograd/python_variable.cpp, `THPVariable_set_grad`; c10/core/TensorImpl.h,
         `has_compatible_shallow_copy_type`.)
-
-        Raises:
-            RuntimeError: as on CUDA; for the checks of operators see mixing.py.
         """
         if func == _SET_GRAD and isinstance(args[1], Tensor):
             tensor, given = index_of(args[0]), index_of(args[1])

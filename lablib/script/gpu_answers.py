@@ -1,12 +1,22 @@
-"""Replacements of torch's functions on a simulated GPU (for run.py and stand_in.py)."""
+"""Simulated GPUs of ranks (for run.py and stand_in.py): replaced functions of torch, and each rank's device."""
 
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from lablib.hardware.cluster import Cluster
 from lablib.script.backends import answer_backends
 from lablib.script.classes import answer_classes
 from lablib.script.cuda import answer_cuda
 from lablib.script.cuda_kernels import answer_kernels
-from lablib.script.devices import answer_grouping, answer_hooks, answer_wrappers
+from lablib.script.devices import DeviceCalls, answer_grouping, answer_hooks, answer_wrappers
 from lablib.script.dtensor import answer_dtensor
 from lablib.script.patches import Patches
+from lablib.script.placement import Placement
+from lablib.script.process import Process
+from lablib.script.streams import Streams
+from lablib.sim.communication.store import SimStore
+from lablib.sim.ranks.rank import Rank
 
 
 def answer_gpu(patches: Patches) -> None:
@@ -19,3 +29,26 @@ def answer_gpu(patches: Patches) -> None:
     answer_dtensor(patches)
     answer_kernels(patches)
     answer_backends(patches)
+
+
+def processes_of(ranks: Sequence[Rank], cluster: Cluster, store: SimStore) -> list[Process]:
+    """A process for each rank, with as many devices as its node has ranks."""
+    processes = []
+    for rank in ranks:
+        first = cluster.node(rank.rank) * cluster.devices_per_node
+        num_devices = min(cluster.devices_per_node, len(ranks) - first)
+        local_rank = rank.rank - first
+        processes.append(Process(rank, len(ranks), local_rank, num_devices, cluster, store.of_another_rank()))
+    return processes
+
+
+@contextmanager
+def with_gpu(process: Process) -> Iterator[None]:
+    """In a rank's thread: its process, marked memory, and handling of device arguments."""
+    threading.current_thread().script_process = process  # pyright: ignore[reportAttributeAccessIssue]
+    process.placement = Placement(process.rank, process.cluster.device)
+    process.rank.counts = process.placement.counts
+    process.streams = Streams(process.rank, process.local_rank)
+    process.calls = DeviceCalls(process)
+    with process.placement, process.calls:
+        yield

@@ -106,11 +106,7 @@ class Libraries:
         return spec
 
     def import_begins(self, name: str) -> None:
-        """Begin an import: changes until now were made by ranks.
-
-        Raises:
-            SharedLibraryError: several ranks cannot share this library.
-        """
+        """Begin an import: changes until now were made by ranks."""
         if self.is_refused(name):
             raise _error({_top(name): REFUSED[_top(name)]})
         if (process := here()) is not None:
@@ -146,7 +142,8 @@ class Libraries:
 
     def _changed(self, name: str, before: Record | None, after: Record) -> None:
         library = _top(name)
-        is_harmless = (_is_flag(before) and _is_flag(after)) or library in _LOGGERS or _is_cache(name)
+        is_cache = "cache" in name.rpartition(".")[2].lower()  # as in "lark.load_grammar._get_parser.cache"
+        is_harmless = (_is_flag(before) and _is_flag(after)) or library in _LOGGERS or is_cache
         for where, _, now in changes(before, after):
             if not is_harmless and (reason := self._reason((name, *where), now)):
                 self._shared.setdefault(library, reason)
@@ -200,12 +197,7 @@ class Watching:
 
 
 class Loader:
-    """Loads a library's module with `loader`, and reports the begin and end of the outermost import.
-
-    Args:
-        loader: the module's own, which is restored.
-        libraries: receives the reports.
-    """
+    """Loads a library's module with `loader`, and reports the begin and end of the outermost import."""
 
     def __init__(self, loader: Any, libraries: Libraries):
         self._loader, self._libraries = loader, libraries
@@ -237,11 +229,6 @@ def is_watched(name: str, file: str | None) -> bool:
 
 def _top(name: str) -> str:
     return name.partition(".")[0]
-
-
-def _is_cache(path: str) -> bool:
-    """Whether the name says that it is a cache, as in "lark.load_grammar._get_parser.cache"."""
-    return "cache" in path.rpartition(".")[2].lower()
 
 
 def _is_flag(record: Record | None) -> bool:

@@ -36,11 +36,7 @@ _MANY_SCALARS = {"where"}
 
 
 def check_devices(func: Any, args: tuple, kwargs: dict[str, Any]) -> None:
-    """Raise for an operator with these arguments if CUDA would.
-
-    Raises:
-        RuntimeError: in torch's words, with the operator's name.
-    """
+    """Raise for an operator with these arguments if CUDA would."""
     namespace, name = schema(func).name.split("::")
     if namespace != "aten" or name in _COPIES:
         return

@@ -60,12 +60,7 @@ class ModuleFinder:
 
 
 class Modules:
-    """The entries of `sys.modules` of one rank: part of its per-rank state (lablib/sim/ranks/rank.py).
-
-    Args:
-        finder: notices imports.
-        main: the rank's `__main__`.
-    """
+    """The entries of `sys.modules` of one rank: part of its per-rank state (lablib/sim/ranks/rank.py)."""
 
     def __init__(self, finder: ModuleFinder, main: ModuleType):
         self._finder = finder

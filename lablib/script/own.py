@@ -19,12 +19,7 @@ from lablib.process.settings.logs import logging_state
 
 
 def begins_with(argv: Sequence[str], folder: str) -> dict[str, Any]:
-    """The initial states of a rank's settings, by name.
-
-    Args:
-        argv: the script and its arguments.
-        folder: the script's, first on the path.
-    """
+    """The initial states of a rank's settings, by name."""
     path = [folder, *sys.path[1:]] if sys.path and sys.path[0] == "" else [folder, *sys.path]
     root: Any = logging.RootLogger(logging.WARNING)
     return {

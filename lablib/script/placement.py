@@ -156,7 +156,7 @@ class Placement(TorchDispatchMode):
                 check_devices(func, args, kwargs)
             index = next((i for _, s in given if (i := index_of_storage(s)) is not None), None)
             if index is None and not given and self._wanted is None:
-                index = self._default()
+                index = None if self._assumed == HOST else self._assumed
             out = self._computed(func, args, kwargs, self._wanted if self._wanted is not None else index)
             self._mark_new(out, given, self._wanted if self._wanted is not None else index)
             is_device_work = index is not None or self._wanted not in (None, HOST) or not self.is_used
@@ -176,10 +176,6 @@ class Placement(TorchDispatchMode):
             return
         size_bytes = op_bytes(func, args, kwargs, out)
         process.streams.host_works(traits_of(func).name, size_bytes / bandwidth, size_bytes)
-
-    def _default(self) -> int | None:
-        """The device of an operator without tensors and without a requested device."""
-        return None if self._assumed == HOST else self._assumed
 
     def _computed(self, func: Any, args: tuple, kwargs: dict, index: int | None) -> Any:
         """Run the operator.

@@ -13,7 +13,7 @@ import os
 import threading
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from lablib.hardware.cluster import Cluster
 from lablib.sim.communication.store import SimStore
@@ -25,16 +25,6 @@ if TYPE_CHECKING:
     from lablib.script.devices import DeviceCalls
     from lablib.script.placement import Placement
     from lablib.script.streams import Streams
-
-
-class AllocationStatistics(Protocol):
-    """Memory statistics for `torch.cuda`, in bytes on the device, from a rank's memory tracker."""
-
-    def allocated_bytes(self) -> int: ...
-
-    def peak_bytes(self) -> int: ...
-
-    def reset_peak(self) -> None: ...
 
 
 class ClockReadings:
@@ -121,11 +111,7 @@ class NotSimulatedError(NotImplementedError):
 
 
 def refuse(call: str, why: str, remedy: str) -> NoReturn:
-    """Report an unsupported call.
-
-    Raises:
-        NotSimulatedError: always.
-    """
+    """Report an unsupported call."""
     source = str(program_line())
     raise NotSimulatedError(
         f"{call} has no answer on the simulator: {why}; {remedy}" + (f" (at {source})" if source else "")

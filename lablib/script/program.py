@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, ModuleType
 
-from lablib.process.exits import ends_well
+from lablib.process.lifetime import ends_well
 from lablib.script.process import here
 from lablib.text.files import printable, read_bytes
 from lablib.text.messages import safe_str, traceback_text

@@ -36,9 +36,6 @@ def write_report(run: Run, folder: Path, script: str) -> str:
     """Write all files of a run into `folder` (made if missing). Returns the summary as text.
 
     The ranks' output is written first, as no other file has it. A file is complete or missing.
-
-    Raises:
-        IncompleteReport: some files could not be written; the others are.
     """
     summary = summary_text(run, script)
     files: dict[str, Callable[[Path], object]] = {
@@ -52,11 +49,7 @@ def write_report(run: Run, folder: Path, script: str) -> str:
 
 
 def write_output(output: Iterable[str], folder: Path) -> None:
-    """Write the output of each rank, one file per rank; also for a run that failed.
-
-    Raises:
-        IncompleteReport: some files could not be written; the others are.
-    """
+    """Write the output of each rank, one file per rank; also for a run that failed."""
     _write(folder, _of_ranks(output), "")
 
 
@@ -102,7 +95,7 @@ def summary_text(run: Run, script: str) -> str:
         run.summary().sentence().replace("step ", "Makespan ", 1) + ".",
         f"Traffic: {plural(len(run.traffic), 'communications')}, "
         f"{format_quantity(run.traffic.sent_bytes(), 'B', 4)} sent.",
-        _peak_line(run.memory),
+        f"Memory: {run.memory.explain()}" if run.memory.is_known else None,
         "",
         shown,
         "",
@@ -131,12 +124,6 @@ def memory_text(memory: Memory) -> str:
     if memory.num_ranks > _MAX_LINES:
         parts.append(f"... {memory.num_ranks - _MAX_LINES} more ranks")
     return "\n".join(parts) + "\n"
-
-
-def _peak_line(memory: Memory) -> str | None:
-    if not memory.is_known:
-        return None
-    return f"Memory: {memory.explain()}"
 
 
 def _page(run: Run, script: str) -> str:

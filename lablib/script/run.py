@@ -8,9 +8,8 @@ emulates a separate process with a CUDA device for each rank (process.py, module
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from math import inf
 from pathlib import Path
@@ -21,17 +20,14 @@ from lablib.hardware import Cluster, find_cluster
 from lablib.inside import check_outside
 from lablib.launch_checks import checked_size
 from lablib.run import Run
-from lablib.script.devices import DeviceCalls
-from lablib.script.gpu_answers import answer_gpu
+from lablib.script.gpu_answers import answer_gpu, processes_of, with_gpu
 from lablib.script.libraries import Libraries, SharedLibraryError, Watching
 from lablib.script.modules import HostModules, Modules
 from lablib.script.own import Output, begins_with
 from lablib.script.patches import Patches
-from lablib.script.placement import Placement
-from lablib.script.process import Process
+from lablib.script.process import Process, here
 from lablib.script.program import compiled, main_module, run_program, script_folder
 from lablib.script.python import answer_python
-from lablib.script.streams import Streams
 from lablib.signature import whole_number
 from lablib.sim import run_sim
 from lablib.sim.communication.store import SimStore
@@ -87,7 +83,11 @@ class Script:
             raise
         if (shared := self._libraries.error()) is not None:
             raise shared
-        _note_host_work(self.processes[0])
+        if number := self.processes[0].placement.num_host_operators:
+            self.processes[0].note(
+                f"The host's work took no virtual time: {number:,} operators of rank 0 had tensors in host memory "
+                "only; on a real machine they run beside the device, and loading data can be what limits a step."
+            )
         clock = next((note for process in self.processes for note in process.clock.note(process.rank.rank)), None)
         notes = dict.fromkeys(note for process in self.processes for note in process.notes)
         return replace(run, notes=(*run.notes, *notes, *([clock] if clock else []), *self._libraries.notes))
@@ -102,8 +102,9 @@ class Script:
         return self.processes[rank].rank.stdout.getvalue() if self.processes else ""
 
     def _program(self) -> int:
-        number = threading.current_thread().script_process.rank.rank  # pyright: ignore[reportAttributeAccessIssue]
-        return run_program(self._code, lambda: self._mains[number])
+        process = here()
+        assert process is not None
+        return run_program(self._code, lambda: self._mains[process.rank.rank])
 
     @contextmanager
     def of_the_run(self, ranks: list[Rank], store: SimStore, cluster: Cluster) -> Iterator[None]:
@@ -116,38 +117,21 @@ class Script:
             patches = stack.enter_context(Patches())
             answer_gpu(patches)
             answer_python(patches)
-            for rank in ranks:
+            self.processes += processes_of(ranks, cluster, store)
+            for process in self.processes:
+                rank = process.rank
                 output = Output(self._show if rank.rank == 0 else None)
                 rank.stdout = rank.stderr = output
                 stack.callback(output.release)
-                first = cluster.node(rank.rank) * cluster.devices_per_node
                 # The check comes first, while the rank's modules are in place.
-                watching = Watching(self._libraries, rank.rank, rank.rank - first)
+                watching = Watching(self._libraries, rank.rank, process.local_rank)
                 rank.per_rank_state += [watching, Modules(hidden.finder, self._mains[rank.rank])]
                 rank.begins_with |= begins_with(self._argv, folder)
-                self.processes.append(
-                    Process(
-                        rank=rank,
-                        ranks=len(ranks),
-                        local_rank=rank.rank - first,
-                        num_devices=min(cluster.devices_per_node, len(ranks) - first),
-                        cluster=cluster,
-                        store=store.of_another_rank(),
-                    )
-                )
             yield
 
-    @contextmanager
-    def of_a_rank(self, rank: Rank) -> Iterator[None]:
-        """Context of a rank's thread: its process, marked memory, and handling of device arguments."""
-        process = self.processes[rank.rank]
-        threading.current_thread().script_process = process  # pyright: ignore[reportAttributeAccessIssue]
-        process.placement = Placement(rank, self.cluster.device)
-        rank.counts = process.placement.counts
-        process.streams = Streams(rank, process.local_rank)
-        process.calls = DeviceCalls(process)
-        with process.placement, process.calls:
-            yield
+    def of_a_rank(self, rank: Rank) -> AbstractContextManager[None]:
+        """Context of a rank's thread."""
+        return with_gpu(self.processes[rank.rank])
 
 
 def _out_of_memory(error: LaunchError, ranks: int) -> Iterator[str]:
@@ -158,12 +142,4 @@ def _out_of_memory(error: LaunchError, ranks: int) -> Iterator[str]:
             f"this machine's memory holds the tensors of all {ranks} simulated ranks, those on simulated devices too, "
             'and was full; try fewer --ranks or a smaller model, or lablib.launch with fidelity="shapes", which '
             "computes no values"
-        )
-
-
-def _note_host_work(process: Process) -> None:
-    if number := process.placement.num_host_operators:
-        process.note(
-            f"The host's work took no virtual time: {number:,} operators of rank 0 had tensors in host memory only; on "
-            "a real machine they run beside the device, and loading data can be what limits a step."
         )

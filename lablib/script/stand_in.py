@@ -21,9 +21,8 @@ fidelity="shapes" are not changed: they have one device, "meta".
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,18 +33,14 @@ from torch import Tensor, nn
 
 from lablib import sim
 from lablib.hardware.cluster import Cluster
-from lablib.hardware.device import Device
 from lablib.process.arguments import note_what_is_left
 from lablib.process.arguments import replaced as replaced_tensors
 from lablib.process.default_device import make_tensors_on
 from lablib.run import Run
-from lablib.script.devices import DeviceCalls
-from lablib.script.gpu_answers import answer_gpu
+from lablib.script.gpu_answers import answer_gpu, processes_of, with_gpu
 from lablib.script.marks import HOST, mark
 from lablib.script.patches import Patches
-from lablib.script.placement import Placement
 from lablib.script.process import Process, here
-from lablib.script.streams import Streams
 from lablib.sim.communication.store import SimStore
 from lablib.sim.ranks.copies import Copies
 from lablib.sim.ranks.rank import Rank
@@ -54,17 +49,10 @@ from lablib.sim.simulation import run_sim
 
 
 class StandIn:
-    """A launched function and the environment of its ranks (`lablib.sim.simulation.RankEnvironment`).
+    """A launched function and the environment of its ranks (`lablib.sim.simulation.RankEnvironment`)."""
 
-    Args:
-        fn, args: the launched function and its arguments.
-        ranks, cluster: number of GPUs, and their cluster.
-    """
-
-    def __init__(self, fn: Callable[..., Any], args: Sequence[Any], ranks: int, cluster: Cluster):
+    def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
         self._copies = Copies(fn, args)
-        self._num_ranks = ranks
-        self._device: Device = cluster.device
         self._processes: list[Process] = []
 
     @property
@@ -94,28 +82,17 @@ class StandIn:
     @contextmanager
     def of_the_run(self, ranks: list[Rank], store: SimStore, cluster: Cluster) -> Iterator[None]:
         """Context of the run: replacements of torch's functions."""
-        with ExitStack() as stack:
-            patches = stack.enter_context(Patches())
+        with Patches() as patches:
             answer_gpu(patches)
-            for rank in ranks:
-                first = cluster.node(rank.rank) * cluster.devices_per_node
-                num_devices = min(cluster.devices_per_node, len(ranks) - first)
-                self._processes.append(
-                    Process(rank, len(ranks), rank.rank - first, num_devices, cluster, store.of_another_rank())
-                )
+            self._processes += processes_of(ranks, cluster, store)
             yield
 
     @contextmanager
     def of_a_rank(self, rank: Rank) -> Iterator[None]:
         """Context of a rank's thread: its device, in use from the start."""
         process = self._processes[rank.rank]
-        threading.current_thread().script_process = process  # pyright: ignore[reportAttributeAccessIssue]
-        process.placement = Placement(rank, self._device)
-        process.placement.device_index = process.placement.use(process.local_rank)
-        rank.counts = process.placement.counts
-        process.streams = Streams(rank, process.local_rank)
-        process.calls = DeviceCalls(process)
-        with process.placement, process.calls:
+        with with_gpu(process):
+            process.placement.device_index = process.placement.use(process.local_rank)
             yield
 
 
@@ -131,7 +108,7 @@ def _on_device(one: Tensor | nn.Module, index: int) -> Tensor | nn.Module:
 
 def run_on_cuda(fn: Callable[..., Any], args: Sequence[Any], **options: Any) -> Run:
     """`lablib.sim.run_sim` with a GPU with separate memory for each rank."""
-    stand_in = StandIn(fn, args, options["ranks"], options["cluster"])
+    stand_in = StandIn(fn, args)
     run = run_sim(stand_in.program, (), **options, environment=stand_in)
     return replace(run, notes=(*run.notes, *stand_in.notes))
 

@@ -3,7 +3,10 @@
 It connects torch to the engine (lablib/engine), which orders ranks and messages in virtual time. Read in this order:
 
     sketch.py        a minimal self-contained simulator in 200 lines: threads, a baton, a clock
-    simulation.py    run one program: build the ranks, run them in turns, collect the results
+    simulation.py    run one program: the ranks take turns
+    build.py         its parts: ranks, network, groups
+    report.py        its result, warnings and errors
+    borrowed_process.py  state of the process, changed during a run
     ranks/           threads that take turns, each with the state of a process
     communication/   torch.distributed: collectives, messages, groups, the store
     operators/       time and output shapes of every operator

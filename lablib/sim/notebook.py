@@ -31,12 +31,7 @@ _VALUES = (int, float, complex, str, bytes, bool, type(None))
 
 
 class Notebook:
-    """The variables that a program refers to, with their values at construction.
-
-    Args:
-        fn: the program.
-        args: its arguments, which may include functions.
-    """
+    """The variables that a program refers to, with their values at construction."""
 
     def __init__(self, fn: Callable[..., Any], args: Sequence[Any]):
         self._places = {(id(where), name): (where, name, what) for where, name, what in _variables((fn, *args))}

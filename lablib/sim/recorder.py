@@ -15,10 +15,6 @@ from lablib.sim.ranks.rank import Rank
 class Recorder:
     """The transfers of a run, and the communication spans of its ranks.
 
-    Args:
-        ranks: by number; each receives its spans.
-        events: the events of the run.
-
     Attributes:
         transfers: in order of their ends.
     """

@@ -17,7 +17,7 @@ M5  Its technology gives the latency (RoCE, EFA, Ethernet, Slingshot; else Infin
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from lablib.errors import unknown_name
@@ -25,27 +25,23 @@ from lablib.hardware import CLUSTERS, DEVICES, LINKS, Cluster, Link
 from lablib.validation.rows import Row
 from lablib.validation.synonyms import gpu_key
 
-# GPU names without punctuation -> device, cluster of the catalogue.
-GPUS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "v100": ("V100-32GB-SXM2", "dgx-v100"),
-        "v10032gb": ("V100-32GB-SXM2", "dgx-v100"),
-        "a100": ("A100-80GB-SXM", "dgx-a100"),
-        "a10080gb": ("A100-80GB-SXM", "dgx-a100"),
-        "a10040gb": ("A100-40GB-SXM", "dgx-a100"),
-        "h100": ("H100-80GB-SXM", "dgx-h100"),
-        "h10080gb": ("H100-80GB-SXM", "dgx-h100"),
-        "h10096gb24tbs500w": ("H100-96GB-SXM-500W", "dgx-h100"),
-        **dict.fromkeys(("a800", "a80080gb"), ("A800-80GB-SXM", "hgx-a800")),
-        **dict.fromkeys(("h800", "h80080gb"), ("H800-80GB-SXM", "hgx-h800")),
-        "h200": ("H200-SXM", "hgx-h200"),
-        "b200": ("B200-SXM", "dgx-b200"),
-        "b300": ("B300-SXM", "dgx-b300"),
-        "gb200": ("GB200", "gb200-nvl72"),
-        "gb300": ("GB300", "gb300-nvl72"),
-        "mi300x": ("MI300X", "mi300x"),
-    }
-)
+
+def _gpus() -> Iterator[tuple[str, tuple[str, str]]]:
+    """Names of the catalogue's GPUs without punctuation, each with device and cluster: the family's first cluster.
+
+    A family alone ("A100") means the device of that cluster.
+    """
+    for device in DEVICES.values():
+        family = device.name.partition("-")[0]
+        if device.is_gpu:
+            node = next(one for one in CLUSTERS.values() if one.device.name.startswith(family))
+            yield gpu_key(family), (node.device.name, node.name)
+            yield gpu_key(device.name), (device.name, node.name)
+
+
+# torchtitan's rows name theirs by bandwidth and power.
+_TORCHTITANS = {"h10096gb24tbs500w": ("H100-96GB-SXM-500W", "dgx-h100")}
+GPUS: Mapping[str, tuple[str, str]] = MappingProxyType(dict(_gpus()) | _TORCHTITANS)
 # Words of an interconnect -> a link with its latency.
 TECHNOLOGIES = {"roce": "roce-400", "efa": "efa-v2", "ethernet": "ethernet-100", "slingshot": "slingshot-11"}
 _BANDWIDTH = re.compile(r"(?:(\d+)\s*x\s*)?(\d+(?:\.\d+)?)\s*([GT])(b|B)(?:it)?(?:/s|ps)")

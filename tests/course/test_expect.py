@@ -180,7 +180,7 @@ def test_values_are_written_briefly():
 
 def test_rules_that_hold_in_many_runs_are_shown_as_one():
     expect = Expect()
-    with expect.as_one("so it is on 3 ranks", "values and bytes"):
+    with expect.grouped("so it is on 3 ranks", "values and bytes"):
         for rank in range(3):
             expect.equal(f"rank {rank} holds the sum", 6, 6)
     assert [(held.rule, held.text) for held in expect.measured] == [("so it is on 3 ranks", "values and bytes")]
@@ -188,7 +188,7 @@ def test_rules_that_hold_in_many_runs_are_shown_as_one():
 
 def test_a_rule_broken_among_them_says_which():
     expect = Expect()
-    with pytest.raises(RuleBroken, match="rank 1"), expect.as_one("so it is on 3 ranks", ""):
+    with pytest.raises(RuleBroken, match="rank 1"), expect.grouped("so it is on 3 ranks", ""):
         for rank in range(3):
             expect.equal(f"rank {rank} holds the sum", 6 + rank, 6)
 

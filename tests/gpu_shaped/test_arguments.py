@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from lablib import launch
 from lablib.errors import RankError
-from lablib.process.arguments import note_what_is_left
-from lablib.real.workers.placed import placed
+from lablib.process.arguments import note_what_is_left, placed
 from lablib.real.workers.worker import _call
 
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"

@@ -9,9 +9,9 @@ from lablib.real import launch as real_launch
 from lablib.real import run_real
 from lablib.real.gpu.kernel_notes import kernel_notes
 from lablib.real.gpu.kernels import KernelCount
-from lablib.real.gpu.warm_up_kernels import run_warm_up_kernels, warm_up_kernel_count
 from lablib.real.measurement import measure as real_measure
 from lablib.real.measurement.measure import Measurement, measure
+from lablib.real.measurement.profiler import run_warm_up_kernels, warm_up_kernel_count
 from lablib.real.workers.messages import Finished
 from lablib.real.workers.pickling import pack
 from tests.gpu_shaped.kineto import LAUNCH, STREAM, Recording

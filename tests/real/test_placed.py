@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lablib.real.workers.placed import placed
+from lablib.process.arguments import placed
 
 THERE = torch.device("meta")
 

@@ -4,11 +4,9 @@ import ctypes
 import gc
 import inspect
 import os
-import random
 import sys
 import warnings
 
-import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,57 +14,6 @@ import torch.distributed as dist
 from lablib import launch
 
 pytestmark = pytest.mark.usefixtures("everything_is_given_back")
-
-
-def test_seeding_one_rank_leaves_the_others_alone():
-    def program(seeds: bool) -> list[float]:
-        dist.barrier()
-        if seeds and dist.get_rank() == 0:
-            torch.manual_seed(1), random.seed(1), numpy.random.seed(1)
-        dist.barrier()
-        return [torch.rand(()).item(), random.random(), numpy.random.rand()]
-
-    undisturbed, disturbed = launch(program, False, ranks=3).values, launch(program, True, ranks=3).values
-    assert undisturbed[1:] == disturbed[1:] and undisturbed[0] != disturbed[0]
-
-
-def test_numbers_drawn_by_one_rank_are_not_missing_on_another():
-    def program(greedy: bool) -> float:
-        total = 0.0
-        for _ in range(4):
-            if greedy and dist.get_rank() == 0:
-                torch.rand(1000)
-            total += torch.rand(()).item()
-            dist.barrier()
-        return total
-
-    assert launch(program, False, ranks=2).values[1] == launch(program, True, ranks=2).values[1]
-
-
-def test_grad_mode_autocast_and_default_dtype_are_a_ranks_own():
-    def program() -> tuple[bool, bool, torch.dtype, torch.dtype]:
-        even = dist.get_rank() % 2 == 0
-        torch.set_default_dtype(torch.float64 if even else torch.float32)
-        with torch.set_grad_enabled(even), torch.autocast("cpu", dtype=torch.bfloat16, enabled=even):
-            dist.barrier()
-            product = torch.ones(2, 2, dtype=torch.float32) @ torch.ones(2, 2, dtype=torch.float32)
-            return torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.ones(1).dtype, product.dtype
-
-    even = (True, True, torch.float64, torch.bfloat16)
-    odd = (False, False, torch.float32, torch.float32)
-    assert launch(program, ranks=4).values == [even, odd, even, odd]
-
-
-def test_a_default_device_is_a_ranks_own():
-    def program() -> str:
-        if dist.get_rank() == 0:
-            torch.set_default_device("meta")
-        dist.barrier()
-        device = torch.ones(1).device.type
-        torch.set_default_device(None)
-        return device
-
-    assert launch(program, ranks=3).values == ["meta", "cpu", "cpu"]
 
 
 def test_each_rank_sees_the_environment_of_torchrun():
@@ -78,18 +25,6 @@ def test_each_rank_sees_the_environment_of_torchrun():
     values = launch(program, ranks=10, cluster="dgx-h100").values
     assert values[0] == [0, 0, 0, 10, 8, 0] and values[7] == [7, 7, 0, 10, 8, 7]
     assert values[8] == [8, 0, 1, 10, 2, 8] and values[9] == [9, 1, 1, 10, 2, 9]
-
-
-def test_an_environment_variable_is_a_ranks_own():
-    def program() -> tuple[str | None, bool]:
-        if dist.get_rank() == 1:
-            os.environ["LAB_TEST_OWN"] = "mine"
-            del os.environ["HOME"]
-        dist.barrier()
-        return os.environ.get("LAB_TEST_OWN"), "HOME" in os.environ
-
-    assert launch(program, ranks=3).values == [(None, True), ("mine", False), (None, True)]
-    assert "LAB_TEST_OWN" not in os.environ and "HOME" in os.environ
 
 
 def test_a_child_process_started_later_does_not_inherit_what_a_rank_set():

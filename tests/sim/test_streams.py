@@ -3,13 +3,12 @@
 """Virtual time: what overlaps, what waits, what shares a wire; what is expected follows from the spans' durations."""
 
 import bisect
-import time
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -50,45 +49,6 @@ def test_an_operation_takes_its_bytes_over_the_bandwidth():
     assert run.timeline.makespan_s == about(5e-6)
 
 
-@settings(max_examples=20)
-@given(size=st.integers(1, 5000), work=st.integers(1, 500_000))
-def test_an_asynchronous_all_reduce_hides_the_smaller_of_compute_and_communication(size: int, work: int):
-    def program(is_async: bool) -> None:
-        handle = dist.all_reduce(torch.empty(size), async_op=is_async)
-        compute(work)
-        if handle is not None:
-            handle.wait()
-
-    apart, together = (launch(program, is_async, ranks=3, cluster=TOY).timeline for is_async in (False, True))
-    computing_s, communicating_s = apart.busy_s(0), apart.busy_s(0, "comm")
-    assert apart.makespan_s == about(computing_s + communicating_s)
-    assert together.makespan_s == about(max(computing_s, communicating_s))
-    assert apart.exposed_s(0) == about(communicating_s)
-    assert together.exposed_s(0) == about(max(0.0, communicating_s - computing_s))
-
-
-def test_a_collective_starts_when_its_last_member_has_issued_it():
-    def program() -> None:
-        compute(1000 * (1 + 3 * dist.get_rank()))
-        dist.all_reduce(torch.empty(8))
-
-    run = launch(program, ranks=4, cluster=TOY)
-    assert [span.start_s for span in run.timeline.select(stream="comm")] == [about(10e-6)] * 4
-
-
-def test_a_rank_that_waits_for_a_straggler_is_idle_meanwhile():
-    def program() -> None:
-        compute(9000 if dist.get_rank() == 1 else 1000)
-        dist.barrier()
-        compute(1000)
-
-    timeline = launch(program, ranks=2, cluster=TOY).timeline
-    barrier = timeline.select(0, "comm")[0]
-    first, second = timeline.select(0, "compute")
-    assert (first.end_s, barrier.start_s) == (about(1e-6), about(9e-6))
-    assert second.start_s == about(barrier.end_s)
-
-
 def test_collectives_of_one_group_run_one_after_another_and_of_two_groups_side_by_side():
     def program(num_groups: int) -> None:
         groups = [dist.new_group([0, 1]) for _ in range(num_groups)]
@@ -113,47 +73,6 @@ def test_waiting_for_the_second_of_two_works_does_not_end_the_first_later():
     timeline = launch(program, ranks=2, cluster=TOY).timeline
     assert timeline.select(0, "compute")[0].start_s == about(timeline.select(0, "comm")[1].end_s)
     assert timeline.makespan_s == about(timeline.select(0, "comm")[1].end_s + 1e-9)
-
-
-def test_the_result_of_a_future_is_waited_for_by_the_first_operation_that_touches_it():
-    def program() -> None:
-        x = torch.empty(1000)
-        work = dist.all_reduce(x, async_op=True)
-        work.get_future()
-        compute(100)  # does not need x
-        x.add_(1)
-
-    timeline = launch(program, ranks=2, cluster=TOY).timeline
-    free, dependent = timeline.select(0, "compute")
-    assert free.start_s == 0.0
-    assert dependent.start_s == about(timeline.select(0, "comm")[0].end_s)
-
-
-def test_virtual_time_does_not_depend_on_the_hosts():
-    def program(delay_s: float) -> None:
-        compute(500)
-        time.sleep(delay_s * dist.get_rank())
-        dist.all_reduce(torch.empty(10))
-
-    assert launch(program, 0.0, ranks=2, cluster=TOY).timeline == launch(program, 0.05, ranks=2, cluster=TOY).timeline
-
-
-def test_a_device_that_computes_in_no_time_leaves_communication_alone():
-    def program() -> None:
-        compute(10_000)
-        dist.all_reduce(torch.empty(10))
-
-    run = launch(program, ranks=2, cluster=TOY.free_compute())
-    assert run.timeline.makespan_s == about(run.timeline.busy_s(0, "comm")) and run.timeline.busy_s(0) == 0.0
-
-
-def test_without_a_trace_there_are_no_spans_but_all_the_traffic():
-    def program() -> None:
-        compute(10)
-        dist.all_reduce(torch.empty(10))
-
-    run = launch(program, ranks=2, cluster=TOY, trace=False)
-    assert len(run.timeline) == 0 and run.traffic.count("all_reduce") == 1
 
 
 # ---- point to point: one message at a time through each port ----
@@ -313,20 +232,6 @@ def test_phases_are_the_same_on_the_simulator_and_in_processes():
     simulated, real = (launch(training_step, ranks=2, backend=backend) for backend in ("sim", "gloo"))
     for rank in range(2):
         assert phases_of(simulated, rank) == phases_of(real, rank)
-
-
-def test_a_block_ended_by_an_exception_ends_its_phase():
-    def program() -> None:
-        try:
-            with record_function("risky"):
-                torch.ones(2) + 1
-                raise ValueError
-        except ValueError:
-            pass
-        torch.ones(2) * 3
-
-    phases = {span.name: span.phase for span in launch(program, ranks=1).timeline}
-    assert (phases["aten.add"], phases["aten.mul"]) == ("risky", "compute")
 
 
 def test_spans_of_a_stream_do_not_overlap_and_are_in_order():

@@ -126,7 +126,7 @@ def test_notes_and_causes_are_told():
 
 def test_a_rank_that_ends_itself_as_the_scheduler_would_is_no_success():
     """A program can reach the exception that unwinds ranks; raised by itself it ends the run all the same."""
-    from lablib.sim.ranks.turns import RunEnded
+    from lablib.sim.ranks.ending import RunEnded
 
     def program() -> None:
         if dist.get_rank() == 1:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from lablib.hardware import LINKS
+from lablib.hardware import DEVICES, LINKS
+from lablib.plan.default_stack import default_stack
 from lablib.validation.machine import bandwidth_bytes_per_s, cluster_of
 
 
@@ -113,3 +114,14 @@ def test_a_gpu_that_is_another_device_is_not_taken_for_one_of_a_similar_name(row
 def test_a_gpu_that_nobody_knows_is_answered_with_the_nearest(row):
     with pytest.raises(ValueError, match="unknown GPU 'H1000': did you mean 'h100'"):
         cluster_of(row({"hardware.gpu": "H1000"}))
+
+
+@pytest.mark.parametrize(
+    "device", [device for device in DEVICES.values() if device.is_gpu], ids=lambda device: device.name
+)
+def test_a_gpu_of_the_catalogue_is_known_by_its_name_without_another_table(row, device):
+    """A new GPU is one record: its node is its family's, and its record names its compute capability."""
+    found = cluster_of(row({"hardware.gpu": device.name}))
+    assert found.device is device
+    assert (device.compute_capability == (0, 0)) == (device.name == "MI300X")
+    assert default_stack(device).name == ("megatron-core" if device.has_flash_attention else "megatron-2022")

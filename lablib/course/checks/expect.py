@@ -181,7 +181,7 @@ class Expect:
         raise RuleBroken(rule, f"no error, and the value {short_repr(value)}", error.__name__)
 
     @contextmanager
-    def as_one(self, rule: str, text: str) -> Iterator[None]:
+    def grouped(self, rule: str, text: str) -> Iterator[None]:
         """Show rules that hold inside as one rule with this text: the same rule on every rank, or in a further run."""
         held = len(self.measured)
         yield

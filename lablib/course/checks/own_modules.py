@@ -17,7 +17,7 @@ import builtins
 import copy
 import sys
 from collections import deque
-from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from lablib.process.whose_code import is_users
 
 _CONTAINERS = (dict, list, set, deque, bytearray, SimpleNamespace, np.ndarray, torch.Tensor)
 _RULE = "every rank tells the others by communication"
+_SHARED = (type, BuiltinFunctionType)  # of builtins, nearly all
 _KEPT = ("__name__", "__doc__", "__package__", "__spec__", "__file__", "__path__")
 
 
@@ -92,7 +93,9 @@ class OwnModules:
     def __init__(self, rank: int, shared: SharedObjects):
         self._rank, self._shared = rank, shared
         self._modules: dict[int, OwnModule] = {}
-        self.builtins = {name: _own(value) for name, value in vars(builtins).items()} | {"__import__": self._import}
+        self.builtins = {
+            name: value if type(value) in _SHARED else _own(value) for name, value in vars(builtins).items()
+        } | {"__import__": self._import}
 
     def of(self, module: ModuleType) -> ModuleType:
         """The stand-in of a module: the same one each time."""

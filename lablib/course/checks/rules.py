@@ -92,7 +92,7 @@ def changes_nothing(expect: Expect, calls: Calls) -> None:
 
 def works_in_place(expect: Expect, calls: Calls, expected: Sequence[Tensor], what: str = "the result") -> None:
     """The first argument holds `expected`, one per call, after the call. The order of sums is free."""
-    with expect.as_one(f"x holds {what}{_everywhere(calls)}", "in place"):
+    with expect.grouped(f"x holds {what}{_everywhere(calls)}", "in place"):
         for (where, call), wanted in zip(_places(calls), expected, strict=True):
             if 0 in call.moved:
                 raise RuleBroken(
@@ -235,7 +235,7 @@ def sent_bytes_within(
         raise RuleBroken(f"fewest bytes {which}", saw, f"at least {format_quantity(at_least, 'B', digits=4)} from each")
     if at_least:
         fewest = format_quantity(min(sent), "B", digits=4)
-        with expect.as_one(f"fewest bytes {which}", f"{fewest}, at least {format_quantity(at_least, 'B', digits=4)}"):
+        with expect.grouped(f"fewest bytes {which}", f"{fewest}, at least {format_quantity(at_least, 'B', digits=4)}"):
             expect.budget(f"fewest bytes {which}", min(sent), at_most, "B", at_least=at_least)
 
 

@@ -5,17 +5,21 @@ change them. A direct assignment to a logger's `propagate` or `disabled` is noti
 """
 
 import logging
+from operator import attrgetter
 from typing import Any
 
 from lablib.process.settings.setting import ProcessSetting
 
-_NEW = (logging.NOTSET, True, False, (), ())  # state of a logger made by `getLogger`
+_STATE = attrgetter("level", "propagate", "disabled", "handlers", "filters")
+_NEW = (logging.NOTSET, True, False, [], [])  # state of a logger made by `getLogger`
 
 
 def logging_state(root: Any = None, manager: Any = None) -> tuple:
     """The current state; or that of a root logger and its manager that are not in place yet."""
     root, manager = root or logging.root, manager or logging.Logger.manager
-    loggers = {logger: state for logger in _loggers(root, manager) if (state := _state(logger)) != _NEW}
+    made = _loggers(root, manager)
+    states = zip(made, map(_STATE, made), strict=True)  # no call per logger: each launch reads all of them three times
+    loggers = {logger: (*now[:3], [*now[3]], [*now[4]]) for logger, now in states if now != _NEW}
     handlers = {handler: (handler.level, handler.formatter) for *_, some, _ in loggers.values() for handler in some}
     return root, manager, manager.disable, logging.raiseExceptions, logging.lastResort, loggers, handlers
 
@@ -26,7 +30,7 @@ def _give_back(state: tuple) -> None:
     logging.Logger.manager = manager
     logging.raiseExceptions, logging.lastResort = raises, last_resort
     for logger in _loggers(root, manager):
-        if _state(logger) != (before := loggers.get(logger, _NEW)):
+        if _STATE(logger) != (before := loggers.get(logger, _NEW)):
             logger.level, logger.propagate, logger.disabled = before[:3]
             logger.handlers[:], logger.filters[:] = before[3:]
     for handler, (level, formatter) in handlers.items():
@@ -37,11 +41,7 @@ def _give_back(state: tuple) -> None:
 
 def _loggers(root: Any, manager: logging.Manager) -> list[logging.Logger]:
     named: list[Any] = list(manager.loggerDict.values())
-    return [root, *(one for one in named if isinstance(one, logging.Logger))]  # the rest are placeholders
-
-
-def _state(logger: logging.Logger) -> tuple:
-    return logger.level, logger.propagate, logger.disabled, tuple(logger.handlers), tuple(logger.filters)
+    return [root, *[one for one in named if one.__class__ is not logging.PlaceHolder]]
 
 
 SETTINGS = (

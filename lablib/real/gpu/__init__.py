@@ -3,9 +3,7 @@
 found            GPUs for NCCL, or an error that names the missing part
 sharing          several ranks on one GPU
 warm_up          first-use work of a GPU, before any measurement
-warm_up_kernels  kernels that start each profiler session
 kernels          kernels of a rank and the operators that launched them
-issued           the recorded call of a profiler event
 batches          coalesced calls
 under_way        incomplete communications
 message_circles  circular waits of messages

@@ -8,13 +8,7 @@ from lablib.text.messages import safe_str
 
 
 def explain(error: RuntimeError, under_way: str, has_returned: bool) -> None:
-    """Add to a CUDA error where it surfaced, and how to find its cause. Other errors stay unchanged.
-
-    Args:
-        error: raised by the program, or by waiting for its GPU.
-        under_way: the incomplete communications, as text.
-        has_returned: whether the program had returned.
-    """
+    """Add to a CUDA error where it surfaced, and how to find its cause. Other errors stay unchanged."""
     if "CUDA error" not in safe_str(error):
         return
     where = "while the launcher waited for the GPU, after the program had returned" if has_returned else "at this line"

@@ -16,11 +16,7 @@ SHARE_VARIABLE = "LABLIB_SHARE_GPUS"  # "1" allows sharing in every launch, with
 
 
 def require_gpus(ranks: int, share_gpus: bool = True) -> None:
-    """Check that NCCL can run, and that ranks share a GPU only on request.
-
-    Raises:
-        WorkerError: it cannot; the message names the found and the needed GPUs.
-    """
+    """Check that NCCL can run, and that ranks share a GPU only on request."""
     if not dist.is_nccl_available():
         raise WorkerError(
             f"backend 'nccl' needs a CUDA build of torch and {ranks} NVIDIA GPUs for "

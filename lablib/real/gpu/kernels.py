@@ -22,11 +22,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lablib.real.gpu.batches import BATCH_MARK
-from lablib.real.gpu.issued import Issued
-from lablib.real.measurement.calls import Call
-from lablib.real.measurement.events import Event, Operation, walk
+from lablib.real.measurement.calls import Call, Issued
+from lablib.real.measurement.events import Event, Operation, RawSpan, compute_span, walk
 from lablib.real.measurement.labels import Phases
-from lablib.real.measurement.raw_span import RawSpan, compute_span
 from lablib.record.passes import UNNAMED
 from lablib.run import COMPUTE
 
@@ -44,7 +42,7 @@ class KernelCount:
     """Number of kernels recorded on one rank's GPU.
 
     Attributes:
-        is_recorded: whether the profiler recorded any GPU event, also before the program (warm_up_kernels.py).
+        is_recorded: whether the profiler recorded any GPU event, also before the program (profiler.py).
         kernels: GPU events recorded while the program ran.
         launches: kernels that the program launched.
         lost: launched kernels that were not recorded.

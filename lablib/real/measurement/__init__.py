@@ -1,12 +1,11 @@
 """Measurement of a real rank: torch's profiler and recorded communication calls, as spans and traffic.
 
 measure     one program under the profiler
-profiler    the profiler of a rank
-calls       every communication call: operation, group, bytes
+profiler    the profiler of a rank, and the kernels that start its sessions
+calls       every communication call: operation, group, bytes; matched to profiler events
 volume      bytes of a call, from its arguments
-events      the profiler's events, by thread
+events      the profiler's events, by thread, and spans made of them
 labels      `record_function` blocks
-raw_span    a span before the run's zero is known
 gloo_spans  spans of operators and of gloo's threads
 spans       the spans of a timeline
 traffic     communications of the run, matched from the calls of each rank

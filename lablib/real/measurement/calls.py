@@ -11,7 +11,7 @@ On GPUs batches of calls have numbers (batches.py), and the work of a call is ke
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -262,3 +262,21 @@ def _display_name(group: dist.ProcessGroup) -> str:
     if group.group_desc and group.group_desc != "undefined":
         return group.group_desc
     return short_ranks(_members(group))
+
+
+class Issued:
+    """The calls of one rank not yet matched to a profiler event."""
+
+    def __init__(self, calls: Iterable[Call]):
+        self._queues: dict[tuple[int, str], deque[Call]] = defaultdict(deque)
+        for call in calls:
+            self._queues[call.thread, "c10d::" + call.op].append(call)
+
+    def next(self, event: Event, phase: str) -> Call | None:
+        """The call of a `c10d::` event, with its phase and issue time filled in; None if it was not recorded."""
+        queue = self._queues.get((event.thread, event.name))
+        if not queue:
+            return None
+        call = queue.popleft()
+        call.phase, call.start_ns = phase, event.start_ns
+        return call

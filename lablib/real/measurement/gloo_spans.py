@@ -9,11 +9,9 @@ gloo's event of a send begins when the bytes are under way, which may be after t
 from collections.abc import Iterator
 from itertools import takewhile
 
-from lablib.real.gpu.issued import Issued
-from lablib.real.measurement.calls import Call
-from lablib.real.measurement.events import Event, walk
+from lablib.real.measurement.calls import Call, Issued
+from lablib.real.measurement.events import Event, RawSpan, compute_span, walk
 from lablib.real.measurement.labels import Phases
-from lablib.real.measurement.raw_span import RawSpan, compute_span
 
 # gloo's names if they differ from torch.distributed's, also because it builds one collective from another.
 _NAMES = {

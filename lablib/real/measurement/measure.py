@@ -16,11 +16,9 @@ from torch.autograd.profiler import profile
 
 from lablib.real.gpu.errors import explain
 from lablib.real.gpu.kernels import KernelCount, count_kernels, lowest_stream
-from lablib.real.gpu.warm_up_kernels import run_warm_up_kernels
 from lablib.real.measurement.calls import Call, CallRecorder
-from lablib.real.measurement.events import Event, read_events
-from lablib.real.measurement.profiler import profiler_of
-from lablib.real.measurement.raw_span import RawSpan
+from lablib.real.measurement.events import Event, RawSpan, read_events
+from lablib.real.measurement.profiler import profiler_of, run_warm_up_kernels
 from lablib.real.measurement.spans import spans_of
 
 _CLOCK_SLACK_NS = 1_000_000  # host and GPU clocks agree far better; a larger difference is another clock
@@ -56,7 +54,7 @@ def measure(
         wait_for_start: returns when all ranks begin.
         trace: whether to measure times.
         on_gpu: whether the rank computes on a GPU.
-        warm_up_kernels: number of kernels to launch before it, if times are measured on a GPU (warm_up_kernels.py).
+        warm_up_kernels: number of kernels to launch before it, if times are measured on a GPU (profiler.py).
         recorder: of its communication; None: a new one.
 
     Returns the program's return value and the measurement. Raises the program's exceptions.

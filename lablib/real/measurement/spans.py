@@ -22,10 +22,9 @@ from collections.abc import Iterable
 
 from lablib.real.gpu.kernels import gpu_spans
 from lablib.real.measurement.calls import Call
-from lablib.real.measurement.events import Event
+from lablib.real.measurement.events import Event, RawSpan
 from lablib.real.measurement.gloo_spans import host_spans
 from lablib.real.measurement.labels import Phases
-from lablib.real.measurement.raw_span import RawSpan
 
 
 def spans_of(

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from lablib.real.measurement.calls import Call
+from lablib.real.measurement.events import RawSpan
 from lablib.real.measurement.measure import Measurement
-from lablib.real.measurement.raw_span import RawSpan
 from lablib.record.timeline import WAIT
 from lablib.run import Span, Traffic, Transfer
 

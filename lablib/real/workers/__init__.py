@@ -7,7 +7,6 @@ fresh               settings, environment and seeds of a new process
 private             private socket between launcher and workers
 channel, messages   messages over a socket
 shipping, pickling  serialization of a program and its values for another process
-placed              a program's arguments on the rank's GPU
 capture             a rank's output
 rendezvous          rendezvous of the ranks of one machine in a file
 peers               rejection of connections of other users

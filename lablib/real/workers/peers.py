@@ -65,9 +65,6 @@ def check_callers(addresses: set[str], lines: Sequence[str] = ()) -> None:
     Args:
         addresses: in the form of the table of connections.
         lines: of the table, read since the group was made (that takes milliseconds); none: read now.
-
-    Raises:
-        PermissionError: another user of this machine.
     """
     for _ in range(_LOOKS):
         strange = strangers(connections(lines or connection_lines(), addresses), addresses)

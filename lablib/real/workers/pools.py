@@ -37,9 +37,13 @@ class Pools:
         with self._lock:
             key = (backend, ranks, fixed_environment())
             pool = self._pools.pop(key, None)
-            self._end_those_in_the_way(backend, ranks)
+            # Pools that this launch makes useless, or that would hold memory of its GPUs.
+            for other in [one for one in self._pools if one[0] == backend and (backend == "nccl" or one[1] == ranks)]:
+                self._pools.pop(other).end()
             if pool is None or not pool.is_alive:
-                self._make_room(ranks)
+                self._pools = {key: one for key, one in self._pools.items() if one.is_alive}
+                while self._pools and ranks + sum(one.ranks for one in self._pools.values()) > _MAX_IDLE_WORKERS:
+                    self._pools.pop(next(iter(self._pools))).end()  # the least recently used
                 pool = _start(backend, ranks)
             self._pools[key] = pool
             yield pool
@@ -51,17 +55,6 @@ class Pools:
                 pool.end()
             servers().end()
         self._pools.clear()
-
-    def _end_those_in_the_way(self, backend: str, ranks: int) -> None:
-        """End pools that this launch makes useless, or that would hold memory of its GPUs."""
-        for key in [key for key in self._pools if key[0] == backend and (backend == "nccl" or key[1] == ranks)]:
-            self._pools.pop(key).end()
-
-    def _make_room(self, ranks: int) -> None:
-        """End the least recently used pools until this many more workers may stay."""
-        self._pools = {key: pool for key, pool in self._pools.items() if pool.is_alive}
-        while self._pools and ranks + sum(pool.ranks for pool in self._pools.values()) > _MAX_IDLE_WORKERS:
-            self._pools.pop(next(iter(self._pools))).end()
 
 
 def pools() -> Pools:

@@ -28,9 +28,6 @@ class PrivateFolder:
     Attributes:
         path: the folder.
         address: the path of the socket, valid once the launcher listens there.
-
-    Raises:
-        WorkerError: no folder can be made.
     """
 
     def __init__(self) -> None:

@@ -67,9 +67,6 @@ class Processes:
         ranks: number of workers.
         address: the socket path at which they report to the launcher.
         directory: folder of their output (see capture.py) and of the rendezvous file.
-
-    Raises:
-        WorkerError: no process can be started.
     """
 
     def __init__(self, backend: str, ranks: int, address: str, directory: Path):
@@ -147,9 +144,6 @@ class _Server:
 
     Args:
         does_imports: whether workers are forked after their imports; otherwise each is a new interpreter.
-
-    Raises:
-        WorkerError: it cannot be started.
     """
 
     def __init__(self, does_imports: bool):

@@ -18,15 +18,15 @@ from typing import Any
 
 import torch
 
-from lablib.process.arguments import note_what_is_left
-from lablib.process.exits import ends_well
+from lablib.process.arguments import note_what_is_left, placed
+from lablib.process.lifetime import ends_well
 from lablib.process.missing_cuda import note_missing_cuda
 from lablib.real.frames import main_thread_stack, traceback_text
 from lablib.real.gpu.memory import begin_count, give_back_cache, peak_bytes
-from lablib.real.gpu.warm_up_kernels import warm_up_kernel_count
 from lablib.real.groups import Groups
 from lablib.real.measurement.calls import CallRecorder
 from lablib.real.measurement.measure import Measurement, measure
+from lablib.real.measurement.profiler import warm_up_kernel_count
 from lablib.real.workers.capture import Capture
 from lablib.real.workers.channel import Channel
 from lablib.real.workers.fresh import FreshState
@@ -45,7 +45,6 @@ from lablib.real.workers.messages import (
 )
 from lablib.real.workers.numa import stay_near
 from lablib.real.workers.pickling import Packed, pack, unpack
-from lablib.real.workers.placed import placed
 from lablib.real.workers.rendezvous import MeetingFile
 from lablib.text.messages import error_text, safe_str, type_name
 

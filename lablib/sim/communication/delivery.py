@@ -41,7 +41,7 @@ class Tensors(NamedTuple):
     """One member's input tensors, its output buffers, and the function that computes outputs from inputs.
 
     All members give the same `move`. `fills_in`: phantoms are assumed to give the same input as the first simulated
-    member. Otherwise their input is unknown, and `move` does not need it (process_group.py rejects calls that would).
+    member. Otherwise their input is unknown, and `move` does not need it (collectives.py rejects calls that would).
     """
 
     sent: Sequence[Tensor]

@@ -42,13 +42,7 @@ class StreamMoment:
 
 
 class SimFuture(torch.futures.Future):
-    """A completed future: its value is available, its end in virtual time may lie in the future.
-
-    Args:
-        rank: the rank that holds it.
-        awaited: the communication that must end before the value can be used.
-        value: its value.
-    """
+    """A completed future: its value is available, its end in virtual time may lie in the future."""
 
     def __init__(self, rank: Rank, awaited: Awaited, value: Any):
         super().__init__()

@@ -155,11 +155,7 @@ class NcclLimits:
 
 
 def refuse(key: str, *given: object) -> NoReturn:
-    """Raise the error of a row of the table.
-
-    Raises:
-        Exception: of the row's type, in torch's words and with the remedy.
-    """
+    """Raise the error of a row of the table."""
     limit = LIMITS[key]
     raise limit.error(f"NCCL: {limit.says.format(*given)}; {limit.remedy}")
 

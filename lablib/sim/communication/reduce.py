@@ -18,20 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_BLOCK = (
-    1 << 18
-)  # elements: 1 MiB of float32, about a second-level cache; smaller blocks cost more calls than they save
+# Elements: 1 MiB of float32, about a second-level cache; smaller blocks cost more calls than they save.
+_BLOCK = 1 << 18
 
 RedOp: Any = dist.ReduceOp.RedOpType  # an enum of torch's C++ side, missing in its type stubs
 Op = tuple[Any, Any]  # kind of reduction, factor
-
-
-def _sum_bool(acc: Tensor, t: Tensor) -> Tensor:
-    return acc.logical_or_(t)
-
-
-def _product_bool(acc: Tensor, t: Tensor) -> Tensor:
-    return acc.logical_and_(t)
 
 
 _COMBINE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
@@ -45,16 +36,12 @@ _COMBINE: dict[Any, Callable[[Tensor, Tensor], Tensor]] = {
     RedOp.BOR: Tensor.bitwise_or_,
     RedOp.BXOR: Tensor.bitwise_xor_,
 }
-_COMBINE_BOOL = {**_COMBINE, RedOp.SUM: _sum_bool, RedOp.PRODUCT: _product_bool}
+_COMBINE_BOOL = {**_COMBINE, RedOp.SUM: Tensor.logical_or_, RedOp.PRODUCT: Tensor.logical_and_}
 _BITWISE = (RedOp.BAND, RedOp.BOR, RedOp.BXOR)
 
 
 def reduce_op(op: Any, dtypes: Iterable[torch.dtype]) -> Op:
-    """The kind of a `ReduceOp` and its factor (None except for PREMUL_SUM).
-
-    Raises:
-        TypeError: the reduction is not defined on one of these dtypes.
-    """
+    """The kind of a `ReduceOp` and its factor (None except for PREMUL_SUM)."""
     for kind in _COMBINE:  # the first is the usual one
         if op == kind:
             break

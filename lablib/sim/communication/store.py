@@ -30,12 +30,7 @@ rendezvous = import_module("torch.distributed.rendezvous")  # torch.distributed 
 
 
 class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
-    """A `torch.distributed.Store` in memory. Each rank has one, with a separate timeout; all share the same keys.
-
-    Args:
-        turns: to wait for another rank.
-        shared: a store with the same keys; None for the first.
-    """
+    """A `torch.distributed.Store` in memory. Each rank has one, with a separate timeout; all share the same keys."""
 
     def __init__(self, turns: Turns, shared: "SimStore | None" = None):
         super().__init__()

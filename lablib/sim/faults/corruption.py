@@ -95,11 +95,7 @@ class GradientWatch(TorchDispatchMode):
 
 
 def corrupted(grad: Tensor, fault: CorruptGradient) -> Tensor:
-    """A copy of a gradient with one element changed; for a DTensor, an element of this rank's shard.
-
-    Raises:
-        ValueError: the gradient has no such element or bit, or is sparse.
-    """
+    """A copy of a gradient with one element changed; for a DTensor, an element of this rank's shard."""
     local = getattr(grad, "_local_tensor", grad)
     if local.layout != torch.strided:
         raise ValueError(f"{fault}: a gradient of layout {local.layout} has no elements to count; use a dense one")
@@ -133,9 +129,6 @@ def flip_bit(x: Tensor, bit: int | None = None) -> None:
     Args:
         x: of 8, 16, 32 or 64 bits per element.
         bit: from 0, the lowest of the mantissa; None: the highest of the exponent, next to the sign bit.
-
-    Raises:
-        ValueError: there is no such bit.
     """
     width = 8 * x.element_size()
     if not x.dtype.is_floating_point:

@@ -16,7 +16,6 @@ The timeline of such a run continues for a tenth of its length after the last ev
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import partial
 from math import inf
 from typing import Any, NoReturn, TypeVar
 
@@ -45,12 +44,7 @@ F = TypeVar("F", bound=Fault)
 
 
 class Faults(Conditions):
-    """The faults of one run and their effects so far.
-
-    Args:
-        faults: validated faults (lablib/faults.py).
-        cluster: the healthy cluster.
-    """
+    """The faults of one run and their effects so far."""
 
     turns: Turns
 
@@ -96,12 +90,9 @@ class Faults(Conditions):
         corrupt = self._of(CorruptGradient, rank.rank)
         if not corrupt:
             return nullcontext()
-        watch = GradientWatch(corrupt, partial(self._is_current, rank.rank))
+        watch = GradientWatch(corrupt, lambda: self.turns.current == rank.rank)
         self._watches[rank.rank] = watch
         return watch
-
-    def _is_current(self, rank: int) -> bool:
-        return self.turns.current == rank
 
     def _die(self, rank: int) -> NoReturn:
         """Stop the rank here. Its thread stays until the run ends, as waiting threads do."""

@@ -56,12 +56,7 @@ class CutCluster(Cluster):
 
 
 class FaultyNetwork:
-    """The cost of communication on a damaged cluster, and the dropped links that it needs.
-
-    Args:
-        healthy: the cluster without faults.
-        slow, dropped: its faults.
-    """
+    """The cost of communication on a damaged cluster, and the dropped links that it needs."""
 
     def __init__(self, healthy: Cluster, slow: Sequence[SlowLink], dropped: Sequence[DropLink]):
         self._healthy = healthy

@@ -154,7 +154,9 @@ class Clock(TorchDispatchMode):
         if before:
             self._in_flight.after(before)
         if traits.waits and rank.pending:
-            self._join_pending(args, kwargs)
+            for tensor in tensors_in((*args, *kwargs.values())):  # communications that write to it, as a stream would
+                if tensor.layout == torch.strided:
+                    rank.pending.join(tensor)
         if tracker is not None:  # before the cost: memory is allocated when an operator starts
             tracker.saw(traits, args, kwargs, out)
         if traits.is_free or self._is_free_of_time or not rank.is_priced:
@@ -190,9 +192,3 @@ class Clock(TorchDispatchMode):
             self._rank.leave_block()
             if self._is_step and self._is_step.pop() and categories is not None:
                 categories.leave_step()
-
-    def _join_pending(self, args: tuple, kwargs: dict) -> None:
-        """Wait for the communications that write to an operator's arguments, as a stream would."""
-        for tensor in tensors_in((*args, *kwargs.values())):
-            if tensor.layout == torch.strided:
-                self._rank.pending.join(tensor)

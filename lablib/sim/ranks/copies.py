@@ -15,7 +15,7 @@ A `functools.partial` brings copies of its arguments, and a bound method one of 
 import io
 import pickle
 from collections.abc import Callable, Sequence
-from types import BuiltinFunctionType, FunctionType, ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType, NoneType
 from typing import Any
 
 import torch
@@ -29,10 +29,6 @@ _LONG = 1000  # characters or bytes from which on a text is shared
 
 class Copies:
     """The source of the ranks' copies.
-
-    Args:
-        fn: the program.
-        args: its arguments.
 
     Raises:
         ValueError: an object cannot be copied; the message names it.
@@ -78,9 +74,13 @@ class _Pickler(pickle.Pickler):
         self._memory: dict[int, tuple[int, Any]] = {}  # by address of the storage: its number, and the storage
 
     def persistent_id(self, obj: Any) -> Any:
+        """The number of an object that ranks share: tensor memory, code, or a long immutable text. None for others."""
         if isinstance(obj, torch.UntypedStorage):
             return self._number(obj)
-        if not _is_shared(obj):
+        is_long_text = type(obj) in (str, bytes) and len(obj) > _LONG
+        # A builtin with another `__self__` is the method of an object.
+        is_function = isinstance(obj, BuiltinFunctionType) and isinstance(obj.__self__, (ModuleType, NoneType))
+        if not (is_long_text or is_function or isinstance(obj, _CODE)):
             return None
         self._outside.append(obj)
         return len(self._outside) - 1
@@ -123,15 +123,6 @@ class _Memory:
 
     def clone(self) -> torch.UntypedStorage:
         return lazy_clone(self._bytes).untyped_storage()
-
-
-def _is_shared(obj: Any) -> bool:
-    """Whether ranks share an object: code, and long immutable texts."""
-    if isinstance(obj, (str, bytes)):
-        return len(obj) > _LONG and type(obj) in (str, bytes)
-    if isinstance(obj, BuiltinFunctionType):
-        return obj.__self__ is None or isinstance(obj.__self__, ModuleType)  # others are methods of an object
-    return isinstance(obj, _CODE)
 
 
 def _reduce_tensor(x: Tensor) -> tuple[Any, ...]:

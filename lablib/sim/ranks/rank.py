@@ -197,7 +197,7 @@ class Rank(RankClock):
         """The spans so far with all phases named, and the passes that name them."""
         texts = {source: str(source) for source in {span[9] for span in self.spans}}  # each line is formatted once
         parts = {path: split(path) for path in {span[3] for span in self.spans}}
-        passes = Passes((span[4], parts[span[3]][0]) for span in self.spans if span[1] == COMPUTE)
+        passes = Passes([(span[4], parts[span[3]][0]) for span in self.spans if span[1] == COMPUTE])
         phases = passes.phases([parts[span[3]][0] for span in self.spans], [span[4] for span in self.spans])
         spans = [
             Span(

@@ -8,7 +8,7 @@ import threading
 from contextlib import AbstractContextManager
 from typing import Any
 
-from lablib.sim.ranks.turns import THREAD_NAME
+from lablib.sim.ranks.ending import THREAD_NAME
 from lablib.sim.replaced import replaced
 
 

@@ -9,77 +9,28 @@ inside a rank: on a real cluster it would be a hang, which no `except` can catch
 """
 
 import ctypes
-import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
-from types import FrameType
 from typing import NoReturn
 
 from lablib.engine.scheduler import Scheduler
 from lablib.errors import DeadlockError, LaunchError, RankError, Wait
-from lablib.process.thread_frames import thread_frames
+from lablib.sim.ranks.ending import PATIENCE_S, RankThread, RunEnded, RunEndedForGood
 from lablib.sim.ranks.rank import Rank
 from lablib.sim.ranks.threads import owner as owner_of
-from lablib.sim.ranks.threads import set_owner, wait_to_be_run
-from lablib.sim.ranks.watchdog import Watchdog, end_wait
-from lablib.sim.source import handling, is_program, program_line
+from lablib.sim.ranks.threads import wait_to_be_run
+from lablib.sim.ranks.watchdog import Watchdog
+from lablib.sim.source import handling, program_line
 
-THREAD_NAME = "sim rank"
+OnError = Callable[[int, BaseException], BaseException]  # a rank, its exception -> the error of the run
 _TURNS = 100  # number of turns on the same core after a move
 _SLICE_S = 0.2  # largest delay until an interrupt is noticed
-_STEP_S = 0.02  # polling interval for a rank that is being ended
 _MAX_REFUSALS = 10  # refused communications after which a rank counts as catching everything
-_UNWINDING_S = 0.5  # time for a rank's `finally` blocks before the next interrupt
-_PATIENCE_S = 5.0  # time after which a rank in a long call outside Python is abandoned
-
-
-class RunEnded(BaseException):
-    """Raised inside a rank to unwind it when the run ends. Not an Exception, which a program might catch."""
-
-
-class RunEndedForGood(RunEnded):
-    """The same for a program that catches everything: the next line that it runs raises again.
-
-    Every frame of the program gets a trace function, as set by a debugger, that raises. Python removes a trace function
-    once it has raised, so each of these leaves one `try` block.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_code is not Turns._thread.__code__:
-            if is_program(frame):
-                frame.f_trace = _raise_again
-            frame = frame.f_back
-        sys.settrace(_raise_again)
-
-
-def _raise_again(frame: FrameType, event: str, arg: object) -> Callable | None:
-    if event == "line" and is_program(frame):
-        raise RunEnded
-    return _raise_again if event != "call" else None
-
-
-class _Seat:
-    """One rank's thread."""
-
-    def __init__(self, rank: Rank):
-        self.rank = rank
-        self.wake = threading.Lock()
-        self.wake.acquire()
-        self.thread: threading.Thread | None = None
-        self.ident = 0  # thread identity, once it runs
-        self.native_id = 0  # thread id of the operating system
-        self.has_turn = False
-        self.is_unwinding = False
-        self.num_refusals = 0
-        self.has_finished = False
 
 
 class Turns:
@@ -99,7 +50,8 @@ class Turns:
     ):
         self._scheduler = scheduler
         self._error_of = error_of
-        self._seats = {rank.rank: _Seat(rank) for rank in ranks}
+        self._ranks = ranks
+        self._threads: dict[int, RankThread] = {}
         self._cores = SameCore()
         self._num_calls = 0
         self._over = threading.Event()
@@ -118,30 +70,27 @@ class Turns:
 
     # ---- called from outside the ranks ----
 
-    def run(self, body: Callable[[int], None], on_error: Callable[[int, BaseException], BaseException], timeout_s=None):
+    def run(self, body: Callable[[int], None], on_error: OnError, timeout_s: float | None = None) -> bool:
         """Run `body(rank)` on every rank until all have returned or one has failed.
 
         Returns True, or False if `timeout_s` of real time passed first (ranks are left as they are: call `end`). The
         error that ended the run, as made by `on_error(rank, exception)`, is in `self.error`.
         """
-        for seat in self._seats.values():
-            name = f"{THREAD_NAME} {seat.rank.rank}"
-            seat.thread = threading.Thread(target=self._thread, args=(seat, body, on_error), name=name, daemon=True)
-            set_owner(seat.thread, seat.rank.rank)
-        for seat in self._seats.values():
-            assert seat.thread is not None
+        live = partial(self._live, body, on_error)
+        self._threads = {rank.rank: RankThread(rank, live) for rank in self._ranks}
+        for number, one in self._threads.items():
             try:
-                seat.thread.start()
+                one.thread.start()
             except RuntimeError as error:
                 raise LaunchError(
-                    f"a rank is a thread, and this machine starts no more of them: got ranks={len(self._seats)}, and "
-                    f"{seat.rank.rank} could start; try ranks={max(1, seat.rank.rank // 2)}"
+                    f"a rank is a thread, and this machine starts no more of them: got ranks={len(self._threads)}, and "
+                    f"{number} could start; try ranks={max(1, number // 2)}"
                 ) from error
         first = self._scheduler.next()
         assert first is not None
-        self._give_turn(self._seats[first])
+        self._give_turn(self._threads[first])
         deadline_s = time.monotonic() + (float("inf") if timeout_s is None else timeout_s)
-        threads = [seat.thread for seat in self._seats.values() if seat.thread]
+        threads = [one.thread for one in self._threads.values()]
         watchdog = Watchdog(lambda: self._num_calls, self.running_rank, threads)
         # In slices, to notice an interrupt that does not wake a waiting thread (`_thread.interrupt_main`).
         while not self._over.wait(min(_SLICE_S, max(0.0, deadline_s - time.monotonic()))):
@@ -158,43 +107,27 @@ class Turns:
         """
         self._ending = True
         stuck: list[int] = []
-        left = list(self._seats.values())
+        left = list(self._threads.values())
         while left:
-            seat = next((seat for seat in left if seat.has_turn), None)
-            if seat is None:
-                seat = left[0]
-                seat.is_unwinding = True
-                self._scheduler.current = seat.rank.rank
-                self._give_turn(seat)  # it waits, and then raises RunEnded
-            deadline_s = time.monotonic() + _PATIENCE_S
-            self._interrupt(seat, deadline_s)
-            if not _is_alive(seat):
-                left.remove(seat)
+            one = next((one for one in left if one.has_turn), None)
+            if one is None:
+                one = left[0]
+                one.is_unwinding = True
+                self._scheduler.current = one.rank.rank
+                self._give_turn(one)  # it waits, and then raises RunEnded
+            deadline_s = time.monotonic() + PATIENCE_S
+            one.interrupt(deadline_s)
+            if not one.thread.is_alive():
+                left.remove(one)
             elif time.monotonic() >= deadline_s:
-                left.remove(seat)
-                stuck.append(seat.rank.rank)
+                left.remove(one)
+                stuck.append(one.rank.rank)
         self.is_closed = True
         return stuck
 
-    def _interrupt(self, seat: _Seat, deadline_s: float) -> None:
-        """Raise `RunEnded` in a running rank, by the interpreter, until it has ended or passed its turn.
-
-        A rank that is already unwinding first gets time to finish.
-        """
-        next_s = time.monotonic() + (_UNWINDING_S if seat.is_unwinding else 0.0)
-        while seat.has_turn and _is_alive(seat) and time.monotonic() < deadline_s:
-            is_free = not _takes_a_lock_of_logging(seat) or time.monotonic() > deadline_s - _PATIENCE_S / 2
-            if time.monotonic() >= next_s and not seat.has_finished and is_free:
-                _raise_in(seat, RunEndedForGood if seat.is_unwinding else RunEnded)
-                next_s = time.monotonic() + _UNWINDING_S
-                seat.is_unwinding = True
-            assert seat.thread is not None
-            seat.thread.join(_STEP_S)
-
     def running_rank(self) -> tuple[int, int | None]:
-        """The rank that has the turn, and its thread's identity."""
-        thread = self._seats[self.current].thread
-        return self.current, thread.ident if thread else None
+        """The rank that has the turn, and its thread's identity; -1 and None before the first turn."""
+        return self.current, self._threads[self.current].thread.ident if self.current in self._threads else None
 
     # ---- called from the current rank ----
 
@@ -207,16 +140,22 @@ class Turns:
         Raises RuntimeError, and ends the run, in a thread that the program started itself.
         """
         current = self._scheduler.current
-        seat = self._seats[current]
+        me = self._threads[current]
         self._num_calls += 1
-        if seat.ident != threading.get_ident():
+        if me.ident != threading.get_ident():
             self._refuse_thread()
         if self._ending:
-            seat.is_unwinding = True
-            seat.num_refusals += 1
-            raise RunEndedForGood if seat.num_refusals > _MAX_REFUSALS else RunEnded
+            me.is_unwinding = True
+            me.num_refusals += 1
+            raise RunEndedForGood if me.num_refusals > _MAX_REFUSALS else RunEnded
         if owner is not None and owner != current:
-            self.fail(_foreign(current, owner))
+            self.fail(
+                LaunchError(
+                    f"rank {current} uses a process group or the handle of a communication that belongs to rank "
+                    f"{owner} ({program_line()}): it reached rank {current} through a global, a default argument or "
+                    f"another shared object, and processes share none; let each rank use its own."
+                )
+            )
 
     def _refuse_thread(self) -> NoReturn:
         """End the run for a thread that communicates instead of the rank that started it."""
@@ -230,7 +169,7 @@ class Turns:
             f"call torch.distributed from the function that was launched"
         )
         if not self._ending:
-            self._end_with(_told(RankError, rank, error))
+            self._end_with(_described(RankError, rank, error))
         raise error
 
     def fail(self, error: BaseException) -> NoReturn:
@@ -266,68 +205,70 @@ class Turns:
 
     def _switch(self) -> None:
         self.check()
-        seat, next_rank = self._seats[self._scheduler.current], self._scheduler.next()
+        me, next_rank = self._threads[self._scheduler.current], self._scheduler.next()
         if next_rank is None:
             self.fail(self._deadlock())
-        if next_rank == seat.rank.rank:
+        if next_rank == me.rank.rank:
             return
-        seat.rank.leave()
-        self._give_turn(self._seats[next_rank], seat)
-        seat.wake.acquire()
+        me.rank.leave()
+        self._give_turn(self._threads[next_rank], me)
+        me.wake.acquire()
         self._cores.free()
-        seat.rank.enter()
+        me.rank.enter()
         self.check()
 
-    def _give_turn(self, seat: _Seat, giver: _Seat | None = None) -> None:
+    def _give_turn(self, to: RankThread, giver: RankThread | None = None) -> None:
         self._num_calls += 1
-        seat.has_turn = True
+        to.has_turn = True
         if giver is not None:
             giver.has_turn = False
-            self._cores.bind(seat.native_id)
-        seat.wake.release()
+            self._cores.bind(to.native_id)
+        to.wake.release()
 
-    def _thread(self, seat: _Seat, body: Callable[[int], None], on_error) -> None:
-        seat.ident, seat.native_id = threading.get_ident(), threading.get_native_id()
+    def _live(self, body: Callable[[int], None], on_error: OnError, me: RankThread) -> None:
+        """The function of a rank's thread."""
+        me.ident, me.native_id = threading.get_ident(), threading.get_native_id()
         wait_to_be_run()
+
+        def begin() -> None:
+            me.rank.enter()
+            self.check()
+            body(me.rank.rank)
+
         try:
-            seat.wake.acquire()
+            me.wake.acquire()
             self._cores.free()
-            self._guard(seat, on_error, self._live, seat, body)
-            seat.has_finished = True
+            self._guard(me, on_error, begin)
+            me.has_finished = True
             if not self.is_closed:  # otherwise the process has its state back, and this thread is a leftover
-                self._guard(seat, on_error, seat.rank.leave)
-            self._guard(seat, on_error, self._finish, seat)
+                self._guard(me, on_error, me.rank.leave)
+            self._guard(me, on_error, partial(self._finish, me))
         except RunEnded:
             self._over.set()  # `end` came while this thread was ending by itself
 
-    def _guard(self, seat: _Seat, on_error, step: Callable[..., None], *args: object) -> None:
+    def _guard(self, me: RankThread, on_error: OnError, step: Callable[[], None]) -> None:
         """Run a step. Any exception, except from the run's end, ends the run with an error: none is lost."""
         try:
-            step(*args)
+            step()
         except BaseException as error:  # noqa: B036 - whatever a rank raises ends the run, and the launch raises it
             if not self._ending:
-                self._fail(_told(on_error, seat.rank.rank, error))
+                self._fail(_described(on_error, me.rank.rank, error))
 
-    def _live(self, seat: _Seat, body: Callable[[int], None]) -> None:
-        seat.rank.enter()
-        self.check()
-        body(seat.rank.rank)
-
-    def _finish(self, seat: _Seat) -> None:
+    def _finish(self, me: RankThread) -> None:
         """End this rank's thread: pass the turn, or end the run."""
         if self._ending:
             self._over.set()
             return
         self._scheduler.finish()
         if (next_rank := self._scheduler.next()) is not None:
-            self._give_turn(self._seats[next_rank], seat)
+            self._give_turn(self._threads[next_rank], me)
         elif self._scheduler.is_over:
             self._over.set()
         else:
             self._fail(self._deadlock())
 
     def _fail(self, error: BaseException) -> None:
-        self._seats[self.current].is_unwinding = True
+        self._threads[self.current].is_unwinding = True
         self._end_with(error)
 
     def _end_with(self, error: BaseException) -> None:
@@ -344,51 +285,22 @@ class Turns:
 def _with_handling(describe: Callable[[], Wait]) -> Callable[[], Wait]:
     """Add the exception that the rank is handling at the wait."""
     text = handling()
-    return partial(_adding, describe, text) if text else describe
+    if not text:
+        return describe
+
+    def describe_both() -> Wait:
+        wait = describe()
+        return replace(wait, why=wait.why + text) if wait.why else replace(wait, what=wait.what + text)
+
+    return describe_both
 
 
-def _adding(describe: Callable[[], Wait], text: str) -> Wait:
-    wait = describe()
-    return replace(wait, why=wait.why + text) if wait.why else replace(wait, what=wait.what + text)
-
-
-def _foreign(rank: int, owner: int) -> LaunchError:
-    """The error for a rank that uses state of another rank's process."""
-    return LaunchError(
-        f"rank {rank} uses a process group or the handle of a communication that belongs to rank {owner} "
-        f"({program_line()}): it reached rank {rank} through a global, a default argument or another shared object, "
-        f"and processes share none; let each rank use its own."
-    )
-
-
-def _told(on_error: Callable[[int, BaseException], BaseException], rank: int, error: BaseException) -> BaseException:
+def _described(on_error: OnError, rank: int, error: BaseException) -> BaseException:
     """The error from `on_error`, which calls the program's exception class; that may raise again."""
     try:
         return on_error(rank, error)
     except BaseException:  # noqa: B036 - then the error as it is
         return RankError(rank, error)
-
-
-def _is_alive(seat: _Seat) -> bool:
-    return seat.thread is not None and seat.thread.is_alive()
-
-
-def _takes_a_lock_of_logging(seat: _Seat) -> bool:
-    """Whether the thread is between the request for a logging handler's lock and the `try` that releases it.
-
-    An exception raised there would leave the lock held for ever, and block every later message of this process.
-    """
-    frame = thread_frames().get(seat.thread.ident or 0) if seat.thread is not None else None
-    code = frame.f_code if frame is not None else None
-    return code is not None and code.co_filename == logging.__file__ and code.co_name in ("acquire", "handle")
-
-
-def _raise_in(seat: _Seat, error: type[RunEnded]) -> None:
-    """Raise an exception in the seat's thread, at its next Python instruction."""
-    thread = seat.thread
-    if thread is not None and thread.ident is not None:
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(error))
-        end_wait(thread.ident)
 
 
 class SameCore:

@@ -33,13 +33,7 @@ _SERVERS = (
 
 
 class Watchdog:
-    """Checks a run periodically, from the launcher's thread.
-
-    Args:
-        num_calls: returns the number of calls that the ranks have made.
-        running: returns number and thread of the current rank.
-        ranks_threads: the threads of all ranks.
-    """
+    """Checks a run periodically, from the launcher's thread."""
 
     def __init__(
         self,

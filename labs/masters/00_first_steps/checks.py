@@ -73,7 +73,7 @@ def mean_over_ranks(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     sent_bytes_within(expect, run, at_most=size_bytes, at_least=size_bytes)
     first, second = ([1 + expect.draw.tensor((5,)).abs() for _ in range(3)] for _ in range(2))
     wanted = [torch.stack(xs).mean(0) for xs in (first, second)]
-    with expect.as_one("two calls return means of their own", "equal"):
+    with expect.grouped("two calls return means of their own", "equal"):
         for rank, means in enumerate(_two_calls(expect, answer, first, second)):
             expect.close(f"two calls return means of their own (rank {rank})", means, wanted, rtol=1e-5)
 
@@ -92,7 +92,7 @@ def _sends_as(expect: Expect, run: Run, program: Callable[[Tensor], object], x: 
     plain = launch(program, x, ranks=run.ranks, cluster=CLUSTER)
     sent = [plain.traffic.sent_bytes(rank) for rank in range(run.ranks)]
     # Shown without bytes: small tensors go along a tree, which the lab leaves out, and whose ranks send unequal shares.
-    with expect.as_one(f"bytes a rank sends ({plural(run.ranks, 'ranks')})", "those of one all_reduce of x"):
+    with expect.grouped(f"bytes a rank sends ({plural(run.ranks, 'ranks')})", "those of one all_reduce of x"):
         sent_bytes_within(expect, run, at_most=max(sent), at_least=min(sent))
 
 
@@ -143,7 +143,7 @@ def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
 
 def _on_each(expect: Expect, rule: str, saw: list, expected: list) -> None:
     """Every rank's value is the expected one; a rank whose value is not is named."""
-    with expect.as_one(f"every rank of {len(saw)} {rule}", "equal"):
+    with expect.grouped(f"every rank of {len(saw)} {rule}", "equal"):
         for rank, (mine, wanted) in enumerate(zip(saw, expected, strict=True)):
             expect.equal(f"rank {rank} of {len(saw)} {rule}", mine, wanted)
 
@@ -190,7 +190,7 @@ def _draws_well(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]], 
     weights = [[draws[i][0][0] for draws in run.values] for i in range(len(seeds))]  # [seed][rank]
     data = [[draws[i][0][1] for draws in run.values] for i in range(len(seeds))]
     for seed, one in zip(seeds, weights, strict=True):
-        with expect.as_one("the weights are those of rank 0", "equal"):
+        with expect.grouped("the weights are those of rank 0", "equal"):
             _on_each(expect, f"has the weights of rank 0, with seed {seed}", one, [one[0]] * ranks)
     again = [
         f"other {name} in the second call with seed {seeds[i]}, on rank {rank}"
@@ -398,7 +398,7 @@ def _reports(
     expect.equal(f"rank 0 reports the mean loss of {_ranks(ranks)}", run.values[0], f"mean loss {mean:.2f}")
     if ranks == 1:
         return
-    with expect.as_one("the other ranks report nothing", "equal"):
+    with expect.grouped("the other ranks report nothing", "equal"):
         for rank, said in enumerate(run.values[1:], 1):
             expect.equal(f"the other ranks report nothing (rank {rank} of {ranks})", said, None)
     communications_within(expect, run, at_most=1, at_least=1)

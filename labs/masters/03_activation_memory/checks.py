@@ -226,7 +226,7 @@ def _expect_gradients(expect: Expect, saw: Sequence[Any], wanted: Sequence[Any],
     missing = [name for name, gradient in zip(names, saw, strict=False) if gradient is None]
     if missing:
         raise RuleBroken(rule, f"{len(missing)} of {len(saw)} gradients are None: {missing[0]}", "a gradient for each")
-    with expect.as_one(rule, "equal to the last bits"):
+    with expect.grouped(rule, "equal to the last bits"):
         for name, got, want in zip(names, saw, wanted, strict=False):
             tol = 1e-9 if want.dtype == torch.float64 else 1e-5
             expect.close(f"{rule}: {name}", got, want, rtol=tol, atol=tol * float(want.abs().max()))

@@ -399,7 +399,7 @@ def _expect_clipped(expect: Expect, answer: Callable[..., Any], ranks: int) -> N
 
     run = expect.launch(program, cases, ranks=ranks)
     what = f"the norm, and all gradients, on {plural(ranks, 'ranks')}"
-    with expect.as_one(what, f"right in {len(cases)} cases"):
+    with expect.grouped(what, f"right in {len(cases)} cases"):
         for number, (words, shards, replicated, max_norm, norm) in enumerate(cases):
             on = f"{words}, {plural(ranks, 'ranks')}"
             for rank, value in enumerate(run.values):
@@ -463,7 +463,7 @@ def signal_and_noise(expect: Expect, signal_and_noise: Callable[[Tensor, int], S
     for k, part_size in ((3, 1), (2, 1), (2, 2)):
         expect.measured.clear()
         _expect_unbiased(expect, signal_and_noise, k, part_size)
-    with expect.as_one("the estimates of five other batches", "right"):
+    with expect.grouped("the estimates of five other batches", "right"):
         for number in range(4):
             k, part_size, params = draw.integer(2, 9), draw.integer(1, 64), draw.integer(2, 30)
             gradients = draw.number(0.0, 0.5) + draw.tensor((k, params), torch.float64)

@@ -105,13 +105,13 @@ def ask_all(expect: Expect, ask: Ask, counts: Sequence[int]) -> None:
     """On these numbers of ranks and on 1 to 5: sizes that n divides or not, shapes and types, few elements."""
     a, b, c, d, many = counts
     draw = expect.draw
-    with expect.as_one(f"so it is on {', '.join(map(str, counts))} ranks, with other sizes and shapes", ALL_ASKED):
+    with expect.grouped(f"so it is on {', '.join(map(str, counts))} ranks, with other sizes and shapes", ALL_ASKED):
         ask(a, (a * draw.integer(20, 600),), torch.float32)
         ask(b, (odd_size(expect, b),), torch.float64)
         ask(c, (2, draw.integer(11, 29)), torch.int64)
         ask(d, (draw.integer(1, d - 1),), torch.float64)
         ask(many, (odd_size(expect, many),), torch.int64)
-    with expect.as_one("so it is on 1 to 9 ranks, for a single number and for nothing", ALL_ASKED):
+    with expect.grouped("so it is on 1 to 9 ranks, for a single number and for nothing", ALL_ASKED):
         for n in range(1, 10):
             ask(n, (7,), torch.int32 if n % 2 else torch.float32)
         ask(draw.integer(2, 3), (), torch.float64)
@@ -276,7 +276,7 @@ def tree_all_reduce(expect: Expect, answer: AllReduce) -> None:
 def crossing_size_bytes(expect: Expect, answer: Callable[[int, float, float], Any]) -> None:
     not_from_lablib(answer, allowed=("Link",))
     draw = expect.draw
-    with expect.as_one("ring and tree take the same time", "on 4 to 99 ranks, and on some up to 5000, on any link"):
+    with expect.grouped("ring and tree take the same time", "on 4 to 99 ranks, and on some up to 5000, on any link"):
         at_the_crossing(expect, answer, 8)
         at_the_crossing(expect, answer, 6)
         odd = [*(2**k + 1 for k in range(7, 13)), *draw.integers(9, 100, 5000)]
@@ -364,13 +364,13 @@ def halving_doubling_all_reduce(expect: Expect, answer: AllReduce) -> None:
 
     ask(8, (1024,))
     small, large = draw.shuffled((4, 8))
-    with expect.as_one("so it is on 4, 8, 16 and 32 ranks, with other sizes and shapes", ALL_ASKED):
+    with expect.grouped("so it is on 4, 8, 16 and 32 ranks, with other sizes and shapes", ALL_ASKED):
         ask(small, (small * draw.integer(20, 60),))
         ask(large, (2, 3, draw.integer(31, 59)), torch.int64)
         ask(16, (odd_size(expect, 16),), torch.float64)
         ask(32, (odd_size(expect, 32),))
         ask(4, (draw.integer(1, 3),))
-    with expect.as_one("so it is on 1 and 2 ranks, for a single number and for nothing", ALL_ASKED):
+    with expect.grouped("so it is on 1 and 2 ranks, for a single number and for nothing", ALL_ASKED):
         ask(1, (7,))
         ask(2, (7,), torch.int32)
         ask(2, (), torch.float64)
@@ -402,7 +402,7 @@ def hierarchical_all_reduce(expect: Expect, answer: AllReduce) -> None:
 
     ask(4, 2, 1024)
     few, many = draw.shuffled((3, 4))
-    with expect.as_one("so it is on one to seven nodes of 1 to 9 ranks, with other sizes and shapes", ALL_ASKED):
+    with expect.grouped("so it is on one to seven nodes of 1 to 9 ranks, with other sizes and shapes", ALL_ASKED):
         ask(2, few, odd_size(expect, 2 * few), dtype=torch.float64)
         ask(3, many, 2, 3, draw.integer(11, 29), dtype=torch.int64)
         ask(draw.integer(4, 6), 3, odd_size(expect, 12))

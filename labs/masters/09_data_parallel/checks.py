@@ -482,7 +482,7 @@ def last_all_reduce_end(expect: Expect, last_all_reduce_end: Callable[[list[floa
         call = observe(last_all_reduce_end, list(ready_s), list(bucket_s))
         if call.value is None:
             raise RuleBroken(rule, _returned(None), "a number")
-        with expect.as_one(rule, "equal to 1e-09"):
+        with expect.grouped(rule, "equal to 1e-09"):
             _expect_end(expect, last_all_reduce_end, rule, ready_s, bucket_s)
         changes_nothing(expect, [call])
 

@@ -69,11 +69,11 @@ def bytes_of_rank(expect: Expect, bytes_of_rank: Callable[[int, int, int, int], 
     for rule, case in cases:
         _expect_bytes(expect, bytes_of_rank, rule, case)
     large = 5 * 10**17 + many
-    with expect.as_one("the number is exact, however large", "12 cases"):
+    with expect.grouped("the number is exact, however large", "12 cases"):
         for i in range(12):
             case = (large + i, n, n - 1, i % 3) if i > 2 else (large + i, 3, 2, 3)
             _expect_bytes(expect, bytes_of_rank, "the number is exact, however large", case)
-    with expect.as_one("any size, any rank, any stage", "60 cases"):
+    with expect.grouped("any size, any rank, any stage", "60 cases"):
         for _ in range(60):
             num_params, ranks = draw.integer(0, 60), draw.integer(1, 12)
             case = (num_params, ranks, draw.integer(0, ranks - 1), draw.integer(0, 3))
@@ -89,7 +89,7 @@ def _expect_bytes(expect: Expect, answer: Callable, rule: str, case: tuple[int, 
     wanted = _reference_bytes(*case)
     if isinstance(value, float) and value == wanted and value.is_integer() and wanted < 2**53:
         value = int(value)
-    with expect.as_one(rule, f"{wanted:,} bytes"):
+    with expect.grouped(rule, f"{wanted:,} bytes"):
         expect.equal(f"{rule} ({asked})", value, wanted)
 
 
@@ -157,7 +157,7 @@ def _expect_stage_1(
     run = expect.launch(program, start, gradients, answer, ranks=ranks)
     on = f"{plural(ranks, 'ranks')}, {_name(dtype)} with a master copy in {_name(master_dtype)}"
     params, velocity = start.to(master_dtype), torch.zeros(numel, dtype=master_dtype)
-    with expect.as_one(f"master.grad, master and flat, on every rank after each of {steps} steps ({on})", "right"):
+    with expect.grouped(f"master.grad, master and flat, on every rank after each of {steps} steps ({on})", "right"):
         for step in range(steps):
             mean = (sum(gradients[step * ranks : (step + 1) * ranks]) / ranks).to(master_dtype)  # pyright: ignore
             decayed = mean + decay * params
@@ -366,7 +366,7 @@ def _expect_shards(
     expect: Expect, seen: Sequence[tuple], wanted: Mapping[str, Tensor], num_batches: int, where: str
 ) -> None:
     ranks = len(seen)
-    with expect.as_one(f"every parameter has a shard on every rank, and no gradient is left ({where})", "right"):
+    with expect.grouped(f"every parameter has a shard on every rank, and no gradient is left ({where})", "right"):
         for rank, (found, left, strange) in enumerate(seen):
             on = f" ({where}, rank {rank})"
             if strange:
@@ -377,7 +377,7 @@ def _expect_shards(
             rule = f"after backward every param.grad is None{on}"
             expect.that(rule, not left, saw=f"{left[0]} has a gradient" if left else "each is", expected="None")
     rtol = 1e-9 if next(iter(wanted.values())).dtype == torch.float64 else 1e-5
-    with expect.as_one(f"shards are pieces of the mean gradient ({where})", f"equal to {rtol:.0e}"):
+    with expect.grouped(f"shards are pieces of the mean gradient ({where})", f"equal to {rtol:.0e}"):
         for name, full in wanted.items():
             room = -(-full.numel() // ranks)
             for rank, (found, _, _) in enumerate(seen):
@@ -496,7 +496,7 @@ def _expect_gathered(expect: Expect, answer: Callable, ranks: int, num_units: in
     wanted = x
     for i, unit in enumerate(units):
         wanted = compute(i, unit, wanted)
-    with expect.as_one(f"each unit is whole when it computes, and the output right, on every rank ({what})", "equal"):
+    with expect.grouped(f"each unit is whole when it computes, and the output right, on every rank ({what})", "equal"):
         for rank, (calls, turns) in enumerate(run.values):
             where = f" ({what}, rank {rank})"
             order = [i for i, _ in turns]
@@ -592,7 +592,7 @@ def _expect_clipped(expect: Expect, answer: Callable, ranks: int, share: float, 
         return
     run = expect.launch(program, per_rank, answer, ranks=ranks)
     best = launch(program, per_rank, _clipped, ranks=ranks)
-    with expect.as_one(f"norm and shards on every rank ({plural(ranks, 'ranks')}, {kind})", "right"):
+    with expect.grouped(f"norm and shards on every rank ({plural(ranks, 'ranks')}, {kind})", "right"):
         for rank, (returned, shards, in_place) in enumerate(run.values):
             where = f" ({plural(ranks, 'ranks')}, {kind}, rank {rank})"
             if returned is None:

@@ -78,7 +78,7 @@ def _codes_and_scales(expect: Expect, answer: Callable, x: Tensor, block: int, b
         raise RuleBroken(rule, "a NaN became a whole number, which may be any", "nothing divided by zero")
     expect.equal("codes and scales are returned, a pair", _pair(call.value), "two tensors")
     codes, scales = call.value
-    with expect.as_one("codes are one byte for each number, scales one number for each block", "so they are"):
+    with expect.grouped("codes are one byte for each number, scales one number for each block", "so they are"):
         for name, tensor, wanted in (("codes", codes, (len(x),)), ("scales", scales, (len(x) // block,))):
             rule = f"{name} have the shape of the docstring ({len(x)} numbers, {plural(block, 'numbers')} in a block)"
             expect.equal(rule, tuple(tensor.shape), wanted)
@@ -319,7 +319,7 @@ def _expect_scattered(
     changes_nothing(expect, run)
     _tell_sums_and_places(expect, run, means, nodes, on, quantizer is None)
     _tell_calls(run, quantizer is not None, on)
-    with expect.as_one(f"every rank holds the mean of its piece ({on})", "rounded by `pack` alone, or not at all"):
+    with expect.grouped(f"every rank holds the mean of its piece ({on})", "rounded by `pack` alone, or not at all"):
         for rank, call in enumerate(run.values):
             wanted = means[rank] if quantizer is None else _rounded(pieces[:, rank], local, quantizer)
             off = (call.value.double() - wanted).abs()
@@ -448,7 +448,7 @@ def _expect_feedback(
     sends = [answer(counted), answer(counted)]
     if not all(callable(send) for send in sends):
         expect.equal("a function is returned", sends[0], "a function send(name, gradient)")
-    with expect.as_one(f"what is left out comes later, for each parameter by itself ({on})", "in every step"):
+    with expect.grouped(f"what is left out comes later, for each parameter by itself ({on})", "in every step"):
         _expect_steps(expect, sends, compress, shapes, sizes, num_steps, dtype, on)
         messages = 2 * num_steps * len(shapes)
         expect.equal(f"compress is called once a message: it may draw by chance ({on})", len(seen), messages)
@@ -616,7 +616,7 @@ def _expect_outer(
 
     run = expect.launch(program, starts, moves, answer, ranks=ranks)
     on = f"{plural(ranks, 'ranks')}, rate {rate:.2g}, momentum {momentum:.2g}{', float32' * (near is not _NEAR)}"
-    with expect.as_one(f"params, agreed and velocity are right after each synchronization ({on})", "equal"):
+    with expect.grouped(f"params, agreed and velocity are right after each synchronization ({on})", "equal"):
         for number, of_ranks in enumerate(moves):
             delta = -torch.stack(of_ranks).mean(0)
             w_before, v = starts[number]
@@ -629,7 +629,7 @@ def _expect_outer(
                     is_mean = torch.allclose(run.values[0][number][0], at_mean, rtol=1e-9, atol=1e-11)
                     saw = f"it is as it was before the call{', and params are at the mean' if is_mean else ''}"
                     raise RuleBroken(rule, saw, f"{name}.copy_(...), .add_(...): `{name} = ...` names another tensor")
-            with expect.as_one(f"params, agreed and velocity are the same on every rank ({where})", "equal"):
+            with expect.grouped(f"params, agreed and velocity are the same on every rank ({where})", "equal"):
                 for at, name in enumerate(("params", "agreed", "velocity")):
                     same_on_every_rank(expect, [value[number][at] for value in run.values], f"{name} ({where})")
             params, agreed, velocity, _ = run.values[0][number]

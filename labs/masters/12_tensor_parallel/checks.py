@@ -180,7 +180,7 @@ def _expect_mlp(expect: Expect, answer: Callable[..., Any], ranks: int, dtype: t
     weights = [part.clone().requires_grad_() for whole in wholes for part in whole]
     wanted = [_two_mlps(x, grad, weights) for x, grad in batches]
     on = f" ({plural(ranks, 'ranks')}, {str(dtype).removeprefix('torch.')}"
-    with expect.as_one(f"outputs and all gradients are those of one device, on every rank{on})", "right"):
+    with expect.grouped(f"outputs and all gradients are those of one device, on every rank{on})", "right"):
         for rank, (found, of_weights) in enumerate(run.values):
             where, own = f"{on}, rank {rank})", slice(ends[rank] - shares[rank], ends[rank])
             for value, right in zip(found, wanted, strict=True):
@@ -293,7 +293,7 @@ def _expect_sequence(expect: Expect, answer: Callable[..., Any], ranks: int, dty
     for x, y, (_, grad) in zip(xs, ys, batches, strict=True):
         (x + y).backward(grad)
     on = f" ({plural(ranks, 'ranks')}, {str(dtype).removeprefix('torch.')}"
-    with expect.as_one(f"outputs and all gradients are those of one device, on every rank{on})", "right"):
+    with expect.grouped(f"outputs and all gradients are those of one device, on every rank{on})", "right"):
         for rank, (calls, of_x, of_weights) in enumerate(run.values):
             where = f"{on}, rank {rank})"
             for call, y in zip(calls, ys, strict=True):
@@ -378,7 +378,7 @@ def _expect_loss(
 
     run = expect.launch(program, batches, answer, ranks=ranks)
     on = f" ({plural(ranks, 'ranks')}, {kind}"
-    with expect.as_one(f"loss and gradients are those of one device, on every rank{on})", "right"):
+    with expect.grouped(f"loss and gradients are those of one device, on every rank{on})", "right"):
         for number, (logits, targets) in enumerate(batches):
             whole = logits.clone().requires_grad_()
             loss = F.cross_entropy(whole, targets)
@@ -470,7 +470,7 @@ def _expect_drawn(expect: Expect, answer: Callable, ranks: int, rows: int) -> No
         for one in (seed, outside, seed)
     ]
     on = f" ({rows} rows, {plural(ranks, 'ranks')}"
-    with expect.as_one(f"the shards together are what one device draws{on})", "equal"):
+    with expect.grouped(f"the shards together are what one device draws{on})", "equal"):
         for rank, value in enumerate(run.values):
             _expect_not_rank_0s(expect, value[0][0], run.values[0][0][0], wholes[0][rank * room :][:room], rank, on)
         for rank, (shards, held, is_untouched, shared) in enumerate(run.values):

@@ -91,7 +91,7 @@ def groups(expect: Expect, groups: Callable[[dict[str, int], str], list[list[int
     _expect_kept(returned, found)
     for each, (sizes, axis) in zip(found, asked, strict=True):
         expect.measured.clear()  # what holds is shown for the last mesh
-        with expect.as_one(f"the groups are those of the mesh ({_told(sizes)}, along {axis})", f"{len(each)} groups"):
+        with expect.grouped(f"the groups are those of the mesh ({_told(sizes)}, along {axis})", f"{len(each)} groups"):
             told = f"; all your groups are those of {mistakes[0]}" if mistakes else ""
             _expect_groups(expect, each, sizes, axis, told)
 
@@ -372,10 +372,10 @@ def merge(expect: Expect, merge: Callable[[Tensor, Tensor, Tensor, Tensor], tupl
         ("float32", few, 0.0, lead, None, f32),
     ]
     for name, parts, level, lead, shape, dtype in cases:
-        with expect.as_one(f"o and l are those of attention over all keys ({name})", "right"):
+        with expect.grouped(f"o and l are those of attention over all keys ({name})", "right"):
             queries, width = shape or (draw.integer(3, 5), draw.integer(2, 6))
             _expect_merged(expect, merge, name, parts, level, (*lead, queries, width), dtype)
-    with expect.as_one("where a part has seen no key (l = -inf), the other one is the result", "right"):
+    with expect.grouped("where a part has seen no key (l = -inf), the other one is the result", "right"):
         for of_all in (False, True):
             _expect_unseen(expect, merge, of_all)
 
@@ -600,7 +600,7 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
     total.backward()
     on = f"({kind}: {plural(ranks, 'ranks')}, {plural(experts, 'experts')}, {plural(capacity, 'places')} each)"
     wanted_grads: list[Any] = [each.grad for each in (*leaves, matrix, bias)]
-    with expect.as_one(f"outputs and gradients are those of one device {on}", "right"):
+    with expect.grouped(f"outputs and gradients are those of one device {on}", "right"):
         for rank, (call, _, _) in enumerate(run.values):
             _expect_output(expect, call.value, outputs[rank].detach(), xs[rank], f"{on}, rank {rank}", exact)
         for rank, (_, _, boxes) in enumerate(run.values):

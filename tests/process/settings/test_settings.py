@@ -34,6 +34,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from lablib import DeadlockError, LaunchTimeoutError, RankError, launch
 from lablib.process.settings import OF_THE_PROCESS, SETTINGS, ProcessSetting, taken
+from lablib.process.settings.logs import logging_state
 
 # How a program changes each; on one rank with 1, on another with 2.
 CHANGES: dict[str, Callable[[int], Any]] = {
@@ -356,3 +357,14 @@ def test_a_rank_that_redirects_its_output_keeps_it_redirected():
         return text.getvalue()
 
     assert launch(program, ranks=3).values == ["rank 0\n", "rank 1\n", "rank 2\n"]
+
+
+def test_the_state_of_loggers_is_read_without_a_call_for_each(calls_of: Callable[..., int]):
+    """Every launch reads it three times, and torch alone makes a hundred loggers."""
+    root = logging.RootLogger(logging.WARNING)
+    manager = logging.Manager(root)
+    many = [manager.getLogger(f"package{n}.module") for n in range(500)]
+    many[7].setLevel(logging.INFO)
+    assert calls_of(lambda: logging_state(root, manager)) < 30
+    *_, loggers, _ = logging_state(root, manager)
+    assert set(loggers) == {root, many[7]}
