@@ -21,7 +21,7 @@ from lablib.signature import Bound, NonEmpty, OneOf, PowerOfTwo, Range, checked,
 from lablib.signature import bounds as aliases
 from lablib.signature.fits import without_bounds
 
-PACKAGES = ("optim", "compress", "batches", "precision", "memory", "data")
+PACKAGES = ("optim", "compress", "batches", "precision", "memory", "data", "kernels")
 
 
 def is_bounded(hint: Any) -> bool:
@@ -153,7 +153,8 @@ def make(owner: Any, arguments: dict[str, Any]) -> None:
 def test_a_value_outside_a_bound_is_refused_with_rule_value_and_remedy(label: str, owner: Any):
     parameters = inspect.signature(owner).parameters.values()
     hints = hints_of(owner)
-    needed = [one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in several]
     for argument, hint in bounded_arguments(owner).items():
         # Arguments are looked at in their order in the call: the others after it, or, of a record, they are valid.
         others = {name: inside(hints.get(name, object))[0] for name in needed if name != argument}
