@@ -25,6 +25,7 @@ Simplified: no errors, retries or limit on requests a second (S3: 5,500 a prefix
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -113,14 +114,12 @@ def whole_shard_pays_from(store: ObjectStore, shard_bytes: Count, record_bytes: 
     A whole shard is one request: it cannot use `in_flight`, ranges can. More than the shard has: ranges always win.
     """
     whole_s = read_seconds(store, 1, shard_bytes)
-    low, high = 0, shard_bytes // record_bytes + 1  # by ranges: faster at low, at least as slow at high
-    if read_seconds(store, high, record_bytes, in_flight) <= whole_s:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        faster = read_seconds(store, middle, record_bytes, in_flight) <= whole_s
-        low, high = (middle, high) if faster else (low, middle)
-    return high
+    most = shard_bytes // record_bytes + 1
+
+    def is_slower(num_records: int) -> bool:
+        return read_seconds(store, num_records, record_bytes, in_flight) > whole_s
+
+    return bisect_left(range(most), True, lo=1, hi=most, key=is_slower)
 
 
 @checked

@@ -30,6 +30,7 @@ Megakernel for Llama-1B", Hazy Research blog, 2025-05-27 (the three numbers).
 Simplified: one stream; a queue without end; the host never waits for a value; a graph's launch does not grow with n.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -126,8 +127,4 @@ def smallest_device_bound_batch(
         if high >= largest:
             return None
         high = min(2 * high, largest)
-    low = high // 2  # too small, or 0
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_of_the_device(middle) else (middle, high)
-    return high
+    return bisect_left(range(high), True, lo=high // 2 + 1, hi=high, key=is_of_the_device)

@@ -25,7 +25,7 @@ and those that keep turns, as torch's, wait more.
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Annotated
@@ -92,13 +92,9 @@ def smallest_prefetch_exponential(
 
     if idle_share_constant(load_s, step_s, workers) > max_idle_share:
         return None  # too slow on the average: no buffer helps
-    prefetch = 1
-    while not is_enough(prefetch):  # first the power of two that is enough, then back by halves
-        if prefetch >= max_prefetch:
+    enough = 1
+    while not is_enough(enough):  # first the power of two that is enough
+        if enough >= max_prefetch:
             return None
-        prefetch = min(2 * prefetch, max_prefetch)
-    too_few = prefetch // 2
-    while prefetch - too_few > 1:
-        middle = (too_few + prefetch) // 2
-        too_few, prefetch = (too_few, middle) if is_enough(middle) else (middle, prefetch)
-    return prefetch
+        enough = min(2 * enough, max_prefetch)
+    return bisect_left(range(enough), True, lo=enough // 2 + 1, hi=enough, key=is_enough)

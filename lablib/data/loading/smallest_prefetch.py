@@ -14,6 +14,7 @@ Source: the loop of loader_timeline.py; queueing.py has the closed form for expo
 Simplified: no copies; steps of one length.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -73,8 +74,4 @@ def smallest_prefetch(
 
     if not is_enough(max_prefetch):
         return None
-    too_few, enough = 0, max_prefetch
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        too_few, enough = (too_few, middle) if is_enough(middle) else (middle, enough)
-    return enough
+    return bisect_left(range(max_prefetch), True, lo=1, hi=max_prefetch, key=is_enough)
