@@ -21,7 +21,7 @@ from lablib.signature import Bound, NonEmpty, OneOf, PowerOfTwo, Range, checked,
 from lablib.signature import bounds as aliases
 from lablib.signature.fits import without_bounds
 
-PACKAGES = ("optim", "compress", "batches", "precision", "memory")
+PACKAGES = ("optim", "compress", "batches", "precision", "memory", "data", "kernels")
 
 
 def is_bounded(hint: Any) -> bool:
@@ -36,11 +36,14 @@ def owners() -> Iterator[tuple[str, Any]]:
             for name, one in vars(importlib.import_module(module.name)).items():
                 if name.startswith("_") or getattr(one, "__module__", "") != module.name:
                     continue
-                methods = vars(one).items() if inspect.isclass(one) and not dataclasses.is_dataclass(one) else ()
+                is_record = inspect.isclass(one) and dataclasses.is_dataclass(one)
+                methods = vars(one).items() if inspect.isclass(one) else ()
                 found = [(name, one), *((f"{name}.{each}".removesuffix(".__init__"), m) for each, m in methods)]
                 for label, owner in found:
-                    is_record = dataclasses.is_dataclass(owner)
-                    if (is_record or inspect.isfunction(owner)) and any(map(is_bounded, hints_of(owner).values())):
+                    if is_record and getattr(owner, "__name__", "") == "__init__":  # made by `dataclass`
+                        continue
+                    is_called = inspect.isfunction(owner) or (owner is one and is_record)
+                    if is_called and any(map(is_bounded, hints_of(owner).values())):
                         yield label, owner
 
 
@@ -150,7 +153,8 @@ def make(owner: Any, arguments: dict[str, Any]) -> None:
 def test_a_value_outside_a_bound_is_refused_with_rule_value_and_remedy(label: str, owner: Any):
     parameters = inspect.signature(owner).parameters.values()
     hints = hints_of(owner)
-    needed = [one.name for one in parameters if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    needed = [one.name for one in parameters if one.default is one.empty and one.kind not in several]
     for argument, hint in bounded_arguments(owner).items():
         # Arguments are looked at in their order in the call: the others after it, or, of a record, they are valid.
         others = {name: inside(hints.get(name, object))[0] for name in needed if name != argument}

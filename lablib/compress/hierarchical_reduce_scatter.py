@@ -25,20 +25,23 @@ pipelined in chunks; the second hop starts when somebody waits (`stages.py`).
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from lablib.compress.int4 import Int4
 from lablib.compress.quantized import Quantizer
+from lablib.compress.quantized_all_gather import check_shards
 from lablib.compress.quantized_reduce_scatter import exchange, mean_of
-from lablib.compress.stages import Stages
+from lablib.compress.stages import staged
 from lablib.parallel.data.overlapped import Handle
 
 INT4 = Int4()
 
 
-def hierarchical_reduce_scatter(full: Tensor, shard: Tensor, mesh: DeviceMesh, quantizer: Quantizer = INT4) -> Stages:
+@staged
+def hierarchical_reduce_scatter(
+    full: Tensor, shard: Tensor, mesh: DeviceMesh, quantizer: Quantizer = INT4
+) -> Iterator[Handle]:
     """Fill `shard` with the mean over all ranks of this rank's piece of `full`; the handle's `wait` ends it.
 
     Communicates: an all-to-all of bytes inside the node and one across; a level of one rank sends and rounds nothing.
@@ -52,14 +55,7 @@ def hierarchical_reduce_scatter(full: Tensor, shard: Tensor, mesh: DeviceMesh, q
     Raises:
         ValueError: sizes that do not fit, numbers that are not floating-point or not finite.
     """
-    if full.numel() != mesh.size() * shard.numel():
-        rule = f"full must hold {mesh.size()} shards"
-        raise ValueError(f"{rule}: got {full.numel()} numbers for shards of {shard.numel()}; pad it.")
-    return Stages(_two_hops(full, shard, mesh, quantizer))
-
-
-@torch.no_grad()
-def _two_hops(full: Tensor, shard: Tensor, mesh: DeviceMesh, quantizer: Quantizer) -> Iterator[Handle]:
+    check_shards(full, shard, mesh.size())
     inside, across, numel = mesh.get_group("local"), mesh.get_group("node"), shard.numel()
     pieces = full.reshape(across.size(), inside.size(), numel)
 

@@ -27,11 +27,10 @@ from torch import Tensor
 
 from lablib.compress.error_feedback import check_residual
 from lablib.compress.lossy_average import Bucket, Exchange, LossyAverage, check_gradients
+from lablib.compress.stages import all_gather_bytes, all_to_all_bytes
 from lablib.signature import checked
 
 SCALE_BYTES = 4
-# torch 2.13 renamed it; 2.11 has only the old name.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @checked
@@ -86,9 +85,7 @@ class OneBit(LossyAverage):
         # 1. all_to_all
         messages = _pack(pieces, buffer.abs().mean() if numel else buffer.new_zeros(()))
         own = _unpack(messages, buffer.dtype).flatten()[:numel].view_as(buffer)
-        received = torch.empty_like(messages)
-        work = dist.all_to_all_single(received, messages, group=group, async_op=True)
-        assert work is not None
+        received, work = all_to_all_bytes(messages, group)
         yield work
         # 2. the owner
         num_real = min(max(numel - rank * width, 0), width)  # the rest of the last pieces is padding
@@ -101,9 +98,7 @@ class OneBit(LossyAverage):
             self.server_residuals[bucket.index] = mean - _unpack(answer, buffer.dtype)[:num_real]
         # 3. all_gather
         gathered = torch.empty_like(messages)
-        work = _all_gather(gathered.view(-1), answer, group=group, async_op=True)
-        assert work is not None
-        yield work
+        yield all_gather_bytes(gathered, answer, group)
         buffer.copy_(_unpack(gathered, buffer.dtype).flatten()[:numel].view_as(buffer))
         return own
 

@@ -17,23 +17,21 @@ Simplified: all numbers are read at once, where a kernel writes them into the fu
 
 from collections.abc import Iterator
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lablib.compress.int8 import Int8
 from lablib.compress.quantized import Quantized, Quantizer
-from lablib.compress.stages import Stages
+from lablib.compress.stages import all_gather_bytes, staged
 from lablib.parallel.data.overlapped import Handle
 
-# torch 2.13 renamed it; 2.11 has only the old name.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 INT8 = Int8()
 
 
+@staged
 def quantized_all_gather(
     shard: Tensor, full: Tensor, group: dist.ProcessGroup | None = None, quantizer: Quantizer = INT8
-) -> Stages:
+) -> Iterator[Handle]:
     """Fill `full` with what every rank's `shard` is after quantizing; the handle's `wait` ends it.
 
     Communicates: one all-gather of bytes; on one rank nothing is sent or rounded. An `AllGather` of
@@ -49,15 +47,7 @@ def quantized_all_gather(
         ValueError: sizes that do not fit, numbers that are not floating-point or not finite.
     """
     n = dist.get_world_size(group)
-    if full.numel() != n * shard.numel():
-        rule = f"full must hold {n} shards"
-        raise ValueError(f"{rule}: got {full.numel()} numbers for shards of {shard.numel()}; pad the shards.")
-    return Stages(_gather(shard, full, group, quantizer))
-
-
-@torch.no_grad()
-def _gather(shard: Tensor, full: Tensor, group: dist.ProcessGroup | None, quantizer: Quantizer) -> Iterator[Handle]:
-    n = dist.get_world_size(group)
+    check_shards(full, shard, n)
     if n == 1:
         full.copy_(shard.reshape(full.shape))
         return
@@ -67,19 +57,16 @@ def _gather(shard: Tensor, full: Tensor, group: dist.ProcessGroup | None, quanti
     full.copy_(quantizer.dequantize(quantizer.from_message(messages, shard.numel())).reshape(full.shape))
 
 
-def all_gather_bytes(messages: Tensor, message: Tensor, group: dist.ProcessGroup | None) -> Handle:
-    """Start to fill `messages` [n, bytes] with every rank's `message` [bytes]."""
-    work = _all_gather(messages.view(-1), message, group=group, async_op=True)
-    assert work is not None  # only ranks outside of the group get None
-    return work
+def check_shards(full: Tensor, shard: Tensor, num_ranks: int) -> None:
+    """Raise ValueError where a full buffer does not hold a shard of each rank."""
+    if full.numel() != num_ranks * shard.numel():
+        raise ValueError(
+            f"full must hold {num_ranks} shards: got {full.numel()} numbers for shards of {shard.numel()}; pad it."
+        )
 
 
 def quantized_on(what: str, x: Tensor, quantizer: Quantizer, group: dist.ProcessGroup | None) -> Quantized:
-    """`x` quantized; an error says what was not finite, and on which rank of the group.
-
-    Raises:
-        ValueError: numbers that are not floating-point or not finite.
-    """
+    """`x` quantized; an error names the tensor that was not finite, and its rank in the group."""
     try:
         return quantizer.quantize(x)
     except ValueError as error:

@@ -22,20 +22,22 @@ Simplified: no error feedback: what rounding leaves out is lost.
 
 from collections.abc import Iterator
 
-import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from lablib.compress.quantized import Quantizer
-from lablib.compress.quantized_all_gather import INT8, all_gather_bytes, quantized_on
+from lablib.compress.quantized_all_gather import INT8, quantized_on
 from lablib.compress.quantized_reduce_scatter import exchange, mean_of
-from lablib.compress.stages import Stages
+from lablib.compress.stages import all_gather_bytes, staged
 from lablib.parallel.data.overlapped import Handle
 from lablib.signature import Count, NonNegativeInt, checked
 
 
-def quantized_all_reduce(buffer: Tensor, group: dist.ProcessGroup | None = None, quantizer: Quantizer = INT8) -> Stages:
+@staged
+def quantized_all_reduce(
+    buffer: Tensor, group: dist.ProcessGroup | None = None, quantizer: Quantizer = INT8
+) -> Iterator[Handle]:
     """Replace `buffer` by its mean over the ranks; the handle's `wait` ends it. A `Reduce` for `DataParallel`.
 
         replica = DataParallel(model, reduce=InSequence(quantized_all_reduce))
@@ -51,11 +53,6 @@ def quantized_all_reduce(buffer: Tensor, group: dist.ProcessGroup | None = None,
     Raises:
         ValueError: numbers that are not floating-point or not finite.
     """
-    return Stages(_two_phases(buffer, group, quantizer))
-
-
-@torch.no_grad()
-def _two_phases(buffer: Tensor, group: dist.ProcessGroup | None, quantizer: Quantizer) -> Iterator[Handle]:
     n = dist.get_world_size(group)
     if n == 1 or not buffer.numel():
         return

@@ -18,19 +18,19 @@ Simplified: n P float32 numbers are held at once, where a kernel adds while it r
 
 from collections.abc import Iterator
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lablib.compress.quantized import Quantizer
-from lablib.compress.quantized_all_gather import INT8, quantized_on
-from lablib.compress.stages import Stages
+from lablib.compress.quantized_all_gather import INT8, check_shards, quantized_on
+from lablib.compress.stages import all_to_all_bytes, staged
 from lablib.parallel.data.overlapped import Handle
 
 
+@staged
 def quantized_reduce_scatter(
     full: Tensor, shard: Tensor, group: dist.ProcessGroup | None = None, quantizer: Quantizer = INT8
-) -> Stages:
+) -> Iterator[Handle]:
     """Fill `shard` with the mean over ranks of this rank's piece of `full`; the handle's `wait` ends it.
 
     Communicates: one all-to-all of bytes; on one rank nothing is sent or rounded. A `ReduceScatter` of
@@ -46,15 +46,7 @@ def quantized_reduce_scatter(
         ValueError: sizes that do not fit, numbers that are not floating-point or not finite.
     """
     n = dist.get_world_size(group)
-    if full.numel() != n * shard.numel():
-        rule = f"full must hold {n} shards"
-        raise ValueError(f"{rule}: got {full.numel()} numbers for shards of {shard.numel()}; pad it.")
-    return Stages(_scatter(full, shard, group, quantizer))
-
-
-@torch.no_grad()
-def _scatter(full: Tensor, shard: Tensor, group: dist.ProcessGroup | None, quantizer: Quantizer) -> Iterator[Handle]:
-    n = dist.get_world_size(group)
+    check_shards(full, shard, n)
     if n == 1:
         shard.copy_(full.reshape(shard.shape))
         return
@@ -67,11 +59,7 @@ def exchange(
     pieces: Tensor, group: dist.ProcessGroup | None, quantizer: Quantizer, what: str = "the tensor"
 ) -> tuple[Tensor, Handle]:
     """Start to send row i of `pieces` [n, ..., P] to rank i: the messages that come in, one a row, and the handle."""
-    messages = quantized_on(what, pieces, quantizer, group).message()
-    received = torch.empty_like(messages)
-    work = dist.all_to_all_single(received, messages, group=group, async_op=True)
-    assert work is not None  # only ranks outside of the group get None
-    return received, work
+    return all_to_all_bytes(quantized_on(what, pieces, quantizer, group).message(), group)
 
 
 def mean_of(messages: Tensor, numel: int, quantizer: Quantizer) -> Tensor:

@@ -22,12 +22,11 @@ Simplified: the root unit of `Zero3`, which is never gathered twice, is kept all
 
 from collections.abc import Iterator
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from lablib.compress.stages import Stages
+from lablib.compress.stages import staged
 from lablib.parallel.data.overlapped import Handle
 from lablib.parallel.zero.shards import AllGather, all_gather_shards
 
@@ -53,7 +52,8 @@ class SecondaryShards:
         """Of all that this rank keeps."""
         return sum(part.nbytes for part in self._kept.values())
 
-    def forward(self, shard: Tensor, full: Tensor, group: dist.ProcessGroup | None = None) -> Stages:
+    @staged
+    def forward(self, shard: Tensor, full: Tensor, group: dist.ProcessGroup | None = None) -> Iterator[Handle]:
         """Gather over all ranks, and keep this rank's part of the copy. Communicates across nodes.
 
         Raises:
@@ -62,7 +62,9 @@ class SecondaryShards:
         if dist.get_world_size(group) != self._num_ranks:
             got = f"got {dist.get_world_size(group)} ranks and a mesh of {self._num_ranks}"
             raise ValueError(f"SecondaryShards needs the mesh of the ranks that share: {got}.")
-        return Stages(self._gather_and_keep(shard, full, group))
+        yield self._all_gather(shard, full, group)
+        own = full.view(self._inside.size(), -1)[self._inside.rank()]
+        self._kept[full] = own.clone() if full not in self._kept else self._kept[full].copy_(own)
 
     def backward(self, shard: Tensor, full: Tensor, group: dist.ProcessGroup | None = None) -> Handle:
         """Gather from the node's copy. Communicates inside the node.
@@ -75,9 +77,3 @@ class SecondaryShards:
                 "backward gathers what forward kept of a unit: nothing is kept; pass `forward` as all_gather."
             )
         return all_gather_shards(self._kept[full], full, self._inside)
-
-    @torch.no_grad()
-    def _gather_and_keep(self, shard: Tensor, full: Tensor, group: dist.ProcessGroup | None) -> Iterator[Handle]:
-        yield self._all_gather(shard, full, group)
-        own = full.view(self._inside.size(), -1)[self._inside.rank()]
-        self._kept[full] = own.clone() if full not in self._kept else self._kept[full].copy_(own)

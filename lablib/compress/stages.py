@@ -3,14 +3,16 @@
 A compressed collective is more than one call: pieces go to their owners, are added up and quantized again, and go back.
 Written as a generator it reads from top to bottom, and yields at each communication that it has started:
 
+    @staged
     def two_phases(buffer, group):
         ...
-        yield dist.all_to_all_single(pieces, parts, group=group, async_op=True)     # others compute meanwhile
-        ...                                                                         # here the pieces have come
+        yield dist.all_to_all_single(pieces, parts, group=group, async_op=True)     # backward computes at the same time
+        ...                                                                         # the pieces have arrived
         yield dist.all_gather_single(...)
 
-`Stages` is the handle of one such generator. `InSequence` makes a `Reduce` of it for `DataParallel`: whenever a bucket
-is launched, those ahead of it move on by a stage, so that their second communications run during backward too.
+`staged` makes it a function that returns `Stages`, the handle of one such generator. `InSequence` makes a `Reduce` of
+that for `DataParallel`: whenever a bucket is launched, those ahead of it move on by a stage, so that their second
+communications run during backward too.
 
     backward    | bucket 0 ready | bucket 1 ready | bucket 2 ready | ends
     comm        [ 0, stage 1     ][ 0, 2 ][ 1, 1  ][ 1, 2 ][ 2, 1  ][ 2, 2 ]
@@ -21,11 +23,18 @@ Simplified: a stage begins when somebody asks, not by itself on another stream w
 """
 
 from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import ParamSpec
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lablib.parallel.data.overlapped import Handle
+
+P = ParamSpec("P")
+# torch 2.13 renamed it; 2.11 has only the old name.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class Stages:
@@ -49,6 +58,32 @@ class Stages:
         """Return when the last stage has ended and its work is done."""
         while not self.is_done:
             self.move_on()
+
+
+def staged(function: Callable[P, Iterator[Handle]]) -> Callable[P, Stages]:
+    """The generator as a function that starts it, without gradients, and returns its `Stages`."""
+    generator = torch.no_grad()(function)
+
+    @wraps(function)
+    def start(*args: P.args, **kwargs: P.kwargs) -> Stages:
+        return Stages(generator(*args, **kwargs))
+
+    return start
+
+
+def all_gather_bytes(messages: Tensor, message: Tensor, group: dist.ProcessGroup | None) -> Handle:
+    """Start to fill `messages` [n, bytes] with every rank's `message` [bytes]."""
+    work = _all_gather(messages.view(-1), message, group=group, async_op=True)
+    assert work is not None  # only ranks outside of the group get None
+    return work
+
+
+def all_to_all_bytes(messages: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Handle]:
+    """Start to send row i of `messages` [n, bytes] to rank i: the rows that arrive, and the handle."""
+    received = torch.empty_like(messages)
+    work = dist.all_to_all_single(received, messages, group=group, async_op=True)
+    assert work is not None
+    return received, work
 
 
 class InSequence:

@@ -25,8 +25,9 @@ import torch
 from jaxtyping import Int64, UInt8
 from torch import Tensor
 
+from lablib.data.sharding import check_rank_of
 from lablib.data.text import Corpus
-from lablib.signature import checked
+from lablib.signature import Count, checked
 
 
 class Batch(NamedTuple):
@@ -39,11 +40,11 @@ class Batch(NamedTuple):
 @checked
 def batches(
     corpus: Corpus,
-    batch_size: int,
-    seq_len: int,
+    batch_size: Count,
+    seq_len: Count,
     seed: int = 0,
     rank: int = 0,
-    world_size: int = 1,
+    world_size: Count = 1,
     device: torch.device | str | None = None,
 ) -> Iterator[Batch]:
     """This rank's batches, without end: epoch after epoch, each in its own order.
@@ -59,18 +60,13 @@ def batches(
     Raises:
         ValueError: sizes that do not fit, at once and not at the first batch.
     """
-    if min(batch_size, seq_len, world_size) < 1:
-        raise ValueError(
-            f"batch_size, seq_len and world_size must be at least 1: got {batch_size}, {seq_len} and {world_size}."
-        )
     if batch_size % world_size:
         near = -(-batch_size // world_size) * world_size
         raise ValueError(
             "batch_size (over all ranks) must be a multiple of world_size: "
             f"got {batch_size} and {world_size}; try {near}."
         )
-    if not 0 <= rank < world_size:
-        raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}: got {rank}.")
+    check_rank_of(rank, world_size)
     num_sequences = (len(corpus) - 1) // seq_len
     if num_sequences < batch_size:
         raise ValueError(

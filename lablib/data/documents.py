@@ -30,7 +30,7 @@ from torch import Tensor
 
 from lablib.data.sources import END_OF_TEXT, standard_library
 from lablib.data.text import CORPORA, Corpus
-from lablib.signature import checked
+from lablib.signature import Count, checked
 
 _HEADING = re.compile(rb"^ = (?!= )[^\n]*(?<! =) = ?$", re.MULTILINE)
 
@@ -88,17 +88,15 @@ def _view(corpus: Corpus) -> memoryview:
 
 
 @checked
-def cut_documents(documents: Sequence[Tensor], max_length: int) -> list[Tensor]:
+def cut_documents(documents: Sequence[Tensor], max_length: Count) -> list[Tensor]:
     """Documents of at most `max_length` tokens: a longer one in pieces, all but its last of that length.
 
     Arguments:
         documents: tokens of each, [n]; empty ones are left out.
 
     Raises:
-        ValueError: `max_length` below 1, or a document that is not one row of tokens.
+        ValueError: a document that is not one row of tokens.
     """
-    if max_length < 1:
-        raise ValueError(f"max_length must be at least 1 token: got {max_length}.")
     for index, document in enumerate(documents):
         if document.ndim != 1:
             raise ValueError(f"a document is one row of tokens: document {index} has shape {tuple(document.shape)}.")

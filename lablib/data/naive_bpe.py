@@ -18,12 +18,15 @@ Simplified: slow. Of pairs that are equally frequent, the one whose two tokens c
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated
 
-from lablib.signature import checked
+from lablib.signature import Range, checked
+
+VocabSize = Annotated[int, Range(ge=256), "give a token for each of the 256 bytes and some merges: try vocab_size=1024"]
 
 
 @checked
-def train_bpe(pieces: Mapping[bytes, int], vocab_size: int, first_tokens: Sequence[bytes] = ()) -> list[tuple]:
+def train_bpe(pieces: Mapping[bytes, int], vocab_size: VocabSize, first_tokens: Sequence[bytes] = ()) -> list[tuple]:
     """The merges, in the order in which they were found.
 
     Arguments:
@@ -35,14 +38,12 @@ def train_bpe(pieces: Mapping[bytes, int], vocab_size: int, first_tokens: Sequen
         merges: pairs of tokens, each bytes.
 
     Raises:
-        ValueError: a vocabulary that has no room for the 256 bytes, or first tokens that are not these.
+        ValueError: first tokens that are not the 256 bytes.
     """
     if first_tokens and sorted(first_tokens) != [bytes([b]) for b in range(256)]:
         raise ValueError(
             f"first_tokens must be the 256 bytes, each once: got {len(first_tokens)} tokens; leave it out."
         )
-    if vocab_size < 256:
-        raise ValueError(f"vocab_size must be at least 256, one token a byte: got {vocab_size}; try 1024.")
     numbers = {token: number for number, token in enumerate(first_tokens or (bytes([b]) for b in range(256)))}
     words = {piece: [bytes([byte]) for byte in piece] for piece in pieces}
     merges: list[tuple] = []

@@ -25,12 +25,15 @@ Simplified: no errors, retries or limit on requests a second (S3: 5,500 a prefix
 
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from lablib.signature import check_fields, checked
+from lablib.signature import Count, NonNegative, NonNegativeInt, Positive, check_fields, checked
+
+BytesPerSecond = Annotated[Positive, "for transfers that take no time give a large rate, 1e15"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,36 +41,27 @@ class ObjectStore:
     """A store as one machine sees it.
 
     Attributes:
-        latency_s: mean seconds l to a request's first byte, at least 0.
-        request_bytes_per_s: rate b of one request, above 0.
-        link_bytes_per_s: rate B of all together, above 0.
+        latency_s: mean seconds l to a request's first byte.
+        request_bytes_per_s: rate b of one request.
+        link_bytes_per_s: rate B of all together.
         max_in_flight: requests that the store or the client allows at once.
     """
 
-    latency_s: float
-    request_bytes_per_s: float
-    link_bytes_per_s: float
-    max_in_flight: int = 1024
+    latency_s: NonNegative
+    request_bytes_per_s: BytesPerSecond
+    link_bytes_per_s: BytesPerSecond
+    max_in_flight: Count = 1024
 
     def __post_init__(self) -> None:
         check_fields(self)
-        rates = (self.request_bytes_per_s, self.link_bytes_per_s)
-        if not (0 <= self.latency_s < math.inf and all(0 < rate < math.inf for rate in rates)):
-            raise ValueError(
-                f"a store needs latency_s of at least 0 and rates above 0, all finite: got {self}; for a store that "
-                "costs no time give a large rate, 1e15."
-            )
-        if self.max_in_flight < 1:
-            raise ValueError(f"max_in_flight must be at least 1 request: got {self.max_in_flight}.")
 
     def rate(self, num_transfers: int) -> float:
         """Bytes a second of so many transfers together."""
         return min(num_transfers * self.request_bytes_per_s, self.link_bytes_per_s)
 
-    def in_flight(self, wanted: int) -> int:
-        """Requests in flight when so many are wanted. Raises ValueError below 1."""
-        if wanted < 1:
-            raise ValueError(f"in_flight must be at least 1 request: got {wanted}.")
+    @checked
+    def in_flight(self, wanted: Count) -> int:
+        """Requests in flight when so many are wanted."""
         return min(wanted, self.max_in_flight)
 
 
@@ -83,18 +77,16 @@ class Request(NamedTuple):
 
 
 @checked
-def read_seconds(store: ObjectStore, num_requests: int, request_bytes: int, in_flight: int = 1) -> float:
+def read_seconds(store: ObjectStore, num_requests: NonNegativeInt, request_bytes: Count, in_flight: Count = 1) -> float:
     """Seconds of equal requests at a fixed latency: waves, in closed form."""
-    _check_requests(num_requests, request_bytes)
     k = store.in_flight(in_flight)
     waves, rest = divmod(num_requests, k)
     return waves * _wave_s(store, k, request_bytes) + (_wave_s(store, rest, request_bytes) if rest else 0.0)
 
 
 @checked
-def requests_per_second(store: ObjectStore, request_bytes: int, in_flight: int) -> float:
-    """Equal requests a second in the long run, latency random with the store's mean: product form."""
-    _check_requests(1, request_bytes)
+def requests_per_second(store: ObjectStore, request_bytes: Count, in_flight: Count) -> float:
+    """Equal requests per second in the long run, latency random with the store's mean: product form."""
     k = store.in_flight(in_flight)
     if not store.latency_s:
         return store.rate(k) / request_bytes
@@ -109,36 +101,32 @@ def requests_per_second(store: ObjectStore, request_bytes: int, in_flight: int) 
 
 
 @checked
-def in_flight_to_fill(store: ObjectStore, request_bytes: int) -> int:
+def in_flight_to_fill(store: ObjectStore, request_bytes: Count) -> int:
     """The fewest requests in flight whose waits and transfers fill the link: B (l / s + 1 / b), rounded up."""
-    _check_requests(1, request_bytes)
     exact = store.link_bytes_per_s * (store.latency_s / request_bytes + 1 / store.request_bytes_per_s)
     return max(1, math.ceil(exact - 1e-9))
 
 
 @checked
-def whole_shard_pays_from(store: ObjectStore, shard_bytes: int, record_bytes: int, in_flight: int = 1) -> int:
+def whole_shard_pays_from(store: ObjectStore, shard_bytes: Count, record_bytes: Count, in_flight: Count = 1) -> int:
     """The number of wanted records from which one request for the whole shard is faster than one for each record.
 
     A whole shard is one request: it cannot use `in_flight`, ranges can. More than the shard has: ranges always win.
     """
-    _check_requests(1, record_bytes)
     whole_s = read_seconds(store, 1, shard_bytes)
-    low, high = 0, shard_bytes // record_bytes + 1  # by ranges: faster at low, at least as slow at high
-    if read_seconds(store, high, record_bytes, in_flight) <= whole_s:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        faster = read_seconds(store, middle, record_bytes, in_flight) <= whole_s
-        low, high = (middle, high) if faster else (low, middle)
-    return high
+    most = shard_bytes // record_bytes + 1
+
+    def is_slower(num_records: int) -> bool:
+        return read_seconds(store, num_records, record_bytes, in_flight) > whole_s
+
+    return bisect_left(range(most), True, lo=1, hi=most, key=is_slower)
 
 
 @checked
 def simulate_reads(
     store: ObjectStore,
-    sizes_bytes: Sequence[int],
-    in_flight: int = 1,
+    sizes_bytes: Sequence[Count],
+    in_flight: Count = 1,
     latency: Literal["fixed", "exponential"] = "fixed",
     seed: int = 0,
 ) -> list[Request]:
@@ -151,15 +139,13 @@ def simulate_reads(
     Returns:
         requests: when each began, got its first byte and ended, in the order of `sizes_bytes`.
     """
-    for size in sizes_bytes:
-        _check_requests(1, size)
-    rng, begun, now = random.Random(seed), 0, 0.0
+    rng, begun, now, most = random.Random(seed), 0, 0.0, store.in_flight(in_flight)
     waiting: list[tuple[float, int]] = []  # (second of the first byte, request)
     transfers: list[tuple[float, int]] = []  # (what each transfer has got when this one ends, request)
     got = 0.0  # bytes that a transfer which was there from the beginning would have got
     starts, firsts, ends = ([0.0] * len(sizes_bytes) for _ in range(3))
     while begun < len(sizes_bytes) or waiting or transfers:
-        while begun < len(sizes_bytes) and len(waiting) + len(transfers) < store.in_flight(in_flight):
+        while begun < len(sizes_bytes) and len(waiting) + len(transfers) < most:
             wait_s = rng.expovariate(1 / store.latency_s) if latency == "exponential" and store.latency_s else None
             heappush(waiting, (now + (store.latency_s if wait_s is None else wait_s), begun))
             starts[begun] = now
@@ -181,10 +167,3 @@ def simulate_reads(
 
 def _wave_s(store: ObjectStore, num: int, request_bytes: int) -> float:
     return store.latency_s + num * request_bytes / store.rate(num)
-
-
-def _check_requests(num_requests: int, request_bytes: int) -> None:
-    if num_requests < 0 or request_bytes < 1:
-        raise ValueError(
-            f"requests must be at least 0, of at least 1 byte: got {num_requests} of {request_bytes} bytes."
-        )

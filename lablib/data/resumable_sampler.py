@@ -34,8 +34,8 @@ from typing import Any, TypeVar
 
 from torch.utils.data import Sampler
 
-from lablib.data.sharding import Uneven, check_rank_of, dealt, epoch_order
-from lablib.signature import checked, fits, shown
+from lablib.data.sharding import NumSamples, Uneven, check_rank_of, dealt, epoch_order
+from lablib.signature import Count, NonNegativeInt, checked, fits, shown
 from lablib.text.units import plural
 
 T = TypeVar("T")
@@ -55,16 +55,14 @@ class ResumableSampler(Sampler[list[int]]):
     @checked
     def __init__(
         self,
-        num_samples: int,
-        batch_size: int,
+        num_samples: NumSamples,
+        batch_size: Count,
         rank: int = 0,
-        world_size: int = 1,
-        seed: int = 0,
+        world_size: Count = 1,
+        seed: NonNegativeInt = 0,
         uneven: Uneven = Uneven.KEEP,
     ):
         check_rank_of(rank, world_size)
-        if batch_size < 1 or num_samples < 0:
-            raise ValueError(f"batch_size must be at least 1, num_samples 0: got {batch_size} and {num_samples}.")
         self._num_samples, self._batch_size = num_samples, batch_size
         self._rank, self._world_size, self._uneven = rank, world_size, uneven
         self._begin(seed, 0, frozenset())

@@ -23,7 +23,7 @@ from typing import Annotated, Any, NamedTuple
 from torch.utils.data import IterableDataset, get_worker_info
 
 from lablib.data.sharding import check_rank_of, epoch_order
-from lablib.signature import Range, checked, fits, shown
+from lablib.signature import Count, NonNegativeInt, Range, checked, fits, shown
 from lablib.text.units import plural
 
 _REMEDY = "give it as `state_dict` made it, or begin the epoch anew."
@@ -45,9 +45,7 @@ class ShardProgress:
     """
 
     @checked
-    def __init__(self, sizes: Sequence[int]):
-        if any(size < 0 for size in sizes):
-            raise ValueError(f"a shard has at least 0 samples: got {list(sizes)}.")
+    def __init__(self, sizes: Sequence[NonNegativeInt]):
         self._sizes = tuple(sizes)
         self._starts: list[dict[int, int]] = [{} for _ in sizes]  # of each shard: an interval's start by its end
 
@@ -56,11 +54,7 @@ class ShardProgress:
         return f"ShardProgress({plural(len(self._sizes), 'shards')}, {left:,} of {sum(self._sizes):,} samples left)"
 
     def mark_used(self, shard: int, place: int) -> None:
-        """The loop has had this sample.
-
-        Raises:
-            ValueError: a shard or place that is none.
-        """
+        """The loop has had this sample."""
         if not 0 <= shard < len(self._sizes) or not 0 <= place < self._sizes[shard]:
             raise ValueError(f"shards have the sizes {list(self._sizes)}: got place {place} of shard {shard}.")
         starts = self._starts[shard]
@@ -107,7 +101,7 @@ class ShardProgress:
 
 @checked
 def deal_pieces(
-    pieces: Sequence[Piece], num_readers: Annotated[int, Range(ge=1, le=10**6)], seed: int = 0
+    pieces: Sequence[Piece], num_readers: Annotated[int, Range(ge=1, le=10**6)], seed: NonNegativeInt = 0
 ) -> list[list[Piece]]:
     """The pieces of each reader: no sample lost, none twice, and as many samples each as pieces allow.
 
@@ -148,8 +142,8 @@ class ShardReader(IterableDataset[tuple[int, int, Any]]):
         read: Callable[[int, int, int], Iterable[Any]],
         pieces: Sequence[Piece],
         rank: int = 0,
-        world_size: int = 1,
-        seed: int = 0,
+        world_size: Count = 1,
+        seed: NonNegativeInt = 0,
     ):
         check_rank_of(rank, world_size)
         self._read, self._pieces, self._seed = read, tuple(pieces), seed

@@ -49,12 +49,8 @@ def epoch_order(num_samples: NumSamples, seed: NonNegativeInt = 0, epoch: NonNeg
 
 
 @checked
-def rank_part(order: Sequence[int], rank: int, world_size: int, uneven: Uneven = Uneven.PAD) -> list[int]:
-    """This rank's samples: every W-th of the order, from `rank` on.
-
-    Raises:
-        ValueError: a rank that is none.
-    """
+def rank_part(order: Sequence[int], rank: int, world_size: Count, uneven: Uneven = Uneven.PAD) -> list[int]:
+    """This rank's samples: every W-th of the order, from `rank` on."""
     check_rank_of(rank, world_size)
     return dealt(order, rank, world_size, uneven)
 
@@ -72,11 +68,11 @@ def dealt(order: Sequence[int], rank: int, world_size: int, uneven: Uneven) -> l
 
 
 @checked
-def shards_of(num_shards: int, rank: int, world_size: int, worker: int = 0, num_workers: int = 1) -> list[int]:
+def shards_of(num_shards: int, rank: int, world_size: Count, worker: int = 0, num_workers: Count = 1) -> list[int]:
     """The shards that this worker of this rank reads. A worker may have none; a rank may not.
 
     Raises:
-        ValueError: more ranks than shards, or a rank or worker that is none.
+        ValueError: more ranks than shards.
     """
     check_rank_of(rank, world_size)
     if not 0 <= worker < num_workers:
@@ -90,19 +86,13 @@ def shards_of(num_shards: int, rank: int, world_size: int, worker: int = 0, num_
 
 
 @checked
-def common_batches(shard_sizes: Sequence[int], world_size: int, batch_size: int) -> int:
+def common_batches(shard_sizes: Sequence[NonNegativeInt], world_size: Count, batch_size: Count) -> int:
     """Full batches of `batch_size` that every rank can make of its shards: so many steps they can do together.
 
     Arguments:
         shard_sizes: samples of each shard.
-        batch_size: samples a rank and step.
+        batch_size: samples per rank and step.
     """
-    if batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1: got {batch_size}.")
-    if world_size < 1 or any(size < 0 for size in shard_sizes):
-        raise ValueError(
-            f"world_size must be at least 1, and shard_sizes at least 0: got {world_size} and {list(shard_sizes)}."
-        )
     parts = [shards_of(len(shard_sizes), rank, world_size) for rank in range(world_size)]
     return min(sum(shard_sizes[shard] for shard in part) // batch_size for part in parts)
 
@@ -132,10 +122,7 @@ def count_seen(deliveries: Sequence[Sequence[int]], num_samples: NumSamples) -> 
     """Count what ranks, or workers, got in an epoch.
 
     Arguments:
-        deliveries: the samples that each of them got.
-
-    Raises:
-        ValueError: a sample that is none of 0 ... num_samples - 1.
+        deliveries: the samples that each of them got, from 0 to num_samples - 1.
     """
     counts = Counter(sample for one in deliveries for sample in one)
     unknown = sorted(sample for sample in counts if not 0 <= sample < num_samples)
@@ -153,5 +140,5 @@ def lost_share_of_own_seeds(world_size: Count) -> float:
 
 def check_rank_of(rank: int, world_size: int) -> None:
     """Raise ValueError for a rank that `world_size` ranks do not have."""
-    if world_size < 1 or not 0 <= rank < world_size:
+    if not 0 <= rank < world_size:
         raise ValueError(f"rank must be from 0 to world_size - 1 = {world_size - 1}: got {rank}.")

@@ -27,29 +27,24 @@ import random
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
-from lablib.signature import checked
+from lablib.signature import Range, checked
 
 T = TypeVar("T")
+BufferSize = Annotated[int, Range(ge=1, example=1000)]
 
 
 @checked
-def shuffle_buffer(samples: Iterable[T], size: int, seed: int = 0) -> Iterator[T]:
+def shuffle_buffer(samples: Iterable[T], size: BufferSize, seed: int = 0) -> Iterator[T]:
     """The samples in another order; reads `size` of them before it gives out the first.
 
     Arguments:
         samples: read once, one after another.
-        size: samples b of the buffer, at least 1; 1 changes nothing.
-        seed: of the draws.
+        size: samples b of the buffer; 1 changes nothing.
+        seed: seed of the draws.
     """
-    if size < 1:
-        raise ValueError(f"size must be at least 1 sample: got {size}; try 1000.")
-    return _through_buffer(samples, size, random.Random(seed))
-
-
-def _through_buffer(samples: Iterable[T], size: int, draw: random.Random) -> Iterator[T]:
-    buffer: list[T] = []
+    draw, buffer = random.Random(seed), list[T]()
     for sample in samples:
         if len(buffer) < size:
             buffer.append(sample)
@@ -62,24 +57,20 @@ def _through_buffer(samples: Iterable[T], size: int, draw: random.Random) -> Ite
 
 
 @checked
-def interleave(shards: Sequence[Iterable[T]], num_open: int, seed: int | None = None) -> Iterator[T]:
+def interleave(
+    shards: Sequence[Iterable[T]], num_open: Annotated[int, Range(ge=1, example=8)], seed: int | None = None
+) -> Iterator[T]:
     """The samples of several shards in turn; one that ends gives its place to the next.
 
     Arguments:
         shards: each is read in its own order.
-        num_open: shards that are read at once, at least 1; 1 reads one after another.
-        seed: of the order of the shards; None: as they are given.
+        num_open: shards that are read at once; 1 reads one after another.
+        seed: seed of the order of the shards; None: as they are given.
     """
-    if num_open < 1:
-        raise ValueError(f"num_open must be at least 1 shard: got {num_open}; try 8.")
-    waiting = list(shards)
+    order = list(shards)
     if seed is not None:
-        random.Random(seed).shuffle(waiting)
-    return _in_turn(waiting, num_open)
-
-
-def _in_turn(shards: Sequence[Iterable[T]], num_open: int) -> Iterator[T]:
-    waiting, opened = deque(map(iter, shards)), deque[Iterator[T]]()
+        random.Random(seed).shuffle(order)
+    waiting, opened = deque(map(iter, order)), deque[Iterator[T]]()
     while waiting or opened:
         while waiting and len(opened) < num_open:
             opened.append(waiting.popleft())
@@ -90,9 +81,7 @@ def _in_turn(shards: Sequence[Iterable[T]], num_open: int) -> Iterator[T]:
 
 
 @checked
-def expected_displacement(size: int) -> float:
+def expected_displacement(size: BufferSize) -> float:
     """E[|d|] far from the ends: by how many places a buffer moves a sample, 2 (b - 1) (1 - 1/b)^(b - 1)."""
-    if size < 1:
-        raise ValueError(f"size must be at least 1 sample: got {size}; try 1000.")
     # (1 - 1/b)^(b - 1) by its logarithm: 1 - 1/b of a large b is 1 in a float.
     return 2 * (size - 1) * math.exp((size - 1) * math.log1p(-1 / size)) if size > 1 else 0.0

@@ -22,10 +22,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
 import torch
 
-from lablib.signature import checked
+from lablib.signature import Count, Range, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +47,15 @@ class ShuffleQuality:
 
 
 @checked
-def shuffle_quality(order: Sequence[int], windows: int = 10) -> ShuffleQuality:
+def shuffle_quality(order: Sequence[int], windows: Count = 10) -> ShuffleQuality:
     """The four numbers of an order.
 
     Arguments:
         order: a permutation of 0 ... N - 1, N at least 2.
-        windows: w, from 1 to N.
+        windows: number of windows w, at most N.
 
     Raises:
-        ValueError: no permutation, or windows that N samples do not have.
+        ValueError: not a permutation, or more windows than samples.
     """
     num = len(order)
     if num < 2 or sorted(order) != list(range(num)):
@@ -62,8 +63,7 @@ def shuffle_quality(order: Sequence[int], windows: int = 10) -> ShuffleQuality:
             f"an order must have each of 0 to N - 1 once, N at least 2: got {num} numbers that have not; "
             "count_seen says which are lost."
         )
-    if not 1 <= windows <= num:
-        raise ValueError(f"windows must be from 1 to the {num} samples: got {windows}.")
+    _check_windows(windows, num)
     moved = torch.tensor(order, dtype=torch.float64) - torch.arange(num, dtype=torch.float64)
     kept = sum(abs(before - after) == 1 for before, after in pairwise(order))
     return ShuffleQuality(
@@ -75,16 +75,20 @@ def shuffle_quality(order: Sequence[int], windows: int = 10) -> ShuffleQuality:
 
 
 @checked
-def uniform_quality(num_samples: int, windows: int = 10) -> ShuffleQuality:
+def uniform_quality(num_samples: Annotated[int, Range(ge=2)], windows: Count = 10) -> ShuffleQuality:
     """What is expected of a uniformly random order: the reference."""
-    if num_samples < 2 or not 1 <= windows <= num_samples:
-        raise ValueError(f"num_samples must be at least 2 and windows no more: got {num_samples} and {windows}.")
+    _check_windows(windows, num_samples)
     num, share = num_samples, 1 / windows
     size = num / windows
     # Samples of one window in another: hypergeometric. E|x| of a normal x is sqrt(2 / pi) deviations.
     deviation = math.sqrt(size * share * (1 - share) * (num - size) / (num - 1)) / size
     distance = windows / 2 * math.sqrt(2 / math.pi) * deviation
     return ShuffleQuality((num**2 - 1) / (3 * num**2), 0.0, 2 / num, distance)
+
+
+def _check_windows(windows: int, num_samples: int) -> None:
+    if windows > num_samples:
+        raise ValueError(f"windows must be from 1 to the {num_samples} samples: got {windows}.")
 
 
 def _distance(order: Sequence[int], windows: int) -> float:

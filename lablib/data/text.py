@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import UInt8
@@ -28,8 +28,7 @@ from torch import Tensor
 
 from lablib.data.cache import cache_folder, read_entry, write_entry
 from lablib.data.sources import Source, hugging_face, standard_library, standard_library_key
-from lablib.errors import unknown_name
-from lablib.signature import checked
+from lablib.signature import OneOf, Range, checked
 
 CORPORA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     # A link to datasets/catalogue.toml, so that an installed package has it too.
@@ -67,7 +66,7 @@ class Corpus:
 
 
 @checked
-def load_corpus(name: str = "python-stdlib", folder: Path | None = None) -> Corpus:
+def load_corpus(name: Annotated[str, OneOf(CORPORA)] = "python-stdlib", folder: Path | None = None) -> Corpus:
     """A corpus of the catalogue, from the cache, where it is built (or, if public, downloaded) the first time.
 
     Arguments:
@@ -75,11 +74,8 @@ def load_corpus(name: str = "python-stdlib", folder: Path | None = None) -> Corp
         folder: the cache; None for `cache_folder()`, which the environment's LAB_DATA sets.
 
     Raises:
-        ValueError: no corpus has that name.
         CorpusUnavailableError: it cannot be had here (no network, no package); one sentence says what to do.
     """
-    if name not in CORPORA:
-        raise unknown_name("corpus", name, list(CORPORA))
     folder = cache_folder() if folder is None else folder
     # A corpus has one key, known before anything is asked of the disk or the network: cached, it needs neither.
     about = CORPORA[name]
@@ -94,14 +90,12 @@ def load_corpus(name: str = "python-stdlib", folder: Path | None = None) -> Corp
 
 
 @checked
-def train_val_split(corpus: Corpus, val_fraction: float = 0.1) -> tuple[Corpus, Corpus]:
+def train_val_split(corpus: Corpus, val_fraction: Annotated[float, Range(gt=0, lt=1)] = 0.1) -> tuple[Corpus, Corpus]:
     """The corpus in two, without copying: all but its end to train on, the end to validate on.
 
     The end, not a random choice of sequences: neighbouring bytes resemble each other, and a validation set strewn
-    among the training text would be partly known. `val_fraction` is in (0, 1).
+    among the training text would be partly known.
     """
-    if not 0 < val_fraction < 1:
-        raise ValueError(f"val_fraction must be between 0 and 1: got {val_fraction}; try 0.1.")
     cut = round(corpus.size_bytes * (1 - val_fraction))
     return _part(corpus, "train", corpus.tokens[:cut]), _part(corpus, "val", corpus.tokens[cut:])
 

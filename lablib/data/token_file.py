@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from jaxtyping import Int64
@@ -32,13 +33,13 @@ from torch import Tensor
 from lablib.data.cache import not_written, replacing
 from lablib.data.documents import cut_documents
 from lablib.data.tokenizer import ForeignTokensError, Tokenizer
-from lablib.signature import check_fields, checked
+from lablib.signature import Count, NonNegativeInt, OneOf, Range, check_fields, checked
 from lablib.text.files import parse_json, read_text
 
 FORMAT = "lablib tokens 1"
+VocabSize = Annotated[int, Range(ge=1, le=2**32)]  # at most four bytes per token
 TEXTS_AT_ONCE = 256  # what is encoded together: enough for every core
 CHECKED_AT_ONCE = 2**22  # tokens: a file may be larger than memory
-MAX_VOCAB = 2**32  # four bytes a token
 WHOLE = (
     torch.int8,
     torch.int16,
@@ -59,16 +60,18 @@ class TokenFileError(ValueError):
 class TokenHeader:
     """What stands beside the tokens, in `<name>.json`."""
 
-    format: str
-    dtype: str
-    num_tokens: int
-    num_documents: int
-    vocab_size: int
+    format: Annotated[str, OneOf([FORMAT])]
+    dtype: Annotated[str, OneOf(DTYPES)]
+    num_tokens: NonNegativeInt
+    num_documents: NonNegativeInt
+    vocab_size: VocabSize
     tokenizer: str
     sha256: str
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.dtype != _dtype(self.vocab_size):
+            raise ValueError(f"{self.vocab_size} tokens are stored as {_dtype(self.vocab_size)}: got {self.dtype}")
 
     @property
     def tokens_bytes(self) -> int:
@@ -108,18 +111,17 @@ class TokenFile:
         return self.tokens[start : int(self.ends[number])].long()
 
     @checked
-    def pieces(self, max_length: int) -> list[Tensor]:
+    def pieces(self, max_length: Count) -> list[Tensor]:
         """All documents in pieces of at most `max_length` tokens, for packing."""
         return cut_documents([self.document(number) for number in range(self.header.num_documents)], max_length)
 
-    def num_blocks(self, block_size: int) -> int:
+    @checked
+    def num_blocks(self, block_size: Count) -> int:
         """Blocks of the stream; each needs one token more than it has, the last one's target."""
-        if block_size < 1:
-            raise ValueError(f"block_size must be at least 1 token: got {block_size}.")
         return max(0, len(self) - 1) // block_size
 
     @checked
-    def block(self, number: int, block_size: int) -> tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]:
+    def block(self, number: int, block_size: Count) -> tuple[Int64[Tensor, " T"], Int64[Tensor, " T"]]:
         """Inputs and targets of one block of the stream, targets one token on. Raises IndexError."""
         if not 0 <= number < self.num_blocks(block_size):
             raise IndexError(f"{self.path} has {self.num_blocks(block_size)} blocks: there is no number {number}.")
@@ -131,7 +133,7 @@ class TokenFile:
 
 
 @checked
-def write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: int, tokenizer: str) -> TokenHeader:
+def write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: VocabSize, tokenizer: str) -> TokenHeader:
     """Write documents of tokens, one after another as they come; the files are there whole, or not at all.
 
     Arguments:
@@ -144,8 +146,6 @@ def write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: int, token
         ForeignTokensError: a token that is not in the vocabulary.
         OSError: no space, no permission; what was there before is left.
     """
-    if not 0 < vocab_size <= MAX_VOCAB:
-        raise ValueError(f"vocab_size must be from 1 to {MAX_VOCAB}, four bytes a token: got {vocab_size}.")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         header = _write_tokens(path, documents, vocab_size, tokenizer)
@@ -261,33 +261,12 @@ def _check_sha256(path: Path, header: TokenHeader) -> None:
 
 
 def _read_header(path: Path) -> TokenHeader:
-    sidecar = _sidecar(path)
     try:
-        found = parse_json(read_text(sidecar))
-        header = TokenHeader(**found)
-        known = header.format == FORMAT and header.dtype in DTYPES
-        if known:
-            _check_counts(header)
+        return TokenHeader(**parse_json(read_text(_sidecar(path))))
     except (TypeError, ValueError) as error:
         raise TokenFileError(
-            f"{sidecar} does not describe a file of tokens ({error}); encode the text again."
+            f"{_sidecar(path)} does not describe a file of tokens ({error}); encode the text again."
         ) from None
-    if not known:
-        raise TokenFileError(
-            f"{sidecar} must say format {FORMAT!r} and dtype {' or '.join(DTYPES)}: found {header.format!r} and "
-            f"{header.dtype!r}; encode the text again."
-        )
-    return header
-
-
-def _check_counts(header: TokenHeader) -> None:
-    if min(header.num_tokens, header.num_documents) < 0 or not 0 < header.vocab_size <= MAX_VOCAB:
-        raise ValueError(
-            f"num_tokens and num_documents must be at least 0, vocab_size from 1 to {MAX_VOCAB}: got "
-            f"{header.num_tokens}, {header.num_documents} and {header.vocab_size}"
-        )
-    if header.dtype != _dtype(header.vocab_size):
-        raise ValueError(f"{header.vocab_size} tokens are kept as {_dtype(header.vocab_size)}: got {header.dtype}")
 
 
 def _sidecar(path: Path) -> Path:

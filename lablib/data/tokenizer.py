@@ -23,7 +23,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tokenizers as hf
 from jaxtyping import Int64
@@ -32,13 +32,15 @@ from torch import Tensor, tensor
 
 from lablib.data.documents import documents
 from lablib.data.text import Corpus
-from lablib.signature import checked, fits
+from lablib.signature import Range, checked, fits
 from lablib.text.files import parse_json, read_text, write_text
 
 END_OF_DOCUMENT = "<|endoftext|>"
 FORMAT = "lablib tokenizer 1"
-LARGEST_VOCABULARY = 2**22  # the trainer asks for the memory of all at once; models have up to 2**18
-SMALLEST_VOCABULARY = 257  # every byte and the end of a document
+# The trainer allocates memory for all tokens at once; models have up to 2**18.
+VocabSize = Annotated[
+    int, Range(ge=257, le=2**22), "give a token for each byte, the end of a document and merges: try vocab_size=8192"
+]
 
 
 class ForeignTokensError(ValueError):
@@ -141,7 +143,7 @@ class Tokenizer:
 
 
 @checked
-def train_tokenizer(texts: Iterable[str], vocab_size: int, corpus: str = "text") -> Tokenizer:
+def train_tokenizer(texts: Iterable[str], vocab_size: VocabSize, corpus: str = "text") -> Tokenizer:
     """A byte-level BPE tokenizer; the same texts in the same order give the same one.
 
     Arguments:
@@ -150,15 +152,8 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, corpus: str = "text")
         corpus: the name of the texts, for messages.
 
     Raises:
-        ValueError: a vocabulary below 257 or above four million, or no text at all.
+        ValueError: no text at all.
     """
-    if vocab_size > LARGEST_VOCABULARY:
-        raise ValueError(f"vocab_size must be at most {LARGEST_VOCABULARY}: got {vocab_size}; try 8192.")
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise ValueError(
-            f"vocab_size must be at least {SMALLEST_VOCABULARY}, every byte and the end of a document: "
-            f"got {vocab_size}; try 8192."
-        )
     library = hf.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()

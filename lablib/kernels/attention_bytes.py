@@ -25,33 +25,29 @@ Simplified: no cache between chip and memory: it would serve heads of one group,
 
 from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles
 from lablib.kernels.flash_parts import tile_width
-from lablib.kernels.jit import SMALLEST_DOT, cdiv
-from lablib.signature import checked
+from lablib.kernels.jit import SMALLEST_DOT, TileSize, cdiv
+from lablib.signature import Count, NonNegativeInt, checked
 
 _START_BYTES = 2 * 8  # a program reads where its document starts and ends in cu_seqlens, as int64
 
 
 @checked
-def standard_numbers(N: int, d: int) -> int:
+def standard_numbers(N: NonNegativeInt, d: Count) -> int:
     """Numbers that standard attention (algorithm 0) moves for one head."""
     return 4 * N * d + 4 * N * N
 
 
 @checked
-def paper_tiles(d: int, on_chip_numbers: int) -> tuple[int, int]:
-    """(B_r, B_c), rows of a tile of queries and of keys, with room for M numbers on chip: line 1 of algorithm 1.
-
-    Raises:
-        ValueError: room for less than a token: theorem 2 asks for M >= d.
-    """
-    if not 1 <= d <= on_chip_numbers:
+def paper_tiles(d: Count, on_chip_numbers: Count) -> tuple[int, int]:
+    """(B_r, B_c), rows of a tile of queries and of keys, with room for M numbers on chip: algorithm 1, line 1."""
+    if d > on_chip_numbers:  # theorem 2 needs room for a token
         raise ValueError(f"a head's width must be from 1 to the numbers on chip: got {d} and {on_chip_numbers}.")
     keys = cdiv(on_chip_numbers, 4 * d)
     return min(keys, d), keys
 
 
 @checked
-def paper_flash_numbers(N: int, d: int, on_chip_numbers: int) -> int:
+def paper_flash_numbers(N: NonNegativeInt, d: Count, on_chip_numbers: Count) -> int:
     """Numbers that algorithm 1 moves for one head: its lines 2, 6, 8, 12 and 13, counted."""
     _, keys = paper_tiles(d, on_chip_numbers)
     start = N * d + 2 * N  # o, l and m are written
@@ -61,7 +57,7 @@ def paper_flash_numbers(N: int, d: int, on_chip_numbers: int) -> int:
 
 
 @checked
-def forward_bytes(plan: AttentionPlan, heads: int, width: int, itemsize: int) -> dict[str, int]:
+def forward_bytes(plan: AttentionPlan, heads: Count, width: Count, itemsize: Count) -> dict[str, int]:
     """Bytes of each tensor that our forward kernel reads or writes; a head reads the keys of its group for itself.
 
     Arguments:
@@ -84,7 +80,7 @@ def forward_bytes(plan: AttentionPlan, heads: int, width: int, itemsize: int) ->
 
 @checked
 def backward_bytes(
-    plan: AttentionPlan, heads: int, kv_heads: int, width: int, itemsize: int
+    plan: AttentionPlan, heads: Count, kv_heads: Count, width: Count, itemsize: Count
 ) -> dict[str, dict[str, int]]:
     """The same of the three kernels of backward: "row_sums", "dq", "dk_dv"."""
     rows, columns = plan.starts_q[-1], plan.starts_k[-1]
@@ -106,13 +102,13 @@ def backward_bytes(
 
 
 @checked
-def forward_flops(plan: AttentionPlan, heads: int, width: int) -> int:
+def forward_flops(plan: AttentionPlan, heads: Count, width: Count) -> int:
     """FLOPs of the two products over the tiles that are visited, each cut at its document's end."""
     return 4 * heads * width * visited_pairs(plan)
 
 
 @checked
-def backward_flops(plan: AttentionPlan, heads: int, width: int) -> int:
+def backward_flops(plan: AttentionPlan, heads: Count, width: Count) -> int:
     """FLOPs of the seven products of our backward."""
     return 14 * heads * width * visited_pairs(plan)
 
@@ -149,7 +145,7 @@ def standard_kept_bytes(T: int, S: int, heads: int, kv_heads: int, width: int, i
 
 
 @checked
-def on_chip_bytes(tiles: AttentionTiles, width: int, itemsize: int) -> int:
+def on_chip_bytes(tiles: AttentionTiles, width: Count, itemsize: Count) -> int:
     """Bytes on chip, shared memory and registers together, that a program of the forward kernel works on.
 
     q, k and v as they are; scores and output in float32 at least. A tile is as wide as the next power of two.
@@ -161,7 +157,9 @@ def on_chip_bytes(tiles: AttentionTiles, width: int, itemsize: int) -> int:
 
 
 @checked
-def tiles_that_fit(width: int, itemsize: int, room_bytes: int, smallest: int = SMALLEST_DOT) -> list[AttentionTiles]:
+def tiles_that_fit(
+    width: Count, itemsize: Count, room_bytes: NonNegativeInt, smallest: TileSize = SMALLEST_DOT
+) -> list[AttentionTiles]:
     """Tiles of powers of two from `smallest` that fit on chip, those that move the fewest bytes first.
 
     Bytes fall with the queries of a tile; the keys of one change nothing but the number of steps.

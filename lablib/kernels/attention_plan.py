@@ -29,21 +29,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lablib.kernels.jit import cdiv, check_tile
-from lablib.signature import check_fields, checked
+from lablib.kernels.jit import TileSize, cdiv
+from lablib.signature import NonNegativeInt, check_fields, checked
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiles:
     """Rows of a tile: powers of two; a GPU's matrix units ask for 16 at least."""
 
-    queries: int = 64
-    keys: int = 64
+    queries: TileSize = 64
+    keys: TileSize = 64
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, size in (("queries", self.queries), ("keys", self.keys)):
-            check_tile("AttentionTiles", name, size)
 
 
 class Tile(NamedTuple):
@@ -142,7 +140,11 @@ class AttentionPlan:
 
 @checked
 def equal_lengths(
-    documents: int, t: int, s: int, is_causal: bool = False, tiles: AttentionTiles | None = None
+    documents: NonNegativeInt,
+    t: NonNegativeInt,
+    s: NonNegativeInt,
+    is_causal: bool = False,
+    tiles: AttentionTiles | None = None,
 ) -> AttentionPlan:
     """A batch of `documents` sequences with t queries and s keys each."""
     return _equal_lengths(documents, t, s, is_causal, tiles or AttentionTiles())

@@ -35,8 +35,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lablib.kernels.jit import accumulator, cdiv, check_contiguous, check_tile, jit, tl
-from lablib.kernels.launch_checks import check_floats
+from lablib.kernels.jit import TileSize, accumulator, cdiv, jit, tl
+from lablib.kernels.launch_checks import check_inputs
 from lablib.kernels.row_checks import partial_lines
 from lablib.signature import checked
 
@@ -103,8 +103,8 @@ def tiled_bias_gelu(
     x_TD: Float[Tensor, "T D"],
     b_D: Float[Tensor, " D"],
     approximate: Approximate = "none",
-    block_T: int = 16,
-    block_D: int = 128,
+    block_T: TileSize = 16,
+    block_D: TileSize = 128,
 ) -> Float[Tensor, "T D"]:
     """The forward kernel as a loop over tiles, in plain torch."""
     y_TD = torch.empty_like(x_TD)
@@ -122,8 +122,8 @@ def tiled_bias_gelu_backward(
     b_D: Float[Tensor, " D"],
     dy_TD: Float[Tensor, "T D"],
     approximate: Approximate = "none",
-    block_T: int = 16,
-    block_D: int = 128,
+    block_T: TileSize = 16,
+    block_D: TileSize = 128,
 ) -> tuple[Float[Tensor, "T D"], Float[Tensor, " D"]]:
     """Gradients of x and b, as a loop over tiles: a line of partial sums for each row of tiles."""
     dx_TD = torch.empty_like(x_TD)
@@ -155,22 +155,19 @@ def bias_gelu(
     x: Float[Tensor, "... D"],
     b_D: Float[Tensor, " D"],
     approximate: Approximate = "none",
-    block_T: int = 16,
-    block_D: int = 128,
+    block_T: TileSize = 16,
+    block_D: TileSize = 128,
 ) -> Float[Tensor, "... D"]:
     """gelu(x + b) by the kernels, with gradients of both.
 
     Arguments:
         approximate: "none" (erf) or "tanh", as `F.gelu` has it.
-        block_T, block_D: tokens and numbers of a tile, powers of two.
+        block_T, block_D: tokens and numbers of a tile.
     """
-    check_floats("bias_gelu", x=x, b=b_D)
-    check_contiguous("bias_gelu", x=x, b=b_D)
+    check_inputs("bias_gelu", x=x, b=b_D)
     if x.shape[-1:] != b_D.shape:
         raise ValueError(f"bias_gelu: b must have a number for each of x's last dimension: got {b_D.shape}, {x.shape}.")
-    check_tile("bias_gelu", "block_T", block_T)
-    check_tile("bias_gelu", "block_D", block_D)
-    return _BiasGelu.apply(x, b_D, approximate == "tanh", (block_T, block_D))
+    return _BiasGelu.apply(x, b_D, approximate == "tanh", (int(block_T), int(block_D)))
 
 
 class _BiasGelu(torch.autograd.Function):

@@ -25,12 +25,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from lablib.kernels.torch_compiler import NoCppCompiler, eager_operators, fresh, inductor_code, run_with_compiler
-from lablib.signature import checked
+from lablib.signature import Count, OneOf, checked
 
 WAYS = ("eager", "torchscript", "eager backend", "aot_eager", "inductor", "jax")
 # A line of a generated `call` that starts a kernel: of its own (C++, Triton), or of a library.
@@ -81,8 +81,8 @@ def _started(code: str) -> list[str]:
 def compare(
     fn: Callable[..., Any],
     *args: Any,
-    ways: Sequence[str] = WAYS,
-    repeats: int = 5,
+    ways: Sequence[Annotated[str, OneOf(WAYS)]] = WAYS,
+    repeats: Count = 5,
     jax_fn: Callable[..., Any] | None = None,
 ) -> tuple[Compared, ...]:
     """`fn(*args)` in each way; what is missing on this machine is skipped, with the reason.
@@ -91,14 +91,7 @@ def compare(
         fn: of tensors; TorchScript needs its source and its annotations.
         repeats: calls after the first.
         jax_fn: the same function written with jax.numpy; it gets `args` as arrays.
-
-    Raises:
-        ValueError: a way that is not in `WAYS`, or no repeats.
     """
-    if unknown := set(ways) - set(WAYS):
-        raise ValueError(f"a way must be one of {', '.join(WAYS)}: got {', '.join(sorted(unknown))}.")
-    if repeats < 1:
-        raise ValueError(f"repeats must be at least 1: got {repeats}.")
     return tuple(_tried(way, fn, args, repeats, jax_fn) for way in ways)
 
 

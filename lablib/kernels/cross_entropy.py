@@ -28,9 +28,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lablib.kernels.jit import accumulator, check_contiguous, check_tile, jit, next_power_of_2, tl
-from lablib.kernels.launch_checks import check_floats
-from lablib.signature import checked
+from lablib.kernels.jit import TileSize, accumulator, jit, next_power_of_2, tl
+from lablib.kernels.launch_checks import check_contiguous, check_inputs
+from lablib.signature import Count, checked
 
 IGNORE_INDEX = -100  # torch's
 
@@ -74,7 +74,7 @@ def cross_entropy_kernel(
 
 @checked
 def tiled_cross_entropy(
-    x_TV: Float[Tensor, "T V"], target_T: Int[Tensor, " T"], ignore_index: int = IGNORE_INDEX, block: int = 4096
+    x_TV: Float[Tensor, "T V"], target_T: Int[Tensor, " T"], ignore_index: int = IGNORE_INDEX, block: Count = 4096
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "T V"]]:
     """Loss and gradient of the scores, as a loop over tokens and tiles, in plain torch."""
     _check_targets(x_TV, target_T, ignore_index)
@@ -99,7 +99,7 @@ def tiled_cross_entropy(
 
 @checked
 def cross_entropy(
-    x: Float[Tensor, "T V"], target_T: Int[Tensor, " T"], ignore_index: int = IGNORE_INDEX, block: int = 4096
+    x: Float[Tensor, "T V"], target_T: Int[Tensor, " T"], ignore_index: int = IGNORE_INDEX, block: TileSize = 4096
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy in nats, in float32 (float64 for float64), by the kernel; with the gradient of the scores.
 
@@ -109,18 +109,17 @@ def cross_entropy(
     Arguments:
         x: scores, contiguous.
         target_T: int64; ids of words, or `ignore_index`.
-        block: scores of a tile, a power of two.
+        block: scores of a tile.
 
     Raises:
         ValueError: (on the CPU) a target that is no word of the vocabulary.
     """
-    check_floats("cross_entropy", x=x)
-    check_contiguous("cross_entropy", x=x, target=target_T)
-    check_tile("cross_entropy", "block", block)
+    check_inputs("cross_entropy", x=x)
+    check_contiguous("cross_entropy", target=target_T)
     _check_targets(x, target_T, ignore_index)
     # Asked here: under no_grad a tensor that wants a gradient gets none, and the pass that writes it is saved.
     with_gradient = x.requires_grad and torch.is_grad_enabled()
-    return _CrossEntropy.apply(x, target_T, ignore_index, block, with_gradient)
+    return _CrossEntropy.apply(x, target_T, int(ignore_index), int(block), with_gradient)
 
 
 def _check_targets(x: Tensor, target_T: Tensor, ignore_index: int) -> None:

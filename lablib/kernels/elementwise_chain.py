@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from types import MappingProxyType
+from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from torch import Tensor
 from lablib.cost.memory import memory_bound_time_s
 from lablib.hardware.device import Device
 from lablib.run import Span, Timeline
-from lablib.signature import checked
+from lablib.signature import Count, NonEmpty, NonNegativeInt, OneOf, checked
 
 ONE_OPERAND: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
@@ -48,6 +49,7 @@ ONE_OPERAND: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
 TWO_OPERANDS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
     {"add": torch.add, "sub": torch.sub, "mul": torch.mul, "maximum": torch.maximum}
 )
+Chain = Annotated[Sequence[Annotated[str, OneOf((*ONE_OPERAND, *TWO_OPERANDS))]], NonEmpty(), 'try ["relu"]']
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,44 +76,33 @@ class ChainCost:
 
 
 @checked
-def check_chain(chain: Sequence[str]) -> int:
-    """How many operators of a chain take a second tensor.
-
-    Raises:
-        ValueError: an empty chain, or an operator that is not in the tables above.
-    """
-    if not chain:
-        raise ValueError('a chain must have at least one operator: got none; try ["relu"].')
-    for name in chain:
-        if name not in ONE_OPERAND and name not in TWO_OPERANDS:
-            known = ", ".join((*ONE_OPERAND, *TWO_OPERANDS))
-            raise ValueError(f"an operator of a chain must be one of {known}: got {name!r}.")
+def num_second_operands(chain: Chain) -> int:
+    """Number of operators of a chain that take a second tensor."""
     return sum(name in TWO_OPERANDS for name in chain)
 
 
 @checked
-def unfused_cost(chain: Sequence[str], numel: int, itemsize: int) -> ChainCost:
+def unfused_cost(chain: Chain, numel: NonNegativeInt, itemsize: Count) -> ChainCost:
     """A kernel for each operator: reads its one or two operands, writes its result."""
-    check_chain(chain)
     tensors = [3 if name in TWO_OPERANDS else 2 for name in chain]
     return ChainCost(tuple(count * numel * itemsize for count in tensors), len(chain) * numel)
 
 
 @checked
-def fused_cost(chain: Sequence[str], numel: int, itemsize: int) -> ChainCost:
+def fused_cost(chain: Chain, numel: NonNegativeInt, itemsize: Count) -> ChainCost:
     """One kernel: reads x and the second operands, writes the last result."""
-    second = check_chain(chain)
+    second = num_second_operands(chain)
     return ChainCost(((2 + second) * numel * itemsize,), len(chain) * numel)
 
 
 @checked
-def run_unfused(chain: Sequence[str], x: Tensor, others: Sequence[Tensor]) -> Tensor:
+def run_unfused(chain: Chain, x: Tensor, others: Sequence[Tensor]) -> Tensor:
     """The chain on x, operator after operator; `others` are the second operands, in order.
 
     Raises:
         ValueError: not one tensor of the shape and dtype of x for each operator that takes a second one.
     """
-    second = check_chain(chain)
+    second = num_second_operands(chain)
     if len(others) != second or any(y.shape != x.shape or y.dtype != x.dtype for y in others):
         raise ValueError(
             f"a chain must have one tensor like x, {list(x.shape)} {x.dtype}, for each of its {second} operators with "
@@ -135,9 +126,8 @@ def _(x: Tensor, others: list[Tensor], chain: str) -> Tensor:
 
 
 @checked
-def run_fused(chain: Sequence[str], x: Tensor, others: Sequence[Tensor]) -> Tensor:
+def run_fused(chain: Chain, x: Tensor, others: Sequence[Tensor]) -> Tensor:
     """The same as one operator. It stands for a fused kernel: this machine computes it one by one."""
-    check_chain(chain)
     return _fused(x, list(others), ",".join(chain))
 
 

@@ -199,7 +199,7 @@ def triton_backward(
     shared, tiles, (T, H, K) = launch_arguments(q_THK, k_SGK, plan, scale), plan.tiles, q_THK.shape
     inputs = q_THK, k_SGK, v_SGK, do_THK, lse_HT, d_HT
     if q_THK.numel():
-        choices = accumulator(q_THK.dtype), tiles.queries, tile_width(K)
+        choices = accumulator(q_THK.dtype), int(tiles.queries), tile_width(K)
         row_sums_kernel[cdiv(T, tiles.queries), H](do_THK, o_THK, d_HT, T, H, K, *choices)
         options = attention_options("dq", tiles, K, q_THK.dtype, q_THK.device)
         dq_kernel[plan.grid(plan.starts_q, tiles.queries, H)](*inputs, dq_THK, *shared, **options)

@@ -59,7 +59,7 @@ def launch_arguments(q_THK: Tensor, k_SGK: Tensor, plan: AttentionPlan, scale: f
     check_dot_tiles("flash_attention", q_THK.device, queries=plan.tiles.queries, keys=plan.tiles.keys)
     starts = (torch.tensor(starts, device=q_THK.device) for starts in (plan.starts_q, plan.starts_k))
     T, H, K = q_THK.shape
-    blocks = plan.tiles.queries, plan.tiles.keys, tile_width(K)
+    blocks = int(plan.tiles.queries), int(plan.tiles.keys), tile_width(K)
     return *starts, T, H, k_SGK.shape[1], K, scale, plan.is_causal, accumulator(q_THK.dtype), *blocks
 
 

@@ -13,7 +13,7 @@ It is Triton's own language and launch; only who runs it is chosen here, by the 
 
 A launch looks at what it is given: parameters named BLOCK... are powers of two, all tensors are on one device, and
 floating-point tensors have a dtype that the kernel was written for. A kernel that walks along rows asks for contiguous
-ones by `check_contiguous`. A launch is no operator of torch: ranks of the simulator may make one, its clock does not
+ones by `check_inputs`. A launch is no operator of torch: ranks of the simulator may make one, its clock does not
 count it.
 Source: Tillet, Kung, Cox, "Triton: An Intermediate Language and Compiler for Tiled Neural Network Computations", 2019
 (MAPL), https://doi.org/10.1145/3315508.3329973.
@@ -24,13 +24,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
 
 from lablib.kernels.accesses import Launch, recording
 from lablib.kernels.launch_checks import FLOATS, check_dtypes, check_memory, check_options, checked_grid
+from lablib.signature import PowerOfTwo, check_type
 
 if TYPE_CHECKING:
     from triton import JITFunction, knobs
@@ -50,6 +51,7 @@ else:
             raise
         tl, JITFunction = None, object
 
+TileSize = Annotated[int, PowerOfTwo()]  # Triton's tensors have no other sizes
 SMALLEST_DOT = 16  # rows and columns of a tile that `tl.dot` takes on a GPU
 
 
@@ -161,7 +163,12 @@ class Kernel(JITFunction):
         check_options(name, kwargs, self._bind.parameters)
         arguments = self._arguments(args, kwargs)
         tensors = _tensors(arguments)
-        _check_tiles(name, {key: arguments[key] for key in self._constants})
+        for constant in self._constants:
+            if constant.startswith("BLOCK"):
+                size = arguments[constant]
+                check_type(f"{name}: {constant}", size, TileSize)
+                if not isinstance(size, int):  # numpy's are no constants of a compiled kernel
+                    raise ValueError(f"{name}: {constant} must be a Python int: got {size!r}; try {constant}={size}.")
         numbers = {key: one for key, one in tensors.items() if one.is_floating_point() or one.is_complex()}
         check_dtypes(name, self.dtypes, **numbers)
         check_memory(name, tensors)
@@ -173,16 +180,6 @@ class Kernel(JITFunction):
 
 def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
     return {key.removesuffix("_ptr"): one for key, one in arguments.items() if isinstance(one, Tensor)}
-
-
-def check_contiguous(function: str, **tensors: Tensor) -> None:
-    """Raise ValueError where a tensor's rows do not lie one behind the other."""
-    for name, one in tensors.items():
-        if not one.is_contiguous():
-            raise ValueError(
-                f"{function}: {name} must be contiguous: got shape {tuple(one.shape)} with strides {one.stride()}; "
-                f"call {name}.contiguous()."
-            )
 
 
 def cdiv(size: int, tile: int) -> int:
@@ -206,13 +203,6 @@ def accumulator(dtype: torch.dtype) -> Any:
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
-def check_tile(function: str, name: str, size: Any) -> None:
-    """Raise ValueError where a tile's size is no power of two: Triton's tensors have no other."""
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1 or size & (size - 1):
-        near = next_power_of_2(size) if isinstance(size, int) and size > 0 else 16
-        raise ValueError(f"{function}: {name} must be a power of two: got {size!r}; try {near}.")
-
-
 def check_dot_tiles(function: str, device: torch.device, **sizes: int) -> None:
     """Raise ValueError where a tile is too small for `tl.dot` on a GPU. The interpreter takes any."""
     for name, size in sizes.items():
@@ -221,12 +211,6 @@ def check_dot_tiles(function: str, device: torch.device, **sizes: int) -> None:
                 f"{function}: a GPU's matrix units take tiles of {SMALLEST_DOT} at least: got {name}={size}; "
                 f"try {SMALLEST_DOT}, or CPU tensors."
             )
-
-
-def _check_tiles(kernel: str, constants: Mapping[str, Any]) -> None:
-    for name, value in constants.items():
-        if name.startswith("BLOCK"):
-            check_tile(kernel, name, value)
 
 
 def _device(kernel: str, tensors: Mapping[str, Tensor]) -> torch.device:

@@ -58,6 +58,17 @@ def check_dtypes(function: str, dtypes: Iterable[torch.dtype], **tensors: Tensor
             raise ValueError(f"{function}: {name} must be one of {known}: got {one.dtype}; convert it with .to(...).")
 
 
-def check_floats(function: str, **tensors: Tensor) -> None:
-    """Raise ValueError for whole numbers: a result of theirs would be cut off to whole numbers too."""
+def check_inputs(function: str, **tensors: Tensor) -> None:
+    """Raise ValueError for whole numbers, whose results would be rounded to whole numbers, and for strided rows."""
     check_dtypes(function, FLOATS, **tensors)
+    check_contiguous(function, **tensors)
+
+
+def check_contiguous(function: str, **tensors: Tensor) -> None:
+    """Raise ValueError where a tensor's rows do not lie one behind the other."""
+    for name, one in tensors.items():
+        if not one.is_contiguous():
+            raise ValueError(
+                f"{function}: {name} must be contiguous: got shape {tuple(one.shape)} with strides {one.stride()}; "
+                f"call {name}.contiguous()."
+            )

@@ -30,12 +30,12 @@ Megakernel for Llama-1B", Hazy Research blog, 2025-05-27 (the three numbers).
 Simplified: one stream; a queue without end; the host never waits for a value; a graph's launch does not grow with n.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import isfinite
 
 from lablib.record.timeline import Span
-from lablib.signature import checked
+from lablib.signature import Count, FractionBelow1, NonNegative, NonNegativeInt, checked
 
 GRAPH_GAP_S = 1.3e-6  # between two kernels of a CUDA graph on an H100, by the blog of 2025
 
@@ -54,18 +54,14 @@ class StepTime:
 
 
 @checked
-def one_by_one(kernels_s: Sequence[float], launch_s: float, gap_s: float = 0.0) -> StepTime:
+def one_by_one(kernels_s: Sequence[NonNegative], launch_s: NonNegative, gap_s: NonNegative = 0.0) -> StepTime:
     """Each kernel launched by the host, the queue in between.
 
     Arguments:
         kernels_s: seconds of each kernel on the device, without its launch.
         launch_s: of the host, for each kernel.
         gap_s: of the device, between two kernels that stand in its queue.
-
-    Raises:
-        ValueError: a negative or infinite time.
     """
-    _check(*kernels_s, launch_s, gap_s)
     end_s = -gap_s
     for index, kernel_s in enumerate(kernels_s):
         end_s = max(end_s + gap_s, (index + 1) * launch_s) + kernel_s
@@ -73,40 +69,35 @@ def one_by_one(kernels_s: Sequence[float], launch_s: float, gap_s: float = 0.0) 
 
 
 @checked
-def one_by_one_closed_form(num_kernels: int, kernel_s: float, launch_s: float, gap_s: float = 0.0) -> float:
+def one_by_one_closed_form(
+    num_kernels: NonNegativeInt, kernel_s: NonNegative, launch_s: NonNegative, gap_s: NonNegative = 0.0
+) -> float:
     """The same for equal kernels."""
     return launch_s + (num_kernels - 1) * max(launch_s, kernel_s + gap_s) + kernel_s if num_kernels else 0.0
 
 
 @checked
-def cuda_graph(kernels_s: Sequence[float], launch_s: float, gap_s: float = GRAPH_GAP_S) -> StepTime:
+def cuda_graph(kernels_s: Sequence[NonNegative], launch_s: NonNegative, gap_s: NonNegative = GRAPH_GAP_S) -> StepTime:
     """All kernels by one launch of the host."""
-    _check(*kernels_s, launch_s, gap_s)
     busy_s = float(sum(kernels_s))
     return StepTime(launch_s + busy_s + max(0, len(kernels_s) - 1) * gap_s, busy_s)
 
 
 @checked
-def mega_kernel(kernels_s: Sequence[float], launch_s: float, tail_share: float = 0.0) -> StepTime:
+def mega_kernel(kernels_s: Sequence[NonNegative], launch_s: NonNegative, tail_share: FractionBelow1 = 0.0) -> StepTime:
     """All kernels as parts of one: no gaps, and of the tails only the last.
 
     Arguments:
-        tail_share: of each kernel's time, what its half-empty last wave leaves undone, in [0, 1)
-            (`wave_waste` of tile_quantization.py).
-
-    Raises:
-        ValueError: a time or a share that cannot be.
+        tail_share: share of each kernel's time that its half-empty last wave wastes (`wave_waste` of
+            tile_quantization.py).
     """
-    _check(*kernels_s, launch_s)
-    if not 0 <= tail_share < 1:
-        raise ValueError(f"tail_share must lie in [0, 1): got {tail_share}.")
     last_s = kernels_s[-1] if kernels_s else 0.0
     busy_s = sum(kernels_s) * (1 - tail_share) + tail_share * last_s
     return StepTime(launch_s + busy_s, busy_s)
 
 
 @checked
-def device_seconds(spans: Sequence[Span], gap_s: float) -> list[float]:
+def device_seconds(spans: Sequence[Span], gap_s: NonNegative) -> list[float]:
     """Of a simulated run's spans of one rank: seconds of each without the gap that the cost model adds.
 
     Arguments:
@@ -118,7 +109,7 @@ def device_seconds(spans: Sequence[Span], gap_s: float) -> list[float]:
 
 @checked
 def smallest_device_bound_batch(
-    kernels_of: Callable[[int], Sequence[float]], launch_s: float, largest: int
+    kernels_of: Callable[[int], Sequence[float]], launch_s: NonNegative, largest: Count
 ) -> int | None:
     """The smallest batch at which the kernels take at least as long as their launches; None if even `largest` does not.
 
@@ -136,14 +127,4 @@ def smallest_device_bound_batch(
         if high >= largest:
             return None
         high = min(2 * high, largest)
-    low = high // 2  # too small, or 0
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_of_the_device(middle) else (middle, high)
-    return high
-
-
-def _check(*seconds: float) -> None:
-    for time_s in seconds:
-        if not (isfinite(time_s) and time_s >= 0):
-            raise ValueError(f"a time must be 0 or more, and finite: got {time_s} s.")
+    return bisect_left(range(high), True, lo=high // 2 + 1, hi=high, key=is_of_the_device)

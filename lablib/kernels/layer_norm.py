@@ -30,10 +30,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lablib.kernels.jit import accumulator, cdiv, check_contiguous, jit, next_power_of_2, tl
-from lablib.kernels.launch_checks import check_floats
-from lablib.kernels.row_checks import check_eps, check_rows, check_vector, partial_lines, row_warps
-from lablib.signature import checked
+from lablib.kernels.jit import accumulator, cdiv, jit, next_power_of_2, tl
+from lablib.kernels.launch_checks import check_inputs
+from lablib.kernels.row_checks import TokensPerProgram, check_rows, partial_lines, row_warps
+from lablib.signature import NonNegative, checked
 
 
 @jit
@@ -84,8 +84,8 @@ def tiled_layer_norm(
     x_TD: Float[Tensor, "T D"],
     w_D: Float[Tensor, " D"],
     b_D: Float[Tensor, " D"],
-    eps: float = 1e-5,
-    tokens: int = 16,
+    eps: NonNegative = 1e-5,
+    tokens: TokensPerProgram = 16,
 ) -> Float[Tensor, "T D"]:
     """The forward kernel as a loop over programs, in plain torch."""
     return torch.cat([_normalized(x_PD, eps)[0] * w_D + b_D for x_PD in x_TD.split(tokens)])
@@ -96,8 +96,8 @@ def tiled_layer_norm_backward(
     x_TD: Float[Tensor, "T D"],
     w_D: Float[Tensor, " D"],
     dy_TD: Float[Tensor, "T D"],
-    eps: float = 1e-5,
-    tokens: int = 16,
+    eps: NonNegative = 1e-5,
+    tokens: TokensPerProgram = 16,
 ) -> tuple[Float[Tensor, "T D"], Float[Tensor, " D"], Float[Tensor, " D"]]:
     """Gradients of x, w and b, as a loop over programs: two lines of partial sums each."""
     dx, dw, db = [], [], []
@@ -122,22 +122,19 @@ def layer_norm(
     x: Float[Tensor, "... D"],
     w_D: Float[Tensor, " D"],
     b_D: Float[Tensor, " D"],
-    eps: float = 1e-5,
-    tokens: int | None = None,
+    eps: NonNegative = 1e-5,
+    tokens: TokensPerProgram | None = None,
 ) -> Float[Tensor, "... D"]:
     """LayerNorm over the last dimension by the kernels, with gradients of x, w and b.
 
     Arguments:
         x: contiguous, D at least 1 and at most 65,536.
-        eps: at least 0, under the root.
-        tokens: that one program takes, at least 1. None: 1 forward, and backward as many as leave each
-            multiprocessor of a GPU 4 programs (`row_checks.partial_lines`).
+        eps: added under the root.
+        tokens: tokens per program. None: 1 forward, and backward as many as leave each multiprocessor of a GPU 4
+            programs (`row_checks.partial_lines`).
     """
-    check_floats("layer_norm", x=x, w=w_D, b=b_D)
-    check_contiguous("layer_norm", x=x, w=w_D, b=b_D)
-    check_eps("layer_norm", eps)
-    check_rows("layer_norm", x, tokens)
-    check_vector("layer_norm", x, w=w_D, b=b_D)
+    check_inputs("layer_norm", x=x, w=w_D, b=b_D)
+    check_rows("layer_norm", x, w=w_D, b=b_D)
     return _LayerNorm.apply(x, w_D, b_D, eps, tokens)
 
 

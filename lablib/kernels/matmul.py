@@ -17,7 +17,8 @@ Simplified: no split of the inner dimension among programs, so a small c leaves 
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import astuple
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
@@ -25,13 +26,13 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lablib.errors import unknown_name
 from lablib.kernels.jit import FLOATS, accumulator, cdiv, check_dot_tiles, jit, tl
 from lablib.kernels.matmul_plan import MatmulTiles, program_tiles
 from lablib.kernels.tile_choice import matmul_options, matmul_tiles
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 
 ACTIVATIONS = {"none": lambda z: z, "relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+Activation = Annotated[str, OneOf(ACTIVATIONS)]
 
 
 @checked
@@ -39,12 +40,12 @@ def tiled_matmul(
     a_MK: Float[Tensor, "M K"],
     b_KN: Float[Tensor, "K N"],
     bias_N: Float[Tensor, " N"] | None = None,
-    activation: str = "none",
+    activation: Activation = "none",
     tiles: MatmulTiles | None = None,
 ) -> Float[Tensor, "M N"]:
     """The loops in plain torch."""
     tiles = tiles or MatmulTiles()
-    _check(a_MK, b_KN, bias_N, activation)
+    _check(a_MK, b_KN, bias_N)
     M, K, N = *a_MK.shape, b_KN.shape[1]
     wide = torch.promote_types(a_MK.dtype, torch.float32)
     c_MN = a_MK.new_empty(M, N)
@@ -112,20 +113,20 @@ def matmul(
     a_MK: Float[Tensor, "M K"],
     b_KN: Float[Tensor, "K N"],
     bias_N: Float[Tensor, " N"] | None = None,
-    activation: str = "none",
+    activation: Activation = "none",
     tiles: MatmulTiles | None = None,
 ) -> Float[Tensor, "M N"]:
     """activation(a b + bias) by the kernel, with gradients.
 
     Arguments:
         b_KN: of any strides: a linear layer's is weight.T, which is not copied.
-        activation: "none", "relu", "gelu" (by erf) or "silu".
+        activation: a name of `ACTIVATIONS`; "gelu" is by erf.
         tiles: chosen by dtype, sizes and GPU when None (tile_choice.py).
 
     Raises:
         ValueError: shapes, dtypes or devices that do not fit, or a tile that a GPU's matrix units cannot take.
     """
-    _check(a_MK, b_KN, bias_N, activation)
+    _check(a_MK, b_KN, bias_N)
     return _Matmul.apply(a_MK, b_KN, bias_N, activation, tiles)
 
 
@@ -163,15 +164,13 @@ def _launch(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None, activation: str, 
     if c_MN.numel():
         bias_N = None if bias_N is None else bias_N.contiguous()
         sizes = M, N, K, *a_MK.stride(), *b_KN.stride()
-        choices = activation, accumulator(a_MK.dtype), tiles.m, tiles.n, tiles.k, tiles.group
+        choices = activation, accumulator(a_MK.dtype), *map(int, astuple(tiles))
         grid = (cdiv(M, tiles.m) * cdiv(N, tiles.n),)
         matmul_kernel[grid](a_MK, b_KN, bias_N, c_MN, *sizes, *choices, **options)
     return c_MN
 
 
-def _check(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None, activation: str) -> None:
-    if activation not in ACTIVATIONS:
-        raise unknown_name("activation", activation, list(ACTIVATIONS))
+def _check(a_MK: Tensor, b_KN: Tensor, bias_N: Tensor | None) -> None:
     bias_shape = None if bias_N is None else tuple(bias_N.shape)
     if a_MK.ndim != 2 or b_KN.ndim != 2 or a_MK.shape[1] != b_KN.shape[0] or bias_shape not in (None, b_KN.shape[1:]):
         raise ValueError(

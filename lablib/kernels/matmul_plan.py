@@ -21,30 +21,27 @@ Simplified: a cache is told as what W programs at once ask for; they do not keep
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from lablib.kernels.jit import cdiv, check_tile
-from lablib.signature import check_fields, checked
+from lablib.kernels.jit import TileSize, cdiv
+from lablib.signature import Count, NonNegativeInt, check_fields, checked
 
 
 @dataclass(frozen=True, slots=True)
 class MatmulTiles:
     """Numbers of a tile's sides, powers of two, and how many rows of tiles are a group in the order of programs."""
 
-    m: int = 64
-    n: int = 64
-    k: int = 32
-    group: int = 8
+    m: TileSize = 64
+    n: TileSize = 64
+    k: TileSize = 32
+    group: Annotated[Count, "1 is row by row"] = 8
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, size in (("m", self.m), ("n", self.n), ("k", self.k)):
-            check_tile("MatmulTiles", name, size)
-        if self.group < 1:
-            raise ValueError(f"group must be at least 1 row of tiles: got {self.group}; 1 is row by row.")
 
 
 @checked
-def program_tiles(M: int, N: int, tiles: MatmulTiles) -> list[tuple[int, int]]:
+def program_tiles(M: NonNegativeInt, N: NonNegativeInt, tiles: MatmulTiles) -> list[tuple[int, int]]:
     """(row, column) of the tile of c that each program makes, by the program's number."""
     num_m, num_n = cdiv(M, tiles.m), cdiv(N, tiles.n)
     groups = [range(at, min(at + tiles.group, num_m)) for at in range(0, num_m, tiles.group)]
@@ -52,14 +49,16 @@ def program_tiles(M: int, N: int, tiles: MatmulTiles) -> list[tuple[int, int]]:
 
 
 @checked
-def panels(M: int, N: int, tiles: MatmulTiles, at_once: int) -> int:
+def panels(M: NonNegativeInt, N: NonNegativeInt, tiles: MatmulTiles, at_once: Count) -> int:
     """Distinct rows of tiles of a and columns of tiles of b that the first `at_once` programs read."""
     first = program_tiles(M, N, tiles)[:at_once]
     return len({row for row, _ in first}) + len({column for _, column in first})
 
 
 @checked
-def numbers_moved(M: int, N: int, K: int, tiles: MatmulTiles, has_bias: bool = False) -> dict[str, int]:
+def numbers_moved(
+    M: NonNegativeInt, N: NonNegativeInt, K: NonNegativeInt, tiles: MatmulTiles, has_bias: bool = False
+) -> dict[str, int]:
     """Numbers of each tensor that go between memory and chip, without a cache."""
     num_m, num_n = cdiv(M, tiles.m), cdiv(N, tiles.n)
     return {"a": M * K * num_n, "b": K * N * num_m, "bias": N * num_m if has_bias else 0, "c": M * N}

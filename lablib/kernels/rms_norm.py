@@ -32,10 +32,10 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lablib.kernels.jit import accumulator, cdiv, check_contiguous, jit, next_power_of_2, tl
-from lablib.kernels.launch_checks import check_floats
-from lablib.kernels.row_checks import check_eps, check_rows, check_vector, partial_lines, row_warps
-from lablib.signature import checked
+from lablib.kernels.jit import accumulator, cdiv, jit, next_power_of_2, tl
+from lablib.kernels.launch_checks import check_inputs
+from lablib.kernels.row_checks import TokensPerProgram, check_rows, partial_lines, row_warps
+from lablib.signature import NonNegative, checked
 
 
 @jit
@@ -73,7 +73,7 @@ def rms_norm_backward_kernel(
 
 @checked
 def tiled_rms_norm(
-    x_TD: Float[Tensor, "T D"], w_D: Float[Tensor, " D"], eps: float = 1e-6, tokens: int = 16
+    x_TD: Float[Tensor, "T D"], w_D: Float[Tensor, " D"], eps: NonNegative = 1e-6, tokens: TokensPerProgram = 16
 ) -> Float[Tensor, "T D"]:
     """The forward kernel as a loop over programs, in plain torch."""
     tiles = []
@@ -88,8 +88,8 @@ def tiled_rms_norm_backward(
     x_TD: Float[Tensor, "T D"],
     w_D: Float[Tensor, " D"],
     dy_TD: Float[Tensor, "T D"],
-    eps: float = 1e-6,
-    tokens: int = 16,
+    eps: NonNegative = 1e-6,
+    tokens: TokensPerProgram = 16,
 ) -> tuple[Float[Tensor, "T D"], Float[Tensor, " D"]]:
     """Gradients of x and w, as a loop over programs: a line of partial sums each."""
     dx, partial = [], []
@@ -103,21 +103,18 @@ def tiled_rms_norm_backward(
 
 @checked
 def rms_norm(
-    x: Float[Tensor, "... D"], w_D: Float[Tensor, " D"], eps: float = 1e-6, tokens: int | None = None
+    x: Float[Tensor, "... D"], w_D: Float[Tensor, " D"], eps: NonNegative = 1e-6, tokens: TokensPerProgram | None = None
 ) -> Float[Tensor, "... D"]:
     """RMSNorm over the last dimension by the kernels, with gradients of x and w.
 
     Arguments:
         x: contiguous, D at least 1 and at most 65,536.
-        eps: at least 0, under the root.
-        tokens: that one program takes, at least 1. None: 1 forward, and backward as many as leave each
-            multiprocessor of a GPU 4 programs (`row_checks.partial_lines`).
+        eps: added under the root.
+        tokens: tokens per program. None: 1 forward, and backward as many as leave each multiprocessor of a GPU 4
+            programs (`row_checks.partial_lines`).
     """
-    check_floats("rms_norm", x=x, w=w_D)
-    check_contiguous("rms_norm", x=x, w=w_D)
-    check_eps("rms_norm", eps)
-    check_rows("rms_norm", x, tokens)
-    check_vector("rms_norm", x, w=w_D)
+    check_inputs("rms_norm", x=x, w=w_D)
+    check_rows("rms_norm", x, w=w_D)
     return _RMSNorm.apply(x, w_D, eps, tokens)
 
 

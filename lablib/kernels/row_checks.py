@@ -10,13 +10,15 @@ Source: Hsu et al., "Liger Kernel", 2024, arXiv 2410.10989, section 3.2 (one pro
 
 from __future__ import annotations
 
-from math import isfinite
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from lablib.kernels.jit import cdiv
+from lablib.signature import Range
 
+TokensPerProgram = Annotated[int, Range(ge=1, example=16)]
 LONGEST_ROW = 65_536  # numbers
 PROGRAMS_PER_MULTIPROCESSOR = 4  # a choice, not timed on a GPU
 # 8 per thread. Compiled for sm_90 the norms spill no registers up to 8,192 numbers (with 4 warps, backward spills 300
@@ -41,24 +43,12 @@ def row_warps(block: int) -> int:
     return min(max(block // NUMBERS_PER_WARP, 1), 32)
 
 
-def check_rows(function: str, x: Tensor, tokens: int | None) -> None:
-    """Raise ValueError for rows that no program can hold, or for a program that takes no token."""
+def check_rows(function: str, x: Tensor, **vectors: Tensor) -> None:
+    """Raise ValueError for rows that no program can hold, or a vector without a number for each of a row."""
     if x.dim() == 0 or not 1 <= x.shape[-1] <= LONGEST_ROW:
         raise ValueError(f"{function}: a row of x must have 1 to {LONGEST_ROW:,} numbers: got shape {tuple(x.shape)}.")
-    if tokens is not None and tokens < 1:
-        raise ValueError(f"{function}: tokens of a program must be at least 1: got {tokens}; try 16.")
-
-
-def check_vector(function: str, x: Tensor, **vectors: Tensor) -> None:
-    """Raise ValueError for a vector that has not a number for each of a row."""
     for name, one in vectors.items():
         if one.shape != x.shape[-1:]:
             raise ValueError(
                 f"{function}: {name} must have {x.shape[-1]} numbers, as x's rows have: got shape {tuple(one.shape)}."
             )
-
-
-def check_eps(function: str, eps: float) -> None:
-    """Raise ValueError where the root of a row of zeros would be NaN."""
-    if not (isfinite(eps) and eps >= 0):
-        raise ValueError(f"{function}: eps must be 0 or more, and finite: got {eps}; try 1e-6.")

@@ -34,9 +34,9 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from lablib.kernels.jit import accumulator, check_contiguous, check_tile, jit, next_power_of_2, tl
-from lablib.kernels.launch_checks import check_floats
-from lablib.signature import checked
+from lablib.kernels.jit import TileSize, accumulator, jit, next_power_of_2, tl
+from lablib.kernels.launch_checks import check_inputs
+from lablib.signature import Count, checked
 
 LONGEST_ROW = 8192  # numbers that a program holds in registers: 64 for each of 128 threads
 
@@ -96,7 +96,7 @@ def long_softmax_backward_kernel(y_ptr, dy_ptr, dx_ptr, M, ACC: tl.constexpr, BL
 
 
 @checked
-def tiled_softmax(x_NM: Float[Tensor, "N M"], block: int = LONGEST_ROW) -> Float[Tensor, "N M"]:
+def tiled_softmax(x_NM: Float[Tensor, "N M"], block: Count = LONGEST_ROW) -> Float[Tensor, "N M"]:
     """Online softmax as a loop over tiles, all rows at once, in plain torch: algorithm 3 of the paper."""
     m_N1 = x_NM.new_full((len(x_NM), 1), -torch.inf)
     s_N1 = torch.zeros_like(m_N1)
@@ -111,7 +111,7 @@ def tiled_softmax(x_NM: Float[Tensor, "N M"], block: int = LONGEST_ROW) -> Float
 
 @checked
 def tiled_softmax_backward(
-    y_NM: Float[Tensor, "N M"], dy_NM: Float[Tensor, "N M"], block: int = LONGEST_ROW
+    y_NM: Float[Tensor, "N M"], dy_NM: Float[Tensor, "N M"], block: Count = LONGEST_ROW
 ) -> Float[Tensor, "N M"]:
     """The gradient of x, as a loop over tiles."""
     totas_N1 = y_NM.new_zeros(len(y_NM), 1)
@@ -122,19 +122,17 @@ def tiled_softmax_backward(
 
 
 @checked
-def softmax(x: Float[Tensor, "... M"], block: int = LONGEST_ROW) -> Float[Tensor, "... M"]:
+def softmax(x: Float[Tensor, "... M"], block: TileSize = LONGEST_ROW) -> Float[Tensor, "... M"]:
     """Softmax over the last dimension by the kernels, with gradients.
 
     Arguments:
         x: contiguous; its last dimension is not empty.
-        block: the longest row that is held whole, and the tile of longer ones; a power of two.
+        block: the longest row that is held whole, and the tile of longer ones.
     """
-    check_floats("softmax", x=x)
-    check_contiguous("softmax", x=x)
-    check_tile("softmax", "block", block)
+    check_inputs("softmax", x=x)
     if x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(f"softmax: a row must have at least one number: got shape {tuple(x.shape)}.")
-    return _Softmax.apply(x, block)
+    return _Softmax.apply(x, int(block))
 
 
 class _Softmax(torch.autograd.Function):

@@ -29,14 +29,17 @@ the limit.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 from lablib.cost.matmul import Tiling, alignment_share, matmul_compute_s, matmul_flops, matmul_time_s, tiling
 from lablib.cost.precision import bytes_per_number
 from lablib.hardware.device import Device
-from lablib.signature import checked
+from lablib.signature import Count, OneOf, Range, check_fields, checked
 
-AXES = ("M", "N", "K")
+Axis = Annotated[str, OneOf(("M", "N", "K"))]
+Multiple = Annotated[int, Range(ge=1, example=128)]
 _HEAD_WIDTHS = tuple(range(32, 257, 32))  # flash-attention, csrc/flash_attn/src: flash_fwd_hdim*
+HeadWidth = Annotated[int, Range(ge=1, le=_HEAD_WIDTHS[-1], example=64)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +47,23 @@ class Product:
     """A matrix product [M, K] x [K, N], and where it runs.
 
     Attributes:
-        M, N, K: rows, columns and depth, at least 1.
+        M, N, K: rows, columns and depth.
         dtype: as the rows of `Device.peak_flops_per_s` are called.
         device: with cores and tiles, as those of `lablib.hardware.DEVICES`.
     """
 
-    M: int
-    N: int
-    K: int
+    M: Count
+    N: Count
+    K: Count
     dtype: str
     device: Device
 
     def __post_init__(self) -> None:
-        for axis in AXES:
-            if getattr(self, axis) < 1:
-                raise ValueError(f"{axis} must be at least 1: got {getattr(self, axis)}.")
+        check_fields(self)
 
-    def at(self, axis: str, size: int) -> "Product":
+    @checked
+    def at(self, axis: Axis, size: int) -> "Product":
         """The same with another size of one axis."""
-        if axis not in AXES:
-            raise ValueError(f"axis must be M, N or K: got {axis!r}.")
         return replace(self, **{axis: size})
 
 
@@ -108,7 +108,7 @@ def waste(product: Product) -> Waste:
 
 
 @checked
-def staircase(product: Product, axis: str, sizes: Sequence[int]) -> tuple[Waste, ...]:
+def staircase(product: Product, axis: Axis, sizes: Sequence[int]) -> tuple[Waste, ...]:
     """The product at each size of one axis."""
     return tuple(waste(product.at(axis, size)) for size in sizes)
 
@@ -131,19 +131,13 @@ class Advice:
 
 
 @checked
-def advise(product: Product, axis: str, gain: float = 0.02, reach: int = 512) -> Advice:
+def advise(product: Product, axis: Axis, gain: Annotated[float, Range(gt=0)] = 0.02, reach: Count = 512) -> Advice:
     """What the size of one axis wastes, and which sizes near it waste less.
 
     Arguments:
-        gain: by which share more a better size is `useful`, positive.
+        gain: a better size is `useful` by this share more.
         reach: how far to look, up and down.
-
-    Raises:
-        ValueError: an axis, a gain or a reach that cannot be.
     """
-    if gain <= 0 or reach < 1:
-        raise ValueError(f"gain must be positive and reach at least 1: got {gain} and {reach}.")
-    product.at(axis, 1)  # asks whether there is such an axis
     size, here = getattr(product, axis), waste(product)
     near = {other: waste(product.at(axis, other)) for other in range(max(1, size - reach), size + reach + 1)}
     better = [other for other, found in near.items() if found.useful >= here.useful * (1 + gain)]
@@ -176,15 +170,11 @@ class Padded:
 
 
 @checked
-def swiglu_width(d_model: int, multiple: int, tokens: int, dtype: str, device: Device) -> Padded:
+def swiglu_width(d_model: Count, multiple: Multiple, tokens: Count, dtype: str, device: Device) -> Padded:
     """The hidden width 8/3 d of a SwiGLU layer, rounded up to a multiple: its three products forward.
 
     8/3 d keeps the parameters of a plain MLP, as 3 d (8/3 d) = 2 d (4 d).
-
-    Raises:
-        ValueError: a multiple or a size less than 1.
     """
-    _check_multiple(multiple)
     exact, bare = 8 * d_model / 3, -(-8 * d_model // 3)
     width = -(-bare // multiple) * multiple
     up, down = Product(tokens, bare, d_model, dtype, device), Product(tokens, d_model, bare, dtype, device)
@@ -194,13 +184,10 @@ def swiglu_width(d_model: int, multiple: int, tokens: int, dtype: str, device: D
 
 
 @checked
-def pad_vocabulary(vocab_size: int, multiple: int, tokens: int, d_model: int, dtype: str, device: Device) -> Padded:
-    """A vocabulary rounded up to a multiple: the head's product forward.
-
-    Raises:
-        ValueError: a multiple or a size less than 1.
-    """
-    _check_multiple(multiple)
+def pad_vocabulary(
+    vocab_size: Count, multiple: Multiple, tokens: Count, d_model: Count, dtype: str, device: Device
+) -> Padded:
+    """A vocabulary rounded up to a multiple: the head's product forward."""
     padded = -(-vocab_size // multiple) * multiple
     head = Product(tokens, vocab_size, d_model, dtype, device)
     seconds = [waste(head.at("N", size)).time_s for size in (vocab_size, padded)]
@@ -209,22 +196,11 @@ def pad_vocabulary(vocab_size: int, multiple: int, tokens: int, d_model: int, dt
 
 
 @checked
-def head_width_waste(width: int, is_triton: bool = False) -> float:
+def head_width_waste(width: HeadWidth, is_triton: bool = False) -> float:
     """Share of attention's arithmetic that pads a head.
 
     FlashAttention-2 in CUDA has kernels for widths that are multiples of 32, up to 256; a tile in Triton is as wide as
     a power of two of at least 16.
-
-    Raises:
-        ValueError: a width less than 1, or beyond the widest kernel.
     """
-    widest = _HEAD_WIDTHS[-1]
-    if not 1 <= width <= widest:
-        raise ValueError(f"a head's width must be from 1 to {widest}: got {width}; try 64.")
     widths = (16, 32, 64, 128, 256) if is_triton else _HEAD_WIDTHS
     return 1 - width / next(padded for padded in widths if padded >= width)
-
-
-def _check_multiple(multiple: int) -> None:
-    if multiple < 1:
-        raise ValueError(f"multiple must be at least 1: got {multiple}; try 128.")

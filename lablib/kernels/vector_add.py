@@ -22,8 +22,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lablib.kernels.jit import accumulator, cdiv, check_contiguous, check_tile, jit, tl
-from lablib.kernels.launch_checks import check_floats
+from lablib.kernels.jit import TileSize, accumulator, cdiv, jit, tl
+from lablib.kernels.launch_checks import check_inputs
 from lablib.signature import checked
 
 
@@ -38,9 +38,8 @@ def vector_add_kernel(x_ptr, y_ptr, z_ptr, n, ACC: tl.constexpr, BLOCK: tl.const
 
 
 @checked
-def tiled_vector_add(x_n: Float[Tensor, " n"], y_n: Float[Tensor, " n"], block: int = 1024) -> Float[Tensor, " n"]:
+def tiled_vector_add(x_n: Float[Tensor, " n"], y_n: Float[Tensor, " n"], block: TileSize = 1024) -> Float[Tensor, " n"]:
     """The kernel as a loop over its programs, in plain torch."""
-    check_tile("tiled_vector_add", "block", block)
     z_n = torch.empty_like(x_n)
     for program in range(cdiv(len(x_n), block)):
         tile = slice(program * block, min((program + 1) * block, len(x_n)))
@@ -49,20 +48,16 @@ def tiled_vector_add(x_n: Float[Tensor, " n"], y_n: Float[Tensor, " n"], block: 
 
 
 @checked
-def vector_add(x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"], block: int = 1024) -> Float[Tensor, "*shape"]:
-    """x + y by the kernel, with gradients. Both contiguous, of one shape and dtype.
-
-    Arguments:
-        block: numbers of a tile, a power of two.
-    """
+def vector_add(
+    x: Float[Tensor, "*shape"], y: Float[Tensor, "*shape"], block: TileSize = 1024
+) -> Float[Tensor, "*shape"]:
+    """x + y by the kernel, with gradients: both contiguous, of one shape and dtype; `block` numbers per tile."""
     if x.shape != y.shape or x.dtype != y.dtype:
         raise ValueError(
             f"vector_add: x and y must be alike: got {x.dtype} {tuple(x.shape)}, {y.dtype} {tuple(y.shape)}."
         )
-    check_floats("vector_add", x=x, y=y)
-    check_contiguous("vector_add", x=x, y=y)
-    check_tile("vector_add", "block", block)
-    return _VectorAdd.apply(x, y, block)
+    check_inputs("vector_add", x=x, y=y)
+    return _VectorAdd.apply(x, y, int(block))
 
 
 class _VectorAdd(torch.autograd.Function):

@@ -122,20 +122,3 @@ def test_the_smallest_prefetch_is_enough_and_one_less_is_not(load_s, step_s, wor
     else:
         assert idle_share_exponential(load_s, step_s, workers, found) <= share
         assert found == 1 or idle_share_exponential(load_s, step_s, workers, found - 1) > share
-
-
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: open_orders(0.0, 1.0), "finite and above 0 seconds: got 0.0 and 1.0"),
-        (lambda: idle_share_exponential(1.0, 1.0, 0), "at least 1: got 0 and 2"),
-        (lambda: idle_share_at_most([], [1.0]), "got none of one"),
-        (lambda: idle_share_at_most([math.nan], [1.0]), "finite and at least 0 seconds"),
-        (lambda: idle_share_at_most([1.0], [-1.0]), "finite and at least 0 seconds"),
-        (lambda: smallest_prefetch_exponential(1.0, 1.0, 1, math.nan), "max_idle_share must be from 0 to 1: got nan"),
-        (lambda: smallest_prefetch_exponential(1.0, 1.0, 1, -0.1), "from 0 to 1: got -0.1"),
-    ],
-)
-def test_bad_input_is_one_clear_error(call, message):
-    with pytest.raises(ValueError, match=message):
-        call()

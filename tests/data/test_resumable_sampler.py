@@ -197,7 +197,6 @@ def test_a_state_edited_by_hand_is_one_clear_error_or_a_true_one(changes, gone):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: ResumableSampler(8, 0), "batch_size must be at least 1, num_samples 0: got 0 and 8"),
         (lambda: ResumableSampler(8, 1, 2, 2), "rank must be from 0 to world_size - 1 = 1: got 2"),
         (lambda: merge_states([]), "state of every rank: got none"),
         (

@@ -123,13 +123,11 @@ def test_workers_of_a_real_loader_may_be_others_after_the_stop(before, after):
 @pytest.mark.parametrize(
     "call, message",
     [
-        (lambda: ShardProgress([3, -1]), r"at least 0 samples: got \[3, -1\]"),
         (lambda: ShardProgress([3]).mark_used(0, 3), r"sizes \[3\]: got place 3 of shard 0"),
         (lambda: ShardProgress([3]).mark_used(1, 0), "got place 0 of shard 1"),
         (lambda: ShardProgress.of([]), r"same shards: got sizes \[\]"),
         (lambda: ShardProgress.of([ShardProgress([n]).state_dict() for n in (1, 2)]), r"got sizes \[\[1\], \[2\]\]"),
         (lambda: deal_pieces([Piece(0, 5, 2)], 1), "the samples .start, stop. of a shard: got Piece.shard=0, start=5"),
-        (lambda: deal_pieces([Piece(0, 0, 3)], 0), "num_readers must be at least 1: got 0"),
         (lambda: ShardReader(read, [], 1, 1), "rank must be from 0 to world_size - 1 = 0: got 1"),
     ],
 )

@@ -114,8 +114,6 @@ def test_the_split_is_the_corpus_in_two_parts(cache):
     assert len(val) == len(val.tokens) == round(len(corpus) / 4)
     assert train.name == "python-stdlib[train]"
     assert train.tokens.data_ptr() == corpus.tokens.data_ptr()  # a view: nothing is copied
-    with pytest.raises(ValueError, match="between 0 and 1: got 1.0"):
-        train_val_split(corpus, 1.0)
 
 
 def test_a_corpus_shows_its_text(cache):
@@ -124,7 +122,7 @@ def test_a_corpus_shows_its_text(cache):
 
 
 def test_an_unknown_corpus_is_answered_with_the_nearest_name(cache):
-    with pytest.raises(ValueError, match="unknown corpus 'wikitext': did you mean 'wikitext-2'"):
+    with pytest.raises(ValueError, match="name must be one of .*: got 'wikitext'; did you mean 'wikitext-2'"):
         load_corpus("wikitext")
 
 

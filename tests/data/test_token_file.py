@@ -138,9 +138,6 @@ def test_what_are_no_tokens_is_one_clear_error(tmp_path):
     for dtype in (torch.bool, torch.complex64, torch.float32, torch.uint64):
         with pytest.raises(ValueError, match=f"row of whole numbers: document 0 has .2,. of {dtype}"):
             write_tokens(tmp_path / "u.bin", [torch.zeros(2).to(dtype)], 9, "x")
-    for vocab_size in (-1, 0, 2**32 + 1):
-        with pytest.raises(ValueError, match=f"from 1 to 4294967296, four bytes a token: got {vocab_size}"):
-            write_tokens(tmp_path / "u.bin", [], vocab_size, "x")
     assert not list(tmp_path.iterdir())
 
 
@@ -153,8 +150,9 @@ def test_foreign_files_and_tokens_are_refused(tmp_path):
     sidecar = tmp_path / "t.bin.json"
     about = json.loads(sidecar.read_text())
     for wrong, message in (
-        (about | {"dtype": "int8"}, "must say format 'lablib tokens 1' and dtype uint16 or uint32: found"),
-        (about | {"format": "other"}, "found 'other'"),
+        (about | {"dtype": "int8"}, "dtype must be one of uint16, uint32: got 'int8'.*; encode the text again"),
+        (about | {"format": "other"}, "format must be one of lablib tokens 1: got 'other'"),
+        (about | {"dtype": "uint32"}, "270 tokens are stored as uint16: got uint32"),
         ({"dtype": "uint16"}, "does not describe a file of tokens"),
         ([], "does not describe a file of tokens"),
     ):
@@ -198,5 +196,3 @@ def test_there_is_no_such_document_or_block(tmp_path):
             opened.document(number)
     with pytest.raises(IndexError, match="2 blocks: there is no number 2"):
         opened.block(2, 2)
-    with pytest.raises(ValueError, match="at least 1 token: got 0"):
-        opened.num_blocks(0)

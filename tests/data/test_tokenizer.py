@@ -173,17 +173,11 @@ def test_what_does_not_belong_to_a_tokenizer_is_one_clear_error():
     TOKENIZER.check_identity(TOKENIZER.identity, "train.bin")
     with pytest.raises(ValueError, match="text 0 has half a character at 1"):
         TOKENIZER.encode("a\ud800")
-    with pytest.raises(ValueError, match="at least 257.*got 256"):
-        train_tokenizer(TEXTS, 256)
-    with pytest.raises(ValueError, match="at most 4194304: got 4194305"):
-        train_tokenizer(TEXTS, 2**22 + 1)
     for wrong in (torch.zeros(2, 2, dtype=torch.int64), torch.tensor([1.7]), torch.tensor(3)):
         with pytest.raises(ValueError, match="one row of whole numbers: got"):
             TOKENIZER.decode(wrong)
     with pytest.raises(ValueError, match="the 256 bytes, each once: got 1 tokens"):
         train_bpe({b"ab": 1}, 258, [b"a"])
-    with pytest.raises(ValueError, match="at least 256.*got 255"):
-        train_bpe({b"a": 1}, 255)
     with pytest.raises(ValueError, match="trained on text: got none"):
         train_tokenizer(["", ""], 300)
     with pytest.raises(ValueError, match="needs text: got none"):

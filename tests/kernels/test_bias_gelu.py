@@ -96,7 +96,6 @@ def test_no_tokens_have_no_gradient():
         (torch.ones(3, 5), torch.ones(4), 8, "a number for each of x's last dimension"),
         (torch.ones(5, 3).T, torch.ones(5), 8, "x must be contiguous"),
         (torch.ones(3, 5).int(), torch.ones(5), 8, "x must be one of float16, .*: got torch.int32"),
-        (torch.ones(3, 5), torch.ones(5), 10, "block_T must be a power of two: got 10; try 16."),
     ],
 )
 def test_misuse_is_one_clear_error(x, b, block, message):

@@ -289,18 +289,6 @@ def test_a_missing_cpp_compiler_is_one_clear_error(monkeypatch, tmp_path):
         assert not compare(chain, torch.ones(3), ways=["inductor"], repeats=1)[0].skipped
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: compare(chain, torch.ones(2), ways=["llvm"]), "got llvm"),
-        (lambda: compare(chain, torch.ones(2), repeats=0), "at least 1: got 0"),
-    ],
-)
-def test_what_cannot_be_compared_is_one_clear_error(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()
-
-
 def test_private_names_of_the_compiler_stand_in_one_file():
     from pathlib import Path
 

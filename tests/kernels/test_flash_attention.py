@@ -231,8 +231,6 @@ def test_a_second_derivative_is_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tiles": lambda: AttentionTiles(12, 4)}, "AttentionTiles: queries must be a power of two: got 12"),
-        ({"tiles": lambda: AttentionTiles(4, 0)}, "AttentionTiles: keys must be a power of two: got 0"),
         ({"q": torch.zeros(6, 3, 4)}, "must divide those of q, and a head have a width: got 3 heads, 2 of k"),
         ({"q": torch.zeros(6, 2, 5)}, "the width of q's heads"),
         ({"v": torch.zeros(5, 2, 4)}, "k and v must have one shape"),
@@ -250,8 +248,7 @@ def test_bad_input(change, message):
     starts = torch.tensor(change.get("starts", [0, 6]))
     starts_k = torch.tensor(change["starts_k"]) if "starts_k" in change else None
     with pytest.raises(ValueError, match=message):
-        tiles = change.get("tiles", AttentionTiles)()
-        unchecked(flash_attention_varlen)(q, k, v, starts, starts_k, tiles=tiles)
+        unchecked(flash_attention_varlen)(q, k, v, starts, starts_k)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 import threading
 import traceback
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,7 +18,8 @@ from torch._subclasses import FakeTensorMode
 
 from lablib import launch
 from lablib.kernels.accesses import Operand, distinct_bytes, hbm_bytes, record_accesses
-from lablib.kernels.jit import FLOATS, cdiv, check_contiguous, jit, next_power_of_2, tl
+from lablib.kernels.jit import FLOATS, cdiv, jit, next_power_of_2, tl
+from lablib.kernels.launch_checks import check_contiguous
 from lablib.kernels.vector_add import vector_add
 
 pytest.importorskip("triton")
@@ -226,9 +228,9 @@ def test_ranks_of_the_simulator_launch_kernels():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda x, y: unmasked[(1,)](x, y, BLOCK=6), "unmasked: BLOCK must be a power of two: got 6; try 8."),
-        (lambda x, y: unmasked[(1,)](x, y, BLOCK=0), "unmasked: BLOCK must be a power of two: got 0; try 16."),
-        (lambda x, y: unmasked[(1,)](x, y, BLOCK=4.0), "unmasked: BLOCK must be a power of two: got 4.0; try 16."),
+        (lambda x, y: unmasked[(1,)](x, y, BLOCK=6), "unmasked: BLOCK must be a power of two: got 6; try BLOCK=8"),
+        (lambda x, y: unmasked[(1,)](x, y, BLOCK=4.0), "unmasked: BLOCK must be a power of two: got 4.0; try BLOCK=1"),
+        (lambda x, y: unmasked[(1,)](x, y, BLOCK=np.int64(4)), "BLOCK must be a Python int: got .*; try BLOCK=4"),
         (lambda x, y: unmasked[(1,)](x.to("meta"), y, BLOCK=4), "must be on one device.*: got x on meta, y on cpu."),
         (lambda x, y: unmasked[(1,)](x.cfloat(), y, BLOCK=4), "x must be one of float16, .*: got torch.complex64"),
         (

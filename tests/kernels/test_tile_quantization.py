@@ -120,19 +120,3 @@ def test_widths_of_heads():
 @given(width=st.integers(1, 256), is_triton=st.booleans())
 def test_a_head_never_wastes_all(width, is_triton):
     assert 0 <= head_width_waste(width, is_triton) < 1
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: Product(0, 1, 1, "float16", A100), "M must be at least 1: got 0"),
-        (lambda: advise(Product(1, 1, 1, "float16", A100), "B"), "M, N or K: got 'B'"),
-        (lambda: advise(Product(1, 1, 1, "float16", A100), "M", gain=0.0), "gain must be positive"),
-        (lambda: swiglu_width(64, 0, 64, "float16", A100), "at least 1: got 0; try 128"),
-        (lambda: pad_vocabulary(64, -1, 64, 64, "float16", A100), "got -1"),
-        (lambda: head_width_waste(300), "from 1 to 256: got 300"),
-    ],
-)
-def test_a_size_that_cannot_be_is_one_clear_error(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()

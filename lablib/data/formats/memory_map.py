@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import zstandard
 
-from lablib.data.formats.records import Damage, Format, Numbered, Record, record_crc
+from lablib.data.formats.records import Damage, Format, Numbered, Record, numbered, record_crc
 
 MAGIC = b"lablibmm"
 HEADER = struct.Struct("<8sQI8xI")  # magic, records, compression, (reserved), CRC of what is before
@@ -68,8 +68,7 @@ def _record(content: memoryview, number: int, compression: str) -> Numbered | Da
         record = Record(name, zstandard.ZstdDecompressor().decompress(data) if compression == "zstd" else data)
     except (UnicodeDecodeError, zstandard.ZstdError) as error:
         return Damage(f"record {number} does not decode ({error})")
-    is_whole = record_crc(number, record) == crc
-    return Numbered(number, record) if is_whole else Damage(f"the checksum of record {number} differs")
+    return numbered(number, record, crc)
 
 
 def _index(content: memoryview) -> Callable[[int], Numbered | Damage]:

@@ -21,7 +21,7 @@ from itertools import accumulate
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lablib.data.formats.records import Damage, Format, Numbered, Record, record_crc
+from lablib.data.formats.records import Damage, Format, Numbered, Record, numbered, record_crc
 
 RECORDS_PER_GROUP = 64
 _FOUR_COLUMNS = ["number", "id", "data", "crc32"]
@@ -79,12 +79,7 @@ def _open(content: memoryview) -> pq.ParquetFile:
 def _read_group(file: pq.ParquetFile, group: int) -> list[Numbered | Damage]:
     table = file.read_row_group(group, _FOUR_COLUMNS)
     columns = [table.column(name).to_pylist() for name in _FOUR_COLUMNS]
-    found: list[Numbered | Damage] = []
-    for number, name, data, crc in zip(*columns, strict=True):
-        record = Record(name, data)
-        is_whole = record_crc(number, record) == crc
-        found.append(Numbered(number, record) if is_whole else Damage(f"the checksum of record {number} differs"))
-    return found
+    return [numbered(number, Record(name, data), crc) for number, name, data, crc in zip(*columns, strict=True)]
 
 
 def _first_line(error: Exception) -> str:

@@ -25,6 +25,7 @@ import json
 import mmap
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -32,7 +33,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from lablib.data.cache import not_written, replacing
 from lablib.errors import unknown_name
-from lablib.signature import checked, fits, shown
+from lablib.signature import Count, NonNegativeInt, checked, fits, shown
 from lablib.text.files import parse_json, read_text
 
 MANIFEST = "manifest.json"
@@ -140,7 +141,7 @@ class Format:
         self,
         records: Iterable[Record],
         folder: Path,
-        shard_size: int,
+        shard_size: Count,
         compression: str = "none",
         disk: Callable[[Any], Any] | None = None,
     ) -> Manifest:
@@ -150,13 +151,11 @@ class Format:
             disk: wraps each file that is written to, for trying out a full one (`damage.FullDisk`).
 
         Raises:
-            ValueError: a compression that the format lacks, a shard_size below 1, an id that is half a character.
+            ValueError: a compression that the format lacks, an id that is half a character.
             OSError: no space, no permission: which shard and records, and how many shards before are whole.
         """
         if compression not in self.compressions:
             raise unknown_name(f"compression of {self.name}", compression, self.compressions)
-        if shard_size < 1:
-            raise ValueError(f"shard_size must be at least 1 record: got {shard_size}.")
         folder.mkdir(parents=True, exist_ok=True)
         (folder / MANIFEST).unlink(missing_ok=True)  # the old one must not list new shards
         shards: list[Shard] = []
@@ -256,7 +255,7 @@ def read_manifest(folder: Path) -> Manifest:
 def _listed(folder: Path, name: str, num_records: int, size_bytes: int) -> Shard:
     if not fits(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
         raise ValueError(f"a shard is a file beside the manifest, not {shown(name)}")
-    if not all(fits(count, int) and count >= 0 for count in (num_records, size_bytes)):
+    if not all(fits(count, NonNegativeInt) for count in (num_records, size_bytes)):
         raise ValueError(f"{name} has {shown(num_records)} records and {shown(size_bytes)} bytes")
     return Shard(folder / name, num_records, size_bytes)
 
@@ -274,41 +273,41 @@ def record_crc(number: int, record: Record) -> int:
     return zlib.crc32(record.data, zlib.crc32(f"{number} {record.id}\n".encode()))
 
 
-def gunzip(content: memoryview) -> tuple[bytes, Damage | None]:
-    """What a gzip stream holds, up to where it is damaged. After that, nothing: every bit depends on those before."""
+def numbered(number: int, record: Record, crc: int) -> Numbered | Damage:
+    """A record that was found with its checksum, or the damage that the checksum shows."""
+    if record_crc(number, record) == crc:
+        return Numbered(number, record)
+    return Damage(f"the checksum of record {number} differs")
+
+
+def decompressed(content: memoryview) -> tuple[memoryview, Damage | None]:
+    """The content without gzip, up to where its stream is damaged: every bit depends on those before."""
+    if not _is_gzip(content):
+        return content, None
     stream, out, place = zlib.decompressobj(31), bytearray(), 0
     while place < len(content) and not stream.eof:
         before = stream.copy()
         try:
             out += stream.decompress(content[place : place + 65_536])
         except zlib.error:
-            return bytes(out) + _bytewise(before, content[place : place + 65_536]), Damage(
-                "its gzip stream is damaged here or before"
-            )
+            with suppress(zlib.error):  # the damaged piece again, one byte at a time until the stream breaks
+                for one in range(place, min(place + 65_536, len(content))):
+                    out += before.decompress(content[one : one + 1])
+            return memoryview(out), Damage("its gzip stream is damaged here or before")
         place += 65_536
-    return bytes(out), None if stream.eof else Damage("its gzip stream is cut")
+    return memoryview(out), None if stream.eof else Damage("its gzip stream is cut")
 
 
-def is_gzip(content: memoryview) -> bool:
+def check_random_access(content: memoryview, name: str) -> None:
+    """Raise NoRandomAccessError for a shard in gzip."""
+    if _is_gzip(content):
+        raise NoRandomAccessError(
+            f"a {name} shard in gzip has no random access: it is compressed as a whole; write it without."
+        )
+
+
+def _is_gzip(content: memoryview) -> bool:
     return bytes(content[:2]) == b"\x1f\x8b"
-
-
-def no_random_access(name: str) -> NoRandomAccessError:
-    """The error of a shard in gzip."""
-    return NoRandomAccessError(
-        f"a {name} shard in gzip has no random access: it is compressed as a whole; write it without."
-    )
-
-
-def _bytewise(stream: Any, content: memoryview) -> bytes:
-    """What can be had of a damaged piece: a byte at a time, until the stream breaks."""
-    out = bytearray()
-    for place in range(len(content)):
-        try:
-            out += stream.decompress(content[place : place + 1])
-        except zlib.error:
-            break
-    return bytes(out)
 
 
 def _checked_record(record: Record) -> Record:

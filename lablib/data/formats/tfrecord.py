@@ -31,9 +31,9 @@ from lablib.data.formats.records import (
     Format,
     Numbered,
     Record,
-    gunzip,
-    is_gzip,
-    no_random_access,
+    check_random_access,
+    decompressed,
+    numbered,
     record_crc,
 )
 
@@ -57,10 +57,7 @@ def _encode(records: Sequence[Record], compression: str) -> bytes:
 
 
 def _scan(content: memoryview) -> Iterator[Numbered | Damage]:
-    cut = None
-    if is_gzip(content):
-        plain, cut = gunzip(content)
-        content = memoryview(plain)
+    content, cut = decompressed(content)
     place = 0
     while place < len(content):
         length = _length_at(content, place)
@@ -103,13 +100,11 @@ def _record(content: memoryview, place: int, length: int) -> Numbered | Damage:
         record = Record(name.decode(), data)
     except Exception as error:  # protobuf's errors, and those of an Example with other fields
         return Damage(f"the record at byte {place} does not decode ({error})")
-    is_whole = record_crc(number, record) == crc
-    return Numbered(number, record) if is_whole else Damage(f"the checksum of record {number} differs")
+    return numbered(number, record, crc)
 
 
 def _index(content: memoryview) -> Callable[[int], Numbered | Damage]:
-    if is_gzip(content):
-        raise no_random_access("TFRecord")
+    check_random_access(content, "TFRecord")
     places: list[tuple[int, int]] = []
     place = 0
     while (length := _length_at(content, place)) is not None:

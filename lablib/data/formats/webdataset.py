@@ -30,9 +30,9 @@ from lablib.data.formats.records import (
     Format,
     Numbered,
     Record,
-    gunzip,
-    is_gzip,
-    no_random_access,
+    check_random_access,
+    decompressed,
+    numbered,
     record_crc,
 )
 
@@ -57,10 +57,7 @@ def _encode(records: Sequence[Record], compression: str) -> bytes:
 
 
 def _scan(content: memoryview) -> Iterator[Numbered | Damage]:
-    cut = None
-    if is_gzip(content):
-        plain, cut = gunzip(content)
-        content = memoryview(plain)
+    content, cut = decompressed(content)
     data: _Member | None = None
     for member in _members(content):
         if isinstance(member, Damage):
@@ -100,15 +97,13 @@ def _record(content: memoryview, data: _Member, about: _Member) -> Numbered | Da
     try:
         found = json.loads(bytes(content[about.place]))
         record = Record(str(found["id"]), bytes(content[data.place]))
-        is_whole = record_crc(data.number, record) == found["crc32"]
+        return numbered(data.number, record, found["crc32"])
     except (ValueError, KeyError, TypeError) as error:
-        return Damage(f"what is said of record {data.number} does not decode ({error})")
-    return Numbered(data.number, record) if is_whole else Damage(f"the checksum of record {data.number} differs")
+        return Damage(f"the metadata of record {data.number} does not decode ({error})")
 
 
 def _index(content: memoryview) -> Callable[[int], Numbered | Damage]:
-    if is_gzip(content):
-        raise no_random_access("WebDataset")
+    check_random_access(content, "WebDataset")
     members = {(one.number, one.ending): one for one in _members(content) if isinstance(one, _Member)}
 
     return lambda number: _record(content, members[number, "data"], members[number, "json"])

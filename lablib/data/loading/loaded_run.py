@@ -108,11 +108,7 @@ class LoadedRun:
         return self._idle_share(0, 0.0)
 
     def idle_share_from(self, batch: int) -> float:
-        """The same from the start of the step of `batch` on; 0 leaves out the wait for the first batch.
-
-        Raises:
-            ValueError: the run has no such batch.
-        """
+        """The same from the start of the step of `batch` on; 0 leaves out the wait for the first batch."""
         if not 0 <= batch < len(self.batches):
             raise ValueError(f"batch must be from 0 to {len(self.batches) - 1}: got {batch}.")
         return self._idle_share(batch, self.batches[batch].step_start_s)

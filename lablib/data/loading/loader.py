@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from lablib.signature import NonNegative, Range, check_fields, checked
+from lablib.signature import Count, NonNegative, NonNegativeInt, Range, check_fields, checked
 
-MAX_SPREAD = 1e6  # its square is a float; hardly a draw of such times is near their mean
+Spread = Annotated[float, Range(ge=0, le=1e6)]  # its square is a float; hardly a draw is near the mean of such times
 
 
 class Copy(Enum):
@@ -53,28 +53,18 @@ class Loader:
         reads_loss: the loop waits for the end of each step (`loss.item()`); else it is one step ahead.
     """
 
-    workers: int = 0
-    prefetch: int = 2
+    workers: NonNegativeInt = 0
+    prefetch: Count = 2
     keeps_order: bool = True
     persistent: bool = False
-    start_s: float = 0.0
+    start_s: NonNegative = 0.0
     copy: Copy = Copy.PAGEABLE
-    batch_bytes: float = 0.0
-    copy_bytes_per_s: float = 25e9
+    batch_bytes: NonNegative = 0.0
+    copy_bytes_per_s: Annotated[float, Range(gt=0)] = 25e9
     reads_loss: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.workers < 0 or self.prefetch < 1:
-            raise ValueError(
-                "a loader needs workers >= 0 and prefetch >= 1 order for each: "
-                f"got {self.workers} and {self.prefetch}; try 2 and 2."
-            )
-        if not (0 <= self.start_s < math.inf and 0 <= self.batch_bytes < math.inf and self.copy_bytes_per_s > 0):
-            raise ValueError(
-                "start_s and batch_bytes must be finite and at least 0, copy_bytes_per_s above 0: "
-                f"got {self.start_s}, {self.batch_bytes} and {self.copy_bytes_per_s}."
-            )
 
     @property
     def copy_s(self) -> float:
@@ -87,17 +77,16 @@ def draw_times(
     mean_s: NonNegative,
     num: Annotated[int, Range(ge=0, le=10**8)],
     jitter: Jitter = Jitter.NONE,
-    spread: Annotated[float, Range(ge=0, le=MAX_SPREAD)] = 0.5,
+    spread: Spread = 0.5,
     seed: int = 0,
 ) -> list[float]:
     """Times with this mean, in seconds.
 
     Arguments:
-        mean_s: at least 0.
-        num: how many.
+        num: number of times.
         jitter: their distribution.
-        spread: of a lognormal one, the standard deviation over the mean; that of an exponential one is 1.
-        seed: of the draw; one seed is one list, and the first of a longer one.
+        spread: standard deviation over the mean of a lognormal distribution; of an exponential one it is 1.
+        seed: seed of the draw; a shorter list with the same seed is the beginning of a longer one.
     """
     draw = random.Random(seed)
     if jitter is Jitter.NONE:

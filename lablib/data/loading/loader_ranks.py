@@ -22,38 +22,39 @@ a loader's work is priced as that of a device.
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lablib.signature import checked
+from lablib.signature import Count, NonNegativeInt, Range, checked
 
 
 @checked
 def train_with_loader_ranks(
-    load_units: Sequence[int], step_units: int, prefetch: int = 2, batch_bytes: int = 8
+    load_units: Sequence[NonNegativeInt],
+    step_units: NonNegativeInt,
+    prefetch: Count = 2,
+    batch_bytes: Annotated[int, Range(ge=8)] = 8,
 ) -> list[int]:
     """The program of every rank; communicates.
 
     Arguments:
         load_units: work to load each batch.
         step_units: work of a step.
-        prefetch: batches P that each loader may have ready, at least 1.
-        batch_bytes: of a message, at least 8.
+        prefetch: batches P that each loader may have ready.
+        batch_bytes: bytes of a message.
 
     Returns:
         The numbers of the batches that this rank computed with (rank 0) or loaded, in order.
 
     Raises:
-        ValueError: fewer than two ranks, or sizes that are none.
+        ValueError: fewer than two ranks.
     """
     loaders = dist.get_world_size() - 1
-    if loaders < 1 or prefetch < 1 or batch_bytes < 8:
-        raise ValueError(
-            "one rank trains and at least one loads, with prefetch at least 1 and batch_bytes at least 8: "
-            f"got {loaders + 1} ranks, {prefetch} and {batch_bytes}; try ranks=3."
-        )
+    if loaders < 1:
+        raise ValueError("one rank trains and at least one loads: got 1 rank; try ranks=3.")
     if dist.get_rank() == 0:
         return _train(len(load_units), step_units, loaders, batch_bytes)
     return _load(load_units, dist.get_rank() - 1, loaders, prefetch, batch_bytes)

@@ -29,18 +29,17 @@ one step ahead of the device where it does not read the loss. Workers start side
 order, the next free worker takes the next order; torch gives it to the next worker in turn that has room.
 """
 
-import math
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
 from lablib.data.loading.loaded_run import BatchTimes, LoadedRun
 from lablib.data.loading.loader import Copy, Loader
-from lablib.signature import checked
+from lablib.signature import Count, NonNegative, checked
 
 
 @checked
 def run_loop(
-    loader: Loader, load_times_s: Sequence[float], step_times_s: Sequence[float], epochs: int = 1
+    loader: Loader, load_times_s: Sequence[NonNegative], step_times_s: Sequence[NonNegative], epochs: Count = 1
 ) -> LoadedRun:
     """The loop over some epochs, event by event.
 
@@ -52,17 +51,9 @@ def run_loop(
     Raises:
         ValueError: no batch, not one step for each, or batches that are no whole number of epochs.
     """
-    num_batches = len(load_times_s)
-    if not num_batches or len(step_times_s) != num_batches or epochs < 1 or num_batches % epochs:
-        raise ValueError(
-            "a loop needs one step for each batch, at least one batch, and as many in each epoch: "
-            f"got {num_batches} load times, {len(step_times_s)} step times and {epochs} epochs."
-        )
-    if not all(0 <= time_s < math.inf for times in (load_times_s, step_times_s) for time_s in times):
-        raise ValueError("load and step times must be finite and at least 0 seconds: got another; leave it out.")
-    size = num_batches // epochs
+    size = batches_per_epoch(load_times_s, step_times_s, epochs)
     device, starts, begin_s = _Device(loader), [], 0.0
-    for first in range(0, num_batches, size):
+    for first in range(0, len(load_times_s), size):
         is_new = loader.workers > 0 and (first == 0 or not loader.persistent)
         ready_s = begin_s + loader.start_s * is_new
         if is_new and loader.start_s:
@@ -70,6 +61,17 @@ def run_loop(
         workers = _Workers(loader, load_times_s[first : first + size], ready_s)
         begin_s = device.run_epoch(workers, step_times_s[first : first + size], begin_s)
     return LoadedRun(loader, tuple(device.batches), tuple(starts))
+
+
+def batches_per_epoch(load_times_s: Sequence[float], step_times_s: Sequence[float], epochs: int) -> int:
+    """Number of batches in each epoch. Raises ValueError where the times of loads and steps do not fit."""
+    num_batches = len(load_times_s)
+    if not num_batches or len(step_times_s) != num_batches or num_batches % epochs:
+        raise ValueError(
+            "a loop needs one step for each batch, at least one batch, and as many in each epoch: "
+            f"got {num_batches} load times, {len(step_times_s)} step times and {epochs} epochs."
+        )
+    return num_batches // epochs
 
 
 class _Workers:
@@ -138,14 +140,8 @@ class _Device:
 
 
 @checked
-def steady_step_s(loader: Loader, load_s: float, step_s: float) -> float:
-    """Seconds of a step in steady state, where each load takes `load_s` and each step `step_s`: the closed form.
-
-    Raises:
-        ValueError: seconds below 0 or endless.
-    """
-    if not (0 <= load_s < math.inf and 0 <= step_s < math.inf):
-        raise ValueError(f"load_s and step_s must be finite and at least 0 seconds: got {load_s} and {step_s}.")
+def steady_step_s(loader: Loader, load_s: NonNegative, step_s: NonNegative) -> float:
+    """Seconds of a step in steady state, where each load takes `load_s` and each step `step_s`: the closed form."""
     copy_s, in_line = loader.copy_s, loader.copy is not Copy.OWN_STREAM
     busy_s = step_s + copy_s if in_line else max(step_s, copy_s)
     if loader.workers:

@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from lablib.data.loading.loaded_run import BatchTimes, LoadedRun
 from lablib.data.loading.loader import Loader
-from lablib.signature import checked
+from lablib.data.loading.loader_timeline import batches_per_epoch
+from lablib.signature import Count, NonNegative, checked
 
 
 class SleepyBatches(Dataset[Tensor]):
@@ -47,7 +48,7 @@ class SleepyBatches(Dataset[Tensor]):
 
 @checked
 def measure_loop(
-    loader: Loader, load_times_s: Sequence[float], step_times_s: Sequence[float], epochs: int = 1
+    loader: Loader, load_times_s: Sequence[NonNegative], step_times_s: Sequence[NonNegative], epochs: Count = 1
 ) -> LoadedRun:
     """The loop with torch's DataLoader, timed.
 
@@ -57,16 +58,11 @@ def measure_loop(
             taken from the first of them, as a data set does not know the epoch.
 
     Raises:
-        ValueError: a copy that would have to be measured, or times that do not fit.
+        ValueError: a copy to a device, or times that do not fit the epochs.
     """
     if loader.copy_s:
         raise ValueError(f"no copy to a device is measured: got batch_bytes of {loader.batch_bytes}; try 0.0.")
-    size = len(load_times_s) // max(epochs, 1)
-    if epochs < 1 or not size or len(load_times_s) != size * epochs or len(step_times_s) != len(load_times_s):
-        raise ValueError(
-            "a loop needs one step for each batch, and as many batches in each epoch: "
-            f"got {len(load_times_s)} load times, {len(step_times_s)} step times and {epochs} epochs."
-        )
+    size = batches_per_epoch(load_times_s, step_times_s, epochs)
     if list(load_times_s) != list(load_times_s[:size]) * epochs:
         raise ValueError("the load times of every epoch must be those of the first: got others; try times * epochs.")
     batches = _data_loader(loader, load_times_s[:size])

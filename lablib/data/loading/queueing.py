@@ -25,23 +25,25 @@ and those that keep turns, as torch's, wait more.
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Annotated
 
-from lablib.signature import checked
+from lablib.signature import Count, Fraction, NonEmpty, NonNegative, Positive, checked
+
+Times = Annotated[Sequence[NonNegative], NonEmpty(), "draw or measure some"]
 
 
 @checked
-def open_orders(load_s: float, step_s: float, workers: int = 1, prefetch: int = 2) -> list[float]:
+def open_orders(load_s: Positive, step_s: Positive, workers: Count = 1, prefetch: Count = 2) -> list[float]:
     """The probability of n = 0 ... K open orders, exponential times.
 
     Arguments:
-        load_s, step_s: mean seconds L of a load and S of a step, above 0.
-        workers: k, at least 1.
-        prefetch: orders P for each worker, at least 1.
+        load_s, step_s: mean seconds L of a load and S of a step.
+        workers: number of workers k.
+        prefetch: orders P of each worker.
     """
-    _check(load_s, step_s, workers, prefetch)
     # Logarithms: a^n of a slow loader is more than a float can hold.
     ratio, weights = math.log(load_s) - math.log(step_s), [0.0]
     for number in range(1, workers * prefetch + 2):
@@ -52,29 +54,20 @@ def open_orders(load_s: float, step_s: float, workers: int = 1, prefetch: int = 
 
 
 @checked
-def idle_share_exponential(load_s: float, step_s: float, workers: int = 1, prefetch: int = 2) -> float:
+def idle_share_exponential(load_s: Positive, step_s: Positive, workers: Count = 1, prefetch: Count = 2) -> float:
     """Part of the time in which the device waits for a batch, in [0, 1]: M/M/k/K. Arguments as `open_orders`."""
     return open_orders(load_s, step_s, workers, prefetch)[-1]
 
 
 @checked
-def idle_share_constant(load_s: float, step_s: float, workers: int = 1) -> float:
+def idle_share_constant(load_s: Positive, step_s: Positive, workers: Count = 1) -> float:
     """The same if every load takes L and every step S seconds; also the least for any times with these means."""
-    _check(load_s, step_s, workers, 1)
     return 1 - step_s / max(step_s, load_s / workers)
 
 
 @checked
-def idle_share_at_most(load_times_s: Sequence[float], step_times_s: Sequence[float]) -> float:
-    """The most for any times, one worker: 1 - E[S] / E[max(L, S)], over all pairs of these load and step times.
-
-    Raises:
-        ValueError: no times, or one below 0 or endless.
-    """
-    if not load_times_s or not step_times_s:
-        raise ValueError("idle_share_at_most needs load times and step times: got none of one; draw or measure some.")
-    if not all(0 <= time_s < math.inf for times in (load_times_s, step_times_s) for time_s in times):
-        raise ValueError("load and step times must be finite and at least 0 seconds: got another; leave it out.")
+def idle_share_at_most(load_times_s: Times, step_times_s: Times) -> float:
+    """The most for any times, one worker: 1 - E[S] / E[max(L, S)], over all pairs of these load and step times."""
     # The sum of max over all pairs: a load is the longer one of the pairs with the steps that are no longer than it.
     steps_s = sorted(step_times_s)
     longer_steps_s = [0.0, *accumulate(reversed(steps_s))][::-1]  # from each place of the sorted steps on
@@ -86,37 +79,22 @@ def idle_share_at_most(load_times_s: Sequence[float], step_times_s: Sequence[flo
 
 @checked
 def smallest_prefetch_exponential(
-    load_s: float, step_s: float, workers: int = 1, max_idle_share: float = 0.01, max_prefetch: int = 10_000
+    load_s: Positive,
+    step_s: Positive,
+    workers: Count = 1,
+    max_idle_share: Fraction = 0.01,
+    max_prefetch: Count = 10_000,
 ) -> int | None:
     """The least orders a worker with which the device waits no more than this share; None: no number does."""
-    _check(load_s, step_s, workers, max_prefetch)
-    check_share(max_idle_share)
 
     def is_enough(prefetch: int) -> bool:
         return idle_share_exponential(load_s, step_s, workers, prefetch) <= max_idle_share
 
     if idle_share_constant(load_s, step_s, workers) > max_idle_share:
         return None  # too slow on the average: no buffer helps
-    prefetch = 1
-    while not is_enough(prefetch):  # first the power of two that is enough, then back by halves
-        if prefetch >= max_prefetch:
+    enough = 1
+    while not is_enough(enough):  # first the power of two that is enough
+        if enough >= max_prefetch:
             return None
-        prefetch = min(2 * prefetch, max_prefetch)
-    too_few = prefetch // 2
-    while prefetch - too_few > 1:
-        middle = (too_few + prefetch) // 2
-        too_few, prefetch = (too_few, middle) if is_enough(middle) else (middle, prefetch)
-    return prefetch
-
-
-def check_share(max_idle_share: float) -> None:
-    """Raise ValueError for a share that is none."""
-    if not 0 <= max_idle_share <= 1:
-        raise ValueError(f"max_idle_share must be from 0 to 1: got {max_idle_share}; try 0.01.")
-
-
-def _check(load_s: float, step_s: float, workers: int, prefetch: int) -> None:
-    if not (0 < load_s < math.inf and 0 < step_s < math.inf):
-        raise ValueError(f"load_s and step_s must be finite and above 0 seconds: got {load_s} and {step_s}.")
-    if min(workers, prefetch) < 1:
-        raise ValueError(f"workers and prefetch must be at least 1: got {workers} and {prefetch}.")
+        enough = min(2 * enough, max_prefetch)
+    return bisect_left(range(enough), True, lo=enough // 2 + 1, hi=enough, key=is_enough)

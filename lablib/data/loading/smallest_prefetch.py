@@ -14,22 +14,23 @@ Source: the loop of loader_timeline.py; queueing.py has the closed form for expo
 Simplified: no copies; steps of one length.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Annotated
 
-from lablib.data.loading.loader import Jitter, Loader, draw_times
+from lablib.data.loading.loader import Jitter, Loader, Spread, draw_times
 from lablib.data.loading.loader_timeline import run_loop
-from lablib.data.loading.queueing import check_share
-from lablib.signature import checked
+from lablib.signature import Count, Fraction, NonNegative, NonNegativeInt, Range, checked
 
 
 @checked
 def idle_share(
-    load_s: float,
-    step_s: float,
-    workers: int,
-    prefetch: int,
-    spread: float = 0.0,
-    num_batches: int = 600,
+    load_s: NonNegative,
+    step_s: NonNegative,
+    workers: NonNegativeInt,
+    prefetch: Count,
+    spread: Spread = 0.0,
+    num_batches: Annotated[int, Range(ge=1, le=10**8)] = 600,
     seed: int = 0,
 ) -> float:
     """Part of the time in which the device waits for batches, after the first: a run with lognormal loads.
@@ -48,11 +49,11 @@ def idle_share(
 
 @checked
 def smallest_prefetch(
-    load_times_s: Sequence[float],
-    step_s: float,
-    workers: int = 1,
-    max_idle_share: float = 0.0,
-    max_prefetch: int = 1024,
+    load_times_s: Sequence[NonNegative],
+    step_s: NonNegative,
+    workers: Annotated[Count, "without a worker nothing is loaded ahead: give at least one"] = 1,
+    max_idle_share: Fraction = 0.0,
+    max_prefetch: Count = 1024,
 ) -> int | None:
     """The least orders a worker with which the device waits no more than this share; None: no number up to the most.
 
@@ -61,19 +62,10 @@ def smallest_prefetch(
     Arguments:
         load_times_s: seconds to load each batch, such as a measured trace.
         step_s: seconds S of a step.
-        workers: k, at least 1.
+        workers: number of workers k.
         max_idle_share: of the time from the start of the first step on.
         max_prefetch: the most that is tried.
-
-    Raises:
-        ValueError: no worker, without which nothing is loaded ahead, nothing to try, or a share that is none.
     """
-    if workers < 1 or max_prefetch < 1:
-        raise ValueError(
-            f"workers and max_prefetch must be at least 1: got {workers} and {max_prefetch}; without a worker nothing "
-            "is loaded ahead."
-        )
-    check_share(max_idle_share)
     steps_s = [float(step_s)] * len(load_times_s)
 
     def is_enough(prefetch: int) -> bool:
@@ -82,8 +74,4 @@ def smallest_prefetch(
 
     if not is_enough(max_prefetch):
         return None
-    too_few, enough = 0, max_prefetch
-    while enough - too_few > 1:
-        middle = (too_few + enough) // 2
-        too_few, enough = (too_few, middle) if is_enough(middle) else (middle, enough)
-    return enough
+    return bisect_left(range(max_prefetch), True, lo=1, hi=max_prefetch, key=is_enough)
