@@ -2,10 +2,11 @@
 
 data_parallel_scaling                           seconds and efficiency of data parallelism
 zero_claims, zero_latency, zero3_published      claims about ZeRO, stage 3 on a thousand ranks, published runs
+layer_cost                                      cost of a layer by technique, simulated
+step_memory, step_outline                       memory of a training step: whether it fits, and where it peaks
 tensor_time                                     seconds of a tensor-parallel layer
-context_prices, context_cost, context_published seconds of attention over ranks; published runs
-expert_prices, expert_cost, expert_best         seconds of a mixture; the best number of expert-parallel ranks
-expert_overlap_time, expert_rebalance           overlap of the exchange; experts moved to balance ranks
+context_cost, context_published                 seconds of attention over ranks; published runs
+expert_cost, expert_best, expert_rebalance      seconds of a mixture; the best placement of experts; moves of experts
 expert_against_dense, expert_published          mixtures next to dense models; published runs
 expert_runs                                     recorded runs of routers
 placement, placement_bytes                      orders of a mesh's axes, and bytes on each level of the network

@@ -28,7 +28,6 @@ from .context_published import (
     predicted_efficiencies as predicted_efficiencies,
 )
 from .expert_best import place_best as place_best
-from .expert_overlap_time import overlapped_time as overlapped_time
 from .expert_rebalance import Rebalanced as Rebalanced, rebalance_over_run as rebalance_over_run
 from .expert_against_dense import (
     AgainstDense as AgainstDense,
@@ -77,14 +76,14 @@ from .compression_pays import (
     speedup_curves as speedup_curves,
 )
 from .compression import CompressedRun as CompressedRun, recorded_runs as recorded_runs
+from .step_memory import StepMemory as StepMemory, memory_of_step as memory_of_step
+from .layer_cost import LayerCost as LayerCost, layer_cost as layer_cost
 from .context_cost import (
-    ContextTime as ContextTime,
-    context_time as context_time,
-    context_times as context_times,
+    context_cost as context_cost,
     fair_share_s as fair_share_s,
     context_efficiencies as context_efficiencies,
 )
-from .expert_cost import ExpertTime as ExpertTime, expert_time as expert_time, expert_times as expert_times
+from .expert_cost import PRODUCTS as PRODUCTS, expert_cost as expert_cost
 from .optimizers import recorded_results as recorded_results
 from .zero_latency import (
     Zero3Time as Zero3Time,

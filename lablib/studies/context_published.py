@@ -6,15 +6,15 @@ Their share of the first is the efficiency. A count of pairs gives for any machi
 
     contiguous      n / (2n - 1) = 53.3%         zigzag, striped        100%
 
-and the table has 51 to 54%, 82 to 90%, 70 to 83%. `context_time` predicts the rest: partial results written and read
+and the table has 51 to 54%, 82 to 90%, 70 to 83%. `context_cost` predicts the rest: partial results written and read
 again, in 32 bits, and kernels that start again for each round. Only FlashAttention's speed is taken from the table, row
 by row: the library's kernel of 2024 reaches half of an H100's possible rate.
 
 Found: contiguous within 2 points of the table, zigzag within 5. Striped is 7 to 12 points too high, most without
 backward. Our interpretation: all its rounds are causal, and a causal kernel then took longer for its pairs than a full
-one, which the price list does not model.
+one, which the cost model does not have.
 
-Cost: some sums; nothing runs.
+Cost: simulations of the rings, half a second each.
 Source: zhuzilin/ring-flash-attention, README.md at 01c8baf ("batch api"), its figures; sizes: README and
 benchmark/benchmark_kvpacked_func.py at 556ddaa (Llama 3.1 8B: 32 heads, 8 of keys and values, width 128; bfloat16).
 The algorithms: Liu et al., 2023, arXiv 2310.01889; Brandon et al., 2023, arXiv 2311.09431.
@@ -29,7 +29,7 @@ from lablib.hardware.catalogue import find_cluster
 from lablib.parallel.context.bytes import ContextSizes
 from lablib.parallel.context.order import ORDERS, balance
 from lablib.signature import checked
-from lablib.studies.context_cost import context_time, fair_share_s
+from lablib.studies.context_cost import context_cost, fair_share_s
 
 RANKS, TOKENS_A_RANK = 8, 8192
 SIZES = ContextSizes(batch=1, seq_len=RANKS * TOKENS_A_RANK, heads=32, kv_heads=8, d_head=128)
@@ -77,10 +77,10 @@ def counted_efficiencies() -> dict[str, float]:
 
 @checked
 def predicted_efficiencies(row: PublishedRing) -> dict[str, float]:
-    """By order, from `context_time` on the row's machine with FlashAttention at its measured speed."""
+    """By order, from `context_cost` on the row's machine with FlashAttention at its measured speed."""
     cluster = _as_measured(row)
     share_s = RANKS * _own_tokens_s(row, cluster)
-    times = {name: context_time(SIZES, cluster, RANKS, "ring", name, forward_only=row.forward_only) for name in ORDERS}
+    times = {name: context_cost(SIZES, cluster, RANKS, "ring", name, forward_only=row.forward_only) for name in ORDERS}
     return {name: share_s / time.time_s for name, time in times.items()}
 
 

@@ -1,8 +1,8 @@
-"""What a mixture sends, keeps and takes: closed forms beside the simulator."""
+"""Bytes and seconds of a mixture: closed forms of bytes next to the simulator, and what takes the time."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -28,7 +28,7 @@ from lablib.parallel import (
 )
 from lablib.parallel.experts.products import Product
 from lablib.run import Traffic
-from lablib.studies import expert_time, expert_times
+from lablib.studies import PRODUCTS, expert_cost
 
 THOROUGH = pytest.mark.thorough
 SIZES = ExpertSizes(64, 16, 32, 8, 2, num_shared=1)
@@ -167,68 +167,37 @@ def test_spreading_experts_sends_less_than_summing_their_gradients_up_to_some_to
 # ---- seconds ----
 
 
-def timed(sizes: ExpertSizes, is_real: bool, ranks: ExpertRanks) -> list[int]:
-    """Forward and backward behind a barrier. A real routing: tokens of a rank are alike, so its experts are busy."""
-    model, _ = mixture_on(sizes, ranks, not is_real, grouped_product)
-    x = torch.zeros(sizes.tokens, sizes.d_model, dtype=DTYPES[sizes.element_bytes])
-    if is_real:
-        model[0].router.weight.data.mul_(20)
-        x.normal_(1.0, generator=torch.Generator().manual_seed(dist.get_rank()))
-    grad = torch.ones_like(x)
-    dist.barrier()
-    model(x.requires_grad_()).backward(grad)
-    return model[0].routing.counts_E().tolist() if is_real else []
-
-
-def simulated(
-    sizes: ExpertSizes, cluster: str, ranks: int | ExpertRanks, is_real: bool = False
-) -> tuple[float, float, Any]:
-    """Seconds behind the barrier, those of communication on rank 0, and the counts."""
-    fidelity: Any = "values" if is_real else "shapes"
-    shared = ranks if isinstance(ranks, ExpertRanks) else ExpertRanks(ranks)
-    run = launch(timed, sizes, is_real, shared, ranks=number_of(shared), cluster=cluster, fidelity=fidelity)
-    start_s = next(one for one in run.traffic.transfers if one.name == "barrier").end_s
-    sent = [one for one in run.traffic.transfers if one.name != "barrier" and 0 in one.ranks]
-    return run.timeline.makespan_s - start_s, sum(one.end_s - one.start_s for one in sent), run.values
-
-
 OLMOE_LAYER = ExpertSizes(4096, 2048, 1024, 64, 8)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "cluster", "ranks"),
-    [
-        (OLMOE_LAYER, "dgx-h100", 8),
-        (replace(OLMOE_LAYER, k=6, num_shared=2), "dgx-a100", 16),
-        (ExpertSizes(1024, 1024, 2048, 16, 1), "pcie-a100", 4),
-        (replace(OLMOE_LAYER, tokens=256), "dgx-h100", 1),
-        (OLMOE_LAYER, "dgx-h100", ExpertRanks(4, tensor=2)),
-        (OLMOE_LAYER, "dgx-h100", ExpertRanks(4, tensor=2, cuts_experts=False)),
-        (replace(OLMOE_LAYER, tokens=256, k=1, num_shared=1), "pcie-a100", ExpertRanks(1, tensor=4)),
-        (replace(OLMOE_LAYER, num_shared=2), "dgx-a100", ExpertRanks(1, tensor=2, cuts_experts=False)),
-        *(
-            pytest.param(
-                replace(OLMOE_LAYER, k=6, num_shared=2), "dgx-a100", ExpertRanks(e, d, t, cuts), marks=THOROUGH
-            )
-            for e, d, t in ((4, 1, 4), (2, 2, 2))
-            for cuts in (True, False)
-        ),
-        pytest.param(ExpertSizes(4096, 4096, 14336, 8, 2), "dgx-h100", 8, marks=THOROUGH),
-    ],
-)
-def test_the_closed_form_is_what_the_simulator_takes(sizes: ExpertSizes, cluster: str, ranks: int | ExpertRanks):
-    expected = expert_time(sizes, CLUSTERS[cluster], ranks)
-    found_s, exposed_s, _ = simulated(sizes, cluster, ranks)
-    assert found_s == pytest.approx(expected.layer_s, rel=0.01)
-    assert exposed_s == pytest.approx(expected.exposed_s, rel=0.01)
+@pytest.mark.parametrize("ranks", [8, ExpertRanks(4, tensor=2), ExpertRanks(4, tensor=2, cuts_experts=False)], ids=str)
+def test_the_cost_has_the_bytes_of_the_closed_form_and_exposes_all_communication(ranks: int | ExpertRanks):
+    cost = expert_cost(OLMOE_LAYER, CLUSTERS["dgx-h100"], ranks)
+    expected = expert_sent_bytes(OLMOE_LAYER, ExpertRanks(8) if ranks == 8 else ranks)
+    assert cost.sent_bytes == expected.total - expected.gradients
+    assert cost.exposed_s == pytest.approx(cost.communication_s) and cost.exposed_s > 0
 
 
-def test_a_real_routing_takes_what_its_busiest_rank_does():
+def real_step(sizes: ExpertSizes) -> list[int]:
+    """Forward and backward behind a barrier. Tokens of a rank are similar, so its experts are busy."""
+    model, _ = mixture_on(sizes, ExpertRanks(4), False, grouped_product)
+    model[0].router.weight.data.mul_(20)
+    noise = torch.randn(sizes.tokens, sizes.d_model, generator=torch.Generator().manual_seed(dist.get_rank()))
+    x = (1 + noise).to(DTYPES[sizes.element_bytes])
+    grad = torch.ones_like(x)
+    dist.barrier()
+    model(x.requires_grad_()).backward(grad)
+    return model[0].routing.counts_E().tolist()
+
+
+def test_given_counts_cost_what_their_real_routing_takes():
     """Without the counts a quarter would be missing."""
-    sizes, cluster = ExpertSizes(1024, 256, 512, 8, 2, element_bytes=4), CLUSTERS["pcie-a100"]
-    found_s, _, counts = simulated(sizes, "pcie-a100", 4, is_real=True)
-    assert found_s == pytest.approx(expert_time(sizes, cluster, 4, counts).layer_s, rel=0.03)
-    assert expert_time(sizes, cluster, 4).layer_s < 0.8 * found_s
+    sizes, cluster = ExpertSizes(1024, 256, 512, 8, 2), CLUSTERS["pcie-a100"]
+    run = launch(real_step, sizes, ranks=4, cluster=cluster)
+    start_s = next(one for one in run.traffic.transfers if one.name == "barrier").end_s
+    found_s = run.timeline.makespan_s - start_s
+    assert expert_cost(sizes, cluster, 4, run.values).time_s == pytest.approx(found_s, rel=0.03)
+    assert expert_cost(sizes, cluster, 4).time_s < 0.8 * found_s
 
 
 def test_narrow_experts_spend_more_on_moves_and_on_the_way_than_on_products():
@@ -236,42 +205,35 @@ def test_narrow_experts_spend_more_on_moves_and_on_the_way_than_on_products():
     cluster = CLUSTERS["dgx-h100"]
     shares = {}
     for width in (512, 1024, 4096, 8192):
-        one = expert_time(replace(OLMOE_LAYER, tokens=32768, d_ff=width, num_experts=16, k=4), cluster, 8)
-        shares[width] = one.products_s / (one.products_s + one.moves_s + one.exposed_s)
+        one = expert_cost(replace(OLMOE_LAYER, tokens=32768, d_ff=width, num_experts=16, k=4), cluster, 8)
+        shares[width] = one.seconds_of(*PRODUCTS) / one.time_s
     assert shares[512] < shares[1024] < 0.5 < shares[4096] < shares[8192]
 
 
 def test_the_same_tokens_on_more_ranks_have_the_same_products_and_more_on_the_way():
-    times = expert_times(OLMOE_LAYER, CLUSTERS["dgx-h100"], [1, 2, 4, 8, 16])
-    assert [one.expert_ranks for one in times] == [1, 2, 4, 8, 16]
-    assert times[0].exposed_s == 0 and all(a.exposed_s < b.exposed_s for a, b in zip(times, times[1:], strict=False))
-    assert all(a.rows_of_an_expert < b.rows_of_an_expert for a, b in zip(times, times[1:], strict=False))
-    assert times[3].products_s < times[0].products_s  # more rows of each expert, fewer weights to read
-    assert times[4].exposed_s > 3 * times[3].exposed_s  # a node has 8
-
-
-def test_a_deduplicated_dispatch_sends_less_between_nodes():
-    two = (
-        expert_time(OLMOE_LAYER, CLUSTERS["dgx-h100"], 16),
-        expert_time(OLMOE_LAYER, CLUSTERS["dgx-h100"], 16, dispatcher="deduplicated"),
-    )
-    assert two[1].exposed_s < 0.5 * two[0].exposed_s and two[1].compute_s == two[0].compute_s
+    costs = [expert_cost(OLMOE_LAYER, CLUSTERS["dgx-h100"], n) for n in (1, 2, 4, 8, 16)]
+    exposed = [cost.exposed_s for cost in costs]
+    assert exposed[0] == pytest.approx(0, abs=1e-12) and all(a < b for a, b in pairwise(exposed))
+    # More rows of each expert, fewer weights to read.
+    assert costs[3].seconds_of(*PRODUCTS) < costs[0].seconds_of(*PRODUCTS)
+    assert exposed[4] > 3 * exposed[3]  # a node has 8
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "parts", "message"),
     [
-        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 3), "the experts must be a multiple of the ranks"),
-        ((replace(OLMOE_LAYER, element_bytes=3), CLUSTERS["dgx-h100"], 8), "element_bytes must be one of"),
-        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 8, None, "alltoal"), "alltoall"),
-        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 1, [[512] * 64], "deduplicated"), "counts are for all-to-alls"),
-        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], ExpertRanks(2, 1, 2), None, "deduplicated"), "tensor ranks are priced"),
-        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], ExpertRanks(2, tensor=3)), "hidden width must be a multiple"),
+        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 3), None, "the experts must be a multiple of the ranks"),
+        ((replace(OLMOE_LAYER, element_bytes=3), CLUSTERS["dgx-h100"], 8), None, "element_bytes must be one of"),
+        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], ExpertRanks(2, tensor=3)), None, "hidden width must be a multiple"),
+        ((replace(OLMOE_LAYER, tokens=9), CLUSTERS["dgx-h100"], 8), 2, "parts must divide the.*got 2 of 9.*try 10"),
+        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 1), 2, "expert_ranks must be a whole number, 2 or more"),
+        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], 8), 0, "parts must be a whole number, 1 or more"),
+        ((OLMOE_LAYER, CLUSTERS["dgx-h100"], ExpertRanks(4, tensor=2)), 2, "without tensor ranks.*tensor=2"),
     ],
 )
-def test_what_has_no_price_is_refused(arguments: Any, message: str):
+def test_a_mixture_without_a_cost_is_refused(arguments: Any, parts: int | None, message: str):
     with pytest.raises(ValueError, match=message):
-        expert_time(*arguments)
+        expert_cost(*arguments, parts=parts)
 
 
 @pytest.mark.parametrize(

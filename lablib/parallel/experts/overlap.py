@@ -14,7 +14,7 @@ Backward is the mirror, and autograd makes it so: an exchange is two nodes of th
 in backward, the other waits forward and starts the way back in backward; nodes run backward in the opposite order, so
 that between the two stands the other part's work.
 
-Cost for parts of x seconds an all-to-all, e the experts of a part, forward; no shared ones (`expert_overlap_time.py`):
+Cost for parts of x seconds an all-to-all, e the experts of a part, forward; no shared ones:
     exposed    x + max(0, x - e) + ... + x: the first part's way there and the last one's way back hide behind sorting
                and combining at best; backward the same with experts twice as long
     compute    products of R / 2 rows take longer than half of one of R; each part's weights' gradients are added

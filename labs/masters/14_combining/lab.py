@@ -574,19 +574,21 @@ print("guesses:", my_guess_summed, "and", my_guess_divided)
 
 # %% [markdown]
 # What does an expert axis cost? Each rank has 8192 tokens of width 4096, each goes to 2 of 16 experts of hidden width
-# 14,336. Where must its ranks lie, like those of tensor, or like those of data? By formula, one layer in both passes on
+# 14,336. Where must its ranks lie, like those of tensor, or like those of data? Simulated, one layer in both passes on
 # more and more ranks (*exposed*: not hidden behind compute):
 
 # %%
 MOE = parallel.ExpertSizes(tokens=8192, d_model=4096, d_ff=14_336, num_experts=16, k=2)
 machine, table = find_cluster(cluster), {}
-for time in studies.expert_times(MOE, machine, [1, 2, 4, 8, 16]):
+for n in [1, 2, 4, 8, 16]:
+    cost = studies.expert_cost(MOE, machine, n)
+    products_s = cost.seconds_of(*studies.PRODUCTS)
     row = {
-        "products": time.products_s,
-        "moves, router": time.moves_s + time.router_s,
-        "exposed": time.exposed_s,
+        "products": products_s,
+        "moves, router": cost.compute_s - products_s,
+        "exposed": cost.exposed_s,
     }
-    table[f"{time.expert_ranks} ranks"] = {
+    table[f"{n} ranks"] = {
         key: format_quantity(value, "s") for key, value in row.items()
     }
 print(f"{cluster}: {machine.devices_per_node} ranks on a node")
@@ -757,7 +759,7 @@ pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
 # tokens of some heads. Which is nearest to a fair share?
 
 # %%
-lengths = [8192, 16_384, 32_768, 65_536, 131_072, 262_144]
+lengths = [8192, 32_768, 131_072, 262_144]
 found = studies.context_efficiencies(LONG, machine, 8, lengths)
 show(figure_context_times(lengths, found, title=f"Attention on 8 ranks of {cluster}"))
 
@@ -832,12 +834,9 @@ show(figure_rank_loads(each, title="Tokens of each rank"))
 # %%
 table = {}
 for n in (4, 8, 16):
-    for way, price in {
-        "plain": studies.expert_time,
-        "halves": studies.overlapped_time,
-    }.items():
-        time = price(MOE, machine, n)
-        row = {"exposed": time.exposed_s, "layer": time.layer_s}
+    for way, parts in {"plain": None, "halves": 2}.items():
+        cost = studies.expert_cost(MOE, machine, n, parts=parts)
+        row = {"exposed": cost.exposed_s, "layer": cost.time_s}
         table[f"{n} ranks, {way}"] = {k: format_quantity(v, "s") for k, v in row.items()}
 pd.DataFrame(table).T
 
