@@ -6,9 +6,10 @@ import dataclasses
 import importlib
 import inspect
 import pkgutil
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf, nan, nextafter
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from unittest.mock import Mock
 
 import numpy as np
@@ -21,7 +22,8 @@ from lablib.signature import Bound, NonEmpty, OneOf, PowerOfTwo, Range, checked,
 from lablib.signature import bounds as aliases
 from lablib.signature.fits import without_bounds
 
-PACKAGES = ("optim", "compress", "batches", "precision", "memory", "data", "kernels")
+PACKAGES = ("optim", "compress", "batches", "precision", "memory", "data", "kernels", "parallel", "pipeline")
+UNIONS = (Union, types.UnionType)
 
 
 def is_bounded(hint: Any) -> bool:
@@ -65,8 +67,8 @@ def inside(hint: Any) -> list[Any]:
         return [{int: 1, float: 1.0, bool: True, str: "a"}[hint]]
     if origin is Literal:
         return [of[0]]
-    if type(None) in of:
-        return [None, *inside(next(one for one in of if one is not type(None)))]
+    if origin in UNIONS:
+        return [value for one in of for value in ([None] if one is type(None) else inside(one))]
     if inspect.isclass(origin) and issubclass(origin, tuple) and of[-1] is not Ellipsis:
         return [tuple(inside(one)[0] for one in of)]
     if inspect.isclass(origin) and issubclass(origin, Mapping):
@@ -101,7 +103,7 @@ def is_inside(value: Any, hint: Any) -> bool:
     """As `fits`, of one value, said again in plain comparisons."""
     origin, of = get_origin(hint), get_args(hint)
     if origin is not Annotated:
-        return any(is_inside(value, one) for one in of) if type(None) in of else fits(value, hint)
+        return any(is_inside(value, one) for one in of) if origin in UNIONS else fits(value, hint)
     if not fits(value, of[0]):
         return False
     for bound in of[1:]:
@@ -121,8 +123,9 @@ def is_inside(value: Any, hint: Any) -> bool:
 def outside(hint: Any) -> Iterator[Any]:
     """Values that the annotation refuses; in a list, a tuple or a dict, one item of it."""
     origin, of = get_origin(hint), get_args(hint)
-    if type(None) in of:
-        yield from (one for one in outside(next(one for one in of if one is not type(None))) if one is not None)
+    if origin in UNIONS:
+        refused = (value for one in of if is_bounded(one) for value in outside(one))
+        yield from (value for value in refused if not is_inside(value, hint))
     elif inspect.isclass(origin) and issubclass(origin, tuple) and of[-1] is not Ellipsis:
         for place in (i for i, one in enumerate(of) if is_bounded(one)):
             for wrong in outside(of[place]):

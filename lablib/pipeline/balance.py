@@ -18,31 +18,27 @@ Simplified: messages are free; a layer is never cut.
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from math import inf, isfinite
+from math import inf
 
-from lablib.signature import checked, shown, whole_number
+from lablib.signature import Count, NonNegative, checked
 
 
 @checked
-def balanced_cut(costs: Sequence[float], num_pieces: int) -> tuple[range, ...]:
+def balanced_cut(costs: Sequence[NonNegative], num_pieces: Count) -> tuple[range, ...]:
     """The layers of each piece, in order: `balanced_cut([1, 1, 1, 3], 2)` is `(range(0, 3), range(3, 4))`.
 
     Arguments:
-        costs: of each layer, 0 or more; any unit.
-        num_pieces: from 1 to the number of layers.
+        costs: of each layer, in any unit.
+        num_pieces: at most the number of layers.
 
     Raises:
-        ValueError: more pieces than layers, or a cost that is negative or not finite.
+        ValueError: more pieces than layers.
     """
-    whole_number("num_pieces", num_pieces, example=min(4, len(costs)))
     if num_pieces > len(costs):
         raise ValueError(
             f"every piece needs a layer: got {len(costs)} layers for {num_pieces} pieces; "
             f"cut into {max(1, len(costs))} or fewer."
         )
-    for cost in costs:
-        if not (isfinite(cost) and cost >= 0):
-            raise ValueError(f"the cost of a layer must be 0 or more, and finite: got {shown(cost)}.")
     largest = _least(costs, num_pieces, inf, max)[0]
     ends = _least(costs, num_pieces, largest, lambda sum_before, piece: sum_before + piece * piece)[1]
     return tuple(range(start, stop) for start, stop in pairwise((0, *ends)))

@@ -13,12 +13,11 @@ Legend: p ranks, v pieces on each, p v pieces in all; a boundary lies between pi
 from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 from lablib.pipeline.plan import Plan
-from lablib.signature import WrongType, check_fields, shown
+from lablib.signature import Fraction, NonNegative, check_fields
 
-Each = float | Sequence[float]  # one number for all, or one for each
+Each = NonNegative | Sequence[NonNegative]  # one number for all, or one for each
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Costs:
             and its receiver before the next (Megatron's blocking calls); what it sends and what it receives between two
             actions go at the same time.
         activation_bytes: what a piece holds of one micro-batch, from the start of F to the end of B, or of W.
-        released_at_input: the share of it that is free after I already, in [0, 1].
+        released_at_input: the share of it that is free after I already.
         static_bytes: what a rank holds all the time; one number or one for each rank.
     """
 
@@ -46,20 +45,11 @@ class Costs:
     send_s: Each = 0.0
     overlap: bool = True
     activation_bytes: Each = 1.0
-    released_at_input: float = 0.0
+    released_at_input: Fraction = 0.0
     static_bytes: Each = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("forward_s", "backward_s", "input_s", "weight_s", "send_s", "activation_bytes", "static_bytes"):
-            value = getattr(self, name)
-            if not (value is None or isinstance(value, (Real, Sequence))):
-                raise WrongType(f"{name} must be a number or a list of numbers: got {shown(value)}; try .tolist()")
-            numbers: Any = () if value is None else value if isinstance(value, Sequence) else (value,)
-            if not all(0 <= number < float("inf") for number in numbers):
-                raise ValueError(f"{name} must be 0 or more, and finite: got {shown(value)}; give seconds or bytes")
-        if not 0 <= self.released_at_input <= 1:
-            raise ValueError(f"released_at_input is a share, between 0 and 1: got {self.released_at_input!r}; try 0.5")
 
     def of_pieces(self, plan: Plan) -> "PieceCosts":
         """The same costs written out for the pieces of a plan. Raises ValueError where the lengths do not match."""
@@ -96,7 +86,7 @@ class PieceCosts:
 
 
 def _each(name: str, value: Each, count: int, what: str) -> list[float]:
-    if not isinstance(value, Sequence):
+    if isinstance(value, Real):
         return [value] * count
     if len(value) != count:
         raise ValueError(f"{name} takes one number, or one for each of the {count} {what}: got {len(value)}")

@@ -20,16 +20,15 @@ Simplified: a micro-batch is as efficient whatever their number; parameters and 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from typing import Annotated
 
-from lablib.errors import unknown_name
 from lablib.pipeline.closed_form import WITH_CLOSED_FORM, makespan_s
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.plan import Plan
 from lablib.pipeline.replay import replay
 from lablib.pipeline.schedules import SCHEDULES, make
 from lablib.pipeline.sums import StageTime
-from lablib.signature import checked, shown, whole_number
+from lablib.signature import Count, NonNegative, OneOf, Positive, checked, shown
 
 MAX_SIZE = 100_000  # of the largest plan that is replayed, in forwards
 
@@ -59,45 +58,36 @@ class Afforded:
 
 @checked
 def equal_memory(
-    num_stages: int,
-    num_microbatches: int,
-    memory: float,
-    schedules: Sequence[str] | None = None,
+    num_stages: Count,
+    num_microbatches: Count,
+    memory: Positive,
+    schedules: Sequence[Annotated[str, OneOf(SCHEDULES)]] | None = None,
     *,
-    max_chunks: int = 4,
-    forward_s: float = 1.0,
-    input_s: float = 1.0,
-    weight_s: float = 1.0,
+    max_chunks: Count = 4,
+    forward_s: NonNegative = 1.0,
+    input_s: NonNegative = 1.0,
+    weight_s: NonNegative = 1.0,
 ) -> tuple[Afforded, ...]:
     """The schedules that fit a memory, each at its best, the least bubble first; what fits in no way is left out.
 
     Arguments:
         num_stages, num_microbatches: p and m.
         memory: M, the activations of micro-batches that a rank can hold; 1 is those of one, through all its layers.
-        schedules: their names; None: all.
+        schedules: None: all.
         max_chunks: the most pieces on a rank, for the schedules that can choose.
         forward_s, input_s, weight_s: F, I and W of a whole rank.
 
     Raises:
-        ValueError: a size that is none, a memory that is not positive, an unknown schedule.
+        ValueError: plans that are too large to replay.
     """
-    whole_number("num_stages", num_stages)
-    whole_number("num_microbatches", num_microbatches)
-    whole_number("max_chunks", max_chunks, example=4)
-    if not (isfinite(memory) and memory > 0):
-        raise ValueError(f"memory must be above 0, and finite, in micro-batches: got {shown(memory)}; try 8.")
     if num_stages * num_microbatches * max_chunks > MAX_SIZE:
         raise ValueError(
             f"num_stages * num_microbatches * max_chunks must be {MAX_SIZE:,} or less: got "
             f"{shown(num_stages)} * {shown(num_microbatches)} * {shown(max_chunks)}; try 8 * 64 * 4."
         )
-    names = tuple(SCHEDULES) if schedules is None else schedules
-    for name in names:
-        if name not in SCHEDULES:
-            raise unknown_name("schedule", name, list(SCHEDULES))
     time = StageTime(forward_s, input_s, weight_s)
     found = []
-    for name in names:
+    for name in SCHEDULES if schedules is None else schedules:
         chunks = range(1, max_chunks + 1) if SCHEDULES[name].takes_chunks else (SCHEDULES[name].num_chunks,)
         ways = [way for v in chunks if (way := _afforded(name, num_stages, num_microbatches, v, memory, time))]
         found += [min(ways, key=lambda way: way.bubble_fraction)] if ways else []

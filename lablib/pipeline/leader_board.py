@@ -6,18 +6,20 @@ Source: replay.py (times), validate.py (rules). Simplified: as replay.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.plan import Plan
-from lablib.pipeline.simulation import Simulation, read_plan, simulate
-from lablib.signature import checked
+from lablib.pipeline.simulation import Limit, Simulation, read_plan, simulate
+from lablib.signature import NonEmpty, checked
 from lablib.text.units import plural
 
 
 @checked
 def leader_board(
-    plans: Mapping[str, Plan | str], costs: Costs | None = None, max_in_flight: float | Sequence[float] | None = None
+    plans: Annotated[Mapping[str, Plan | str], NonEmpty()],
+    costs: Costs | None = None,
+    max_in_flight: Limit | Sequence[Limit] | None = None,
 ) -> Any:
     """The plans by their makespan, as a pandas table. A bad plan is a row that says what is wrong with it, no error.
 
@@ -27,12 +29,10 @@ def leader_board(
         max_in_flight: micro-batches that a stage may hold, one number for all or one for each; None: any number.
 
     Raises:
-        ValueError: no plan, costs that do not fit the first plan, or a limit that is not above 0.
+        ValueError: costs that do not fit the first plan.
     """
     import pandas as pd
 
-    if not plans:
-        raise ValueError("a leader board needs a plan: got none; try {'1f1b': schedules.one_f_one_b(3, 4)}.")
     first = next(iter(plans.values()))
     size = _size(simulate(_read(first), costs, max_in_flight).plan)  # what is wrong here is wrong for all
     rows = {name: _row(plan, costs, max_in_flight, size) for name, plan in plans.items()}

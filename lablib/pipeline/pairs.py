@@ -21,20 +21,18 @@ Simplified: messages are free.
 """
 
 from collections.abc import Sequence
-from math import inf
 
 from lablib.pipeline.costs import Costs
 from lablib.pipeline.deadlock import Computed, given, needed
 from lablib.pipeline.plan import Action, Kind, Plan
 from lablib.pipeline.replay import replay
 from lablib.pipeline.schedules import dualpipe_v
-from lablib.signature import checked, shown, whole_number
+from lablib.signature import Count, NonNegative, checked, shown
 
 
 @checked
-def pairs_bubble_s(num_stages: int, forward_s: float, input_s: float, weight_s: float, pair_s: float) -> float:
+def pairs_bubble_s(num_stages: Count, forward_s: float, input_s: float, weight_s: float, pair_s: float) -> float:
     """Idle seconds of a rank of DualPipe-V whose pairs run as one, for the seconds of a piece and of a pair."""
-    whole_number("num_stages", num_stages)
     return (num_stages - 1) * (pair_s + (input_s + weight_s) - 3 * weight_s)
 
 
@@ -63,7 +61,7 @@ def pairs_of(plan: Plan) -> tuple[tuple[tuple[Action, ...], ...], ...]:
 
 
 @checked
-def replay_pairs(plan: Plan, costs: Costs, pair_s: float) -> tuple[float, ...]:
+def replay_pairs(plan: Plan, costs: Costs, pair_s: NonNegative) -> tuple[float, ...]:
     """Idle seconds of each rank of a DualPipe-V whose pairs run as one, in `pair_s` seconds each.
 
     Arguments:
@@ -71,10 +69,8 @@ def replay_pairs(plan: Plan, costs: Costs, pair_s: float) -> tuple[float, ...]:
         costs: of the actions outside of pairs.
 
     Raises:
-        ValueError: another plan, costs that do not fit it, or a pair's time that is none.
+        ValueError: another plan, or costs that do not fit it.
     """
-    if not 0 <= pair_s < inf:
-        raise ValueError(f"pair_s must be 0 or more, and finite: got {shown(pair_s)}; give seconds.")
     rows, alone = pairs_of(plan), replay(plan, costs)
     took = {
         action: end_s - start_s

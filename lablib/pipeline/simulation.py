@@ -10,6 +10,7 @@ Simplified: as replay.py.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 
@@ -19,9 +20,10 @@ from lablib.pipeline.critical_path import Critical, critical_path
 from lablib.pipeline.deadlock import Wait, find_deadlock, steps_done
 from lablib.pipeline.plan import Action, Plan
 from lablib.pipeline.replay import Replay, replay
-from lablib.signature import checked, shown
+from lablib.signature import Range, checked
 
 MAX_MOMENTS = 200
+Limit = Annotated[float, Range(gt=0, example=4)]  # of micro-batches on a rank; infinity: none
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +74,7 @@ class Simulation:
 
 @checked
 def simulate(
-    plan: Plan, costs: Costs | None = None, max_in_flight: float | Sequence[float] | None = None
+    plan: Plan, costs: Costs | None = None, max_in_flight: Limit | Sequence[Limit] | None = None
 ) -> Simulation:
     """Try a plan out.
 
@@ -83,9 +85,8 @@ def simulate(
             number for all ranks, or one for each.
 
     Raises:
-        WrongType: an argument that is of another type.
         ValueError: a plan that lacks an action, does one twice, at another rank or before what it needs on its own
-            rank; costs that do not fit; a limit that is not above 0, or not one for each rank.
+            rank; costs that do not fit; not one limit for each rank.
     """
     limits = None if max_in_flight is None else _limits(max_in_flight, plan.num_stages)
     broken = list(rules.places(plan)) or [*rules.once(plan), *rules.order(plan)]
@@ -110,8 +111,6 @@ def _limits(max_in_flight: float | Sequence[float], num_ranks: int) -> tuple[flo
             f"max_in_flight must be one number, or one for each of the {num_ranks} ranks: got {len(limits)} numbers; "
             f"try {[4] * min(num_ranks, 8)}."
         )
-    if not all(limit > 0 for limit in limits):
-        raise ValueError(f"max_in_flight must be above 0: got {shown(max_in_flight)}; try 4, or None for no limit.")
     return limits
 
 

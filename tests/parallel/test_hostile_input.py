@@ -210,7 +210,7 @@ def test_a_number_that_is_no_word_is_refused_and_the_next_step_is_as_ever(
     [
         ({"max_norm": "1"}, "max_norm must be a number"),
         ({"max_norm": True}, "max_norm must be a number"),
-        ({"max_norm": float("nan")}, "max_norm must be positive"),
+        ({"max_norm": float("nan")}, "max_norm must be a number, above 0: got nan"),
         ({"scaler": 2.0}, "scaler must be"),
         ({"dtype": "float64"}, "dtype must be"),
         ({"seed": 1.5}, "seed must be"),
@@ -251,7 +251,7 @@ def test_what_a_router_refuses_its_config_refuses_before(
         try:
             call()
         except ValueError as error:
-            said.append(str(error))
+            said.append(str(error).removeprefix("route: ").removeprefix("MixtureConfig: "))
         else:
             said.append("")
     assert said[0] == said[1]

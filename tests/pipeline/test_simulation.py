@@ -107,9 +107,3 @@ def test_a_plan_that_cannot_be_is_one_error(text, words):
 def test_there_is_a_limit_for_each_rank():
     with pytest.raises(ValueError, match=r"one for each of the 3 ranks: got 2 numbers; try \[4, 4, 4\]"):
         simulate(make("1f1b", 3, 4), None, [3, 2])
-
-
-@pytest.mark.parametrize("limit", [0, -1, float("nan"), [2, 0]])
-def test_a_limit_is_above_zero(limit):
-    with pytest.raises(ValueError, match="max_in_flight must be above 0"):
-        simulate(make("1f1b", 2, 2), None, limit)

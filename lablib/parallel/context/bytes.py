@@ -28,12 +28,13 @@ Simplified: sizes that n divides.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
-from lablib.errors import unknown_name
 from lablib.parallel.tensor.attention import check_heads
-from lablib.signature import check_fields, checked, whole_number
+from lablib.signature import Count, OneOf, check_fields, checked
 
 WAYS = ("ring", "gather", "ulysses", "both")
+Way = Annotated[str, OneOf(WAYS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +47,15 @@ class ContextSizes:
         element_bytes: w; 2 for 16 bits.
     """
 
-    batch: int
-    seq_len: int
-    heads: int
-    kv_heads: int
-    d_head: int
-    element_bytes: int = 2
+    batch: Count
+    seq_len: Count
+    heads: Count
+    kv_heads: Count
+    d_head: Count
+    element_bytes: Count = 2
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in self.__slots__:
-            whole_number(f"ContextSizes: {name}", getattr(self, name))
         check_heads(self.heads, self.kv_heads, 1)
 
     @property
@@ -70,16 +69,15 @@ class ContextSizes:
 
 
 @checked
-def context_sent_bytes(sizes: ContextSizes, ranks: int, way: str, heads_ranks: int = 1) -> int:
+def context_sent_bytes(sizes: ContextSizes, ranks: Count, way: Way, heads_ranks: Count = 1) -> int:
     """Bytes that a rank sends for one layer, forward and backward.
 
     Arguments:
         ranks: n, which divides the sequence.
-        way: one of `WAYS`.
         heads_ranks: u, of `both`; it divides n.
 
     Raises:
-        ValueError: another way; ranks that do not divide; heads that ranks cannot share.
+        ValueError: ranks that do not divide; heads that ranks cannot share.
     """
     ring, u = check_ways(sizes, ranks, way, heads_ranks)
     sent = 0
@@ -94,7 +92,7 @@ def context_sent_bytes(sizes: ContextSizes, ranks: int, way: str, heads_ranks: i
 
 
 @checked
-def context_kept_bytes(sizes: ContextSizes, ranks: int, way: str, heads_ranks: int = 1) -> int:
+def context_kept_bytes(sizes: ContextSizes, ranks: Count, way: Way, heads_ranks: Count = 1) -> int:
     """Bytes that attention between its projections keeps for backward on a rank. Arguments and Raises as above."""
     ring, u = check_ways(sizes, ranks, way, heads_ranks)
     kv_heads = max(sizes.kv_heads, u) * (ring if way == "gather" else 1)
@@ -117,12 +115,9 @@ def can_share_heads(sizes: ContextSizes, ranks: int) -> bool:
     return True
 
 
-def check_ways(sizes: ContextSizes, ranks: int, way: str, heads_ranks: int = 1) -> tuple[int, int]:
+@checked
+def check_ways(sizes: ContextSizes, ranks: Count, way: Way, heads_ranks: Count = 1) -> tuple[int, int]:
     """Ranks of the ring, or of the gather, and ranks that share heads; refuses what cannot be."""
-    whole_number("ranks", ranks)
-    whole_number("heads_ranks", heads_ranks)
-    if way not in WAYS:
-        raise unknown_name("way", way, WAYS)
     if sizes.seq_len % ranks:
         raise ValueError(
             f"seq_len must be a multiple of the ranks: got {sizes.seq_len} on {ranks}; "

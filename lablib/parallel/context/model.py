@@ -42,7 +42,7 @@ from lablib.parallel.context.ulysses_and_ring import nested_order
 from lablib.parallel.data.overlapped import Handle
 from lablib.parallel.tensor.attention import check_heads
 from lablib.parallel.tensor.regions import Group, reduce_from_ranks
-from lablib.signature import check_type, checked, whole_number
+from lablib.signature import Count, check_type, checked
 
 IGNORED = -100  # a target that does not count, as in torch's cross_entropy
 
@@ -52,13 +52,13 @@ MakeOrder = Callable[[int, int], Order]  # (seq_len, num_ranks), as `zigzag_orde
 
 @checked
 def check_context(
-    seq_len: int,
-    num_heads: int,
-    num_kv_heads: int,
-    num_ranks: int,
+    seq_len: Count,
+    num_heads: Count,
+    num_kv_heads: Count,
+    num_ranks: Count,
     order: MakeOrder = zigzag_order,
     attention: Attend = ring_attention,
-    heads_ranks: int = 1,
+    heads_ranks: Count = 1,
 ) -> Order:
     """What would be refused on every rank, before any starts; and the order of the tokens.
 
@@ -69,8 +69,7 @@ def check_context(
         ValueError: a sequence too short for its order, or an order of other tokens or ranks; heads that ranks cannot
             share; heads_ranks that do not divide the ranks.
     """
-    whole_number("num_ranks", num_ranks)
-    if num_ranks % whole_number("heads_ranks", heads_ranks):
+    if num_ranks % heads_ranks:
         raise ValueError(f"heads_ranks must divide the ranks: got {heads_ranks} of {num_ranks}; try 1.")
     check_heads(num_heads, num_kv_heads, num_ranks if attention is ulysses_attention else heads_ranks)
     ring = num_ranks // heads_ranks

@@ -25,13 +25,13 @@ Simplified: a piece is cut without regard to documents, so many short ones may l
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Annotated
 
-from lablib.errors import unknown_name
-from lablib.signature import check_fields, checked, shown, whole_number
+from lablib.signature import Count, OneOf, Range, check_fields, checked, shown, whole_number
 
 # For each sequence of a batch its documents, as ranges of positions; what is in none of them is padding.
 Documents = tuple[tuple[range, ...], ...]
-MAX_TOKENS = 2**27
+Length = Annotated[int, Range(ge=1, le=2**27)]  # tokens of a sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class Order:
 
 
 @checked
-def contiguous_order(seq_len: int, num_ranks: int) -> Order:
+def contiguous_order(seq_len: Length, num_ranks: Count) -> Order:
     """Rank r has the r-th of n pieces.
 
     Raises:
@@ -116,7 +116,7 @@ def contiguous_order(seq_len: int, num_ranks: int) -> Order:
 
 
 @checked
-def zigzag_order(seq_len: int, num_ranks: int) -> Order:
+def zigzag_order(seq_len: Length, num_ranks: Count) -> Order:
     """Rank r has pieces r and 2n - 1 - r of 2n: an early one and a late one.
 
     >>> zigzag_order(8, 2).tokens(0), zigzag_order(8, 2).permutation(), zigzag_order(8, 2).inverse()
@@ -125,12 +125,12 @@ def zigzag_order(seq_len: int, num_ranks: int) -> Order:
     Raises:
         ValueError: fewer tokens than pieces. Pieces differ by one token at most.
     """
-    cut = _cut("zigzag", seq_len, num_ranks, 2 * whole_number("num_ranks", num_ranks))
+    cut = _cut("zigzag", seq_len, num_ranks, 2 * num_ranks)
     return Order("zigzag", tuple((cut[rank], cut[-1 - rank]) for rank in range(num_ranks)))
 
 
 @checked
-def striped_order(seq_len: int, num_ranks: int) -> Order:
+def striped_order(seq_len: Length, num_ranks: Count) -> Order:
     """Rank r has tokens r, r + n, r + 2n, ...
 
     Raises:
@@ -148,10 +148,8 @@ ORDERS: Mapping[str, Callable[[int, int], Order]] = {
 
 
 @checked
-def order_of(name: str, seq_len: int, num_ranks: int) -> Order:
-    """The order of that name. Raises ValueError for another name, or a sequence too short for it."""
-    if name not in ORDERS:
-        raise unknown_name("order", name, list(ORDERS))
+def order_of(name: Annotated[str, OneOf(ORDERS)], seq_len: Length, num_ranks: Count) -> Order:
+    """The order of that name. Raises ValueError for a sequence too short for it."""
     return ORDERS[name](seq_len, num_ranks)
 
 
@@ -227,14 +225,11 @@ def within(piece: range, span: range) -> range:
 
 def _cut(name: str, seq_len: int, num_ranks: int, pieces: int) -> list[range]:
     """0 to T - 1 in so many pieces, the first ones a token longer where they do not divide it."""
-    whole_number("num_ranks", num_ranks)
-    if whole_number("seq_len", seq_len) < pieces:
+    if seq_len < pieces:
         raise ValueError(
             f"a sequence must have a token for each piece of its order: got {seq_len} tokens for the {pieces} pieces "
             f"of {name} on {num_ranks} ranks; try {pieces} tokens, or {max(1, seq_len * num_ranks // pieces)} ranks."
         )
-    if seq_len > MAX_TOKENS:
-        raise ValueError(f"a sequence must have at most {MAX_TOKENS:,} tokens: got {seq_len:,}; try {2**20:,}.")
     small, longer = divmod(seq_len, pieces)
     starts = [i * small + min(i, longer) for i in range(pieces + 1)]
     return [range(start, stop) for start, stop in zip(starts, starts[1:], strict=False)]

@@ -30,11 +30,11 @@ from lablib.parallel.context.order import Documents, Order, zigzag_order
 from lablib.parallel.context.ring import ring_attention
 from lablib.parallel.context.ulysses import heads_of_all_tokens, tokens_of_all_heads
 from lablib.parallel.tensor.regions import Group
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, checked
 
 
 @checked
-def nested_order(outer: Order, heads_ranks: int) -> Order:
+def nested_order(outer: Order, heads_ranks: Count) -> Order:
     """The order of r u ranks: rank i u + j has the j-th of u parts of what the outer order gives to its rank i.
 
     >>> from lablib.parallel import zigzag_order
@@ -44,7 +44,6 @@ def nested_order(outer: Order, heads_ranks: int) -> Order:
     Raises:
         ValueError: a rank of the outer order with fewer tokens than parts.
     """
-    whole_number("heads_ranks", heads_ranks)
     if min(outer.lengths) < heads_ranks:
         raise ValueError(
             f"each of {outer.num_ranks} ring ranks must have a token for each of its {heads_ranks} head ranks: got "

@@ -25,11 +25,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.data.naive import parameters_with_gradients
+from lablib.signature import Count, checked
 
 BUCKET_BYTES = 25 * 2**20
 
 
-def plan_buckets(params: Sequence[Tensor], bucket_bytes: int = BUCKET_BYTES) -> list[list[int]]:
+@checked
+def plan_buckets(params: Sequence[Tensor], bucket_bytes: Count = BUCKET_BYTES) -> list[list[int]]:
     """Which parameter goes into which bucket. Pure: tensors are only asked for their size and dtype.
 
     Arguments:
@@ -39,12 +41,7 @@ def plan_buckets(params: Sequence[Tensor], bucket_bytes: int = BUCKET_BYTES) -> 
     Returns:
         For each bucket the indices of its parameters, both in the order in which backward fills them: from the last
         parameter to the first. A bucket holds one dtype (and device), because one buffer has one.
-
-    Raises:
-        ValueError: `bucket_bytes` is not positive.
     """
-    if bucket_bytes < 1:
-        raise ValueError(f"bucket_bytes must be at least 1: got {bucket_bytes}; try {BUCKET_BYTES} (25 MiB).")
     buckets: list[list[int]] = []
     filling: dict[tuple, tuple[list[int], int]] = {}  # (dtype, device) -> the bucket being filled, and its bytes
     for index in reversed(range(len(params))):
@@ -84,7 +81,7 @@ def average_gradients_in_buckets(
         bucket_bytes: most bytes of a bucket.
 
     Raises:
-        ValueError: a trainable parameter has no gradient, or `bucket_bytes` is not positive.
+        ValueError: a trainable parameter has no gradient.
     """
     world_size = dist.get_world_size(group)
     params = list(parameters_with_gradients(module))

@@ -33,20 +33,23 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from lablib.signature import Count, checked
+
 Stage = Callable[[], Any]  # starts a communication and returns its `dist.Work`
 # torch 2.13 renamed them; 2.11 has only the old names.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
-def node_mesh(ranks_per_node: int, device_type: str = "cpu") -> DeviceMesh:
+@checked
+def node_mesh(ranks_per_node: Count, device_type: str = "cpu") -> DeviceMesh:
     """The ranks as a mesh with the axes "node" and "local". Every rank must call it; it makes process groups.
 
     Raises:
         ValueError: the ranks do not fill nodes of that size.
     """
     world_size = dist.get_world_size()
-    if ranks_per_node < 1 or world_size % ranks_per_node:
+    if world_size % ranks_per_node:
         raise ValueError(
             f"world_size must be a multiple of ranks_per_node: got {world_size} and {ranks_per_node}; "
             "all nodes must have the same number of ranks."

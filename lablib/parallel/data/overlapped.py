@@ -91,8 +91,7 @@ class DataParallel(nn.Module):
             that keeps something for each bucket has `for_bucket(index, params)`, which is asked for its `Reduce`.
 
     Raises:
-        ValueError: `bucket_bytes` is not positive, or no parameter requires a gradient; in backward, a parameter that
-            got no gradient.
+        ValueError: no parameter requires a gradient; in backward, a parameter that got no gradient.
     """
 
     def __init__(

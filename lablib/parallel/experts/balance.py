@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import isfinite
 
-from lablib.signature import check_fields, check_type, checked, shown, whole_number
+from lablib.signature import Count, NonNegative, check_fields, check_type, checked, shown
 from lablib.text.units import largest_divisor
 
 MAX_SLOTS = 2**20  # a placement is looked at slot by slot
@@ -48,11 +48,10 @@ class ExpertPlacement:
     """
 
     ranks: tuple[tuple[int, ...], ...]
-    num_experts: int
+    num_experts: Count
 
     def __post_init__(self) -> None:
         check_fields(self)
-        whole_number("num_experts", self.num_experts)
         if len({len(slots) for slots in self.ranks}) != 1:
             raise ValueError(f"every rank must have as many slots: got {shown(self.ranks)}; try place_in_order(4, 2).")
         if {expert for slots in self.ranks for expert in slots} != set(range(self.num_experts)):
@@ -96,7 +95,7 @@ class ExpertPlacement:
 
 
 @checked
-def place_in_order(num_experts: int, num_ranks: int, slots_a_rank: int | None = None) -> ExpertPlacement:
+def place_in_order(num_experts: Count, num_ranks: Count, slots_a_rank: Count | None = None) -> ExpertPlacement:
     """Expert by expert, rank by rank, whatever their loads: the naive way. A slot more holds a rank's own again.
 
     Arguments:
@@ -105,7 +104,6 @@ def place_in_order(num_experts: int, num_ranks: int, slots_a_rank: int | None = 
     Raises:
         ValueError: ranks that do not divide the experts, or fewer slots than experts.
     """
-    num_experts, num_ranks = whole_number("num_experts", num_experts), whole_number("num_ranks", num_ranks)
     if num_experts % num_ranks:
         raise ValueError(
             f"num_ranks must divide num_experts: got {num_ranks} and {num_experts}; "
@@ -120,7 +118,11 @@ def place_in_order(num_experts: int, num_ranks: int, slots_a_rank: int | None = 
 
 @checked
 def place_balanced(
-    loads: Sequence[float], num_ranks: int, slots_a_rank: int, num_nodes: int = 1, num_groups: int | None = None
+    loads: Sequence[NonNegative],
+    num_ranks: Count,
+    slots_a_rank: Count,
+    num_nodes: Count = 1,
+    num_groups: Count | None = None,
 ) -> ExpertPlacement:
     """Copies of the heaviest experts, packed. Pure: equal loads give equal placements.
 
@@ -131,14 +133,13 @@ def place_balanced(
         num_groups: of experts next to each other (a router that is limited to groups); None: one for each node.
 
     Raises:
-        ValueError: loads below 0 or not finite, fewer slots than experts, nodes that do not divide ranks or groups,
-            groups that do not divide experts.
+        ValueError: fewer slots than experts, nodes that do not divide ranks or groups, groups that do not divide
+            experts.
     """
-    experts = len(loads)
+    experts, nodes, ranks = len(loads), num_nodes, num_ranks
     loads = check_loads(loads, experts)
-    nodes, ranks = whole_number("num_nodes", num_nodes), whole_number("num_ranks", num_ranks)
     slots = check_slots(experts, ranks, slots_a_rank)
-    groups = whole_number("num_groups", nodes if num_groups is None else num_groups)
+    groups = nodes if num_groups is None else num_groups
     for name, divisor, of, number in (
         ("num_nodes", nodes, "num_ranks", ranks),
         ("num_nodes", nodes, "num_groups", groups),
@@ -164,16 +165,15 @@ def place_balanced(
 
 
 @checked
-def least_possible_load(loads: Sequence[float], num_ranks: int, slots_a_rank: int) -> float:
+def least_possible_load(loads: Sequence[NonNegative], num_ranks: Count, slots_a_rank: Count) -> float:
     """What the busiest of these ranks has at least, however experts are copied and placed: the mean, or one copy.
 
     Raises:
         ValueError: as `place_balanced`.
     """
     loads = check_loads(loads, len(loads))
-    ranks = whole_number("num_ranks", num_ranks)
-    copies = _copies(loads, ranks * check_slots(len(loads), ranks, slots_a_rank))
-    return max(sum(loads) / ranks, max(load / count for load, count in zip(loads, copies, strict=True)))
+    copies = _copies(loads, num_ranks * check_slots(len(loads), num_ranks, slots_a_rank))
+    return max(sum(loads) / num_ranks, max(load / count for load, count in zip(loads, copies, strict=True)))
 
 
 def _copies(loads: Sequence[float], total: int) -> list[int]:
@@ -202,20 +202,18 @@ def _packed(weights: Sequence[float], num_bins: int, each: int) -> list[list[int
 
 def check_loads(loads: Sequence[float], num_experts: int) -> list[float]:
     """The loads as numbers; refuses others."""
-    check_type("loads", loads, Sequence[float])
+    check_type("loads", loads, Sequence[NonNegative])
     if not num_experts or len(loads) != num_experts:
         raise ValueError(f"loads must have a number for each of the {num_experts or 'experts'}: got {len(loads)}.")
-    for load in loads:
-        if not (isfinite(load) and load >= 0):
-            raise ValueError(f"a load must be 0 or more tokens, and finite: got {shown(load)}; count them again.")
     if not isfinite(sum(loads)):
         raise ValueError(f"loads must have a finite sum: got {shown(loads)}; divide all by the same number.")
     return [float(load) for load in loads]
 
 
-def check_slots(num_experts: int, num_ranks: int, slots_a_rank: int) -> int:
+@checked
+def check_slots(num_experts: int, num_ranks: Count, slots_a_rank: Count) -> int:
     """Slots of a rank, if all experts find one."""
-    slots = whole_number("slots_a_rank", slots_a_rank)
+    slots = slots_a_rank
     if num_ranks * slots > MAX_SLOTS:
         raise ValueError(
             f"there must be at most {MAX_SLOTS:,} slots: got {num_ranks} ranks x {slots}; try a slot or two more than "

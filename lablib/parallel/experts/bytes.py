@@ -37,7 +37,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lablib.parallel.experts.exchange import check_experts
-from lablib.signature import check_fields, checked, whole_number
+from lablib.signature import Count, NonNegativeInt, check_fields, checked
 
 COUNT_BYTES = 8  # of a number of rows, int64
 
@@ -53,18 +53,16 @@ class ExpertSizes:
         element_bytes: w; 2 for 16 bits.
     """
 
-    tokens: int
-    d_model: int
-    d_ff: int
-    num_experts: int
-    k: int
-    num_shared: int = 0
-    element_bytes: int = 2
+    tokens: Count
+    d_model: Count
+    d_ff: Count
+    num_experts: Count
+    k: Count
+    num_shared: NonNegativeInt = 0
+    element_bytes: Count = 2
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in self.__slots__:
-            whole_number(f"ExpertSizes: {name}", getattr(self, name), 0 if name == "num_shared" else 1)
         check_experts(self.num_experts, self.k, 1)
 
     @property
@@ -87,15 +85,13 @@ class ExpertRanks:
         cuts_experts: whether tensor ranks cut each expert; else each is whole on one of them.
     """
 
-    expert: int
-    data: int = 1
-    tensor: int = 1
+    expert: Count
+    data: Count = 1
+    tensor: Count = 1
     cuts_experts: bool = True
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("expert", "data", "tensor"):
-            whole_number(f"ExpertRanks: {name}", getattr(self, name), example=2)
 
     @property
     def sharing(self) -> int:
@@ -144,7 +140,7 @@ class ExpertKept:
 
 @checked
 def expert_sent_bytes(
-    sizes: ExpertSizes, ranks: ExpertRanks, counts: Sequence[Sequence[int]] | None = None, rank: int = 0
+    sizes: ExpertSizes, ranks: ExpertRanks, counts: Sequence[Sequence[int]] | None = None, rank: NonNegativeInt = 0
 ) -> ExpertBytes:
     """What one rank sends for one mixture, forward, backward and for the sum of gradients.
 
@@ -174,7 +170,7 @@ def expert_sent_bytes(
 
 @checked
 def expert_kept_bytes(
-    sizes: ExpertSizes, ranks: ExpertRanks, counts: Sequence[Sequence[int]] | None = None, rank: int = 0
+    sizes: ExpertSizes, ranks: ExpertRanks, counts: Sequence[Sequence[int]] | None = None, rank: NonNegativeInt = 0
 ) -> ExpertKept:
     """What autograd keeps of one mixture on a rank, without x and the weights. Arguments and Raises as above."""
     received = sum(row[_of(rank, ranks.sharing)] for row in exchanged_rows(sizes, ranks, counts))
@@ -224,7 +220,7 @@ def exchanged_rows(
 
 def _of(rank: int, n: int) -> int:
     """The rank, if there is such a one."""
-    if not 0 <= whole_number("rank", rank, minimum=0, example=0) < n:
+    if rank >= n:
         raise ValueError(f"rank must be 0 to {n - 1}, one of those that share the experts: got {rank}.")
     return rank
 

@@ -26,20 +26,20 @@ from torch import Tensor, nn
 from lablib.models.gpt import GPT
 from lablib.parallel.experts.dispatch import SCORE, Permutation, combine, dispatch, sort_by_expert
 from lablib.parallel.experts.routing import Routing
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, checked
 
 
 @checked
-def choose_tokens(weights_BT: Float[Tensor, "B T"], capacity: int) -> Permutation:
+def choose_tokens(weights_BT: Float[Tensor, "B T"], capacity: Count) -> Permutation:
     """The `capacity` tokens of highest weight of each sequence, in their order; of equal ones the first.
 
     Raises:
-        ValueError: weights that are no matrix; a capacity below 1 or above T.
+        ValueError: weights that are no matrix; a capacity above T.
     """
     if weights_BT.ndim != 2:
         raise ValueError(f"weights must be [B, T]: got {tuple(weights_BT.shape)}; give those of each sequence.")
     batch, length = weights_BT.shape
-    if whole_number("capacity", capacity) > length:
+    if capacity > length:
         raise ValueError(
             f"capacity must be at most the tokens of a sequence: got {capacity} of {length}; try capacity={length}."
         )
@@ -60,9 +60,10 @@ class MixtureOfDepths(nn.Module):
         router_D: the router's weights.
     """
 
-    def __init__(self, block: nn.Module, capacity: int, router_D: Float[Tensor, " D"]):
+    @checked
+    def __init__(self, block: nn.Module, capacity: Count, router_D: Float[Tensor, " D"]):
         super().__init__()
-        self.block, self.capacity = block, whole_number("capacity", capacity)
+        self.block, self.capacity = block, capacity
         self.router = nn.Parameter(router_D)
 
     def forward(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
@@ -74,7 +75,7 @@ class MixtureOfDepths(nn.Module):
 
 
 @checked
-def with_depths(model: GPT, capacity: int, *, every: int = 2, seed: int = 0) -> GPT:
+def with_depths(model: GPT, capacity: Count, *, every: Count = 2, seed: int = 0) -> GPT:
     """Let every so many blocks see only some tokens of each sequence, in place, and return the model.
 
     Arguments:
@@ -83,12 +84,12 @@ def with_depths(model: GPT, capacity: int, *, every: int = 2, seed: int = 0) -> 
         seed: of the routers' first weights, N(0, 0.02).
 
     Raises:
-        ValueError: a capacity below 1 or above the model's `max_seq_len`; too few blocks for `every`.
+        ValueError: a capacity above the model's `max_seq_len`; too few blocks for `every`.
     """
     longest = model.config.max_seq_len
-    if whole_number("capacity", capacity) > longest:
+    if capacity > longest:
         raise ValueError(f"capacity must be at most max_seq_len={longest}: got {capacity}; try {max(1, longest // 8)}.")
-    if whole_number("every", every, example=2) > len(model.blocks):
+    if every > len(model.blocks):
         raise ValueError(
             f"every must be at most the number of blocks: got {every} of {len(model.blocks)}; try every=1."
         )

@@ -41,7 +41,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lablib.parallel.experts.routing import Routing, check_choices
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, checked
 
 
 class Drop(Enum):
@@ -55,7 +55,7 @@ LATEST, SCORE = Drop.LATEST, Drop.SCORE
 
 
 @checked
-def expert_capacity(num_tokens: int, k: int, num_experts: int, factor: float) -> int:
+def expert_capacity(num_tokens: Count, k: Count, num_experts: Count, factor: float) -> int:
     """Slots C of each expert: `factor` times an even share of the choices, rounded up.
 
     >>> expert_capacity(1024, 2, 8, 1.25)
@@ -69,7 +69,7 @@ def expert_capacity(num_tokens: int, k: int, num_experts: int, factor: float) ->
         ValueError: a share below one token; k above E.
     """
     check_choices(num_experts, k)
-    share = whole_number("num_tokens", num_tokens) * k / num_experts
+    share = num_tokens * k / num_experts
     if not 1 <= factor * share < float("inf"):
         raise ValueError(
             f"an expert must have room for a token at least: got factor {factor:g} of {num_tokens} tokens x {k} "
@@ -132,7 +132,7 @@ class Permutation:
 
 
 @checked
-def sort_by_expert(routing: Routing, capacity: int | None = None, drop: Drop = LATEST) -> Permutation:
+def sort_by_expert(routing: Routing, capacity: Count | None = None, drop: Drop = LATEST) -> Permutation:
     """Sort the choices by expert. Waits for the device, as counts are needed on the host (`Routing.counts`).
 
     Arguments:
@@ -140,11 +140,10 @@ def sort_by_expert(routing: Routing, capacity: int | None = None, drop: Drop = L
         drop: whom a full expert drops.
 
     Raises:
-        ValueError: a capacity below 1.
         ValueNeededError: under fidelity="shapes", a routing that is not balanced.
     """
     counts, experts_X = routing.counts(), routing.experts_Nk.T.flatten()
-    if capacity is not None and whole_number("capacity", capacity) < max(counts):
+    if capacity is not None and capacity < max(counts):
         if drop is SCORE:
             by_weight_X = routing.weights_Nk.detach().T.flatten().argsort(descending=True, stable=True)
             choices_X = by_weight_X[experts_X[by_weight_X].argsort(stable=True)]

@@ -33,21 +33,21 @@ from torch import Tensor
 from lablib.parallel.experts.dispatch import expert_capacity
 from lablib.parallel.experts.routing import check_choices
 from lablib.parallel.tensor.regions import Group, shard_range
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, checked
 
 # ---- who has which experts ----
 
 
 @checked
 def check_experts(
-    num_experts: int,
-    k: int,
-    ranks: int,
+    num_experts: Count,
+    k: Count,
+    ranks: Count,
     *,
-    num_tokens: int | None = None,
+    num_tokens: Count | None = None,
     capacity_factor: float | None = None,
-    d_ff: int | None = None,
-    tensor_ranks: int = 1,
+    d_ff: Count | None = None,
+    tensor_ranks: Count = 1,
     cuts_experts: bool = True,
 ) -> int:
     """What would be refused on every rank, before any starts; and the experts of a rank.
@@ -63,28 +63,23 @@ def check_experts(
             nor experts (whole); a capacity below one token of a rank's part of the tokens.
     """
     check_choices(num_experts, k)
-    spread = whole_number("ranks", ranks, example=2)
-    if not cuts_experts:
-        spread *= whole_number("tensor_ranks", tensor_ranks, example=2)
+    spread = ranks if cuts_experts else ranks * tensor_ranks
     if num_experts % spread:
         near = next(n for n in range(min(spread, num_experts), 0, -1) if num_experts % n == 0)
         raise ValueError(
             f"the experts must be a multiple of the ranks they are spread over: got {num_experts} experts on {spread} "
             f"ranks; try {near} ranks, or {-(-num_experts // spread) * spread} experts."
         )
-    whole_number("tensor_ranks", tensor_ranks, example=2)
     if cuts_experts and d_ff is not None and d_ff % tensor_ranks:
         raise ValueError(
             f"an expert's hidden width must be a multiple of the tensor ranks that cut it: got {d_ff} on "
             f"{tensor_ranks} ranks; try d_ff={-(-d_ff // tensor_ranks) * tensor_ranks}."
         )
-    if num_tokens is not None:
-        whole_number("num_tokens", num_tokens)
+    if num_tokens is not None and capacity_factor is not None:
         parts = 1 if cuts_experts else tensor_ranks
-        if capacity_factor is not None:
-            last = (num_tokens - 1) // -(-num_tokens // parts)  # that has tokens: it may have fewest
-            start, end = shard_range(num_tokens, last, parts)
-            expert_capacity(end - start, k, num_experts, capacity_factor)
+        last = (num_tokens - 1) // -(-num_tokens // parts)  # that has tokens: it may have fewest
+        start, end = shard_range(num_tokens, last, parts)
+        expert_capacity(end - start, k, num_experts, capacity_factor)
     return num_experts // spread
 
 

@@ -40,7 +40,7 @@ from lablib.models.gpt import GPT
 from lablib.parallel.experts.dispatch import LATEST, Drop, combine, dispatch, expert_capacity, sort_by_expert
 from lablib.parallel.experts.products import Product, loop_product
 from lablib.parallel.experts.routing import Gates, Routing, check_choices, check_weights, route, softmax_gates
-from lablib.signature import check_fields, checked, whole_number
+from lablib.signature import Count, NonNegativeInt, Positive, check_fields, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +57,16 @@ class MixtureConfig:
         product: `loop_product`, `padded_product` or `grouped_product`.
     """
 
-    num_experts: int
-    k: int
-    num_shared: int = 0
-    capacity_factor: float | None = None
+    num_experts: Count
+    k: Count
+    num_shared: NonNegativeInt = 0
+    capacity_factor: Positive | None = None
     drop: Drop = LATEST
     gates: Gates = softmax_gates
     normalized: bool | None = None
-    scale: float = 1.0
-    groups: int = 1
-    groups_of_token: int = 1
+    scale: Positive = 1.0
+    groups: Count = 1
+    groups_of_token: Count = 1
     balanced: bool = False
     has_bias: bool = False
     product: Product = loop_product
@@ -74,12 +74,7 @@ class MixtureConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_choices(self.num_experts, self.k, self.groups, self.groups_of_token)
-        check_weights(self.k, self.normalized, self.scale)
-        whole_number("num_shared", self.num_shared, minimum=0, example=1)
-        if self.capacity_factor is not None and not 0 < self.capacity_factor < math.inf:
-            raise ValueError(
-                f"capacity_factor must be a positive number, or None: got {self.capacity_factor:g}; try 1.25."
-            )
+        check_weights(self.k, self.normalized)
 
 
 class ExpertMLPs(nn.Module):
@@ -125,11 +120,12 @@ class MixtureOfExperts(nn.Module):
     bias_E: Tensor | None
     needs_all_tokens = True  # of its tensor ranks: sequence parallelism is refused (`tensor/plan.py`)
 
+    @checked
     def __init__(
         self,
         config: MixtureConfig,
-        d_model: int,
-        d_ff: int,
+        d_model: Count,
+        d_ff: Count,
         *,
         generator: torch.Generator | None = None,
         residual_std: float = 0.02,
@@ -147,8 +143,6 @@ class MixtureOfExperts(nn.Module):
             whole = torch.empty(shape, dtype=torch.float64, device="cpu").normal_(0.0, std, generator=generator)
             return whole.to(device, dtype)
 
-        whole_number("d_model", d_model, example=64)
-        whole_number("d_ff", d_ff, example=256)
         self.config, self.routing, self.num_dropped = config, None, 0
         self.router = nn.Linear(d_model, config.num_experts, bias=False, device="meta")
         self.router.weight = nn.Parameter(drawn(0.02, config.num_experts, d_model))
@@ -209,7 +203,14 @@ def _without_autocast(device_type: str) -> Any:
 
 @checked
 def with_experts(
-    model: GPT, num_experts: int, k: int, *, d_ff: int | None = None, every: int = 1, seed: int = 0, **options: Any
+    model: GPT,
+    num_experts: Count,
+    k: Count,
+    *,
+    d_ff: Count | None = None,
+    every: Count = 1,
+    seed: int = 0,
+    **options: Any,
 ) -> GPT:
     """Put a mixture in the place of the MLP of every so many blocks, in place, and return the model.
 
@@ -229,10 +230,10 @@ def with_experts(
         if name not in known:
             raise unknown_name("option", name, known)
     config = MixtureConfig(num_experts, k, **options)
-    width = model.config.hidden_size if d_ff is None else whole_number("d_ff", d_ff)
+    width = model.config.hidden_size if d_ff is None else d_ff
     if next(mixtures(model), None) is not None:
         raise ValueError("with_experts takes a model whose blocks have MLPs: got one with mixtures; make a new GPT.")
-    if not whole_number("every", every, example=1) <= len(model.blocks):
+    if every > len(model.blocks):
         raise ValueError(
             f"every must be at most the number of blocks: got {every} of {len(model.blocks)}; try every=1."
         )

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from lablib.parallel.experts.routing import Routing
 from lablib.parallel.tensor.regions import Group
-from lablib.signature import checked
+from lablib.signature import NonNegative, checked
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -114,20 +114,18 @@ def router_z_loss(routing: Routing, load: Load | None = None) -> Float[Tensor, "
 
 @torch.no_grad()
 @checked
-def update_bias_(bias_E: Float[Tensor, " E"], load: Load, rate: float = 0.001) -> None:
+def update_bias_(bias_E: Float[Tensor, " E"], load: Load, rate: NonNegative = 0.001) -> None:
     """Loss-free balancing, after a step: the bias of busy experts falls, that of idle ones rises. Changes `bias_E`.
 
     Give the load of all ranks, or their biases part.
 
     Raises:
-        ValueError: a load of another number of experts, or a rate that is negative or not finite.
+        ValueError: a load of another number of experts.
     """
     if bias_E.shape != load.counts_E.shape:
         raise ValueError(
             f"a bias must have a number for each expert: got {tuple(bias_E.shape)} and {len(load.counts_E)} experts."
         )
-    if not 0 <= rate < float("inf"):
-        raise ValueError(f"rate must be 0 or more, and finite: got {rate}; try rate=0.001.")
     # mean - count, times E: whole numbers, so that an even load is exactly 0.
     bias_E += rate * (load.counts_E.sum() - load.counts_E * len(load.counts_E)).sign()
 

@@ -44,7 +44,7 @@ from lablib.parallel.experts.layer import mixtures
 from lablib.parallel.experts.parallelize import ParallelMixture
 from lablib.parallel.experts.routing import Routing
 from lablib.parallel.tensor.regions import Group
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, checked
 
 Rows = tuple[int, ...]  # to each rank, or from each
 
@@ -170,13 +170,13 @@ def _parts_of(routing: Routing, parts: int) -> list[Routing]:
 
 
 @checked
-def check_parts(num_tokens: int, parts: int) -> int:
+def check_parts(num_tokens: Count, parts: Count) -> int:
     """Tokens of a part.
 
     Raises:
         ValueError: parts that do not divide the tokens of a rank.
     """
-    if whole_number("num_tokens", num_tokens) % whole_number("parts", parts, example=2):
+    if num_tokens % parts:
         raise ValueError(
             f"parts must divide the tokens of a rank: got {parts} of {num_tokens}; "
             f"try {-(-num_tokens // parts) * parts} tokens."
@@ -185,7 +185,7 @@ def check_parts(num_tokens: int, parts: int) -> int:
 
 
 @checked
-def overlap_experts(model: nn.Module, parts: int = 2) -> Any:
+def overlap_experts(model: nn.Module, parts: Count = 2) -> Any:
     """Let the mixtures of a model send one part of their tokens beside the experts of another, in place. Return it.
 
     Arguments:
@@ -195,7 +195,6 @@ def overlap_experts(model: nn.Module, parts: int = 2) -> Any:
     Raises:
         ValueError: no mixture that is spread, one beside tensor parallelism or with a capacity.
     """
-    whole_number("parts", parts, example=2)
     spread = [mixture for mixture in mixtures(model) if isinstance(mixture, ParallelMixture)]
     if not spread:
         raise ValueError("overlap is for mixtures that are spread over ranks: got none; call ExpertParallel first.")

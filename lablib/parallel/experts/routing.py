@@ -35,7 +35,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lablib.errors import ValueNeededError
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, Positive, checked
 
 Gates = Callable[[Tensor], Tensor]  # logits [N, E] -> scores [N, E]
 
@@ -106,14 +106,14 @@ def sigmoid_gates(logits_NE: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
 @checked
 def route(
     logits_NE: Float[Tensor, "N E"],
-    k: int,
+    k: Count,
     *,
     gates: Gates = softmax_gates,
     normalized: bool | None = None,
-    scale: float = 1.0,
+    scale: Positive = 1.0,
     bias_E: Float[Tensor, " E"] | None = None,
-    groups: int = 1,
-    groups_of_token: int = 1,
+    groups: Count = 1,
+    groups_of_token: Count = 1,
     balanced: bool = False,
 ) -> Routing:
     """Choose k experts for each token. Does not communicate.
@@ -132,7 +132,7 @@ def route(
     Raises:
         ValueError: logits that are no matrix of floating-point numbers; k above E; normalized weights of one expert,
             which are always 1 and teach the router nothing; groups that do not divide the experts, or too few for k;
-            a scale that is not positive, a bias of another number of experts.
+            a bias of another number of experts.
     """
     if logits_NE.ndim != 2 or not logits_NE.is_floating_point():
         raise ValueError(
@@ -141,7 +141,7 @@ def route(
         )
     num_experts = logits_NE.shape[1]
     check_choices(num_experts, k, groups, groups_of_token)
-    check_weights(k, normalized, scale)
+    check_weights(k, normalized)
     if bias_E is not None and bias_E.shape != (num_experts,):
         raise ValueError(
             f"a bias must have a number for each expert: got {tuple(bias_E.shape)} for {num_experts} experts."
@@ -172,18 +172,16 @@ def _chosen(scores_NE: Tensor, k: int, bias_E: Tensor | None, groups: int, group
 
 
 @checked
-def check_choices(num_experts: int, k: int, groups: int = 1, groups_of_token: int = 1) -> None:
+def check_choices(num_experts: Count, k: Count, groups: Count = 1, groups_of_token: Count = 1) -> None:
     """Refuse choices that cannot be.
 
     Raises:
         ValueError: k above E; groups that do not divide E; groups of a token that have fewer than k experts.
     """
-    whole_number("num_experts", num_experts)
-    if whole_number("k", k, example=2) > num_experts:
+    if k > num_experts:
         raise ValueError(f"k must be at most the number of experts: got {k} of {num_experts}; try k={num_experts}.")
-    if num_experts % whole_number("groups", groups, example=1):
+    if num_experts % groups:
         raise ValueError(f"groups must divide the experts: got {groups} groups of {num_experts} experts; try groups=1.")
-    whole_number("groups_of_token", groups_of_token, example=1)
     if groups_of_token > groups or groups_of_token * (num_experts // groups) < k:
         most = groups_of_token * (num_experts // groups)
         raise ValueError(
@@ -192,17 +190,10 @@ def check_choices(num_experts: int, k: int, groups: int = 1, groups_of_token: in
         )
 
 
-@checked
-def check_weights(k: int, normalized: bool | None = None, scale: float = 1.0) -> None:
-    """Refuse weights that `route` could not give, before there are logits.
-
-    Raises:
-        ValueError: normalized weights of one expert, which are always 1; a scale that is not positive.
-    """
+def check_weights(k: int, normalized: bool | None) -> None:
+    """Refuse normalized weights of one expert, which are always 1. Raises ValueError."""
     if normalized and k == 1:
         raise ValueError(
             "with k=1 a normalized weight is always 1, and the router gets no gradient: got normalized=True; "
             "say normalized=False."
         )
-    if not 0 < scale < float("inf"):
-        raise ValueError(f"scale must be a positive number: got {scale}; try 1.0.")

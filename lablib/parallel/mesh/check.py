@@ -24,6 +24,7 @@ Simplified: a GPT; every micro-batch has equally many sequences, every context r
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Annotated
 
 import torch
 
@@ -33,7 +34,7 @@ from lablib.parallel.context.model import Attend, MakeOrder, check_context
 from lablib.parallel.context.order import zigzag_order
 from lablib.parallel.context.ring import ring_attention
 from lablib.parallel.mesh.mesh import Mesh
-from lablib.parallel.tensor.plan import GPT_PLAN, GPT_SEQUENCE_PLAN, Vocabulary, check_plan
+from lablib.parallel.tensor.plan import GPT_PLAN, GPT_SEQUENCE_PLAN, Uneven, Vocabulary, check_plan
 from lablib.parallel.tensor.plan import Plan as TensorPlan
 from lablib.parallel.tensor.vocabulary import padded_vocabulary
 from lablib.pipeline.balance import balanced_cut
@@ -42,12 +43,11 @@ from lablib.pipeline.executor import flops_of, units_of
 from lablib.pipeline.messages import CommunicationPlan
 from lablib.pipeline.plan import Kind
 from lablib.pipeline.schedules import SCHEDULES, make
-from lablib.signature import check_fields, whole_number
+from lablib.signature import Count, OneOf, check_fields
 from lablib.torch_compat import disable_current_modes
 
 DATA, CONTEXT, TENSOR, PIPELINE = "data", "context", "tensor", "pipeline"
 AXES = (DATA, CONTEXT, TENSOR, PIPELINE)
-AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class Combination:
         batch_size: sequences of a step, on all ranks together.
         seq_len: tokens of each.
         num_micro_batches: in which each replica takes its sequences.
-        schedule: of the pipeline, one of `lablib.pipeline.schedules.SCHEDULES`.
+        schedule: of the pipeline.
         num_chunks: pieces of the model on each rank, for schedules that take it.
         sequence_parallel: norms and the residual stream cut over the tensor axis.
         uneven_vocabulary: what to do with words that the tensor ranks do not divide: "refuse", "chunk" or "pad".
         order, attention: of the context axis; the attention is `ring_attention` or one called like it.
         recompute: whether a piece is run again in backward and only its input held.
-        autocast: torch.bfloat16 or torch.float16: the dtype of products; None: that of the parameters.
+        autocast: the dtype of products; None: that of the parameters.
         units: of each piece of the model, which of `units_of(model)` it has; the largest is as small as can be.
 
     Raises:
@@ -75,17 +75,17 @@ class Combination:
 
     config: GPTConfig
     mesh: Mesh
-    batch_size: int
-    seq_len: int
-    num_micro_batches: int = 1
-    schedule: str = "1f1b"
-    num_chunks: int = 1
+    batch_size: Count
+    seq_len: Count
+    num_micro_batches: Count = 1
+    schedule: Annotated[str, OneOf(SCHEDULES)] = "1f1b"
+    num_chunks: Count = 1
     sequence_parallel: bool = False
-    uneven_vocabulary: str = "refuse"
+    uneven_vocabulary: Uneven = "refuse"
     order: MakeOrder = zigzag_order
     attention: Attend = ring_attention
     recompute: bool = False
-    autocast: torch.dtype | None = None
+    autocast: Annotated[torch.dtype, OneOf((torch.bfloat16, torch.float16))] | None = None
     units: tuple[range, ...] = field(init=False, default=(), compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -96,8 +96,8 @@ class Combination:
         self._check_batch()
         self._check_sequence()
         self._check_vocabulary()
-        if kind := SCHEDULES.get(self.schedule):  # before a plan is made, which may be long
-            self._check_layers(self.num_chunks if kind.takes_chunks else kind.num_chunks)
+        kind = SCHEDULES[self.schedule]
+        self._check_layers(self.num_chunks if kind.takes_chunks else kind.num_chunks)  # a plan may be long
         plan = self.plan.plan
         self._check_autocast(any(action.kind is Kind.W for row in plan for action in row))
         with disable_current_modes():  # within a launch, too, it takes no time and no memory
@@ -136,8 +136,6 @@ class Combination:
         return self.batch_size // (self.size(DATA) * self.num_micro_batches)
 
     def _check_batch(self) -> None:
-        for name in ("batch_size", "seq_len", "num_micro_batches", "num_chunks"):
-            whole_number(name, getattr(self, name))
         replicas, num = self.size(DATA), self.num_micro_batches
         if self.batch_size % (replicas * num):
             raise ValueError(
@@ -181,10 +179,6 @@ class Combination:
             )
 
     def _check_autocast(self, is_split: bool) -> None:
-        if self.autocast is not None and self.autocast not in AUTOCAST_DTYPES:
-            raise ValueError(
-                f"autocast must be {' or '.join(map(str, AUTOCAST_DTYPES))}, or None: got {self.autocast}."
-            )
         if self.autocast is not None and is_split:
             raise ValueError(
                 f"weight gradients that are put off do not pass through autocast: got autocast={self.autocast} with "

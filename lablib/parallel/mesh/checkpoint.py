@@ -52,7 +52,7 @@ from lablib.parallel.mesh.checkpoint_files import (
 from lablib.parallel.mesh.optimizer import Buffer, Owned
 from lablib.parallel.mesh.step import CombinedStep
 from lablib.parallel.tensor.regions import shard_range
-from lablib.signature import checked, shown, whole_number
+from lablib.signature import NonNegativeInt, checked, shown
 
 PARAMETER, META = "parameter", "combined"
 
@@ -65,7 +65,7 @@ class Box(NamedTuple):
 
 
 @checked
-def save_checkpoint(step: CombinedStep, path: str | Path, num_steps: int) -> None:
+def save_checkpoint(step: CombinedStep, path: str | Path, num_steps: NonNegativeInt) -> None:
     """Save parameters, the optimizer's state and settings, the loss scale, and how many steps were taken. Communicates.
 
     Arguments:
@@ -76,7 +76,6 @@ def save_checkpoint(step: CombinedStep, path: str | Path, num_steps: int) -> Non
     Raises:
         ValueError: the folder holds a checkpoint, or the optimizer has what cannot be cut.
     """
-    num_steps = whole_number("num_steps", num_steps, minimum=0, example=100)
     if (Path(path) / ".metadata").exists():
         raise ValueError(f"a checkpoint needs a folder of its own: there is one in {path}; try {path}-{num_steps}.")
     own = {

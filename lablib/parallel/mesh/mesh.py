@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from lablib.errors import unknown_name
-from lablib.signature import shown, whole_number
+from lablib.signature import Count, NonNegativeInt, checked, shown, whole_number
 
 
 class Mesh:
@@ -61,13 +61,14 @@ class Mesh:
     def num_ranks(self) -> int:
         return prod(self.sizes.values())
 
-    def require(self, num_ranks: int) -> None:
+    @checked
+    def require(self, num_ranks: Count) -> None:
         """Refuse another number of ranks than the axes multiply to.
 
         Raises:
             ValueError: the product, and one axis that would make it right, if any does.
         """
-        if self.num_ranks == whole_number("num_ranks", num_ranks):
+        if self.num_ranks == num_ranks:
             return
         text = " x ".join(f"{axis} {size}" for axis, size in self.sizes.items())
         fits = [
@@ -85,13 +86,14 @@ class Mesh:
         later = self.axes[self._one(axis) + 1 :]
         return prod(self.sizes[name] for name in later)
 
-    def coordinates(self, rank: int) -> dict[str, int]:
+    @checked
+    def coordinates(self, rank: NonNegativeInt) -> dict[str, int]:
         """Where the rank stands on each axis.
 
         Raises:
             ValueError: no such rank.
         """
-        if not 0 <= whole_number("rank", rank, minimum=0) < self.num_ranks:
+        if rank >= self.num_ranks:
             raise ValueError(f"rank must be 0 to {self.num_ranks - 1}, one of {self!r}: got {rank}.")
         return {axis: rank // self.stride(axis) % size for axis, size in self.sizes.items()}
 

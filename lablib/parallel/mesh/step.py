@@ -48,6 +48,7 @@ from lablib.parallel.mesh.optimizer import CombinedOptimizer, OptimizerFn, Owned
 from lablib.parallel.mesh.part import Part, make_model, pieces_of, tied_parameter
 from lablib.parallel.tensor.state import whole
 from lablib.parallel.tensor.vocabulary import vocabulary_parallel_loss
+from lablib.parallel.zero.module import MaxNorm
 from lablib.phases import phase
 from lablib.pipeline.executor import Pipeline
 from lablib.pipeline.executor.boundaries import Shape
@@ -83,8 +84,7 @@ class CombinedStep:
     Communicates, to make groups; all ranks of the mesh call it.
 
     Raises:
-        ValueError: not as many ranks as the mesh has, a norm that is not positive, another model, or one with frozen
-            parameters.
+        ValueError: not as many ranks as the mesh has, another model, or one with frozen parameters.
     """
 
     def __init__(
@@ -101,15 +101,13 @@ class CombinedStep:
         check_types(
             "CombinedStep",
             [
-                *[("how", how, Combination), ("optimizer_fn", optimizer_fn, Callable), ("max_norm", max_norm, float)],
+                *[("how", how, Combination), ("optimizer_fn", optimizer_fn, Callable), ("max_norm", max_norm, MaxNorm)],
                 *[("scaler", scaler, LossScaler | None), ("model", model, GPT | None), ("seed", seed, int)],
                 ("dtype", dtype, torch.dtype),
             ],
         )
         how.mesh.require(dist.get_world_size())
         _require_model(model, how)
-        if not max_norm > 0:
-            raise ValueError(f"max_norm must be positive: got {max_norm}; try 1.0, or math.inf to measure only.")
         if scaler is None and how.autocast == torch.float16:
             scaler = LossScaler()
         self.how, self.max_norm, self.scaler = how, max_norm, scaler

@@ -39,7 +39,7 @@ from torch import Tensor
 from lablib.parallel.tensor.mlp import MLPShard
 from lablib.parallel.tensor.regions import Group, copy_to_ranks
 from lablib.parallel.tensor.sequence_parallel import SEQUENCE_DIM, require_even_sequence
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, checked
 
 
 def ring_chunks(own: Tensor, group: Group = None) -> Iterator[tuple[int, Tensor]]:
@@ -169,7 +169,7 @@ def async_mlp(x_BtD: Float[Tensor, "B t D"], shard: MLPShard, group: Group = Non
 
 
 @checked
-def chunked_product_s(product_s: float, message_s: float, ranks: int, add_s: float = 0.0) -> float:
+def chunked_product_s(product_s: float, message_s: float, ranks: Count, add_s: float = 0.0) -> float:
     """Seconds of one product and its collective in chunks, forward.
 
     Arguments:
@@ -177,15 +177,11 @@ def chunked_product_s(product_s: float, message_s: float, ranks: int, add_s: flo
         message_s: m, of one chunk to a neighbour.
         ranks: n.
         add_s: a, of adding one chunk to a sum; 0 where tokens are gathered.
-
-    Raises:
-        ValueError: no rank.
     """
-    whole_number("ranks", ranks)
     return product_s + (ranks - 1) * (max(product_s, message_s) + add_s)
 
 
 @checked
-def exposed_chunks_s(product_s: float, message_s: float, ranks: int, add_s: float = 0.0) -> float:
-    """The part of `chunked_product_s` that is no product. Arguments and Raises as there."""
+def exposed_chunks_s(product_s: float, message_s: float, ranks: Count, add_s: float = 0.0) -> float:
+    """The part of `chunked_product_s` that is no product. Arguments as there."""
     return chunked_product_s(product_s, message_s, ranks, add_s) - ranks * product_s

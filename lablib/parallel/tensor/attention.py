@@ -33,7 +33,7 @@ from torch import Tensor
 from lablib.parallel.tensor.linear import row_linear
 from lablib.parallel.tensor.overlap import overlapped_columns
 from lablib.parallel.tensor.regions import TENSOR, Group, Region, copy_to_ranks, shard_of
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, checked
 from lablib.text.units import largest_divisor
 
 
@@ -51,15 +51,13 @@ class AttentionShard(NamedTuple):
 
 
 @checked
-def check_heads(num_heads: int, num_kv_heads: int, world_size: int) -> None:
+def check_heads(num_heads: Count, num_kv_heads: Count, world_size: Count) -> None:
     """Refuse heads that these ranks cannot share.
 
     Raises:
         ValueError: ranks that do not divide the heads; key-value heads that neither divide the ranks nor are divided
             by them, or do not divide the heads.
     """
-    for name, value in (("num_heads", num_heads), ("num_kv_heads", num_kv_heads), ("ranks", world_size)):
-        whole_number(name, value)
     if num_heads % num_kv_heads:
         raise ValueError(
             f"num_heads must be a multiple of num_kv_heads: got {num_heads} and {num_kv_heads}; "

@@ -36,8 +36,11 @@ messages left out.
 
 from dataclasses import dataclass
 from math import isqrt
+from typing import Annotated
 
-from lablib.signature import check_fields, checked, whole_number
+from lablib.signature import Count, NonNegativeInt, Range, check_fields, checked
+
+Square = Annotated[int, Range(ge=4)]  # of ranks, q x q
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +55,16 @@ class LayerSizes:
         statistic_bytes: s, of a norm's mean and of a logsumexp; 4, with float64 8.
     """
 
-    batch: int
-    seq_len: int
-    width: int
-    heads: int
-    hidden: int = 0
-    element_bytes: int = 2
-    statistic_bytes: int = 4
+    batch: Count
+    seq_len: Count
+    width: Count
+    heads: Count
+    hidden: NonNegativeInt = 0
+    element_bytes: Count = 2
+    statistic_bytes: Count = 4
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in self.__slots__:
-            whole_number(f"LayerSizes: {name}", getattr(self, name), minimum=0 if name == "hidden" else 1)
 
     @property
     def tokens(self) -> int:
@@ -91,7 +92,7 @@ class Kept:
 
 @checked
 def kept_by_layer(
-    layer: LayerSizes, ranks: int, *, sequence: bool = False, gathers_again: bool = False
+    layer: LayerSizes, ranks: Count, *, sequence: bool = False, gathers_again: bool = False
 ) -> tuple[Kept, ...]:
     """What one layer keeps for backward on each rank, row by row.
 
@@ -119,13 +120,13 @@ def kept_by_layer(
 
 
 @checked
-def kept_bytes(layer: LayerSizes, ranks: int, *, sequence: bool = False, gathers_again: bool = False) -> int:
+def kept_bytes(layer: LayerSizes, ranks: Count, *, sequence: bool = False, gathers_again: bool = False) -> int:
     """The sum of `kept_by_layer`. Arguments and Raises as there."""
     return sum(row.size_bytes for row in kept_by_layer(layer, ranks, sequence=sequence, gathers_again=gathers_again))
 
 
 @checked
-def korthikanti_bytes(layer: LayerSizes, ranks: int, *, sequence: bool = False) -> float:
+def korthikanti_bytes(layer: LayerSizes, ranks: Count, *, sequence: bool = False) -> float:
     """The paper's bytes from our rows: what ours adds taken off, and dropout's masks and the scores put on.
 
     With sequence parallelism the paper gathers again. Arguments and Raises as `kept_by_layer`.
@@ -138,7 +139,7 @@ def korthikanti_bytes(layer: LayerSizes, ranks: int, *, sequence: bool = False) 
 
 
 @checked
-def layer_sent_bytes(layer: LayerSizes, ranks: int, *, sequence: bool = False, gathers_again: bool = False) -> float:
+def layer_sent_bytes(layer: LayerSizes, ranks: Count, *, sequence: bool = False, gathers_again: bool = False) -> float:
     """Bytes that each rank sends for one layer, forward and backward, by rings.
 
     With sequence parallelism also for gradients of what is used on cut tokens: two norms and two biases, 6 D numbers.
@@ -153,12 +154,12 @@ def layer_sent_bytes(layer: LayerSizes, ranks: int, *, sequence: bool = False, g
 @checked
 def gpt_sent_bytes(
     layer: LayerSizes,
-    num_layers: int,
-    ranks: int,
+    num_layers: NonNegativeInt,
+    ranks: Count,
     *,
     sequence: bool = False,
-    max_seq_len: int = 0,
-    loss_bytes: int = 4,
+    max_seq_len: NonNegativeInt = 0,
+    loss_bytes: Count = 4,
 ) -> float:
     """Bytes that each rank sends in a step of lablib's GPT by `GPT_PLAN` or `GPT_SEQUENCE_PLAN`, the loss by words.
 
@@ -168,18 +169,17 @@ def gpt_sent_bytes(
         loss_bytes: of a number in the loss.
         Others as `kept_by_layer`, and Raises.
     """
-    whole_number("num_layers", num_layers, minimum=0)
-    positions = whole_number("max_seq_len", max_seq_len, minimum=0) or layer.seq_len
+    positions = max_seq_len or layer.seq_len
     layers = num_layers * layer_sent_bytes(layer, ranks, sequence=sequence)
     share = 2 * (ranks - 1) / ranks
     ends = share * 2 * layer.activation_bytes  # the embedding forward, the head backward; or a half of both each way
-    loss = share * 3 * layer.tokens * whole_number("loss_bytes", loss_bytes, example=4)
+    loss = share * 3 * layer.tokens * loss_bytes
     weights = share * (2 + positions) * layer.width * layer.element_bytes if sequence else 0.0  # the last norm
     return layers + ends + loss + weights
 
 
 @checked
-def two_dimensional_sent_bytes(layer: LayerSizes, ranks: int) -> float:
+def two_dimensional_sent_bytes(layer: LayerSizes, ranks: Square) -> float:
     """Bytes that each rank of a q x q grid sends for one layer with 2D tensor parallelism, forward and backward.
 
     Raises:
@@ -191,21 +191,21 @@ def two_dimensional_sent_bytes(layer: LayerSizes, ranks: int) -> float:
 
 
 @checked
-def fewest_tokens_for_2d(width: int, ranks: int) -> float:
+def fewest_tokens_for_2d(width: Count, ranks: Square) -> float:
     """Tokens of a micro-batch above which 2D sends less than f and g. Raises as `two_dimensional_sent_bytes`."""
-    return 36 * whole_number("width", width, example=4096) / (8 * _side(ranks) - 13)
+    return 36 * width / (8 * _side(ranks) - 13)
 
 
 def _side(ranks: int) -> int:
-    side = isqrt(whole_number("ranks", ranks, minimum=4, example=4))
+    side = isqrt(ranks)
     if side**2 != ranks:
         raise ValueError(f"2D tensor parallelism needs a square of ranks: got {ranks}; try {side**2}.")
     return side
 
 
-def check_layer(layer: LayerSizes, ranks: int, sequence: bool = False, gathers_again: bool = False) -> None:
+@checked
+def check_layer(layer: LayerSizes, ranks: Count, sequence: bool = False, gathers_again: bool = False) -> None:
     """Refuse ranks that do not divide the sizes. Raises ValueError."""
-    whole_number("ranks", ranks)
     if gathers_again and not sequence:
         raise ValueError("gathers_again is of sequence parallelism: got sequence=False.")
     sizes = {"heads": layer.heads, "width": layer.width, "hidden": layer.hidden_size}

@@ -28,13 +28,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import Annotated
 
 from torch import nn
 
 from lablib.parallel.tensor.regions import TENSOR, Region
 from lablib.parallel.tensor.sequence_parallel import SEQUENCE
 from lablib.parallel.tensor.vocabulary import padded_vocabulary
-from lablib.signature import check_fields, check_type, checked, whole_number
+from lablib.signature import Count, OneOf, check_fields, check_type, checked
+
+Uneven = Annotated[str, OneOf(("refuse", "chunk", "pad"))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +90,11 @@ class Vocabulary:
     """
 
     region: Region = TENSOR
-    uneven: str = "refuse"
+    uneven: Uneven = "refuse"
     gathers: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.uneven not in ("refuse", "chunk", "pad"):
-            raise ValueError(f'uneven must be "refuse", "chunk" or "pad": got {self.uneven!r}.')
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class Match:
 
 
 @checked
-def check_plan(model: nn.Module, plan: Plan, ranks: int) -> list[Match]:
+def check_plan(model: nn.Module, plan: Plan, ranks: Count) -> list[Match]:
     """What the plan would do to the model on so many ranks. Pure; needs no rank, and a model on "meta" will do.
 
     Raises:
@@ -160,7 +161,6 @@ def check_plan(model: nn.Module, plan: Plan, ranks: int) -> list[Match]:
             that do not divide what may not be cut; a parameter that two layers share and only one cuts; with sequence
             parallelism, a mixture of experts, or a layer with parameters that the plan leaves out.
     """
-    whole_number("ranks", ranks, example=2)
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)

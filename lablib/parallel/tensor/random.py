@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from lablib.parallel.tensor.regions import Group, shard_of, shard_range
 from lablib.parallel.tensor.state import each_parameter
-from lablib.signature import whole_number
+from lablib.signature import NonNegativeInt, checked
 
 _OWN_SEEDS = 2**20  # far from the seeds that a program counts up from its own
 
@@ -53,8 +53,8 @@ class TensorGenerators:
         own: draws differently on each.
     """
 
-    def __init__(self, seed: int, group: Group = None, device: torch.device | str | None = None):
-        seed = whole_number("seed", seed, minimum=0, example=1234)
+    @checked
+    def __init__(self, seed: NonNegativeInt, group: Group = None, device: torch.device | str | None = None):
         device = torch.get_default_device() if device is None else torch.device(device)
         self.shared = torch.Generator(device).manual_seed(seed)
         self.own = torch.Generator(device).manual_seed(seed + _OWN_SEEDS + dist.get_rank(group))

@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, NonNegativeInt, checked
 
 Group = dist.ProcessGroup | None
 # torch 2.13 renamed them; 2.11 has only the old names.
@@ -42,7 +42,9 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 
 
 @checked
-def shard_range(size: int, rank: int, world_size: int, multiple_of: int = 1) -> tuple[int, int]:
+def shard_range(
+    size: NonNegativeInt, rank: NonNegativeInt, world_size: Count, multiple_of: Count = 1
+) -> tuple[int, int]:
     """First and end index of a rank's shard of a dimension: ceil(size / n) each, the last ranks fewer or none.
 
     >>> [shard_range(7, rank, 3) for rank in range(3)], shard_range(6, 1, 2, multiple_of=2)
@@ -54,11 +56,9 @@ def shard_range(size: int, rank: int, world_size: int, multiple_of: int = 1) -> 
         multiple_of: what may not be cut apart, such as the width of a head; all shards but the last are a multiple.
 
     Raises:
-        ValueError: a count below 1 (`size` below 0), or no such rank.
+        ValueError: no such rank.
     """
-    size, world_size = whole_number("size", size, minimum=0), whole_number("world_size", world_size)
-    multiple_of = whole_number("multiple_of", multiple_of)
-    if not 0 <= rank < world_size:
+    if rank >= world_size:
         raise ValueError(f"rank must be 0 to {world_size - 1}, one of {world_size}: got {rank}.")
     chunk = chunk_size(size, world_size, multiple_of)
     return min(rank * chunk, size), min((rank + 1) * chunk, size)

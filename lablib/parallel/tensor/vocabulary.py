@@ -37,11 +37,11 @@ from torch import Tensor, nn
 
 from lablib.models.gpt import next_token_loss
 from lablib.parallel.tensor.regions import TENSOR, Group, Region, chunk_size, gather_from_ranks, shard_range
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, checked
 
 
 @checked
-def padded_vocabulary(vocab_size: int, world_size: int, multiple_of: int = 1) -> int:
+def padded_vocabulary(vocab_size: Count, world_size: Count, multiple_of: Count = 1) -> int:
     """V rounded up so that every rank has equally many rows, and each a multiple of something.
 
     >>> padded_vocabulary(50257, 8), padded_vocabulary(50257, 8, multiple_of=128)
@@ -50,9 +50,6 @@ def padded_vocabulary(vocab_size: int, world_size: int, multiple_of: int = 1) ->
     Arguments:
         multiple_of: of each rank's rows; 128 suits the tiles of matrix products.
     """
-    whole_number("vocab_size", vocab_size)
-    whole_number("world_size", world_size)
-    whole_number("multiple_of", multiple_of)
     return chunk_size(vocab_size, world_size, multiple_of) * world_size
 
 

@@ -21,8 +21,11 @@ Simplified: at rest, between backward and step: no activations, no bucket under 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from lablib.signature import check_fields, checked, whole_number
+from lablib.signature import Count, NonNegativeInt, Range, check_fields, checked
+
+Stage = Annotated[int, Range(ge=0, le=3), "say 0 (plain data parallelism), 1, 2 or 3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +40,14 @@ class TrainingPrecision:
         step_counter: bytes for each tensor that the optimizer steps; torch's Adam counts its steps in 4.
     """
 
-    parameter: int
-    gradient: int
-    master: int
-    state: int
-    step_counter: int = 0
+    parameter: NonNegativeInt
+    gradient: NonNegativeInt
+    master: NonNegativeInt
+    state: NonNegativeInt
+    step_counter: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in self.__slots__:
-            whole_number(f"TrainingPrecision: {name}", getattr(self, name), minimum=0, example=4)
 
     @property
     def total(self) -> int:
@@ -84,13 +85,13 @@ class HeldBytes:
 
 @checked
 def zero_bytes(
-    stage: int,
-    unit_numels: Sequence[int],
-    world_size: int,
+    stage: Stage,
+    unit_numels: Sequence[NonNegativeInt],
+    world_size: Count,
     precision: TrainingPrecision = MIXED,
     *,
-    frozen_numels: Sequence[int] = (),
-    multiple_of: int = 1,
+    frozen_numels: Sequence[NonNegativeInt] = (),
+    multiple_of: Count = 1,
 ) -> HeldBytes:
     """What every rank holds between backward and step.
 
@@ -100,11 +101,7 @@ def zero_bytes(
         world_size: ranks that share.
         frozen_numels: elements of each unit that does not: parameters alone.
         multiple_of: a shard's elements are a multiple of this.
-
-    Raises:
-        ValueError: another stage, no rank, or a size below 0.
     """
-    stage = _stage(stage)
     p, g = precision.parameter, precision.gradient
     full, shards = _sizes(unit_numels, world_size, multiple_of)
     # In stage 1 full gradients in another dtype than the reduced ones stay beside these.
@@ -122,16 +119,16 @@ def zero_bytes(
 
 @checked
 def zero_sent_bytes(
-    stage: int,
-    unit_numels: Sequence[int],
-    world_size: int,
+    stage: Stage,
+    unit_numels: Sequence[NonNegativeInt],
+    world_size: Count,
     precision: TrainingPrecision = MIXED,
     *,
-    root_numel: int = 0,
-    num_micro_batches: int = 1,
+    root_numel: NonNegativeInt = 0,
+    num_micro_batches: Count = 1,
     no_sync: bool = False,
     reshard_after_forward: bool = True,
-    multiple_of: int = 1,
+    multiple_of: Count = 1,
 ) -> int:
     """Bytes that every rank sends in a step, by rings: 2, 2, 2 and 3 times (n-1)/n S for one micro-batch.
 
@@ -145,10 +142,8 @@ def zero_sent_bytes(
         reshard_after_forward: stage 3 gathers again in backward.
 
     Raises:
-        ValueError: another stage, no rank, a size below 0, or a root in another stage than 3.
+        ValueError: a root in another stage than 3.
     """
-    stage = _stage(stage)
-    num_micro_batches = whole_number("num_micro_batches", num_micro_batches)
     if root_numel and stage < 3:
         raise ValueError(f"root_numel is of stage 3 alone: got {root_numel} in stage {stage}; add it to unit_numels.")
     units, root = (_sizes(numels, world_size, multiple_of)[1] for numels in (unit_numels, [root_numel]))
@@ -161,13 +156,5 @@ def zero_sent_bytes(
 
 def _sizes(numels: Sequence[int], world_size: int, multiple_of: int) -> tuple[int, int]:
     """Elements of padded units together, and of one rank's shards together."""
-    world_size, multiple_of = whole_number("world_size", world_size), whole_number("multiple_of", multiple_of)
-    sizes = [whole_number("numel", numel, minimum=0, example=1000) for numel in numels]
-    shards = sum(-(-numel // (world_size * multiple_of)) * multiple_of for numel in sizes)
+    shards = sum(-(-numel // (world_size * multiple_of)) * multiple_of for numel in numels)
     return shards * world_size, shards
-
-
-def _stage(stage: int) -> int:
-    if not 0 <= stage <= 3:
-        raise ValueError(f"stage must be 0 (plain data parallelism), 1, 2 or 3: got {stage}.")
-    return int(stage)

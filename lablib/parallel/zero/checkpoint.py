@@ -48,7 +48,7 @@ from lablib.parallel.mesh.checkpoint_files import (
 )
 from lablib.parallel.zero.module import Zero, first_names
 from lablib.parallel.zero.shards import FlatUnit
-from lablib.signature import checked, shown, whole_number
+from lablib.signature import NonNegativeInt, checked, shown
 
 _PARAMETER = "parameter"
 _META = "meta"  # the key of what is no tensor
@@ -56,7 +56,7 @@ _Pieces = dict[str, Tensor]  # by key: views of what this rank has
 
 
 @checked
-def save_checkpoint(zero: Zero, path: str | Path, step: int) -> None:
+def save_checkpoint(zero: Zero, path: str | Path, step: NonNegativeInt) -> None:
     """Save parameters, the optimizer's state and its settings, buffers, and the number of the step. Communicates.
 
     Arguments:
@@ -67,7 +67,6 @@ def save_checkpoint(zero: Zero, path: str | Path, step: int) -> None:
     Raises:
         ValueError: the folder holds a checkpoint, or the optimizer has what cannot be cut into pieces.
     """
-    step = whole_number("step", step, minimum=0, example=100)
     if (Path(path) / ".metadata").exists():
         raise ValueError(f"a checkpoint needs a folder of its own: there is one in {path}; try {path}-{step}.")
     pieces = _pieces(zero)

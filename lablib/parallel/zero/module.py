@@ -33,7 +33,7 @@ all parameters of a unit.
 import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -46,9 +46,11 @@ from lablib.parallel.zero.stage1 import Zero1
 from lablib.parallel.zero.stage2 import Zero2
 from lablib.parallel.zero.stage3 import Zero3
 from lablib.precision.loss_scaling import LossScaler
-from lablib.signature import check_types
+from lablib.signature import Range, check_types, checked
 
 OptimizerFn = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Stage = Annotated[int, Range(ge=1, le=3), "say 1 (optimizer state), 2 (and gradients) or 3 (and parameters)"]
+MaxNorm = Annotated[float, Range(gt=0), "try 1.0, or math.inf to measure only"]
 STAGES: dict[int, type[Zero1] | type[Zero3]] = {1: Zero1, 2: Zero2, 3: Zero3}
 
 
@@ -71,7 +73,7 @@ class Zero(nn.Module):
         optimizer: what `optimizer_fn` made; schedules of the learning rate take it.
 
     Raises:
-        ValueError: another stage, an option that the stage does not have, and what the stage refuses.
+        ValueError: an option that the stage does not have, and what the stage refuses.
     """
 
     def __init__(
@@ -87,14 +89,10 @@ class Zero(nn.Module):
     ):
         super().__init__()
         check_types(
-            "Zero", [("module", module, nn.Module), ("optimizer_fn", optimizer_fn, Callable), ("stage", stage, int)]
+            "Zero", [("module", module, nn.Module), ("optimizer_fn", optimizer_fn, Callable), ("stage", stage, Stage)]
         )
         for name, one in (("group", group), ("replicate_group", replicate_group)):
             require_in_group(name, one)
-        if stage not in STAGES:
-            raise ValueError(
-                f"stage must be 1 (optimizer state), 2 (and gradients) or 3 (and parameters): got {stage}."
-            )
         if replicate_group is not None:
             broadcast_module(module, replicate_group)
             reduce_scatter = HybridReduceScatter(replicate_group, reduce_scatter)
@@ -122,20 +120,19 @@ class Zero(nn.Module):
 
     # ---- a step ----
 
-    def clip_grad_norm_(self, max_norm: float, scaler: LossScaler | None = None) -> Tensor:
+    @checked
+    def clip_grad_norm_(self, max_norm: MaxNorm, scaler: LossScaler | None = None) -> Tensor:
         """Shorten the gradient of all shards together to `max_norm`; returns its norm before, the same on every rank.
 
         Communicates: one number, and the scaler's flag. An inf or NaN of one rank is in the norm of all.
 
         Arguments:
-            max_norm: positive; infinity measures only.
+            max_norm: infinity measures only.
             scaler: of the loss, by which gradients are divided first.
 
         Raises:
-            ValueError: `max_norm` is not positive, or gradients have not been reduced since the last `zero_grad`.
+            ValueError: gradients have not been reduced since the last `zero_grad`.
         """
-        if not max_norm > 0:
-            raise ValueError(f"max_norm must be positive: got {max_norm}; try 1.0, or math.inf to measure only.")
         self.sharded.before_step()
         if scaler is not None:
             scaler.unscale_(self.optimizer)

@@ -26,32 +26,32 @@ Simplified: one dtype; shards are kept padded; nothing is overlapped.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Annotated
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from lablib.parallel.zero.shards import FlatLayout, all_gather_shards, reduce_scatter_average
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, NonEmpty, NonNegativeInt, checked
 
 Shapes = Sequence[tuple[int, ...]]
 
 
 @checked
-def rows_of(num_rows: int, world_size: int, rank: int) -> int:
+def rows_of(num_rows: NonNegativeInt, world_size: Count, rank: NonNegativeInt) -> int:
     """Real rows of a parameter on a rank: ceil(D / n) on the first, fewer or none on the last. As `torch.chunk`."""
-    whole_number("world_size", world_size)
-    if not 0 <= rank < world_size:
+    if rank >= world_size:
         raise ValueError(f"rank must be 0 to {world_size - 1}, one of {world_size}: got {rank}.")
     chunk = -(-num_rows // world_size)
     return min(max(num_rows - rank * chunk, 0), chunk)
 
 
 @checked
-def padded_shard_numel(shape: tuple[int, ...], world_size: int) -> int:
+def padded_shard_numel(shape: tuple[int, ...], world_size: Count) -> int:
     """Elements that every rank keeps of a parameter: ceil(D / n) rows. A number without dimensions is one row."""
     rows, *rest = shape or (1,)
-    return -(-rows // whole_number("world_size", world_size)) * prod(rest)
+    return -(-rows // world_size) * prod(rest)
 
 
 def shard_rows(param: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
@@ -130,18 +130,14 @@ class LayoutCost:
 
 
 @checked
-def compare_layouts(shapes: Sequence[tuple[int, ...]], world_size: int, element_bytes: int = 2) -> list[LayoutCost]:
+def compare_layouts(
+    shapes: Annotated[Sequence[tuple[int, ...]], NonEmpty()], world_size: Count, element_bytes: Count = 2
+) -> list[LayoutCost]:
     """One row for each layout of a unit with these parameters: a table for a lab.
 
     Flat, gradients are copied into the buffer that is reduced. By parameter, that copy is padded; and all that was
     gathered is copied out, twice in a step.
-
-    Raises:
-        ValueError: no parameter, or a count below 1.
     """
-    whole_number("element_bytes", element_bytes)
-    if not shapes:
-        raise ValueError("compare_layouts needs the shapes of a unit's parameters: got none.")
     numel = sum(map(prod, shapes))
     flat = FlatLayout(tuple(map(str, range(len(shapes)))), tuple(map(tuple, shapes)), world_size)
     held = [{piece.name for piece in flat.pieces(rank)} for rank in range(world_size)]

@@ -25,13 +25,12 @@ Simplified: nothing overlaps; Liu et al. gather a matrix at a time, which takes 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from lablib.errors import unknown_name
 from lablib.optim import foreach
 from lablib.optim.base import Settings, State
 from lablib.optim.muon import SCALES, Muon
@@ -39,6 +38,7 @@ from lablib.optim.newton_schulz import newton_schulz
 from lablib.parallel.zero.optimizers import Sharded, share_gradients
 from lablib.parallel.zero.sharded_muon_cost import WAYS, Shape, owners, require_matrices
 from lablib.parallel.zero.shards import all_gather_shards
+from lablib.signature import OneOf, checked
 
 NEWTON_SCHULZ_DTYPE = torch.bfloat16
 
@@ -96,19 +96,21 @@ class ShardedMuon(Muon):
 
     Arguments:
         pieces: of matrices, the same ones on every rank.
-        way: "gather" or "exchange".
         ranks: that share the matrices; None for all.
         settings: of Muon.
 
     Raises:
-        ValueError: another way, or a piece of what is no matrix.
+        ValueError: a piece of what is no matrix.
     """
 
+    @checked
     def __init__(
-        self, pieces: Sequence[Sharded], way: str = "exchange", ranks: dist.ProcessGroup | None = None, **settings: Any
+        self,
+        pieces: Sequence[Sharded],
+        way: Annotated[str, OneOf(WAYS[1:])] = "exchange",
+        ranks: dist.ProcessGroup | None = None,
+        **settings: Any,
     ):
-        if way not in WAYS[1:]:
-            raise unknown_name("way", way, WAYS[1:])
         require_matrices((each.name, each.shape) for each in pieces)
         self._ranks, self._directions = ranks, _gathered if way == "gather" else _exchanged
         self._sharded: dict[Tensor, Sharded] = {each.piece: each for each in pieces}

@@ -20,9 +20,9 @@ largest first). Simplified: an all-gather goes in a ring.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Annotated
 
-from lablib.errors import unknown_name
-from lablib.signature import whole_number
+from lablib.signature import Count, OneOf, checked
 
 WAYS = ("owner", "gather", "exchange")
 NUMBER_BYTES = 2  # of what travels: BF16
@@ -50,7 +50,8 @@ def newton_schulz_flops(shape: Shape, ns_steps: int = 5) -> int:
     return ns_steps * (4 * m * m * n + 2 * m**3)
 
 
-def owners(shapes: Sequence[Shape], ranks: int) -> list[int]:
+@checked
+def owners(shapes: Sequence[Shape], ranks: Count) -> list[int]:
     """The owner of each matrix, balanced by FLOPs: the largest first, each to the rank that has least.
 
     Arguments:
@@ -58,9 +59,8 @@ def owners(shapes: Sequence[Shape], ranks: int) -> list[int]:
         ranks: among which they are dealt out.
 
     Raises:
-        ValueError: no rank, or what is no matrix.
+        ValueError: what is no matrix.
     """
-    whole_number("ranks", ranks)
     require_matrices((f"number {index}", shape) for index, shape in enumerate(shapes))
     load, found = [0] * ranks, [0] * len(shapes)
     for index in sorted(range(len(shapes)), key=lambda index: -newton_schulz_flops(shapes[index], 1)):
@@ -69,20 +69,20 @@ def owners(shapes: Sequence[Shape], ranks: int) -> list[int]:
     return found
 
 
-def muon_cost(way: str, shapes: Sequence[Shape], counts: Sequence[Sequence[int]], ns_steps: int = 5) -> MuonCost:
+@checked
+def muon_cost(
+    way: Annotated[str, OneOf(WAYS)], shapes: Sequence[Shape], counts: Sequence[Sequence[int]], ns_steps: Count = 5
+) -> MuonCost:
     """Bytes, FLOPs and state of one step, rank by rank.
 
     Arguments:
-        way: "owner", "gather" or "exchange".
         shapes: of the matrices.
         counts: of each matrix, how many numbers of it each rank's shard has (`Sharded.counts`).
         ns_steps: of Newton-Schulz.
 
     Raises:
-        ValueError: another way, what is no matrix, or counts that do not add up to it.
+        ValueError: what is no matrix, or counts that do not add up to it.
     """
-    if way not in WAYS:
-        raise unknown_name("way", way, WAYS)
     for shape, parts in zip(shapes, counts, strict=True):
         if sum(parts) != prod(shape) or len(parts) != len(counts[0]):
             raise ValueError(f"counts must add up to each matrix, one a rank: got {tuple(parts)} for shape {shape}.")

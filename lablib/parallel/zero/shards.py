@@ -33,7 +33,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.data.overlapped import Handle
-from lablib.signature import check_type, whole_number
+from lablib.signature import Count, check_type, checked
 
 # torch 2.13 renamed them; 2.11 has only the old names.
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -158,6 +158,7 @@ class FlatUnit:
         master: what the optimizer steps: the shard; with mixed precision a copy of it in the module's dtype.
     """
 
+    @checked
     def __init__(
         self,
         named_params: Sequence[tuple[str, nn.Parameter]],
@@ -166,10 +167,9 @@ class FlatUnit:
         in_place: bool,
         param_dtype: torch.dtype | None = None,
         reduce_dtype: torch.dtype | None = None,
-        multiple_of: int = 1,
+        multiple_of: Count = 1,
     ):
         require_dtype("param_dtype", param_dtype)
-        multiple_of = whole_number("multiple_of", multiple_of)
         names, params = zip(*named_params, strict=True)
         shapes = tuple(tuple(param.shape) for param in params)
         self.group, self.params, self.is_trainable = group, params, params[0].requires_grad

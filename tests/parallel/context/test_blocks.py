@@ -256,9 +256,6 @@ def test_examples_in_docstrings_are_true(module: Any):
     [
         (lambda: zigzag_order(7, 4), "got 7 tokens for the 8 pieces of zigzag on 4 ranks; try 8 tokens, or 3 ranks"),
         (lambda: contiguous_order(3, 4), "got 3 tokens for the 4 pieces of contiguous on 4 ranks; try 4 tokens"),
-        (lambda: striped_order(0, 4), "seq_len must be a whole number, 1 or more"),
-        (lambda: zigzag_order(8, 0), "num_ranks must be a whole number"),
-        (lambda: zigzag_order(2**60, 4), "at most 134,217,728 tokens: got .*; try 1,048,576"),
         (lambda: Order("mine", ((range(0, 4), range(3, 6)),)), "tokens of a rank must ascend"),
         (lambda: Order("mine", ((range(0, 4), range(9, 6)), (range(4, 6),), (range(5, 7),))), "each position once"),
         (lambda: Order("mine", ((range(3, -1, -1),),)), "tokens of a rank must ascend"),
@@ -266,7 +263,6 @@ def test_examples_in_docstrings_are_true(module: Any):
         (lambda: Order("mine", ((range(-2, 2),),)), "each position once"),
         (lambda: Order("mine", ((range(-2, 4, 2),),)), "each position once"),
         (lambda: Order("mine", ((range(0, 20, 5),),)), "each position once"),
-        (lambda: order_of("zigzig", 8, 2), "zigzag"),
         (lambda: Order("mine", ((range(0, 4),), (range(3, 6),))), "must have each position once"),
         (lambda: Order("mine", ((range(2, 4), range(0, 2)),)), "tokens of a rank must ascend"),
     ],

@@ -346,11 +346,6 @@ def test_the_plan_in_the_docstring():
     assert plan_buckets(layers, bucket_bytes=8) == [[4, 3], [2, 1], [0]]
 
 
-def test_a_bucket_of_no_bytes_is_an_error():
-    with pytest.raises(ValueError, match="bucket_bytes must be at least 1: got 0"):
-        plan_buckets([torch.empty(1)], 0)
-
-
 # ---- bytes, calls and seconds ----
 
 
@@ -515,7 +510,7 @@ def test_a_step_has_one_price_with_values_and_without():
 
 def test_an_unknown_method_is_an_error():
     machine = find_cluster("laptop")
-    with pytest.raises(ValueError, match="naive, bucketed, overlapped: got 'magic'"):
+    with pytest.raises(ValueError, match="'naive' or 'bucketed' or 'overlapped': got 'magic'"):
         predict_step(a_profile(machine.device), machine, 2, 1, "magic")  # pyright: ignore[reportArgumentType]
 
 

@@ -107,14 +107,11 @@ def test_no_tokens_are_balanced():
 @pytest.mark.parametrize(
     ("function", "arguments", "message"),
     [
-        (place_balanced, ([1.0, -1.0], 2, 1), "a load must be 0 or more tokens, and finite: got -1.0"),
-        (place_balanced, ([1.0, float("nan")], 2, 1), "a load must be 0 or more tokens, and finite: got nan"),
         (place_balanced, ([], 2, 1), "loads must have a number for each"),
         (place_balanced, ([1.0] * 4, 2, 1), "every expert must have a slot: got 2 ranks x 1 for 4; try slots_a_rank=2"),
         (place_balanced, ([1.0] * 4, 4, 1, 3), "num_nodes must divide num_ranks: got 3 and 4"),
         (place_balanced, ([1.0] * 4, 4, 1, 2, 3), "num_nodes must divide num_groups: got 2 and 3"),
         (place_balanced, ([1.0] * 4, 4, 1, 1, 3), "num_groups must divide the experts: got 3 and 4"),
-        (place_balanced, ([1.0] * 4, 0, 1), "num_ranks must be a whole number"),
         (place_best, ([1.0] * 4, 4, 3), "all placements are too many: got 12 slots; try at most 10"),
         (place_in_order, (6, 4), "num_ranks must divide num_experts: got 4 and 6; try 3"),
     ],

@@ -78,7 +78,6 @@ def test_what_cannot_be_is_refused():
     config = GPTConfig(2, 8, 2, vocab_size=8, max_seq_len=16)
     refused: list[tuple[Any, str]] = [
         (lambda: with_depths(GPT(config), 17), "capacity must be at most max_seq_len=16: got 17; try 2"),
-        (lambda: with_depths(GPT(config), 0), "capacity must be a whole number, 1 or more"),
         (lambda: with_depths(GPT(config), 4, every=3), "every must be at most the number of blocks: got 3 of 2"),
         (lambda: choose_tokens(torch.zeros(2, 3), 4), "at most the tokens of a sequence: got 4 of 3"),
         (lambda: with_depths(GPT(config), 8)(torch.zeros(1, 4).long()), "got 8 of 4; try capacity=4"),

@@ -178,17 +178,14 @@ def test_what_cannot_be_is_refused():
     logits = torch.zeros(3, 4)
     refused: list[tuple[Any, str]] = [
         (lambda: route(logits, 5), "k must be at most the number of experts: got 5 of 4; try k=4"),
-        (lambda: route(logits, 0), "k must be a whole number, 1 or more: got 0"),
         (lambda: route(logits[0], 1), r"logits must be \[N, E\] in floating point: got \(4,\)"),
         (lambda: route(logits.long(), 1), "in floating point: got .* of torch.int64"),
         (lambda: route(logits, 1, normalized=True), "the router gets no gradient"),
-        (lambda: route(logits, 1, scale=float("nan")), "scale must be a positive number: got nan"),
         (lambda: route(logits, 1, bias_E=torch.zeros(3)), r"got \(3,\) for 4 experts"),
         (lambda: route(logits, 1, groups=3), "groups must divide the experts: got 3 groups of 4"),
         (lambda: route(logits, 2, groups=4), "got 1 of 4 groups, 1 experts for k=2; try groups_of_token=4"),
         (lambda: balancing_loss(route(logits, 1), own_load(route(torch.zeros(3, 2), 1))), "got 2 and 4"),
         (lambda: update_bias_(torch.zeros(3), own_load(route(logits, 1))), r"got \(3,\) and 4 experts"),
-        (lambda: update_bias_(torch.zeros(4), own_load(route(logits, 1)), -1.0), "rate must be 0 or more"),
     ]
     for call, message in refused:
         with pytest.raises(ValueError, match=message):

@@ -284,7 +284,6 @@ def of(mesh: Mesh | None = None, batch_size: Any = 8, seq_len: Any = 16, **optio
             lambda: of(batch_size=6, num_micro_batches=2),
             "multiple of data \\* num_micro_batches: got 6 for 2 \\* 2; try 8",
         ),
-        (lambda: of(num_micro_batches=0), "num_micro_batches must be a whole number, 1 or more"),
         (lambda: of(seq_len=17), "at most max_seq_len=16 tokens: got 17"),
         (lambda: of(Mesh(context=4, tensor=2), seq_len=7), "a token for each piece of its order: got 7"),
         (
@@ -314,9 +313,6 @@ def of(mesh: Mesh | None = None, batch_size: Any = 8, seq_len: Any = 16, **optio
             lambda: of(schedule="zb-h1", num_micro_batches=1, autocast=torch.bfloat16),
             "put off do not pass through autocast",
         ),
-        (lambda: of(schedule="1f2b"), "schedule.*1f1b"),
-        (lambda: of(autocast=torch.float64), "autocast must be torch.bfloat16 or torch.float16, or None"),
-        (lambda: of(uneven_vocabulary="cut"), "uneven must be"),
         (lambda: of(mesh=(2, 2)), "Combination: mesh must be"),  # pyright: ignore
     ],
 )
@@ -338,7 +334,7 @@ def test_what_does_not_fit_the_combination_is_refused_on_the_rank():
 
     with pytest.raises(RankError, match="batch_size x seq_len = \\[2, 4\\] .* got tokens \\[2, 8\\]"):
         launch(program, ranks=2)
-    with pytest.raises(RankError, match="max_norm must be positive: got 0"):
+    with pytest.raises(RankError, match="max_norm must be a number, above 0: got 0; try 1.0, or math.inf"):
         launch(lambda: CombinedStep(how, partial(torch.optim.SGD, lr=0.1), max_norm=0), ranks=2)
     other, frozen = GPT(GPTConfig(4, 8, 2, vocab_size=12, max_seq_len=16)), GPT(CONFIG)
     frozen.blocks[1].requires_grad_(False)

@@ -213,8 +213,6 @@ def test_2d_on_64_ranks_sends_what_its_paper_says():
         (lambda layer: kept_bytes(layer, 8, sequence=True), "seq_len must be a multiple of the ranks: got 6 and 8"),
         (lambda layer: kept_bytes(layer, 2, gathers_again=True), "gathers_again is of sequence parallelism"),
         (lambda layer: two_dimensional_sent_bytes(layer, 8), "a square of ranks: got 8; try 4"),
-        (lambda layer: gpt_sent_bytes(layer, -1, 2), "num_layers must be a whole number"),
-        (lambda layer: replace(layer, width=0), "width must be a whole number"),
     ],
 )
 def test_sizes_that_cannot_be_are_refused(call: Callable, message: str):

@@ -329,7 +329,6 @@ def test_attention_has_the_gradients_of_one_device_with_fewer_key_value_heads_th
         (6, 4, 2, "num_heads must be a multiple of num_kv_heads: got 6 and 4; try 3 key-value heads"),
         (6, 6, 4, "num_heads must be a multiple of the ranks.* got 6 heads on 4 ranks; try 3 ranks"),
         (12, 4, 6, "key-value heads must be a multiple of the ranks, or divide them: got 4 on 6 ranks; try 4 ranks"),
-        (0, 1, 1, "num_heads must be a whole number"),
     ],
 )
 def test_heads_that_ranks_cannot_share_are_refused(heads: int, kv_heads: int, n: int, message: str):

@@ -353,13 +353,11 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: check_plan(Mixed(), {"norm": OnTokens()}, 2), "OnTokens is for sequence parallelism"),
     (lambda: check_plan(Mixed(), {"second": Row(SEQUENCE)}, 2), "every layer with parameters must be in the plan"),
     (lambda: check_plan(Mixed(), {"first": Column(), "tied": Column(SEQUENCE)}, 2), "cut the sequence or none of them"),
-    (lambda: check_plan(Mixed(), {"second": Row()}, 0), "ranks must be a whole number"),
     (lambda: check_plan(Mixed(), {"second": "row"}, 2), "plan must be a dict of text"),
     (
         lambda: check_plan(GPT(CONFIG, device="meta"), GPT_PLAN, 3),
         "num_heads must be a multiple.* got 4.*; try 2 ranks",
     ),
-    (lambda: Vocabulary(uneven="none"), 'uneven must be "refuse", "chunk" or "pad"'),
     (lambda: Column(overlaps=True, gathers=True), "overlaps leaves its output cut"),
     (
         lambda: check_plan(GPT(CONFIG), {**GPT_PLAN, "blocks.*.attention.key": Column(overlaps=True)}, 2),
