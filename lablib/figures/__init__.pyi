@@ -29,38 +29,8 @@ from .plans.validation_picture import validation_svg as validation_svg
 from .lines import figure_lines as figure_lines
 from .techniques.batch_splits import figure_batch_splits as figure_batch_splits
 from .techniques.compression_pays import figure_when_compression_pays as figure_when_compression_pays
-from .techniques.spread import figure_spread as figure_spread
-from .techniques.schedules import figure_schedules as figure_schedules
-from .techniques.steps_law import figure_steps_law as figure_steps_law
-from .techniques.widths import figure_coordinates as figure_coordinates, figure_rates as figure_rates
-from .techniques.packing import figure_packing as figure_packing, figure_block_fill as figure_block_fill
-from .techniques.time_memory import figure_time_memory as figure_time_memory
-from .techniques.exponents import figure_exponents as figure_exponents
-from .techniques.optimizers import (
-    figure_differences as figure_differences,
-    figure_loss_and_bytes as figure_loss_and_bytes,
-    figure_loss_curves as figure_loss_curves,
-)
-from .techniques.compression import (
-    figure_loss_against_bytes as figure_loss_against_bytes,
-    figure_loss_over_h as figure_loss_over_h,
-)
-from .techniques.updates import (
-    figure_blocks as figure_blocks,
-    figure_projection as figure_projection,
-    figure_sign_of_noise as figure_sign_of_noise,
-    figure_singular_values as figure_singular_values,
-)
-from .techniques.loading import figure_idle_shares as figure_idle_shares, figure_loading as figure_loading
-from .techniques.context_times import figure_context_times as figure_context_times
-from .techniques.expert_load import figure_expert_load as figure_expert_load, figure_rank_loads as figure_rank_loads
-from .techniques.expert_times import figure_expert_times as figure_expert_times
+from .techniques.idle_shares import figure_idle_shares as figure_idle_shares
 from .techniques.tensor_times import figure_tensor_times as figure_tensor_times
-from .plans.placements import figure_placements as figure_placements
-from .techniques.matrices import figure_matrices as figure_matrices
-from .plans.equal_memory import figure_equal_memory as figure_equal_memory
-from .techniques.tiles import figure_tiles as figure_tiles
-from .techniques.staircase import figure_staircase as figure_staircase
 from .plans.topology import Edge as Edge, Node as Node, figure_topology as figure_topology
 from .plans.networks import figure_network as figure_network
 from .describe import describe as describe, table as table

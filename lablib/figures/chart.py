@@ -127,6 +127,10 @@ class Panel:
     title: str = ""
 
 
+# The axis of rows with names, from top to bottom.
+ROWS = Axis("", look={"autorange": "reversed", "ticks": "", "showgrid": False, "type": "category"})
+
+
 def line(index: int, name: str, x: Values, y: Values, hover: Any = None, ends: Any = None) -> Mark:
     """The `index`-th line of a chart; its points are marked while they are few."""
     look = style.series_look(index)
@@ -184,14 +188,15 @@ def chart(
     figure.update_layout(style.base_layout(title, height, **{"showlegend": True} | layout))
     figure.update_layout(margin_t=style.TOP_PIXELS + room)
     figure.update_annotations(font_size=13)
-    seen: set[str] = set()
+    names, seen = [mark.name for panel in panels for mark in panel.marks if mark.name], set()
+    is_repeated = len(panels) > 1 or len(names) > len(set(names))
     for number, panel in enumerate(panels):
         where: dict[str, Any] = {"row": 1 + number * is_column, "col": 1 + number * (not is_column)}
         values = {side: _values(panels, panel, side) for side in "xy"}
         units = {"x": panel.x.scale(values["x"]), "y": panel.y.scale(values["y"])}
         for mark in panel.marks:
             group = {"legendgroup": f"series: {mark.name}", "showlegend": mark.name not in seen} if mark.name else {}
-            figure.add_trace(_trace(mark, panel, units).update(group if len(panels) > 1 else {}), **where)
+            figure.add_trace(_trace(mark, panel, units).update(group if is_repeated else {}), **where)
             seen.add(mark.name)
         figure.update_xaxes(panel.x.drawn(values["x"]), **where)
         figure.update_yaxes(panel.y.drawn(values["y"]), **where)

@@ -5,7 +5,7 @@
     blocks             error of the others against the size of one outlier         figure_blocks
     projections        share lost against rank, for directions of several ages     figure_projection
 
-Each function gives the arguments of the figure beside it, in order.
+Each function gives the arguments of the figure in lablib/labs/lab05.py next to it, in order.
 
 Cost: a decomposition of the matrix; a few thousand random numbers.
 Source: newton_schulz.py, lion.py, blockwise.py, projection.py. Adam's mean step, its means having settled: mu over the

@@ -114,7 +114,7 @@ def fair_share_s(sizes: ContextSizes, cluster: Cluster, ranks: int, *, forward_o
 def context_efficiencies(
     sizes: ContextSizes, cluster: Cluster, ranks: int, lengths: Sequence[int], heads_ranks: int = 1
 ) -> dict[str, list[float]]:
-    """Fair share over time, for each length: for `lablib.figures.figure_context_times`.
+    """Fair share over time, for each length.
 
     Arguments:
         heads_ranks: u of "both", which is left out for u = 1; Ulysses is left out if these ranks cannot share the

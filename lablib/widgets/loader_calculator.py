@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lablib.data.loading.queueing import idle_share_constant, idle_share_exponential
 from lablib.data.loading.smallest_prefetch import idle_share
-from lablib.figures.techniques.loading import figure_idle_shares
+from lablib.figures.techniques.idle_shares import figure_idle_shares
 from lablib.signature import checked
 from lablib.widgets.controls import Control, IntChoice, LogSlider
 from lablib.widgets.explore import explore

@@ -18,6 +18,7 @@ from lablib.batches.packing import best_fit
 from lablib.data.loading.loader import Loader
 from lablib.data.loading.loader_timeline import run_loop
 from lablib.errors import DeadlockError, Wait
+from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14
 from lablib.memory.ways_to_fit import Way
 from lablib.pipeline import Plan, equal_memory, replay
 from lablib.pipeline.schedules import make
@@ -70,7 +71,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "traffic matrix of a mesh": figures.figure_traffic_matrix(
             examples.some_traffic(), devices_per_node=2, mesh={"data": 2, "tensor": 2}
         ),
-        "placements": figures.figure_placements(examples.some_placements()),
+        "placements": lab14.figure_placements(examples.some_placements(), "orders"),
         "traffic matrices": figures.figure_traffic_matrices(
             {"one": examples.some_traffic(), "the same": examples.some_traffic()}, 4
         ),
@@ -88,53 +89,57 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "plans": figures.figure_plans([1.0, 2.0, 0.5], [9e9, 4e9, 99e9], 80e9, ["a", "b", "c"]),
         "waits": figures.figure_waits(deadlock),
         "lines": figures.figure_lines([0, 1, 2], {"loss": [3.0, 2.0, 1.5]}, "step", "loss", y_unit="nats"),
-        "time against memory": figures.figure_time_memory(
+        "time against memory": lab03.figure_time_memory(
             {"A": [Way("keep all", 8e9, 1.0, 3.0), Way("offload", 1e9, 2.5, 3.0)]}
         ),
-        "differences of optimizers": figures.figure_differences(
+        "differences of optimizers": lab05.figure_differences(
             {
                 "lion": difference({1: 2.0, 2: 2.1}, {1: 2.1, 2: 2.21}),
                 "soap": difference({1: 2.0, 2: 2.3}, {1: 2.1, 2: 2.2}),
             },
             "adamw",
         ),
-        "equal memory": figures.figure_equal_memory({m: equal_memory(4, 8, m) for m in (2.0, 4.0, 8.0)}),
-        "loss curves": figures.figure_loss_curves(examples.some_results(), "time"),
-        "loss and bytes": figures.figure_loss_and_bytes(examples.some_results(), {"adamw": 8.0, "lion": 4.0}),
-        "loss against bytes": figures.figure_loss_against_bytes(examples.some_compressed_runs()),
-        "loss over H": figures.figure_loss_over_h(examples.some_compressed_runs()),
-        "singular values": figures.figure_singular_values([0.9, 0.3, 0.01], {1: [1.2, 0.9, 0.03], 5: [0.9, 1.1, 0.8]}),
-        "sign of noise": figures.figure_sign_of_noise(
-            [0.01, 0.1, 1.0], {"Lion": [0.1, 0.5, 1]}, {"SGD": [0.01, 0.1, 1]}
+        "equal memory": lab13.figure_equal_memory({m: equal_memory(4, 8, m) for m in (2.0, 4.0, 8.0)}, "bubbles"),
+        "loss curves": lab05.figure_loss_curves(examples.some_results()),
+        "loss and bytes": lab05.figure_loss_and_bytes(examples.some_results()),
+        "loss against bytes": lab11.figure_loss_against_bytes(examples.some_compressed_runs()),
+        "loss over H": lab11.figure_loss_over_h(examples.some_compressed_runs()),
+        "singular values": lab05.figure_singular_values([0.9, 0.3, 0.01], {1: [1.2, 0.9, 0.03], 5: [0.9, 1.1, 0.8]}),
+        "sign of noise": lab05.figure_sign_of_noise([0.01, 0.1, 1.0], {"Lion": [0.1, 0.5, 1]}, {"SGD": [0.01, 0.1, 1]}),
+        "blocks": lab05.figure_blocks([1.0, 100.0], {"256": [0.01, 0.02], "all": [0.01, 0.5]}),
+        "projection": lab05.figure_projection([1, 2, 4], {"now": [0.5, 0.2, 0.0], "older": [0.8, 0.6, 0.3]}),
+        "exponents": lab02.figure_exponents(
+            {"weights": ExponentCounts({-30: 10, -20: 60, -9: 30}, zeros=5)},
+            [FORMATS["fp16"], FORMATS["bf16"]],
+            (-32, 0),
+            "exponents",
         ),
-        "blocks": figures.figure_blocks([1.0, 100.0], {"256": [0.01, 0.02], "all": [0.01, 0.5]}),
-        "projection": figures.figure_projection([1, 2, 4], {"now": [0.5, 0.2, 0.0], "older": [0.8, 0.6, 0.3]}),
-        "exponents": figures.figure_exponents(
-            {"weights": ExponentCounts({-30: 10, -20: 60, -9: 30}, zeros=5)}, [FORMATS["fp16"], FORMATS["bf16"]]
-        ),
-        "spread": figures.figure_spread({"one": {"a": {1: [2.0, 3.0], 2: [4.0]}}}, "ranks", "time", y_unit="s"),
-        "schedules": figures.figure_schedules({"WSD": [0.5, 1.0, 1.0]}, {"WSD": [(1, 3.0), (3, 2.5)]}),
-        "steps law": figures.figure_steps_law({4: [290.0, 310.0], 16: [150.0]}, StepsLaw(100.0, 8.0), 10),
-        "coordinate check": figures.figure_coordinates({"muP": {32: [{"logits": 1.0}], 64: [{"logits": 1.1}]}}),
-        "rates": figures.figure_rates({"muP": {32: {0.25: [3.0, 3.2], 0.5: [2.0, 2.4]}}}),
-        "packing": figures.figure_packing({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
-        "block fill": figures.figure_block_fill({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
-        "tiles": figures.figure_tiles(examples.some_launch()),
+        "schedules": lab04.figure_schedules({"WSD": [0.5, 1.0, 1.0]}, {"WSD": [(1, 3.0), (3, 2.5)]}, "schedules"),
+        "steps law": lab04.figure_steps_law({4: [290.0, 310.0], 16: [150.0]}, StepsLaw(100.0, 8.0), 10),
+        "coordinate check": lab04.figure_coordinates({"muP": {32: [{"logits": 1.0}], 64: [{"logits": 1.1}]}}),
+        "rates": lab04.figure_rates({"muP": {32: {0.25: [3.0, 3.2], 0.5: [2.0, 2.4]}}}, "width", "rates"),
+        "packing": lab04.figure_packing({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
+        "block fill": lab04.figure_block_fill({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
+        "tiles": lab06.figure_tiles(examples.some_launch()),
         "tensor times": figures.figure_tensor_times([1, 8, 16], [8e-3, 1e-3, 6e-4], [0.0, 2e-4, 3e-3], 8),
-        "matrices": figures.figure_matrices({"X": [[1.0, -2.0]], "W": [[3.0], [4.0]]}, {"W": (0, 2)}),
-        "context times": figures.figure_context_times([4096, 8192], {"ring": [0.2, 0.9], "ulysses": [0.5, 0.8]}, 8192),
-        "expert load": figures.figure_expert_load([[1.0, 3.0], [2.0, 2.0]]),
-        "rank loads": figures.figure_rank_loads({"in order": [3.0, 1.0], "balanced": [2.0, 2.0]}),
-        "expert times": figures.figure_expert_times([AgainstDense(2, None, plan, plan, 99e9)]),
+        "matrices": lab12.figure_matrices({"X": [[1.0, -2.0]], "W": [[3.0], [4.0]]}, {"W": (0, 2)}),
+        "context times": lab14.figure_context_times(
+            [4096, 8192], {"ring": [0.2, 0.9], "ulysses": [0.5, 0.8]}, "attention"
+        ),
+        "expert load": lab14.figure_expert_load([[1.0, 3.0], [2.0, 2.0]], [0, 1], "experts"),
+        "rank loads": lab14.figure_rank_loads({"in order": [3.0, 1.0], "balanced": [2.0, 2.0]}, "ranks"),
+        "expert times": lab14.figure_expert_times([AgainstDense(2, None, plan, plan, 99e9)], "mixture"),
         "when compression pays": figures.figure_when_compression_pays([1e9, 1e10], {"batch 1": [2.0, 0.9]}, 2e9),
         "batch splits": figures.figure_batch_splits([plan]),
-        "loading": figures.figure_loading(
+        "loading": lab07.figure_loading(
             run_loop(Loader(2, start_s=1.0, batch_bytes=0.5, copy_bytes_per_s=1.0), [2.0] * 6, [1.0] * 6)
         ),
         "idle shares": figures.figure_idle_shares(
             [1, 2, 4], {"simulated": [0.3, 0.2, 0.1], "M/M/k/K": [0.4, 0.2, 0.1]}
         ),
-        "staircase": figures.figure_staircase([128, 256, 257], {"A100": [1e-5, 1e-5, 2e-5]}, {"A100": [0.4, 0.8, 0.4]}),
+        "staircase": lab06.figure_staircase(
+            [128, 256, 257], {"A100": [1e-5, 1e-5, 2e-5]}, {"A100": [0.4, 0.8, 0.4]}, "stairs"
+        ),
         "validation": figures.figure_validation(examples.some_report()),
         "topology": figures.figure_topology(nodes, [("a", "s", "NVLink"), ("b", "s", "NVLink")]),
     }

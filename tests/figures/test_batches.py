@@ -10,19 +10,17 @@ import pytest
 
 from lablib.batches.noise_scale import StepsLaw
 from lablib.batches.packing import best_fit, one_per_block
-from lablib.figures import (
-    describe,
-    figure_batch_splits,
+from lablib.figures import describe, figure_batch_splits, table
+from lablib.labs.lab04 import (
     figure_block_fill,
     figure_coordinates,
     figure_packing,
     figure_rates,
     figure_schedules,
-    figure_spread,
     figure_steps_law,
-    table,
+    minimum_at,
+    possible_minima,
 )
-from lablib.figures.techniques.spread import minimum_at, possible_minima
 
 LENGTHS = [3, 5, 2, 7, 1, 4]
 PACKINGS = {"alone": one_per_block(LENGTHS, 8), "best fit": best_fit(LENGTHS, 8)}
@@ -30,15 +28,13 @@ RATES = {"sp": {32: {0.25: [3.0, 3.2], 0.5: [2.0, 2.4]}, 64: {0.25: [1.0, 1.2], 
 
 
 def test_a_spread_goes_from_the_least_to_the_most_about_the_mean():
-    figure = figure_spread({"": {"a": {1: [2.0, 4.0, 9.0], 2: [5.0]}}}, "ranks", "time", y_unit="s")
-    [line] = figure.data
+    line = figure_rates({"": {8: {1: [2.0, 4.0, 9.0], 2: [5.0]}}}, "width", "").data[0]
     assert (list(line.x), list(line.y)) == ([1, 2], [5.0, 5.0])
     assert (list(line.error_y.array), list(line.error_y.arrayminus)) == ([4.0, 0.0], [3.0, 0.0])
-    assert "a from 5 s to 5 s" in describe(figure)
 
 
 def test_the_best_rate_is_one_at_which_no_run_diverged():
-    figure = figure_rates(RATES)
+    figure = figure_rates(RATES, "width", "")
     rings = [trace for trace in figure.data if trace.marker.symbol == "circle-open"]
     assert [(ring.x[0], ring.y[0]) for ring in rings] == [(0.5, pytest.approx(2.2)), (0.25, pytest.approx(1.1))]
     assert "Best rate at width 32, 64: sp 2^-1, 2^-2." == describe(figure)
@@ -47,7 +43,7 @@ def test_the_best_rate_is_one_at_which_no_run_diverged():
 
 
 def test_a_single_lucky_run_does_not_make_its_rate_the_best():
-    figure = figure_rates({"sp": {32: {0.25: [2.0, 2.2], 0.5: [1.9]}}})
+    figure = figure_rates({"sp": {32: {0.25: [2.0, 2.2], 0.5: [1.9]}}}, "width", "")
     assert "Best rate at width 32: sp 2^-2 or 2^-1." == describe(figure)
     [ring] = [trace for trace in figure.data if trace.marker.symbol == "circle-open"]
     assert (list(ring.x), list(ring.y)) == ([0.25, 0.5], [pytest.approx(2.1), 1.9])
@@ -59,13 +55,9 @@ def test_rates_may_be_best_whose_runs_reach_the_bar_of_the_least():
     assert possible_minima({1: [math.inf], 2: [math.inf]}) == []
 
 
-def test_the_sentence_says_none_where_every_rate_diverged():
-    figure = figure_rates({"sp": {32: {0.5: [math.inf]}, 64: {0.5: [1.0]}}})
+def test_the_sentence_says_none_where_every_rate_diverged_and_there_is_no_ring():
+    figure = figure_rates({"sp": {32: {0.5: [math.inf]}, 64: {0.5: [1.0]}}}, "width", "")
     assert describe(figure) == "Best rate at width 32, 64: sp none, 2^-1."
-
-
-def test_all_runs_diverged_leaves_no_ring():
-    figure = figure_rates({"sp": {32: {0.5: [math.inf]}, 64: {0.5: [1.0]}}})
     assert sum(trace.marker.symbol == "circle-open" for trace in figure.data) == 1
 
 
@@ -88,14 +80,13 @@ def test_measured_steps_stand_at_their_tokens_beside_the_law():
 
 
 def test_schedules_and_their_runs_share_the_axis_of_steps():
-    figure = figure_schedules({"a": [0.5, 1.0], "b": [1.0, 1.0]}, {"b": [(1, 3.0), (2, 2.5)]})
+    figure = figure_schedules({"a": [0.5, 1.0], "b": [1.0, 1.0]}, {"b": [(1, 3.0), (2, 2.5)]}, "")
     assert [(trace.name, list(trace.y)) for trace in figure.data] == [
         ("a", [0.5, 1.0]),
         ("b", [1.0, 1.0]),
         ("b", [3.0, 2.5]),
     ]
     assert describe(figure) == "Held-out loss at the end: b 2.500 nats (step 2)."
-    assert describe(figure_schedules({"a": [0.5, 1.0]})) == "Mean rate over the 2 steps, of the peak: a 75%."
 
 
 def test_bars_of_a_packing_are_its_documents_and_fill_every_block():
@@ -137,28 +128,7 @@ def test_splits_of_a_batch_are_bars_of_memory_and_time(examples):
     )
 
 
-@pytest.mark.parametrize(
-    "call, message",
-    [
-        (lambda: figure_spread({}, "x", "y"), "a panel, and a line"),
-        (lambda: figure_spread({"": {"a": {}}}, "x", "y"), "'a' must have a position"),
-        (lambda: figure_spread({"": {"a": {1: []}}}, "x", "y"), "'a' must have a position"),
-        (lambda: figure_spread({"": {"a": {0: [1.0]}}}, "x", "y"), "logarithmic axis has no place"),
-        (lambda: figure_rates({}), "a panel, and a line"),
-        (lambda: figure_coordinates({}), "a panel, and a line"),
-        (lambda: figure_rates({"sp": {1: {}}}), "'width 1' must have a position"),
-        (lambda: figure_coordinates({"sp": {1: [{"a": 0.0}]}}), "not positive: see 'a'"),
-        (lambda: figure_coordinates({"sp": {1: [{"a": 1.0}], 2: [{}]}}), r"activations \['a'\]: see sp, 2"),
-        (lambda: figure_steps_law({}, StepsLaw(1.0, 1.0), 8), "batch sizes with runs"),
-        (lambda: figure_steps_law({1: [0.0]}, StepsLaw(1.0, 1.0), 8), "all numbers positive"),
-        (lambda: figure_schedules({}), "a schedule, and a step"),
-        (lambda: figure_schedules({"a": [1.0]}, {"b": [(1, 2.0)]}), r"of the schedules \['a'\]"),
-        (lambda: figure_packing({}), "a packing to draw: got none"),
-        (lambda: figure_packing(PACKINGS | {"c": best_fit([1], 8)}), "all the same documents: see 'c'"),
-        (lambda: figure_block_fill({"none": best_fit([], 8)}), "must have blocks"),
-        (lambda: figure_batch_splits([]), "at least one"),
-    ],
-)
-def test_bad_input_is_one_clear_error(call, message):
+@pytest.mark.parametrize(("batches", "chosen", "message"), [([], 0, "at least one"), ([8], 1, "of 1 split: got 1")])
+def test_splits_that_cannot_be_drawn_are_one_clear_error(examples, batches, chosen, message):
     with pytest.raises(ValueError, match=message):
-        call()
+        figure_batch_splits([examples.some_prediction(batch=batch) for batch in batches], chosen)

@@ -7,7 +7,8 @@ import pytest
 from lablib.data.loading.loaded_run import Cause
 from lablib.data.loading.loader import Copy, Loader
 from lablib.data.loading.loader_timeline import run_loop
-from lablib.figures import describe, figure_idle_shares, figure_loading, table
+from lablib.figures import describe, figure_idle_shares, table
+from lablib.labs.lab07 import figure_loading
 
 
 def run_of(workers=2, **settings):

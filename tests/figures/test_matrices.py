@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from lablib.figures import describe, figure_matrices, table
+from lablib.figures import describe, table
+from lablib.labs.lab12 import figure_matrices
 
 
 def test_lines_stand_where_a_matrix_is_cut_and_ranks_are_named():

@@ -15,13 +15,15 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lablib.figures import describe, figure_lines, figure_schedules, figure_timeline, figure_traffic_matrix
+from lablib.figures import describe, figure_lines, figure_timeline, figure_traffic_matrix
 from lablib.figures.show import MAX_SVG_BYTES, caption_html, picture_bundle, show, static_svg, without_subtitle
 from lablib.figures.style import FAINT_INK, INK
 from lablib.figures.svg.axes import CHARACTER
 from lablib.figures.svg.canvas import WIDTH
 from lablib.figures.svg.picture import figure_svg
+from lablib.figures.svg.traces import markers_svg
 from lablib.figures.theme import AREAS, PAGE, TEXTS, THEME_CSS
+from lablib.labs.lab04 import figure_rates, figure_schedules
 from lablib.run import Span, Timeline, Traffic, Transfer
 from tests.contrast import contrast
 
@@ -94,11 +96,62 @@ def test_a_logarithmic_axis_puts_equal_factors_at_equal_distances():
     assert c - a == pytest.approx(e - c, abs=0.2) and b - d == pytest.approx(d - f, abs=0.2) and b > d
 
 
+@pytest.mark.parametrize(("shape", "corner"), [("hv", (1, 0)), ("vh", (0, 1))])
+def test_a_step_has_its_corner_where_plotly_has_it(shape, corner):
+    """Across first, at the level of the point before ("hv"), or up first, to that of the next one ("vh")."""
+    figure = figure_lines([0.0, 1.0], {"a": [0.0, 1.0]}, "size", "time").update_traces(line_shape=shape)
+    (line,) = drawn(figure).iter(f"{SVG}polyline")
+    first, middle, last = ([float(v) for v in point.split(",")] for point in (line.get("points") or "").split())
+    assert middle == [(first, last)[corner[0]][0], (first, last)[corner[1]][1]]
+
+
+def test_lines_end_where_their_axes_end_and_points_beyond_are_left_out():
+    figure = figure_lines([0.0, 1.0, 2.0], {"a": [0.0, 1.0, 5.0]}, "size", "time")
+    assert "clip-path" not in figure_svg(figure)
+    figure.add_hline(y=1.0, line_color="#070707").add_hline(y=3.0, line_color="#080808")
+    picture = drawn(figure.update_yaxes(range=[0, 2]))
+    assert "rgb(7, 7, 7)" in figure_svg(figure) and "rgb(8, 8, 8)" not in figure_svg(figure)
+    (line,), (area,) = picture.iter(f"{SVG}polyline"), picture.iter(f"{SVG}clipPath")
+    assert line.get("clip-path") == f"url(#{area.get('id')})"
+    top = float(area[0].get("y") or 0)
+    assert top > min(float(point.split(",")[1]) for point in (line.get("points") or "").split())
+    markers = [path for path in picture.iter(f"{SVG}path") if "translate" in (path.get("transform") or "")]
+    assert len(markers) == 2 + (figure.layout.showlegend is not False)  # two of the points, and one in the legend
+
+
+def test_bars_of_a_spread_go_from_the_least_to_the_greatest_value():
+    figure = figure_rates({"sp": {32: {0.25: [2.0, 4.0, 9.0], 0.5: [3.0]}}}, "width", "")
+    line, bar = drawn(figure).iter(f"{SVG}polyline")
+    (a, least), (b, most) = ([float(v) for v in point.split(",")] for point in (bar.get("points") or "").split())
+    mean = float((line.get("points") or "").split()[0].split(",")[1])
+    assert a == b and (least - mean) / (mean - most) == pytest.approx((5 - 2) / (9 - 5), abs=0.02)
+    assert "2^-2 2^-1" in words(drawn(figure))  # a power is not read as a difference
+
+
+@pytest.mark.parametrize(
+    ("symbol", "fill", "stroke"),
+    [
+        ("circle", "rgb(1, 2, 3)", None),
+        ("circle-open", "none", "rgb(1, 2, 3)"),
+        ("line-ns", "none", "rgb(4, 5, 6)"),
+        ("line-ew-open", "none", "rgb(1, 2, 3)"),
+        ("triangle-right", "rgb(1, 2, 3)", None),
+    ],
+)
+def test_a_symbol_has_its_size_and_is_filled_unless_it_is_open_or_a_line(symbol, fill, stroke):
+    line = {"color": "#040506", "width": 2} if symbol.startswith("line") else {}
+    marker = {"symbol": symbol, "size": 16, "color": "#010203", "line": line}
+    (path,) = (ElementTree.fromstring(part) for part in markers_svg(marker, [(5.0, 6.0)]))
+    assert path.get("transform") == "translate(5.0 6.0) scale(2)"
+    assert f"fill: {fill}" in (path.get("style") or "") and ("stroke" in (path.get("style") or "")) == bool(stroke)
+    assert stroke is None or f"stroke: {stroke}" in (path.get("style") or "")
+
+
 @settings(max_examples=20)
 @given(rates=st.integers(3, 200), losses=st.integers(3, 200))
 @example(rates=100, losses=90)
 def test_panels_above_one_another_share_an_axis_that_holds_the_values_of_both(rates, losses):
-    figure = figure_schedules({"WSD": [1.0] * rates}, {"WSD": [(step, 3.0) for step in range(losses)]})
+    figure = figure_schedules({"WSD": [1.0] * rates}, {"WSD": [(step, 3.0) for step in range(losses)]}, "")
     lines = [(line.get("points") or "").split() for line in drawn(figure).iter(f"{SVG}polyline")]
     ends = {len(line): float(line[-1].split(",")[0]) for line in lines}  # steps -> pixel of the last one
     assert max(ends.values()) <= WIDTH - 30
@@ -129,14 +182,15 @@ def test_the_squares_of_a_matrix_lie_side_by_side_and_fill_the_axes(n):
 
 
 @settings(max_examples=20)
-@given(st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=2, max_size=12, unique=True))
+@given(st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=2, max_size=24, unique=True))
 def test_the_words_of_a_legend_stand_side_by_side_and_inside(names):
     figure = figure_lines([1, 2], {name: [1.0, 2.0] for name in names}, "size", "time", "B", "s")
-    texts = [text for text in drawn(figure).iter(f"{SVG}text") if "".join(text.itertext()) in names]
+    picture = drawn(figure)
+    texts = [text for text in picture.iter(f"{SVG}text") if "".join(text.itertext()) in names]
     places = {"".join(t.itertext()): (float(t.get("y") or 0), float(t.get("x") or 0)) for t in texts}
     assert set(places) == set(names)
     ordered = sorted((y, x, x + CHARACTER * len(name)) for name, (y, x) in places.items())
-    assert all(end <= WIDTH for _, _, end in ordered)
+    assert all(end <= WIDTH and row < float((picture.get("viewBox") or "").split()[3]) for row, _, end in ordered)
     for (row, _, end), (next_row, start, _) in zip(ordered, ordered[1:], strict=False):
         assert row < next_row or end + 26 <= start  # room for the next one's line
 

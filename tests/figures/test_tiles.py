@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lablib.figures import describe, figure_tiles, table
-from lablib.figures.techniques.tiles import _rectangles
+from lablib.figures import describe, table
 from lablib.kernels.accesses import Access, Launch, Operand
+from lablib.labs.lab06 import _rectangles, figure_tiles
 
 
 def launch(shape=(4, 6), grid=(2, 3, 1), kind="store"):

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from lablib.figures import describe, figure_exponents, table
 from lablib.precision.exponents import ExponentCounts, GradientExponents, exponent_counts
-from lablib.precision.formats import BF16, FORMATS, FP16, FP32
+from lablib.precision.formats import FORMATS, FP16
 from lablib.precision.rounding import round_to
 
 WITH_ZERO = [format for format in FORMATS.values() if format.has_zero]
@@ -89,37 +88,3 @@ def test_the_watch_counts_what_backward_leaves_and_what_it_works_on():
     watch.remove()
     model(torch.randn(5, 4)).sum().backward()
     assert watch.weights is before
-
-
-def test_the_figure_draws_every_count_and_says_what_is_lost():
-    counts = {"weights": ExponentCounts({-30: 1, -20: 2, -3: 1}, zeros=7), "none": ExponentCounts(zeros=2)}
-    figure = figure_exponents(counts, [FP16, BF16])
-    traces = {trace["name"]: trace for trace in figure.to_dict()["data"]}
-    drawn = dict(zip(traces["weights"]["x"], traces["weights"]["y"], strict=True))
-    assert {e: y for e, y in drawn.items() if y} == {-30: 25, -20: 50, -3: 25}
-    # FP16 begins at 2^-25, half of 2^-24, is normal from 2^-14, and goes on beyond the axis; BF16 fills it.
-    assert (traces["normal"]["base"][0], traces["subnormal: fewer bits"]["base"][0]) == (-14, -25)
-    assert traces["subnormal: fewer bits"]["x"] == [11, 0]
-    assert "of weights 25.00% in fp16, 0.00% in bf16" in describe(figure)
-    rows = table(figure)
-    assert rows["lost (%)"].tolist() == [25, 0, 0, 0] and rows["zeros (count)"].tolist() == [7, 7, 2, 2]
-    assert rows["subnormal (%)"].tolist() == [50, 0, 0, 0]
-
-
-@pytest.mark.parametrize("counts", [{}, {"a": ExponentCounts()}])
-def test_an_empty_figure_says_so(counts):
-    assert describe(figure_exponents(counts, [FP32])) == "There is nothing to draw yet."
-
-
-def test_a_given_window_is_drawn_and_overflow_is_said():
-    figure = figure_exponents({"a": ExponentCounts({-30: 1, 20: 3})}, [FP16], window=(-40, 25))
-    drawn = {trace["name"]: trace for trace in figure.to_dict()["data"]}
-    assert list(figure.to_dict()["layout"]["xaxis"]["range"]) == [-40, 25]
-    assert (drawn["normal"]["base"], drawn["normal"]["x"]) == ([-14], [30])  # up to 2^16: uncut
-    assert "25.00% in fp16 (75.00% too large)" in describe(figure)
-
-
-def test_rare_exponents_are_counted_and_not_drawn():
-    figure = figure_exponents({"a": ExponentCounts({-100: 1, -5: 10**6, 60: 2})}, [FP16])
-    assert list(figure.to_dict()["layout"]["xaxis"]["range"]) == [-7, -2]
-    assert table(figure)["counted without zeros"].tolist() == [10**6 + 3]

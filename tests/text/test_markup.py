@@ -23,8 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import lablib
-from lablib import Allocation, Memory, Reconciliation, Run, Span, Timeline, Traffic, Transfer, figures
-from lablib.batches.noise_scale import StepsLaw
+from lablib import Allocation, Memory, Reconciliation, Run, Span, Timeline, Traffic, Transfer, figures, labs
 from lablib.batches.packing import best_fit
 from lablib.course.checks.expect import Measured
 from lablib.course.checks.result import Hint, Result
@@ -36,6 +35,7 @@ from lablib.figures.describe import describe
 from lablib.figures.show import caption_html, picture_bundle
 from lablib.hardware import Cluster, Device, FatTree, Link, load_cluster
 from lablib.kernels.accesses import Access, Launch, Operand
+from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab13, lab14
 from lablib.memory.ways_to_fit import Way
 from lablib.parallel import Mesh
 from lablib.pipeline import Plan, equal_memory, replay
@@ -49,6 +49,7 @@ from lablib.studies.compression import CompressedRun
 from lablib.studies.expert_against_dense import AgainstDense
 from lablib.studies.optimizers import Result as Trial
 from lablib.studies.optimizers import difference
+from lablib.studies.placement import PlacedMesh
 from lablib.studies.step_memory import memory_of_step
 from lablib.text.markup import in_html, in_picture, link_in_markdown, paragraph, plain
 from lablib.validation import published_rows, score
@@ -161,12 +162,10 @@ RESULTS = {
 }
 WAYS = [Way(MARK, 8e9, 1.0, 3.0), Way("b", 1e9, 2.5, 3.0)]
 AFFORDED = equal_memory(2, 4, 4.0)[0]
-PLACED = SimpleNamespace(
-    mesh=Mesh(**{MARK: 2}),
-    step_time_s=1.0,
-    exposed_s={MARK: 0.5},
-    sent_bytes={MARK: {"node": 1.0, "rail": 1.0, "across": 0}},
-)
+EXPONENTS = ExponentCounts({-30: 1})
+SENT = {MARK: {"node": 1.0, "rail": 1.0, "across": 0}}
+PLACED = PlacedMesh(Mesh(**{MARK: 2}), CLUSTER, prediction(), {MARK: 0.5}, SimpleNamespace())
+vars(PLACED)["sent_bytes"] = SENT  # in place of what a simulated step would give
 FIGURES: dict[str, Callable[[], Any]] = {
     "figure_timeline": lambda: figures.figure_timeline(timeline(), title=MARK),
     "figure_reconcile": lambda: figures.figure_reconcile(timeline(), timeline(2.0), labels=(MARK, f"{MARK}2")),
@@ -195,41 +194,39 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_topology": lambda: figures.figure_topology(NODES, [(MARK, "b", MARK)]),
     "figure_network": lambda: figures.figure_network(FatTree(), 4, title=MARK),
     "figure_step_memory": lambda: figures.figure_step_memory(replace(memory_of_step("gpt2", 64), name=MARK)),
-    "figure_time_memory": lambda: figures.figure_time_memory({MARK: WAYS}),
-    "figure_exponents": lambda: figures.figure_exponents({MARK: ExponentCounts({-30: 1})}, [replace(FP16, name=MARK)]),
-    "figure_differences": lambda: figures.figure_differences({MARK: APART}, MARK),
-    "figure_loss_curves": lambda: figures.figure_loss_curves(RESULTS),
-    "figure_loss_and_bytes": lambda: figures.figure_loss_and_bytes(RESULTS, {"adamw": 8.0, MARK: 4.0}),
-    "figure_loss_against_bytes": lambda: figures.figure_loss_against_bytes(COMPRESSED),
-    "figure_loss_over_h": lambda: figures.figure_loss_over_h(COMPRESSED),
-    "figure_sign_of_noise": lambda: figures.figure_sign_of_noise([0.1, 1.0], {MARK: [0.1, 0.6]}, {"b": [0.1, 1.0]}),
-    "figure_blocks": lambda: figures.figure_blocks([1.0, 100.0], {MARK: [0.01, 0.02]}),
-    "figure_projection": lambda: figures.figure_projection([1, 2, 4], {MARK: [0.5, 0.2, 0.1]}),
-    "figure_spread": lambda: figures.figure_spread({MARK: {MARK: {1: [2.0], 2: [4.0]}}}, MARK, MARK, title=MARK),
-    "figure_schedules": lambda: figures.figure_schedules({MARK: [0.5, 1.0]}, {MARK: [(1, 3.0), (2, 2.5)]}),
-    "figure_staircase": lambda: figures.figure_staircase([1, 2], {MARK: [1.0, 2.0]}, {MARK: [0.5, 0.5]}, MARK),
-    "figure_steps_law": lambda: figures.figure_steps_law({4: [300.0], 16: [150.0]}, StepsLaw(100.0, 8.0), 10, MARK),
-    "figure_coordinates": lambda: figures.figure_coordinates({MARK: {32: [{MARK: 1.0}], 64: [{MARK: 1.1}]}}),
-    "figure_rates": lambda: figures.figure_rates({MARK: {32: {0.25: [3.0], 0.5: [2.0]}}}, MARK, MARK, MARK),
-    "figure_packing": lambda: figures.figure_packing({MARK: best_fit([3, 5, 2], 8)}),
-    "figure_block_fill": lambda: figures.figure_block_fill({MARK: best_fit([3, 5, 2], 8)}),
-    "figure_loading": lambda: figures.figure_loading(run_loop(Loader(2), [1.0] * 4, [1.0] * 4), title=MARK),
+    "figure_time_memory": lambda: lab03.figure_time_memory({MARK: WAYS}),
+    "figure_exponents": lambda: lab02.figure_exponents({MARK: EXPONENTS}, [replace(FP16, name=MARK)], (-32, 0), MARK),
+    "figure_differences": lambda: lab05.figure_differences({MARK: APART}, MARK),
+    "figure_loss_curves": lambda: lab05.figure_loss_curves(RESULTS),
+    "figure_loss_and_bytes": lambda: lab05.figure_loss_and_bytes(RESULTS),
+    "figure_loss_against_bytes": lambda: lab11.figure_loss_against_bytes(COMPRESSED),
+    "figure_loss_over_h": lambda: lab11.figure_loss_over_h(COMPRESSED),
+    "figure_sign_of_noise": lambda: lab05.figure_sign_of_noise([0.1, 1.0], {MARK: [0.1, 0.6]}, {"b": [0.1, 1.0]}),
+    "figure_blocks": lambda: lab05.figure_blocks([1.0, 100.0], {MARK: [0.01, 0.02]}),
+    "figure_projection": lambda: lab05.figure_projection([1, 2, 4], {MARK: [0.5, 0.2, 0.1]}),
+    "figure_schedules": lambda: lab04.figure_schedules({MARK: [0.5, 1.0]}, {MARK: [(1, 3.0), (2, 2.5)]}, MARK),
+    "figure_staircase": lambda: lab06.figure_staircase([1, 2], {MARK: [1.0, 2.0]}, {MARK: [0.5, 0.5]}, MARK),
+    "figure_coordinates": lambda: lab04.figure_coordinates({MARK: {32: [{MARK: 1.0}], 64: [{MARK: 1.1}]}}),
+    "figure_rates": lambda: lab04.figure_rates({MARK: {32: {0.25: [3.0], 0.5: [2.0]}}}, MARK, MARK),
+    "figure_packing": lambda: lab04.figure_packing({MARK: best_fit([3, 5, 2], 8)}),
+    "figure_block_fill": lambda: lab04.figure_block_fill({MARK: best_fit([3, 5, 2], 8)}),
+    "figure_loading": lambda: lab07.figure_loading(run_loop(Loader(2), [1.0] * 4, [1.0] * 4), title=MARK),
     "figure_idle_shares": lambda: figures.figure_idle_shares([1, 2], {MARK: [0.5, 0.2]}, MARK, title=MARK),
-    "figure_tiles": lambda: figures.figure_tiles(LAUNCH, title=MARK),
+    "figure_tiles": lambda: lab06.figure_tiles(LAUNCH, title=MARK),
     "figure_batch_splits": lambda: figures.figure_batch_splits([prediction()], title=MARK),
     "figure_tensor_times": lambda: figures.figure_tensor_times([1, 2], [2.0, 1.0], [0.0, 0.5], 1, title=MARK),
-    "figure_placements": lambda: figures.figure_placements([PLACED], title=MARK),
-    "figure_matrices": lambda: figures.figure_matrices({MARK: [[1.0, 2.0]]}, {MARK: (1, 2)}, title=MARK),
-    "figure_context_times": lambda: figures.figure_context_times([1024, 2048], {MARK: [0.5, 0.9]}, title=MARK),
-    "figure_expert_load": lambda: figures.figure_expert_load([[1.0, 2.0]], title=MARK, summary=f"{MARK}."),
-    "figure_rank_loads": lambda: figures.figure_rank_loads({MARK: [1.0, 2.0]}, title=MARK),
-    "figure_expert_times": lambda: figures.figure_expert_times([against_dense_model()], title=MARK),
-    "figure_equal_memory": lambda: figures.figure_equal_memory({4.0: [replace(AFFORDED, schedule=MARK)]}, title=MARK),
+    "figure_placements": lambda: lab14.figure_placements([PLACED], title=MARK),
+    "figure_matrices": lambda: lab12.figure_matrices({MARK: [[1.0, 2.0]]}, {MARK: (1, 2)}, title=MARK),
+    "figure_context_times": lambda: lab14.figure_context_times([1024, 2048], {MARK: [0.5, 0.9]}, title=MARK),
+    "figure_expert_load": lambda: lab14.figure_expert_load([[1.0, 2.0]], [0], title=MARK),
+    "figure_rank_loads": lambda: lab14.figure_rank_loads({MARK: [1.0, 2.0]}, title=MARK),
+    "figure_expert_times": lambda: lab14.figure_expert_times([against_dense_model()], title=MARK),
+    "figure_equal_memory": lambda: lab13.figure_equal_memory({4.0: [replace(AFFORDED, schedule=MARK)]}, title=MARK),
     "figure_when_compression_pays": lambda: figures.figure_when_compression_pays(SIZES, {MARK: [2.0, 1.0]}, title=MARK),
 }  # fmt: skip
 
 
-NAMELESS = {"figure_singular_values"}  # it is given numbers alone
+NAMELESS = {one.__name__: one for one in (lab04.figure_steps_law, lab05.figure_singular_values)}  # given numbers alone
 
 
 class Tags(HTMLParser):
@@ -278,9 +275,14 @@ def test_every_class_that_makes_html_is_tried_here():
 
 
 def test_every_figure_is_tried_here():
-    assert FIGURES.keys() | NAMELESS == {name for name in vars(figures) if name.startswith("figure_")}
-    for name in NAMELESS:  # no text, and nothing that could hold one
-        assert "str" not in str(inspect.signature(getattr(figures, name)).replace(return_annotation=None))
+    found = [
+        figures,
+        *(importlib.import_module(f"lablib.labs.{one.name}") for one in pkgutil.iter_modules(labs.__path__)),
+    ]
+    names = {name for module in found for name in vars(module) if name.startswith("figure_")}
+    assert FIGURES.keys() | NAMELESS.keys() == names
+    for draw in NAMELESS.values():  # no text, and nothing that could hold one
+        assert "str" not in str(inspect.signature(draw).replace(return_annotation=None))
 
 
 def test_html_is_made_in_one_place():

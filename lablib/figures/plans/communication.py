@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import Axis, Panel, bars, chart, labels
+from lablib.figures.chart import ROWS, Axis, Panel, bars, chart, labels
 from lablib.figures.style import LOOKS, Look
 from lablib.signature import checked
 from lablib.text.units import format_quantity
@@ -41,10 +41,9 @@ def figure_communication(prediction: Prediction, title: str = "Communication of 
     marks.append(labels(totals, names, texts, "middle right"))
     # Room at the right for the label of the longest bar.
     across = Axis("time", "s", span=(0, 1.4 * max(totals)) if names else None)
-    rows = Axis("", look={"autorange": "reversed", "ticks": "", "showgrid": False, "type": "category"})
     columns = _columns(prediction)
     pixels = ROW_PIXELS * max(len(axes), 2)
-    return chart(title, Panel(across, rows, marks), _summary(prediction), columns, pixels=pixels, barmode="stack")
+    return chart(title, Panel(across, ROWS, marks), _summary(prediction), columns, pixels=pixels, barmode="stack")
 
 
 def _label(name: str, total_s: float, exposed_s: float) -> str:

@@ -52,6 +52,8 @@ class SvgAxis:
         given, texts = self.layout.get("tickvals"), self.layout.get("ticktext")
         if given is None:
             chosen = range(len(self.names)) if self.names else _round_numbers(self.low, self.high)
+            if self.is_log and len(decades := [n for n in chosen if float(n).is_integer()]) > 1:
+                chosen = decades
             numbers = [float(number) for number in chosen]
             texts = self.names or [f"{10.0**n if self.is_log else n:g}" for n in numbers]
         else:
@@ -67,8 +69,8 @@ class SvgAxis:
 
 
 def plain_text(text: str) -> str:
-    """The text without the tags that plotly obeys."""
-    parts = [part.split(">", 1)[-1] for part in str(text).replace("<br>", " ").split("<")]
+    """The text without the tags that plotly obeys; a power with a ^."""
+    parts = [part.split(">", 1)[-1] for part in str(text).replace("<br>", " ").replace("<sup>", "^").split("<")]
     return "".join(parts).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 

@@ -96,6 +96,27 @@ class Canvas:
         )
         return paint(f"url(#{name})", edge, 0.6)
 
+    def clip(self, x: SvgAxis, y: SvgAxis, points: Sequence[tuple[float, float]]) -> str:
+        """An attribute that cuts lines and areas at the ends of their axes; nothing if all lie between these."""
+        if all(is_inside(x, y, point) for point in points if np.isfinite(point).all()):
+            return ""
+        left, right, top, bottom = *sorted((x.start, x.end)), *sorted((y.start, y.end))
+        name = f"c{left:.0f}-{right:.0f}-{top:.0f}-{bottom:.0f}"  # equal names on a page are equal areas
+        box = f'x="{left:.1f}" y="{top:.1f}" width="{right - left:.1f}" height="{bottom - top:.1f}"'
+        self.defs[name] = f'<clipPath id="{name}"><rect {box}/></clipPath>'
+        return f' clip-path="url(#{name})"'
+
+    def shows(self, shape: Mapping[str, Any]) -> bool:
+        """Whether a line of the layout has a part between the ends of the axes that its coordinates are of."""
+        for letter in "xy":
+            axis = self.axes.get(shape.get(f"{letter}ref") or letter)
+            if axis is not None:
+                low, high = sorted((axis.start, axis.end))
+                first, last = sorted(axis.pixel(shape[f"{letter}{i}"]) for i in "01")
+                if last < low - 1 or first > high + 1:
+                    return False
+        return True
+
     def where(self, value: Any, ref: str, letter: str) -> float:
         """The pixel of a coordinate of a note or a line."""
         name, _, kind = str(ref or letter).partition(" ")
@@ -110,15 +131,31 @@ class Canvas:
         return axis.pixel(value)
 
 
+def is_inside(x: SvgAxis, y: SvgAxis, point: tuple[float, float]) -> bool:
+    """Whether a point lies between the ends of both axes, to a pixel."""
+    ends = ((at, *sorted((axis.start, axis.end))) for at, axis in zip(point, (x, y), strict=True))
+    return all(low - 1 <= at <= high + 1 for at, low, high in ends)
+
+
 def values_of(trace: dict[str, Any], letter: str) -> list[Any]:
     """The values that an axis must hold for a trace."""
     values = list_of(trace.get(letter))
     if trace["type"] != "bar":
-        return values
+        return [*values, *(end for ends in error_ends(trace, letter) for end in ends)]
     if (letter == "x") == (trace.get("orientation") == "h"):
         bases = each_of(trace.get("base"), len(values), 0.0)
         return [*bases, *(base + (value or 0.0) for base, value in zip(bases, values, strict=True))]
     return [end for value in values for end in ((value - 0.5, value + 0.5) if not isinstance(value, str) else (value,))]
+
+
+def error_ends(trace: Mapping[str, Any], letter: str) -> list[tuple[Any, Any]]:
+    """The least and the greatest value of each point's error bar along an axis; none without error bars."""
+    bar, values = trace.get(f"error_{letter}", {}), list_of(trace.get(letter))
+    if bar.get("array") is None:
+        return []
+    above = list_of(bar["array"])
+    below = above if bar.get("arrayminus") is None else list_of(bar["arrayminus"])
+    return [(value - less, value + more) for value, less, more in zip(values, below, above, strict=True)]
 
 
 def stacked(traces: Sequence[dict[str, Any]], letter: str) -> list[float]:

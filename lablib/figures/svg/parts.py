@@ -56,10 +56,14 @@ def runs_of(points: Sequence[tuple[float, float]]) -> list[list[tuple[float, flo
     return [run for run in runs if run]
 
 
-def steps_of(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Each point, then the corner at which its level meets the next one."""
-    corners = [corner for (a, b), (c, _) in zip(points, points[1:], strict=False) for corner in ((a, b), (c, b))]
-    return [*corners, *points[-1:]]
+def steps_of(points: Sequence[tuple[float, float]], shape: str) -> list[tuple[float, float]]:
+    """The points with a corner between neighbours: at the next x ("hv"), at the next y ("vh"), or none."""
+    if shape not in ("hv", "vh"):
+        return list(points)
+    stepped = list(points[:1])
+    for (a, b), (c, d) in zip(points, points[1:], strict=False):
+        stepped += [(c, b) if shape == "hv" else (a, d), (c, d)]
+    return stepped
 
 
 def points_of(points: Sequence[tuple[float, float]]) -> str:

@@ -1,7 +1,7 @@
 """A figure as plain SVG, without script and without network: what a saved notebook shows where nothing runs.
 
-It draws what the figures of this package are made of: bars, lines, points, areas, texts and heat maps on linear,
-logarithmic and named axes, with legend, notes and lines. Not drawn: hovers, and arrow heads of notes.
+It draws what the figures of this package are made of: bars, lines, points with error bars, areas, texts and heat maps
+on linear, logarithmic and named axes, with legend, notes and lines. Not drawn: hovers, and arrow heads of notes.
 
 The colours stand in `style`, written as a browser writes them, so that the style sheet that gives a figure the dark
 theme's colours (theme.py) finds them here too.
@@ -35,11 +35,13 @@ def figure_svg(figure: go.Figure) -> str:
 def _document(canvas: Canvas, sentence: str) -> str:
     title = plain_text(canvas.layout.get("title", {}).get("text") or "")
     drawn = [part for trace in canvas.traces for part in trace_svg(canvas, trace)]
-    parts = [*_frames(canvas), *drawn, *_lines(canvas), *_notes(canvas), *_legend(canvas)]
+    legend, end = _legend(canvas)
+    height = max(canvas.height, end)
+    parts = [*_frames(canvas), *drawn, *_lines(canvas), *_notes(canvas), *legend]
     label = in_html(f"{title}. {sentence}" if sentence else title)
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {canvas.height:g}" width="{WIDTH}" '
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:g}" width="{WIDTH}" '
     head += f'role="img" aria-label="{label}" style="max-width:100%;height:auto;font-family:{in_html(FONT)}">'
-    ground = f'<rect width="{WIDTH}" height="{canvas.height:g}" {paint("#FFFFFF")}/>'
+    ground = f'<rect width="{WIDTH}" height="{height:g}" {paint("#FFFFFF")}/>'
     defs = f"<defs>{''.join(canvas.defs.values())}</defs>" if canvas.defs else ""
     heading = text_at(canvas.left, 26, title, size=16, anchor="start")
     return "\n".join([head, defs, ground, heading, *parts, "</svg>"])
@@ -73,6 +75,8 @@ def _frames(canvas: Canvas) -> Iterator[str]:
 def _lines(canvas: Canvas) -> Iterator[str]:
     for shape in canvas.layout.get("shapes") or ():
         ends = [canvas.where(shape[f"{c}{i}"], shape.get(f"{c}ref"), c) for i in "01" for c in "xy"]
+        if not canvas.shows(shape):
+            continue
         line = shape.get("line", {})
         dash = DASHES.get(line.get("dash") or "", "")
         extra = f' stroke-dasharray="{dash}"' if dash else ""
@@ -102,23 +106,24 @@ def _notes(canvas: Canvas) -> Iterator[str]:
         yield text_at(a + (note.get("xshift") or 0), b + down, note.get("text") or "", size, anchor, color)
 
 
-def _legend(canvas: Canvas) -> Iterator[str]:
+def _legend(canvas: Canvas) -> tuple[list[str], float]:
+    """The rows of the legend, and where the last of them ends."""
     if canvas.layout.get("showlegend") is False:
-        return
+        return [], 0.0
     shown: dict[str, dict[str, Any]] = {}
     for trace in sorted(canvas.traces, key=lambda t: t.get("legendrank") or 1000):
         if trace.get("name") and trace.get("showlegend") is not False:
             shown.setdefault(trace["name"], trace)
     if len(shown) < 2 and not canvas.layout.get("showlegend"):
-        return
-    a, b = canvas.left, canvas.height - 30
+        return [], 0.0
+    a, b, parts = canvas.left, canvas.height - 30, list[str]()
     for name, trace in shown.items():
         width = 30 + CHARACTER * len(plain_text(name)) + 18
         if a + width > WIDTH:
             a, b = canvas.left, b + 18
-        yield from _swatch(canvas, trace, a, b)
-        yield text_at(a + 26, b + 4, name, anchor="start")
+        parts += [*_swatch(canvas, trace, a, b), text_at(a + 26, b + 4, name, anchor="start")]
         a += width
+    return parts, b + 12
 
 
 def _swatch(canvas: Canvas, trace: dict[str, Any], a: float, b: float) -> Iterator[str]:
@@ -139,4 +144,4 @@ def _swatch(canvas: Canvas, trace: dict[str, Any], a: float, b: float) -> Iterat
             extra = f' stroke-dasharray="{dash}"' if dash else ""
             yield f'<path d="M{a:.1f},{b:.1f}h20"{extra} {paint("none", line.get("color") or INK, 2)}/>'
         if "markers" in mode:
-            yield from markers_svg(canvas, trace.get("marker", {}), [(a + 10, b)])
+            yield from markers_svg(trace.get("marker", {}), [(a + 10, b)])

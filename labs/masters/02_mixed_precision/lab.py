@@ -20,7 +20,8 @@ import torch.distributed as dist
 
 from lablib import launch
 from lablib.course import checks_for, show_source, try_out
-from lablib.figures import figure_exponents, figure_lines, format_quantity, show
+from lablib.figures import figure_lines, format_quantity, show
+from lablib.labs import lab02
 from lablib.models import model_config
 from lablib.precision.block_scaling import Recipe, quantize
 from lablib.precision.formats import BF16, E2M1, E4M3, E5M2, FORMATS, FP16, FP32, TF32
@@ -190,7 +191,7 @@ print("guess:", my_guess_fp16)
 watch = train_on_text(torch.float32, num_steps=10 if quick else 40, watches=True).watch
 counts = {"weights": watch.weights, "activations": watch.activations}
 formats, axis = (BF16, FP16, E5M2, E4M3), (-45, 20)
-show(figure_exponents(counts, formats, title="Gradients, and what formats keep", window=axis))
+show(lab02.figure_exponents(counts, formats, axis, "Gradients, and what formats keep"))
 lost = {one.name: f"{watch.activations.shares(one).lost:.0%}" for one in (FP16, BF16)}
 print(f"of the activations' gradients are lost: {lost}; you guessed {my_guess_fp16}")
 few = train_on_text(torch.float32, num_steps=10, tokens_per_step=512, watches=True).watch
@@ -241,9 +242,7 @@ def scaled(power, name):
 
 
 def draw_scaled(data):
-    return figure_exponents(
-        data[0], (data[1],), title="Gradients of the scaled loss", window=axis
-    )
+    return lab02.figure_exponents(data[0], (data[1],), axis, "Gradients of the scaled loss")
 
 
 powers = IntChoice("power", "S = 2 to the power of", tuple(range(0, 41, 4)), 0)

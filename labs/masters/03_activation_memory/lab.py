@@ -840,7 +840,7 @@ print("guesses:", my_guess_pays)
 from functools import cache
 
 from lablib import find_cluster
-from lablib.figures import figure_time_memory
+from lablib.labs import lab03
 from lablib.memory.ways_to_fit import price_layers, ways_to_fit
 from lablib.widgets import Choice, IntChoice, explore
 
@@ -871,9 +871,7 @@ controls = [
     Choice("number", "A number takes", ("2 bytes", "4 bytes"), "2 bytes"),
 ]
 examples = [{"width": 1024}, {"width": 8192}]
-explore(
-    ways_by_device, figure_time_memory, controls, interactive=interactive, examples=examples
-)
+explore(ways_by_device, lab03.figure_time_memory, controls, interactive, examples)
 
 # %% [markdown]
 # <details><summary>Does offloading pay?</summary>

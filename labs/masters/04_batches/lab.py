@@ -28,7 +28,8 @@ from lablib.batches import (
 from lablib.batches.accumulation import IGNORED, summed_loss
 from lablib.course import checks_for, show_source, try_out
 from lablib.data import Batch, batches, cut_documents, documents, load_corpus
-from lablib.figures import figure_lines, figure_packing, figure_steps_law, format_quantity, show
+from lablib.figures import figure_lines, format_quantity, show
+from lablib.labs import lab04
 from lablib.models import GPT
 from lablib.studies import batches as small_runs
 from lablib.studies.batches import MODEL, NARROW, SEQ_LEN
@@ -231,7 +232,7 @@ pd.DataFrame(rows, index=["blocks", "waste"]).T
 few = [len(module) for module in modules if len(module) < 2000][:40]  # in smaller blocks
 drawn = {"alone": packing.one_per_block(few, 2048)}
 drawn["best fit, longest first"] = packing.best_fit(few, 2048)
-show(figure_packing(drawn))
+show(lab04.figure_packing(drawn))
 
 # %% [markdown]
 # In *attention* each token reads the *values* of the tokens before it in its block, and its own: the *causal mask*.
@@ -538,7 +539,7 @@ print("guess:", my_guess_steps)
 measured = small_runs.recorded_steps()
 mean_steps = {size: sum(some) / len(some) for size, some in measured.items()}
 law = noise_scale.fit_steps_law(list(mean_steps), list(mean_steps.values()))
-show(figure_steps_law(measured, law, SEQ_LEN))
+show(lab04.figure_steps_law(measured, law, SEQ_LEN))
 print(f"128 sequences: {mean_steps[128]:.0f} steps, you guessed {my_guess_steps}")
 print(
     f"critical batch {law.critical_batch:.1f};",
@@ -647,8 +648,6 @@ my_guess_order = None  # of "constant", "cosine", "linear", "WSD"
 print("guess:", my_guess_order)
 
 # %%
-from lablib.figures import figure_schedules
-
 by_schedule = small_runs.recorded_schedules()
 factors, on_the_way = {}, {}
 for name, factor in small_runs.SCHEDULES.items():
@@ -656,7 +655,7 @@ for name, factor in small_runs.SCHEDULES.items():
     seeds = by_schedule[name][2**-8]  # runs at a peak of 2^-8: (step, loss) each
     late = [point for point in zip(*seeds, strict=True) if point[0][0] >= 160]
     on_the_way[name] = [(point[0][0], sum(loss for _, loss in point) / 3) for point in late]
-show(figure_schedules(factors, on_the_way, title="Peak 2^-8, loss from step 160 on"))
+show(lab04.figure_schedules(factors, on_the_way, "Peak 2^-8, loss from step 160 on"))
 
 # %%
 constant, ends = by_schedule["constant"], {}
@@ -808,11 +807,10 @@ print(f"variable length takes {by_length / by_mask:.0%} of the FLOPs of the docu
 
 # %%
 from lablib.batches import large_batch
-from lablib.figures import figure_rates
-from lablib.figures.techniques.spread import minimum_at, possible_minima
+from lablib.labs.lab04 import minimum_at, possible_minima
 
 large = small_runs.recorded_large_batch()
-show(figure_rates(large, "batch", title="Loss after the same text"))
+show(lab04.figure_rates(large, "batch", "Loss after the same text"))
 
 
 # %%
@@ -889,9 +887,7 @@ pd.DataFrame(rows).T
 # The *coordinate check* measures how far activations move in four steps, by width: flat lines are right.
 
 # %%
-from lablib.figures import figure_coordinates
-
-show(figure_coordinates(small_runs.recorded_coordinates()))
+show(lab04.figure_coordinates(small_runs.recorded_coordinates()))
 
 # %% [markdown]
 # In the standard way what the blocks change grows with the width, faster than in proportion; under muP it stays
@@ -899,11 +895,10 @@ show(figure_coordinates(small_runs.recorded_coordinates()))
 # steps, by rate and width; rings as before: every rate that may be best.
 
 # %%
-from lablib.figures import figure_rates
-from lablib.figures.techniques.spread import minimum_at, possible_minima
+from lablib.labs.lab04 import minimum_at, possible_minima
 
 by_width = small_runs.recorded_rates()
-show(figure_rates(by_width, title="Loss by rate and width"))
+show(lab04.figure_rates(by_width, "width", "Loss by rate and width"))
 rows = {}
 for name, widths in by_width.items():
     for width, losses in widths.items():

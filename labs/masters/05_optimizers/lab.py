@@ -21,6 +21,7 @@ from torch import nn
 from lablib import launch
 from lablib.course import checks_for, print_text, show_source, try_out
 from lablib.figures import figure_lines, show
+from lablib.labs import lab05
 from lablib.optim.adamw import AdamW
 from lablib.studies import optimizer_experiment as experiment
 
@@ -239,12 +240,11 @@ my_guess_errors = None  # two percentages
 print("guess:", my_guess_errors)
 
 # %%
-from lablib.figures import figure_blocks
 from lablib.optim.effects import block_errors
 
 outliers = [10.0**power for power in range(7)]
 _, errors = found = block_errors(m, outliers, (64, 256, 2048, m.numel()))
-show(figure_blocks(*found))
+show(lab05.figure_blocks(*found))
 print("you guessed", my_guess_errors)
 for name, line in errors.items():
     print(
@@ -371,11 +371,10 @@ try_out(orthogonalize, x, num_steps=1, coefficients=(0.5, 1, 0))
 check.orthogonalize(orthogonalize)
 
 # %%
-from lablib.figures import figure_singular_values
 from lablib.optim.effects import singular_values
 from lablib.optim.newton_schulz import COEFFICIENTS
 
-show(figure_singular_values(*singular_values(m)))
+show(lab05.figure_singular_values(*singular_values(m)))
 s = torch.tensor([0.5, 0.05, 0.0005])
 for _ in range(5):
     s = COEFFICIENTS[0] * s + COEFFICIENTS[1] * s**3 + COEFFICIENTS[2] * s**5
@@ -421,11 +420,9 @@ print_text(f"choose among {', '.join(sorted(results))}")
 print("guess:", my_guess_better)
 
 # %%
-from lablib.figures import figure_differences
-
 others = [name for name in results if name != "adamw"]
 apart = {name: difference(results[name].losses, of_adamw.losses) for name in others}
-show(figure_differences(apart, "adamw"))
+show(lab05.figure_differences(apart, "adamw"))
 better = [name for name, one in apart.items() if not one.is_noise and one.mean < 0]
 print("below AdamW, beyond noise:", ", ".join(better) or "none")
 print("you guessed", my_guess_better)
@@ -440,10 +437,8 @@ print("you guessed", my_guess_better)
 # %%
 import numpy as np
 
-from lablib.figures import figure_loss_curves
-
 few = {name: results[name] for name in ("adamw", "muon", "adafactor")}
-show(figure_loss_curves(few, "time"))
+show(lab05.figure_loss_curves(few))
 muon, end = results["muon"], of_adamw.tokens[-1] * of_adamw.step_ratio
 then = np.interp(end, [muon.step_ratio * tokens for tokens in muon.tokens], muon.curve)
 print(f"when AdamW is done, at {of_adamw.curve[-1]:.3f} nats a byte, Muon is at {then:.3f}")
@@ -464,23 +459,16 @@ print(f"when AdamW is done, at {of_adamw.curve[-1]:.3f} nats a byte, Muon is at 
 # the worst seed. Move the budget.
 
 # %%
-from lablib.figures import figure_loss_and_bytes
 from lablib.widgets import LogSlider, explore
-
-need = {name: one.needed_bytes_per_parameter for name, one in results.items()}
 
 
 def fitting(budget):
-    return {name: one for name, one in results.items() if need[name] <= budget}
-
-
-def draw_fitting(shown):
-    sizes = {name: need[name] for name in shown}
-    return figure_loss_and_bytes(shown, sizes, "what a step needs")
+    return {k: one for k, one in results.items() if one.needed_bytes_per_parameter <= budget}
 
 
 budgets = LogSlider("budget", "Bytes a parameter beside weights and gradients", 1.0, 50.0, 50.0)
-explore(fitting, draw_fitting, [budgets], interactive=interactive, examples=[{"budget": 8.0}])
+figure = lab05.figure_loss_and_bytes
+explore(fitting, figure, [budgets], interactive=interactive, examples=[{"budget": 8.0}])
 
 # %% [markdown]
 # What is within noise of the best may be as good, or its interval is just wide: the noisiest optimizer would tie with
@@ -726,11 +714,10 @@ my_guess_step = None  # over lr, at a signal of 0.1
 print("guess:", my_guess_step)
 
 # %%
-from lablib.figures import figure_sign_of_noise
 from lablib.optim.effects import mean_steps
 
 signals = [0.01, 0.03, 0.1, 0.3, 1.0, 3.0]
-show(figure_sign_of_noise(*mean_steps(signals, num_steps=400)))
+show(lab05.figure_sign_of_noise(*mean_steps(signals, num_steps=400)))
 print("you guessed", my_guess_step, "for 0.1")
 
 # %% [markdown]
@@ -750,7 +737,6 @@ my_guess_lost = None  # three percentages
 print("guess:", my_guess_lost)
 
 # %%
-from lablib.figures import figure_projection
 from lablib.optim.effects import lost_shares
 
 weight = "blocks.0.mlp.up.weight"
@@ -759,7 +745,7 @@ later, _ = experiment.run("adamw", 8e-3, weight_decay=0.0, seed=1, num_steps=40,
 new = later.model.get_parameter(weight).grad
 random = torch.randn(new.shape, generator=torch.Generator().manual_seed(0))
 sources = {"its own": new, "20 steps old": old, "random": random}
-show(figure_projection(*lost_shares(new, sources, [1, 2, 4, 8, 16, 32, 64])))
+show(lab05.figure_projection(*lost_shares(new, sources, [1, 2, 4, 8, 16, 32, 64])))
 print("you guessed", my_guess_lost, "at rank 16")
 
 # %% [markdown]

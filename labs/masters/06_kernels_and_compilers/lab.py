@@ -17,10 +17,11 @@ import torch
 
 from lablib import launch
 from lablib.course import checks_for, print_text, try_out
-from lablib.figures import figure_lines, figure_roofline, figure_staircase, figure_tiles, show
+from lablib.figures import figure_lines, figure_roofline, show
 from lablib.hardware import DEVICES
 from lablib.kernels.accesses import hbm_bytes, record_accesses
 from lablib.kernels.jit import jit, tl
+from lablib.labs import lab06
 
 h100 = DEVICES["H100-80GB-SXM"]
 check = checks_for("06")
@@ -142,7 +143,7 @@ else:
 
 # %%
 if tl is not None:
-    show(figure_tiles(launches[0], program=(3,), vector_width=8))  # drawn in rows of 8
+    show(lab06.figure_tiles(launches[0], program=(3,), vector_width=8))  # drawn in rows of 8
     print("bytes", hbm_bytes(launches))
 
 # %% [markdown] minutes=12
@@ -365,7 +366,7 @@ def sweep(rows, depth):
 def draw_steps(steps):
     seconds, useful = [one.time_s for one in steps], [one.useful for one in steps]
     title = "[rows, depth] x [depth, N]"
-    return figure_staircase(widths, {"H100": seconds}, {"H100": useful}, title=title)
+    return lab06.figure_staircase(widths, {"H100": seconds}, {"H100": useful}, title)
 
 
 choices = [IntChoice("rows", "Rows", (512, 1024, 2048, 4096, 8192), 4096)]

@@ -17,7 +17,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 from lablib.course import checks_for, print_text, show_source, try_out
 from lablib.data.loading.loader import Copy, Jitter, Loader, draw_times
 from lablib.data.loading.loader_timeline import run_loop, steady_step_s
-from lablib.figures import figure_idle_shares, figure_lines, figure_loading, show
+from lablib.figures import figure_idle_shares, figure_lines, show
+from lablib.labs import lab07
 
 check = checks_for("07")
 check
@@ -40,7 +41,7 @@ print("guess:", my_guess_alone)
 # %%
 # A simulated loop: for each batch the seconds of its load and of its step.
 alone = run_loop(Loader(workers=0), [0.25] * 8, [0.1] * 8)
-show(figure_loading(alone, batches=6))
+show(lab07.figure_loading(alone, batches=6))
 print("you guessed", my_guess_alone, "percent")
 
 # %% [markdown]
@@ -55,7 +56,7 @@ print("guess:", my_guess_workers)
 
 # %%
 two = run_loop(Loader(workers=2, prefetch=2), [0.25] * 100, [0.1] * 100)
-show(figure_loading(two, batches=10))
+show(lab07.figure_loading(two, batches=10))
 print(f"after the first batch the device waits {two.idle_share_from(0):.0%} of the time")
 print("you guessed", my_guess_workers, "percent")
 
@@ -70,7 +71,7 @@ print("you guessed", my_guess_workers, "percent")
 # %%
 starting = Loader(workers=3, start_s=0.2, batch_bytes=500e6)  # 500 MB at 25 GB/s: 20 ms
 again = run_loop(starting, [0.25] * 10, [0.1] * 10, epochs=2)  # epochs of 5 batches
-show(figure_loading(again, batches=10))
+show(lab07.figure_loading(again, batches=10))
 
 # %% [markdown]
 # Which gap has which cause? Before an epoch's first step all three follow one another. `persistent_workers=True` keeps
@@ -93,7 +94,7 @@ print("guess:", my_guess_copies)
 for copy in Copy:
     loader = Loader(workers=2, copy=copy, batch_bytes=1e9)  # 1 GB at 25 GB/s: 40 ms
     print(f"{copy.value}: {steady_step_s(loader, 0.05, 0.1) * 1e3:.0f} ms")
-show(figure_loading(run_loop(loader, [0.05] * 6, [0.1] * 6), batches=6))
+show(lab07.figure_loading(run_loop(loader, [0.05] * 6, [0.1] * 6), batches=6))
 print("you guessed", my_guess_copies)
 
 # %% [markdown]

@@ -52,13 +52,8 @@ from lablib.compress import (
 )
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
 from lablib.data import batches, load_corpus, train_val_split
-from lablib.figures import (
-    figure_lines,
-    figure_loss_against_bytes,
-    figure_loss_over_h,
-    format_quantity,
-    show,
-)
+from lablib.figures import figure_lines, format_quantity, show
+from lablib.labs import lab11
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.optim.adamw import AdamW
 from lablib.record.traffic import Traffic
@@ -554,7 +549,7 @@ gradients = {
     for name, run in adam.items()
     if not name.startswith(("stale", "DiLoCo", "local", "1-bit"))
 }
-show(figure_loss_against_bytes(gradients))
+show(lab11.figure_loss_against_bytes(gradients))
 
 # %%
 print(f"you guessed {my_guess_loss} nats for 4 bits")
@@ -1041,7 +1036,7 @@ for every in (1, 4, 16):
 local_runs = {
     name: run for name, run in runs.items() if name.startswith(("none", "local", "DiLoCo"))
 }
-show(figure_loss_over_h(local_runs))
+show(lab11.figure_loss_over_h(local_runs))
 
 # %% [markdown]
 # Local SGD loses slowly over H. (At H = 1 it is not data parallel: each rank's AdamW sees its own gradients only.)

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from lablib import find_cluster, launch, parallel, phase, reconcile, studies
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
-from lablib.figures import figure_matrices, figure_tensor_times, format_quantity, show
+from lablib.figures import figure_tensor_times, format_quantity, show
+from lablib.labs import lab12
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.parallel.tensor.mlp import mlp_sent_bytes
 from lablib.widgets import tensor_calculator
@@ -50,9 +51,9 @@ X = torch.randn(6, 8, generator=numbers, dtype=torch.float64)
 W = torch.randn(8, 16, generator=numbers, dtype=torch.float64) / 3
 MATRICES, across = {"X": X, "W": W, "Y": X @ W}, (1, ranks)
 said = "W by columns: each rank needs all of X, and has some columns of Y."
-show(figure_matrices(MATRICES, {"W": across, "Y": across}, "By columns", said))
+show(lab12.figure_matrices(MATRICES, {"W": across, "Y": across}, "By columns", said))
 said = "W by rows: each rank needs some columns of X, and has a part of a sum, as large as Y."
-show(figure_matrices(MATRICES, {"X": across, "W": (0, ranks)}, "By rows", said))
+show(lab12.figure_matrices(MATRICES, {"X": across, "W": (0, ranks)}, "By rows", said))
 
 # %% [markdown]
 # **By columns**, rank r has some columns W_r. It needs all of X, and gets some columns of Y. **By rows**, it needs only
@@ -645,7 +646,7 @@ for way, name in {
     pictures[name] = torch.cat(launch(shards_drawn, way, ranks=ranks).values).T.cpu()
 CUTS = {name: (1, ranks) for name in pictures}
 title = "A weight, drawn on all ranks with one seed"
-show(figure_matrices(pictures, CUTS, title, "Left: all ranks have the same columns."))
+show(lab12.figure_matrices(pictures, CUTS, title, "Left: all ranks have the same columns."))
 
 # %% [markdown]
 # Left, every rank's columns are copies of rank 0's. If the rows of `down` are drawn the same way, they are copies, too.

@@ -17,12 +17,8 @@ import torch.distributed as dist
 from lablib import launch, phase, reconcile
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, try_out
-from lablib.figures import (
-    figure_equal_memory,
-    figure_pipeline_simulation,
-    format_quantity,
-    show,
-)
+from lablib.figures import figure_pipeline_simulation, format_quantity, show
+from lablib.labs import lab13
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.pipeline import (
     Costs,
@@ -344,7 +340,7 @@ print("guess:", my_guess_leaders)
 memories = (2, 4, 5, 6, 8, 10, 12, 16, 32)
 names = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "v-min", "v-half", "zb-v")
 afforded = {memory: equal_memory(8, 32, memory, names) for memory in memories}
-show(figure_equal_memory(afforded, "Bubble at equal memory: 8 stages, 32 micro-batches"))
+show(lab13.figure_equal_memory(afforded, "Bubble at equal memory: 8 stages, 32 micro-batches"))
 print("you guessed", my_guess_leaders)
 
 # %% [markdown]

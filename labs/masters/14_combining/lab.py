@@ -24,15 +24,8 @@ import torch.nn.functional as F
 from lablib import find_cluster, launch, parallel, phase, reconcile, studies
 from lablib.calibration import batch_for, this_machine
 from lablib.course import checks_for, print_text, recorded_comparison, show_source, try_out
-from lablib.figures import (
-    figure_context_times,
-    figure_expert_load,
-    figure_expert_times,
-    figure_placements,
-    figure_rank_loads,
-    format_quantity,
-    show,
-)
+from lablib.figures import format_quantity, show
+from lablib.labs import lab14
 from lablib.models import GPT, GPTConfig, next_token_loss, num_parameters
 from lablib.parallel import Mesh
 from lablib.plan import Parallel, axis_by_axis
@@ -269,7 +262,7 @@ print("guess:", my_guess_order)
 # %%
 step_as = {"batch": 16, "seq_len": 2048, "micro_batch": 2, "zero_stage": 1}
 placed = studies.placements(LARGE, large_mesh, cluster, sequence_parallel=False, **step_as)
-show(figure_placements(placed, title=f"16 ranks on {cluster}"))
+show(lab14.figure_placements(placed, title=f"16 ranks on {cluster}"))
 print("guess:", my_guess_order)
 table = {}
 for one in placed:
@@ -761,7 +754,7 @@ pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
 # %%
 lengths = [8192, 32_768, 131_072, 262_144]
 found = studies.context_efficiencies(LONG, machine, 8, lengths)
-show(figure_context_times(lengths, found, title=f"Attention on 8 ranks of {cluster}"))
+show(lab14.figure_context_times(lengths, found, title=f"Attention on 8 ranks of {cluster}"))
 
 # %% [markdown]
 # Ulysses, at every length; but it needs a head for each rank. A ring has no such limit, and hides what it sends; it
@@ -783,7 +776,7 @@ print("guess:", my_guess_busiest)
 runs = recorded_expert_runs()
 first = runs["nothing"][0]
 counts = [of_step[1] for of_step in first.counts]
-show(figure_expert_load(counts, list(first.steps), title="Second layer, nothing balances it"))
+show(lab14.figure_expert_load(counts, list(first.steps), "Second layer, nothing balances it"))
 print("guess:", my_guess_busiest)
 table = {}
 for name in ("nothing", "auxiliary loss", "bias"):
@@ -822,7 +815,7 @@ placed_experts = {
 for name, one in placed_experts.items():
     print(f"{name:12} {one.ranks}: busiest rank {one.imbalance(loads):.2f} times the mean")
 each = {name: one.rank_loads(loads) for name, one in placed_experts.items()}
-show(figure_rank_loads(each, title="Tokens of each rank"))
+show(lab14.figure_rank_loads(each, title="Tokens of each rank"))
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: exchange beside compute
@@ -858,7 +851,7 @@ print("guess:", my_guess_speed)
 
 # %%
 compared = studies.against_dense(studies.OLMOE, cluster, [1, 2, 4, 8, 16, 32])
-show(figure_expert_times(compared, title=f"OLMoE beside dense models on {cluster}"))
+show(lab14.figure_expert_times(compared, title=f"OLMoE beside dense models on {cluster}"))
 print("guess:", my_guess_speed)
 table = {}
 for one in compared:

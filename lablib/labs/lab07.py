@@ -1,20 +1,17 @@
-"""A loop fed by a loader: who loads, copies and computes when, why the device waits, and its idle share by setting."""
+"""Lab 07: a loop fed by a loader: who loads, copies and computes when, and why the device waits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import plotly.graph_objects as go
 
+from lablib.data.loading.loaded_run import LoadedRun
 from lablib.figures.describe import attach
-from lablib.figures.lines import figure_lines
 from lablib.figures.style import COMPUTE, LOOKS, PAPER_PIXELS, Look, axis, base_layout
 from lablib.signature import checked
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
-
-if TYPE_CHECKING:
-    from lablib.data.loading.loaded_run import LoadedRun
 
 LANE_PIXELS = 34
 MAX_BATCHES = 60  # more cannot be told apart
@@ -59,29 +56,6 @@ def figure_loading(run: LoadedRun, first: int = 0, batches: int = 12, title: str
         | {"showgrid": False, "zeroline": False, "fixedrange": True, "ticks": "", "automargin": True},
     )
     return attach(figure, _summary(run, drawn), _columns(run))
-
-
-@checked
-def figure_idle_shares(
-    counts: Sequence[int],
-    shares: Mapping[str, Sequence[float]],
-    control: str = "prefetch",
-    title: str = "",
-    summary: str = "",
-) -> go.Figure:
-    """The device's idle share against a setting of the loader: a line a way to find it out.
-
-    Args:
-        counts: of the setting, such as 1, 2, 4, 8 orders for each worker.
-        shares: name of the line -> idle share of the device in [0, 1] at each count.
-        control: what is counted.
-        summary: one sentence; none given: the ends of each line.
-    """
-    percent = {name: [100 * share for share in line] for name, line in shares.items()}
-    title = title or f"How long the device waits, by {control}"
-    return figure_lines(
-        counts, percent, control, "idle share of the device", y_unit="%", title=title, log_x=True, summary=summary
-    )
 
 
 Bar = tuple[str, float, float, str, str]  # lane, first and last second, text on it, hover

@@ -1,11 +1,11 @@
-"""Which program of a kernel touches which elements of its tensors, and what one chosen program reads and writes.
+"""Lab 06: which program of a kernel touches which elements, and the staircase of tile quantization.
 
 The pictures of the Triton Puzzles (S. Rush, https://github.com/srush/Triton-Puzzles) are the model: tensors as grids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from lablib.figures.chart import TITLE_PIXELS
+from lablib.figures.chart import TITLE_PIXELS, Axis, Panel, chart, line
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look
 from lablib.kernels.accesses import Kind, Launch, Program, distinct_bytes, hbm_bytes
@@ -146,14 +146,14 @@ def _frames(grid: _Grid, launch: Launch, chosen: Program, is_first: bool) -> lis
     """Lines around what the chosen program reads, and around what it writes."""
     traces = []
     ways: list[tuple[str, Kind, dict[str, Any]]] = [("read", "load", READ), ("written", "store", WRITTEN)]
-    for name, kind, line in ways:
+    for name, kind, frame in ways:
         x, y = [], []
         for x0, x1, y0, y1 in _rectangles(*grid.places(launch.elements(grid.name, chosen, kind, "atomic"))):
             x += [x0, x1, x1, x0, x0, None]
             y += [y0, y0, y1, y1, y0, None]
         if x or is_first:  # the legend tells both
             name = f"{name} by {_word(launch, chosen)}"
-            look = {"mode": "lines", "line": line, "hoverinfo": "skip", "cliponaxis": False}
+            look = {"mode": "lines", "line": frame, "hoverinfo": "skip", "cliponaxis": False}
             traces.append(go.Scatter(x=x or [None], y=y or [None], name=name, showlegend=is_first, **look))
     return traces
 
@@ -220,3 +220,38 @@ def _columns(launch: Launch, chosen: Program, grids: Sequence[_Grid]) -> dict[st
         "moved by all (B)": [moved[name] for name in names],
         "each element once (B)": [once[name] for name in names],
     }
+
+
+@checked
+def figure_staircase(
+    sizes: Sequence[int], seconds: Mapping[str, Sequence[float]], useful: Mapping[str, Sequence[float]], title: str
+) -> go.Figure:
+    """Above, seconds climb in steps; below, the useful share falls at each step and recovers to the next.
+
+    Args:
+        sizes: columns N of a product, in ascending order.
+        seconds: name -> seconds at each size, by a model or a measurement.
+        useful: the same names -> shares of the device's rate, 0 to 1.
+    """
+    stairs, shares, parts = [], [], []
+    for index, name in enumerate(seconds):
+        words = [
+            f"<b>{name}</b><br>{size:,}<br>{format_quantity(time_s, 's', 4)}<br>{share:.0%} useful"
+            for size, time_s, share in zip(sizes, seconds[name], useful[name], strict=True)
+        ]
+        percent = [100 * share for share in useful[name]]
+        stairs.append(line(index, name, sizes, seconds[name], words).styled(mode="lines", line_shape="vh"))
+        shares.append(line(index, name, sizes, percent, words).styled(mode="lines"))
+        worst, best = (choose(range(len(sizes)), key=useful[name].__getitem__) for choose in (min, max))
+        parts.append(
+            f"{name} is useful for {useful[name][worst]:.0%} at {sizes[worst]:,} and "
+            f"{useful[name][best]:.0%} at {sizes[best]:,}"
+        )
+    across = Axis("columns N", "count")
+    upper = Panel(across, Axis("time", "s", from_zero=True), stairs)
+    lower = Panel(across, Axis("useful", "%", span=(0, 100)), shares)
+    columns: dict[str, Sequence[float]] = {across.label: sizes}
+    columns |= {f"{name}, time (s)": values for name, values in seconds.items()}
+    columns |= {f"{name}, useful": values for name, values in useful.items()}
+    sentence = f"For {across.label} from {sizes[0]:,} to {sizes[-1]:,}: {'; '.join(parts)}."
+    return chart(title, [upper, lower], sentence, columns, pixels=(200, 200))

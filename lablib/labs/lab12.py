@@ -1,4 +1,4 @@
-"""Matrices side by side as grids of numbers, and where each is cut for the ranks that hold its parts."""
+"""Lab 12: matrices side by side as grids of numbers, and where each is cut for the ranks that hold its parts."""
 
 from __future__ import annotations
 

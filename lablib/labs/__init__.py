@@ -1,0 +1,13 @@
+"""Helper code of single labs, for notebooks alone: their figures, and comparisons that a learner does not write.
+
+lab02   exponents of gradients, and the ranges of number formats
+lab03   ways to keep fewer activations: time against memory
+lab04   packed documents, learning rates, critical batch, muP
+lab05   recorded runs of optimizers, and what an update does
+lab06   tiles of a kernel, and tile quantization
+lab07   a loop fed by a loader
+lab11   recorded runs of compressed training
+lab12   matrices cut over ranks
+lab13   bubbles of schedules at equal memory
+lab14   orders of a mesh's axes, long sequences, mixtures of experts
+"""

@@ -1,0 +1,75 @@
+"""Lab 02: exponents of gradients, and the range of each number format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from lablib.figures.chart import ROWS, Axis, Mark, Panel, bars, chart, line
+from lablib.figures.style import Look
+from lablib.precision.exponents import ExponentCounts
+from lablib.precision.formats import Format
+from lablib.signature import checked
+
+GREY, PAPER = "#7A7A7A", "#FFFFFF"  # the paper's colour, hatched: fainter than grey in both themes
+
+
+@checked
+def figure_exponents(
+    counts: Mapping[str, ExponentCounts], formats: Sequence[Format], window: tuple[int, int], title: str
+) -> go.Figure:
+    """Histograms of exponents over the ranges of formats.
+
+    Args:
+        counts: name -> counts of some numbers, such as `{"weights": watch.weights}`.
+        formats: whose ranges are drawn below, on the same axis.
+        window: the exponents to draw, from and to.
+    """
+    exponents, shares = range(window[0], window[1] + 1), []
+    for index, (name, one) in enumerate(counts.items()):
+        if one.num_nonzero:
+            percent = [100 * one.by_exponent.get(e, 0) / one.num_nonzero for e in exponents]
+            words = [f"<b>{name}</b><br>2^{e} to 2^{e + 1}: {p:.2f}%" for e, p in zip(exponents, percent, strict=True)]
+            shares.append(line(index, name, exponents, percent, words).styled(mode="lines", line_shape="hv"))
+    normal = [(one.min_exponent, one.max_exponent + 1) for one in formats]
+    subnormal = [(one.underflow_exponent, one.min_exponent) for one in formats]  # or rounded up to the smallest
+    ranges = [
+        _ranges(Look("normal", "", GREY, "", hatch=GREY, edge=GREY), normal, formats, window),
+        _ranges(Look("subnormal: fewer bits", "", PAPER, "/", hatch=GREY, edge=GREY), subnormal, formats, window),
+    ]
+    across = Axis("size of a number", "log2", span=window)
+    panels = [Panel(across, Axis("share of numbers", "%", from_zero=True), shares), Panel(across, ROWS, ranges)]
+    rows = [(name, one, format, one.shares(format)) for name, one in counts.items() for format in formats]
+    columns = {
+        "numbers": [name for name, *_ in rows],
+        "format": [str(format) for _, _, format, _ in rows],
+        "lost (%)": [100 * shares.lost for *_, shares in rows],
+        "subnormal (%)": [100 * shares.subnormal for *_, shares in rows],
+        "normal (%)": [100 * shares.normal for *_, shares in rows],
+        "too large (%)": [100 * shares.too_large for *_, shares in rows],
+        "zeros (count)": [one.zeros for _, one, _, _ in rows],
+        "counted without zeros": [one.num_nonzero for _, one, _, _ in rows],
+    }
+    lost = [
+        f"of {name} {', '.join(_lost(one, format) for format in formats)}"
+        for name, one in counts.items()
+        if one.num_nonzero and formats
+    ]
+    sentence = f"Lost to underflow: {'; '.join(lost)}." if lost else ""
+    pixels = (230, max(len(formats), 1) * 26)
+    return chart(title, panels, sentence, columns, pixels=pixels, barmode="overlay", bargap=0.25)
+
+
+def _ranges(look: Look, edges: list[tuple[int, int]], formats: Sequence[Format], window: tuple[int, int]) -> Mark:
+    """One bar for each format, cut at the ends of the axis."""
+    firsts, lasts = ([min(max(pair[i], window[0]), window[1]) for pair in edges] for i in (0, 1))
+    words = [f"<b>{one}</b><br>{look.name}<br>2^{a} to 2^{b}" for one, (a, b) in zip(formats, edges, strict=True)]
+    lengths = [last - first for first, last in zip(firsts, lasts, strict=True)]
+    return bars(look, look.name, lengths, [str(one) for one in formats], words, orientation="h", base=firsts)
+
+
+def _lost(counts: ExponentCounts, format: Format) -> str:
+    shares = counts.shares(format)
+    overflow = f" ({shares.too_large:.2%} too large)" if shares.too_large else ""
+    return f"{shares.lost:.2%} in {format}{overflow}"

@@ -1,0 +1,60 @@
+"""Lab 03: step time against activation memory of each way to keep fewer activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import plotly.graph_objects as go
+
+from lablib.figures.chart import Axis, Mark, Panel, chart, points
+from lablib.memory.ways_to_fit import Way
+from lablib.signature import checked
+from lablib.text.units import format_quantity
+
+SLOWEST = 2.0  # times the plain step: slower ways are drawn at the edge, with an arrow for their symbol
+SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "triangle-down", "hourglass", "bowtie")
+TIME = Axis("time of a step", "1 = keep all", span=(0.94, SLOWEST * 1.03))
+MEMORY = Axis("activations at the peak", "%", span=(0, 106))
+
+
+@checked
+def figure_time_memory(ways: Mapping[str, Sequence[Way]]) -> go.Figure:
+    """A panel for each device, a point for each way: down is less memory, left is less time.
+
+    Args:
+        ways: device -> its ways, the same for all; the first keeps all, and is 1 and 100%.
+    """
+    panels = [
+        Panel(TIME, MEMORY, [_point(index, way, some[0]) for index, way in enumerate(some)], title=device)
+        for device, some in ways.items()
+    ]
+    best = []
+    for device, (plain, *others) in ways.items():
+        small = [way for way in others if way.memory_bytes <= plain.memory_bytes / 4]
+        if small:
+            way = min(small, key=lambda way: way.time_s)
+            memory, time = way.memory_bytes / plain.memory_bytes, way.time_s / plain.time_s - 1
+            best.append(f"on {device} {way.name} ({memory:.0%} of the bytes, {time:+.0%} time)")
+    sentence = f"The quickest way to at most a quarter of the bytes: {'; '.join(best) or 'there is none'}."
+    rows = [(device, way, some[0]) for device, some in ways.items() for way in some]
+    columns = {
+        "device": [device for device, _, _ in rows],
+        "way": [way.name for _, way, _ in rows],
+        "memory (GB)": [way.memory_bytes / 1e9 for _, way, _ in rows],
+        "memory (%)": [100 * way.memory_bytes / plain.memory_bytes for _, way, plain in rows],
+        "time (s)": [way.time_s for _, way, _ in rows],
+        "time (1 = keep all)": [way.time_s / plain.time_s for _, way, plain in rows],
+    }
+    return chart("Memory against time, by device", panels, sentence, columns)
+
+
+def _point(index: int, way: Way, plain: Way) -> Mark:
+    time, memory = way.time_s / plain.time_s, 100 * way.memory_bytes / plain.memory_bytes
+    words = (
+        f"<b>{way.name}</b><br>{format_quantity(way.memory_bytes, 'B')}, {memory:.0f}%"
+        f"<br>{format_quantity(way.time_s, 's')}, {time:.2f} times"
+    )
+    if time <= SLOWEST:
+        return points(index, way.name, [time], [memory], [words], symbol=SYMBOLS[index % len(SYMBOLS)], size=11)
+    mark = points(index, way.name, [SLOWEST], [memory], [words], symbol="triangle-right", size=11)
+    return mark.styled(mode="markers+text", text=[f"{time:.1f} x"], textposition="top left")

@@ -1,0 +1,351 @@
+"""Lab 04: packed documents, learning rates, the critical batch size and muP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import ceil, floor, frexp, isfinite, log10
+from typing import Any
+
+import plotly.graph_objects as go
+
+from lablib.batches.noise_scale import StepsLaw
+from lablib.batches.packing import Packing
+from lablib.figures.chart import PLOT_PIXELS, Axis, Mark, Panel, Rule, bars, chart, line, points
+from lablib.figures.style import LOOKS, series_look
+from lablib.signature import checked
+from lablib.text.units import format_quantity, plural
+
+MOST_BLOCKS = 40  # of a panel in which documents are told apart
+# Name of a line -> position -> one value for each run (or seed).
+Lines = Mapping[str, Mapping[float, Sequence[float]]]
+
+
+# --- Packed documents ---
+
+
+@checked
+def figure_packing(packings: Mapping[str, Packing]) -> go.Figure:
+    """A panel for each packing, a bar for each block: its documents from below in two shades, and the padding on top.
+
+    Args:
+        packings: name -> packing of the same documents. Of more than 40 blocks 40 are drawn, evenly spaced.
+    """
+    blocks = Axis("block", "count", look={"showgrid": False})
+    panels = [Panel(blocks, Axis("block", "tokens"), _documents(one), title=name) for name, one in packings.items()]
+    sentence = _packed(packings)
+    if max(len(packing.blocks) for packing in packings.values()) > MOST_BLOCKS:
+        sentence += f" Of a packing with more, {MOST_BLOCKS} blocks are drawn, evenly spaced."
+    columns = packing_table(packings)
+    return chart("Documents in blocks", panels, sentence, columns, barmode="stack", bargap=0.15)
+
+
+@checked
+def figure_block_fill(packings: Mapping[str, Packing]) -> go.Figure:
+    """A line for each packing: the tokens of each block, the fullest first; above it, up to the block's size, is waste.
+
+    Args:
+        packings: name -> packing of the same documents, of any number.
+    """
+    marks = []
+    for index, (name, packing) in enumerate(packings.items()):
+        filled = sorted((_used(packing, block) for block in packing.blocks), reverse=True)
+        numbers = [*range(1, len(filled) + 1), len(filled)]  # down to the axis: no more blocks
+        words = f"<b>{name}</b><br>{plural(len(filled), 'blocks')}, {packing.waste:.2%} waste"
+        marks.append(line(index, name, numbers, [*filled, 0], [words] * len(numbers)).styled(mode="lines"))
+    size = next(iter(packings.values())).block_size
+    panel = Panel(
+        Axis("block, the fullest first", "count", from_zero=True),
+        Axis("filled", "tokens", span=(0, 1.05 * size)),
+        marks,
+    )
+    return chart("How full blocks are", panel, _packed(packings), packing_table(packings))
+
+
+def packing_table(packings: Mapping[str, Packing]) -> dict[str, Sequence[object]]:
+    """Blocks, tokens and waste of each way, and the work of attention: pairs of tokens in blocks and in documents."""
+    every = list(packings.values())
+    pairs = [len(p.blocks) * p.block_size**2 for p in every]
+    inside = [sum(length**2 for length in p.lengths) for p in every]
+    return {
+        "packing": list(packings),
+        "documents": [len(p.lengths) for p in every],
+        "blocks": [len(p.blocks) for p in every],
+        "waste (%)": [100 * p.waste for p in every],
+        "attention over blocks (pairs of tokens)": pairs,
+        "in documents alone (pairs of tokens)": inside,
+        "times fewer": [a / b for a, b in zip(pairs, inside, strict=True)],
+    }
+
+
+def _documents(packing: Packing) -> list[Mark]:
+    """A group of bars for each place in a block, from below, and one for the padding."""
+    number = len(packing.blocks)
+    blocks = [packing.blocks[i * number // MOST_BLOCKS] for i in range(MOST_BLOCKS)]
+    blocks = packing.blocks if number <= MOST_BLOCKS else blocks
+    at, marks = range(len(blocks)), []
+    for place in range(max(map(len, blocks))):
+        heights = [packing.lengths[block[place]] if place < len(block) else 0 for block in blocks]
+        words = [
+            f"document {block[place]}: {plural(height, 'tokens')}" if height else ""
+            for block, height in zip(blocks, heights, strict=True)
+        ]
+        pattern = {"shape": ("", "/")[place % 2], "fillmode": "overlay", "fgcolor": "#FFFFFF", "solidity": 0.2}
+        shade = {"color": series_look((0, 5)[place % 2]).color, "pattern": pattern | {"size": 6}}
+        name = ("first, third, ... document", "second, fourth, ...")[place % 2]
+        mark = bars(LOOKS["idle"], name, at, heights, words)
+        marks.append(mark.styled(marker=shade | {"line": {"width": 0.5, "color": "#FFFFFF"}}))
+    left = [packing.block_size - _used(packing, block) for block in blocks]
+    words = [f"padding: {plural(room, 'tokens')}" for room in left]
+    return [*marks, bars(LOOKS["idle"], "padding", at, left, words, legendrank=2000)]
+
+
+def _used(packing: Packing, block: Sequence[int]) -> int:
+    return sum(packing.lengths[document] for document in block)
+
+
+def _packed(packings: Mapping[str, Packing]) -> str:
+    first = next(iter(packings.values()))
+    parts = [f"{name} {plural(len(p.blocks), 'blocks')}, {p.waste:.2%} of them waste" for name, p in packings.items()]
+    tokens = format_quantity(sum(first.lengths), "tokens")
+    return (
+        f"{plural(len(first.lengths), 'documents')} of {tokens} in blocks of {first.block_size:,}: {'; '.join(parts)}."
+    )
+
+
+# --- The critical batch size ---
+
+
+@checked
+def figure_steps_law(steps: Mapping[int, Sequence[float]], law: StepsLaw, seq_len: int) -> go.Figure:
+    """Steps against tokens to the same loss: runs, and the law (S / S_min - 1) (E / E_min - 1) = 1.
+
+    Args:
+        steps: batch size in sequences -> steps of each run to the loss.
+        law: of steps by batch size.
+        seq_len: tokens per sequence.
+    """
+    sizes = sorted(steps)
+    means = {size: sum(steps[size]) / len(steps[size]) for size in sizes}
+    min_tokens = law.min_steps * law.critical_batch * seq_len
+    low, high = sizes[0] / 4, sizes[-1] * 4
+    curve = [low * (high / low) ** (i / 59) for i in range(60)]
+    runs = [(size, value) for size in sizes for value in steps[size]]
+    labelled = {"mode": "markers+text", "text": [f"{size:,}" for size in sizes], "textposition": "top right"}
+
+    def places(pairs: Iterable[tuple[float, float]]) -> tuple[list[float], list[float]]:
+        """Steps, and tokens read in them, of batch sizes and their steps."""
+        rows = list(pairs)
+        return [n for _, n in rows], [n * size * seq_len for size, n in rows]
+
+    def words(pairs: Iterable[tuple[int, float]]) -> list[str]:
+        return [
+            f"<b>{size:,} sequences</b><br>{format_quantity(n, 'steps', 4)}<br>"
+            f"{format_quantity(n * size * seq_len, 'tokens')}"
+            for size, n in pairs
+        ]
+
+    mean = points(0, "mean of a batch size, in sequences", *places(means.items()), words(means.items()))
+    marks = [
+        line(1, "the law", *places((size, law.steps(size)) for size in curve), ()).styled(mode="lines"),
+        points(0, "runs", *places(runs), words(runs), symbol="circle-open", size=7),
+        mean.styled(**labelled),
+    ]
+    upright = {"y": 0, "yanchor": "bottom", "xanchor": "right", "textangle": -90, "xshift": -4}
+    rules = [
+        Rule(x=law.min_steps, text="fewest steps", line={"dash": "dot"}, look=upright),
+        # Below the line, as the law comes down to it from above.
+        Rule(y=min_tokens, text="fewest tokens", place="bottom right", line={"dash": "dot"}),
+    ]
+    xs, ys = [law.min_steps, *(v for _, v in runs)], [min_tokens, *(v * s * seq_len for s, v in runs)]
+    panel = Panel(
+        _decades(xs, "steps to the loss", "count"), _decades(ys, "text read to the loss", "tokens"), marks, rules
+    )
+    first, last = sizes[0], sizes[-1]
+    tokens = {size: format_quantity(means[size] * size * seq_len) for size in (first, last)}
+    sentence = (
+        f"From {first:,} to {last:,} sequences a step, steps go from {format_quantity(means[first])} to "
+        f"{format_quantity(means[last])}, tokens from {tokens[first]} to {tokens[last]}; the law: at least "
+        f"{format_quantity(law.min_steps)} steps, twice that at the critical batch of "
+        f"{format_quantity(law.critical_batch)} sequences."
+    )
+    columns = {
+        "batch (sequences)": sizes,
+        "steps": [means[size] for size in sizes],
+        "least": [min(steps[size]) for size in sizes],
+        "most": [max(steps[size]) for size in sizes],
+        "steps by the law": [law.steps(float(size)) for size in sizes],
+        "tokens": [means[size] * size * seq_len for size in sizes],
+    }
+    return chart("Steps against tokens to the same loss", panel, sentence, columns)
+
+
+def _decades(values: Sequence[float], label: str, unit: str) -> Axis:
+    """Logarithmic, from a little below the least value to a little above the greatest; ticks at 1, 2, 5, 10, 20."""
+    ends = min(values) / 1.32, max(values) * 1.32
+    ticks = [digit * 10.0**e for e in range(floor(log10(ends[0])), ceil(log10(ends[1]))) for digit in (1, 2, 5)]
+    return Axis(label, unit, log=True, ticks={tick: format_quantity(tick, "count") for tick in ticks}, span=ends)
+
+
+# --- Learning rates ---
+
+
+@checked
+def figure_schedules(
+    factors: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence[tuple[int, float]]], title: str
+) -> go.Figure:
+    """Above, the rate of each schedule; below, the held-out loss of a run under it.
+
+    Args:
+        factors: name -> part of the peak rate at each step, from step 0.
+        losses: name -> (step, loss in nats) of a run, for some of the schedules.
+    """
+    rates, runs = [], []
+    for index, (name, values) in enumerate(factors.items()):
+        words = [f"<b>{name}</b><br>step {step:,}: {value:.3g} of the peak" for step, value in enumerate(values)]
+        rates.append(line(index, name, range(len(values)), values, words).styled(mode="lines"))
+        if name in losses:
+            words = [f"<b>{name}</b><br>step {step:,}: {loss:.4g} nats" for step, loss in losses[name]]
+            runs.append(line(index, name, *zip(*losses[name], strict=True), words))
+    steps = Axis("step", "count")
+    upper, lower = (
+        Panel(steps, Axis("rate", "of peak", span=(0, 1.08)), rates),
+        Panel(steps, Axis("held-out loss", "nats"), runs),
+    )
+    columns: dict[str, Sequence[object]] = {
+        "schedule": list(factors),
+        "steps": [len(values) for values in factors.values()],
+        "mean rate (of peak)": [format_quantity(sum(values) / len(values)) for values in factors.values()],
+        "last rate (of peak)": [format_quantity(values[-1]) for values in factors.values()],
+        "last loss (nats)": [losses[name][-1][1] if name in losses else None for name in factors],
+    }
+    ends = sorted((run[-1][1], name, run[-1][0]) for name, run in losses.items())
+    sentence = f"Held-out loss at the end: {', '.join(f'{n} {v:.3f} nats (step {s:,})' for v, n, s in ends)}."
+    return chart(title, [upper, lower], sentence, columns, pixels=(150, PLOT_PIXELS))
+
+
+@checked
+def figure_coordinates(changes: Mapping[str, Mapping[int, Sequence[Mapping[str, float]]]]) -> go.Figure:
+    """A panel for each parametrization, a line for each activation: flat is right.
+
+    Args:
+        changes: parametrization -> width -> one `coordinate_check` for each seed.
+    """
+    panels, parts = {}, []
+    for parametrization, widths in changes.items():
+        names = next(iter(widths.values()))[0]
+        lines = {name: {float(width): [one[name] for one in runs] for width, runs in widths.items()} for name in names}
+        growths = {name: mean(points[max(points)]) / mean(points[min(points)]) for name, points in lines.items()}
+        words = [f"{name} {format_quantity(growth, '', 2)}" for name, growth in growths.items()]
+        parts.append(f"{parametrization}: {', '.join(words)}")
+        panels[parametrization] = lines
+    ends = [width for widths in changes.values() for width in widths]
+    sentence = f"Change at width {max(ends):,} over that at {min(ends):,}: {'; '.join(parts)}."
+    up = Axis("root mean square of the change", "activation", look={"type": "log"})
+    return _spread("Coordinate check", panels, ("width D", "units"), up, sentence)
+
+
+@checked
+def figure_rates(
+    losses: Mapping[str, Mapping[int, Mapping[float, Sequence[float]]]], line: str, title: str
+) -> go.Figure:
+    """Loss against learning rate: a panel for each parametrization or optimizer, a line for each width or batch size.
+
+    Each rate that may be the best of its line has a ring: see `possible_minima`.
+
+    Args:
+        losses: panel -> number of the line -> rate -> loss in nats of each seed.
+        line: what the number is.
+    """
+    panels = {
+        panel: {f"{line} {number:,}": rates for number, rates in lines.items()} for panel, lines in losses.items()
+    }
+    numbers = sorted({number for lines in losses.values() for number in lines})
+    parts = []
+    for panel, lines in panels.items():
+        best = [" or ".join(map(_rate, possible_minima(rates))) or "none" for rates in lines.values()]
+        parts.append(f"{panel} {', '.join(best)}")
+    sentence = f"Best rate at {line} {', '.join(f'{n:,}' for n in numbers)}: {'; '.join(parts)}."
+    up = Axis("loss", "nats a byte", look={"type": "linear"})
+    return _spread(title, panels, ("peak learning rate", "a step"), up, sentence, rings=True)
+
+
+def _spread(
+    title: str, panels: Mapping[str, Lines], across: tuple[str, str], up: Axis, sentence: str, rings: bool = False
+) -> go.Figure:
+    """Means over runs against a setting, with bars from the least to the greatest value; without diverged runs."""
+    names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
+    xs = sorted({x for lines in panels.values() for runs in lines.values() for x in runs})
+    room = 0.04 * (log10(xs[-1]) - log10(xs[0])) + 0.02
+    ticks = {x: f"2<sup>{e}</sup>" if x < 1 and (e := _power_of_two(x)) is not None else f"{x:,g}" for x in xs}
+    axis = Axis(*across, log=True, ticks=ticks, span=(xs[0] / 10**room, xs[-1] * 10**room))
+    drawn = []
+    for panel, lines in panels.items():
+        marks = []
+        for name, values in lines.items():
+            marks.append(_means(name, names.index(name), values, axis, up))
+            if rings and (best := possible_minima(values)):
+                ring: dict[str, Any] = {"symbol": "circle-open", "size": 17, "line": {"width": 2.5}}
+                marks.append(points(names.index(name), "", best, [mean(values[x]) for x in best], (), **ring))
+        drawn.append(Panel(axis, up, marks, title=panel))
+    rows = [
+        (panel, name, x, [v for v in runs[x] if isfinite(v)], len(runs[x]))
+        for panel, lines in panels.items()
+        for name, runs in lines.items()
+        for x in sorted(runs)
+    ]
+    columns: dict[str, Sequence[Any]] = {"panel": [row[0] for row in rows]} if len(panels) > 1 else {}
+    columns |= {
+        "line": [row[1] for row in rows],
+        axis.label: [row[2] for row in rows],
+        "mean": [mean(row[3]) if row[3] else None for row in rows],
+        "least": [min(row[3], default=None) for row in rows],
+        "most": [max(row[3], default=None) for row in rows],
+        "runs": [row[4] for row in rows],
+        "diverged": [row[4] - len(row[3]) for row in rows],
+    }
+    return chart(title, drawn, sentence, columns)
+
+
+def _means(name: str, index: int, values: Mapping[float, Sequence[float]], across: Axis, up: Axis) -> Mark:
+    drawn = {x: [v for v in values[x] if isfinite(v)] for x in sorted(values) if isfinite(mean(values[x]))}
+    words = []
+    for x, runs in drawn.items():
+        ends = f"{format_quantity(min(runs), '', 4)} to {format_quantity(max(runs), '', 4)}, {len(runs)} runs"
+        middle = format_quantity(mean(runs), up.unit, 4)
+        words.append(f"<b>{name}</b><br>{across.label} {format_quantity(x, across.unit)}<br>{middle} ({ends})")
+    bar = list(map(min, drawn.values())), list(map(max, drawn.values()))
+    return line(index, name, list(drawn), list(map(mean, drawn.values())), words, bar)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Of the finite ones; infinite if there is none."""
+    finite = [value for value in values if isfinite(value)]
+    return sum(finite) / len(finite) if finite else float("inf")
+
+
+def minimum_at(points: Mapping[float, Sequence[float]]) -> float:
+    """The position whose mean is least, of those with the most runs, all of them finite; one run may be luck."""
+    most = max(map(len, points.values()))
+    whole = {x: runs for x, runs in points.items() if len(runs) == most and all(map(isfinite, runs))}
+    return min(points, key=lambda x: mean(points[x]) if x in whole else float("inf"))
+
+
+def possible_minima(points: Mapping[float, Sequence[float]]) -> list[float]:
+    """Positions that the runs do not tell from the least, in order: one of their values is within the least's bar.
+
+    Positions at which a run was not finite are left out; none is left where all have such a run.
+    """
+    top = max(points[minimum_at(points)])
+    return [x for x in sorted(points) if all(map(isfinite, points[x])) and isfinite(top) and min(points[x]) <= top]
+
+
+def _rate(rate: float) -> str:
+    """A power of two as such."""
+    power = _power_of_two(rate)
+    return format_quantity(rate, "", 2) if power is None else f"2^{power}"
+
+
+def _power_of_two(x: float) -> int | None:
+    """The e of x = 2^e; None for a number that is no such power."""
+    mantissa, exponent = frexp(x)
+    return exponent - 1 if mantissa == 0.5 else None
