@@ -1,28 +1,15 @@
-"""Checks of figures, sizes, ranks and nodes in hardware records."""
+"""Bounds of figures in hardware records; checks of sizes, ranks and nodes."""
 
-from collections.abc import Mapping
 from math import inf
-from numbers import Real
-from typing import Any
+from typing import Annotated, Any
 
-from lablib.signature import check_type
+from lablib.signature import Range, check_type
 
-
-def check_numbers(whose: str, figures: Mapping[str, Any]) -> None:
-    """Raises ValueError for a figure that is not a number: 80e9 is one, "80 GB" is not."""
-    for name, value in figures.items():
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise ValueError(f"{name} must be a number: got {value!r} for {whose}; give 80e9 for 80 GB, 2e-6 for 2 us")
-
-
-def check_times(whose: str, figures: Mapping[str, Any]) -> None:
-    """Raises ValueError for negative or infinite seconds: an infinite operation would never end."""
-    check_numbers(whose, figures)
-    for name, value in figures.items():
-        if not 0 <= value:
-            raise ValueError(f"{name} must be 0 or more: got {value} for {whose}")
-        if value == inf:
-            raise ValueError(f"{name} must be finite: got {value} for {whose}")
+# An infinite rate or size is an idealization; infinite seconds would never end.
+Size = Annotated[float, Range(gt=0), "give 80e9 for 80 GB, GB/s or GFLOP/s"]
+Power = Annotated[float, Range(gt=0), "give 700 for 700 W"]
+Cache = Annotated[float, Range(ge=0), "give 50e6 for 50 MB; 0: none"]
+Seconds = Annotated[float, Range(ge=0, lt=inf), "give 2e-6 for 2 us"]
 
 
 def check_places(what: str, first: Any, second: Any = 0) -> None:

@@ -20,15 +20,13 @@ shorter than the smallest operation, as no kernel is launched for it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from numbers import Integral
-from typing import Any
+from typing import Annotated, Any
 
-from lablib.errors import unknown_name
-from lablib.hardware.checks import check_numbers, check_places, check_size, check_times
+from lablib.hardware.checks import Seconds, check_places, check_size
 from lablib.hardware.device import FREE, Device
 from lablib.hardware.link import Link
 from lablib.hardware.topology import FatTree, Topology
-from lablib.signature import check_fields, whole_number
+from lablib.signature import NonNegativeInt, OneOf, Range, check_fields
 
 LIBRARIES = ("", "gloo")
 
@@ -77,32 +75,19 @@ class Cluster:
 
     name: str
     device: Device
-    devices_per_node: int
+    devices_per_node: Annotated[int, Range(ge=1, lt=2**31, example=8)]
     intra: Link
     inter: Link
     topology: Topology = field(default_factory=FatTree)
     source: str = ""
-    collective_overhead_s: float = 0.0
-    library: str = ""
+    collective_overhead_s: Seconds = 0.0
+    library: Annotated[str, OneOf(LIBRARIES)] = ""
     uses_nvls: bool = False
-    shared_cores: int = 0
+    shared_cores: NonNegativeInt = 0
     profile: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        count = self.devices_per_node
-        check_numbers(repr(self.name), {"devices_per_node": count})
-        if count < 1:
-            raise ValueError(f"devices_per_node must be at least 1: got {count} for {self.name!r}")
-        if count >= 2**31:
-            raise ValueError(f"devices_per_node must be below 2**31: got {count} for {self.name!r}")
-        if not isinstance(count, Integral):
-            raise ValueError(f"devices_per_node must be a whole number: got {count!r} for {self.name!r}")
-        check_times(repr(self.name), {"collective_overhead_s": self.collective_overhead_s})
-
-        whole_number("shared_cores", self.shared_cores, 0, 2, f" for {self.name!r}")
-        if self.library not in LIBRARIES:
-            raise unknown_name("communication library", self.library, LIBRARIES)
-        check_fields(self)
+        check_fields(self, self.name)
         if self.uses_nvls and self.intra.nvls_latency_s is None:
             raise ValueError(
                 f"uses_nvls needs switches that add (nvls_latency_s of the link inside a node): {self.intra.name!r} of "

@@ -11,10 +11,10 @@ The defaults mean that the device states no figure: no quantization, no cache, a
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from lablib.hardware.checks import check_numbers, check_times
-from lablib.signature import check_fields, check_type, whole_number
-from lablib.signature.bounds import NonNegativeInt
+from lablib.hardware.checks import Cache, Power, Seconds, Size
+from lablib.signature import Count, NonNegative, NonNegativeInt, PositiveFraction, PowerOfTwo, check_fields
 
 
 @dataclass(frozen=True)
@@ -59,81 +59,38 @@ class Device:
     """
 
     name: str
-    peak_flops_per_s: Mapping[str, float] = field(hash=False)
-    memory_bytes: float
-    memory_bandwidth_bytes_per_s: float
-    matmul_efficiency: float = 1.0
-    kernel_overhead_s: float = 0.0
+    peak_flops_per_s: Mapping[str, Size] = field(hash=False)
+    memory_bytes: Size
+    memory_bandwidth_bytes_per_s: Size
+    matmul_efficiency: PositiveFraction = 1.0
+    kernel_overhead_s: Seconds = 0.0
     source: str = ""
-    num_cores: int = 0
-    matmul_tile: tuple[int, int] = (1, 1)
-    matmul_half_depth: float = 0.0
-    memory_efficiency: float = 1.0
-    cache_bytes: float = 0.0
-    cache_bandwidth_bytes_per_s: float = 0.0
-    matmul_efficiency_by_dtype: Mapping[str, float] = field(default_factory=dict, hash=False)
-    power_w: float | None = None
-    row_alignment_bytes: int = 0
-    flops_per_joule: float | None = None
-    attention_generation: int = 2
-    launch_s: float = 0.0
-    element_s: Mapping[str, float] = field(default_factory=dict, hash=False)
+    num_cores: NonNegativeInt = 0
+    matmul_tile: tuple[Count, Count] = (1, 1)
+    matmul_half_depth: NonNegative = 0.0
+    memory_efficiency: PositiveFraction = 1.0
+    cache_bytes: Cache = 0.0
+    cache_bandwidth_bytes_per_s: Cache = 0.0
+    matmul_efficiency_by_dtype: Mapping[str, PositiveFraction] = field(default_factory=dict, hash=False)
+    power_w: Power | None = None
+    row_alignment_bytes: Annotated[int, PowerOfTwo(or_zero=True)] = 0
+    flops_per_joule: Size | None = None
+    attention_generation: Count = 2
+    launch_s: Seconds = 0.0
+    element_s: Mapping[str, Seconds] = field(default_factory=dict, hash=False)
     compute_capability: tuple[NonNegativeInt, NonNegativeInt] = (0, 0)
 
     def __post_init__(self) -> None:
-        for name in ("peak_flops_per_s", "matmul_efficiency_by_dtype", "element_s"):
-            check_type(f"{name} of {self.name!r}", getattr(self, name), Mapping)
+        check_fields(self, self.name)
         if "float32" not in self.peak_flops_per_s:
             raise ValueError(f"a device needs a float32 peak: {self.name} has {sorted(self.peak_flops_per_s)}; add one")
-        self._check_shares()
-        self._check_positive()
-        self._check_counts()
-        check_fields(self)
-
-    def _check_shares(self) -> None:
-        shares = {name: getattr(self, name) for name in ("matmul_efficiency", "memory_efficiency")}
-        shares |= {f"matmul_efficiency_by_dtype[{k!r}]": v for k, v in self.matmul_efficiency_by_dtype.items()}
-        check_numbers(self.name, shares)
-        for figure, share in shares.items():
-            if not 0 < share <= 1:
-                raise ValueError(f"{figure} is a share in (0, 1]: got {share} for {self.name}")
-
-    def _check_positive(self) -> None:
-        positive = {f"peak_flops_per_s[{dtype!r}]": peak for dtype, peak in self.peak_flops_per_s.items()}
-        positive |= {name: getattr(self, name) for name in ("memory_bytes", "memory_bandwidth_bytes_per_s")}
-        if self.cache_bytes:
-            positive["cache_bandwidth_bytes_per_s"] = self.cache_bandwidth_bytes_per_s
-        if self.power_w is not None:
-            positive["power_w"] = self.power_w
-        if self.flops_per_joule is not None:
-            positive["flops_per_joule"] = self.flops_per_joule
-        check_numbers(self.name, positive)
-        for figure, value in positive.items():
-            if not value > 0:
-                raise ValueError(f"{figure} must be positive: got {value} for {self.name}")
-        check_times(self.name, {name: getattr(self, name) for name in ("kernel_overhead_s", "matmul_half_depth")})
-        check_times(self.name, {"launch_s": self.launch_s})
-        check_times(self.name, {f"element_s[{operator!r}]": seconds for operator, seconds in self.element_s.items()})
+        if self.cache_bytes and not self.cache_bandwidth_bytes_per_s:
+            raise ValueError(f"a cache needs a cache_bandwidth_bytes_per_s above 0: got 0 for {self.name}; give both")
         if self.launch_s > self.kernel_overhead_s:
             raise ValueError(
                 f"launch_s is a part of kernel_overhead_s: got {self.launch_s:g} s of {self.kernel_overhead_s:g} s for "
                 f"{self.name}; give at most that"
             )
-        check_numbers(self.name, {name: getattr(self, name) for name in ("cache_bytes", "cache_bandwidth_bytes_per_s")})
-        for figure in ("cache_bytes", "cache_bandwidth_bytes_per_s"):
-            if not getattr(self, figure) >= 0:
-                raise ValueError(f"{figure} must be 0 or more: got {getattr(self, figure)} for {self.name}")
-
-    def _check_counts(self) -> None:
-        whole_number("num_cores", self.num_cores, 0, 132, f" for {self.name}")
-        whole_number("attention_generation", self.attention_generation, 1, 2, f" for {self.name}")
-        alignment = self.row_alignment_bytes
-        if not (isinstance(alignment, int) and alignment >= 0 and alignment & (alignment - 1) == 0):
-            raise ValueError(f"row_alignment_bytes is a power of two or 0: got {alignment!r} for {self.name}")
-        tile = self.matmul_tile
-        is_pair = isinstance(tile, tuple) and len(tile) == 2
-        if not (is_pair and all(isinstance(extent, int) and extent >= 1 for extent in tile)):
-            raise ValueError(f"matmul_tile is two whole numbers, 1 or more: got {tile!r} for {self.name}")
 
     @property
     def is_gpu(self) -> bool:

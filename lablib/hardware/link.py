@@ -9,8 +9,8 @@ Simplified: one alpha for every protocol, and a bandwidth that does not depend o
 
 from dataclasses import dataclass
 
-from lablib.hardware.checks import check_numbers, check_size, check_times
-from lablib.signature import check_fields
+from lablib.hardware.checks import Seconds, Size, check_size
+from lablib.signature import PositiveFraction, check_fields
 
 
 @dataclass(frozen=True)
@@ -29,28 +29,14 @@ class Link:
     """
 
     name: str
-    latency_s: float
-    bandwidth_bytes_per_s: float
+    latency_s: Seconds
+    bandwidth_bytes_per_s: Size
     source: str = ""
-    collective_share: float = 1.0
-    nvls_latency_s: float | None = None
+    collective_share: PositiveFraction = 1.0
+    nvls_latency_s: Seconds | None = None
 
     def __post_init__(self) -> None:
-        whose = f"link {self.name!r}"
-        given = {"latency_s": self.latency_s, "nvls_latency_s": self.nvls_latency_s}
-        check_times(whose, {name: time_s for name, time_s in given.items() if time_s is not None})
-        shares = {name: getattr(self, name) for name in ("bandwidth_bytes_per_s", "collective_share")}
-        check_numbers(whose, shares)
-        if not self.bandwidth_bytes_per_s > 0:
-            raise ValueError(
-                f"bandwidth_bytes_per_s must be positive: got {self.bandwidth_bytes_per_s} for link {self.name!r}"
-            )
-
-        if not 0 < self.collective_share <= 1:
-            raise ValueError(
-                f"collective_share is a share in (0, 1]: got {self.collective_share} for link {self.name!r}"
-            )
-        check_fields(self)
+        check_fields(self, self.name)
 
     def transfer_s(self, size_bytes: float) -> float:
         """Seconds for one message: alpha + size * beta. Raises ValueError for a size that is no number."""

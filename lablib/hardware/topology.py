@@ -15,10 +15,10 @@ Simplified: minimal routes, no adaptive routing; congestion is the constant tape
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Annotated, Protocol
 
-from lablib.hardware.checks import check_places
-from lablib.signature import check_fields
+from lablib.hardware.checks import Seconds, check_places
+from lablib.signature import Count, PositiveFraction, Range, check_fields
 
 
 class Topology(Protocol):
@@ -39,29 +39,18 @@ class Topology(Protocol):
         ...
 
 
-def _check(topology: Topology, **counts: int) -> None:
-    for what, count in counts.items():
-        if count < 1:
-            raise ValueError(f"{what} of a {topology.name} must be at least 1: got {count}")
-    if not topology.switch_latency_s >= 0:
-        raise ValueError(f"switch_latency_s of a {topology.name} must be 0 or more: got {topology.switch_latency_s}")
-
-
 @dataclass(frozen=True)
 class FatTree:
     """Three levels of switches. `oversubscription` 2.0 means: half the uplinks that a full bisection would have."""
 
-    nodes_per_leaf: int = 16
-    leaves_per_pod: int = 16
-    oversubscription: float = 1.0
-    switch_latency_s: float = 150e-9
+    nodes_per_leaf: Count = 16
+    leaves_per_pod: Count = 16
+    oversubscription: Annotated[float, Range(ge=1), "1 is full bisection"] = 1.0
+    switch_latency_s: Seconds = 150e-9
     name: str = "fat tree"
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _check(self, nodes_per_leaf=self.nodes_per_leaf, leaves_per_pod=self.leaves_per_pod)
-        if not self.oversubscription >= 1:
-            raise ValueError(f"oversubscription must be 1 (full bisection) or more: got {self.oversubscription}")
 
     def hops(self, node_a: int, node_b: int) -> int:
         check_places("a node", node_a, node_b)
@@ -78,17 +67,14 @@ class FatTree:
 class Dragonfly:
     """Groups of routers, all-to-all inside and between. `global_taper` is the share of bandwidth of the long links."""
 
-    nodes_per_router: int = 4
-    routers_per_group: int = 8
-    global_taper: float = 0.5
-    switch_latency_s: float = 150e-9
+    nodes_per_router: Count = 4
+    routers_per_group: Count = 8
+    global_taper: PositiveFraction = 0.5
+    switch_latency_s: Seconds = 150e-9
     name: str = "dragonfly"
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _check(self, nodes_per_router=self.nodes_per_router, routers_per_group=self.routers_per_group)
-        if not 0 < self.global_taper <= 1:
-            raise ValueError(f"global_taper is a share in (0, 1]: got {self.global_taper}")
 
     def hops(self, node_a: int, node_b: int) -> int:
         check_places("a node", node_a, node_b)
@@ -105,13 +91,12 @@ class Dragonfly:
 class Torus:
     """A wrapped grid of `shape` nodes, in row-major order. Neighbours have a wire between them; others share wires."""
 
-    shape: tuple[int, ...] = (4, 4, 4)
-    switch_latency_s: float = 100e-9
+    shape: tuple[Count, ...] = (4, 4, 4)
+    switch_latency_s: Seconds = 100e-9
     name: str = "torus"
 
     def __post_init__(self) -> None:
         check_fields(self)
-        _check(self, **{f"extent {axis}": extent for axis, extent in enumerate(self.shape)})
 
     def coordinates(self, node: int) -> tuple[int, ...]:
         """Position of a node on the grid. Raises ValueError when the grid has no such node."""

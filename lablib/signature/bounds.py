@@ -121,7 +121,7 @@ class OneOf(Bound):
 
     @property
     def rule(self) -> str:
-        return f"one of {', '.join(map(str, self.choices))}"
+        return f"one of {', '.join(str(one) or repr(one) for one in self.choices)}"
 
     def remedy(self, argument: str, value: Any) -> str:
         names = [name for name in self.choices if isinstance(name, str)]
@@ -134,17 +134,18 @@ class OneOf(Bound):
 
 @dataclass(frozen=True, slots=True)
 class PowerOfTwo(Bound):
-    """1, 2, 4, ... up to `le`."""
+    """1, 2, 4, ... up to `le`; also 0 with `or_zero`."""
 
     le: float = inf
+    or_zero: bool = False
     names_the_type = True
 
     @property
     def rule(self) -> str:
-        return "a power of two" + (f" up to {self.le:,}" if self.le < inf else "")
+        return ("0 or " if self.or_zero else "") + "a power of two" + (f" up to {self.le:,}" if self.le < inf else "")
 
     def holds(self, value: Any) -> bool:
-        return value > 0 and int(value) & (int(value) - 1) == 0 and value <= self.le
+        return int(value) & (int(value) - 1) == 0 and (value > 0 or (self.or_zero and value == 0)) and value <= self.le
 
     def remedy(self, argument: str, value: Any) -> str:
         above = 1 << max(int(value) - 1, 0).bit_length() if value == value else 1

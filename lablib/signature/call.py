@@ -93,13 +93,17 @@ class _Takes:
         return self.names.issuperset(kwargs) and not kwargs.keys() & placed and self.required <= {*placed, *kwargs}
 
 
-def check_fields(record: Any) -> None:
-    """Hold a record (a dataclass) to the types and bounds of its fields. Raises WrongType or ValueError."""
+def check_fields(record: Any, name: str = "") -> None:
+    """Hold a record (a dataclass) to the types and bounds of its fields. Raises WrongType or ValueError.
+
+    `name` tells the record from others of its kind: "Device 'A100': power_w must be ...".
+    """
     kind = type(record)
+    label = f"{kind.__name__} {shown(name)}" if name else kind.__name__
     hints = hints_of(kind)
     for field in fields(record):
         value, hint = getattr(record, field.name), hints.get(field.name, Any)
-        check_type(f"{kind.__name__}: {field.name}", value, hint, field.default)
+        check_type(f"{label}: {field.name}", value, hint, field.default)
 
 
 def check_arguments(whose: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:

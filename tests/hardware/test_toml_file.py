@@ -207,7 +207,10 @@ def test_a_path_is_found_where_a_name_is_asked_for(tmp_path):
         ('base = "dgx-h100"\ndevice = 3', "mine.toml: device must be a name of the catalogue or a table: got 3"),
         ('base = "dgx-h100"\ndevices_per_node = 4.0', "mine.toml: devices_per_node must be a whole number: got 4.0"),
         ('base = "dgx-h100"\ndevices_per_node = true', "mine.toml: devices_per_node must be a whole number: got True"),
-        ('base = "dgx-h100"\ndevices_per_node = 0', "mine.toml: devices_per_node must be at least 1: got 0"),
+        (
+            'base = "dgx-h100"\ndevices_per_node = 0',
+            "mine.toml: Cluster 'mine': devices_per_node must be a whole number, at least 1 and below",
+        ),
         ('base = "dgx-h100"\nname = 7', "mine.toml: name must be text: got 7"),
         (
             'base = "dgx-h100"\n[intra]\nlatency_s = "2 us"',
@@ -215,7 +218,7 @@ def test_a_path_is_found_where_a_name_is_asked_for(tmp_path):
         ),
         (
             'base = "dgx-h100"\n[intra]\nlatency_s = -1e-6',
-            "mine.toml, [intra]: latency_s must be 0 or more: got -1e-06",
+            "mine.toml, [intra]: Link 'NVLink 4': latency_s must be a finite number, 0 or more: got -1e-06",
         ),
         (
             'base = "dgx-h100"\n[device]\nmatmul_tile = [128, 1.5]',
@@ -270,7 +273,7 @@ def test_a_wrong_file_is_answered_with_its_name_the_table_and_the_remedy(text, m
         ("[device.peak_flops_per_s]\nbf16 = 989e12", "unknown dtype 'bf16': did you mean 'bfloat16'?"),
         ("[device.peak_flops_per_s]\nfloat_16 = 989e12", "unknown dtype 'float_16': did you mean 'float16'?"),
         ("[topology]\nkind = []", "unknown kind []"),
-        ("[inter]\nlatency_s = inf", "latency_s must be finite: got inf"),
+        ("[inter]\nlatency_s = inf", "latency_s must be a finite number, 0 or more: got inf"),
     ],
 )
 def test_a_figure_in_another_unit_is_questioned_with_what_it_reads_as(table, message, tmp_path):
