@@ -18,6 +18,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -29,6 +30,7 @@ from lablib.errors import unknown_name
 from lablib.script.marks import index_of
 from lablib.script.patches import Patches
 from lablib.script.process import Process, here
+from lablib.sim.communication.named_backends import simulated_group
 from lablib.sim.communication.nccl_limits import NcclLimits
 from lablib.sim.source import is_program
 from lablib.torch_compat import current, place, torch_file
@@ -46,12 +48,7 @@ BACKENDS = ("nccl", "gloo", "mpi", "ucc", "sim", "undefined")
 
 def answer_backends(patches: Patches) -> None:
     """Install the replacements."""
-    helper = current("new_process_group")
-
-    def new_group(process: Process, *args: Any, **kwargs: Any) -> Any:
-        return _new_group(helper, process, *args, **kwargs)
-
-    patches.answer(*place("new_process_group"), new_group)
+    patches.answer(*place("new_process_group"), partial(_new_group, current("new_process_group")))
     patches.answer(c10d, "rendezvous", _rendezvous)
     patches.answer(*place("default_timeout"), lambda process, backend: c10d.default_pg_timeout)
     for owner in (dist, c10d):
@@ -84,14 +81,13 @@ def _new_group(
 ) -> Any:
     names = _backend_names(str(backend))
     # Binding a device connects NCCL early, which has no effect here, and puts messages on one stream.
-    process.binds_device |= kwargs.pop("device_id", None) is not None
-    args = tuple(None if position == 1 else value for position, value in enumerate(args))  # options of NCCL
-    kwargs.pop("backend_options", None)
-    group, prefix_store = helper(
+    process.binds_device |= kwargs.get("device_id") is not None
+    group, prefix_store = simulated_group(
+        helper,
         process.ranks if group_size == -1 else group_size,
         process.rank.rank if group_rank == -1 else group_rank,
         global_ranks,
-        c10d.Backend("sim"),
+        backend,
         process.store if str(backend) == "mpi" else store,
         *args,
         **kwargs,
@@ -104,9 +100,6 @@ def _new_group(
     if "nccl" in names:
         limits = NcclLimits(lambda tensor: index_of(tensor) is not None)
         group.limit_to_nccl(limits, process.binds_device, process.note)  # pyright: ignore[reportAttributeAccessIssue]
-    asked: Any = c10d.Backend(str(backend))
-    current("process_world").pg_map[group] = (asked, prefix_store)
-    current("process_world").pg_backend_config[group] = str(c10d.BackendConfig(asked))
     return group, prefix_store
 
 

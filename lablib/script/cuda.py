@@ -260,25 +260,17 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "set_sync_debug_mode": _nothing,
     "get_sync_debug_mode": _always(0),
 }
-ACCELERATOR: dict[str, Callable[..., Any]] = {
-    "is_available": _always(True),
-    "device_count": ANSWERS["device_count"],
+_ALSO_OF_ACCELERATOR = (
+    "is_available device_count current_stream set_stream empty_cache memory_allocated max_memory_allocated "
+    "memory_reserved max_memory_reserved reset_peak_memory_stats reset_accumulated_memory_stats memory_stats"
+).split()
+ACCELERATOR: dict[str, Callable[..., Any]] = {name: ANSWERS[name] for name in _ALSO_OF_ACCELERATOR} | {
     "current_accelerator": lambda process, check_available=False: torch.device("cuda"),
     "current_device_index": ANSWERS["current_device"],
     "current_device_idx": ANSWERS["current_device"],
     "set_device_index": _set_device,
     "set_device_idx": _set_device,
-    "current_stream": ANSWERS["current_stream"],
-    "set_stream": ANSWERS["set_stream"],
     "synchronize": _synchronize,
-    "empty_cache": _nothing,
-    "memory_allocated": _allocated,
-    "max_memory_allocated": _peak,
-    "memory_reserved": _allocated,
-    "max_memory_reserved": _peak,
-    "reset_peak_memory_stats": _reset_peak,
-    "reset_accumulated_memory_stats": _nothing,
-    "memory_stats": _memory_stats,
     "get_memory_info": _mem_get_info,
 }
 NVTX = {"range_push": _nvtx_push, "range_pop": _nvtx_pop, "range": _nvtx_range, "mark": _nothing}

@@ -156,14 +156,6 @@ def test_an_exit_with_code_0_is_a_normal_end_and_any_other_is_a_failure():
     assert isinstance(caught.value.__cause__, SystemExit)
 
 
-def test_a_rank_may_raise_keyboard_interrupt_itself():
-    def program() -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(RankError, match="rank 0 raised KeyboardInterrupt"):
-        launch(program, ranks=2)
-
-
 def test_a_second_launch_at_the_same_time_is_refused_and_disturbs_nobody():
     refusals: list[BaseException] = []
 
@@ -192,30 +184,6 @@ def test_a_launch_inside_a_rank_is_refused_on_every_backend(backend: str):
 
     with pytest.raises(LaunchError, match="inside a rank"):
         launch(program, ranks=2)
-
-
-def test_a_thread_that_a_rank_starts_cannot_communicate_in_its_place():
-    errors: list[BaseException] = []
-    threads: list[threading.Thread] = []
-
-    def communicate() -> None:
-        try:
-            dist.all_reduce(torch.ones(2))
-        except RuntimeError as error:
-            errors.append(error)
-
-    def program() -> None:
-        thread = threading.Thread(target=communicate)
-        threads.append(thread)
-        thread.start()
-        thread.join()
-
-    with pytest.raises(
-        RankError, match="rank 0 raised RuntimeError: a simulated rank communicates from one thread only"
-    ):
-        launch(program, ranks=2)
-    threads[0].join(10)  # the run may end before the thread has handled its error
-    assert len(errors) == 1 and "from one thread only" in str(errors[0])
 
 
 def test_a_launch_from_another_thread_than_the_main_one_works():

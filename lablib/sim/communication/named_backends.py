@@ -30,19 +30,26 @@ def named_backends(is_rank: Callable[[], bool]) -> Iterator[None]:
     def new_group(size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_rank() or not _names(backend) <= _SIMULATED:
             return helper(size, rank, ranks, backend, store, *args, **kwargs)
-        kwargs.pop("device_id", None)
-        kwargs.pop("backend_options", None)  # of another backend's class
-        args = tuple(None if position == 1 else value for position, value in enumerate(args))
-        group, prefix_store = helper(size, rank, ranks, c10d.Backend("sim"), store, *args, **kwargs)
-        if isinstance(group, dist.ProcessGroup):  # this rank is a member
-            asked: Any = c10d.Backend(str(backend))
-            world = current("process_world")
-            world.pg_map[group] = (asked, prefix_store)
-            world.pg_backend_config[group] = str(c10d.BackendConfig(asked))
-        return group, prefix_store
+        return simulated_group(helper, size, rank, ranks, backend, store, *args, **kwargs)
 
     with replaced((*place("new_process_group"), new_group), (*place("default_timeout"), timeout)):
         yield
+
+
+def simulated_group(
+    helper: Callable[..., Any], size: int, rank: int, ranks: Any, backend: Any, store: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """A group of the simulator, made by torch's `helper`, which torch knows under the name `backend`."""
+    kwargs.pop("device_id", None)
+    kwargs.pop("backend_options", None)  # of another backend's class
+    args = tuple(None if position == 1 else value for position, value in enumerate(args))
+    group, prefix_store = helper(size, rank, ranks, c10d.Backend("sim"), store, *args, **kwargs)
+    if isinstance(group, dist.ProcessGroup):  # this rank is a member
+        asked: Any = c10d.Backend(str(backend))
+        world = current("process_world")
+        world.pg_map[group] = (asked, prefix_store)
+        world.pg_backend_config[group] = str(c10d.BackendConfig(asked))
+    return group, prefix_store
 
 
 def _names(backend: Any) -> set[str]:
