@@ -52,6 +52,15 @@ class Look:
         line = {"line": {"width": 0.6, "color": self.edge}} if self.edge else {}
         return {"color": self.color, "pattern": {**pattern, "size": 7}} | line
 
+    def font(self) -> dict[str, Any]:
+        """The plotly font of a text on this colour, with a halo that keeps it readable on the pattern."""
+        return {"size": 12, "color": self.ink, "shadow": halo(self.color)}
+
+
+def halo(color: str) -> str:
+    """A shadow around a text, in the colour of what it stands on."""
+    return ", ".join([f"0 0 3px {color}"] * 4)
+
 
 LOOKS: Mapping[str, Look] = MappingProxyType(
     {

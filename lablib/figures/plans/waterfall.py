@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, OTHER, PAPER_PIXELS, axis, base_layout
+from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, OTHER, PAPER_PIXELS, axis, base_layout, halo
 from lablib.signature import checked
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
 
@@ -248,7 +248,7 @@ def _labels(pieces: Sequence[_Piece], x: str, unit: Unit, longest_s: float, plan
         places.append((unit.of(place_s), piece.row))
         sides.append(side)
         inks.append(look.ink if is_inside else INK)
-        shadows.append(", ".join([f"0 0 3px {look.color}"] * 4) if is_inside else "none")
+        shadows.append(halo(look.color) if is_inside else "none")
     return go.Scatter(
         x=[place for place, _ in places],
         y=[row for _, row in places],

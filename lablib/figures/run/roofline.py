@@ -26,7 +26,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.chart import Axis
 from lablib.figures.describe import attach
-from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, series_look
+from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, halo, series_look
 from lablib.hardware.device import Device
 from lablib.run import Timeline
 from lablib.signature import checked
@@ -211,7 +211,7 @@ def _points(
         },
         text=[plain(_short(shown[i].name)) if i < NAMED else "" for i in some],
         textposition=_sides(shown, some, places),
-        textfont={"size": 12, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)},
+        textfont={"size": 12, "shadow": halo("#FFFFFF")},
         hovertext=[_hover(shown[i], total_s, device) for i in some],
         hoverinfo="text",
     )

@@ -88,7 +88,7 @@ def _bar(name: str, size_bytes: int, unit: Unit, ceiling: float) -> go.Bar:
         insidetextanchor="middle",
         textangle=0,
         constraintext="none",
-        textfont={"size": 12, "color": look.ink, "shadow": ", ".join([f"0 0 3px {look.color}"] * 4)},
+        textfont=look.font(),
         marker=look.marker(),
         hovertext=[f"<b>{name}</b><br>at the peak: {format_quantity(size_bytes, 'B', 4)}"],
         hoverinfo="text",

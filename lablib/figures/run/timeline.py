@@ -65,10 +65,7 @@ def figure_timeline(
     unit = unit_for(end_s, "s")
 
     figure = go.Figure(layout=base_layout(title or "Timeline", pixels(lanes) + PAPER_PIXELS))
-    figure.add_traces(state_bars(timeline, lanes, unit, (start_s, end_s)))
-    figure.add_traces(work_bars(picture, spans, lanes, unit, (start_s, end_s)))
-    figure.add_traces(letters(picture, spans, lanes, unit, (start_s, end_s)))
-    figure.add_traces(death_marks(timeline, lanes, unit))
+    figure.add_traces(lane_traces(timeline, picture, spans, lanes, unit, (start_s, end_s)))
     margin_s = 0.012 * (end_s - start_s) if window is None and timeline.window is None else 0.0
     after_s = 0.0 if timeline.deaths else margin_s  # a wait that never ends runs out of the picture
     span_of_x = [unit.of(start_s - margin_s / 4), unit.of(end_s + after_s) or 1.0]
@@ -81,6 +78,26 @@ def figure_timeline(
     return attach(figure, summary, _columns(picture, lanes), timeline.notes)
 
 
+def lane_traces(
+    timeline: Timeline,
+    picture: Picture,
+    spans: Sequence[Span],
+    lanes: Sequence[Lane],
+    unit: Unit,
+    window: tuple[float, float],
+    until_s: float | None = None,
+    **trace: Any,
+) -> list[Any]:
+    """States, work, letters and deaths on the lanes. `until_s`: the end of an axis that is longer than the window."""
+    shown = window if until_s is None else (0.0, until_s)
+    return [
+        *state_bars(timeline, lanes, unit, window, **trace),
+        *work_bars(picture, spans, lanes, unit, shown, **trace),
+        *letters(picture, spans, lanes, unit, shown, **trace),
+        *death_marks(timeline, lanes, unit, **trace),
+    ]
+
+
 def lane_index(lanes: Sequence[Lane]) -> dict[tuple[int, str], int]:
     """The index of each rank's stream."""
     return {(lane.rank, lane.stream): index for index, lane in enumerate(lanes)}
@@ -89,15 +106,9 @@ def lane_index(lanes: Sequence[Lane]) -> dict[tuple[int, str], int]:
 def lane_axis(lanes: Sequence[Lane]) -> dict[str, Any]:
     """The y axis that names the lanes."""
     top, bottom = extent(lanes)
+    look = {"range": [bottom, top], "showgrid": False, "zeroline": False, "fixedrange": True, "ticks": ""}
     names = {"tickvals": [lane.y for lane in lanes], "ticktext": [lane.label for lane in lanes]}
-    return {
-        "range": [bottom, top],
-        "showgrid": False,
-        "zeroline": False,
-        "fixedrange": True,
-        "ticks": "",
-        "automargin": True,
-    } | names
+    return look | {"automargin": True} | names
 
 
 def state_bars(

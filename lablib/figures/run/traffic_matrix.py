@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import FAINT_INK, INK, PAPER_PIXELS, axis, base_layout
 from lablib.record.traffic import Traffic
-from lablib.signature import checked
+from lablib.signature import Count, checked
 from lablib.text.markup import plain
 from lablib.text.units import Unit, format_quantity, log_ticks, unit_for
 
@@ -31,7 +31,7 @@ _COLORS = ((0.0, "#F2D9E7"), (0.35, "#D998BC"), (0.7, "#A04F7C"), (1.0, "#3D1029
 def figure_traffic_matrix(
     traffic: Traffic,
     num_ranks: int | None = None,
-    devices_per_node: int | None = None,
+    devices_per_node: Count | None = None,
     title: str = "Bytes between ranks",
     mesh: Mapping[str, int] | None = None,
     note: str = "",
@@ -51,8 +51,7 @@ def figure_traffic_matrix(
         listed, as blocks of neighbours; of a mesh, as blocks of its last axes.
 
     Raises:
-        ValueError: if a transfer names a rank beyond `num_ranks`, for less than one rank a node, or for a mesh of
-            another number of ranks.
+        ValueError: if a transfer names a rank beyond `num_ranks`, or for a mesh of another number of ranks.
     """
     if mesh is not None:
         num_ranks = _ranks_of(mesh, num_ranks)
@@ -63,7 +62,7 @@ def figure_traffic_matrix(
 def figure_traffic_matrices(
     traffics: Mapping[str, Traffic],
     num_ranks: int | None = None,
-    devices_per_node: int | None = None,
+    devices_per_node: Count | None = None,
     title: str = "Bytes between ranks",
 ) -> go.Figure:
     """The matrices of several runs side by side, on one scale of colours: equally dark squares are equally many bytes.
@@ -103,8 +102,6 @@ def _figure(
     note: str = "",
 ) -> go.Figure:
     """One panel a run, left to right; colours, blocks and lines are the same in all."""
-    if per_node is not None and per_node < 1:
-        raise ValueError(f"devices_per_node must be at least 1: got {per_node}.")
     per_node = per_node or next((n for n in (one.devices_per_node for one in traffics.values()) if n), None)
     sent = {name: traffic.matrix(num_ranks) for name, traffic in traffics.items()}
     size = len(next(iter(sent.values())))
