@@ -41,9 +41,7 @@ class _Grid:
 
 
 @checked
-def figure_tiles(
-    launch: Launch, program: Sequence[int] = (0,), title: str = "", vector_width: Width = MOST
-) -> go.Figure:
+def figure_tiles(launch: Launch, program: Sequence[int] = (0,), vector_width: Width = MOST) -> go.Figure:
     """A grid for each tensor, a square an element: its colour and number tell the program that touches it.
 
     Several programs: the first of them and a +. What the chosen program reads has a black frame, what it writes a
@@ -67,7 +65,7 @@ def figure_tiles(
     gaps: dict[str, Any] = {"horizontal_spacing": 0.08, "vertical_spacing": 0.3 / rows if rows > 1 else 0.0}
     figure = make_subplots(rows=rows, cols=columns, specs=specs, subplot_titles=titles, **gaps)
     size = {"height": rows * ROW_PIXELS + PAPER_PIXELS + TITLE_PIXELS, "showlegend": True}
-    figure.update_layout(base_layout(title or f"{launch.kernel}: tiles of its programs", **size))
+    figure.update_layout(base_layout(f"{launch.kernel}: tiles of its programs", **size))
     figure.update_layout(margin_t=TOP_PIXELS + TITLE_PIXELS)
     figure.update_annotations(font_size=13)
     for index, grid in enumerate(grids):
