@@ -1,4 +1,4 @@
-"""Lab 07: a loop fed by a loader: who loads, copies and computes when, and why the device waits."""
+"""Lab 07: timeline of a loop fed by a loader, and the causes of each wait of the device."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _lanes(run: LoadedRun) -> list[str]:
 
 
 def _bars(run: LoadedRun, drawn: range) -> dict[Look, list[Bar]]:
-    """What is drawn, by its look, in the order of the legend."""
+    """The drawn bars by look, in the order of the legend."""
     bars: dict[Look, list[Bar]] = {look: [] for look in (COMPUTE, _COPY, _LOAD, *_GAPS.values())}
     edge_s = run.batches[drawn[-1]].step_end_s
     for number, batch in enumerate(run.batches[drawn[-1] + 1 :], drawn[-1] + 1):

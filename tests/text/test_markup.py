@@ -279,7 +279,7 @@ def test_every_figure_is_tried_here():
         figures,
         *(importlib.import_module(f"lablib.labs.{one.name}") for one in pkgutil.iter_modules(labs.__path__)),
     ]
-    names = {name for module in found for name in vars(module) if name.startswith("figure_")}
+    names = {name for module in found for name in dir(module) if name.startswith("figure_")}
     assert FIGURES.keys() | NAMELESS.keys() == names
     for draw in NAMELESS.values():  # no text, and nothing that could hold one
         assert "str" not in str(inspect.signature(draw).replace(return_annotation=None))

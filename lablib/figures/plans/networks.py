@@ -1,4 +1,4 @@
-"""How nodes are wired together, drawn from the topology's own record: fat tree, dragonfly, torus."""
+"""Wiring between nodes, drawn from the record of a topology: fat tree, dragonfly, torus."""
 
 from __future__ import annotations
 

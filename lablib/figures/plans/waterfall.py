@@ -1,4 +1,4 @@
-"""A predicted step as a waterfall: what it is made of, one bar under the other, each beginning where the last one ends.
+"""A predicted step as a waterfall: its parts, one bar under the other, each beginning where the last one ends.
 
     products             |=========================|
     attention                                      |=|
@@ -294,7 +294,7 @@ def _too_much(prediction: Prediction) -> str:
 
 
 def _comparison(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
-    """Which plan is the fastest, and what the others lose most in."""
+    """The fastest plan, and the part in which each other plan loses the most time."""
     speeds = [p.tokens_per_s / p.num_gpus for p in predictions]
     order = sorted(range(len(speeds)), key=lambda i: -speeds[i])
     best = order[0]
@@ -306,7 +306,7 @@ def _comparison(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
 
 
 def _lost(prediction: Prediction, best: Prediction) -> str:
-    """How much slower a plan is than the best one, and the part in which it loses the most for the same tokens."""
+    """Slowdown of a plan against the best one, and the part in which it loses the most for the same tokens."""
     same = best.tokens_per_step / best.num_gpus / (prediction.tokens_per_step / prediction.num_gpus)
     gaps = {name: time_s * same - best.parts.get(name, 0.0) for name, time_s in prediction.parts.items()}
     slower = prediction.step_time_s * same / best.step_time_s - 1

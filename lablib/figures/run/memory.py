@@ -1,4 +1,4 @@
-"""What a rank held over time: bytes stacked by category, under its timeline where one is given.
+"""Memory of a rank over time: bytes stacked by category, under its timeline where one is given.
 
 A rank changes what it holds at every allocation and death. Past `MAX_STEPS` changes, the time is cut into so many
 equal steps, and each is drawn as the rank stood at the highest moment of that step: no peak is lost, and each column is
@@ -85,7 +85,7 @@ def figure_memory(
 
 
 def _shown(memory: Memory, timeline: Timeline | None, rank: int) -> Curve:
-    """The rank's curve in the time of the timeline: what it held at its start, and every change until its end."""
+    """The rank's curve in the time of the timeline: the bytes at its start, and every change until its end."""
     if not len(memory):
         return np.zeros(0), {name: np.zeros(0, int) for name in MEMORY_LOOKS}
     times_s, held = memory.curve(rank)
@@ -253,7 +253,7 @@ def _summary(
 
 
 def _peak(memory: Memory, rank: int, origin_s: float) -> str:
-    """When the peak was, what it held, and where most of that was made. (`memory.explain` says more.)"""
+    """Time of the peak, its categories, and the line that made most of it. (`memory.explain` says more.)"""
     peak_bytes = memory.peak_bytes(rank)
     if not peak_bytes:
         return f"Rank {rank} held nothing."

@@ -189,7 +189,7 @@ def _phases(step: StepMemory) -> list[tuple[str, float, float]]:
 
 
 def _limit(figure: go.Figure, step: StepMemory, unit: Unit) -> None:
-    """What the device has, across both panels."""
+    """The device's memory, as a line across both panels."""
     at = unit.of(step.limit_bytes)
     place = {"type": "line", "xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": at, "y1": at}
     for line in ({"color": "#FFFFFF", "width": 4}, {"dash": "dash", "color": TOO_MUCH, "width": 2}):

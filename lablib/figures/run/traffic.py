@@ -1,4 +1,4 @@
-"""Who sends how much: bytes that leave each rank, by operation."""
+"""Bytes that leave each rank, by operation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who sends how much to whom: a heat map of bytes between ranks, of one run or of several on one scale of colours."""
+"""A heat map of bytes between ranks, of one run or of several on one scale of colours."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _columns(cells: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str,
 
 
 def _block(num_ranks: int, devices_per_node: int | None) -> int:
-    """How many neighbours share a row: whole nodes where these are known, else a power of two."""
+    """Number of neighbours in a row: whole nodes where these are known, otherwise a power of two."""
     block = 1
     while num_ranks / block > MAX_RANKS:
         block = max(2 * block, devices_per_node or 1)
@@ -162,7 +162,7 @@ def _block(num_ranks: int, devices_per_node: int | None) -> int:
 
 
 def _block_of(mesh: Mapping[str, int]) -> int:
-    """How many neighbours share a row: whole groups of the last axes."""
+    """Number of neighbours in a row: whole groups of the last axes."""
     left, block = prod(mesh.values()), 1
     for size in reversed(list(mesh.values())):
         if left <= MAX_RANKS:
@@ -182,7 +182,7 @@ def _coordinates(mesh: Mapping[str, int], block: int) -> list[str]:
 def _lines(
     num_ranks: int, block: int, per_node: int | None, mesh: Mapping[str, int] | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Where lines stand, each before a cell, and how they look: between groups of a mesh's last axis, between nodes."""
+    """Positions of lines, each before a cell, and their looks: between groups of a mesh's last axis, between nodes."""
     if block > 1:  # blocks are whole nodes, or cut them anywhere
         return
     size = [size for size in (mesh or {}).values() if size > 1][-1:]
@@ -219,7 +219,7 @@ class _Scale:
     unit: Unit
 
     def of(self, cells: np.ndarray) -> np.ndarray:
-        """What plotly colours; pairs that exchange nothing stay empty."""
+        """The numbers for plotly's colours; pairs that exchange nothing stay empty."""
         shown = np.where(cells > 0, cells, np.nan)
         return np.log10(shown) if self.is_log else shown / self.unit.scale
 
@@ -305,7 +305,7 @@ def _axes(
 
 
 def _inner_sizes(mesh: Mapping[str, int], block: int) -> Iterator[int]:
-    """How many cells the groups of the last axis have, of the last two, and so on."""
+    """Number of cells in the groups of the last axis, of the last two, and so on."""
     size = 1
     for each in reversed(list(mesh.values())):
         size *= each
