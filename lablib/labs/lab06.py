@@ -44,8 +44,8 @@ class _Grid:
 def figure_tiles(launch: Launch, program: Sequence[int] = (0,), vector_width: Width = MOST) -> go.Figure:
     """A grid for each tensor, a square an element: its colour and number tell the program that touches it.
 
-    Several programs: the first of them and a +. What the chosen program reads has a black frame, what it writes a
-    dashed red one.
+    Several programs: the first of them and a +. Reads of the chosen program have a black frame, its writes a dashed
+    red one.
 
     Args:
         launch: of `record_accesses`, of a small case: at most 32 rows and columns. Of a tensor with more than two
@@ -110,7 +110,7 @@ def _grid(launch: Launch, name: str, numbers: dict[Program, int], vector_width: 
 
 
 def _squares(grid: _Grid) -> go.Heatmap:
-    """Colours by the first program; 0 is for what nobody touches."""
+    """Colours by the first program; 0 is for untouched elements."""
     z, words = np.zeros(grid.sides), np.full(grid.sides, "", dtype=object)
     for element, found in enumerate(grid.programs):
         place = divmod(element, grid.sides[1])
@@ -142,7 +142,7 @@ def _numbers(grid: _Grid, num_panels: int) -> go.Scatter:
 
 
 def _frames(grid: _Grid, launch: Launch, chosen: Program, is_first: bool) -> list[go.Scatter]:
-    """Lines around what the chosen program reads, and around what it writes."""
+    """Lines around the reads of the chosen program, and around its writes."""
     traces = []
     ways: list[tuple[str, Kind, dict[str, Any]]] = [("read", "load", READ), ("written", "store", WRITTEN)]
     for name, kind, frame in ways:

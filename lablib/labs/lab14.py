@@ -1,4 +1,4 @@
-"""Lab 14: orders of a mesh's axes, attention that ranks share, load of experts, a mixture beside dense models."""
+"""Lab 14: orders of a mesh's axes, attention that ranks share, load of experts, a mixture next to dense models."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _figure(predictions: Sequence[Prediction], names: Sequence[str], title: str,
     width = (1 - GAP * (len(names) - 1)) / len(names)
     for column, (own, heading) in enumerate(zip(pieces, headings, strict=True)):
         x = f"x{column + 1 if column else ''}"
-        figure.add_traces(_bars(own, x, unit, seen={k for before in pieces[:column] for k in _kinds(before)}))
+        figure.add_traces(_bars(own, x, unit, seen={piece.kind for before in pieces[:column] for piece in before}))
         figure.add_traces([_steps(own, x, unit), _labels(own, x, unit, longest_s, len(names))])
         left = column * (width + GAP)
         across = axis(axis_title("time", unit), range=[0, 1.02 * unit.of(longest_s)], domain=[left, left + width])
@@ -145,10 +145,6 @@ def kind_of_part(part: str) -> str:
     ('compute', 'communication', 'idle')
     """
     return "communication" if part.endswith((" axis", " link")) else _KINDS.get(part, COMPUTE.name)
-
-
-def _kinds(pieces: Sequence[_Piece]) -> list[str]:
-    return [piece.kind for piece in pieces]
 
 
 def _pieces(prediction: Prediction, rows: dict[str, int]) -> list[_Piece]:
@@ -274,7 +270,10 @@ def _summary(prediction: Prediction) -> str:
     where = f"{plural(p.num_gpus, 'GPUs')} of {p.cluster} ({p.parallel})"
     text = f"A step on {where} takes {format_quantity(p.step_time_s, 's')}: {_kinds_in_words(p)}; MFU {p.mfu:.1%}"
     text += f" (HFU {p.hfu:.1%} with what is computed again)" if p.hfu > 1.001 * p.mfu else ""
-    return text + ("." if p.fits else f". It does not fit: {_too_much(p)}.")
+    if p.fits:
+        return f"{text}."
+    needed, limit = (format_quantity(size, "B") for size in (p.peak_memory_bytes, p.memory_limit_bytes))
+    return f"{text}. It does not fit: it needs {needed} of {limit} a GPU."
 
 
 def _kinds_in_words(prediction: Prediction) -> str:
@@ -283,14 +282,6 @@ def _kinds_in_words(prediction: Prediction) -> str:
         shares[kind_of_part(name)] = shares.get(kind_of_part(name), 0.0) + time_s / prediction.step_time_s
     said = sorted(((share, kind) for kind, share in shares.items() if share >= 0.0005), reverse=True)
     return ", ".join(f"{share:.1%} {_WORDS.get(kind, kind)}" for share, kind in said)
-
-
-def _too_much(prediction: Prediction) -> str:
-    needed, limit = (
-        format_quantity(prediction.peak_memory_bytes, "B"),
-        format_quantity(prediction.memory_limit_bytes, "B"),
-    )
-    return f"it needs {needed} of {limit} a GPU"
 
 
 def _comparison(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
