@@ -155,7 +155,7 @@ def bars(look: style.Look, name: str, x: Values, y: Values, hover: Any = None, *
 
 def labels(x: Values, y: Values, text: Sequence[str], place: str, color: Any = style.INK) -> Mark:
     """Text next to points, in front of bars and lines."""
-    font = {"size": 12, "color": color, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)}
+    font = {"size": 12, "color": color, "shadow": style.halo("#FFFFFF")}
     look = {"mode": "text", "text": text, "textposition": place, "textfont": font}
     return Mark("", x, y, (), look=look | {"cliponaxis": False})
 

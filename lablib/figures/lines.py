@@ -7,7 +7,7 @@ from math import log2
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import Axis, Panel, chart, check_lengths, line
+from lablib.figures.chart import Axis, Panel, Rule, chart, check_lengths, line
 from lablib.signature import checked
 from lablib.text.units import format_quantity, unit_for
 
@@ -26,6 +26,7 @@ def figure_lines(
     log_x: bool = False,
     log_y: bool = False,
     summary: str = "",
+    rules: Sequence[Rule] = (),
 ) -> go.Figure:
     """One line a series over common `x`.
 
@@ -36,9 +37,7 @@ def figure_lines(
         x_unit, y_unit: "s", "B", "B/s", "FLOP/s" get a prefix; any other text is kept; "" for a pure ratio.
         log_x, log_y: logarithmic axes.
         summary: one sentence; None given: first and last value of each series.
-
-    Raises:
-        ValueError: if a series has not one value for each position.
+        rules: reference lines.
     """
     check_lengths(x, series)
     is_plain = len(x) and unit_for(x, x_unit).symbol == x_unit  # without a prefix, which is a power of ten
@@ -55,4 +54,4 @@ def figure_lines(
         summary = f"{y_label[0].upper()}{y_label[1:]} while {ends}: {'; '.join(parts)}."
     marks = [line(index, name, x, values) for index, (name, values) in enumerate(series.items())]
     title = title or f"{y_label[:1].upper()}{y_label[1:]} against {x_label}"
-    return chart(title, Panel(across, up, marks), summary)
+    return chart(title, Panel(across, up, marks, rules), summary)

@@ -1,4 +1,4 @@
-"""What every figure shares: one look for each kind of work, one order of colours for everything else, one layout.
+"""The common look of all figures: one for each kind of work, one order of colours for everything else, one layout.
 
 A kind of work is told apart three times: by colour (the palette of Okabe and Ito, made for colour-blind readers), by
 hatch pattern (for print in grey) and by a letter (for both). Pipeline schedules use the same letters: F, B, I, W.
@@ -25,7 +25,7 @@ PAPER_PIXELS = TOP_PIXELS + BOTTOM_PIXELS
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How one kind of work is drawn.
+    """The look of one kind of work.
 
     Attributes:
         ink: the colour of text on top of `color` (contrast at least 4.5 to 1).
@@ -52,6 +52,15 @@ class Look:
         line = {"line": {"width": 0.6, "color": self.edge}} if self.edge else {}
         return {"color": self.color, "pattern": {**pattern, "size": 7}} | line
 
+    def font(self) -> dict[str, Any]:
+        """The plotly font of a text on this colour, with a halo that keeps it readable on the pattern."""
+        return {"size": 12, "color": self.ink, "shadow": halo(self.color)}
+
+
+def halo(color: str) -> str:
+    """A shadow around a text, in the colour of what it stands on."""
+    return ", ".join([f"0 0 3px {color}"] * 4)
+
 
 LOOKS: Mapping[str, Look] = MappingProxyType(
     {
@@ -70,8 +79,8 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
     }
 )
 
-# What a rank does where it does not compute (lablib/record/timeline.py). What it does is told apart by colour; that it
-# waits, by the one hatching on white.
+# States of a rank that does not compute (lablib/record/timeline.py). Work differs by colour; waiting has the one
+# hatching on white.
 STATES: Mapping[str, Look] = MappingProxyType(
     {
         look.name: look
@@ -82,18 +91,18 @@ STATES: Mapping[str, Look] = MappingProxyType(
         )
     }
 )
-# In a pipeline the field says bubble for what is not computed; there, communication is not drawn.
+# A pipeline's idle time is its bubble; communication is not drawn there.
 BUBBLE = Look("bubble", "-", LOOKS["idle"].color, "", edge="#C4C4C4")
-# What a plan knows by none of these names.
+# Other parts of a plan.
 OTHER = Look("other", "X", "#999999", "-")
 
-# Everything that is computed, where a figure does not tell forward from backward.
+# All compute, in figures that do not separate forward from backward.
 COMPUTE = Look("compute", "F+B", "#3B5B92", "", ink="#FFFFFF")
 
-# What memory is held for: the categories of lablib/record/allocations.py, from the bottom of a stack to its top. What
-# is there all the time stands below what comes and goes. What a model holds has none of the colours of phases, for the
-# two share a legend, and gets lighter from one to the next, to be told apart in grey (three of the muted colours of P.
-# Tol, Colour Schemes, SRON/EPS/TN/09-002, 2021). Communication and what is left are the same in both.
+# Categories of memory (lablib/record/allocations.py), from the bottom of a stack to its top: lasting ones below
+# temporary ones. They have none of the colours of phases, as the two share a legend, and get lighter from one to the
+# next, to differ in grey (three of the muted colours of P. Tol, Colour Schemes, SRON/EPS/TN/09-002, 2021).
+# Communication and other are the same in both.
 MEMORY_LOOKS: Mapping[str, Look] = MappingProxyType(
     {
         look.name: look
@@ -147,7 +156,7 @@ def kind_of_span(span: Span) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """How one line or one group of bars is drawn when it is not a kind of work."""
+    """The look of a line or a group of bars that is not a kind of work."""
 
     color: str
     dash: str

@@ -3,7 +3,7 @@
 lab02   exponents of gradients, and the ranges of number formats
 lab03   ways to keep fewer activations: time against memory
 lab04   packed documents, learning rates, critical batch, muP
-lab05   recorded runs of optimizers, and what an update does
+lab05   recorded runs of optimizers, and effects of an update
 lab06   tiles of a kernel, and tile quantization
 lab07   a loop fed by a loader
 lab11   recorded runs of compressed training

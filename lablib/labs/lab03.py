@@ -1,20 +1,41 @@
-"""Lab 03: step time against activation memory of each way to keep fewer activations."""
+"""Lab 03: step time against activation memory of each way to keep fewer activations, by device."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 import plotly.graph_objects as go
+import torch
 
 from lablib.figures.chart import Axis, Mark, Panel, chart, points
-from lablib.memory.ways_to_fit import Way
+from lablib.hardware import LINKS, find_cluster
+from lablib.memory.ways_to_fit import LayerCost, Way, price_layers, ways_to_fit
+from lablib.models.gpt import Block, GPTConfig
 from lablib.signature import checked
 from lablib.text.units import format_quantity
 
 SLOWEST = 2.0  # times the plain step: slower ways are drawn at the edge, with an arrow for their symbol
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "triangle-down", "hourglass", "bowtie")
+HOST_LINKS = {"v100": "pcie3", "a100": "pcie4", "h100": "pcie5"}
+DTYPES = {"2 bytes": torch.float16, "4 bytes": torch.float32}
 TIME = Axis("time of a step", "1 = keep all", span=(0.94, SLOWEST * 1.03))
 MEMORY = Axis("activations at the peak", "%", span=(0, 106))
+
+
+def ways_by_device(width: int, num_layers: int, seq_len: int, number: str) -> dict[str, list[Way]]:
+    """The ways of so many blocks of a GPT, micro-batch 4, on each device; `number` is a key of `DTYPES`."""
+    pairs = zip(HOST_LINKS.items(), _priced_blocks(width, seq_len, number), strict=True)
+    return {name.upper(): ways_to_fit(priced, num_layers, LINKS[link]) for (name, link), priced in pairs}
+
+
+@cache
+def _priced_blocks(width: int, seq_len: int, number: str) -> list[list[LayerCost]]:
+    """One block on each device of `HOST_LINKS`."""
+    config = GPTConfig(num_layers=1, d_model=width, num_heads=width // 64, max_seq_len=seq_len)
+    meta, dtype = torch.device("meta"), DTYPES[number]
+    x = torch.zeros(4, seq_len, width, device=meta, dtype=dtype)
+    return price_layers(Block(config, meta, dtype), x, [find_cluster(f"dgx-{name}").device for name in HOST_LINKS])
 
 
 @checked

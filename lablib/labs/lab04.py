@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import ceil, floor, frexp, isfinite, log10
+from math import ceil, floor, frexp, isfinite, log2, log10
 from typing import Any
 
+import pandas as pd
 import plotly.graph_objects as go
 
+from lablib.batches.large_batch import linear_rate, square_root_rate
 from lablib.batches.noise_scale import StepsLaw
 from lablib.batches.packing import Packing
 from lablib.figures.chart import PLOT_PIXELS, Axis, Mark, Panel, Rule, bars, chart, line, points
@@ -16,6 +18,8 @@ from lablib.signature import checked
 from lablib.text.units import format_quantity, plural
 
 MOST_BLOCKS = 40  # of a panel in which documents are told apart
+# Panel -> number of a line, such as the width -> rate -> loss in nats of each seed.
+Rates = Mapping[str, Mapping[int, Mapping[float, Sequence[float]]]]
 # Name of a line -> position -> one value for each run (or seed).
 Lines = Mapping[str, Mapping[float, Sequence[float]]]
 
@@ -245,16 +249,13 @@ def figure_coordinates(changes: Mapping[str, Mapping[int, Sequence[Mapping[str, 
 
 
 @checked
-def figure_rates(
-    losses: Mapping[str, Mapping[int, Mapping[float, Sequence[float]]]], line: str, title: str
-) -> go.Figure:
+def figure_rates(losses: Rates, line: str, title: str) -> go.Figure:
     """Loss against learning rate: a panel for each parametrization or optimizer, a line for each width or batch size.
 
     Each rate that may be the best of its line has a ring: see `possible_minima`.
 
     Args:
-        losses: panel -> number of the line -> rate -> loss in nats of each seed.
-        line: what the number is.
+        line: name of the number of a line.
     """
     panels = {
         panel: {f"{line} {number:,}": rates for number, rates in lines.items()} for panel, lines in losses.items()
@@ -267,6 +268,48 @@ def figure_rates(
     sentence = f"Best rate at {line} {', '.join(f'{n:,}' for n in numbers)}: {'; '.join(parts)}."
     up = Axis("loss", "nats a byte", look={"type": "linear"})
     return _spread(title, panels, ("peak learning rate", "a step"), up, sentence, rings=True)
+
+
+def best_rates_by_batch(losses: Rates) -> pd.DataFrame:
+    """For each optimizer and batch size: rates that may be best, the lowest, and those of two rules from batch 8."""
+    rows: dict[str, dict[str, str]] = {}
+    for name, by_batch in losses.items():
+        best_of_8 = minimum_at(by_batch[8])
+        for size, rates in by_batch.items():
+            rings = possible_minima(rates)
+            row = {"may be best": ", ".join(map(_rate, rings)), "the lowest": _mean_and_ends(rates[minimum_at(rates)])}
+            for rule in (square_root_rate, linear_rate):
+                rate = rule(best_of_8, 8, size)
+                words = f"2^{log2(rate):.0f}: {_mean_and_ends(rates.get(rate, []))}"
+                row[rule.__name__] = f"{words}, a ring" if rate in rings else words
+            rows[f"{name}, batch {size}"] = row
+    return pd.DataFrame(rows).T
+
+
+def adamw_and_lamb(losses: Rates, size: int) -> str:
+    """Losses of both at their lowest rates for a batch size, and whether their runs differ."""
+    adamw, lamb = (losses[name][size][minimum_at(losses[name][size])] for name in ("adamw", "lamb"))
+    is_apart = (max(adamw) < min(lamb) or max(lamb) < min(adamw)) and len(adamw) > 1 < len(lamb)
+    verdict = "apart" if is_apart else "not told apart by these runs"
+    return f"AdamW {_mean_and_ends(adamw)}, LAMB {_mean_and_ends(lamb)}: {verdict}"
+
+
+def best_rates_by_width(losses: Rates) -> pd.DataFrame:
+    """For each parametrization and width: the rates that may be best, the lowest mean loss, and its number of runs."""
+    rows = {}
+    for name, by_width in losses.items():
+        for width, rates in by_width.items():
+            lowest = rates[minimum_at(rates)]
+            row = {"may be best": ", ".join(map(_rate, possible_minima(rates))), "lowest loss": f"{mean(lowest):.3f}"}
+            rows[f"{name}, width {width}"] = row | {"runs": len(lowest)}
+    return pd.DataFrame(rows).T
+
+
+def _mean_and_ends(losses: Sequence[float]) -> str:
+    if not losses:
+        return "not run"
+    runs = f"{min(losses):.2f} to {max(losses):.2f}" if len(losses) > 1 else "one run"
+    return f"{sum(losses) / len(losses):.2f} ({runs})"
 
 
 def _spread(

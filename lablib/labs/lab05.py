@@ -1,4 +1,4 @@
-"""Lab 05: what an optimizer's update does to a gradient, and recorded runs of optimizers compared."""
+"""Lab 05: effects of an optimizer's update on a gradient, and recorded runs of optimizers compared."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -18,11 +18,12 @@ from lablib.figures.chart import TITLE_PIXELS, Axis, Panel, chart, line
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look
 from lablib.kernels.accesses import Kind, Launch, Program, distinct_bytes, hbm_bytes
-from lablib.signature import checked
+from lablib.signature import Range, checked
 from lablib.text.units import format_quantity, plural
 
 MOST = 32  # rows or columns of a grid: beyond, numbers in the squares cannot be read
 PER_ROW, ROW_PIXELS, NUM_COLORS = 3, 250, 8
+Width = Annotated[int, Range(ge=1, le=MOST)]
 READ, WRITTEN = {"color": "#000000", "width": 3}, {"color": "#B00020", "width": 3, "dash": "dash"}
 
 
@@ -40,24 +41,22 @@ class _Grid:
 
 
 @checked
-def figure_tiles(launch: Launch, program: Sequence[int] = (0,), title: str = "", vector_width: int = MOST) -> go.Figure:
+def figure_tiles(launch: Launch, program: Sequence[int] = (0,), vector_width: Width = MOST) -> go.Figure:
     """A grid for each tensor, a square an element: its colour and number tell the program that touches it.
 
-    Several programs: the first of them and a +. What the chosen program reads has a black frame, what it writes a
-    dashed red one.
+    Several programs: the first of them and a +. Reads of the chosen program have a black frame, its writes a dashed
+    red one.
 
     Args:
         launch: of `record_accesses`, of a small case: at most 32 rows and columns. Of a tensor with more than two
             dimensions all but the last are rows.
         program: its program ids; those left out are 0.
-        vector_width: a longer vector is broken into rows of so many elements, 1 to 32.
+        vector_width: a longer vector is broken into rows of so many elements.
 
     Raises:
-        ValueError: a tensor that is too large to draw, no such program, no such width, or nothing accessed.
+        ValueError: a tensor that is too large to draw, no such program, or nothing accessed.
     """
     chosen = _program(launch, program)
-    if not 1 <= vector_width <= MOST:
-        raise ValueError(f"vector_width must be 1 to {MOST} elements: got {vector_width}; try 8.")
     numbers: dict[Any, int] = {one: index for index, one in enumerate(product(*map(range, launch.grid)))}
     grids = [_grid(launch, name, numbers, vector_width) for name in _touched(launch)]
     columns, rows = min(PER_ROW, len(grids)), -(-len(grids) // PER_ROW)
@@ -66,7 +65,7 @@ def figure_tiles(launch: Launch, program: Sequence[int] = (0,), title: str = "",
     gaps: dict[str, Any] = {"horizontal_spacing": 0.08, "vertical_spacing": 0.3 / rows if rows > 1 else 0.0}
     figure = make_subplots(rows=rows, cols=columns, specs=specs, subplot_titles=titles, **gaps)
     size = {"height": rows * ROW_PIXELS + PAPER_PIXELS + TITLE_PIXELS, "showlegend": True}
-    figure.update_layout(base_layout(title or f"{launch.kernel}: tiles of its programs", **size))
+    figure.update_layout(base_layout(f"{launch.kernel}: tiles of its programs", **size))
     figure.update_layout(margin_t=TOP_PIXELS + TITLE_PIXELS)
     figure.update_annotations(font_size=13)
     for index, grid in enumerate(grids):
@@ -111,7 +110,7 @@ def _grid(launch: Launch, name: str, numbers: dict[Program, int], vector_width: 
 
 
 def _squares(grid: _Grid) -> go.Heatmap:
-    """Colours by the first program; 0 is for what nobody touches."""
+    """Colours by the first program; 0 is for untouched elements."""
     z, words = np.zeros(grid.sides), np.full(grid.sides, "", dtype=object)
     for element, found in enumerate(grid.programs):
         place = divmod(element, grid.sides[1])
@@ -143,7 +142,7 @@ def _numbers(grid: _Grid, num_panels: int) -> go.Scatter:
 
 
 def _frames(grid: _Grid, launch: Launch, chosen: Program, is_first: bool) -> list[go.Scatter]:
-    """Lines around what the chosen program reads, and around what it writes."""
+    """Lines around the reads of the chosen program, and around its writes."""
     traces = []
     ways: list[tuple[str, Kind, dict[str, Any]]] = [("read", "load", READ), ("written", "store", WRITTEN)]
     for name, kind, frame in ways:

@@ -1,20 +1,19 @@
-"""Lab 07: a loop fed by a loader: who loads, copies and computes when, and why the device waits."""
+"""Lab 07: timeline of a loop fed by a loader, and the causes of each wait of the device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import plotly.graph_objects as go
 
 from lablib.data.loading.loaded_run import LoadedRun
 from lablib.figures.describe import attach
 from lablib.figures.style import COMPUTE, LOOKS, PAPER_PIXELS, Look, axis, base_layout
-from lablib.signature import checked
+from lablib.signature import Range, checked
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
 
 LANE_PIXELS = 34
-MAX_BATCHES = 60  # more cannot be told apart
 _LOAD = Look("load", "", "#E69F00", "")
 _COPY = Look("copy", "", LOOKS["communication"].color, ".")
 _GAPS = {  # by the words of the causes: the device waits, on white
@@ -25,33 +24,24 @@ _GAPS = {  # by the words of the causes: the device waits, on white
 
 
 @checked
-def figure_loading(run: LoadedRun, first: int = 0, batches: int = 12, title: str = "") -> go.Figure:
+def figure_loading(run: LoadedRun, batches: Annotated[int, Range(ge=1, le=60)]) -> go.Figure:
     """A lane for the device, one for copies, one for each worker; bars have the number of their batch.
 
     Args:
         run: simulated (`run_loop`) or measured (`measure_loop`).
-        first, batches: which are drawn; the sentence and the table are of the whole run.
-
-    Raises:
-        ValueError: none of the run's batches, or more than can be told apart.
+        batches: how many are drawn, from the first on; the sentence and the table are of the whole run.
     """
-    if not 0 <= first < len(run.batches) or not 1 <= batches <= MAX_BATCHES:
-        raise ValueError(
-            f"first must be one of the {plural(len(run.batches), 'batches')} and batches 1 to {MAX_BATCHES}: "
-            f"got {first} and {batches}."
-        )
-    drawn = range(first, min(first + batches, len(run.batches)))
+    drawn = range(min(batches, len(run.batches)))
     lanes = _lanes(run)
     unit = unit_for(run.batches[drawn[-1]].step_end_s, "s")
-    figure = go.Figure(layout=base_layout(title or _title(run), LANE_PIXELS * len(lanes) + PAPER_PIXELS))
+    figure = go.Figure(layout=base_layout(_title(run), LANE_PIXELS * len(lanes) + PAPER_PIXELS))
     for look, bars in _bars(run, drawn).items():
         if bars:
             figure.add_trace(_trace(look, bars, lanes, unit))
-    start_s = run.batches[first - 1].step_end_s if first else 0.0
     figure.update_layout(
         barmode="overlay",
         showlegend=True,
-        xaxis=axis(axis_title("time", unit), range=[unit.of(start_s), unit.of(run.batches[drawn[-1]].step_end_s)]),
+        xaxis=axis(axis_title("time", unit), range=[0.0, unit.of(run.batches[drawn[-1]].step_end_s)]),
         yaxis={"range": [len(lanes) - 0.4, -0.6], "tickvals": list(range(len(lanes))), "ticktext": list(lanes)}
         | {"showgrid": False, "zeroline": False, "fixedrange": True, "ticks": "", "automargin": True},
     )
@@ -67,7 +57,7 @@ def _lanes(run: LoadedRun) -> list[str]:
 
 
 def _bars(run: LoadedRun, drawn: range) -> dict[Look, list[Bar]]:
-    """What is drawn, by its look, in the order of the legend."""
+    """The drawn bars by look, in the order of the legend."""
     bars: dict[Look, list[Bar]] = {look: [] for look in (COMPUTE, _COPY, _LOAD, *_GAPS.values())}
     edge_s = run.batches[drawn[-1]].step_end_s
     for number, batch in enumerate(run.batches[drawn[-1] + 1 :], drawn[-1] + 1):

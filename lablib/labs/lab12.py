@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
+from torch import Tensor
 
 from lablib.figures.chart import TITLE_PIXELS
 from lablib.figures.describe import attach
@@ -16,103 +16,57 @@ from lablib.signature import checked
 from lablib.text.markup import plain
 from lablib.text.units import plural
 
-MOST = 64  # rows or columns
 PLOT_PIXELS, BOTTOM_PIXELS = 190, 56
 # From light to dark, so that it reads in grey; the words at the cuts are dark on light everywhere.
-_COLORS = ((0.0, "#F7F7F7"), (1.0, "#0B4F8A"))
-_EDGE: dict[str, Any] = {"color": "#D55E00", "width": 3}
+SHADES = [[0.0, "#F7F7F7"], [1.0, "#0B4F8A"]]
+EDGE: dict[str, Any] = {"color": "#D55E00", "width": 3}
 
 
 @checked
 def figure_matrices(
-    matrices: Mapping[str, Any], cuts: Mapping[str, tuple[int, int]] | None = None, title: str = "", summary: str = ""
+    matrices: Mapping[str, Tensor], cuts: Mapping[str, tuple[int, int]], title: str, summary: str
 ) -> go.Figure:
-    """A panel a matrix, a square a number: the darker, the larger its size. Lines stand where a matrix is cut.
+    """A panel for each matrix, a square for each number: the darker, the larger its size. Lines mark the cuts.
 
     Args:
-        matrices: name -> rows of numbers, or a tensor with two dimensions; at most 64 of each.
+        matrices: name -> a matrix, with rows and columns that can still be told apart.
         cuts: name -> (0 for rows or 1 for columns, number of ranks); a matrix without one is whole.
-        title: of the figure.
-        summary: one sentence; none given: how each is cut.
-
-    Raises:
-        ValueError: no matrix, one that has not two dimensions of 1 to 64 finite numbers, or a cut that is none.
+        summary: one sentence.
     """
-    if not matrices:
-        raise ValueError("there must be a matrix to draw: got none.")
-    grids = {name: _sizes(name, matrix) for name, matrix in matrices.items()}
-    cuts = cuts or {}
-    for name, (dim, ranks) in cuts.items():
-        if name not in grids or dim not in (0, 1) or ranks < 1:
-            raise ValueError(f"cuts must name a matrix, 0 or 1, and its ranks: got {name!r}: {(dim, ranks)}.")
+    grids = {name: matrix.abs().double().numpy() for name, matrix in matrices.items()}
     gap: dict[str, Any] = {"horizontal_spacing": 0.09}
     figure = make_subplots(rows=1, cols=len(grids), subplot_titles=[plain(name) for name in grids], **gap)
     margins = {"t": TOP_PIXELS + TITLE_PIXELS, "b": BOTTOM_PIXELS}
-    figure.update_layout(base_layout(title or "How matrices are cut", PLOT_PIXELS + sum(margins.values())))
-    figure.update_layout(margin=margins, showlegend=False)
+    figure.update_layout(base_layout(title, PLOT_PIXELS + sum(margins.values()), showlegend=False))
+    figure.update_layout(margin=margins)
     figure.update_annotations(font_size=13)
     largest = max(float(grid.max()) for grid in grids.values()) or 1.0
+    columns: dict[str, list[Any]] = {"matrix": list(grids), "rows": [], "columns": [], "cut": []}
     for column, (name, grid) in enumerate(grids.items(), 1):
         place: dict[str, Any] = {"row": 1, "col": column}
-        scale = [list(stop) for stop in _COLORS]
-        squares = go.Heatmap(z=grid, zmin=0, zmax=largest, colorscale=scale, showscale=False, xgap=1, ygap=1)
-        figure.add_trace(squares, **place)
-        names = (
-            {dim: _cut(figure, grid.shape, dim, ranks, place) for dim, ranks in [cuts[name]]} if name in cuts else {}
-        )
-        figure.update_xaxes(_axis("column", grid.shape[1], names.get(1)), **place)
-        figure.update_yaxes(_axis("row", grid.shape[0], names.get(0), down=True), **place)
-    columns = {
-        "matrix": list(grids),
-        "rows": [grid.shape[0] for grid in grids.values()],
-        "columns": [grid.shape[1] for grid in grids.values()],
-        "cut": [_how(cuts.get(name)) for name in grids],
-    }
-    told = "; ".join(f"{name}: {how}" for name, how in zip(grids, columns["cut"], strict=True))
-    return attach(figure, summary or f"{told}.", columns)
+        look: dict[str, Any] = {"zmin": 0, "zmax": largest, "colorscale": SHADES, "showscale": False}
+        figure.add_trace(go.Heatmap(z=grid, xgap=1, ygap=1, **look), **place)
+        dim, ranks = cuts.get(name, (0, 1))
+        for start in range(size := -(-grid.shape[dim] // ranks), grid.shape[dim], size):
+            add, side = ((figure.add_hline, "y"), (figure.add_vline, "x"))[dim]
+            add(**{side: start - 0.5}, line=EDGE, **place)
+        figure.update_xaxes(_axis("column", grid.shape[1], ranks if name in cuts and dim == 1 else 0), **place)
+        rows = _axis("row", grid.shape[0], ranks if name in cuts and dim == 0 else 0)
+        figure.update_yaxes(rows | {"range": rows["range"][::-1]}, **place)
+        columns["rows"].append(grid.shape[0])
+        columns["columns"].append(grid.shape[1])
+        how = f"{('rows', 'columns')[dim]} on {plural(ranks, 'ranks')}" if name in cuts else "whole"
+        columns["cut"].append(how)
+    return attach(figure, summary, columns)
 
 
-def _sizes(name: str, matrix: Any) -> np.ndarray:
-    """The absolute values, once they can be drawn."""
-    try:
-        grid = np.abs(np.asarray(matrix, dtype=float))
-    except (TypeError, ValueError):
-        raise ValueError(f"a matrix must be rows of numbers, as many in each: {name!r} is not.") from None
-    if grid.ndim != 2 or not all(1 <= side <= MOST for side in grid.shape):
-        raise ValueError(f"a matrix must have 1 to {MOST} rows and columns to be drawn: {name!r} is {grid.shape}.")
-    if not np.isfinite(grid).all():
-        raise ValueError(f"a matrix must have finite numbers to be drawn: {name!r} has inf or NaN.")
-    return grid
-
-
-def _how(cut: tuple[int, int] | None) -> str:
-    return "whole" if cut is None else f"{('rows', 'columns')[cut[0]]} on {plural(cut[1], 'ranks')}"
-
-
-def _cut(figure: go.Figure, shape: tuple[int, ...], dim: int, ranks: int, place: dict[str, Any]) -> tuple[list, list]:
-    """Draw the cuts; where each rank's part has its middle, and its name."""
-    middles, names, chunk = [], [], -(-shape[dim] // ranks)
-    for rank, start in enumerate(range(0, shape[dim], chunk)):
-        end = min(start + chunk, shape[dim])
-        middles.append((start + end - 1) / 2)
-        names.append(str(rank))
-        if start and dim:
-            figure.add_vline(x=start - 0.5, line=_EDGE, **place)
-        elif start:
-            figure.add_hline(y=start - 0.5, line=_EDGE, **place)
-    return middles, names
-
-
-def _axis(side: str, size: int, names: tuple[list, list] | None, down: bool = False) -> dict[str, Any]:
-    ends = [size - 0.5, -0.5] if down else [-0.5, size - 0.5]
-    ticks: dict[str, Any] = (
-        {"tickvals": names[0], "ticktext": names[1]} if names else {"showticklabels": False, "ticks": ""}
-    )
-    return axis(
-        f"{side} ({'rank' if names else 'number'})",
-        range=ends,
-        showgrid=False,
-        zeroline=False,
-        tickfont={"size": 11, "color": INK},
-        **ticks,
-    )
+def _axis(side: str, size: int, ranks: int) -> dict[str, Any]:
+    """The axis along `size` numbers: the ranks that hold them, in the middle of their part; no marks without a cut."""
+    ticks: dict[str, Any] = {"showticklabels": False, "ticks": ""}
+    if ranks:
+        chunk = -(-size // ranks)
+        parts = [(start, min(start + chunk, size)) for start in range(0, size, chunk)]
+        ticks = {"tickvals": [(start + end - 1) / 2 for start, end in parts]}
+        ticks |= {"ticktext": [str(rank) for rank in range(len(parts))]}
+    title, font = f"{side} ({'rank' if ranks else 'number'})", {"size": 11, "color": INK}
+    return axis(title, range=[-0.5, size - 0.5], showgrid=False, tickfont=font, **ticks)

@@ -1,4 +1,4 @@
-"""Lab 14: orders of a mesh's axes, attention that ranks share, load of experts, a mixture beside dense models."""
+"""Lab 14: orders of a mesh's axes, attention that ranks share, load of experts, a mixture next to dense models."""
 
 from __future__ import annotations
 
@@ -113,10 +113,8 @@ def figure_context_times(seq_lens: Sequence[int], efficiencies: Mapping[str, Seq
         parts.append(f"{length:,} tokens {best}, {efficiencies[best][index]:.0%}")
     sentence = f"Nearest to a fair share: {'; '.join(parts)}."
     labels = ("sequence length", "efficiency", "tokens", "of a fair share")
-    figure = figure_lines(seq_lens, efficiencies, *labels, title=title, log_x=True, summary=sentence)
-    line = {"color": FAINT_INK, "dash": "dash", "width": 1.5}
-    figure.add_hline(y=1.0, line=line, annotation_text="fair share", annotation_position="bottom right")  # pyright: ignore
-    return figure.update_yaxes(rangemode="tozero")
+    options = {"log_x": True, "summary": sentence, "rules": [Rule(y=1.0, text="fair share", place="bottom right")]}
+    return figure_lines(seq_lens, efficiencies, *labels, title=title, **options).update_yaxes(rangemode="tozero")
 
 
 # --- Load of experts ---

@@ -38,12 +38,8 @@ def batch_calculator(
     """The calculator, to end a cell with; not interactive: its figure at a few settings.
 
     Arguments:
-        interactive: whether there are controls.
         model, cluster: initial values, of `MODELS` and `CLUSTERS`.
         micro_batch, num_accumulations, data_ranks: initial values, powers of two.
-
-    Raises:
-        ValueError: a value outside the control's.
     """
     controls: list[Control] = [
         IntChoice("micro_batch", "Micro-batch", (1, 2, 4, 8, 16, 32, 64), micro_batch, "sequences"),

@@ -58,7 +58,6 @@ def bubble_simulator(
     """The simulator, to end a cell with; not interactive: its figure at a few settings.
 
     Arguments:
-        interactive: whether there are controls.
         schedule: initial value, one of `schedules.SCHEDULES` or "your own plan".
         stages, microbatches: initial values.
         own: initial text of the user's plan, one line per rank (`read_plan`).

@@ -49,15 +49,11 @@ def compression_calculator(
     """The calculator, to end a cell with; not interactive: its figure at a few settings. 10^9 gradients, 64 ranks.
 
     Arguments:
-        interactive: whether there are controls.
         compute_s: compute seconds of one sequence; of the slider's values, in steps of 1, 2, 5.
         bandwidth: bytes per second out of a rank; of the slider's values, too.
         bits: sent per gradient.
         overhead: passes over the bytes to pack them; 1 is a fused kernel's.
         overlap: percent of compute that can hide communication.
-
-    Raises:
-        ValueError: a value outside the control's.
     """
     controls: list[Control] = [
         LogSlider("compute_s", "Compute", 1e-3, 10.0, compute_s, "s"),

@@ -38,13 +38,9 @@ def loader_calculator(
     """The calculator, to end a cell with; not interactive: its figure at a few settings.
 
     Arguments:
-        interactive: whether there are controls.
         load_s, step_s: mean seconds of a load, and seconds of a step; of the sliders' values, in steps of 1, 2, 5.
         workers, prefetch: initial values.
         spread: standard deviation of load times in percent of their mean.
-
-    Raises:
-        ValueError: a value outside the control's.
     """
     controls: list[Control] = [
         LogSlider("load_s", "Load a batch", 1e-3, 10.0, load_s, "s"),

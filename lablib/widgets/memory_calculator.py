@@ -39,7 +39,6 @@ def memory_calculator(
     """The calculator, to end a cell with; not interactive: its figure at a few settings.
 
     Arguments:
-        interactive: whether there are controls.
         model, device: initial values, names of the catalogues.
         micro_batch: initial value in sequences, one of the control's.
 

@@ -62,14 +62,10 @@ def placement_calculator(
     """The calculator, to end a cell with; not interactive: its figure at a few settings. ZeRO-1, 2,048 tokens.
 
     Arguments:
-        interactive: whether there are controls.
         network: one of `NETWORKS`.
         model: one of `MODELS`.
         data, tensor, pipeline, context, expert: ranks on each axis.
         order: axes from far apart to neighbours; axes of one rank may be left out.
-
-    Raises:
-        ValueError: a value outside the control's.
     """
     controls: list[Control] = [
         Choice("network", "Wires", tuple(NETWORKS), network),

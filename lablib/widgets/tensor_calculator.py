@@ -52,15 +52,11 @@ def tensor_calculator(
     """The calculator, to end a cell with; not interactive: its figure at a few settings. Sequences of 2,048 tokens.
 
     Arguments:
-        interactive: whether there are controls.
         cluster: one of `MACHINES`.
         width: of the residual stream; heads are 64 wide.
         ranks: most ranks in the figure.
         sequences: of a micro-batch.
         way: one of `tensor_time.WAYS`.
-
-    Raises:
-        ValueError: a value outside the control's.
     """
     controls: list[Control] = [
         Choice("cluster", "Machine", MACHINES, cluster),

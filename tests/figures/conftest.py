@@ -11,6 +11,7 @@ from types import ModuleType
 
 import plotly.graph_objects as go
 import pytest
+import torch
 
 from lablib import figures
 from lablib.batches.noise_scale import StepsLaw
@@ -122,7 +123,9 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "block fill": lab04.figure_block_fill({"best fit": best_fit([3, 5, 2, 7, 1], 8)}),
         "tiles": lab06.figure_tiles(examples.some_launch()),
         "tensor times": figures.figure_tensor_times([1, 8, 16], [8e-3, 1e-3, 6e-4], [0.0, 2e-4, 3e-3], 8),
-        "matrices": lab12.figure_matrices({"X": [[1.0, -2.0]], "W": [[3.0], [4.0]]}, {"W": (0, 2)}),
+        "matrices": lab12.figure_matrices(
+            {"X": torch.tensor([[1.0, -2.0]]), "W": torch.ones(2, 1)}, {"W": (0, 2)}, "", "Cut."
+        ),
         "context times": lab14.figure_context_times(
             [4096, 8192], {"ring": [0.2, 0.9], "ulysses": [0.5, 0.8]}, "attention"
         ),
@@ -132,7 +135,7 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "when compression pays": figures.figure_when_compression_pays([1e9, 1e10], {"batch 1": [2.0, 0.9]}, 2e9),
         "batch splits": figures.figure_batch_splits([plan]),
         "loading": lab07.figure_loading(
-            run_loop(Loader(2, start_s=1.0, batch_bytes=0.5, copy_bytes_per_s=1.0), [2.0] * 6, [1.0] * 6)
+            run_loop(Loader(2, start_s=1.0, batch_bytes=0.5, copy_bytes_per_s=1.0), [2.0] * 6, [1.0] * 6), 12
         ),
         "idle shares": figures.figure_idle_shares(
             [1, 2, 4], {"simulated": [0.3, 0.2, 0.1], "M/M/k/K": [0.4, 0.2, 0.1]}

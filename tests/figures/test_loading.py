@@ -30,14 +30,14 @@ def test_every_batch_has_its_bars_and_every_gap_its_cause():
 
 def test_the_sentence_and_the_table_are_of_the_whole_run():
     run = run_of(copy=Copy.OWN_STREAM)
-    figure = figure_loading(run, first=4, batches=3)
+    figure = figure_loading(run, batches=3)
     assert f"Over 20 batches in {run.makespan_s:.3g} s the device waits {run.idle_share:.0%}" in describe(figure)
     found = table(figure)
     assert found["time (s)"].sum() == pytest.approx(run.makespan_s) and found["share (%)"].sum() == pytest.approx(100)
 
 
 def test_without_workers_the_loop_loads():
-    figure = figure_loading(run_of(workers=0))
+    figure = figure_loading(run_of(workers=0), 12)
     assert list(figure.layout.yaxis.ticktext) == ["<b>device</b>", "copy", "loop loads"]
     assert "No workers" in figure.layout.title.text
 
@@ -45,11 +45,3 @@ def test_without_workers_the_loop_loads():
 def test_idle_shares_are_drawn_in_percent():
     figure = figure_idle_shares([1, 2], {"a": [0.5, 0.25]})
     assert list(figure.data[0].y) == [50, 25] and "%" in figure.layout.yaxis.title.text
-
-
-@pytest.mark.parametrize("first, batches", [(20, 3), (-1, 3), (0, 0), (0, 61)])
-def test_batches_that_cannot_be_drawn_are_one_clear_error(first, batches):
-    with pytest.raises(
-        ValueError, match=f"first must be one of the 20 batches and batches 1 to 60: got {first} and {batches}"
-    ):
-        figure_loading(run_of(), first, batches)

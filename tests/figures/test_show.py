@@ -34,6 +34,7 @@ def test_show_displays_the_picture_then_the_words_and_the_table(figure, displaye
     show(figure)
     picture, words = displayed
     assert {PLOTLY_MIME, "text/html"} <= picture.keys()
+    assert picture["text/html"].index("<svg") < picture["text/html"].index("Plotly.newPlot")
     assert describe(figure) in words["text/html"] and "<details>" in words["text/html"]
     # The words need no script; the one after them gives the picture its name for a screen reader.
     assert words["text/html"].startswith(caption_html(figure)) and "<script" not in caption_html(figure)

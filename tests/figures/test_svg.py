@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import sys
-from html import unescape
 from typing import Any
 from xml.etree import ElementTree
 
@@ -16,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_lines, figure_timeline, figure_traffic_matrix
-from lablib.figures.show import MAX_SVG_BYTES, caption_html, picture_bundle, show, static_svg, without_subtitle
+from lablib.figures.show import MAX_SVG_BYTES, caption_html, show, static_svg, without_subtitle
 from lablib.figures.style import FAINT_INK, INK
 from lablib.figures.svg.axes import CHARACTER
 from lablib.figures.svg.canvas import WIDTH
@@ -206,14 +205,6 @@ def test_a_picture_that_is_too_large_is_left_out(monkeypatch, all_figures):
 
 
 # ---- how they reach the reader ----
-
-
-def test_every_figure_shown_is_one_image_with_its_sentence_as_name(all_figures):
-    for name, figure in all_figures.items():
-        page = picture_bundle(figure, plotlyjs=False)["text/html"]
-        (label,) = re.findall(r'<div class="lablib-figure" role="img" aria-label="([^"]*)">', page)
-        assert unescape(label) == describe(figure), name
-        assert page.index("<svg") < page.index("Plotly.newPlot"), name
 
 
 def test_show_names_the_picture_that_jupyterlab_draws(all_figures, monkeypatch):

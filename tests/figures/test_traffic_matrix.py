@@ -125,7 +125,7 @@ def test_runs_of_other_sizes_have_the_squares_of_the_largest():
 def test_impossible_choices_are_refused():
     with pytest.raises(ValueError, match="num_ranks must cover"):
         figure_traffic_matrix(Traffic((send(0, 4, 1.0),)), 4)
-    with pytest.raises(ValueError, match="devices_per_node must be at least 1"):
+    with pytest.raises(ValueError, match="1 or more, or None: got 0; try devices_per_node=1"):
         figure_traffic_matrix(Traffic(), 4, devices_per_node=0)
 
 

@@ -29,9 +29,6 @@ def figure_collective_cost(
         curves: algorithm -> seconds at each size.
         crossings: what crosses -> size in bytes, e.g. {"tree = ring": 1.3e6}; each is marked.
         time_range_s: what the time axis shows, so that figures can be compared; None: what the curves need.
-
-    Raises:
-        ValueError: if a curve has not one time for each size; a range that is none.
     """
     check_lengths(sizes_bytes, curves)
     if time_range_s is not None and not 0 < time_range_s[0] < time_range_s[1]:
@@ -61,12 +58,9 @@ def figure_effective_bandwidth(
     """Bytes per second against bytes: small messages pay latency, large ones approach the link.
 
     Args:
-        sizes_bytes: message sizes, ascending.
+        sizes_bytes: message sizes, one or more, ascending.
         curves: algorithm -> bytes per second at each size.
         peaks: what it is -> bytes per second, e.g. {"link": 450e9}; each is a dotted line across.
-
-    Raises:
-        ValueError: if a curve has not one value for each size, or there is no size.
     """
     if not len(sizes_bytes):
         raise ValueError("sizes_bytes must have one size or more: got none; try [1e3, 1e6, 1e9]")

@@ -1,43 +1,39 @@
-"""How nodes are wired together, drawn from the topology's own record: fat tree, dragonfly, torus."""
+"""Wiring between nodes, drawn from the record of a topology: fat tree, dragonfly, torus."""
 
 from __future__ import annotations
 
 from itertools import combinations, product
 from math import cos, dist, pi, sin
+from typing import Annotated
 
 import plotly.graph_objects as go
 
 from lablib.figures.plans.topology import Edge, Node, figure_topology
-from lablib.hardware import Dragonfly, FatTree, Topology, Torus
-from lablib.signature import check_type
+from lablib.hardware import Dragonfly, FatTree, Torus
+from lablib.signature import Range, checked
 from lablib.text.units import plural
 
-_MAX_NODES = 512  # drawn: more could not be told apart
 
-
-def figure_network(topology: Topology, num_nodes: int, title: str = "") -> go.Figure:
+@checked
+def figure_network(
+    topology: FatTree | Dragonfly | Torus, num_nodes: Annotated[int, Range(ge=1, le=512)], title: str = ""
+) -> go.Figure:
     """The first nodes of a network, with the switches and links between them.
 
     Args:
         topology: of `lablib.hardware`; small records make readable pictures, e.g. `FatTree(2, 2)`.
-        num_nodes: how many nodes to draw, 1 to 512.
-        title: None given: the topology's name.
+        num_nodes: how many nodes to draw; more than 512 could not be told apart.
+        title: none given: the topology's name.
 
     Raises:
-        ValueError: a torus that is not flat, or has not this many nodes; a topology nobody can draw.
+        ValueError: a torus that is not flat, or has not this many nodes.
     """
-    check_type("num_nodes", num_nodes, int)
-    check_type("title", title, str)
-    if not 1 <= num_nodes <= _MAX_NODES:
-        raise ValueError(f"num_nodes must be at least 1, and at most {_MAX_NODES} to be seen: got {num_nodes}.")
     if isinstance(topology, FatTree):
         things, links, summary = _fat_tree(topology, num_nodes)
     elif isinstance(topology, Dragonfly):
         things, links, summary = _dragonfly(topology, num_nodes)
-    elif isinstance(topology, Torus):
-        things, links, summary = _torus(topology, num_nodes)
     else:
-        raise ValueError(f"only a FatTree, a Dragonfly or a Torus can be drawn: got {topology!r}.")
+        things, links, summary = _torus(topology, num_nodes)
     heading = title or f"{topology.name[0].upper()}{topology.name[1:]} of {plural(num_nodes, 'nodes')}"
     return figure_topology(things, links, heading, summary)
 

@@ -1,4 +1,4 @@
-"""A replayed pipeline plan: what each rank does when, and under it, on the same time axis, what each rank holds.
+"""A replayed pipeline plan: the timeline of each rank and, under it on the same time axis, its memory.
 
 Bars are F, B, I and W with the micro-batch they belong to; where a rank holds several pieces of the model, letters from
 `a` on tell which. Below, one strip a rank, all to one scale: micro-batches that wait for their backward, or bytes.
@@ -34,7 +34,7 @@ _KINDS = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight g
 def figure_pipeline(
     replay: Replay, ranks: Iterable[int] | None = None, in_bytes: bool | None = None, title: str | None = None
 ) -> go.Figure:
-    """The timeline of a plan above, what the ranks hold below.
+    """The timeline of a plan above, the memory of the ranks below.
 
     Args:
         replay: of a plan.
@@ -176,7 +176,7 @@ def _draw_strips(
     in_bytes: bool,
     top: float,
 ) -> dict[int, str]:
-    """What each rank holds, as a filled step line on its lane's height; returns each rank's most, in words."""
+    """Memory of each rank, as a filled step line on the height of its lane; returns the peak of each rank, in words."""
     x: list[float | None] = []
     y: list[float | None] = []
     texts: list[str] = []

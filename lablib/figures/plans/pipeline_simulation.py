@@ -122,7 +122,7 @@ def _draw_limits(drawn: Drawn, limits: Sequence[float], over: Sequence[int], unt
 
 
 def _draw_circle(drawn: Drawn, simulation: Simulation, until_s: float) -> None:
-    """Who waits in the circle, from the end of what it could do; what for; and an arrow to whom."""
+    """The ranks of a deadlock, from their last finished action; the awaited action; an arrow to its rank."""
     lanes = {lane.rank: lane for lane in drawn.lanes}
     waits = [wait for wait in simulation.circle if wait.rank in lanes]
     ends_s = {wait.rank: float(max(simulation.replay.end_s[wait.rank], default=0.0)) for wait in waits}

@@ -76,10 +76,9 @@ def _bars(name: str, sizes: Sequence[float], ceiling: float) -> Mark:
     look = MEMORY_LOOKS[name]
     has_room = [len(sizes) <= MAX_NAMED and size >= THICK * ceiling for size in sizes]
     text = [format_quantity(size, "B") if room else "" for size, room in zip(sizes, has_room, strict=True)]
-    font = {"size": 12, "color": look.ink, "shadow": ", ".join([f"0 0 3px {look.color}"] * 4)}
     inside = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0, "constraintext": "none"}
     words = [f"<b>{name}</b><br>stage {i}: {format_quantity(size, 'B', 4)}" for i, size in enumerate(sizes)]
-    return bars(look, name, list(range(len(sizes))), sizes, words, text=text, textfont=font, **inside)
+    return bars(look, name, list(range(len(sizes))), sizes, words, text=text, textfont=look.font(), **inside)
 
 
 def _summary(prediction: Prediction, stages: Sequence[Mapping[str, float]], peaks: Sequence[float]) -> str:

@@ -45,7 +45,7 @@ def figure_plans(
     Args:
         times_s: of one step (the same batch for all); NaN for a plan that is impossible, which is not drawn.
         memory_bytes: at the peak of the fullest GPU.
-        limit_bytes: of a GPU; what is beyond does not fit.
+        limit_bytes: of a GPU; more does not fit.
         names: what to say of each plan, or a function that says it of the plan with this index.
         front: which plans no other one beats, as indices; None: found here, among the plans that fit.
         groups: of each plan, such as its recomputation: each group gets its own colour and symbol.
@@ -132,7 +132,7 @@ def _panel(plans: Sequence[_Plan], shown: Sequence[_Plan], limit: float) -> tupl
 
 
 class ManyPlans(Protocol):
-    """What `lablib.plan.predict_many` returns, as far as it is drawn: arrays with one entry a plan."""
+    """The drawn part of the result of `lablib.plan.predict_many`: arrays with one entry per plan."""
 
     @property
     def step_time_s(self) -> Sequence[float] | np.ndarray: ...

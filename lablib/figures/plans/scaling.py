@@ -27,9 +27,6 @@ def figure_scaling(
         series: name -> efficiency (1.0 is perfect) or, with `throughput_unit`, throughput at each number of ranks.
         ideal: True draws perfect scaling: 100%, or the first throughput of the best series times the ranks.
         throughput_unit: None for efficiency, otherwise e.g. "samples/s".
-
-    Raises:
-        ValueError: if a series has not one value for each number of ranks.
     """
     check_lengths(ranks, series)
     is_efficiency, unit = throughput_unit is None, throughput_unit or "%"

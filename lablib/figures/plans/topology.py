@@ -9,20 +9,14 @@ from typing import Any
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.style import INK, PAPER_PIXELS, base_layout, series_look
+from lablib.figures.style import INK, PAPER_PIXELS, base_layout, halo, series_look
 from lablib.signature import checked
 from lablib.text.units import plural
 
 _SYMBOLS = {"gpu": "square", "node": "square", "host": "square-open", "nic": "diamond", "switch": "circle"}
 _SYMBOLS |= {"router": "hexagon"}
-_COLORS = {
-    "gpu": "#56B4E9",
-    "node": "#B9E3F9",
-    "host": "#FFFFFF",
-    "nic": "#F0E442",
-    "switch": "#D9D9D9",
-    "router": "#D9D9D9",
-}
+_COLORS = {"gpu": "#56B4E9", "node": "#B9E3F9", "host": "#FFFFFF", "nic": "#F0E442"}
+_COLORS |= {"switch": "#D9D9D9", "router": "#D9D9D9"}
 _WHITE = "#FFFFFF"
 _BLACK = "#000000"
 _THICKEST = 9.0  # pixels of a link
@@ -155,7 +149,7 @@ def _kind(things: Sequence[Node], kind: str, number: int) -> go.Scatter:
         mode="markers+text" if len(things) <= 40 else "markers",
         text=[n.name for n in chosen],
         textposition="middle center" if is_short else "bottom right",
-        textfont={"size": 11, "color": ink} | ({} if is_short else {"shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)}),
+        textfont={"size": 11, "color": ink} | ({} if is_short else {"shadow": halo("#FFFFFF")}),
         marker={
             "symbol": symbol,
             "size": 28 if len(things) <= 40 else 15,

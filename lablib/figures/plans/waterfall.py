@@ -1,4 +1,4 @@
-"""A predicted step as a waterfall: what it is made of, one bar under the other, each beginning where the last one ends.
+"""A predicted step as a waterfall: its parts, one bar under the other, each beginning where the last one ends.
 
     products             |=========================|
     attention                                      |=|
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, OTHER, PAPER_PIXELS, axis, base_layout
+from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, OTHER, PAPER_PIXELS, axis, base_layout, halo
 from lablib.signature import checked
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
 
@@ -119,7 +119,7 @@ def _figure(predictions: Sequence[Prediction], names: Sequence[str], title: str,
     width = (1 - GAP * (len(names) - 1)) / len(names)
     for column, (own, heading) in enumerate(zip(pieces, headings, strict=True)):
         x = f"x{column + 1 if column else ''}"
-        figure.add_traces(_bars(own, x, unit, seen={k for before in pieces[:column] for k in _kinds(before)}))
+        figure.add_traces(_bars(own, x, unit, seen={piece.kind for before in pieces[:column] for piece in before}))
         figure.add_traces([_steps(own, x, unit), _labels(own, x, unit, longest_s, len(names))])
         left = column * (width + GAP)
         across = axis(axis_title("time", unit), range=[0, 1.02 * unit.of(longest_s)], domain=[left, left + width])
@@ -145,10 +145,6 @@ def kind_of_part(part: str) -> str:
     ('compute', 'communication', 'idle')
     """
     return "communication" if part.endswith((" axis", " link")) else _KINDS.get(part, COMPUTE.name)
-
-
-def _kinds(pieces: Sequence[_Piece]) -> list[str]:
-    return [piece.kind for piece in pieces]
 
 
 def _pieces(prediction: Prediction, rows: dict[str, int]) -> list[_Piece]:
@@ -248,7 +244,7 @@ def _labels(pieces: Sequence[_Piece], x: str, unit: Unit, longest_s: float, plan
         places.append((unit.of(place_s), piece.row))
         sides.append(side)
         inks.append(look.ink if is_inside else INK)
-        shadows.append(", ".join([f"0 0 3px {look.color}"] * 4) if is_inside else "none")
+        shadows.append(halo(look.color) if is_inside else "none")
     return go.Scatter(
         x=[place for place, _ in places],
         y=[row for _, row in places],
@@ -274,7 +270,10 @@ def _summary(prediction: Prediction) -> str:
     where = f"{plural(p.num_gpus, 'GPUs')} of {p.cluster} ({p.parallel})"
     text = f"A step on {where} takes {format_quantity(p.step_time_s, 's')}: {_kinds_in_words(p)}; MFU {p.mfu:.1%}"
     text += f" (HFU {p.hfu:.1%} with what is computed again)" if p.hfu > 1.001 * p.mfu else ""
-    return text + ("." if p.fits else f". It does not fit: {_too_much(p)}.")
+    if p.fits:
+        return f"{text}."
+    needed, limit = (format_quantity(size, "B") for size in (p.peak_memory_bytes, p.memory_limit_bytes))
+    return f"{text}. It does not fit: it needs {needed} of {limit} a GPU."
 
 
 def _kinds_in_words(prediction: Prediction) -> str:
@@ -285,16 +284,8 @@ def _kinds_in_words(prediction: Prediction) -> str:
     return ", ".join(f"{share:.1%} {_WORDS.get(kind, kind)}" for share, kind in said)
 
 
-def _too_much(prediction: Prediction) -> str:
-    needed, limit = (
-        format_quantity(prediction.peak_memory_bytes, "B"),
-        format_quantity(prediction.memory_limit_bytes, "B"),
-    )
-    return f"it needs {needed} of {limit} a GPU"
-
-
 def _comparison(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
-    """Which plan is the fastest, and what the others lose most in."""
+    """The fastest plan, and the part in which each other plan loses the most time."""
     speeds = [p.tokens_per_s / p.num_gpus for p in predictions]
     order = sorted(range(len(speeds)), key=lambda i: -speeds[i])
     best = order[0]
@@ -306,7 +297,7 @@ def _comparison(predictions: Sequence[Prediction], names: Sequence[str]) -> str:
 
 
 def _lost(prediction: Prediction, best: Prediction) -> str:
-    """How much slower a plan is than the best one, and the part in which it loses the most for the same tokens."""
+    """Slowdown of a plan against the best one, and the part in which it loses the most for the same tokens."""
     same = best.tokens_per_step / best.num_gpus / (prediction.tokens_per_step / prediction.num_gpus)
     gaps = {name: time_s * same - best.parts.get(name, 0.0) for name, time_s in prediction.parts.items()}
     slower = prediction.step_time_s * same / best.step_time_s - 1

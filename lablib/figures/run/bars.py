@@ -57,7 +57,7 @@ class Picture:
     step_s: float = 0.0
 
     def note(self, seconds_in_words: str) -> str:
-        """What the reader must know about merging, in words; empty if nothing was merged."""
+        """A sentence on merged spans; empty if nothing was merged."""
         if len(self.bars) == self.num_spans:
             return ""
         text = f"{self.num_spans:,} spans are drawn as {len(self.bars):,} bars: "
@@ -100,7 +100,7 @@ def is_alone(bars: Bars, gap_s: float) -> np.ndarray:
 
 
 def stretches_of(bars: Bars, gap_s: float) -> Bars:
-    """What a letter is written on: a stretch of one kind without a gap of `gap_s`, or one communication."""
+    """The stretches that get a letter: of one kind without a gap of `gap_s`, or one communication."""
     if not len(bars):
         return bars
     return _join(bars, _runs(bars, gap_s) | (bars.kind == KINDS.index("communication")))

@@ -1,4 +1,4 @@
-"""Where each rank and stream stands in a timeline: compute on top, its communication streams thinner below it."""
+"""Lanes of a timeline: for each rank compute on top, its communication streams thinner below."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank held over time: bytes stacked by category, under its timeline where one is given.
+"""Memory of a rank over time: bytes stacked by category, under its timeline where one is given.
 
 A rank changes what it holds at every allocation and death. Past `MAX_STEPS` changes, the time is cut into so many
 equal steps, and each is drawn as the rank stood at the highest moment of that step: no peak is lost, and each column is
@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.run.bars import picture_of
 from lablib.figures.run.lanes import Lane, lanes_of, pixels
-from lablib.figures.run.timeline import death_marks, lane_axis, lane_index, letters, state_bars, work_bars
+from lablib.figures.run.timeline import lane_axis, lane_index, lane_traces
 from lablib.figures.style import FAINT_INK, INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
 from lablib.hardware.device import Device
 from lablib.record.memory import Memory
@@ -85,7 +85,7 @@ def figure_memory(
 
 
 def _shown(memory: Memory, timeline: Timeline | None, rank: int) -> Curve:
-    """The rank's curve in the time of the timeline: what it held at its start, and every change until its end."""
+    """The rank's curve in the time of the timeline: the bytes at its start, and every change until its end."""
     if not len(memory):
         return np.zeros(0), {name: np.zeros(0, int) for name in MEMORY_LOOKS}
     times_s, held = memory.curve(rank)
@@ -136,8 +136,7 @@ def _draw(figure: go.Figure, steps: Curve, window: tuple[float, float], seconds:
         if (where := _longest(times_s, size_bytes > THICK * high, LONG * (window[1] - window[0]))) is not None:
             i = int(np.searchsorted(times_s, where, "right")) - 1
             place = {"x": seconds.of(where), "y": unit.of(float(below[i] + size_bytes[i] / 2))}
-            font = {"size": 12, "color": look.ink, "shadow": ", ".join([f"0 0 3px {look.color}"] * 4)}
-            figure.add_annotation(text=f"<b>{name}</b>", showarrow=False, font=font, **place)
+            figure.add_annotation(text=f"<b>{name}</b>", showarrow=False, font=look.font(), **place)
         below = below + size_bytes
     is_late = times_s[peak] > (window[0] + window[1]) / 2
     figure.add_annotation(
@@ -218,11 +217,7 @@ def _draw_above(
     window = (timeline.start_s, timeline.end_s)
     spans = [span for span in timeline.select(rank) if not span.is_waiting]
     picture = picture_of(spans, lane_index(lanes), timeline.makespan_s)
-    where = {"xaxis": "x2", "yaxis": "y2"}
-    figure.add_traces(state_bars(timeline, lanes, seconds, window, **where))
-    figure.add_traces(work_bars(picture, spans, lanes, seconds, window, **where))
-    figure.add_traces(letters(picture, spans, lanes, seconds, window, **where))
-    figure.add_traces(death_marks(timeline, lanes, seconds, **where))
+    figure.add_traces(lane_traces(timeline, picture, spans, lanes, seconds, window, xaxis="x2", yaxis="y2"))
     lowest = 1 - share
     hidden = {"matches": "x", "anchor": "y2", "showticklabels": False, "ticks": "", "gridcolor": "#E3E3E3"}
     figure.update_layout(
@@ -258,7 +253,7 @@ def _summary(
 
 
 def _peak(memory: Memory, rank: int, origin_s: float) -> str:
-    """When the peak was, what it held, and where most of that was made. (`memory.explain` says more.)"""
+    """Time of the peak, its categories, and the line that made most of it. (`memory.explain` says more.)"""
     peak_bytes = memory.peak_bytes(rank)
     if not peak_bytes:
         return f"Rank {rank} held nothing."

@@ -18,7 +18,7 @@ ROOM_FOR_CAPACITY = 3.0  # the capacity is drawn where it is at most so many tim
 
 @checked
 def figure_peaks(memory: Memory, device: Device | None = None, title: str = "Peak memory of each rank") -> go.Figure:
-    """What each rank held at its own peak, by category.
+    """Memory of each rank at its own peak, by category.
 
     Args:
         memory: of a run, `run.memory`.

@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.run.bars import KINDS, picture_of
 from lablib.figures.run.lanes import lanes_of, pixels, ranks_to_show
-from lablib.figures.run.timeline import death_marks, lane_axis, lane_index, letters, state_bars, work_bars
+from lablib.figures.run.timeline import lane_axis, lane_index, lane_traces
 from lablib.figures.style import PAPER_PIXELS, axis, base_layout
 from lablib.record.timeline import length
 from lablib.run import Timeline
@@ -71,14 +71,10 @@ def figure_reconcile(
     for number, timeline in enumerate(both):
         drawn = lane_index(lanes)
         spans = [s for s in timeline if (s.rank, s.stream) in drawn]
-        picture = picture_of(spans, lane_index(lanes), timeline.makespan_s)
+        picture = picture_of(spans, drawn, timeline.makespan_s)
         where: dict[str, Any] = {"xaxis": f"x{number + 1}", "yaxis": f"y{number + 1}"}
-        window = (0.0, ends[number] * units[number].scale)
-        whole = (timeline.start_s, timeline.end_s)
-        figure.add_traces(state_bars(timeline, lanes, units[number], whole, **where))
-        figure.add_traces(work_bars(picture, spans, lanes, units[number], window, **where))
-        figure.add_traces(letters(picture, spans, lanes, units[number], window, **where))
-        figure.add_traces(death_marks(timeline, lanes, units[number], **where))
+        whole, until_s = (timeline.start_s, timeline.end_s), ends[number] * units[number].scale
+        figure.add_traces(lane_traces(timeline, picture, spans, lanes, units[number], whole, until_s, **where))
     traces: Any = figure.data  # plotly makes their properties at run time
     for trace in traces:  # one legend for both panels
         trace.showlegend = bool(trace.legendgroup) and trace.legendgroup not in shown_kinds

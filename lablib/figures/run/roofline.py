@@ -1,4 +1,4 @@
-"""The roofline: how fast each kind of operation ran, and which roof of the device it ran under.
+"""The roofline: the speed of each kind of operation, and the roof of the device above it.
 
 An operation that does F operations on B bytes has the intensity I = F / B. A device can do at most
 
@@ -26,7 +26,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.chart import Axis
 from lablib.figures.describe import attach
-from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, series_look
+from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, halo, series_look
 from lablib.hardware.device import Device
 from lablib.run import Timeline
 from lablib.signature import checked
@@ -118,7 +118,7 @@ def points_of(timeline: Timeline, device: Device) -> list[Point]:
 
 
 def _roof(dtype: str, flops: float, size_bytes: float, device: Device) -> str:
-    """Which roof is the lower one."""
+    """The lower of the two roofs."""
     if not flops:
         return MEMORY if size_bytes else UNKNOWN
     memory_s = size_bytes / device.memory_bandwidth_bytes_per_s
@@ -138,7 +138,7 @@ def _extent(points: Sequence[Point], dtypes: Sequence[str], device: Device) -> t
 
 
 def _places(points: Sequence[Point], edges: tuple[float, float], device: Device) -> list[tuple[float, float]]:
-    """Where each point stands: intensity and FLOP/s, or at an edge where one of them was not counted."""
+    """Position of each point: intensity and FLOP/s, or at an edge where one of them was not counted."""
     places, side_by_side = [], cycle(range(SIDE_BY_SIDE))
     for p in points:
         # Without FLOPs: along the memory's roof, and as far below it as its bandwidth is below the device's.
@@ -211,14 +211,14 @@ def _points(
         },
         text=[plain(_short(shown[i].name)) if i < NAMED else "" for i in some],
         textposition=_sides(shown, some, places),
-        textfont={"size": 12, "shadow": ", ".join(["0 0 3px #FFFFFF"] * 4)},
+        textfont={"size": 12, "shadow": halo("#FFFFFF")},
         hovertext=[_hover(shown[i], total_s, device) for i in some],
         hoverinfo="text",
     )
 
 
 def _sides(shown: Sequence[Point], some: Sequence[int], places: Sequence[tuple[float, float]]) -> list[str]:
-    """Where each name stands: right of its point; of those with FLOPs, a crowd, the middle ones to the left."""
+    """Side of each name: right of its point; among points with FLOPs, which crowd, left for the middle ones."""
     heights = sorted(places[i][1] for i in some if i < NAMED and shown[i].flops)
     sides = []
     for i in some:
@@ -247,7 +247,7 @@ def _hover(point: Point, total_s: float, device: Device) -> str:
 
 
 def _reached(point: Point, device: Device) -> float:
-    """Which share of its roof it reaches."""
+    """The reached share of its roof."""
     if point.flops:
         return point.flops / point.seconds / _roof_flops_per_s(point, device)
     return point.size_bytes / point.seconds / device.memory_bandwidth_bytes_per_s

@@ -88,7 +88,7 @@ def _bar(name: str, size_bytes: int, unit: Unit, ceiling: float) -> go.Bar:
         insidetextanchor="middle",
         textangle=0,
         constraintext="none",
-        textfont={"size": 12, "color": look.ink, "shadow": ", ".join([f"0 0 3px {look.color}"] * 4)},
+        textfont=look.font(),
         marker=look.marker(),
         hovertext=[f"<b>{name}</b><br>at the peak: {format_quantity(size_bytes, 'B', 4)}"],
         hoverinfo="text",
@@ -189,7 +189,7 @@ def _phases(step: StepMemory) -> list[tuple[str, float, float]]:
 
 
 def _limit(figure: go.Figure, step: StepMemory, unit: Unit) -> None:
-    """What the device has, across both panels."""
+    """The device's memory, as a line across both panels."""
     at = unit.of(step.limit_bytes)
     place = {"type": "line", "xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": at, "y1": at}
     for line in ({"color": "#FFFFFF", "width": 4}, {"dash": "dash", "color": TOO_MUCH, "width": 2}):

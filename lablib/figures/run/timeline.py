@@ -1,4 +1,4 @@
-"""The timeline of a run: who did what when. One lane for each rank and stream, one bar for each piece of work."""
+"""The timeline of a run: one lane for each rank and stream, one bar for each piece of work."""
 
 from __future__ import annotations
 
@@ -65,10 +65,7 @@ def figure_timeline(
     unit = unit_for(end_s, "s")
 
     figure = go.Figure(layout=base_layout(title or "Timeline", pixels(lanes) + PAPER_PIXELS))
-    figure.add_traces(state_bars(timeline, lanes, unit, (start_s, end_s)))
-    figure.add_traces(work_bars(picture, spans, lanes, unit, (start_s, end_s)))
-    figure.add_traces(letters(picture, spans, lanes, unit, (start_s, end_s)))
-    figure.add_traces(death_marks(timeline, lanes, unit))
+    figure.add_traces(lane_traces(timeline, picture, spans, lanes, unit, (start_s, end_s)))
     margin_s = 0.012 * (end_s - start_s) if window is None and timeline.window is None else 0.0
     after_s = 0.0 if timeline.deaths else margin_s  # a wait that never ends runs out of the picture
     span_of_x = [unit.of(start_s - margin_s / 4), unit.of(end_s + after_s) or 1.0]
@@ -81,6 +78,26 @@ def figure_timeline(
     return attach(figure, summary, _columns(picture, lanes), timeline.notes)
 
 
+def lane_traces(
+    timeline: Timeline,
+    picture: Picture,
+    spans: Sequence[Span],
+    lanes: Sequence[Lane],
+    unit: Unit,
+    window: tuple[float, float],
+    until_s: float | None = None,
+    **trace: Any,
+) -> list[Any]:
+    """States, work, letters and deaths on the lanes. `until_s`: the end of an axis that is longer than the window."""
+    shown = window if until_s is None else (0.0, until_s)
+    return [
+        *state_bars(timeline, lanes, unit, window, **trace),
+        *work_bars(picture, spans, lanes, unit, shown, **trace),
+        *letters(picture, spans, lanes, unit, shown, **trace),
+        *death_marks(timeline, lanes, unit, **trace),
+    ]
+
+
 def lane_index(lanes: Sequence[Lane]) -> dict[tuple[int, str], int]:
     """The index of each rank's stream."""
     return {(lane.rank, lane.stream): index for index, lane in enumerate(lanes)}
@@ -89,21 +106,15 @@ def lane_index(lanes: Sequence[Lane]) -> dict[tuple[int, str], int]:
 def lane_axis(lanes: Sequence[Lane]) -> dict[str, Any]:
     """The y axis that names the lanes."""
     top, bottom = extent(lanes)
+    look = {"range": [bottom, top], "showgrid": False, "zeroline": False, "fixedrange": True, "ticks": ""}
     names = {"tickvals": [lane.y for lane in lanes], "ticktext": [lane.label for lane in lanes]}
-    return {
-        "range": [bottom, top],
-        "showgrid": False,
-        "zeroline": False,
-        "fixedrange": True,
-        "ticks": "",
-        "automargin": True,
-    } | names
+    return look | {"automargin": True} | names
 
 
 def state_bars(
     timeline: Timeline, lanes: Sequence[Lane], unit: Unit, window: tuple[float, float], **trace: Any
 ) -> list[go.Bar]:
-    """What the ranks do where they do not compute, on their compute lanes: exposed, waiting, idle.
+    """States of the ranks in which they do not compute, on their compute lanes: exposed, waiting, idle.
 
     Of many stretches, those less than a pixel apart are joined. A few that none could see are left out: chunks that
     differ by one element make such gaps. A rank that has died is in none of these.
@@ -173,7 +184,7 @@ def _joined(times: Sequence[Interval], gap_s: float) -> list[Interval]:
 
 
 def _state_hover(waits: Sequence[Span], rank: int, state: str, start_s: float, end_s: float) -> str:
-    """What a stretch is: "rank 0 is waiting in all_reduce", from when, for how long."""
+    """Hover text of a stretch: "rank 0 is waiting in all_reduce", its start and its length."""
     lines = [f"<b>rank {rank} is {state}</b>" if state != "exposed" else f"<b>rank {rank}: exposed communication</b>"]
     if state == "waiting":
         name = next(span.name for span in waits if span.start_s < end_s and span.end_s > start_s)
@@ -321,7 +332,7 @@ def _halo(color: str) -> str:
 
 
 def _hover(picture: Picture, index: int, spans: Sequence[Span], kind: str) -> str:
-    """What a bar stands for: name, phase, start, duration, operations, bytes, dtype, line of the program."""
+    """Hover text of a bar: name, phase, start, duration, operations, bytes, dtype, line of the program."""
     bars = picture.bars
     span, count = spans[bars.first[index]], int(bars.count[index])
     duration_s = bars.end_s[index] - bars.start_s[index]
@@ -385,7 +396,7 @@ def _summary(
 
 
 def _who_hangs(timeline: Timeline, ranks: Sequence[int]) -> str:
-    """Who of these ranks waits to the end of a run that stopped, and in what."""
+    """The ranks that wait to the end of a run that stopped, and their calls."""
     dead, waits = dict(timeline.deaths), dict[str, set[int]]()
     for span in timeline:
         if span.is_waiting and span.end_s >= timeline.end_s and span.rank in ranks and span.rank not in dead:
@@ -398,13 +409,13 @@ def _who_hangs(timeline: Timeline, ranks: Sequence[int]) -> str:
 
 
 def _how_drawn(picture: Picture, window: tuple[float, float] | None) -> list[str]:
-    """Which seconds are shown, and how many spans a bar stands for."""
+    """The shown seconds, and the number of spans per bar."""
     shown = f"Shown: {format_quantity(window[0], 's')} to {format_quantity(window[1], 's')}." if window else ""
     return [shown, picture.note(format_quantity(picture.step_s, "s"))]
 
 
 def _which(ranks: Sequence[int], num_wanted: int, num_ranks: int) -> str:
-    """Which ranks are drawn: "4 ranks", "Ranks 0 to 3, 16 to 19 of 20"."""
+    """The drawn ranks: "4 ranks", "Ranks 0 to 3, 16 to 19 of 20"."""
     if len(ranks) == num_ranks:
         return plural(num_ranks, "ranks")
     text = f"Rank{'s' if len(ranks) > 1 else ''} {ranks_in_words(ranks)} of {num_ranks}"

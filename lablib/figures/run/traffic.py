@@ -1,65 +1,48 @@
-"""Who sends how much: bytes that leave each rank, by operation."""
+"""Bytes that leave each rank, by operation."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Annotated
+
 import plotly.graph_objects as go
 
-from lablib.figures.describe import attach
-from lablib.figures.style import PAPER_PIXELS, axis, base_layout
+from lablib.figures.chart import Axis, Panel, bars, chart
+from lablib.figures.style import LOOKS
 from lablib.run import Traffic
-from lablib.signature import checked
-from lablib.text.units import axis_title, format_quantity, plural, unit_for
+from lablib.signature import Range, checked
+from lablib.text.units import format_quantity, plural
 
 # Shades of the colour of communication, told apart by pattern too: all of this is communication.
 _SHADES = ("#CC79A7", "#8E4A70", "#E8BFD5", "#A85C86", "#D99BBD", "#6B3353")
 _PATTERNS = (".", "/", "", "x", "\\", "-")
 
-_MAX_RANKS = 100_000
-
 
 @checked
-def figure_traffic(traffic: Traffic, num_ranks: int, title: str = "Bytes sent by each rank") -> go.Figure:
-    """Stacked bars: one a rank, one layer an operation.
+def figure_traffic(
+    traffic: Traffic, num_ranks: Annotated[int, Range(ge=1, le=100_000)], title: str = "Bytes sent by each rank"
+) -> go.Figure:
+    """Stacked bars: one for each rank, one layer for each operation.
 
     Args:
         traffic: of one run.
         num_ranks: how many ranks the run had; a rank that sent nothing has an empty bar.
 
     Raises:
-        ValueError: if a transfer names a rank beyond `num_ranks`, or a number that cannot be drawn.
+        ValueError: if a transfer names a rank beyond `num_ranks`.
     """
-    if not 1 <= num_ranks <= _MAX_RANKS:
-        raise ValueError(f"num_ranks must be 1 to {_MAX_RANKS:,}, a bar for each: got {num_ranks}; try 8")
-    sent = _sent_bytes(traffic, num_ranks)
-    totals = [sum(values[rank] for values in sent.values()) for rank in range(num_ranks)]
-    unit = unit_for(totals, "B")
-    figure = go.Figure(layout=base_layout(title, 260 + PAPER_PIXELS, barmode="stack", showlegend=True, bargap=0.35))
+    sent, ranks = _sent_bytes(traffic, num_ranks), list(range(num_ranks))
+    totals = [sum(values[rank] for values in sent.values()) for rank in ranks]
+    marks = []
     for index, (name, values) in enumerate(sent.items()):
-        calls = traffic.count(name)
-        pattern = {
-            "shape": _PATTERNS[index % len(_PATTERNS)],
-            "fillmode": "overlay",
-            "fgcolor": "rgba(255,255,255,0.6)",
-        }
-        figure.add_trace(
-            go.Bar(
-                name=f"{name} ({plural(calls, 'calls')})",
-                x=list(range(num_ranks)),
-                y=[unit.of(v) for v in values],
-                marker={"color": _SHADES[index % len(_SHADES)], "pattern": pattern | {"size": 7, "solidity": 0.25}},
-                hovertext=[
-                    f"<b>{name}</b><br>rank {r} sends {format_quantity(v, 'B', 4)}" for r, v in enumerate(values)
-                ],
-                hoverinfo="text",
-            )
-        )
+        words = [f"<b>{name}</b><br>rank {r} sends {format_quantity(v, 'B', 4)}" for r, v in enumerate(values)]
+        look = replace(LOOKS["communication"], color=_SHADES[index % 6], pattern=_PATTERNS[index % 6])
+        marks.append(bars(look, f"{name} ({plural(traffic.count(name), 'calls')})", ranks, values, words))
     ticks = {"tickmode": "linear", "dtick": 1} if num_ranks <= 32 else {}
-    figure.update_layout(
-        xaxis=axis("rank (number)", showgrid=False, **ticks),
-        yaxis=axis(axis_title("bytes sent", unit), rangemode="tozero"),
-    )
-    columns = {"rank": list(range(num_ranks))} | {f"{name} (B)": values for name, values in sent.items()}
-    return attach(figure, _summary(traffic, totals), columns | {"total (B)": totals}, traffic.notes)
+    across = Axis("rank", "number", look={"showgrid": False, **ticks})
+    columns = {"rank": ranks} | {f"{name} (B)": values for name, values in sent.items()} | {"total (B)": totals}
+    panel, summary = Panel(across, Axis("bytes sent", "B", from_zero=True), marks), _summary(traffic, totals)
+    return chart(title, panel, summary, columns, traffic.notes, 260, barmode="stack", bargap=0.35)
 
 
 def _sent_bytes(traffic: Traffic, num_ranks: int) -> dict[str, list[float]]:
@@ -76,11 +59,7 @@ def _sent_bytes(traffic: Traffic, num_ranks: int) -> dict[str, list[float]]:
 
 def _summary(traffic: Traffic, totals: list[float]) -> str:
     if not len(traffic):
-        return (
-            f"Nothing was sent between the {len(totals)} ranks."
-            if len(totals) > 1
-            else "Nothing was sent between ranks."
-        )
+        return f"Nothing was sent between {f'the {len(totals)} ranks' if len(totals) > 1 else 'ranks'}."
     calls = plural(len(traffic), "communications")
     text = f"{calls} {'sends' if len(traffic) == 1 else 'send'} {format_quantity(sum(totals), 'B')} in all: "
     low, high = min(totals), max(totals)

@@ -1,4 +1,4 @@
-"""Who sends how much to whom: a heat map of bytes between ranks, of one run or of several on one scale of colours."""
+"""A heat map of bytes between ranks, of one run or of several on one scale of colours."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.style import FAINT_INK, INK, PAPER_PIXELS, axis, base_layout
 from lablib.record.traffic import Traffic
-from lablib.signature import checked
+from lablib.signature import Count, checked
 from lablib.text.markup import plain
 from lablib.text.units import Unit, format_quantity, log_ticks, unit_for
 
@@ -31,7 +31,7 @@ _COLORS = ((0.0, "#F2D9E7"), (0.35, "#D998BC"), (0.7, "#A04F7C"), (1.0, "#3D1029
 def figure_traffic_matrix(
     traffic: Traffic,
     num_ranks: int | None = None,
-    devices_per_node: int | None = None,
+    devices_per_node: Count | None = None,
     title: str = "Bytes between ranks",
     mesh: Mapping[str, int] | None = None,
     note: str = "",
@@ -51,8 +51,7 @@ def figure_traffic_matrix(
         listed, as blocks of neighbours; of a mesh, as blocks of its last axes.
 
     Raises:
-        ValueError: if a transfer names a rank beyond `num_ranks`, for less than one rank a node, or for a mesh of
-            another number of ranks.
+        ValueError: if a transfer names a rank beyond `num_ranks`, or for a mesh of another number of ranks.
     """
     if mesh is not None:
         num_ranks = _ranks_of(mesh, num_ranks)
@@ -63,7 +62,7 @@ def figure_traffic_matrix(
 def figure_traffic_matrices(
     traffics: Mapping[str, Traffic],
     num_ranks: int | None = None,
-    devices_per_node: int | None = None,
+    devices_per_node: Count | None = None,
     title: str = "Bytes between ranks",
 ) -> go.Figure:
     """The matrices of several runs side by side, on one scale of colours: equally dark squares are equally many bytes.
@@ -103,8 +102,6 @@ def _figure(
     note: str = "",
 ) -> go.Figure:
     """One panel a run, left to right; colours, blocks and lines are the same in all."""
-    if per_node is not None and per_node < 1:
-        raise ValueError(f"devices_per_node must be at least 1: got {per_node}.")
     per_node = per_node or next((n for n in (one.devices_per_node for one in traffics.values()) if n), None)
     sent = {name: traffic.matrix(num_ranks) for name, traffic in traffics.items()}
     size = len(next(iter(sent.values())))
@@ -157,7 +154,7 @@ def _columns(cells: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str,
 
 
 def _block(num_ranks: int, devices_per_node: int | None) -> int:
-    """How many neighbours share a row: whole nodes where these are known, else a power of two."""
+    """Number of neighbours in a row: whole nodes where these are known, otherwise a power of two."""
     block = 1
     while num_ranks / block > MAX_RANKS:
         block = max(2 * block, devices_per_node or 1)
@@ -165,7 +162,7 @@ def _block(num_ranks: int, devices_per_node: int | None) -> int:
 
 
 def _block_of(mesh: Mapping[str, int]) -> int:
-    """How many neighbours share a row: whole groups of the last axes."""
+    """Number of neighbours in a row: whole groups of the last axes."""
     left, block = prod(mesh.values()), 1
     for size in reversed(list(mesh.values())):
         if left <= MAX_RANKS:
@@ -185,7 +182,7 @@ def _coordinates(mesh: Mapping[str, int], block: int) -> list[str]:
 def _lines(
     num_ranks: int, block: int, per_node: int | None, mesh: Mapping[str, int] | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Where lines stand, each before a cell, and how they look: between groups of a mesh's last axis, between nodes."""
+    """Positions of lines, each before a cell, and their looks: between groups of a mesh's last axis, between nodes."""
     if block > 1:  # blocks are whole nodes, or cut them anywhere
         return
     size = [size for size in (mesh or {}).values() if size > 1][-1:]
@@ -222,7 +219,7 @@ class _Scale:
     unit: Unit
 
     def of(self, cells: np.ndarray) -> np.ndarray:
-        """What plotly colours; pairs that exchange nothing stay empty."""
+        """The numbers for plotly's colours; pairs that exchange nothing stay empty."""
         shown = np.where(cells > 0, cells, np.nan)
         return np.log10(shown) if self.is_log else shown / self.unit.scale
 
@@ -308,7 +305,7 @@ def _axes(
 
 
 def _inner_sizes(mesh: Mapping[str, int], block: int) -> Iterator[int]:
-    """How many cells the groups of the last axis have, of the last two, and so on."""
+    """Number of cells in the groups of the last axis, of the last two, and so on."""
     size = 1
     for each in reversed(list(mesh.values())):
         size *= each

@@ -1,4 +1,4 @@
-"""A deadlock as a picture: one row for each wait, and an arrow from the one who waits to the one waited for."""
+"""A deadlock as a picture: one row for each wait, and an arrow from the waiting rank to the one it waits for."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _nodes(rows: Sequence[Sequence[Wait]]) -> go.Scatter:
 
 
 def _texts(rows: Sequence[Sequence[Wait]]) -> go.Scatter:
-    """Who, what, and where in the program, beside each node."""
+    """Ranks, wait, and line of the program, next to each node."""
     texts = []
     for row in rows:
         what = _does(row) if len(_does(row)) <= TEXT_COLUMNS else _does(row)[: TEXT_COLUMNS - 3] + "..."

@@ -1,4 +1,4 @@
-"""Where the parts of a static picture stand: its size, its axes, its hatchings, and what bars and areas lie on."""
+"""Positions in a static picture: size, axes, hatchings, and the bases of stacked bars and areas."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def error_ends(trace: Mapping[str, Any], letter: str) -> list[tuple[Any, Any]]:
 
 
 def stacked(traces: Sequence[dict[str, Any]], letter: str) -> list[float]:
-    """How high bars that stand on each other reach."""
+    """The heights of stacked bars."""
     sums: dict[Any, float] = {}
     for trace in traces:
         along, across = ("x", "y") if trace.get("orientation") == "h" else ("y", "x")

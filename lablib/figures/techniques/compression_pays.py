@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import plotly.graph_objects as go
 
+from lablib.figures.chart import Rule
 from lablib.figures.lines import figure_lines
-from lablib.figures.style import FAINT_INK
 from lablib.signature import checked
 
 
@@ -27,16 +27,9 @@ def figure_when_compression_pays(
         bandwidth_bytes_per_s: one that is spoken of, marked; None for none.
         title: of the figure.
         summary: one sentence; none given: the ends of each line.
-
-    Raises:
-        ValueError: a line that has not one speedup for each bandwidth.
     """
-    title = title or "When compression pays"
-    figure = figure_lines(
-        bandwidths, speedups, "bandwidth", "speedup", "B/s", "times", title=title, log_x=True, summary=summary
-    )
-    line = {"color": FAINT_INK, "dash": "dash", "width": 1.5}
-    figure.add_hline(y=1.0, line=line, annotation_text="no gain", annotation_position="top right")  # pyright: ignore
+    rules = [Rule(y=1.0, text="no gain")]
     if bandwidth_bytes_per_s is not None:
-        figure.add_vline(x=bandwidth_bytes_per_s, line=line | {"dash": "dot"})  # pyright: ignore
-    return figure
+        rules.append(Rule(x=bandwidth_bytes_per_s, line={"dash": "dot"}))
+    labels, title = ("bandwidth", "speedup", "B/s", "times"), title or "When compression pays"
+    return figure_lines(bandwidths, speedups, *labels, title=title, log_x=True, summary=summary, rules=rules)

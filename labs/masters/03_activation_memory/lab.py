@@ -837,32 +837,8 @@ my_guess_pays = {1024: None, 8192: None}  # True or False
 print("guesses:", my_guess_pays)
 
 # %%
-from functools import cache
-
-from lablib import find_cluster
 from lablib.labs import lab03
-from lablib.memory.ways_to_fit import price_layers, ways_to_fit
 from lablib.widgets import Choice, IntChoice, explore
-
-HOST_LINKS = {"v100": "pcie3", "a100": "pcie4", "h100": "pcie5"}
-
-
-@cache
-def priced_blocks(width, seq_len, number):
-    meta, numbers = torch.device("meta"), {"2 bytes": torch.float16, "4 bytes": torch.float32}
-    wide = GPTConfig(num_layers=1, d_model=width, num_heads=width // 64, max_seq_len=seq_len)
-    block = Block(wide, meta, numbers[number])
-    x = torch.zeros(4, seq_len, width, device=meta, dtype=numbers[number])
-    return price_layers(block, x, [find_cluster(f"dgx-{name}").device for name in HOST_LINKS])
-
-
-def ways_by_device(width, num_layers, seq_len, number):
-    pairs = zip(HOST_LINKS.items(), priced_blocks(width, seq_len, number), strict=True)
-    return {
-        name.upper(): ways_to_fit(priced, num_layers, LINKS[link])
-        for (name, link), priced in pairs
-    }
-
 
 controls = [
     IntChoice("width", "Width", (512, 1024, 2048, 4096, 8192, 16384), 2048),
@@ -871,7 +847,7 @@ controls = [
     Choice("number", "A number takes", ("2 bytes", "4 bytes"), "2 bytes"),
 ]
 examples = [{"width": 1024}, {"width": 8192}]
-explore(ways_by_device, lab03.figure_time_memory, controls, interactive, examples)
+explore(lab03.ways_by_device, lab03.figure_time_memory, controls, interactive, examples)
 
 # %% [markdown]
 # <details><summary>Does offloading pay?</summary>

@@ -806,43 +806,14 @@ print(f"variable length takes {by_length / by_mask:.0%} of the FLOPs of the docu
 # alone for want of runs, not of rivals. The loss is in *nats*, as its logarithm is the natural one.
 
 # %%
-from lablib.batches import large_batch
-from lablib.labs.lab04 import minimum_at, possible_minima
-
 large = small_runs.recorded_large_batch()
 show(lab04.figure_rates(large, "batch", "Loss after the same text"))
-
-
-# %%
-def told(losses):
-    runs = f"{min(losses):.2f} to {max(losses):.2f}" if len(losses) > 1 else "one run"
-    return f"{sum(losses) / len(losses):.2f} ({runs})" if losses else "not run"
-
-
-rows = {}
-for name, by_batch in large.items():
-    best_of_8 = minimum_at(by_batch[8])
-    for size, losses in by_batch.items():
-        row = rows[f"{name}, batch {size}"] = {}
-        rings = possible_minima(losses)
-        row["may be best"] = ", ".join(f"2^{math.log2(rate):.0f}" for rate in rings)
-        row["the lowest"] = told(losses[minimum_at(losses)])
-        for rule in (large_batch.square_root_rate, large_batch.linear_rate):
-            rate = rule(best_of_8, 8, size)
-            said = f"2^{math.log2(rate):.0f}: {told(losses.get(rate, []))}"
-            row[rule.__name__] = f"{said}, a ring" if rate in rings else said
 print("the rules start from the lowest rate of batch 8; losses in nats a byte")
-pd.DataFrame(rows).T
-
+lab04.best_rates_by_batch(large)
 
 # %%
 for size in (8, 128):
-    adamw, lamb = (
-        large[name][size][minimum_at(large[name][size])] for name in ("adamw", "lamb")
-    )
-    apart = max(adamw) < min(lamb) or max(lamb) < min(adamw)
-    said = "apart" if apart and len(adamw) > 1 < len(lamb) else "not told apart by these runs"
-    print(f"batch {size}: AdamW {told(adamw)}, LAMB {told(lamb)}: {said}")
+    print(f"batch {size}: {lab04.adamw_and_lamb(large, size)}")
 
 # %% [markdown]
 # Both end higher with the larger batch, which has a sixteenth of the steps. What the rings leave open is wide. A rule
@@ -895,21 +866,9 @@ show(lab04.figure_coordinates(small_runs.recorded_coordinates()))
 # steps, by rate and width; rings as before: every rate that may be best.
 
 # %%
-from lablib.labs.lab04 import minimum_at, possible_minima
-
 by_width = small_runs.recorded_rates()
 show(lab04.figure_rates(by_width, "width", "Loss by rate and width"))
-rows = {}
-for name, widths in by_width.items():
-    for width, losses in widths.items():
-        powers = [f"2^{math.log2(rate):.0f}" for rate in possible_minima(losses)]
-        lowest = losses[minimum_at(losses)]
-        row = {
-            "may be best": ", ".join(powers),
-            "lowest loss": f"{sum(lowest) / len(lowest):.3f}",
-        }
-        rows[f"{name}, width {width}"] = row | {"runs": len(lowest)}
-pd.DataFrame(rows).T
+lab04.best_rates_by_width(by_width)
 
 # %% [markdown]
 # Read the rings, not the lines: where they stand at the same rates for two widths, nothing says that the best rate
