@@ -18,7 +18,7 @@ Shapes: T queries and S keys of all documents, H heads, G heads of keys and valu
 Source: Dao et al., "FlashAttention", 2022, arXiv 2205.14135, appendix B and algorithm 4; Dao, "FlashAttention-2", 2023,
 arXiv 2307.08691, algorithm 2; Ainslie et al., "GQA", 2023, arXiv 2305.13245.
 Simplified: algorithm 2 is one loop that adds to dq, as `tiled_backward` is. On a GPU tiles run at the same time, and
-the paper adds atomically; our kernels give dq a loop of its own, so that sums have one order: the same bits every time.
+the paper adds atomically; our kernels have a second loop for dq, so that sums have one order: the same bits every time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def tiled_backward(
 
 @jit
 def row_sums_kernel(do_ptr, o_ptr, d_ptr, T, H, K, ACC: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_W: tl.constexpr):
-    """D = rowsum(do o). One program: a tile of queries of one head, whatever their documents."""
+    """D = rowsum(do o). One program: a tile of queries of one head, across documents."""
     head, rows = tl.program_id(1), tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q).to(tl.int64)
     do_i = load_rows(do_ptr, 0, rows, T, H, head, K, BLOCK_W).to(ACC)
     o_i = load_rows(o_ptr, 0, rows, T, H, head, K, BLOCK_W).to(ACC)

@@ -1,13 +1,13 @@
 """FlashAttention, forward: softmax(scale q k^T) v tile by tile, with no matrix of scores in memory.
 
 A row of the softmax needs its maximum and its sum before any of its values, so it seems to need the whole row of
-scores. Online softmax takes the scores as they come and mends what it has when the maximum grows. For a tile of queries
+scores. Online softmax takes the scores in any order and rescales its sums when the maximum grows. For a tile of queries
 keep per row the maximum m, the sum l and the output o not yet divided; for each tile of keys:
 
     s  = scale q k^T                     scores of this tile alone
     m' = max(m, row maximum of s)
     p  = exp(s - m')                     never above 1: no overflow, however large the scores
-    l' = exp(m - m') l + row sum of p    what was summed under the old maximum, brought to the new one
+    l' = exp(m - m') l + row sum of p    the old sum, rescaled to the new maximum
     o' = exp(m - m') o + p v
 
 and at the end   o / l   and   lse = m + log l, one number a row: with it backward has p = exp(s - lse) again at once.

@@ -10,14 +10,14 @@ graph it ends the graph, lets Python do that one thing, and begins the next:
             y = y + 1            graph 2             return y * 2
         return y * 2             graph 2
 
-What is fused, is fused within a graph, so each break costs the kernels that could have been one, and a value that
-Python must see (`if`, `.item()`) makes the host wait for the device.
+Operators are fused within a graph, so a break costs kernels that could have been one, and a value that Python needs
+(`if`, `.item()`) makes the host wait for the device.
 
     cause                                        mended by
     a branch on a value                          torch.where
     .item(), float(x), .tolist()                 stay with tensors of one number
     print, logging                               leave it out, or after the step
-    a library that is not torch                  torch's own operator; else keep it out of the step
+    a library that is not torch                  torch's own operator, or keep it out of the step
     any of these in a loop, in `try`             take it out: here torch cannot cut, and the whole function stays eager
     nothing may break: say so                    torch.compile(fn, fullgraph=True) raises at the first
 
@@ -45,8 +45,8 @@ class GraphBreak:
 
     Attributes:
         file, line, text: of the program.
-        reason: what was met there, in torch's words.
-        hint: what torch says could be done; "" where it says nothing.
+        reason: the cause, in torch's words.
+        hint: torch's remedy, or "".
     """
 
     file: str
@@ -75,11 +75,7 @@ class Graphs:
 
 @checked
 def find_graph_breaks(fn: Callable[..., Any], *args: Any) -> Graphs:
-    """Graphs and breaks of `fn(*args)`, which is run once. Forgets what was compiled before (torch._dynamo.reset).
-
-    Raises:
-        whatever `fn` raises.
-    """
+    """Graphs and breaks of `fn(*args)`, which is run once. Drops earlier compilations (torch._dynamo.reset)."""
     found = explained(fn, *args)
     breaks = [_graph_break(words, stack[-1] if stack else None) for words, stack in found.breaks]
     lines = [FrameSummary(one.file, one.line, one.function) for one in found.given_up]

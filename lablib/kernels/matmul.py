@@ -1,4 +1,4 @@
-"""A tiled matrix product whose epilogue, bias and activation, is done before the result leaves the chip.
+"""A tiled matrix product with a fused epilogue: bias and activation before the result leaves the chip.
 
     c = activation(a b + bias)
 
@@ -131,7 +131,7 @@ def matmul(
 
 
 class _Matmul(torch.autograd.Function):
-    """Keeps a, b and the bias. What the activation was given is not in memory: backward makes it again."""
+    """Keeps a, b and the bias. The activation's input is not kept: backward makes it again."""
 
     @staticmethod
     def forward(

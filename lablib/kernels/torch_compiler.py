@@ -1,14 +1,14 @@
-"""torch's compilers as the sibling files ask them: every name of theirs that torch does not promise stands here.
+"""Queries of torch's compilers, with all their private names that the sibling files need.
 
     explained            graphs, operators and breaks of one call            torch._dynamo.explain
-    compilations         what was compiled, which guard had failed        torch._dynamo.utils.get_compilation_metrics
+    compilations         compilations, and the guards that failed         torch._dynamo.utils.get_compilation_metrics
     inductor_code        the programs that inductor writes                   torch._inductor.utils.run_and_get_code
-                         and what runs between them                          the profiler's "CompiledFxGraph"
-    eager_operators      what a function dispatches without a compiler       torch.utils._python_dispatch
-    find_cpp_compiler    what inductor would compile with for a CPU          torch._inductor.cpp_builder
+                         and operators between them                          the profiler's "CompiledFxGraph"
+    eager_operators      operators of a function without a compiler          torch.utils._python_dispatch
+    find_cpp_compiler    inductor's compiler for a CPU                       torch._inductor.cpp_builder
 
-`fresh()` forgets what was compiled before and after: what is counted is counted from zero, and nothing of it is left.
-A notebook's compiled functions are compiled again at their next call. torch 2.11 to 2.13 have these names; the public
+`fresh()` drops all compilations before and after: counts start at zero, and leave nothing. A notebook's compiled
+functions are compiled again at their next call. torch 2.11 to 2.13 have these names; the public
 `torch.compiler` counts nothing (its logs, TORCH_LOGS="graph_breaks,recompiles", print).
 
 Compiling for a CPU needs a C++ compiler, which a laptop may lack: `NoCppCompiler` says so, once, with the remedy.
@@ -71,7 +71,7 @@ class Explained:
 
 @contextmanager
 def fresh() -> Iterator[None]:
-    """While this lasts the compiler knows nothing of before; afterwards nothing of this."""
+    """Drop the compilations from before the block, and at its end those of the block."""
     from lablib.torch_compat import clear_compilation_metrics, dynamo_reset
 
     with warnings.catch_warnings():
@@ -97,7 +97,7 @@ def explained(fn: Callable[..., Any], *args: Any) -> Explained:
 
 
 def compilations() -> list[Compilation]:
-    """What was compiled since `fresh()` began, in order."""
+    """Compilations since `fresh()` began, in order."""
     from lablib.torch_compat import get_compilation_metrics
 
     return [
@@ -140,7 +140,7 @@ def run_with_compiler(run: Callable[[], Any]) -> Any:
     try:
         return run()
     except Exception as error:
-        inner = getattr(error, "inner_exception", error)  # torch wraps what a backend raises
+        inner = getattr(error, "inner_exception", error)  # torch wraps a backend's error
         if isinstance(inner, (InvalidCxxCompiler, CppCompileError)):
             what = str(inner).splitlines()[0]
             raise NoCppCompiler(f"inductor must have a working C++ compiler: {what} {REMEDY}.") from None

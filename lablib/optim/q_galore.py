@@ -5,10 +5,9 @@
     adam(R)                                      with means in 8 bits (adam8bit.py)
     w = w - lr lambda w - lr alpha P~ adam(R)
 
-Early in training directions turn; in many layers they soon settle. Each matrix has a gap T of its own: if at
-`queue_size` renewals in a row the first direction made an angle with the old one whose |cosine| is at least
-`cos_threshold`, T grows by `gamma_proj`, and again at each such renewal that follows. Fewer decompositions, the dearest
-part of GaLore.
+Early in training directions turn; in many layers they soon settle. Each matrix has its own gap T: if at `queue_size`
+renewals in a row the |cosine| between the first direction and the old one is at least `cos_threshold`, T grows by
+`gamma_proj`, and again at each such renewal that follows. That saves decompositions, the dearest part of GaLore.
 
 Cost: for m x n, k = min(m, n), 2 (r max + 4 ceil(r max / B)) + ceil(k r / 2) + 8 ceil(k r / 256) bytes. A step needs
 besides 4 m n for one matrix's update, 4 k (m + n) where its directions are renewed; 0.8 MB while tables are made.
