@@ -47,7 +47,7 @@ def read_entry(folder: Path, key: str) -> Entry | None:
         return None
     try:
         entry = Entry(**json.loads(about.read_text("utf-8")))
-        whole = path.stat().st_size == entry.size_bytes and _sha256(path) == entry.sha256
+        whole = path.stat().st_size == entry.size_bytes and sha256_of(path) == entry.sha256
     except (ValueError, TypeError):
         whole = False
     if whole:
@@ -99,6 +99,7 @@ def not_written(error: OSError, path: Path, what: str) -> OSError:
     return OSError(error.errno, f"{path}: {what} ({error.strerror}); {remedy}.")
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -27,7 +27,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from lablib.data.cache import cache_folder, read_entry, write_entry
-from lablib.data.sources import Source, hugging_face, standard_library, standard_library_key
+from lablib.data.sources import hugging_face, standard_library, standard_library_key
 from lablib.signature import OneOf, Range, checked
 
 CORPORA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -83,7 +83,10 @@ def load_corpus(name: Annotated[str, OneOf(CORPORA)] = "python-stdlib", folder: 
     key = standard_library_key() if is_of_python else f"{name}-{about['split']}"
     entry = read_entry(folder, key)
     if entry is None:
-        source = standard_library() if is_of_python else _download(name, about)
+        if is_of_python:
+            source = standard_library()
+        else:
+            source = hugging_face(name, about["path"], about["split"], about.get("config"), about.get("separator", ""))
         entry = write_entry(folder, key, source.chunks, source.origin)
     tokens_N = torch.from_file(str(folder / f"{key}.bin"), shared=False, size=entry.size_bytes, dtype=torch.uint8)
     return Corpus(name, tokens_N, entry.size_bytes, entry.sha256, entry.source)
@@ -102,7 +105,3 @@ def train_val_split(corpus: Corpus, val_fraction: Annotated[float, Range(gt=0, l
 
 def _part(corpus: Corpus, name: str, tokens_N: Tensor) -> Corpus:
     return replace(corpus, name=f"{corpus.name}[{name}]", tokens=tokens_N, size_bytes=len(tokens_N))
-
-
-def _download(name: str, about: Mapping[str, Any]) -> Source:
-    return hugging_face(name, about["path"], about["split"], about.get("config"), about.get("separator", ""))

@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from lablib.data.cache import not_written, replacing
+from lablib.data.cache import not_written, replacing, sha256_of
 from lablib.data.documents import cut_documents
 from lablib.data.tokenizer import ForeignTokensError, Tokenizer
 from lablib.signature import Count, NonNegativeInt, OneOf, Range, check_fields, checked
@@ -186,8 +186,11 @@ def open_tokens(path: Path, tokenizer: Tokenizer | None = None, checksum: bool =
         return TokenFile(
             path, header, *(torch.empty(0, dtype=dtype, device="cpu") for dtype in (DTYPES[header.dtype], torch.int64))
         )
-    if checksum:
-        _check_sha256(path, header)
+    if checksum and (sha256 := sha256_of(path)) != header.sha256:
+        raise TokenFileError(
+            f"{path} has the expected size, {header.size_bytes} bytes, and other contents: its sha256 must be "
+            f"{header.sha256[:12]}..., found {sha256[:12]}...; encode the text again."
+        )
     if tokenizer is not None:
         tokenizer.check_identity(header.tokenizer, str(path))
     raw = torch.from_file(str(path), shared=False, size=found, dtype=torch.uint8)
@@ -247,16 +250,6 @@ def _check_header(path: Path, header: TokenHeader, tokens_N: Tensor, ends_D: Ten
             f"{path} and its sidecar must tell of the same tokens, {header.num_tokens} below {header.vocab_size} in "
             f"{header.num_documents} documents of {header.dtype}: the ends of documents or the tokens differ, as after "
             "damage, an edit, or on a machine with another byte order; encode the text again."
-        )
-
-
-def _check_sha256(path: Path, header: TokenHeader) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != header.sha256:
-        raise TokenFileError(
-            f"{path} has the expected size, {header.size_bytes} bytes, and other contents: its sha256 must be "
-            f"{header.sha256[:12]}..., found {found[:12]}...; encode the text again."
         )
 
 

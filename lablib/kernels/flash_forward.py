@@ -72,25 +72,13 @@ def tiled_forward(
 
 @jit
 def forward_kernel(
-    q_ptr,  # [T, H, K]
-    k_ptr,  # [S, G, K]
-    v_ptr,
-    o_ptr,  # [T, H, K]
-    lse_ptr,  # [H, T]
-    starts_q_ptr,  # first query of each document, and T
-    starts_k_ptr,
-    T,
-    H,
-    G,
-    K,
-    SCALE: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):
-    """One program: a tile of queries of one head of one document, over the tiles of keys that it sees."""
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, starts_q_ptr, starts_k_ptr, T, H, G, K, SCALE: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, ACC: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """One program: a tile of queries of one head of one document, over the tiles of keys that it sees.
+
+    q, o [T, H, K]; k, v [S, G, K]; lse [H, T]; starts_q: first query of each document, and T.
+    """
     tile, head, document = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_q, t, first_k, s = document_span(starts_q_ptr, starts_k_ptr, document)
     if tile * BLOCK_Q >= t:

@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from traceback import FrameSummary
 from typing import Any
 
-from lablib.kernels.torch_compiler import explained
+from lablib.kernels.torch_compiler import compilations, fresh
 from lablib.signature import checked
 
 _PARTS = ("Explanation: ", "Hint: ")
@@ -76,11 +76,18 @@ class Graphs:
 @checked
 def find_graph_breaks(fn: Callable[..., Any], *args: Any) -> Graphs:
     """Graphs and breaks of `fn(*args)`, which is run once. Drops earlier compilations (torch._dynamo.reset)."""
-    found = explained(fn, *args)
-    breaks = [_graph_break(words, stack[-1] if stack else None) for words, stack in found.breaks]
-    lines = [FrameSummary(one.file, one.line, one.function) for one in found.given_up]
-    given_up = [_graph_break(one.given_up, line) for one, line in zip(found.given_up, lines, strict=True)]
-    return Graphs(found.graphs, found.operators, tuple(breaks), tuple(given_up))
+    from lablib.torch_compat import dynamo_explain
+
+    with fresh():
+        found = dynamo_explain(fn)(*args)
+        failed = [one for one in compilations() if one.given_up]
+    breaks = [
+        _graph_break(one.reason, one.user_stack[-1] if one.user_stack else None)
+        for one in found.break_reasons
+        if one.graph_break
+    ]
+    given_up = [_graph_break(one.given_up, FrameSummary(one.file, one.line, one.function)) for one in failed]
+    return Graphs(found.graph_count, found.op_count, tuple(breaks), tuple(given_up))
 
 
 def _graph_break(words: str, where: FrameSummary | None) -> GraphBreak:

@@ -63,25 +63,13 @@ def tiled_matmul(
 
 @jit
 def matmul_kernel(
-    a_ptr,  # [M, K] and [K, N], of any strides
-    b_ptr,
-    bias_ptr,  # [N], or None
-    c_ptr,  # [M, N]
-    M,
-    N,
-    K,
-    a_row,
-    a_column,
-    b_row,
-    b_column,
-    ACTIVATION: tl.constexpr,
-    ACC: tl.constexpr,  # dtype of sums: float32, or float64 for float64
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    """One program: a tile of c, along the inner dimension, and its epilogue."""
+    a_ptr, b_ptr, bias_ptr, c_ptr, M, N, K, a_row, a_column, b_row, b_column, ACTIVATION: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """One program: a tile of c, along the inner dimension, and its epilogue.
+
+    a [M, K] and b [K, N] of any strides; bias [N] or None; c [M, N]; sums of dtype ACC.
+    """
     program = tl.program_id(0)
     num_m, num_n = (M + BLOCK_M - 1) // BLOCK_M, (N + BLOCK_N - 1) // BLOCK_N
     first = program // (GROUP * num_n) * GROUP

@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from lablib.kernels.torch_compiler import Compilation, compilations, fresh
+from lablib.kernels.torch_compiler import compilations, fresh
 from lablib.signature import checked
 
 
@@ -67,11 +67,7 @@ def find_recompiles(
         compiled = torch.compile(fn, dynamic=dynamic, backend=backend)
         for index, args in enumerate(calls):
             compiled(*args)
-            new = compilations()[len(found) :]
-            found += [_compiled(index, one) for one in new]
+            for one in compilations()[len(found) :]:
+                reason, given_up = one.reason.partition(": ")[2], one.given_up.partition("\n")[0]
+                found.append(Compiled(index, one.function, one.guards, reason, given_up))
     return tuple(found)
-
-
-def _compiled(call: int, one: Compilation) -> Compiled:
-    given_up = one.given_up.partition("\n")[0]
-    return Compiled(call, one.function, one.guards, one.reason.partition(": ")[2], given_up)

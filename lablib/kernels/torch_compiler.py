@@ -1,7 +1,6 @@
-"""Queries of torch's compilers, with all their private names that the sibling files need.
+"""Queries of torch's compilers by their private names (imported from `torch_compat`).
 
-    explained            graphs, operators and breaks of one call            torch._dynamo.explain
-    compilations         compilations, and the guards that failed         torch._dynamo.utils.get_compilation_metrics
+    compilations         compilations, and the guards that failed            torch._dynamo.utils.get_compilation_metrics
     inductor_code        the programs that inductor writes                   torch._inductor.utils.run_and_get_code
                          and operators between them                          the profiler's "CompiledFxGraph"
     eager_operators      operators of a function without a compiler          torch.utils._python_dispatch
@@ -16,7 +15,6 @@ Compiling for a CPU needs a C++ compiler, which a laptop may lack: `NoCppCompile
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,16 +57,6 @@ class Compilation:
     given_up: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """One call of a function, as the compiler took it apart: each break is its reason and the program's lines."""
-
-    graphs: int
-    operators: int
-    breaks: list[tuple[str, list[traceback.FrameSummary]]]
-    given_up: list[Compilation]
-
-
 @contextmanager
 def fresh() -> Iterator[None]:
     """Drop the compilations from before the block, and at its end those of the block."""
@@ -83,17 +71,6 @@ def fresh() -> Iterator[None]:
         finally:
             dynamo_reset()
             clear_compilation_metrics()
-
-
-def explained(fn: Callable[..., Any], *args: Any) -> Explained:
-    """The graphs and breaks of `fn(*args)`, which is run."""
-    from lablib.torch_compat import dynamo_explain
-
-    with fresh():
-        found = dynamo_explain(fn)(*args)
-        given_up = [one for one in compilations() if one.given_up]
-    breaks = [(reason.reason, list(reason.user_stack)) for reason in found.break_reasons if reason.graph_break]
-    return Explained(found.graph_count, found.op_count, breaks, given_up)
 
 
 def compilations() -> list[Compilation]:

@@ -85,12 +85,8 @@ class LoadedRun:
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
         """Every second in which the device did not compute, by its cause."""
-        return tuple(gap for number, before_s in enumerate(self._ends_s()) for gap in self._gaps(number, before_s))
-
-    def _ends_s(self) -> Iterator[float]:
-        """End of the step before each batch's."""
-        yield 0.0
-        yield from (batch.step_end_s for batch in self.batches[:-1])
+        before_s = [0.0, *(batch.step_end_s for batch in self.batches[:-1])]
+        return tuple(gap for number, start_s in enumerate(before_s) for gap in self._gaps(number, start_s))
 
     def _gaps(self, number: int, start_s: float) -> Iterator[Gap]:
         batch = self.batches[number]

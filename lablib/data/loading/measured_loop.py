@@ -63,7 +63,14 @@ def measure_loop(
     size = batches_per_epoch(load_times_s, step_times_s, epochs)
     if list(load_times_s) != list(load_times_s[:size]) * epochs:
         raise ValueError("every epoch must have the load times of the first: got others; try times * epochs.")
-    batches = _data_loader(loader, load_times_s[:size])
+    with_workers = {"prefetch_factor": loader.prefetch, "persistent_workers": loader.persistent}
+    batches = DataLoader(
+        SleepyBatches(load_times_s[:size]),
+        batch_size=None,  # an item is a batch
+        num_workers=loader.workers,
+        in_order=loader.keeps_order,
+        **(with_workers if loader.workers else {}),
+    )
     origin_s = time.monotonic()
     begins, times = [], []
     for epoch in range(epochs):
@@ -75,17 +82,6 @@ def measure_loop(
             seconds = (*load, start_s, start_s, start_s, time.monotonic())  # there is no copy
             times.append(BatchTimes(int(worker), *(second - origin_s for second in seconds)))
     return LoadedRun(loader, tuple(times), _starts(loader, begins, times, size))
-
-
-def _data_loader(loader: Loader, load_times_s: Sequence[float]) -> DataLoader[Tensor]:
-    with_workers = {"prefetch_factor": loader.prefetch, "persistent_workers": loader.persistent}
-    return DataLoader(
-        SleepyBatches(load_times_s),
-        batch_size=None,  # an item is a batch
-        num_workers=loader.workers,
-        in_order=loader.keeps_order,
-        **(with_workers if loader.workers else {}),
-    )
 
 
 def _starts(
