@@ -4,13 +4,13 @@ batch           micro-batch x accumulation x data ranks = global batch
 accumulation    a large batch in parts, each token with the same weight
 clipping        a gradient that is too long, shortened: over parameters, shards and ranks
 schedules       the learning rate by step: warmup, cosine, linear, WSD
-noise_scale     signal and noise of gradients, and what a larger batch buys
+noise_scale     signal and noise of gradients, and the gain of a larger batch
 large_batch     the rate of another batch size: linear and square-root scaling
 batch_rules     published laws of the batch size by loss, compute or tokens
 mup             a learning rate that stays right when the model gets wider
 packing         documents of different lengths in blocks: first fit, best fit
 packed_attention
-                that they do not see each other, and what it saves
+                that they do not see each other, and the savings
 small_runs      small runs on real text, and the records of many of them
 """
 

@@ -56,7 +56,7 @@ MicroBatches = Annotated[Sequence[Batch], NonEmpty(), "give at least one micro-b
 
 @checked
 def summed_loss(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """Cross-entropy in nats, summed over the tokens whose target is not IGNORED; in float32 at least.
+    """Cross-entropy in nats, summed over the tokens with a target other than IGNORED; in float32 at least.
 
     Raises:
         ValueError: logits that are not numbers for each token of the targets.
@@ -72,7 +72,7 @@ def summed_loss(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, "B T
 
 
 def count_tokens(targets_BT: Int[Tensor, "B T"]) -> int:
-    """Tokens that have a loss: those whose target is not IGNORED."""
+    """Number of tokens that have a loss: their target is not IGNORED."""
     return int((targets_BT != IGNORED).sum())
 
 
@@ -97,7 +97,7 @@ def accumulate_mean_of_means(model: nn.Module, micro_batches: MicroBatches) -> f
 
 @checked
 def accumulate(model: nn.Module, micro_batches: MicroBatches, scaler: LossScaler | None = None) -> float:
-    """Add to the gradients those of the mean loss over all tokens of all micro-batches; return that loss, in nats.
+    """Add the gradients of the mean loss over all tokens of all micro-batches; return that loss, in nats.
 
     Arguments:
         model: logits of a micro-batch's inputs. A replica (`DataParallel`, `Zero`) communicates, once, and every rank

@@ -1,7 +1,7 @@
 """Published rules for the batch size of a language model, by loss, by compute or by tokens.
 
 All were fitted to many small runs, and agree on one thing: the batch grows with the length of the training, as the
-noise scale does when the loss falls. They differ in what they call best: Kaplan's is the critical batch, where steps
+noise scale does when the loss falls. They differ in their "best": Kaplan's is the critical batch, where steps
 and tokens are both twice their least; the others had the lowest loss for a given budget.
 
     Kaplan et al.   B_crit = 2e8 / L^(1 / 0.21)                        tokens, from the loss L in nats a token

@@ -19,7 +19,7 @@ clipped after each micro-batch, a sum of short gradients instead of a short sum.
 
 Cost: two passes over the gradients (read; read and write); sharded, an all-reduce of 8 bytes, which waits for all
 gradients: no optimizer step starts before it.
-Shapes: gradients have those of their parameters.
+Shapes: gradients have their parameters' shapes.
 Source: Pascanu et al., "On the difficulty of training recurrent neural networks", 2012, arXiv 1211.5063, algorithm 1;
 the 1e-6 and the behaviour with inf and NaN are torch.nn.utils.clip_grad_norm_'s (torch 2.13).
 Simplified: the 2-norm; dense gradients; a rank's gradients are on one device.

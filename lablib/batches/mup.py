@@ -1,6 +1,6 @@
-"""muP: a parametrization in which the best learning rate of a narrow model is also that of a wide one.
+"""muP: a parametrization in which the best learning rate of a narrow model is also best for a wide one.
 
-One step of Adam changes every weight by about the learning rate, whatever its gradient. A hidden unit adds up the
+One step of Adam changes every weight by about the learning rate, for any gradient. A hidden unit adds up the
 changes of its fan_in weights, which all agree with its input, so it moves fan_in times as far as one weight: twice the
 width, twice the change. A rate that is right for a narrow model makes a wide one diverge. muP (maximal update
 parametrization) divides by what grows, from a base width on at which nothing changes. With m = width / base width:
@@ -139,7 +139,7 @@ def growth_exponent(widths: Sequence[float], sizes: Sequence[float]) -> float:
 
 @torch.no_grad()
 def _activations(model: GPT, inputs_BT: Tensor) -> dict[str, Tensor]:
-    """What the check measures, of one forward pass."""
+    """Measurements of one forward pass."""
     seen: dict[str, Tensor] = {}
 
     def keep(name: str, module: nn.Module) -> RemovableHandle:

@@ -1,14 +1,14 @@
 """The gradient noise scale: the batch size at which a batch's gradient is half signal, half noise.
 
-The gradient of a batch of B examples drawn at random is the true gradient G plus noise, whose variance falls as 1 / B.
-With Sigma the covariance of one example's gradient:
+The gradient of a batch of B examples drawn at random is the true gradient G plus noise with a variance that falls as 1
+/ B. With Sigma the covariance of one example's gradient:
 
     E |G_B|^2 = |G|^2 + tr(Sigma) / B                   signal, and noise
     noise scale = tr(Sigma) / |G|^2                     the B at which both are equal (the paper's B_simple)
 
 Far below it, twice the batch is a step nearly twice as good; far above it, twice the work for nothing.
-`|G_B|^2` alone says too much about |G|^2, by tr(Sigma) / B: the naive way. But the square of a small batch's gradient
-and that of a large one are two equations for two unknowns (the paper's A.2 and A.3):
+`|G_B|^2` alone says too much about |G|^2, by tr(Sigma) / B: the naive way. But the squares of a small batch's
+gradient and of a large one's are two equations for two unknowns (the paper's A.2 and A.3):
 
     |G|^2      ~ (B_big |G_big|^2 - B_small |G_small|^2) / (B_big - B_small)
     tr(Sigma)  ~ (|G_small|^2 - |G_big|^2) / (1 / B_small - 1 / B_big)
@@ -66,7 +66,7 @@ class GradientNoise:
 
 @checked
 def exact_noise(gradients_NP: Float[Tensor, "N P"]) -> GradientNoise:
-    """Of a data set whose N examples' gradients are all known; N at least 1."""
+    """Signal and noise of a data set from the gradients of all its N examples."""
     _check_rows(gradients_NP)
     mean_P = gradients_NP.mean(0)
     return GradientNoise(float(mean_P.square().sum()), float((gradients_NP - mean_P).square().sum(1).mean()))

@@ -10,7 +10,7 @@ find, a good one is easy. Take the documents one after another, as they come or 
 and neither needs more than 1.7 times the fewest blocks; the longest first, no more than 11/9 of them + 6/9 (first
 fit) or + 4 (best fit).
 
-Documents of one block must not see each other: `packed_attention.py`. What a packed block says of each token:
+Documents of one block must not see each other: `packed_attention.py`. A packed block has for each token:
 
     tokens       a a a b b b b c c 0      documents   0 0 0 1 1 1 1 2 2 -1     (-1: padding)
     positions    0 1 2 0 1 2 3 0 1 0      each document counts from 0
@@ -40,12 +40,12 @@ from torch import Tensor
 from lablib.batches.accumulation import IGNORED
 from lablib.signature import check_fields, checked
 
-PADDING = -1  # the document of a token that is none
+PADDING = -1  # document of a padding token
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Which documents stand together, in order.
+    """The documents of each block, in order.
 
     Attributes:
         blocks: numbers of documents, for each block.
@@ -89,7 +89,7 @@ def first_fit(lengths: Sequence[int], block_size: int, longest_first: bool = Tru
         ValueError: a document that is empty, or longer than a block.
     """
     blocks: list[list[int]] = []
-    rooms: list[int] = []  # what each block has left
+    rooms: list[int] = []  # tokens left in each block
     for document in _order(lengths, block_size, longest_first):
         length = lengths[document]
         block = next((index for index, room in enumerate(rooms) if room >= length), len(blocks))
@@ -109,7 +109,7 @@ def best_fit(lengths: Sequence[int], block_size: int, longest_first: bool = True
         ValueError: a document that is empty, or longer than a block.
     """
     blocks: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # (what is left, block), in order
+    rooms: list[tuple[int, int]] = []  # (tokens left, block), in order
     for document in _order(lengths, block_size, longest_first):
         length = lengths[document]
         place = bisect_left(rooms, (length, 0))  # the least room that is enough
@@ -124,7 +124,7 @@ def best_fit(lengths: Sequence[int], block_size: int, longest_first: bool = True
 
 
 class PackedBlocks(NamedTuple):
-    """Blocks of tokens, and what a model must know of each token; see the picture above."""
+    """Blocks of tokens, with targets, positions and documents; see the picture above."""
 
     tokens: Int64[Tensor, "B T"]
     targets: Int64[Tensor, "B T"]
@@ -140,7 +140,7 @@ def fill_blocks(documents: Sequence[Tensor], packing: Packing) -> PackedBlocks:
         documents: tokens of each, [length].
 
     Raises:
-        ValueError: documents of other lengths than those of the packing.
+        ValueError: documents with other lengths than in the packing.
     """
     if tuple(map(len, documents)) != packing.lengths:
         raise ValueError(f"documents must have the packing's lengths {packing.lengths}: got {[*map(len, documents)]}.")
@@ -152,7 +152,7 @@ def fill_blocks(documents: Sequence[Tensor], packing: Packing) -> PackedBlocks:
             tokens = documents[document].long()
             here = slice(start, start + len(tokens))
             filled.tokens[row, here] = tokens
-            filled.targets[row, start : here.stop - 1] = tokens[1:]  # the last has no next token of its own
+            filled.targets[row, start : here.stop - 1] = tokens[1:]  # the last has no next token
             filled.positions[row, here] = torch.arange(len(tokens))
             filled.documents[row, here] = number
             start = here.stop

@@ -1,7 +1,7 @@
 """Communication compression: fewer bytes between ranks, one technique per file; the same on sim, gloo and NCCL.
 
 Quantizers, each with the same methods (`Quantizer`):
-    quantized      codes, scales, messages: what all of them share
+    quantized      codes, scales and messages
     int8           a byte a number, one scale a block
     int4           two codes in a byte
     asymmetric     from the least to the largest number, wherever zero is
@@ -21,14 +21,14 @@ Quantized collectives:
     comm_hook                     any of them as torch DDP's communication hook
 
 Messages that leave something out:
-    lossy_average                 what they share: a message, what it says, state for each bucket
-    error_feedback                what was left out is added to the next step
+    lossy_average                 their common interface, with state for each bucket
+    error_feedback                the omitted part is added to the next step
     quantized_average             the quantized all-reduce, for error feedback
     top_k                         the largest gradients, with their places
-    random_k                      gradients at places that all ranks draw alike
+    random_k                      gradients at random places, the same on all ranks
     powersgd                      two thin factors of each matrix
     one_bit                       signs and a scale, averaged in two phases
-    one_bit_adam                  Adam whose momentum is sent by its signs; history
+    one_bit_adam                  Adam with momentum sent by its signs; history
 
 Fewer or later synchronizations:
     local_sgd                     parameters averaged every H steps

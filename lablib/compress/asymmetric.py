@@ -4,13 +4,13 @@
 
 Numbers that are all positive (a second moment, an activation after ReLU) use every code, where a symmetric quantizer
 would waste half; a block of equal numbers is exact. In return a block keeps two numbers, and zero is no code in
-general: what is zero may come back as up to s / 2.
+general: a zero may come back as up to s / 2.
 
 Cost: b + 64 / B bits a number. One pass more than INT8 each way, for the least number.
 Shapes: x (..., P), codes (..., P) uint8 or two in a byte, scales and zeros (..., ceil(P / B)).
 Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
 2018, arXiv 1712.05877, section 2.1, equation 1 (scale and zero point).
-Simplified: the zero point is kept as the number that code 0 stands for, and not as the code that zero has, as in
+Simplified: the zero point is kept as the number of code 0, and not as the code of zero, as in
 lablib/optim/four_bits.py: no product of whole numbers follows that would need the code.
 """
 

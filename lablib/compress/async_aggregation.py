@@ -1,7 +1,7 @@
-"""Asynchronous aggregation: step t applies the mean gradient of step t - s, whose communication has had s steps' time.
+"""Asynchronous aggregation: step t applies the mean gradient of step t - s, which has s steps' time to travel.
 
 A synchronous step waits for the slowest message. If an update may use gradients that are s steps old, the all-reduce
-of step t is hidden behind the next s steps of computation. Parameters have moved meanwhile: the gradient is stale.
+of step t is hidden behind the next s steps of computation. Parameters move in this time: the gradient is stale.
 
     compute   step 0   step 1   step 2   step 3            s = 1: step 1 applies the gradients of step 0
     comm             [ grads 0 ][ grads 1 ][ grads 2 ]     the first s steps apply nothing

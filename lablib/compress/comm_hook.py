@@ -1,17 +1,17 @@
 """A `Reduce` of this folder as a communication hook of torch's DDP.
 
 DDP hands each full bucket to its hook and asks for a future of the averaged bucket; it waits for all of them when
-backward ends. A `Reduce` answers a handle instead, whose `wait` still has work to do. So the hook starts the reduction,
-answers a future without waiting, and has autograd call it back at the end of backward, before DDP waits: then it waits
-for the handles in order and fills the futures.
+backward ends. A `Reduce` returns a handle instead, and its `wait` still has work to do. So the hook starts the
+reduction, returns a future without waiting, and has autograd call it back at the end of backward, before DDP waits:
+then it waits for the handles in order and fills the futures.
 
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, comm_hook(InSequence(quantized_all_reduce)))
 
-Cost: that of the reduction. Shapes: a bucket is flat, [N].
+Cost: as the reduction. Shapes: a bucket is flat, [N].
 Source: torch, "DDP Communication Hooks", https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html.
-Simplified: DDP's sparse gradients are not taken. What keeps state for each bucket begins with the second step: torch
-lays out its buckets anew after the first, which is averaged as it is.
+Simplified: no sparse gradients. A `Reduce` with state for each bucket begins with the second step: torch lays out its
+buckets again after the first, which is averaged as it is.
 """
 
 from collections.abc import Callable

@@ -10,7 +10,7 @@ with momentum, which goes on in the direction that synchronizations agree on:
 An outer SGD of rate 1 without momentum is local SGD: w - (w - mean w_r).
 
 Cost for n ranks, S bytes of parameters:
-    time_s      that of an all-reduce every H steps, exposed
+    time_s      an all-reduce every H steps, exposed
     peak bytes  2 S kept for outer parameters and momentum, S more at a synchronization
     sent bytes  2(n-1)/n S / H per rank and step, on average: the paper's H of 500 sends 500 times less
 Shapes: outer gradients are sent flat, [N].

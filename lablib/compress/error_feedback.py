@@ -1,22 +1,22 @@
-"""Error feedback: what a message left out is added to the next step's gradient, so nothing is lost, only late.
+"""Error feedback: the omitted part of a message is added to the next step's gradient, so nothing is lost, only late.
 
-A compressor may say little of a gradient: its largest hundredth, its signs. Left alone, what it never says is never
-learned. With feedback every rank keeps the rest, for each bucket by itself:
+A compressor may send little of a gradient: its largest hundredth, its signs. Without feedback the omitted part is never
+learned. With feedback every rank keeps it, for each bucket separately:
 
-    a_t = g_t + e_t            the gradient and what was left out so far
-    c_t = C(a_t)               what the message says; the mean of all ranks' c_t is the update
-    e_{t+1} = a_t - c_t        the residual
+    a_t = g_t + e_t            the gradient and the residual
+    c_t = C(a_t)               the message's content; the mean of all ranks' c_t is the update
+    e_{t+1} = a_t - c_t        the new residual
 
-    c_1 + ... + c_t + e_{t+1} = g_1 + ... + g_t        exactly: an invariant that a test can hold an implementation to
+    c_1 + ... + c_t + e_{t+1} = g_1 + ... + g_t        exactly: an invariant that a test can check
 
-Residuals belong to parameters. One that is shared by two buckets adds what was left out of one layer to another.
+Residuals belong to parameters. One that is shared by two buckets would add the omitted part of one layer to another.
 
 Cost: N numbers kept for each rank (4 bytes each in float32, as much as the gradients); three passes over them a step.
 Shapes: a bucket and its residual are flat, [N].
 Source: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014, section 3 (error feedback); Karimireddy et
 al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", 2019, arXiv 1901.09847, algorithm 2.
-Simplified: with a rate that changes, the paper keeps the residual of the step (rate times gradient); here, as is usual
-in data-parallel training, that of the gradient.
+Simplified: with a rate that changes, the paper keeps the residual of the step (rate times gradient); here it is the
+gradient's, as is usual in data-parallel training.
 """
 
 import torch.distributed as dist
@@ -32,14 +32,11 @@ class ErrorFeedback(LossyAverage):
         DataParallel(model, reduce=ErrorFeedback(TopK(0.01)))
 
     Arguments:
-        compressor: whose message is nearer to the gradient than no message. One that scales up what it sends to be
-            right on average (`RandomK` as it is made by default) is not: its residual would grow from step to step.
+        compressor: its message must be nearer to the gradient than no message. A compressor that scales its message up
+            to be unbiased (`RandomK` by default) is not: its residual would grow from step to step.
 
     Attributes:
-        residuals: index of the bucket -> what its messages left out so far. To be saved with a checkpoint.
-
-    Raises:
-        ValueError: in a call, a bucket whose residual has another size: buckets were laid out anew.
+        residuals: index of the bucket -> the part omitted so far. To be saved with a checkpoint.
     """
 
     def __init__(self, compressor: LossyAverage):
@@ -64,7 +61,7 @@ class ErrorFeedback(LossyAverage):
 
 
 def check_residual(name: str, bucket: Bucket, residual: Tensor, numel: int) -> None:
-    """Raise where what was kept of a bucket has another size than the bucket has now."""
+    """Raise ValueError where a residual has another size than its bucket: buckets were laid out again."""
     if residual.numel() != numel:
         raise ValueError(
             f"{name}: bucket {bucket.index} must keep its size: it has {numel} numbers, its residual "

@@ -2,13 +2,13 @@
 
     s = max |x| / largest of the format            code = x / s as E4M3 or E5M2            x ~ s code
 
-INT8's steps are equal, so a number is off by s / 2 whatever its size. A floating-point code is off by a share of
-itself: half of 2^-3 with E4M3 (largest 448), half of 2^-2 with E5M2 (57,344), down to its subnormals. So a block's
-small numbers survive beside a large one, and its largest are coarser than INT8's.
+INT8's steps are equal, so a number of any size is off by s / 2. A floating-point code is off by a share of itself: half
+of 2^-3 with E4M3 (largest 448), half of 2^-2 with E5M2 (57,344), down to its subnormals. So a block's small numbers
+survive next to a large one, and its largest are coarser than INT8's.
 
 Cost: 8 + 32 / B bits a number, as INT8.
 Shapes: x (..., P), codes (..., P) float8, scales (..., ceil(P / B)).
-Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv 2209.05433; the formats are those of
+Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv 2209.05433; formats as in
 lablib/precision/formats.py.
 Simplified: stochastic rounding is lablib/precision/rounding.py's, in float64. Reading bytes goes through a table of all
 256 values, which on a CPU is faster than torch's conversion.

@@ -6,7 +6,7 @@ ranks of a node first add up among themselves what any other node needs, and onl
     1. inside    local rank l gets, from each of its node, the pieces of all ranks with place l: N pieces; it averages
     2. across    the ranks with place l exchange those averages, one for each node; each averages again
 
-Step 1 wants the pieces of ranks (0, l), (1, l), ... beside each other, where the buffer has them by node: (0, 0),
+Step 1 wants the pieces of ranks (0, l), (1, l), ... next to each other, while the buffer has them by node: (0, 0),
 (0, 1), ... So the slices are reordered before anything is sent, and piece (k, l) ends on rank (k, l):
 
     N = 2, L = 2      buffer  00 01 10 11      reordered  00 10 | 01 11      inside  00 10 to place 0, 01 11 to place 1
@@ -59,7 +59,7 @@ def hierarchical_reduce_scatter(
     inside, across, numel = mesh.get_group("local"), mesh.get_group("node"), shard.numel()
     pieces = full.reshape(across.size(), inside.size(), numel)
 
-    # 1. Inside: for each place, the pieces of its ranks on all nodes. A piece is a row, with blocks of its own.
+    # 1. Inside: for each place, the pieces of its ranks on all nodes. A piece is a row, with its own blocks.
     if inside.size() > 1:
         parts, work = exchange(pieces.transpose(0, 1), inside, quantizer, "the reordered tensor")  # [L, N, P]
         yield work

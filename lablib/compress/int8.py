@@ -2,7 +2,7 @@
 
     s = max |x| / 127            code = round(x / s), -127 to 127            x ~ s code
 
-Zero is code 0, so what is zero stays zero. -128 is left out, so that the range is the same on both sides; stochastic
+Zero is code 0, so a zero stays zero. -128 is left out, so that the range is the same on both sides; stochastic
 rounding may come to it by chance.
 
 Cost: 8 + 32 / B bits a number, a quarter of float32's (B = 256: 8.125). About 3 passes over memory to quantize (largest
@@ -45,11 +45,7 @@ class Int8(Blocks):
 
 
 def symmetric_scales(x: Tensor, rows: Tensor, largest: float) -> Tensor:
-    """max |x| / `largest` of each block (..., blocks, B), as (..., blocks, 1); no smaller than the smallest normal.
-
-    Raises:
-        ValueError: a NaN or an infinity.
-    """
+    """max |x| / `largest` of each block (..., blocks, B), as (..., blocks, 1); no smaller than the smallest normal."""
     if not rows.numel():
         return rows[..., :1]
     max_abs = torch.maximum(rows.amax(-1, keepdim=True), rows.amin(-1, keepdim=True).neg_())  # no copy of |x|
@@ -59,7 +55,7 @@ def symmetric_scales(x: Tensor, rows: Tensor, largest: float) -> Tensor:
 
 
 def scaled(codes: Tensor, block: int, scales: Tensor, zeros: Tensor | None = None) -> Tensor:
-    """Codes (..., P) in float32 times their block's scale (..., blocks), plus what code 0 stands for; in place."""
+    """Codes (..., P) in float32 times their block's scale (..., blocks), plus the number of code 0; in place."""
     whole = codes.shape[-1] // block
     parts = [(codes[..., : whole * block].unflatten(-1, (whole, block)), slice(whole))] if whole else []
     if whole * block < codes.shape[-1]:

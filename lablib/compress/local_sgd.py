@@ -10,7 +10,7 @@ often, while replicas drift apart, each towards what its own part of the data sa
 With plain SGD and H = 1 it is data parallelism exactly: mean(w - lr g_r) = w - lr mean(g_r).
 
 Cost for n ranks, S bytes of parameters:
-    time_s      that of an all-reduce every H steps, exposed
+    time_s      an all-reduce every H steps, exposed
     peak bytes  S more while averaging
     sent bytes  2(n-1)/n S / H per rank and step, on average
 Shapes: parameters are sent flat, [N].

@@ -1,26 +1,26 @@
-"""A lossy average: every rank says something of its gradients, and all get the mean of what was said.
+"""A lossy average: every rank sends a compressed message of its gradients, and all get the mean of the messages.
 
-What the compressors below share. Each writes its average once, from top to bottom, as a generator that yields every
-communication it has started and must wait for (`stages.py`), and answers what this rank's own message says:
+The common interface of the compressors below. Each writes its average once, from top to bottom, as a generator that
+yields every communication that it has started and must wait for (`stages.py`), and returns the content of this rank's
+message:
 
     def exchange(self, buffer, group, bucket):
         message = ...                                                      # pack
         yield dist.all_gather(..., async_op=True)                          # resumed when it has ended
-        buffer.copy_(...)                                                  # the mean of what all messages say
-        return own                                                         # what this rank's own message says
+        buffer.copy_(...)                                                  # the mean of all messages
+        return own                                                         # the content of this rank's message
 
-The gradient less `own` is what was not said: all that error feedback needs (`error_feedback.py`). Some keep more from
-step to step, for each bucket by itself, under the bucket's index.
+The gradient less `own` is the omitted part: all that error feedback needs (`error_feedback.py`). Some compressors keep
+more from step to step, for each bucket separately, under the bucket's index.
 
     a `reduce` of DataParallel    DataParallel(model, reduce=TopK(0.01))
     a hook of torch's DDP         ddp.register_comm_hook(None, comm_hook(TopK(0.01)))
     by hand, a single buffer      TopK(0.01)(buffer).wait()
 
-Cost: that of the compressor. The first communication overlaps with backward; later ones start when the bucket is
-waited for.
-Shapes: a bucket is flat, [N]; `Bucket.shapes` are those of the gradients in it, in order.
+Cost: as the compressor. The first communication overlaps with backward; later ones start when the bucket is waited for.
+Shapes: a bucket is flat, [N]; `Bucket.shapes` has the shapes of its gradients, in order.
 Source: the frame of Karimireddy et al., 2019, arXiv 1901.09847, algorithm 2: a compressor and its memory.
-Simplified: gradients are looked at for NaN in every call, which waits for the device once a bucket.
+Simplified: gradients are checked for NaN in every call, which waits for the device once per bucket.
 """
 
 from collections.abc import Generator, Sequence
@@ -34,17 +34,17 @@ from torch import Tensor
 from lablib.compress.stages import Stages
 from lablib.parallel.data.overlapped import Handle, Reduce
 
-# Yields communications that must end before it goes on; returns what this rank's message says.
+# Yields communications that must end before it goes on; returns the content of this rank's message.
 Exchange = Generator[Handle, None, Tensor]
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """Which buffer this is, step after step.
+    """Identity of a buffer over the steps.
 
     Attributes:
-        index: state that is kept from step to step is kept under it.
-        shapes: of the gradients that lie one after another in the buffer; empty: the buffer is one.
+        index: key of the state that is kept from step to step.
+        shapes: shapes of the gradients that lie one after another in the buffer; empty: the buffer is one.
     """
 
     index: int = 0
@@ -52,7 +52,7 @@ class Bucket:
 
 
 class LossyAverage:
-    """A `Reduce`: replaces a buffer by the mean, over the ranks, of what their messages say of it.
+    """A `Reduce`: replaces a buffer by the mean of all ranks' messages.
 
     A subclass has `exchange`. All ranks must call it for the same buckets in the same order.
     """
@@ -77,7 +77,7 @@ class LossyAverage:
 
 
 def check_gradients(name: str, numbers: Tensor, what: str = "gradients") -> None:
-    """Raise where numbers cannot be averaged: what is not a number would stay in what is kept, for ever."""
+    """Raise where numbers cannot be averaged: a NaN would stay in the residuals for ever."""
     if not isinstance(numbers, Tensor) or not numbers.is_floating_point():
         kind = numbers.dtype if isinstance(numbers, Tensor) else type(numbers).__name__
         raise ValueError(f"{name}: {what} must be floating-point numbers: got {kind}; call .float() first.")

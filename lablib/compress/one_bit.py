@@ -1,17 +1,17 @@
 """One bit: of every gradient send its sign, and one scale for all; average in two phases, each one bit.
 
-A message is N signs and s = mean |g|, the scale whose s sign(g) is nearest to g. The sum of signs is no sign, so
+A message is N signs and s = mean |g|, so that s sign(g) is nearest to g. The sum of signs is no sign, so
 an all-reduce would grow the messages on the way. Instead every rank owns a piece of the bucket:
 
     1. all_to_all     each rank sends each owner its piece: signs and the scale
-    2. the owner      averages, adds what it left out last time, and keeps what it leaves out now (server feedback)
+    2. the owner      averages, adds its last residual, and keeps the new one (server feedback)
     3. all_gather     the owner's signs and scale, to all
 
 Both roundings need a memory: the rank's own (wrap it: `ErrorFeedback(OneBit())`), and the owner's, kept in here.
 
 Cost for n ranks, N gradients in pieces of W = ceil(N/n), a multiple of 8:
     time_s      2 (n-1) (alpha + (W/8 + 4) beta), and two passes to pack and unpack
-    peak bytes  N/4 beside the gradients; N/n numbers kept by an owner
+    peak bytes  N/4 more than the gradients; N/n numbers kept by an owner
     sent bytes  2 (n-1) (W/8 + 4) per rank: about 1/32 of 2(n-1)/n 4 N
 Shapes: a bucket is flat, [N]; pieces [n, W], packed [n, W/8 + 4] bytes with the scale's four at the end.
 Source: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014 (signs and error feedback); Karimireddy et
@@ -64,13 +64,10 @@ class OneBit(LossyAverage):
     """The mean of all ranks' signs times their scales, itself as signs times a scale for each rank's piece.
 
     Arguments:
-        has_server_feedback: whether an owner keeps what it leaves out of its piece.
+        has_server_feedback: whether an owner keeps the residual of its piece.
 
     Attributes:
-        server_residuals: index of the bucket -> what its owner left out so far [W].
-
-    Raises:
-        ValueError: in a call, a residual of another size: the number of ranks or the buckets changed.
+        server_residuals: index of the bucket -> the owner's residual [W].
     """
 
     @checked

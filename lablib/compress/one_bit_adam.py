@@ -1,7 +1,7 @@
 """1-bit Adam: Adam as usual at first; then its variance is frozen, and ranks exchange momentum by its signs.
 
-Error feedback repairs what is linear in the gradient, as SGD's and momentum's steps are. Adam divides by a root of a
-mean of squares: what was left out of a gradient cannot be added to its square later. But the variance v settles early
+Error feedback works for steps that are linear in the gradient, as SGD's and momentum's. Adam divides by a root of a
+mean of squares: the omitted part of a gradient cannot be added to its square later. But the variance v settles early
 (`variance_ratio` measures it). So:
 
     warmup       g = all_reduce(g_r)                       Adam; v changes every step
@@ -10,9 +10,9 @@ mean of squares: what was left out of a gradient cannot be added to its square l
                  w = w - lr m / (sqrt(v) + eps)            v as warmup left it
 
 History. DeepSpeed had it from 2020 on (pull request 380), 1-bit LAMB from 2021 (970) and 0/1 Adam from 2022, and
-removed all three in September 2026 as unused and unmaintained (pull request 8490, issue 8489). What it saved, large
-models had come to save otherwise: it needs a whole momentum on every rank, which ZeRO shards (issue 5046: not
-compatible); signs leave no sum that an all-reduce could take, so it brought a communication backend of its own (pull
+removed all three in September 2026 as unused and unmaintained (pull request 8490, issue 8489). Its savings came to be
+made otherwise: it needs a whole momentum on every rank, which ZeRO shards (issue 5046: not
+compatible); signs leave no sum that an all-reduce could take, so it brought its own communication backend (pull
 requests 817 and 5473); and links of 100 Gbit/s and more left little to gain over 16 bits.
 
 Cost for n ranks, N parameters, a warmup of T_w of T steps:
@@ -24,7 +24,7 @@ Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training w
 arXiv 2102.02888, algorithm 1; the length of warmup: deepspeed.ai/tutorials/onebit-adam, section 1.4; the removal:
 github.com/deepspeedai/DeepSpeed/pull/8490, merged 2026-09-12. That links and ZeRO made it unneeded is our reading; the
 pull request says only that it was unused.
-Simplified: bias is corrected, as in AdamW, that of v as at the end of warmup; the scale is `one_bit.py`'s.
+Simplified: bias is corrected, as in AdamW, for v as at the end of warmup; the scale is `one_bit.py`'s.
 """
 
 from typing import Annotated

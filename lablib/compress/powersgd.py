@@ -10,7 +10,7 @@ Both factors are linear in M once the other is fixed, so ranks' factors can be a
     4. M = P Q^T               the mean gradient, projected on r directions
 
 Vectors (biases, norms) and matrices that two factors would not make smaller go as they are, in one all-reduce that
-runs beside steps 1 to 3.
+overlaps with steps 1 to 3.
 
 Cost for n ranks, a matrix of m x c, 4 bytes each:
     time_s      an all-reduce more (two in turn); 6 r m c FLOPs and 2 r^2 m for the QR decomposition
@@ -19,8 +19,8 @@ Cost for n ranks, a matrix of m x c, 4 bytes each:
 Shapes: m rows, c columns, r rank; a tensor of more dimensions is a matrix with its first as rows.
 Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, arXiv 1905.13727, algorithm 1; error feedback: algorithm 2,
 here by `error_feedback.py`.
-Simplified: factors are found in 32 bits (or 64). What a rank's own message says is its own projection P P^T M_rank, so
-its residual is what r directions cannot say; the paper, and torch's hook, subtract the mean's, which puts how a rank
+Simplified: factors are found in 32 bits (or 64). A rank's own message is its projection P P^T M_rank, so
+its residual is the part outside r directions; the paper, and torch's hook, subtract the mean's, which puts how a rank
 differs from the mean in its residual too. Means, and so updates, are the same.
 """
 
@@ -53,7 +53,7 @@ class PowerSGD(LossyAverage):
         self.factors: dict[int, list[Tensor]] = {}
 
     def exchange(self, buffer: Tensor, group: dist.ProcessGroup | None, bucket: Bucket) -> Exchange:
-        own = buffer.clone()  # what is not compressed, this rank says in full
+        own = buffer.clone()  # tensors that are not compressed are sent in full
         is_thin = [is_compressed(shape, self.rank) for shape in bucket.shapes]
         matrices, own_matrices = (
             [tensor.flatten(1) for tensor in compress(_views(whole, bucket.shapes), is_thin)] for whole in (buffer, own)

@@ -1,21 +1,22 @@
-"""What every quantizer makes: codes of few bits, and for each block of numbers the scale that they count in.
+"""Quantized tensors: codes of few bits, with a scale (and a zero) for each block of numbers; common to all quantizers.
 
-A block of B neighbours shares a scale s, and for asymmetric quantizers the number z that code 0 stands for:
+A block of B neighbours shares a scale s, and for asymmetric quantizers the number z of code 0:
 
     code = round((x - z) / s)            x ~ z + s code            symmetric: z = 0, and nothing is kept for it
 
-Rounded to the nearest code, a number is off by s / 2 at most. Rounded stochastically, up with a probability of what is
-left over, it is off by less than s, and right in the mean: many ranks' errors then cancel in a sum. `message` lays it
+Rounded to the nearest code, a number is off by s / 2 at most. Rounded stochastically, up with the probability of the
+remainder, it is off by less than s, and right in the mean: many ranks' errors then cancel in a sum. `message` lays it
 all in a row of bytes, the parameters of the blocks first, so that one collective carries it.
 
-Cost: b bits a number and 4 bytes a parameter; of P numbers with k parameters a block ceil(P b / 8) + 4 k ceil(P / B).
-Shapes: x (..., P), each row on its own: codes (..., bytes), scales and zeros (..., blocks), message (..., bytes). A
+Cost: b bits per number and 4 bytes per parameter; of P numbers with k parameters a block ceil(P b / 8) + 4 k ceil(P /
+B).
+Shapes: x (..., P), each row separately: codes (..., bytes), scales and zeros (..., blocks), message (..., bytes). A
 block does not reach into the next row; the last of a row may be shorter (as in lablib/optim/blockwise.py).
 Source: Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", 2015, arXiv 1511.04561; Alistarh et al.,
 "QSGD", 2017, arXiv 1610.02132, section 3 (stochastic, in blocks); Wang et al., "ZeRO++", 2023, arXiv 2306.10209,
 section 3.1 (blocks for messages).
 Simplified: numbers pass through float32, and scales and zeros are float32; scales are no smaller than the smallest
-normal number, so that nothing is divided by zero; a row whose last block is shorter is copied once more.
+normal number, so that nothing is divided by zero; a row with a shorter last block is copied once more.
 """
 
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class Quantized:
     Attributes:
         codes: as they lie in memory, one byte each or packed; (..., bytes).
         scales: float32, (..., blocks).
-        zeros: what code 0 stands for, float32, (..., blocks); None for symmetric quantizers, whose zero is 0.
+        zeros: numbers of code 0, float32, (..., blocks); None for symmetric quantizers, where they are 0.
         numel: numbers P in a row; the last block may hold fewer than the others, and the last byte one code less.
     """
 
@@ -66,7 +67,7 @@ class Quantizer(Protocol):
         ...
 
     def dequantize(self, quantized: Quantized) -> Tensor:
-        """The numbers that the codes stand for, float32 (..., P)."""
+        """The numbers of the codes, float32 (..., P)."""
         ...
 
     def message_bytes(self, numel: int) -> int:
@@ -74,18 +75,18 @@ class Quantizer(Protocol):
         ...
 
     def from_message(self, message: Tensor, numel: int) -> Quantized:
-        """What was quantized, from its bytes (..., bytes) and the numbers in a row."""
+        """A quantized tensor from its message (..., bytes) and the numbers in a row."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """Settings that the quantizers of this folder share, and the layout of their messages.
+    """Common settings of the quantizers of this folder, and the layout of their messages.
 
     Attributes:
         block: numbers that share a scale.
         rounding: "nearest" (ties to even) or "stochastic".
-        generator: what stochastic rounding draws from; None: torch's default one.
+        generator: source of stochastic rounding; None: torch's default one.
     """
 
     block: Count = BLOCK
@@ -115,7 +116,7 @@ class Blocks:
         return -(-numel * self.bits // 8) + 4 * self.num_parameters * num_blocks(numel, self.block)
 
     def from_message(self, message: Tensor, numel: int) -> Quantized:
-        """What was quantized, from its bytes."""
+        """A quantized tensor from its message."""
         sizes = [4 * num_blocks(numel, self.block)] * self.num_parameters
         *parameters, codes = message.split([*sizes, message.shape[-1] - sum(sizes)], dim=-1)
         shape = (*message.shape[:-1], sizes[0] // 4)
@@ -131,8 +132,8 @@ def num_blocks(numel: int, block: int) -> int:
 
 
 def in_blocks(x: Tensor, block: int) -> Tensor:
-    """`x` (..., P) as float32 blocks (..., blocks, B): a view where B divides P, else a copy that repeats the last
-    number: it changes neither the least nor the largest of its block.
+    """`x` (..., P) as float32 blocks (..., blocks, B): a view where B divides P, otherwise a copy that repeats the
+    last number, which changes neither the least nor the largest of its block.
 
     Raises:
         ValueError: numbers that are not floating-point.
@@ -162,13 +163,9 @@ def rounded(shares: Tensor, how: Blocks) -> Tensor:
 
 
 def require_finite(x: Tensor, *of_blocks: Tensor) -> None:
-    """Refuse a NaN or an infinity, which the largest number of its block tells: x is not looked at again.
-
-    Raises:
-        ValueError: there is one; where, and what.
-    """
+    """Raise ValueError at a NaN or an infinity, which the largest numbers of the blocks show: no other pass over x."""
     if x.is_meta or all(bool(each.isfinite().all()) for each in of_blocks):
         return  # under fidelity="shapes" there are no values
     wrong = (~x.detach().float().isfinite()).flatten().nonzero()
     what = f"number {int(wrong[0])} is {float(x.flatten()[wrong[0]])}" if len(wrong) else "a block spans more than 3e38"
-    raise ValueError(f"what is quantized must be finite in float32: {what}; skip the step, or lower the loss scale.")
+    raise ValueError(f"quantized numbers must be finite in float32: {what}; skip the step, or lower the loss scale.")

@@ -8,7 +8,7 @@ the same parameters. Gathering INT8 instead of 16-bit parameters is qwZ of ZeRO+
 
 Cost for n ranks, P numbers a shard, message S_q = ceil(P b / 8) + 4 k ceil(P / B) bytes (see `quantized.py`):
     time_s      (n-1) (alpha + S_q beta) in a ring, plus quantizing P and reading n P numbers
-    peak bytes  n S_q of messages and 4 n P of numbers, beside the full tensor
+    peak bytes  n S_q of messages and 4 n P of numbers, more than the full tensor
     sent bytes  (n-1) S_q per rank; one rounding
 Shapes: shard [P], full [n P], in the order of ranks.
 Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.1.
@@ -32,7 +32,7 @@ INT8 = Int8()
 def quantized_all_gather(
     shard: Tensor, full: Tensor, group: dist.ProcessGroup | None = None, quantizer: Quantizer = INT8
 ) -> Iterator[Handle]:
-    """Fill `full` with what every rank's `shard` is after quantizing; the handle's `wait` ends it.
+    """Fill `full` with every rank's quantized `shard`; the handle's `wait` ends it.
 
     Communicates: one all-gather of bytes; on one rank nothing is sent or rounded. An `AllGather` of
     lablib/parallel/zero/shards.py, with `functools.partial` for another quantizer.

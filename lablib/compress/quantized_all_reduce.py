@@ -4,20 +4,20 @@
               rank i reads n messages, adds in float32, divides by n
     phase 2   the mean of piece i, quantized again, goes to all       one all-gather
 
-A number is rounded twice, whatever n is: once on its own rank and once as the mean. In a ring that adds codes' numbers
+A number is rounded twice for any n: once on its own rank and once as the mean. In a ring that adds codes' numbers
 hop by hop it would be rounded n times, with steps that grow as the sum does (`quantized_ring.py`). Every rank reads its
 own piece from the codes too, so all end with the same bits.
 
 Cost for n ranks, N numbers, P = ceil(N / n), message S_q = ceil(P b / 8) + 4 k ceil(P / B) bytes of a piece:
     time_s      alpha + (n-1) S_q beta, and again in a ring (n-1) (alpha + S_q beta); N quantized, 2 N read
-    peak bytes  3 n S_q of messages and 4 N of numbers beside the buffer; n - 1 numbers of padding
+    peak bytes  3 n S_q of messages and 4 N of numbers more than the buffer; n - 1 numbers of padding
     sent bytes  2 (n-1) S_q per rank: 2 (n-1)/n of a message of the whole buffer, as the planner has it
                 (lablib/plan/gradient_compression.py, "two_phase"); where n B divides N the two are equal to the byte
-    error       (s_1 + s_2) / 2 at most with nearest rounding: s_1 the mean of the ranks' steps, s_2 that of the mean
+    error       (s_1 + s_2) / 2 at most with nearest rounding: s_1 the mean of the ranks' steps, s_2 the mean's step
 Shapes: buffer [N]; pieces [n, P].
 Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.3; Tang et al., 1-bit Adam, 2021, arXiv 2102.02888,
 section 5.2 (the two phases).
-Simplified: no error feedback: what rounding leaves out is lost.
+Simplified: no error feedback: rounding errors are lost.
 """
 
 from collections.abc import Iterator

@@ -1,13 +1,13 @@
-"""The quantized all-reduce with what this rank's codes say: what error feedback needs to keep the rest.
+"""The quantized all-reduce for error feedback: it also returns the content of this rank's codes.
 
 `quantized_all_reduce.py` rounds a gradient once on its own rank and once as the mean. Here the first rounding is also
-answered, so `ErrorFeedback(QuantizedAverage(Int4()))` adds to the next step what the codes left out of this one. The
-second rounding, of the mean, is lost.
+returned, so `ErrorFeedback(QuantizedAverage(Int4()))` adds its error to the next step. The second rounding, of the
+mean, is lost.
 
-Cost: that of `quantized_all_reduce.py`, and the rank's own codes made and read once more.
+Cost: as `quantized_all_reduce.py`, and the rank's own codes made and read once more.
 Shapes: a bucket is flat, [N]; pieces [n, P].
 Source: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014, section 3 (error feedback).
-Simplified: nearest rounding; a quantizer that draws would draw again for what is answered.
+Simplified: nearest rounding; a stochastic quantizer would draw again for the returned content.
 """
 
 import torch.distributed as dist

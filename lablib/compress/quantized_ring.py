@@ -1,6 +1,6 @@
-"""A ring that quantizes at every hop: what compressing an existing ring all-reduce would do, and why nobody does.
+"""A ring all-reduce that quantizes at every hop, and its error: the reason for two phases.
 
-In a ring (lablib/parallel/collectives/ring.py) partial sums travel. Compressed, every hop quantizes what it sends: the
+In a ring (lablib/parallel/collectives/ring.py) partial sums travel. Compressed, every hop quantizes its message: the
 next rank reads it, adds its own part, and quantizes again. A number is rounded n - 1 times on its way to the sum and
 once more when the mean goes round. Worse, a partial sum grows, and the step with which it is rounded grows too.
 
@@ -9,8 +9,8 @@ once more when the mean goes round. Worse, a partial sum grows, and the step wit
     two-phase    n numbers of size 1, then the sum            n q^2 + n q^2                   relative  sqrt(2) q
     ring         partial sums of h = 1 .. n-1, then the sum   (1 + 2 + ... + n-1) q^2 + n q^2          sqrt((n+1) / 2) q
 
-So the relative error of two phases does not depend on n, and that of the ring grows as sqrt(n) / 2 times it
-(`error_growth` measures both).
+So the relative error of two phases does not depend on n, and the ring's grows as sqrt(n) / 2 times it (`error_growth`
+measures both).
 
 Cost: as the ring all-reduce with messages of S_q: 2 (n-1) (alpha + S_q beta), 2 (n-1) S_q sent; n P numbers quantized
 and read one piece after another, between the hops, where two phases have them all at once.
@@ -114,7 +114,7 @@ def error_growth(
 ) -> dict[str, list[float]]:
     """Relative error of the mean, |found - mean| / |mean| of norms, for each number of ranks, two-phase and in a ring.
 
-    Every rank has standard normal numbers of its own. Pure; nothing is launched.
+    Every rank has its own standard normal numbers. Pure; nothing is launched.
     """
     found: dict[str, list[float]] = {"two-phase": [], "ring": []}
     generator = torch.Generator().manual_seed(seed)

@@ -1,7 +1,7 @@
-"""Random-k: all ranks send the same k of N gradients, drawn anew each step; messages add up, so an all-reduce will do.
+"""Random-k: all ranks send the same k of N gradients, drawn at each step; an all-reduce adds the messages.
 
-The draw comes from a seed that all ranks share, so places need not be sent and values lie at the same places. What is
-sent may be scaled by N/k, so that its expectation is the gradient:
+The draw comes from a seed that all ranks share, so places need not be sent and values lie at the same places. The
+message may be scaled by N/k, so that its expectation is the gradient:
 
     E[C(g)] = g         as each place is drawn with probability k/N
     E|C(g) - g|^2 = (N/k - 1) |g|^2        the price: at 1%, noise of 99 times the gradient's own size
@@ -30,12 +30,12 @@ from lablib.signature import checked
 
 
 class RandomK(LossyAverage):
-    """The mean of k gradients at places that all ranks draw alike; 0 elsewhere.
+    """The mean of k gradients at random places, the same on all ranks; 0 elsewhere.
 
     Arguments:
         ratio: k as a share of a bucket, above 0 and up to 1.
         seed: the same on all ranks.
-        is_unbiased: whether what is sent is scaled by N/k. False inside of `ErrorFeedback`.
+        is_unbiased: whether the message is scaled by N/k. False inside of `ErrorFeedback`.
     """
 
     @checked

@@ -3,8 +3,8 @@
     y = x diag(signs) H            y is quantized            x ~ y H diag(signs)
 
 One number of size a among n small ones sets the scale a / 7 of its block, and the small ones round to zero. Rotated,
-it is n numbers of size a / sqrt(n), and the scale shrinks with them. H is orthogonal, so errors keep their length:
-those of x are those of y, spread evenly. Numbers without outliers gain nothing.
+it is n numbers of size a / sqrt(n), and the scale shrinks with them. H is orthogonal, so the error of x has
+the length of y's error, spread evenly. Numbers without outliers gain nothing.
 
 Cost: as the quantizer inside; a product with H each way (n additions a number; log2 n with a butterfly).
 Rows are filled up with zeros to a multiple of n, and those are sent too.

@@ -1,14 +1,14 @@
 """hpZ: each node keeps a second copy of the parameters, sharded among its ranks; backward gathers from there.
 
 ZeRO-3 gathers every unit twice, for forward and for backward, from all ranks: the same numbers cross the network twice.
-With hpZ a rank keeps, of what the first gather brought, its part of a copy that the ranks of its node hold together:
+With hpZ a rank keeps, after the first gather, its part of a copy that the ranks of its node hold together:
 
     all ranks, N = 2, L = 2    forward   a | b | c | d   gathered across nodes -> [a b c d] on every rank
     node 0                     kept      [a b] on local rank 0, [c d] on local rank 1
     node 1                     kept      [a b] on local rank 0, [c d] on local rank 1
                                backward  gathered inside the node -> [a b c d]
 
-What forward computed with, backward gets: parameters that qwZ rounded are kept as they were read. A step changes the
+Backward gets the parameters of forward: if qwZ rounded them, they are kept rounded. A step changes the
 shards, and the next forward's gather brings the copy up to date.
 
 Cost for N nodes of L ranks, n = N L, S bytes of a unit's full buffer:

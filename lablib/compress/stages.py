@@ -17,9 +17,9 @@ communications run during backward too.
     backward    | bucket 0 ready | bucket 1 ready | bucket 2 ready | ends
     comm        [ 0, stage 1     ][ 0, 2 ][ 1, 1  ][ 1, 2 ][ 2, 1  ][ 2, 2 ]
 
-Cost: none of its own. Shapes: none.
-Source: the order of stages is that of lablib/parallel/data/hierarchical.py.
-Simplified: a stage begins when somebody asks, not by itself on another stream when the one before ends.
+Cost: none. Shapes: none.
+Source: the order of stages is as in lablib/parallel/data/hierarchical.py.
+Simplified: a stage begins at a call of `move_on` or `wait`, not by itself on another stream when the one before ends.
 """
 
 from collections.abc import Callable, Iterator

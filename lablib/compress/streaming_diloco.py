@@ -1,8 +1,8 @@
 """Streaming DiLoCo: synchronize the model fragment by fragment, in turn, while training goes on.
 
 DiLoCo sends seldom, but then everything at once, and waits. Here layers are dealt out to P fragments that synchronize
-one after another, H/P steps apart, so a P-th of the bytes travels at a time. And nobody waits: the mean of an outer
-gradient that left at step t is applied at step t + tau. What the rank learned meanwhile is kept by mixing:
+one after another, H/P steps apart, so a P-th of the bytes travels at a time. And no rank waits: the mean of an outer
+gradient that left at step t is applied at step t + tau. The steps in between are kept by mixing:
 
     w_r = alpha w_r + (1 - alpha) Nesterov(w, delta)          of the fragment, alpha = 0.5
 
@@ -40,7 +40,7 @@ from lablib.signature import Count, FractionBelow1, NonEmpty, NonNegativeInt, ch
 def layer_fragments(
     module: nn.Module, layers: Sequence[nn.Module], num_fragments: Annotated[Count, "try num_fragments=2"]
 ) -> list[list[nn.Parameter]]:
-    """Layers dealt out in turn; what is in none of them (embeddings, norm, head) joins the first fragment.
+    """Layers dealt out in turn; other parameters (embeddings, norm, head) join the first fragment.
 
     Raises:
         ValueError: more fragments than layers.
@@ -69,7 +69,7 @@ class StreamingDiLoCo:
         fragments: the parameters of each; together all that are trained, each once.
         every: H, a multiple of the number of fragments.
         overlap: tau, 0 to H - 1 steps.
-        keep: alpha, the share of its own parameters that a rank keeps when a fragment arrives, 0 to 1.
+        keep: alpha, the share of a rank's parameters that it keeps when a fragment arrives.
         outer, group, reduce: as in DiLoCo.
     """
 
@@ -103,7 +103,7 @@ class StreamingDiLoCo:
         self._arrivals: list[tuple[int, Fragment]] = []
 
     def step(self) -> None:
-        """Count a step; what is due arrives, and what is due leaves. Communicates; changes parameters."""
+        """Count a step; receive and send the fragments that are due. Communicates; changes parameters."""
         self.num_steps += 1
         apart = self.every // len(self.fragments)
         if self.num_steps % apart == 0:
@@ -114,6 +114,6 @@ class StreamingDiLoCo:
             self._arrivals.pop(0)[1].finish(self.keep)
 
     def finish(self) -> None:
-        """All that is under way arrives: after the last step."""
+        """Receive all fragments under way, after the last step."""
         while self._arrivals:
             self._arrivals.pop(0)[1].finish(self.keep)

@@ -12,7 +12,7 @@ until they are among the largest.
 
 Cost for n ranks, k of N gradients of b bytes:
     time_s      (n-1) (alpha + k (b + 4) beta), a choice of about four readings, n sparse sums
-    peak bytes  n k (b + 4) beside the gradients
+    peak bytes  n k (b + 4) more than the gradients
     sent bytes  (n-1) k (b + 4) per rank, less than 2(n-1)/n b N where k/N < 2b / (n (b+4)): 1% pays below 100 ranks
 Shapes: a bucket is flat, [N]; values and indices [k].
 Source: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", 2017, arXiv 1704.05021, section 3;

@@ -11,8 +11,8 @@ lablib/parallel's ZeRO takes in the place of a collective:
 
         Zero(model, torch.optim.AdamW, stage=3, param_dtype=torch.bfloat16, **zero_plus_plus_options(node_mesh(8)))
 
-Each to be multiplied by (N-1)/N, as a node need not send what it has; and codes by 1 + 32 / (B b), for their scales:
-in blocks of 256 what crosses is 3.92 times less.
+Each to be multiplied by (N-1)/N, as a node need not send its own part; and codes by 1 + 32 / (B b), for their scales:
+in blocks of 256 the bytes across are 3.92 times fewer.
 
 Cost for N nodes of L ranks, n = N L, P numbers a shard, S8 and S4 the messages of P numbers in INT8 and INT4
 (`quantized.py`); bytes that the L ranks of a node send, whole tensors crossing once (hierarchical rings):
@@ -69,7 +69,7 @@ class LevelBytes:
 
 @checked
 def zero3_bytes(shard_numel: Size, nodes: Size, local: Size, number_bytes: Size = 2) -> dict[str, LevelBytes]:
-    """What the ranks of one node send in a step of ZeRO-3, for each of `COLLECTIVES`.
+    """Bytes that the ranks of one node send in a step of ZeRO-3, for each of `COLLECTIVES`.
 
     Arguments:
         shard_numel: P, numbers that each rank owns.
@@ -91,7 +91,7 @@ def zero_plus_plus_bytes(
     """The same with qwZ, hpZ and qgZ.
 
     Arguments as in `zero3_bytes`, and:
-        weights, gradients: what qwZ and qgZ quantize with.
+        weights, gradients: quantizers of qwZ and qgZ.
     """
     return {
         "forward": _moved(weights.message_bytes(shard_numel), nodes, local),
@@ -117,7 +117,7 @@ def zero_plus_plus_options(mesh: DeviceMesh, weights: Quantizer = INT8, gradient
 
 @checked
 def level_bytes(traffic: Traffic, local: Size) -> LevelBytes:
-    """What was sent inside nodes of `local` ranks and across them, by all ranks of a run together."""
+    """Bytes sent inside nodes of `local` ranks and across them, by all ranks of a run together."""
     inside = across = 0.0
     for transfer in traffic.transfers:
         for (source, to), size in transfer.routes.items():
@@ -151,7 +151,7 @@ def zero_plus_plus_speedup(
     nodes: Annotated[int, Range(ge=2, le=10**9, example=24)],
     overlap: Fraction = 0.0,
 ) -> Speedup:
-    """When a quarter of the bytes is twice the speed: where a step computes little beside what it sends.
+    """Speedup from a quarter of the bytes: large where a step computes little and sends much.
 
     Arguments:
         num_params: of the model.

@@ -2,8 +2,8 @@
 
 A corpus is two files: `<key>.bin`, its bytes, and `<key>.json`, their number, checksum and origin. Both are written
 under another name and renamed, the bytes first: a reader sees the old file or the new one, never a half of one, even
-while eight ranks build the same corpus at once. What is read is checked against the checksum; damage is reported and
-the corpus built again.
+while eight ranks build the same corpus at once. Reading checks the checksum; a damaged corpus is reported and
+built again.
 
 Cost: reading hashes the file, about a second for each gigabyte; the bytes are then mapped, not loaded.
 """
@@ -26,7 +26,7 @@ from lablib.text.files import system_path
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What the cache knows of a file: its length, its sha256 in hexadecimal, and where the bytes came from."""
+    """A file of the cache: its length, its sha256 in hexadecimal, and the origin of its bytes."""
 
     size_bytes: int
     sha256: str
@@ -34,7 +34,7 @@ class Entry:
 
 
 def cache_folder() -> Path:
-    """Where corpora are kept: the environment's LAB_DATA, else the platform's own place for caches."""
+    """The folder of corpora: the environment's LAB_DATA, or the platform's cache folder."""
     if chosen := os.environ.get("LAB_DATA"):
         return Path(os.path.expanduser(chosen)).resolve()
     return user_folder("cache") / "corpora"
@@ -47,7 +47,7 @@ def read_entry(folder: Path, key: str) -> Entry | None:
         return None
     try:
         entry = Entry(**json.loads(about.read_text("utf-8")))
-        whole = path.stat().st_size == entry.size_bytes and _sha256(path) == entry.sha256
+        whole = path.stat().st_size == entry.size_bytes and sha256_of(path) == entry.sha256
     except (ValueError, TypeError):
         whole = False
     if whole:
@@ -57,7 +57,7 @@ def read_entry(folder: Path, key: str) -> Entry | None:
 
 
 def write_entry(folder: Path, key: str, chunks: Iterable[bytes], source: str) -> Entry:
-    """Write the chunks, in order, as the file `key` of the cache. An interrupted write leaves what was there before."""
+    """Write the chunks, in order, as the file `key` of the cache. An interrupted write leaves the old file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         digest, size_bytes = hashlib.sha256(), 0
@@ -94,11 +94,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def not_written(error: OSError, path: Path, what: str) -> OSError:
-    """The error of a file that could not be written, with its number: file, what is missing, reason and remedy."""
+    """The error of a file that could not be written, with its number: path, missing content, reason and remedy."""
     remedy = "free some disk space" if error.errno == errno.ENOSPC else "give a folder that you can write to"
     return OSError(error.errno, f"{path}: {what} ({error.strerror}); {remedy}.")
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

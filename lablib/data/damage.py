@@ -1,14 +1,14 @@
-"""Damaged data: end with it or skip it, but name it, count it, and lose nothing else.
+"""Damaged data: stop at a damaged record or skip it; either way name it, count it, and lose no other record.
 
-Of many terabytes some are damaged: a flipped bit, a copy that broke off, a record that nobody can decode. To end there
-may stop a whole cluster for one document; to skip in silence hides how much is missing. So:
+Of many terabytes some are damaged: a flipped bit, an incomplete copy, a record that does not decode. Stopping may stop
+a whole cluster for one document; skipping silently hides how much is missing. So:
 
     reading = read_shards(manifest, on_error="skip")
     for record in reading: ...
     reading.num_delivered, reading.num_lost, reading.losses     shard-00003.tar: record 17: the checksum ... differs
 
-Delivered and lost together are always all records of the manifest, each once. What can be recovered after a damage
-is the format's matter; see `formats/catalogue.py`.
+Delivered and lost records together are all records of the manifest, each once. How much can be recovered after a
+damage depends on the format; see `formats/catalogue.py`.
 
 A full disk while writing leaves whole shards and no manifest: a shard is written under another name and renamed.
 
@@ -16,7 +16,7 @@ Cost: none beyond the checksums, which every reader computes.
 Source: Bairavasundaram et al., "An Analysis of Data Corruption in the Storage Stack", FAST 2008 (more
 than 400,000 checksums that differed, on 1.53 million disks in 41 months); Saltzer et al. 1984, see
 `formats/records.py`.
-Simplified: a shard that cannot be read is not asked for again.
+Simplified: a shard that cannot be read is not read a second time.
 """
 
 import errno
@@ -34,11 +34,11 @@ T = TypeVar("T")
 
 
 class Reading(Generic[T]):
-    """Records on their way, and what was lost so far. To be iterated once.
+    """Records of shards, delivered one by one, and the losses so far. To be iterated once.
 
     Attributes:
         num_delivered: records given out.
-        losses: what cannot be had, in order.
+        losses: records that cannot be read, in order.
     """
 
     def __init__(self, items: Iterator[T | Loss], ends_with_loss: bool):
@@ -49,7 +49,7 @@ class Reading(Generic[T]):
 
     @property
     def num_lost(self) -> int:
-        """Records that cannot be had."""
+        """Number of records that cannot be read."""
         return sum(loss.count for loss in self.losses)
 
     def __iter__(self) -> Iterator[T]:
@@ -75,11 +75,11 @@ def read_shards(
     """The records of all shards in order, each decoded.
 
     Arguments:
-        on_error: end with the first record that cannot be had, or go on with the next.
-        decode: what becomes of a record; its errors are losses of that record. None: nothing.
+        on_error: stop at the first record that cannot be read, or go on with the next.
+        decode: function of a record; its errors are losses of that record. None: the record itself.
 
     Raises:
-        ValueError: a format that nobody knows.
+        ValueError: an unknown format.
         DamagedDataError: while reading, with on_error="raise".
     """
     if manifest.format not in FORMATS:
@@ -95,7 +95,7 @@ def _items(manifest: Manifest, decode: Callable[[Record], Any]) -> Iterator[Any]
                 continue
             try:
                 item = decode(found.record)
-            except Exception as error:  # whatever the caller's function raises
+            except Exception as error:  # any error of the caller's function
                 item = Loss(shard.path, found.number, 1, f"it does not decode ({error})")
             yield item
 
@@ -119,7 +119,7 @@ def cut_file(path: Path, size_bytes: NonNegativeInt) -> None:
 
 
 class FullDisk:
-    """A disk with so much room and no more: what is written beyond it raises ENOSPC, as the system does.
+    """A disk with limited room: writing beyond it raises ENOSPC, as the system does.
 
     disk = FullDisk(10_000); format.write(..., disk=disk.file)
     """
@@ -138,7 +138,7 @@ class _FileOnFullDisk:
 
     def write(self, content: Sequence[int] | bytes) -> int:
         some = bytes(content)[: self._disk.room_bytes]
-        self._disk.room_bytes -= self._file.write(some)  # a full disk takes what it has room for
+        self._disk.room_bytes -= self._file.write(some)  # a full disk takes the first bytes
         if len(some) < len(content):
             raise OSError(errno.ENOSPC, "No space left on device")
         return len(some)

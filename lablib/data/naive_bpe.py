@@ -9,11 +9,11 @@ everywhere, and count again:
 The text is first cut into pieces (words with the space before them); a token never crosses a border, so equal pieces
 are counted once with their number. The list of merges, in order, is the tokenizer: text is encoded by the same merges.
 
-Cost: V merges, each counts U bytes of unequal pieces anew: O(V U). `tokenizer.py` uses a library that changes only the
+Cost: V merges, each counts U bytes of unequal pieces again: O(V U). `tokenizer.py` uses a library that changes only the
 counts that a merge touches.
 Source: Sennrich, Haddow, Birch, "Neural Machine Translation of Rare Words with Subword Units", 2016, arXiv 1508.07909,
 section 3.2 and algorithm 1; on bytes: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019, 2.2.
-Simplified: slow. Of pairs that are equally frequent, the one whose two tokens came first is joined.
+Simplified: slow. Of equally frequent pairs, the one with the earlier tokens is joined.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ VocabSize = Annotated[int, Range(ge=256), "give a token for each of the 256 byte
 
 @checked
 def train_bpe(pieces: Mapping[bytes, int], vocab_size: VocabSize, first_tokens: Sequence[bytes] = ()) -> list[tuple]:
-    """The merges, in the order in which they were found.
+    """The merges, in order.
 
     Arguments:
         pieces: how often each piece of text occurs. No merge crosses the border of a piece.
@@ -63,7 +63,7 @@ def train_bpe(pieces: Mapping[bytes, int], vocab_size: VocabSize, first_tokens: 
 
 @checked
 def encode_bpe(piece: bytes, merges: Iterable[tuple]) -> list[bytes]:
-    """The tokens of a piece: every merge in turn, as in training."""
+    """The tokens of a piece, by every merge in turn."""
     tokens = [bytes([byte]) for byte in piece]
     for pair in merges:
         tokens = merge_pair(tokens, pair)

@@ -1,17 +1,17 @@
-"""Shards in an object store: each request waits first, and many in flight hide the wait.
+"""Reads of shards in an object store: latency per request, and requests in flight that hide it.
 
 Object storage keeps data sets that no disk holds, behind a network: a request (GET of an object, or of a range of its
 bytes) waits l seconds for its first byte, then gets at most b bytes a second; all requests of a machine together get at
 most the B of its link. With k in flight and requests of s bytes:
 
     one request             l + s / b             half of it is waiting where s = l b: 13 MB at 150 ms and 85 MB/s
-    n, fixed latency        waves of k, each l + s / min(b, B / k); the last wave has what is left
+    n, fixed latency        waves of k, each l + s / min(b, B / k); the last wave has the rest
     n, random latency       X = sum_j p_j min(j b, B) / s requests a second, with j of k transferring, k - j waiting:
                             p_j ~ l^(k-j) / (k-j)!  prod_(i=1..j) s / min(i b, B)
     to fill the link        k = B (l / s + 1 / b)         (Little's law)
 
-With a fixed latency all requests of a wave wait together and the link idles; random ones do both at once. Small records
-by range reads pay l each: whole shards, read in order, are why formats for training have no random access.
+With a fixed latency all requests of a wave wait together and the link idles; with random ones waits and transfers
+overlap. Small records by range reads wait l each: training reads whole shards in order, without random access.
 
 Cost: the closed forms O(k); the simulation O(n log k).
 Source: F. Baskett, K. Chandy, R. Muntz, F. Palacios, "Open, closed, and mixed networks of queues with different classes
@@ -38,7 +38,7 @@ BytesPerSecond = Annotated[Positive, "for transfers that take no time give a lar
 
 @dataclass(frozen=True, slots=True)
 class ObjectStore:
-    """A store as one machine sees it.
+    """An object store and the link of one machine.
 
     Attributes:
         latency_s: mean seconds l to a request's first byte.
@@ -56,7 +56,7 @@ class ObjectStore:
         check_fields(self)
 
     def rate(self, num_transfers: int) -> float:
-        """Bytes a second of so many transfers together."""
+        """Bytes per second of `num_transfers` together."""
         return min(num_transfers * self.request_bytes_per_s, self.link_bytes_per_s)
 
     @checked
@@ -69,7 +69,7 @@ S3_10_GBIT = ObjectStore(latency_s=0.15, request_bytes_per_s=85e6, link_bytes_pe
 
 
 class Request(NamedTuple):
-    """A request of the simulation: when it began, its first byte came, and it ended, in seconds."""
+    """Times of a simulated request in seconds: its begin, its first byte, its end."""
 
     start_s: float
     first_byte_s: float
@@ -102,7 +102,7 @@ def requests_per_second(store: ObjectStore, request_bytes: Count, in_flight: Cou
 
 @checked
 def in_flight_to_fill(store: ObjectStore, request_bytes: Count) -> int:
-    """The fewest requests in flight whose waits and transfers fill the link: B (l / s + 1 / b), rounded up."""
+    """The fewest requests in flight that fill the link: B (l / s + 1 / b), rounded up."""
     exact = store.link_bytes_per_s * (store.latency_s / request_bytes + 1 / store.request_bytes_per_s)
     return max(1, math.ceil(exact - 1e-9))
 
@@ -137,12 +137,12 @@ def simulate_reads(
         latency: the same for all, or drawn with that mean.
 
     Returns:
-        requests: when each began, got its first byte and ended, in the order of `sizes_bytes`.
+        requests: in the order of `sizes_bytes`.
     """
     rng, begun, now, most = random.Random(seed), 0, 0.0, store.in_flight(in_flight)
     waiting: list[tuple[float, int]] = []  # (second of the first byte, request)
-    transfers: list[tuple[float, int]] = []  # (what each transfer has got when this one ends, request)
-    got = 0.0  # bytes that a transfer which was there from the beginning would have got
+    transfers: list[tuple[float, int]] = []  # (bytes of each transfer when this one ends, request)
+    got = 0.0  # bytes of a transfer that began at 0 s
     starts, firsts, ends = ([0.0] * len(sizes_bytes) for _ in range(3))
     while begun < len(sizes_bytes) or waiting or transfers:
         while begun < len(sizes_bytes) and len(waiting) + len(transfers) < most:

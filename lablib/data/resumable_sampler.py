@@ -1,17 +1,18 @@
 """A sampler that can stop at any sample and go on, with the same or another number of ranks and workers.
 
-What must be saved is neither where the sampler is (it is ahead: workers have loaded batches that nobody took) nor where
-a rank is in its own part (with other ranks there are other parts), but which places of the epoch's common order have
-been used. With the same number of batches on every rank these are the first places; in general, so many and some more:
+The state is the set of used places in the epoch's common order. The sampler's own position does not do: workers have
+loaded batches that the loop never took. Nor does a rank's position in its part: with other ranks there are other parts.
+With the same number of batches on every rank the used places are the first ones; in general, the first ones and some
+more:
 
     order        5 2 7 0 6 1 4 3          two ranks, batches of 1, in turn
     rank 0       5   7   6   4            has used 5 7 6; 4 is loaded and not taken: it does not count
     rank 1         2   0   1   3          has used 2
     used places  0 1 2 4                  state: the first 3, and 4
-    left         0 1 4 3                  dealt out anew to however many ranks there are
+    left         0 1 4 3                  dealt out again to any number of ranks
 
-The rank's batches of a resumed epoch come from what was left, dealt out as `sharding.rank_part` deals. Workers do not
-matter: the loop, and not they, says what was used. So
+The rank's batches of a resumed epoch come from the places left, dealt out as `sharding.rank_part` deals. Workers do not
+matter, as the loop counts the used batches:
 
     sampler = ResumableSampler(len(dataset), batch_size, rank, world_size)
     loader = DataLoader(dataset, batch_sampler=sampler, num_workers=8)
@@ -20,11 +21,11 @@ matter: the loop, and not they, says what was used. So
     state = merge_states([state of each rank])  # once, when saving
     sampler.load_state_dict(state)              # on each rank of the new run
 
-Cost: a state is two numbers and the places that some ranks were ahead: none if all did as many steps. Making an order
-anew: N numbers, milliseconds for a million.
+Cost: a state is two numbers and the places that some ranks were ahead: none if all did as many steps. The order is
+computed again: N numbers, milliseconds for a million.
 Source: torchdata 0.11, StatefulDataLoader, counts the batches that were yielded: exact with as many workers as before;
-with others it ends in an AssertionError, and of ranks it knows nothing. MosaicML's StreamingDataset saves `epoch` and
-`sample_in_epoch` over all ranks ("Resumption").
+with others it ends in an AssertionError, and it does not support other numbers of ranks. MosaicML's StreamingDataset
+saves `epoch` and `sample_in_epoch` over all ranks ("Resumption").
 Simplified: the order of an epoch is held in memory. Random augmentation in a worker is not resumed: take its seed from
 the number of the sample and the epoch.
 """
@@ -45,11 +46,11 @@ class ResumableSampler(Sampler[list[int]]):
     """Batches of sample numbers for one rank, epoch by epoch; a `batch_sampler` of torch's DataLoader.
 
     Arguments:
-        num_samples: of the data set.
-        batch_size: samples a rank and step.
-        rank, world_size: which part is this rank's, of how many.
-        seed: of the order, the same on every rank.
-        uneven: what becomes of samples that do not divide by the ranks.
+        num_samples: samples of the data set.
+        batch_size: samples per rank and step.
+        rank, world_size: this rank, and the number of ranks.
+        seed: seed of the order, the same on every rank.
+        uneven: rule for samples that do not divide by the ranks.
     """
 
     @checked
@@ -68,7 +69,7 @@ class ResumableSampler(Sampler[list[int]]):
         self._begin(seed, 0, frozenset())
 
     def _begin(self, seed: int, epoch: int, used_before: frozenset[int]) -> None:
-        """An epoch begins, or goes on after what a run before this one has used of it: places of the order."""
+        """Begin an epoch, or resume it after the places of the order that an earlier run has used."""
         self._seed, self._epoch, self._used_before = seed, epoch, used_before
         left = [place for place in range(self._num_samples) if place not in used_before]
         self._part = dealt(left, self._rank, self._world_size, self._uneven)
@@ -80,7 +81,7 @@ class ResumableSampler(Sampler[list[int]]):
         return self._epoch
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of this epoch that are not used yet. It does not matter how far a loader runs ahead."""
+        """The batches of this epoch that are not used yet, however far a loader runs ahead."""
         order, places = epoch_order(self._num_samples, self._seed, self._epoch), self._part[self._num_used :]
         for first in range(0, len(places), self._batch_size):
             yield [order[place] for place in places[first : first + self._batch_size]]
@@ -107,7 +108,7 @@ class ResumableSampler(Sampler[list[int]]):
         self._num_used = min(self._num_used + self._batch_size, len(self._part))
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank has used of the epoch: plain numbers, for `merge_states`."""
+        """The places of the epoch that this rank has used, as plain numbers for `merge_states`."""
         mine = self._part[: self._num_used]
         return {
             "num_samples": self._num_samples,
@@ -118,10 +119,10 @@ class ResumableSampler(Sampler[list[int]]):
 
     @checked
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state of all ranks (`merge_states`) stopped.
+        """Go on after a state of all ranks (`merge_states`).
 
         Raises:
-            ValueError: a state of another data set, or one that `state_dict` did not make.
+            ValueError: a state of another data set, or a damaged one.
         """
         _check_state(state)
         if state["num_samples"] != self._num_samples:
@@ -134,10 +135,10 @@ class ResumableSampler(Sampler[list[int]]):
 
 @checked
 def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of the states of all ranks: what any of them has used.
+    """One state from the states of all ranks: the places that any of them has used.
 
     Raises:
-        ValueError: no state, states of different data sets, seeds or epochs, or one that `state_dict` did not make.
+        ValueError: no state, states of different data sets, seeds or epochs, or a damaged state.
     """
     if not states:
         raise ValueError("merge_states needs the state of every rank: got none.")
@@ -157,7 +158,7 @@ def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _check_state(state: Mapping[str, Any]) -> None:
-    """Places that are none of the epoch would be lost, or end it, without a word."""
+    """Refuse places outside the epoch, which would be lost, or end it, silently."""
     names = ("num_samples", "seed", "epoch", "first")
     right = all(fits(state.get(name), int) and state[name] >= 0 for name in names) and fits(
         state.get("more"), Sequence[int]
@@ -167,12 +168,12 @@ def _check_state(state: Mapping[str, Any]) -> None:
     ):
         raise ValueError(
             f"a state has {', '.join(names)} from 0 on, and more places between first and num_samples: got "
-            f"{shown(dict(state))}; give it as `state_dict` made it, or begin the epoch anew."
+            f"{shown(dict(state))}; give it as `state_dict` made it, or begin the epoch again."
         )
 
 
 def _first_and_more(used: frozenset[int]) -> dict[str, Any]:
-    """Places as two numbers where they can be: how many are used from the first on, and the others."""
+    """Places as the number used from the first on, and the others."""
     first = 0
     while first in used:
         first += 1

@@ -1,20 +1,20 @@
-"""Shards read from front to back, resumable at any sample, with other ranks and workers afterwards.
+"""Progress in shards that are read from front to back, resumable at any sample, with other ranks and workers.
 
-A worker that streams shards cannot jump to "sample 4,711 of the epoch", and its place in the stream means nothing to
-another number of workers. So the state is kept by shard: which places of it the loop has had, as intervals. What is
-left are pieces of shards, and they are dealt out anew, the largest first, each to the reader with the least to do:
+A worker that streams shards cannot jump to "sample 4,711 of the epoch", and its position in the stream is useless with
+another number of workers. So the state is kept by shard: the places that the loop has used, as intervals. The rest are
+pieces of shards. They are dealt out again, the largest first, each to the reader with the least to do:
 
     used       shard 0: [0, 100)        shard 1: [0, 40)         shard 2:
     left       -                        [40, 100)                [0, 100)
     4 readers  the largest is halved until there is a piece for each: [0, 50) [50, 75) [75, 100) of shard 2, ...
 
-Each sample travels with its shard and place, and the loop says what it has had; what a worker has read and nobody took
-is left. A shuffle buffer between reader and loop only makes more intervals.
+Each sample travels with its shard and place, and the loop marks it as used; samples that a worker has read and the loop
+has not taken are read again. A shuffle buffer between reader and loop only makes more intervals.
 
-Cost: two numbers an interval: one for each piece that is under way, with a shuffle buffer up to one a sample in it.
-Source: offsets for each part of a log, kept by who reads it: J. Kreps et al., "Kafka: a Distributed Messaging System
-for Log Processing", 2011. MosaicML's StreamingDataset saves an offset into one order of all samples instead.
-Simplified: a reader can begin inside a shard (an index, or reading and throwing away what stands before).
+Cost: two numbers per interval: one for each piece in progress, with a shuffle buffer up to one per sample in it.
+Source: offsets for each part of a log, kept by its reader: J. Kreps et al., "Kafka: a Distributed Messaging System for
+Log Processing", 2011. MosaicML's StreamingDataset saves an offset into one order of all samples instead.
+Simplified: a reader can begin inside a shard (by an index, or by reading and dropping the samples before).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ from lablib.data.sharding import check_rank_of, epoch_order
 from lablib.signature import Count, NonNegativeInt, Range, checked, fits, shown
 from lablib.text.units import plural
 
-_REMEDY = "give it as `state_dict` made it, or begin the epoch anew."
+_REMEDY = "give it as `state_dict` made it, or begin the epoch again."
 
 
 class Piece(NamedTuple):
@@ -38,7 +38,7 @@ class Piece(NamedTuple):
 
 
 class ShardProgress:
-    """What the loop has had of each shard.
+    """The samples of each shard that the loop has used.
 
     Arguments:
         sizes: samples of each shard.
@@ -54,15 +54,15 @@ class ShardProgress:
         return f"ShardProgress({plural(len(self._sizes), 'shards')}, {left:,} of {sum(self._sizes):,} samples left)"
 
     def mark_used(self, shard: int, place: int) -> None:
-        """The loop has had this sample."""
+        """Mark a sample as used."""
         if not 0 <= shard < len(self._sizes) or not 0 <= place < self._sizes[shard]:
             raise ValueError(f"shards have the sizes {list(self._sizes)}: got place {place} of shard {shard}.")
         starts = self._starts[shard]
         before = starts.pop(place, place)  # an interval that ended here is one longer
-        starts[place + 1] = min(before, starts.get(place + 1, place))  # unless the loop has had the sample already
+        starts[place + 1] = min(before, starts.get(place + 1, place))  # unless the sample was used already
 
     def left(self) -> list[Piece]:
-        """The pieces that nobody has had, in order."""
+        """The pieces that are not used yet, in order."""
         pieces = []
         for shard, size in enumerate(self._sizes):
             edge = 0
@@ -73,7 +73,7 @@ class ShardProgress:
         return [piece for piece in pieces if piece.start < piece.stop]
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain lists: sizes, and the intervals that were used of each shard."""
+        """Sizes, and the used intervals of each shard, as plain lists."""
         return {"sizes": list(self._sizes), "used": [self._intervals(shard) for shard in range(len(self._sizes))]}
 
     @staticmethod
@@ -82,7 +82,7 @@ class ShardProgress:
         """The progress of all ranks together, from the state of each.
 
         Raises:
-            ValueError: no state, states of different shards, or one that `state_dict` did not make.
+            ValueError: no state, states of different shards, or a damaged state.
         """
         for state in states:
             _check_state(state)
@@ -106,9 +106,9 @@ def deal_pieces(
     """The pieces of each reader: no sample lost, none twice, and as many samples each as pieces allow.
 
     Arguments:
-        pieces: what is left.
+        pieces: pieces left.
         num_readers: ranks times workers; the largest pieces are halved until each reader has one.
-        seed: of the order of pieces of one size; another one in each epoch.
+        seed: seed of the order of pieces of one size; another one in each epoch.
     """
     for piece in pieces:
         if not 0 <= piece.start <= piece.stop:
@@ -130,10 +130,10 @@ class ShardReader(IterableDataset[tuple[int, int, Any]]):
     """A rank's samples as (shard, place, sample), shared out among the loader's workers.
 
     Arguments:
-        read: gives the samples [start, stop) of a shard, in order.
-        pieces: what is left for all ranks: `ShardProgress.left()`.
-        rank, world_size: which part is this rank's, of how many.
-        seed: of the order of the pieces, the same on every rank.
+        read: returns the samples [start, stop) of a shard, in order.
+        pieces: pieces left for all ranks, `ShardProgress.left()`.
+        rank, world_size: this rank, and the number of ranks.
+        seed: seed of the order of the pieces, the same on every rank.
     """
 
     @checked
@@ -150,13 +150,13 @@ class ShardReader(IterableDataset[tuple[int, int, Any]]):
         self._rank, self._world_size = rank, world_size
 
     def __iter__(self) -> Iterator[tuple[int, int, Any]]:
-        """Called in each worker: its own pieces."""
+        """The samples of this worker's pieces."""
         info = get_worker_info()
         worker, num_workers = (info.id, info.num_workers) if info else (0, 1)
         return self.samples_of(worker, num_workers)
 
     def samples_of(self, worker: int, num_workers: int) -> Iterator[tuple[int, int, Any]]:
-        """What this worker of so many reads."""
+        """The samples of one of `num_workers` workers."""
         mine = deal_pieces(self._pieces, self._world_size * num_workers, self._seed)
         for shard, start, stop in mine[self._rank * num_workers + worker]:
             for place, sample in zip(range(start, stop), self._read(shard, start, stop), strict=True):
@@ -182,7 +182,7 @@ def _size(piece: Piece) -> int:
 
 
 def _joined(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Sorted intervals, those that touch or overlap as one."""
+    """Sorted intervals, with touching or overlapping ones joined."""
     joined: list[tuple[int, int]] = []
     for start, stop in intervals:
         if joined and start <= joined[-1][1]:

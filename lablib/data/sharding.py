@@ -1,20 +1,21 @@
-"""Sharding: which rank, and which worker of it, reads which samples or which shards of an epoch.
+"""Sharding: the samples or shards of an epoch that each rank, and each worker of it, reads.
 
-Every rank computes the same order of the N samples from (seed, epoch), and takes its part of it; nobody communicates:
+Every rank computes the same order of the N samples from (seed, epoch), and takes its part of it, without communication:
 
     order       5 2 7 0 6 1 4              N = 7, W = 2 ranks
     rank 0      5   7   6   4              sample i of the order goes to rank i mod W
     rank 1        2   0   1   *            7 is odd. keep: rank 1 has one less; pad: * is 5 again; drop: 4 is left out
 
-The seed must be the same everywhere. With a seed of its own each rank takes 1 / W of another order: a sample is taken
-by 0, 1, 2, ... ranks (binomial), and (1 - 1 / W)^W of all, about 1 / e, are not seen in that epoch.
+The seed must be the same everywhere. With different seeds each rank takes 1 / W of another order: a sample is taken by
+0, 1, 2, ... ranks (binomial), and (1 - 1 / W)^W of all, about 1 / e, are not seen in that epoch.
 
-Whole shards, files of many samples, are dealt out alike: shard s to rank s mod W, there to worker (s div W) mod k.
-Ranks then differ by whole shards, and a step needs a batch of every rank: together they do what the least has.
+Whole shards, files of many samples, are dealt out in the same way: shard s to rank s mod W, there to worker
+(s div W) mod k. Ranks then differ by whole shards, and a step needs a batch of every rank: the rank with the fewest
+batches limits the common steps.
 
 Cost: N numbers of 8 bytes for the order, N / W for a part.
-Source: torch 2.13, `torch/utils/data/distributed.py`: order, padding and dropping are those of DistributedSampler.
-Simplified: sizes of shards do not matter for who reads them.
+Source: torch 2.13, `torch/utils/data/distributed.py`: order, padding and dropping as in DistributedSampler.
+Simplified: shards are dealt out by number, not by size.
 """
 
 from collections import Counter
@@ -31,7 +32,7 @@ NumSamples = Annotated[int, Range(ge=0, le=10**9)]  # beyond that a list of all 
 
 
 class Uneven(Enum):
-    """What becomes of samples that do not divide by the ranks."""
+    """Rule for samples that do not divide by the ranks."""
 
     KEEP = "keep"  # the first ranks have one more
     PAD = "pad"  # the first samples of the order again
@@ -56,7 +57,7 @@ def rank_part(order: Sequence[int], rank: int, world_size: Count, uneven: Uneven
 
 
 def dealt(order: Sequence[int], rank: int, world_size: int, uneven: Uneven) -> list[int]:
-    """`rank_part` without a look at each of a million samples."""
+    """`rank_part` without its checks."""
     order = list(order)
     remainder = len(order) % world_size
     if remainder and uneven is Uneven.DROP:
@@ -79,7 +80,7 @@ def shards_of(num_shards: int, rank: int, world_size: Count, worker: int = 0, nu
         raise ValueError(f"worker must be from 0 to num_workers - 1 = {num_workers - 1}: got {worker}.")
     if num_shards < world_size:
         raise ValueError(
-            f"every rank needs a shard of its own: got {num_shards} shards for {world_size} ranks; write at least "
+            f"every rank needs at least one shard: got {num_shards} shards for {world_size} ranks; write at least "
             f"{world_size} smaller shards, or share out samples (rank_part) instead of shards."
         )
     return list(range(rank, num_shards, world_size))[worker::num_workers]
@@ -87,7 +88,7 @@ def shards_of(num_shards: int, rank: int, world_size: Count, worker: int = 0, nu
 
 @checked
 def common_batches(shard_sizes: Sequence[NonNegativeInt], world_size: Count, batch_size: Count) -> int:
-    """Full batches of `batch_size` that every rank can make of its shards: so many steps they can do together.
+    """Full batches that every rank can make of its shards: the number of common steps.
 
     Arguments:
         shard_sizes: samples of each shard.
@@ -99,12 +100,12 @@ def common_batches(shard_sizes: Sequence[NonNegativeInt], world_size: Count, bat
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """How often the samples of an epoch were delivered, to all ranks and workers together.
+    """Lost and repeated samples of an epoch, over all ranks and workers.
 
     Attributes:
-        num_samples: that there are.
-        lost: those that nobody got, in order.
-        repeated: those that came more than once, in order.
+        num_samples: samples of the data set.
+        lost: samples that were not delivered, in order.
+        repeated: samples that were delivered more than once, in order.
     """
 
     num_samples: int
@@ -119,7 +120,7 @@ class Seen:
 
 @checked
 def count_seen(deliveries: Sequence[Sequence[int]], num_samples: NumSamples) -> Seen:
-    """Count what ranks, or workers, got in an epoch.
+    """Count the samples that ranks, or workers, got in an epoch.
 
     Arguments:
         deliveries: the samples that each of them got, from 0 to num_samples - 1.
@@ -134,7 +135,7 @@ def count_seen(deliveries: Sequence[Sequence[int]], num_samples: NumSamples) -> 
 
 @checked
 def lost_share_of_own_seeds(world_size: Count) -> float:
-    """The expected part of an epoch that no rank gets, if each shuffles with a seed of its own: (1 - 1/W)^W."""
+    """Expected share of an epoch that no rank gets, if each rank has its own seed: (1 - 1/W)^W."""
     return (1 - 1 / world_size) ** world_size
 
 

@@ -1,4 +1,4 @@
-"""A shuffle buffer: an order that is nearly random, from data that can only be read one after another.
+"""A shuffle buffer: a nearly random order of samples that can only be read one after another.
 
 Fill a buffer with the first b samples. Then give out one of them, chosen at random, put the next sample into its place,
 and so on; at the end the rest, shuffled. A sample can come out at most b - 1 places early, and late without bound:
@@ -12,14 +12,14 @@ A sample waits for a number of draws that is geometric with chance 1 / b, which 
     E[d^2] = b (b - 1)                   rank correlation of in and out: 1 - 6 b (b - 1) / N^2 for b << N
     P(neighbours stay neighbours) = 1 / b      for a uniform order 2 / N
 
-A shuffle of all N by index: E[|d|] = (N^2 - 1) / (3 N), correlation 0. A buffer of b << N leaves what was sorted (one
-class after another) sorted: batches are of one class. Two ways that help and cost no memory: shards in a random order,
-and several shards open at once, read in turn (bunched shuffle, `interleave`), before the buffer.
+A shuffle of all N by index: E[|d|] = (N^2 - 1) / (3 N), correlation 0. A buffer of b << N leaves sorted data (one class
+after another) sorted: batches are of one class. Two ways help and cost no memory: shards in a random order, and several
+shards open at once, read in turn (bunched shuffle, `interleave`), before the buffer.
 
 Cost: b samples of memory, and b reads before the first one comes out; the whole order by index: random reads.
 Source: the buffers of tf.data (`Dataset.shuffle`) and webdataset (`shuffle`); geometric waiting times. Interleaving:
 D. Murray et al., "tf.data: A Machine Learning Data Processing Framework", 2021, arXiv 2101.12127, section 3.
-Simplified: webdataset begins to give out before its buffer is full if told so (`initial`).
+Simplified: webdataset can begin to give out before its buffer is full (`initial`).
 """
 
 import math
@@ -82,6 +82,6 @@ def interleave(
 
 @checked
 def expected_displacement(size: BufferSize) -> float:
-    """E[|d|] far from the ends: by how many places a buffer moves a sample, 2 (b - 1) (1 - 1/b)^(b - 1)."""
+    """E[|d|] far from the ends, the places by which a buffer moves a sample: 2 (b - 1) (1 - 1/b)^(b - 1)."""
     # (1 - 1/b)^(b - 1) by its logarithm: 1 - 1/b of a large b is 1 in a float.
     return 2 * (size - 1) * math.exp((size - 1) * math.log1p(-1 / size)) if size > 1 else 0.0

@@ -1,21 +1,21 @@
-"""How random an order is: four numbers, and what a uniform order gives for each.
+"""Randomness of an order, measured by four numbers, and their values for a uniformly random order.
 
-An order is a list: at place t stands the sample whose place was order[t] before. N samples, d = t - order[t].
+An order is a list: place t has the sample that was at place order[t] before. N samples, d = t - order[t].
 
     displacement     mean |d|, of N                     uniform: (N^2 - 1) / (3 N), a third of N
     correlation      of places in and out (Spearman)    uniform: 0; 1 - 6 sum d^2 / (N (N^2 - 1))
     neighbours kept  share of pairs one after the       uniform: 2 / N
                      other that were so before
-    distance         cut in and out into w windows: how far each window's samples are from coming
-                     out of all windows alike, as total variation: half of sum |share - 1 / w|, 0 to 1 - 1 / w
+    distance         cut in and out into w windows: distance of the origins of each window's samples from
+                     uniform, as total variation: half of sum |share - 1 / w|, 0 to 1 - 1 / w
 
-The first two see how far samples move, the third what stays together, the last what a batch is made of: an order in
-which whole shards change places, and nothing else, is good in the first two and bad in the others.
+The first two measure how far samples move, the third which samples stay together, the last the composition of a batch:
+an order in which only whole shards change places is good in the first two and bad in the others.
 
 Cost: N numbers; w^2 for the distance.
 Source: C. Spearman, "The Proof and Measurement of Association between Two Things", 1904. (N^2 - 1) / (3 N) is the mean
 distance of two random places; the expected distance of windows is the normal approximation of their shares.
-Simplified: places alone; what counts in the end is the loss of a training run.
+Simplified: places alone; the final test is the loss of a training run.
 """
 
 import math
@@ -76,7 +76,7 @@ def shuffle_quality(order: Sequence[int], windows: Count = 10) -> ShuffleQuality
 
 @checked
 def uniform_quality(num_samples: Annotated[int, Range(ge=2)], windows: Count = 10) -> ShuffleQuality:
-    """What is expected of a uniformly random order: the reference."""
+    """Expected values for a uniformly random order, the reference."""
     _check_windows(windows, num_samples)
     num, share = num_samples, 1 / windows
     size = num / windows

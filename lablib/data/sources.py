@@ -1,4 +1,4 @@
-"""Where the bytes of a corpus come from: Python's own standard library, or a public data set on the network.
+"""Sources of the bytes of a corpus: Python's own standard library, or a public data set on the network.
 
 Every installation of Python brings some ten megabytes of real text: its standard library, prose in its docstrings
 and code between. That makes a corpus with no download, the same one on every run of the same Python.
@@ -19,7 +19,7 @@ from typing import NamedTuple
 from lablib.signature import checked
 from lablib.text.files import system_path
 
-END_OF_TEXT = "\n<|endoftext|>\n"  # between documents of a corpus that has no borders of its own
+END_OF_TEXT = "\n<|endoftext|>\n"  # between documents of a corpus that does not mark their ends
 
 # Tests are not prose, site-packages is not the standard library, and config-* and _sysconfigdata* tell of this machine.
 _LEFT_OUT = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -27,11 +27,11 @@ _LEFT_OUT_PREFIXES = ("config-", "_sysconfigdata")
 
 
 class CorpusUnavailableError(RuntimeError):
-    """A corpus cannot be had on this machine: no network, no package, or no such files. The message says which."""
+    """A corpus is not available on this machine: no network, no package, or no such files, as the message says."""
 
 
 class Source(NamedTuple):
-    """Bytes to be: `key` names them in the cache, `origin` tells a reader where they came from."""
+    """Bytes as an iterator: `key` names them in the cache, `origin` is a sentence for the reader."""
 
     key: str
     origin: str
@@ -54,7 +54,7 @@ def standard_library(folder: Path | None = None) -> Source:
 
 @checked
 def standard_library_key(folder: Path | None = None) -> str:
-    """The key of `standard_library(folder)`, told without looking for its thousand files."""
+    """The key of `standard_library(folder)`, without a search for its thousand files."""
     folder = Path(sysconfig.get_path("stdlib") if folder is None else system_path(folder))
     # Two builds of one version (a distribution's and one's own) may differ in a file: each has its place.
     where = hashlib.sha256(str(folder).encode()).hexdigest()[:8]
@@ -63,10 +63,10 @@ def standard_library_key(folder: Path | None = None) -> str:
 
 def _modules(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
-        folders[:] = [name for name in folders if not _is_left_out(name)]  # os.walk goes on into what is left here
+        folders[:] = [name for name in folders if not _is_left_out(name)]  # os.walk goes on into these
         for name in files:
             path = Path(parent, name)
-            # A distribution links in files of its own: links are not followed.
+            # A distribution adds links to its files: links are not followed.
             if name.endswith(".py") and not _is_left_out(name) and not path.is_symlink():
                 yield path
 

@@ -1,13 +1,13 @@
-"""The stale epoch: every epoch in the same order, since nobody told the sampler that a new one began.
+"""The stale epoch: every epoch in the same order, as the sampler's epoch was never set.
 
 A DistributedSampler shuffles from seed + epoch and does not count epochs: without `sampler.set_epoch(epoch)` it stays
-0. Nothing fails. It is found by what the loader delivers: compare two epochs on one rank, place by place.
+0. Nothing fails. The delivered samples show it: compare two epochs on one rank, place by place.
 
     share of places with the same sample     1 if stale; 1 / N for two random orders
     share of the rank's samples that it had  1 if the rank never changes its part (a shuffle within fixed shards);
       in the epoch before                    1 / W for new parts of all N over W ranks
 
-Cost: a number a sample and epoch.
+Cost: a number per sample and epoch.
 Source: torch 2.13, `torch/utils/data/distributed.py`, the warning in DistributedSampler's docstring.
 Simplified: samples are known by their numbers; of a real loader, deliver the number with the sample, or hash it.
 """
@@ -28,7 +28,7 @@ class EpochPair:
     Attributes:
         first, second: their numbers.
         same_places: part of the places with the same sample in both.
-        same_samples: part of the second's samples that the first had, too.
+        same_samples: part of the second's samples that the first had.
     """
 
     first: int
@@ -44,13 +44,10 @@ class EpochPair:
 
 @checked
 def compare_epochs(epochs: Sequence[Sequence[int]]) -> list[EpochPair]:
-    """Every two epochs of what one rank got, in order.
+    """All pairs of epochs of one rank, in order.
 
     Arguments:
-        epochs: the samples that the rank got, epoch by epoch; at least two of each, or chance would be taken for a bug.
-
-    Raises:
-        ValueError: an epoch with less than two samples.
+        epochs: the samples that the rank got, epoch by epoch; at least two in each, or chance would be taken for a bug.
     """
     for number, epoch in enumerate(epochs):
         if len(epoch) < 2:

@@ -1,14 +1,14 @@
 """A corpus: text as a row of bytes, each byte a token, mapped from a file that is checked by its sha256.
 
 Bytes need no tokenizer and no vocabulary file: there are 256 of them, every text has them, and the loss in nats,
-divided by ln 2, is in bits per byte whatever the language. (Published models join frequent runs of bytes into some
+divided by ln 2, is in bits per byte for any language. (Published models join frequent runs of bytes into some
 50 000 tokens: about four bytes a token in English, so their sequences are four times shorter.)
 
     corpus = load_corpus()                    # Python's standard library: no download
     train, val = train_val_split(corpus)
     for inputs_BT, targets_BT in batches(train, batch_size=8, seq_len=128, seed=0): ...
 
-Which corpora there are stands in `datasets/catalogue.toml`.
+`datasets/catalogue.toml` lists the corpora.
 Cost: N bytes of disk; of memory only the pages that are read.
 Shapes: N bytes of the corpus.
 Source: byte-level modelling as in Radford et al. 2019, section 2.2, without the merges. Each corpus names its own.
@@ -27,7 +27,7 @@ from jaxtyping import UInt8
 from torch import Tensor
 
 from lablib.data.cache import cache_folder, read_entry, write_entry
-from lablib.data.sources import Source, hugging_face, standard_library, standard_library_key
+from lablib.data.sources import hugging_face, standard_library, standard_library_key
 from lablib.signature import OneOf, Range, checked
 
 CORPORA: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -45,7 +45,7 @@ class Corpus:
         tokens: uint8 [N], in [0, 256), mapped from the file. Read it, do not write to it.
         size_bytes: N.
         sha256: of the whole file these tokens are from, in hexadecimal.
-        source: where the text came from.
+        source: origin of the text.
     """
 
     name: str
@@ -74,7 +74,7 @@ def load_corpus(name: Annotated[str, OneOf(CORPORA)] = "python-stdlib", folder: 
         folder: the cache; None for `cache_folder()`, which the environment's LAB_DATA sets.
 
     Raises:
-        CorpusUnavailableError: it cannot be had here (no network, no package); one sentence says what to do.
+        CorpusUnavailableError: no network, or no package; one sentence names the remedy.
     """
     folder = cache_folder() if folder is None else folder
     # A corpus has one key, known before anything is asked of the disk or the network: cached, it needs neither.
@@ -83,7 +83,10 @@ def load_corpus(name: Annotated[str, OneOf(CORPORA)] = "python-stdlib", folder: 
     key = standard_library_key() if is_of_python else f"{name}-{about['split']}"
     entry = read_entry(folder, key)
     if entry is None:
-        source = standard_library() if is_of_python else _download(name, about)
+        if is_of_python:
+            source = standard_library()
+        else:
+            source = hugging_face(name, about["path"], about["split"], about.get("config"), about.get("separator", ""))
         entry = write_entry(folder, key, source.chunks, source.origin)
     tokens_N = torch.from_file(str(folder / f"{key}.bin"), shared=False, size=entry.size_bytes, dtype=torch.uint8)
     return Corpus(name, tokens_N, entry.size_bytes, entry.sha256, entry.source)
@@ -102,7 +105,3 @@ def train_val_split(corpus: Corpus, val_fraction: Annotated[float, Range(gt=0, l
 
 def _part(corpus: Corpus, name: str, tokens_N: Tensor) -> Corpus:
     return replace(corpus, name=f"{corpus.name}[{name}]", tokens=tokens_N, size_bytes=len(tokens_N))
-
-
-def _download(name: str, about: Mapping[str, Any]) -> Source:
-    return hugging_face(name, about["path"], about["split"], about.get("config"), about.get("separator", ""))

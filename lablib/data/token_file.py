@@ -13,8 +13,8 @@ A block for training is `block_size` tokens: cut from the stream (`block`, no wa
 Cost: N b + 8 D bytes of disk, b = 2 or 4 bytes a token; a block reads (block_size + 1) b bytes. Opening with
 `checksum=True` reads the file once, about a second for each gigabyte.
 Shapes: N tokens, D documents; a block of T tokens.
-Source: Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053), whose code, megatron/core/datasets/indexed_dataset.py,
-maps a .bin of tokens beside an .idx with the borders.
+Source: Megatron-LM (Shoeybi et al. 2019, arXiv 1909.08053): its megatron/core/datasets/indexed_dataset.py
+maps a .bin of tokens and an .idx with the borders.
 Simplified: one file, no shards; written by one process.
 """
 
@@ -30,7 +30,7 @@ import torch
 from jaxtyping import Int64
 from torch import Tensor
 
-from lablib.data.cache import not_written, replacing
+from lablib.data.cache import not_written, replacing, sha256_of
 from lablib.data.documents import cut_documents
 from lablib.data.tokenizer import ForeignTokensError, Tokenizer
 from lablib.signature import Count, NonNegativeInt, OneOf, Range, check_fields, checked
@@ -38,7 +38,7 @@ from lablib.text.files import parse_json, read_text
 
 FORMAT = "lablib tokens 1"
 VocabSize = Annotated[int, Range(ge=1, le=2**32)]  # at most four bytes per token
-TEXTS_AT_ONCE = 256  # what is encoded together: enough for every core
+TEXTS_AT_ONCE = 256  # texts encoded together: enough for every core
 CHECKED_AT_ONCE = 2**22  # tokens: a file may be larger than memory
 WHOLE = (
     torch.int8,
@@ -58,7 +58,7 @@ class TokenFileError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class TokenHeader:
-    """What stands beside the tokens, in `<name>.json`."""
+    """The sidecar of a file of tokens, `<name>.json`."""
 
     format: Annotated[str, OneOf([FORMAT])]
     dtype: Annotated[str, OneOf(DTYPES)]
@@ -90,7 +90,7 @@ class TokenFile:
 
     Attributes:
         path: the file.
-        header: what is known of it.
+        header: its sidecar.
         tokens: uint16 or uint32, [N].
         ends: int64 [D]: where each document ends; it begins where the one before ends.
     """
@@ -137,14 +137,14 @@ def write_tokens(path: Path, documents: Iterable[Tensor], vocab_size: VocabSize,
     """Write documents of tokens, one after another as they come; the files are there whole, or not at all.
 
     Arguments:
-        path: for example train.bin; a sidecar train.bin.json is written beside it.
+        path: for example train.bin; its sidecar is train.bin.json.
         documents: tokens of each, [n].
-        vocab_size: tokens are below it; at most 65,536 of them fit in two bytes.
+        vocab_size: tokens are below it; up to 65,536 they take two bytes each.
         tokenizer: identity of the tokenizer that made them.
 
     Raises:
         ForeignTokensError: a token that is not in the vocabulary.
-        OSError: no space, no permission; what was there before is left.
+        OSError: no space, no permission; an older file is left.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -167,8 +167,8 @@ def open_tokens(path: Path, tokenizer: Tokenizer | None = None, checksum: bool =
     """Map a file of tokens.
 
     Arguments:
-        tokenizer: refuse tokens of another one; None: do not ask.
-        checksum: compare the sha256; False opens at once, and finds a wrong size or wrong ends only.
+        tokenizer: refuse tokens of another one; None: accept any.
+        checksum: compare the sha256; False opens at once, and finds only a wrong size or wrong ends.
 
     Raises:
         FileNotFoundError: the file or its sidecar is missing.
@@ -186,8 +186,11 @@ def open_tokens(path: Path, tokenizer: Tokenizer | None = None, checksum: bool =
         return TokenFile(
             path, header, *(torch.empty(0, dtype=dtype, device="cpu") for dtype in (DTYPES[header.dtype], torch.int64))
         )
-    if checksum:
-        _check_sha256(path, header)
+    if checksum and (sha256 := sha256_of(path)) != header.sha256:
+        raise TokenFileError(
+            f"{path} has the expected size, {header.size_bytes} bytes, and other contents: its sha256 must be "
+            f"{header.sha256[:12]}..., found {sha256[:12]}...; encode the text again."
+        )
     if tokenizer is not None:
         tokenizer.check_identity(header.tokenizer, str(path))
     raw = torch.from_file(str(path), shared=False, size=found, dtype=torch.uint8)
@@ -239,7 +242,7 @@ def _check_tokens(document: Tensor, number: int, vocab_size: int) -> None:
 
 
 def _check_header(path: Path, header: TokenHeader, tokens_N: Tensor, ends_D: Tensor) -> None:
-    """The checksum is of the file alone: that the sidecar tells of this file is seen in the ends and the tokens."""
+    """Compare the sidecar with the ends and the tokens: the checksum covers the file alone."""
     edges = torch.cat([ends_D.new_zeros(1), ends_D, ends_D.new_tensor([header.num_tokens])])
     rest_N = (one.long().max() for one in tokens_N.split(CHECKED_AT_ONCE) if len(one))
     if (edges.diff() < 0).any() or edges[-2] != header.num_tokens or any(top >= header.vocab_size for top in rest_N):
@@ -247,16 +250,6 @@ def _check_header(path: Path, header: TokenHeader, tokens_N: Tensor, ends_D: Ten
             f"{path} and its sidecar must tell of the same tokens, {header.num_tokens} below {header.vocab_size} in "
             f"{header.num_documents} documents of {header.dtype}: the ends of documents or the tokens differ, as after "
             "damage, an edit, or on a machine with another byte order; encode the text again."
-        )
-
-
-def _check_sha256(path: Path, header: TokenHeader) -> None:
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != header.sha256:
-        raise TokenFileError(
-            f"{path} has the expected size, {header.size_bytes} bytes, and other contents: its sha256 must be "
-            f"{header.sha256[:12]}..., found {found[:12]}...; encode the text again."
         )
 
 

@@ -1,11 +1,11 @@
 """A tokenizer: text as numbers of tokens, frequent runs of bytes as one token, and nothing unknown.
 
 Trained by byte-pair encoding (`naive_bpe.py` is the algorithm in 30 lines) on a corpus. As it begins with the 256
-bytes, every text can be encoded, and decoding returns it exactly; what the corpus has often gets short:
+bytes, every text can be encoded, and decoding returns it exactly; frequent pieces of the corpus get short:
 
     tokenizer = train_tokenizer(corpus_texts(load_corpus()), vocab_size=8192, corpus="python-stdlib")
     tokenizer.encode("for i in range(3):")        one token for " in", one for " range"
-    tokenizer.bytes_per_token(texts)              what a token saves: about 3.8 on Python's library, 1 for bytes
+    tokenizer.bytes_per_token(texts)              about 3.8 on Python's library, 1 for bytes
 
 A model's embedding is a table of exactly these numbers, so tokens of another tokenizer are nonsense to it without any
 error. Therefore a tokenizer has an `identity`, a checksum of vocabulary, merges and settings, which files of tokens
@@ -53,9 +53,9 @@ class Tokenizer:
 
     Attributes:
         library: the `tokenizers.Tokenizer` that does the work.
-        corpus: name of what it was trained on.
-        corpus_sha256: of the bytes it was trained on, in hexadecimal.
-        identity: sha256 of vocabulary, merges and settings: equal exactly where the same text gives the same tokens.
+        corpus: name of the corpus that it was trained on.
+        corpus_sha256: of the bytes of that corpus, in hexadecimal.
+        identity: sha256 of vocabulary, merges and settings; equal exactly if the same text gives the same tokens.
     """
 
     library: hf.Tokenizer
@@ -77,7 +77,7 @@ class Tokenizer:
 
     @checked
     def encode(self, text: str) -> Int64[Tensor, " n"]:
-        """The tokens of a text; the end of a document is not among them, whatever is written there.
+        """The tokens of a text; the end of a document is never among them.
 
         Raises:
             ValueError: half a character (a surrogate), which has no bytes in UTF-8.
@@ -213,7 +213,7 @@ def split_into_pieces(text: str) -> list[bytes]:
 
 
 def byte_letters() -> dict[str, int]:
-    """The letter by which GPT-2's vocabulary files write each byte: itself if printable, else from U+0100 on.
+    """The letter by which GPT-2's vocabulary files write each byte: itself if printable, otherwise from U+0100 on.
 
     Radford et al. 2019, `bytes_to_unicode` of their code: a file of tokens stays readable text.
     """
@@ -230,7 +230,7 @@ def _tokenizer(library: hf.Tokenizer, corpus: str, corpus_sha256: str) -> Tokeni
 
 
 def _tokenizer_in(found: dict[str, Any]) -> Tokenizer | None:
-    """The tokenizer that a file's fields say, None if they say none."""
+    """The tokenizer in a file's fields, None if they hold none."""
     about = [found.get("corpus"), found.get("corpus_sha256")]
     try:
         library = hf.Tokenizer.from_str(json.dumps(found.get("tokenizer")))
@@ -242,7 +242,7 @@ def _tokenizer_in(found: dict[str, Any]) -> Tokenizer | None:
 
 
 def _hashed(texts: Iterable[str], digest: Any) -> Iterator[str]:
-    """The texts, counted into the checksum on their way; a byte 0xFF parts them."""
+    """The texts, each added to the checksum; a byte 0xFF parts them."""
     empty = True
     for index, text in enumerate(texts):
         _check_text(text, index)

@@ -1,15 +1,15 @@
-"""What an interpreted launch reads and writes: loads and stores of every program, element by element, and the bytes.
+"""Memory accesses of an interpreted launch: loads and stores of every program, element by element, and the bytes.
 
     with record_accesses() as launches:
         softmax(x)
     hbm_bytes(launches)        {"x": 4096, "y": 4096}       each access counted
-    distinct_bytes(launches)   {"x": 4096, "y": 4096}       each element once a launch, for reads and for writes
+    distinct_bytes(launches)   {"x": 4096, "y": 4096}       each element once per launch, for reads and for writes
 
 The two differ where programs, or one program twice, ask for the same element: a cache may serve the second request, so
-the traffic of the GPU's memory lies between them. What a mask leaves out is no access. An atomic addition reads and
-writes: it counts twice its element's bytes.
+the traffic of the GPU's memory lies between them. Masked elements are no accesses. An atomic addition reads and writes:
+it counts twice its element's bytes.
 
-Simplified: an element is what a kernel asks for; a GPU fetches sectors of 32 bytes, so scattered reads cost more.
+Simplified: bytes of the requested elements; a GPU fetches sectors of 32 bytes, so scattered reads cost more.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _recording: ContextVar[list[Launch] | None] = ContextVar("accesses of interprete
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """A tensor that a launch was given: where it lies and how its elements are found."""
+    """A tensor of a launch: its address and layout."""
 
     name: str
     shape: tuple[int, ...]
@@ -66,7 +66,7 @@ class Operand:
 
 
 def _share_elements(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """Whether an address may be that of several places: windows (`unfold`) whose rows overlap, say."""
+    """Whether several places may share an address, as in windows (`unfold`) with overlapping rows."""
     reach = 0  # of the dimensions with smaller strides
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if stride):
         if size > 1 and stride <= reach:
@@ -115,7 +115,7 @@ class Launch:
     accesses: list[Access] = field(default_factory=list)
 
     def elements(self, tensor: str, program: Program, *kinds: Kind) -> np.ndarray:
-        """Which elements of a tensor one program touches, ascending, each once; of these kinds only, where named."""
+        """Elements of a tensor that one program touches, ascending, each once; by accesses of these kinds, if named."""
         found = [
             one.elements
             for one in self.accesses
@@ -150,7 +150,7 @@ def hbm_bytes(launches: Iterable[Launch], *kinds: Kind) -> dict[str, int]:
 
 
 def distinct_bytes(launches: Iterable[Launch], *kinds: Kind) -> dict[str, int]:
-    """Bytes by tensor, each element counted once a launch for each kind of access: what a perfect cache leaves."""
+    """Bytes by tensor, each element counted once per launch and kind of access, as with a perfect cache."""
     total: Counter[str] = Counter()
     for launch in launches:
         parts: defaultdict[tuple[str, Kind], list[Access]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""What attention moves, computes and keeps: standard attention, the paper's loop, and our loops tile by tile.
+"""Bytes moved, FLOPs and memory of attention: standard attention, the paper's loop, and our loops tile by tile.
 
 Between memory and chip, in numbers, for one head of N queries and keys of width d, with room for M numbers on chip:
 
@@ -125,7 +125,7 @@ def visited_pairs(plan: AttentionPlan) -> int:
 
 @checked
 def seen_pairs(plan: AttentionPlan) -> int:
-    """Pairs of which the query sees the key: what an attention without tiles would compute."""
+    """Pairs of which the query sees the key, the work of an attention without tiles."""
     if not plan.is_causal:
         return sum(t * s for t, s in plan.lengths)
     # Query i of t sees i + 1 + s - t keys, where that is positive: s, s - 1, ... for the last, the one before, ...

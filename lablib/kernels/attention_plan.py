@@ -1,8 +1,8 @@
-"""Which tile of queries meets which tile of keys: the plan that FlashAttention's loops, its bytes and its tests read.
+"""The plan of FlashAttention's loops: pairs of a tile of queries and a tile of keys, for kernels, bytes and tests.
 
 Documents lie one after another in one long row of tokens, as `cu_seqlens` says: document n has the queries
 cu_seqlens_q[n] ... cu_seqlens_q[n + 1] - 1, and the keys that cu_seqlens_k names in the same way. Each is cut into
-tiles of its own, so no tile crosses a border, and the last tile of a document may be short.
+tiles alone, so no tile crosses a border, and the last tile of a document may be short.
 
 Causal with t queries and s keys: query i sees the keys j <= i + s - t. The last query sees all keys ("bottom-right",
 as flash_attn has it since version 2.1; queries that come after cached keys need it). For t = s that is j <= i. With

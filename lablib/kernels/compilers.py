@@ -10,12 +10,12 @@
 On k element-wise operators eager starts k kernels and inductor one (elementwise_chain.py); a matrix product stays a
 library's kernel ("extern") in both.
 
-Cost: `first_call_s` holds the compilation, `call_s` is the median of later calls: torch.compile pays where they are
-many and alike (recompiles.py). Times differ from run to run and machine to machine: compare within one table.
+Cost: `first_call_s` holds the compilation, `call_s` is the median of later calls: torch.compile pays for many calls of
+the same shapes (recompiles.py). Times differ from run to run and machine to machine: compare within one table.
 Source: Ansel et al., "PyTorch 2", 2024 (ASPLOS), https://doi.org/10.1145/3620665.3640366; Frostig, Johnson, Leary,
 "Compiling machine learning programs via high-level tracing", 2018 (SysML) for JAX.
-Simplified: a first call may find on disk what an earlier run compiled (torch keeps inductor's programs); kernels of
-TorchScript and of the backends that fuse nothing are those of eager; XLA's are not counted.
+Simplified: a first call may find the programs of an earlier run on disk (torch keeps inductor's); TorchScript and the
+backends that fuse nothing start the kernels of eager; XLA's are not counted.
 """
 
 import re
@@ -33,7 +33,7 @@ from lablib.kernels.torch_compiler import NoCppCompiler, eager_operators, fresh,
 from lablib.signature import Count, OneOf, checked
 
 WAYS = ("eager", "torchscript", "eager backend", "aot_eager", "inductor", "jax")
-# A line of a generated `call` that starts a kernel: of its own (C++, Triton), or of a library.
+# A line of a generated `call` that starts a kernel: generated (C++, Triton), or of a library.
 _STARTS = re.compile(r"^\s+(?:\w+ = )?(cpp_fused\w*|triton_\w+\.run|extern_kernels\.\w+|torch\.ops\.\w+\.\w+\.\w+)\(")
 
 
@@ -43,10 +43,10 @@ class Compared:
 
     Attributes:
         way: one of `WAYS`.
-        kernels: started by a call; None where nobody counts them.
+        kernels: kernels that a call starts; None if unknown.
         first_call_s, call_s: seconds of the first call, and the median of the others.
-        value: what it returned.
-        skipped: why it could not be tried; "" where it was.
+        value: its result.
+        skipped: the reason why it could not run, or "".
     """
 
     way: str
@@ -61,7 +61,7 @@ class Compared:
 def count_kernels(fn: Callable[..., Any], *args: Any) -> tuple[list[str], list[str]]:
     """Kernels that a call starts: eager's operators; and inductor's by name, then operators between its graphs.
 
-    `fn` is called three times. Forgets what was compiled before.
+    `fn` is called three times. Drops earlier compilations.
 
     Raises:
         NoCppCompiler: a CPU's kernels cannot be compiled here.
@@ -85,7 +85,7 @@ def compare(
     repeats: Count = 5,
     jax_fn: Callable[..., Any] | None = None,
 ) -> tuple[Compared, ...]:
-    """`fn(*args)` in each way; what is missing on this machine is skipped, with the reason.
+    """`fn(*args)` in each way; ways that this machine lacks are skipped, with the reason.
 
     Arguments:
         fn: of tensors; TorchScript needs its source and its annotations.
@@ -116,7 +116,7 @@ class _CannotTry(Exception):
 
 
 def _call(way: str, fn: Callable, args: tuple, jax_fn: Callable | None) -> Callable[[], Any]:
-    """What is timed."""
+    """The call that is timed."""
     if way == "jax":
         return _in_jax(args, jax_fn)
     if way == "torchscript":

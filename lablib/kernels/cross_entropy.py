@@ -3,12 +3,12 @@
     loss_t = log sum_v exp(x_tv) - x_t,target           lse = m + log s, by online softmax (`softmax.py`)
     d loss / d x_tv = (exp(x_tv - lse_t) - [v = target]) / number of tokens that count
 
-The softmax is never a tensor of its own: once lse is known, a second pass over the token's scores writes the gradient.
-Backward has nothing left to do but to multiply by the gradient of the loss. A token whose target is `ignore_index` has
-no loss and gradient 0, its scores are not read, and the mean is over the others.
+The softmax is never stored: once lse is known, a second pass over the token's scores writes the gradient. Backward
+multiplies it by the gradient of the loss. A token with the target `ignore_index` has no loss and gradient 0, its scores
+are not read, and the mean is over the others.
 
 Cost for T tokens, K of them counted, V scores of b bytes, a bytes of the loss (4; 8 for float64), targets of 8 bytes:
-    HBM bytes  with gradient K (2 V + 1) b + T V b + 8 T + T a + a       (K = T: 3 T V b and what is small beside it)
+    HBM bytes  with gradient K (2 V + 1) b + T V b + 8 T + T a + a       (K = T: 3 T V b and small terms)
                the loss alone K (V + 1) b + 8 T + T a + a
                as operators (log-softmax, pick, and their gradients) 6 T V b
     FLOPs      8 K V, 4 K V the loss alone
@@ -16,7 +16,7 @@ Kept for backward: the gradient, T V numbers, and no scores.
 Shapes: T tokens, V vocabulary.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867, algorithm 3; the
 gradient in the forward pass: Hsu et al., "Liger Kernel", 2024, arXiv 2410.10989, section 3.2.
-Simplified: the gradient has memory of its own (Liger writes it over the scores); the mean alone; no smoothing.
+Simplified: the gradient has separate memory (Liger writes it over the scores); the mean alone; no smoothing.
 """
 
 from __future__ import annotations

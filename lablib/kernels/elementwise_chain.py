@@ -2,7 +2,7 @@
 
 An element-wise operator does a handful of FLOPs for each number, and moves every number through the device's memory: a
 kernel reads its operands from there and writes its result there. One after another, k operators on N numbers read back
-what they have just written. One fused kernel keeps it in registers:
+the numbers just written. One fused kernel keeps them in registers:
 
     x -> [relu] -> memory -> [mul] -> memory -> [add y] -> out        x -> [relu, mul, add y] -> out
 
@@ -54,7 +54,7 @@ Chain = Annotated[Sequence[Annotated[str, OneOf((*ONE_OPERAND, *TWO_OPERANDS))]]
 
 @dataclass(frozen=True, slots=True)
 class ChainCost:
-    """What a chain takes of a device: bytes that each of its kernels reads and writes, FLOPs of all."""
+    """Cost of a chain: bytes that each of its kernels reads and writes, FLOPs of all."""
 
     kernel_bytes: tuple[int, ...]
     flops: int
@@ -116,7 +116,7 @@ def run_unfused(chain: Chain, x: Tensor, others: Sequence[Tensor]) -> Tensor:
 
 @torch.library.custom_op("lablib::elementwise_chain", mutates_args=())
 def _fused(x: Tensor, others: list[Tensor], chain: str) -> Tensor:
-    """One operator for torch, so one kernel for whoever counts: the simulator sees its operands and its result."""
+    """One operator of torch, and so one kernel: the simulator sees its operands and its result."""
     return run_unfused(chain.split(","), x, others)
 
 
@@ -127,7 +127,7 @@ def _(x: Tensor, others: list[Tensor], chain: str) -> Tensor:
 
 @checked
 def run_fused(chain: Chain, x: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """The same as one operator. It stands for a fused kernel: this machine computes it one by one."""
+    """The same as one operator, as a fused kernel would be; this machine computes it one by one."""
     return _fused(x, list(others), ",".join(chain))
 
 

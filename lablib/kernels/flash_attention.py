@@ -1,4 +1,4 @@
-"""FlashAttention: exact attention whose memory grows with the tokens, not with their square.
+"""FlashAttention: exact attention with memory linear in the tokens, not quadratic.
 
     flash_attention           [B H T K], as torch's scaled_dot_product_attention takes it
     flash_attention_varlen    documents of different lengths one after another, [T H K], with `cu_seqlens`

@@ -18,7 +18,7 @@ Shapes: T queries and S keys of all documents, H heads, G heads of keys and valu
 Source: Dao et al., "FlashAttention", 2022, arXiv 2205.14135, appendix B and algorithm 4; Dao, "FlashAttention-2", 2023,
 arXiv 2307.08691, algorithm 2; Ainslie et al., "GQA", 2023, arXiv 2305.13245.
 Simplified: algorithm 2 is one loop that adds to dq, as `tiled_backward` is. On a GPU tiles run at the same time, and
-the paper adds atomically; our kernels give dq a loop of its own, so that sums have one order: the same bits every time.
+the paper adds atomically; our kernels have a second loop for dq, so that sums have one order: the same bits every time.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def tiled_backward(
 
 @jit
 def row_sums_kernel(do_ptr, o_ptr, d_ptr, T, H, K, ACC: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_W: tl.constexpr):
-    """D = rowsum(do o). One program: a tile of queries of one head, whatever their documents."""
+    """D = rowsum(do o). One program: a tile of queries of one head, across documents."""
     head, rows = tl.program_id(1), tl.program_id(0) * BLOCK_Q + tl.arange(0, BLOCK_Q).to(tl.int64)
     do_i = load_rows(do_ptr, 0, rows, T, H, head, K, BLOCK_W).to(ACC)
     o_i = load_rows(o_ptr, 0, rows, T, H, head, K, BLOCK_W).to(ACC)
@@ -91,27 +91,13 @@ def row_numbers(lse_ptr, d_ptr, rows, mask):
 
 @jit
 def dq_kernel(
-    q_ptr,  # [T, H, K]
-    k_ptr,  # [S, G, K]
-    v_ptr,
-    do_ptr,  # [T, H, K]
-    lse_ptr,  # [H, T]
-    d_ptr,
-    dq_ptr,  # [T, H, K]
-    starts_q_ptr,
-    starts_k_ptr,
-    T,
-    H,
-    G,
-    K,
-    SCALE: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):
-    """One program: dq of a tile of queries of one head, over the tiles of keys that it sees."""
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, d_ptr, dq_ptr, starts_q_ptr, starts_k_ptr, T, H, G, K, SCALE: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, ACC: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """One program: dq of a tile of queries of one head, over the tiles of keys that it sees.
+
+    q, do, dq [T, H, K]; k, v [S, G, K]; lse, d [H, T].
+    """
     tile, head, document = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_q, t, first_k, s = document_span(starts_q_ptr, starts_k_ptr, document)
     if tile * BLOCK_Q >= t:
@@ -136,28 +122,14 @@ def dq_kernel(
 
 @jit
 def dk_dv_kernel(
-    q_ptr,  # [T, H, K]
-    k_ptr,  # [S, G, K]
-    v_ptr,
-    do_ptr,  # [T, H, K]
-    lse_ptr,  # [H, T]
-    d_ptr,
-    dk_ptr,  # [S, G, K]
-    dv_ptr,
-    starts_q_ptr,
-    starts_k_ptr,
-    T,
-    H,
-    G,
-    K,
-    SCALE: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):
-    """One program: dk and dv of a tile of keys of one of their heads, over its group and the queries that see them."""
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, d_ptr, dk_ptr, dv_ptr, starts_q_ptr, starts_k_ptr, T, H, G, K,
+    SCALE: tl.constexpr, IS_CAUSAL: tl.constexpr, ACC: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """One program: dk and dv of a tile of keys of one of their heads, over its group and the queries that see them.
+
+    q, do [T, H, K]; k, v, dk, dv [S, G, K]; lse, d [H, T].
+    """
     tile, kv_head, document = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_q, t, first_k, s = document_span(starts_q_ptr, starts_k_ptr, document)
     if tile * BLOCK_K >= s:

@@ -1,13 +1,13 @@
 """FlashAttention, forward: softmax(scale q k^T) v tile by tile, with no matrix of scores in memory.
 
 A row of the softmax needs its maximum and its sum before any of its values, so it seems to need the whole row of
-scores. Online softmax takes the scores as they come and mends what it has when the maximum grows. For a tile of queries
+scores. Online softmax takes the scores in any order and rescales its sums when the maximum grows. For a tile of queries
 keep per row the maximum m, the sum l and the output o not yet divided; for each tile of keys:
 
     s  = scale q k^T                     scores of this tile alone
     m' = max(m, row maximum of s)
     p  = exp(s - m')                     never above 1: no overflow, however large the scores
-    l' = exp(m - m') l + row sum of p    what was summed under the old maximum, brought to the new one
+    l' = exp(m - m') l + row sum of p    the old sum, rescaled to the new maximum
     o' = exp(m - m') o + p v
 
 and at the end   o / l   and   lse = m + log l, one number a row: with it backward has p = exp(s - lse) again at once.
@@ -72,25 +72,13 @@ def tiled_forward(
 
 @jit
 def forward_kernel(
-    q_ptr,  # [T, H, K]
-    k_ptr,  # [S, G, K]
-    v_ptr,
-    o_ptr,  # [T, H, K]
-    lse_ptr,  # [H, T]
-    starts_q_ptr,  # first query of each document, and T
-    starts_k_ptr,
-    T,
-    H,
-    G,
-    K,
-    SCALE: tl.constexpr,
-    IS_CAUSAL: tl.constexpr,
-    ACC: tl.constexpr,
-    BLOCK_Q: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_W: tl.constexpr,
-):
-    """One program: a tile of queries of one head of one document, over the tiles of keys that it sees."""
+    q_ptr, k_ptr, v_ptr, o_ptr, lse_ptr, starts_q_ptr, starts_k_ptr, T, H, G, K, SCALE: tl.constexpr,
+    IS_CAUSAL: tl.constexpr, ACC: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """One program: a tile of queries of one head of one document, over the tiles of keys that it sees.
+
+    q, o [T, H, K]; k, v [S, G, K]; lse [H, T]; starts_q: first query of each document, and T.
+    """
     tile, head, document = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_q, t, first_k, s = document_span(starts_q_ptr, starts_k_ptr, document)
     if tile * BLOCK_Q >= t:

@@ -1,7 +1,7 @@
-"""What FlashAttention's loops, forward and backward, share: rows of a head, scores of a tile, arguments of a launch.
+"""Parts of FlashAttention's kernels, forward and backward: rows of a head, scores of a tile, arguments of a launch.
 
 A packed tensor [T, H, K] is contiguous: row i of head h begins at number (i H + h) K. A tile is as wide as the head,
-rounded up to a power of two that matrix units take; what is beyond the head or the document is masked, and no access.
+rounded up to a power of two that matrix units take; elements beyond the head or the document are masked.
 
 Cost: scores of a tile of B queries and C keys 2 B C K FLOPs.
 Shapes: T queries and S keys of all documents, H heads, G heads of keys and values, K width of a head.
@@ -55,7 +55,7 @@ def masked_scores(q_i, k_j, i, j, t, s, SCALE: tl.constexpr, IS_CAUSAL: tl.const
 
 
 def launch_arguments(q_THK: Tensor, k_SGK: Tensor, plan: AttentionPlan, scale: float) -> tuple[Any, ...]:
-    """What the kernels take after q, k, v and their kin: from `starts_q` on."""
+    """The kernels' arguments from `starts_q` on."""
     check_dot_tiles("flash_attention", q_THK.device, queries=plan.tiles.queries, keys=plan.tiles.keys)
     starts = (torch.tensor(starts, device=q_THK.device) for starts in (plan.starts_q, plan.starts_k))
     T, H, K = q_THK.shape

@@ -10,14 +10,14 @@ graph it ends the graph, lets Python do that one thing, and begins the next:
             y = y + 1            graph 2             return y * 2
         return y * 2             graph 2
 
-What is fused, is fused within a graph, so each break costs the kernels that could have been one, and a value that
-Python must see (`if`, `.item()`) makes the host wait for the device.
+Operators are fused within a graph, so a break costs kernels that could have been one, and a value that Python needs
+(`if`, `.item()`) makes the host wait for the device.
 
     cause                                        mended by
     a branch on a value                          torch.where
     .item(), float(x), .tolist()                 stay with tensors of one number
     print, logging                               leave it out, or after the step
-    a library that is not torch                  torch's own operator; else keep it out of the step
+    a library that is not torch                  torch's own operator, or keep it out of the step
     any of these in a loop, in `try`             take it out: here torch cannot cut, and the whole function stays eager
     nothing may break: say so                    torch.compile(fn, fullgraph=True) raises at the first
 
@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from traceback import FrameSummary
 from typing import Any
 
-from lablib.kernels.torch_compiler import explained
+from lablib.kernels.torch_compiler import compilations, fresh
 from lablib.signature import checked
 
 _PARTS = ("Explanation: ", "Hint: ")
@@ -45,8 +45,8 @@ class GraphBreak:
 
     Attributes:
         file, line, text: of the program.
-        reason: what was met there, in torch's words.
-        hint: what torch says could be done; "" where it says nothing.
+        reason: the cause, in torch's words.
+        hint: torch's remedy, or "".
     """
 
     file: str
@@ -75,16 +75,19 @@ class Graphs:
 
 @checked
 def find_graph_breaks(fn: Callable[..., Any], *args: Any) -> Graphs:
-    """Graphs and breaks of `fn(*args)`, which is run once. Forgets what was compiled before (torch._dynamo.reset).
+    """Graphs and breaks of `fn(*args)`, which is run once. Drops earlier compilations (torch._dynamo.reset)."""
+    from lablib.torch_compat import dynamo_explain
 
-    Raises:
-        whatever `fn` raises.
-    """
-    found = explained(fn, *args)
-    breaks = [_graph_break(words, stack[-1] if stack else None) for words, stack in found.breaks]
-    lines = [FrameSummary(one.file, one.line, one.function) for one in found.given_up]
-    given_up = [_graph_break(one.given_up, line) for one, line in zip(found.given_up, lines, strict=True)]
-    return Graphs(found.graphs, found.operators, tuple(breaks), tuple(given_up))
+    with fresh():
+        found = dynamo_explain(fn)(*args)
+        failed = [one for one in compilations() if one.given_up]
+    breaks = [
+        _graph_break(one.reason, one.user_stack[-1] if one.user_stack else None)
+        for one in found.break_reasons
+        if one.graph_break
+    ]
+    given_up = [_graph_break(one.given_up, FrameSummary(one.file, one.line, one.function)) for one in failed]
+    return Graphs(found.graph_count, found.op_count, tuple(breaks), tuple(given_up))
 
 
 def _graph_break(words: str, where: FrameSummary | None) -> GraphBreak:

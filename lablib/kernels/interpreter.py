@@ -3,9 +3,9 @@ are in this file (read in triton 3.7; `triton/runtime/interpreter.py`).
 
 Triton chooses between compiler and interpreter once, when it is imported with TRITON_INTERPRET=1 or without. Here the
 launch chooses. While it runs, the functions of `triton.language` are exchanged for the interpreter's, for the whole
-process: so one launch at a time, behind a lock, and everything is put back after it, whatever happens.
+process: so one launch at a time, behind a lock, and everything is put back after it, also after an error.
 
-What is added to Triton's interpreter:
+Additions to Triton's interpreter:
     - every address is looked up in the launch's tensors: reading beyond them is an error that names program and tensor;
     - loads and stores are recorded (`accesses.py`);
     - bfloat16 is rounded to nearest, even ones at a tie, as a GPU does (Triton's cuts off: twice the error), may be

@@ -8,10 +8,10 @@
 
     double[(cdiv(n, 128),)](x, n, BLOCK=128)
 
-It is Triton's own language and launch; only who runs it is chosen here, by the device of the tensors. Without Triton
-(it has no wheels for macOS) this module is imported all the same, and a launch says what is missing.
+It is Triton's language and launch; the device of the tensors decides between compiler and interpreter. Without Triton
+(it has no wheels for macOS) this module can be imported, and a launch raises an error with the remedy.
 
-A launch looks at what it is given: parameters named BLOCK... are powers of two, all tensors are on one device, and
+A launch checks its arguments: parameters named BLOCK... are powers of two, all tensors are on one device, and
 floating-point tensors have a dtype that the kernel was written for. A kernel that walks along rows asks for contiguous
 ones by `check_inputs`. A launch is no operator of torch: ranks of the simulator may make one, its clock does not
 count it.
@@ -59,7 +59,7 @@ def jit(function: Callable | None = None, *, dtypes: Sequence[torch.dtype] = FLO
     """Decorator: the function as a kernel, launched as `kernel[grid](...)`, or called inside another kernel.
 
     Arguments:
-        dtypes: that floating-point tensors may have.
+        dtypes: allowed for floating-point tensors.
     """
     if function is None:
         return partial(jit, dtypes=dtypes)
@@ -158,7 +158,7 @@ class Kernel(JITFunction):
         if tl is None:
             raise RuntimeError(
                 f"{name}: a Triton kernel needs the package triton: got none; install it (Linux: pip install triton), "
-                "or call the tiled reference that stands beside the kernel."
+                "or call the tiled reference next to the kernel."
             )
         check_options(name, kwargs, self._bind.parameters)
         arguments = self._arguments(args, kwargs)

@@ -1,8 +1,8 @@
 """A kernel's source, changed a little, so that Python runs it as Triton's compiler reads it.
 
 In compiled code `n = 4` makes a tensor, which has an `n.to`; in Python it makes an int. So each assigned value is
-passed through a function of the interpreter's. Everything else stays: lines, defaults, and names of the module or of
-the function around the kernel, which are looked up when a program runs.
+passed through a function of the interpreter's. The rest stays: lines, defaults, and names of the module or of the
+function around the kernel, which are looked up when a program runs.
 Simplified: `n: T = 4`, `n += 4` and `(n := 4)` are left as they are.
 """
 
@@ -19,9 +19,9 @@ from typing import Any
 
 @cache
 def rewritten(function: Callable, to_tensor: Callable) -> Callable:
-    """The function with what it assigns made a tensor, so that `n = 4` has an `n.to`, as in compiled code.
+    """The function with every assigned value made a tensor, so that `n = 4` has an `n.to`, as in compiled code.
 
-    Built inside another function, so that no name is put into the module or the notebook where the kernel stands.
+    Built inside another function, so that no name is put into the module or the notebook of the kernel.
     """
     lines, first = inspect.getsourcelines(function)
     start = next(i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
@@ -35,7 +35,7 @@ def rewritten(function: Callable, to_tensor: Callable) -> Callable:
     found: dict[str, Any] = {}
     exec(compile(module, inspect.getsourcefile(function) or "kernel", "exec"), function.__globals__, found)
     made: Any = found["outer"](to_tensor, *free)
-    # Names of the function around the kernel: its own cells, so that what they hold when a program runs is seen.
+    # Names of the function around the kernel: its own cells, for their values at the time when a program runs.
     cells: dict[str, Any] = dict(zip(made.__code__.co_freevars, made.__closure__ or (), strict=True))
     cells |= zip(free, function.__closure__ or (), strict=True)
     closure = tuple(cells[name] for name in made.__code__.co_freevars)

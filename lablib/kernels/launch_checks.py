@@ -1,8 +1,8 @@
-"""What a launch refuses before any program runs: a grid, an option, a dtype or a tensor that no kernel can have.
+"""Checks of a launch before any program runs: its grid, options, dtypes and tensors.
 
-A wrong grid is no error by itself: a program too few leaves numbers as they were, and nobody is told. n / BLOCK where
-cdiv(n, BLOCK) is meant gives such a one. A tensor without memory (of torch's fake or sparse kinds) has address 0 or
-none at all: to read there would end Python.
+A wrong grid raises no error by itself: with a program too few, some numbers stay as they were, silently. n / BLOCK in
+place of cdiv(n, BLOCK) gives such a grid. A tensor without memory (of torch's fake or sparse kinds) has address 0 or
+none at all: reading there would end Python.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of the compiler; the interpreter passes them over
+OPTIONS = ("num_warps", "num_stages", "num_ctas", "maxnreg")  # of the compiler; the interpreter ignores them
 
 
 def checked_grid(kernel: str, grid: Any) -> tuple[int, int, int]:
@@ -40,9 +40,9 @@ def check_options(kernel: str, given: Iterable[str], parameters: Iterable[str]) 
 
 
 def check_memory(kernel: str, tensors: Mapping[str, Tensor]) -> None:
-    """Raise ValueError for a tensor whose numbers lie nowhere."""
+    """Raise ValueError for a tensor without memory."""
     for name, one in tensors.items():
-        # A fake tensor warns of its address, and says 0 or raises: it is told by its class.
+        # A fake tensor's address is 0 or raises: only its class is safe to look at.
         if one.layout != torch.strided or any("Fake" in kind.__name__ for kind in type(one).__mro__):
             raise ValueError(
                 f"{kernel}: {name} must be a dense tensor with memory: got a {type(one).__name__} of layout "
@@ -59,7 +59,7 @@ def check_dtypes(function: str, dtypes: Iterable[torch.dtype], **tensors: Tensor
 
 
 def check_inputs(function: str, **tensors: Tensor) -> None:
-    """Raise ValueError for whole numbers, whose results would be rounded to whole numbers, and for strided rows."""
+    """Raise ValueError for whole numbers, as results would be rounded to whole numbers, and for strided rows."""
     check_dtypes(function, FLOATS, **tensors)
     check_contiguous(function, **tensors)
 

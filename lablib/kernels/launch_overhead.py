@@ -1,7 +1,7 @@
-"""When the host is the limit: a step of many small kernels, launched one by one, as a CUDA graph, or as one kernel.
+"""Launch overhead: a step of many small kernels, launched one by one, as a CUDA graph, or as one kernel.
 
-A GPU runs what its queue holds; the host fills the queue, a kernel after the other, each h seconds of Python, dispatch
-and driver. Kernel i can start when it has been launched and the one before it has ended:
+A GPU runs the kernels in its queue; the host fills the queue, one kernel after the other, each in h seconds of Python,
+dispatch and driver. Kernel i can start when it has been launched and the one before it has ended:
 
     end_i = max(end_(i-1), (i + 1) h) + d_i                     d_i seconds of the kernel on the device
 
@@ -60,7 +60,7 @@ def one_by_one(kernels_s: Sequence[NonNegative], launch_s: NonNegative, gap_s: N
     Arguments:
         kernels_s: seconds of each kernel on the device, without its launch.
         launch_s: of the host, for each kernel.
-        gap_s: of the device, between two kernels that stand in its queue.
+        gap_s: of the device, between two kernels in its queue.
     """
     end_s = -gap_s
     for index, kernel_s in enumerate(kernels_s):
@@ -98,7 +98,7 @@ def mega_kernel(kernels_s: Sequence[NonNegative], launch_s: NonNegative, tail_sh
 
 @checked
 def device_seconds(spans: Sequence[Span], gap_s: NonNegative) -> list[float]:
-    """Of a simulated run's spans of one rank: seconds of each without the gap that the cost model adds.
+    """Seconds of each span of one rank of a simulated run, without the gap that the cost model adds.
 
     Arguments:
         gap_s: `Device.queued_s`. A span of several kernels (a `_foreach_` operator) counts as one: all gaps but one

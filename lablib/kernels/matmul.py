@@ -1,4 +1,4 @@
-"""A tiled matrix product whose epilogue, bias and activation, is done before the result leaves the chip.
+"""A tiled matrix product with a fused epilogue: bias and activation before the result leaves the chip.
 
     c = activation(a b + bias)
 
@@ -63,25 +63,13 @@ def tiled_matmul(
 
 @jit
 def matmul_kernel(
-    a_ptr,  # [M, K] and [K, N], of any strides
-    b_ptr,
-    bias_ptr,  # [N], or None
-    c_ptr,  # [M, N]
-    M,
-    N,
-    K,
-    a_row,
-    a_column,
-    b_row,
-    b_column,
-    ACTIVATION: tl.constexpr,
-    ACC: tl.constexpr,  # dtype of sums: float32, or float64 for float64
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    GROUP: tl.constexpr,
-):
-    """One program: a tile of c, along the inner dimension, and its epilogue."""
+    a_ptr, b_ptr, bias_ptr, c_ptr, M, N, K, a_row, a_column, b_row, b_column, ACTIVATION: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """One program: a tile of c, along the inner dimension, and its epilogue.
+
+    a [M, K] and b [K, N] of any strides; bias [N] or None; c [M, N]; sums of dtype ACC.
+    """
     program = tl.program_id(0)
     num_m, num_n = (M + BLOCK_M - 1) // BLOCK_M, (N + BLOCK_N - 1) // BLOCK_N
     first = program // (GROUP * num_n) * GROUP
@@ -131,7 +119,7 @@ def matmul(
 
 
 class _Matmul(torch.autograd.Function):
-    """Keeps a, b and the bias. What the activation was given is not in memory: backward makes it again."""
+    """Keeps a, b and the bias. The activation's input is not kept: backward makes it again."""
 
     @staticmethod
     def forward(

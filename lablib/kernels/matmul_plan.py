@@ -1,11 +1,11 @@
-"""Which program makes which tile of a matrix product, and what moves between memory and chip.
+"""The plan of a tiled matrix product: the tile of each program, and the numbers moved between memory and chip.
 
 A program reads a row of tiles of a and a column of tiles of b. Each number of a is read once for each column of tiles:
 
     a   M K ceil(N / n)       b   K N ceil(M / m)       bias   N ceil(M / m)       c   M N
     in all about M N K (1 / n + 1 / m) + M N: twice the tile, half the numbers; room on chip is the limit
 
-Programs run in the order of their number, some W of them at once, and what one has read is in the cache for the others.
+Programs run in the order of their number, some W of them at once, and share their reads through the cache.
 Row by row of tiles, W programs need 1 row of tiles of a and W columns of b. In groups of g rows they need g rows and
 W / g columns (`panels`): g + W / g, least for g = sqrt(W). With W = 64: 65 alone, 16 in groups of 8.
 
@@ -17,7 +17,8 @@ W / g columns (`panels`): g + W / g, least for g = sqrt(W). With W = 64: 65 alon
 Cost: O(tiles). Shapes: a [M K], b [K N], c [M N]; tiles of c m x n.
 Source: Hong and Kung, "I/O Complexity: The Red-Blue Pebble Game", 1981, STOC: with room for S numbers every order moves
 Omega(M N K / sqrt(S)); Triton's tutorial "Matrix Multiplication" (programs in groups).
-Simplified: a cache is told as what W programs at once ask for; they do not keep step, and a cache has lines and sets.
+Simplified: the cache holds the reads of W programs at once; real programs do not keep step, and a cache has lines and
+sets.
 """
 
 from dataclasses import dataclass

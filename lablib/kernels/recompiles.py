@@ -1,7 +1,7 @@
-"""Guards and recompiles: what a compiled function assumes of its arguments, and what it costs when that fails.
+"""Guards and recompiles: the assumptions of a compiled function about its arguments, and the cost of a broken one.
 
-A compiled graph is right for what the compiler saw: these dtypes, these sizes, this value of a flag. Each assumption is
-a guard, checked before every call. Where one fails, the function is compiled again and both are kept:
+A compiled graph is right for the compiler's example: its dtypes, its sizes, its value of a flag. Each assumption is a
+guard, checked before every call. If one fails, the function is compiled again and both versions are kept:
 
     compiled = torch.compile(f)
     compiled(ones(3))           compiles: x is float32, of 3 numbers
@@ -10,12 +10,12 @@ a guard, checked before every call. Where one fails, the function is compiled ag
     compiled(ones(5).double())  guard "float32" fails: compiles again
 
     dynamic=None (default)      the first size is taken as fixed, the second changes that: 2 compilations for n sizes
-    dynamic=False               every size anew: n compilations, up to `recompile_limit` (8), then eager, and a warning
+    dynamic=False               one per size: n compilations, up to `recompile_limit` (8), then eager, and a warning
     dynamic=True                any size from the start: 1
 
-One compilation takes from tenths of a second to minutes; a step takes milliseconds. So a batch whose length differs at
-each step is padded, or the function compiled with dynamic=True, and numbers that change from step to step (a learning
-rate) travel as tensors: a Python number is, at least at first, a guard on its value.
+One compilation takes from tenths of a second to minutes; a step takes milliseconds. So batches of varying length are
+padded, or the function is compiled with dynamic=True, and numbers that change from step to step (a learning rate) are
+passed as tensors: a Python number is, at least at first, a guard on its value.
 
 Cost: the calls, each with its compilation by a backend that changes nothing.
 Source: Ansel et al., "PyTorch 2", 2024 (ASPLOS), https://doi.org/10.1145/3620665.3640366, sections 3.3 and 4; torch's
@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from lablib.kernels.torch_compiler import Compilation, compilations, fresh
+from lablib.kernels.torch_compiler import compilations, fresh
 from lablib.signature import checked
 
 
@@ -38,11 +38,11 @@ class Compiled:
     """One compilation, or the end of them.
 
     Attributes:
-        call: which call it was for, from 0.
-        function: what was compiled: its name, or that of the rest of it after a graph break.
-        guards: how many are checked at each call from then on.
-        reason: the guard that had failed, in torch's words; "" for a first compilation.
-        given_up: why the compiler tries no more; calls that fit no compilation run eagerly from then on. "" else.
+        call: number of the call, from 0.
+        function: name of the compiled function, or of its rest after a graph break.
+        guards: number of guards that each later call checks.
+        reason: the guard that failed, in torch's words; "" for a first compilation.
+        given_up: why the compiler stops, so that calls that fit no compilation run eagerly; "" if it goes on.
     """
 
     call: int
@@ -56,25 +56,18 @@ class Compiled:
 def find_recompiles(
     fn: Callable[..., Any], calls: Sequence[tuple], dynamic: bool | None = None, backend: str | Callable = "eager"
 ) -> tuple[Compiled, ...]:
-    """What is compiled while `fn` is called with each tuple of arguments. Forgets what was compiled before.
+    """Compilations while `fn` is called with each tuple of arguments. Drops earlier compilations.
 
     Arguments:
         dynamic: as of torch.compile.
         backend: as of torch.compile; "eager" needs no C++ compiler, and guards are the same.
-
-    Raises:
-        whatever `fn` raises.
     """
     found: list[Compiled] = []
     with fresh():
         compiled = torch.compile(fn, dynamic=dynamic, backend=backend)
         for index, args in enumerate(calls):
             compiled(*args)
-            new = compilations()[len(found) :]
-            found += [_compiled(index, one) for one in new]
+            for one in compilations()[len(found) :]:
+                reason, given_up = one.reason.partition(": ")[2], one.given_up.partition("\n")[0]
+                found.append(Compiled(index, one.function, one.guards, reason, given_up))
     return tuple(found)
-
-
-def _compiled(call: int, one: Compilation) -> Compiled:
-    given_up = one.given_up.partition("\n")[0]
-    return Compiled(call, one.function, one.guards, one.reason.partition(": ")[2], given_up)

@@ -1,7 +1,7 @@
 """Tile and wave quantization: why one column more may cost half as much again, and which size to take instead.
 
 A matrix product [M, K] x [K, N] is cut into tiles of its output, and the cores work on them in waves (lablib/cost/
-matmul.py). What is computed is whole tiles in whole waves; what was asked for is M N numbers:
+matmul.py). The device computes whole tiles in whole waves; the result has M N numbers:
 
     useful share = (1 - tile waste) (1 - wave waste) * share of the tile * K / (K + depth) * alignment
 
@@ -21,8 +21,8 @@ Source: NVIDIA, "Matrix Multiplication Background User's Guide" (DU-09799-001), 
 Case for Co-Designing Model Architectures with Hardware", 2024, arXiv 2401.14489; He, "What Shapes Do Matrix
 Multiplications Like?", 2024 (an output of 1,792 x 1,792 is 98 tiles of 256 x 128: one wave of an A100's 108 cores);
 Karpathy, 2023-02-03, on nanoGPT: 50,304 instead of 50,257 tokens train about 25% faster; Shazeer, "GLU Variants Improve
-Transformer", 2020, arXiv 2002.05202 (two thirds of 4 d); Touvron et al., "LLaMA", 2023, arXiv 2302.13971, whose code
-has the multiple of 256.
+Transformer", 2020, arXiv 2002.05202 (two thirds of 4 d); Touvron et al., "LLaMA", 2023, arXiv 2302.13971 (its code
+has the multiple of 256).
 Simplified: as the cost model: a library that takes the best of its tiles, no split of K; memory counts only where it is
 the limit.
 """
@@ -48,8 +48,8 @@ class Product:
 
     Attributes:
         M, N, K: rows, columns and depth.
-        dtype: as the rows of `Device.peak_flops_per_s` are called.
-        device: with cores and tiles, as those of `lablib.hardware.DEVICES`.
+        dtype: a name in `Device.peak_flops_per_s`.
+        device: with cores and tiles, as in `lablib.hardware.DEVICES`.
     """
 
     M: Count
@@ -69,14 +69,14 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Waste:
-    """What a product takes, and where the rest of the device's rate goes.
+    """Seconds of a product, and the losses of the device's rate.
 
     Attributes:
         time_s: seconds of the product, without its launch.
         tiling: the tile that is taken, how many, in how many waves.
-        tile_waste, wave_waste: shares of the computed numbers, and of the cores' turns, that nobody asked for.
-        depth_share, alignment: shares of the rate that a short K and crooked rows leave.
-        useful: FLOPs asked for, over those that the device's rate would do meanwhile, in (0, 1].
+        tile_waste, wave_waste: shares of the computed numbers, and of the cores' turns, that the product does not need.
+        depth_share, alignment: shares of the rate that remain with a short K and with unaligned rows.
+        useful: needed FLOPs, over the FLOPs of the device's rate in the same time, in (0, 1].
         is_memory_bound: the bytes take longer than the arithmetic.
     """
 
@@ -132,7 +132,7 @@ class Advice:
 
 @checked
 def advise(product: Product, axis: Axis, gain: Annotated[float, Range(gt=0)] = 0.02, reach: Count = 512) -> Advice:
-    """What the size of one axis wastes, and which sizes near it waste less.
+    """Waste of the size of one axis, and sizes near it that waste less.
 
     Arguments:
         gain: a better size is `useful` by this share more.
@@ -152,7 +152,7 @@ def advise(product: Product, axis: Axis, gain: Annotated[float, Range(gt=0)] = 0
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """A size rounded up to a multiple: how much larger it is, and what that does to seconds.
+    """A size rounded up to a multiple, with the extra size and the seconds before and after.
 
     Attributes:
         size, padded: asked for, and taken.

@@ -1,14 +1,13 @@
-"""torch's compilers as the sibling files ask them: every name of theirs that torch does not promise stands here.
+"""Queries of torch's compilers by their private names (imported from `torch_compat`).
 
-    explained            graphs, operators and breaks of one call            torch._dynamo.explain
-    compilations         what was compiled, which guard had failed        torch._dynamo.utils.get_compilation_metrics
+    compilations         compilations, and the guards that failed            torch._dynamo.utils.get_compilation_metrics
     inductor_code        the programs that inductor writes                   torch._inductor.utils.run_and_get_code
-                         and what runs between them                          the profiler's "CompiledFxGraph"
-    eager_operators      what a function dispatches without a compiler       torch.utils._python_dispatch
-    find_cpp_compiler    what inductor would compile with for a CPU          torch._inductor.cpp_builder
+                         and operators between them                          the profiler's "CompiledFxGraph"
+    eager_operators      operators of a function without a compiler          torch.utils._python_dispatch
+    find_cpp_compiler    inductor's compiler for a CPU                       torch._inductor.cpp_builder
 
-`fresh()` forgets what was compiled before and after: what is counted is counted from zero, and nothing of it is left.
-A notebook's compiled functions are compiled again at their next call. torch 2.11 to 2.13 have these names; the public
+`fresh()` drops all compilations before and after: counts start at zero, and leave nothing. A notebook's compiled
+functions are compiled again at their next call. torch 2.11 to 2.13 have these names; the public
 `torch.compiler` counts nothing (its logs, TORCH_LOGS="graph_breaks,recompiles", print).
 
 Compiling for a CPU needs a C++ compiler, which a laptop may lack: `NoCppCompiler` says so, once, with the remedy.
@@ -16,7 +15,6 @@ Compiling for a CPU needs a C++ compiler, which a laptop may lack: `NoCppCompile
 
 from __future__ import annotations
 
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,19 +57,9 @@ class Compilation:
     given_up: str
 
 
-@dataclass(frozen=True, slots=True)
-class Explained:
-    """One call of a function, as the compiler took it apart: each break is its reason and the program's lines."""
-
-    graphs: int
-    operators: int
-    breaks: list[tuple[str, list[traceback.FrameSummary]]]
-    given_up: list[Compilation]
-
-
 @contextmanager
 def fresh() -> Iterator[None]:
-    """While this lasts the compiler knows nothing of before; afterwards nothing of this."""
+    """Drop the compilations from before the block, and at its end those of the block."""
     from lablib.torch_compat import clear_compilation_metrics, dynamo_reset
 
     with warnings.catch_warnings():
@@ -85,19 +73,8 @@ def fresh() -> Iterator[None]:
             clear_compilation_metrics()
 
 
-def explained(fn: Callable[..., Any], *args: Any) -> Explained:
-    """The graphs and breaks of `fn(*args)`, which is run."""
-    from lablib.torch_compat import dynamo_explain
-
-    with fresh():
-        found = dynamo_explain(fn)(*args)
-        given_up = [one for one in compilations() if one.given_up]
-    breaks = [(reason.reason, list(reason.user_stack)) for reason in found.break_reasons if reason.graph_break]
-    return Explained(found.graph_count, found.op_count, breaks, given_up)
-
-
 def compilations() -> list[Compilation]:
-    """What was compiled since `fresh()` began, in order."""
+    """Compilations since `fresh()` began, in order."""
     from lablib.torch_compat import get_compilation_metrics
 
     return [
@@ -140,7 +117,7 @@ def run_with_compiler(run: Callable[[], Any]) -> Any:
     try:
         return run()
     except Exception as error:
-        inner = getattr(error, "inner_exception", error)  # torch wraps what a backend raises
+        inner = getattr(error, "inner_exception", error)  # torch wraps a backend's error
         if isinstance(inner, (InvalidCxxCompiler, CppCompileError)):
             what = str(inner).splitlines()[0]
             raise NoCppCompiler(f"inductor must have a working C++ compiler: {what} {REMEDY}.") from None

@@ -54,7 +54,8 @@ def vector_add(
     """x + y by the kernel, with gradients: both contiguous, of one shape and dtype; `block` numbers per tile."""
     if x.shape != y.shape or x.dtype != y.dtype:
         raise ValueError(
-            f"vector_add: x and y must be alike: got {x.dtype} {tuple(x.shape)}, {y.dtype} {tuple(y.shape)}."
+            "vector_add: x and y must have one shape and dtype: "
+            f"got {x.dtype} {tuple(x.shape)}, {y.dtype} {tuple(y.shape)}."
         )
     check_inputs("vector_add", x=x, y=y)
     return _VectorAdd.apply(x, y, int(block))

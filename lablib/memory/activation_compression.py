@@ -51,7 +51,7 @@ class Compressed:
 
     @property
     def size_bytes(self) -> int:
-        """What is kept, in bytes."""
+        """Bytes kept."""
         return self.codes.nbytes + self.scale.nbytes + self.offset.nbytes
 
     def error_bound(self) -> Tensor:
@@ -92,7 +92,7 @@ def compress(x: Tensor, group_size: GroupSize = 256, generator: torch.Generator 
 
 @checked
 def decompress(compressed: Compressed) -> Tensor:
-    """The numbers that the codes stand for, in the shape and dtype of the tensor."""
+    """The numbers of the codes, in the shape and dtype of the tensor."""
     return compressed._cut(compressed.codes * compressed.scale + compressed.offset)
 
 

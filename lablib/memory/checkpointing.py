@@ -12,11 +12,11 @@ each kept or checkpointed.
     partial m       the first m layers, each its own  m b + (n - m) a                       m
 
 While backward of a segment runs, the whole of it is there at once: longer segments keep less between and need more
-within. Twice the square root is the least where all are alike. FLOPs of a layer's step: forward 1, backward 2,
+within. Twice the square root is the least for equal layers. FLOPs of a layer's step: forward 1, backward 2,
 checkpointed 1 more: a step takes 4/3.
 
-Selective: within a layer, what is cheap to compute and large to keep is computed again, and the rest is kept. By module
-(attention's scores, softmax and dropout), or by operator: keep every product of matrices, recompute all else.
+Selective: within a layer, results that are cheap to compute and large to keep are computed again, the rest is kept. By
+module (attention's scores, softmax and dropout), or by operator: keep every product of matrices, recompute the rest.
 
 Cost: above. Shapes: a layer maps x to x of the same shape; a, b as above, in bytes.
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174, section 4; Korthikanti et
@@ -90,7 +90,7 @@ def checkpoint_first(num_layers: int, num_checkpointed: int) -> Plan:
 
 
 def run(plan: Plan, layers: Sequence[Layer], x: Tensor) -> Tensor:
-    """The chain's output by a plan; its gradients are those of the chain without one, to the bit.
+    """The chain's output by a plan; gradients are equal to the plain chain's to the bit.
 
     Raises:
         ValueError: the plan is for another number of layers, or leaves some out.
@@ -113,11 +113,11 @@ def require_plan(plan: Plan, num_layers: int) -> None:
 
 @checked
 def peak_bytes(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence[float]) -> float:
-    """Bytes of activations at the peak of a step: what is kept, and the segment that backward has made again.
+    """Bytes of activations at the peak of a step: the kept ones, and the segment that backward has made again.
 
     Arguments:
-        layer_bytes: what each layer keeps for backward, its input included.
-        input_bytes: of which the input alone.
+        layer_bytes: bytes that each layer keeps for backward, its input included.
+        input_bytes: bytes of each layer's input.
     """
     peak = kept = 0.0
     for segment in plan:
@@ -130,12 +130,9 @@ def peak_bytes(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence[f
 
 @checked
 def require_fits(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence[float], budget_bytes: float) -> None:
-    """Whether a plan's peak is within a budget.
+    """Raise ValueError unless a plan's peak is within a budget; the message has a plan that fits and recomputes least.
 
-    Arguments: as those of `peak_bytes`; budget_bytes: for activations.
-
-    Raises:
-        ValueError: it is not; the message says by how much, and which plan that fits recomputes least.
+    Arguments: as of `peak_bytes`; budget_bytes: for activations.
     """
     require_plan(plan, len(layer_bytes))
     peak, n = peak_bytes(plan, layer_bytes, input_bytes), len(layer_bytes)
@@ -159,7 +156,7 @@ def require_fits(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence
 
 @checked
 def recomputed(plan: Plan, costs: Sequence[float]) -> float:
-    """What is computed a second time: the sum of the costs of checkpointed layers."""
+    """Cost of recomputation: the sum of the costs of checkpointed layers."""
     return sum((sum(costs[segment.start : segment.stop]) for segment in plan if segment.is_checkpointed), 0.0)
 
 

@@ -19,7 +19,7 @@ Shapes: T tokens, D width, V vocabulary, C tokens of a chunk.
 Source: Wijmans et al., "Cut Your Losses in Large-Vocabulary Language Models", 2024, arXiv 2411.09009 (as one kernel,
 which keeps no scores at all); Hsu et al., "Liger Kernel", 2024, arXiv 2410.10989, section 3.2 (gradients made in
 forward).
-Simplified: no kernel of its own: scores of a chunk are in memory; no smoothing, no tokens to ignore. torch has
+Simplified: no special kernel: scores of a chunk are in memory; no smoothing, no tokens to ignore. torch has
 `F.linear_cross_entropy`, the reference in tests.
 """
 

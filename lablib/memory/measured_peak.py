@@ -1,13 +1,13 @@
-"""Most bytes that torch really held at once while a program ran: what a predicted peak is held against.
+"""Measured peak: the most bytes that torch held at once while a program ran, to check a predicted peak.
 
 A GPU's allocator keeps count itself. A CPU's does not, but torch's profiler hears of every allocation and every
-release; their running sum is what is held:
+release; their running sum is the memory in use:
 
     held_i = held_{i-1} + size_i  (negative for a release),     peak = max_i held_i
 
 Cost: the program under a profiler, a few times as long.
 Source: torch.profiler, `profile_memory`; torch.cuda.max_memory_allocated (torch 2.13).
-Simplified: bytes that tensors take, without what an allocator keeps for later; what was held before does not count.
+Simplified: bytes that tensors take, without the allocator's reserve; memory in use before does not count.
 """
 
 from collections.abc import Callable

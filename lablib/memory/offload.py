@@ -1,10 +1,10 @@
-"""Offload of activations: what backward needs waits in the host's memory, and comes back before it is needed.
+"""Offload of activations: they wait in the host's memory, and come back before backward needs them.
 
 The host has more memory than the GPU, behind a slow link. An activation of S bytes takes c = alpha + S / beta seconds
 each way. Nothing is computed twice; the question is whether the copies hide behind compute:
 
     naive      the compute stream copies, so every copy is exposed            2 n c
-    offload    a stream of its own for each way; layer i + 1 computes         max(0, (n - a) c - (n - 1) f) forward
+    offload    a separate stream for each way; layer i + 1 computes         max(0, (n - a) c - (n - 1) f) forward
                while the activation of layer i leaves, and in backward        max(0, (n - a) c - (n - 1) g) backward
                those of the next a layers are under way: prefetch
 
@@ -12,10 +12,10 @@ each way. Nothing is computed twice; the question is whether the copies hide beh
     out         o0 o1 o2    |
     in                      | i1 i0                a = 2: the last two are still on the device, and need not come back
 
-For many layers that is max(0, c - f) + max(0, c - g) a layer: a copy hides if it takes no longer than the layer beside
-it. A layer of width D does about 24 D FLOPs for each number of its input and keeps some 16 numbers for it, so whether
-it hides depends on D, on the FLOPs a second and on the link, not on the batch. With checkpoints, the inputs alone leave
-(1 number instead of 16), and they hide from a width on that is 1 / 16 of that.
+For many layers that is max(0, c - f) + max(0, c - g) a layer: a copy hides if it takes no longer than the next layer. A
+layer of width D does about 24 D FLOPs for each number of its input and keeps some 16 numbers for it, so whether it
+hides depends on D, on the FLOPs a second and on the link, not on the batch. With checkpoints, the inputs alone leave (1
+number instead of 16), and they hide from a width on that is 1 / 16 of that.
 
 Cost: 2 n c seconds on the link; device memory a S in each direction instead of n S; host memory n S, pinned.
 Shapes: any.
@@ -64,7 +64,7 @@ class OnHost:
 def naive_offload(parameters: Iterable[Tensor] = (), *, min_numel: int = 1024) -> AbstractContextManager[None]:
     """Within this block, what autograd keeps is copied to the host, and back when backward asks for it. The naive one.
 
-    Arguments: as those of `offload`.
+    Arguments: as of `offload`.
     """
     _require_gpu()
     return packed_memory(
@@ -76,7 +76,7 @@ def naive_offload(parameters: Iterable[Tensor] = (), *, min_numel: int = 1024) -
 def offload(
     parameters: Iterable[Tensor] = (), *, num_ahead: Count = 2, min_numel: int = 1024
 ) -> AbstractContextManager[None]:
-    """The same with copies beside compute: `with offload(model.parameters()): loss = model(x)`, then `backward()`.
+    """The same with copies during compute: `with offload(model.parameters()): loss = model(x)`, then `backward()`.
 
     Arguments:
         parameters: kept on the device, since they stay there anyway.
@@ -99,7 +99,7 @@ def exposed_s(num_layers: int, num_ahead: int, copy_s: float, forward_s: float, 
 
 
 class Mover:
-    """Copies of one forward and its backward: two streams, and what is under way on them."""
+    """Copies of one forward and its backward: two streams, and the copies under way on them."""
 
     def __init__(self, num_ahead: int):
         self._num_ahead = num_ahead

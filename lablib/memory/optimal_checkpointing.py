@@ -1,15 +1,15 @@
-"""The quickest plan of checkpoints that fits a budget of bytes, for a chain of unlike layers: dynamic programming.
+"""The fastest plan of checkpoints that fits a budget of bytes, for a chain of different layers: dynamic programming.
 
-Layer i takes f_i seconds forward and g_i backward. Its output has o_i bytes; for its backward it keeps k_i bytes beside
-input and output. Let T(i, j, M) be the least time in which layers i to j run forward and backward, with the input of i
-at hand and M bytes left. There are two ways to begin:
+Layer i takes f_i seconds forward and g_i backward. Its output has o_i bytes; for its backward it keeps k_i bytes in
+addition to input and output. Let T(i, j, M) be the least time in which layers i to j run forward and backward, with the
+input of i at hand and M bytes left. There are two ways to begin:
 
     keep          run layer i, keep what its backward needs     f_i + g_i + T(i+1, j, M - k_i - o_i)
     checkpoint c  run layers i to c-1, keep their output alone; f_i + .. + f_(c-1) + T(c, j, M - o_(c-1)) + T(i, c-1, M)
-                  when backward is back, do them anew
+                  when backward is back, run them again
 
-and T(i, i, M) = f_i + g_i, if k_i + o_i fit. The least over both and over all c is taken. What is done anew has a plan
-of its own, so checkpoints are nested. Segments of equal length (checkpointing.py) are a special case: the optimum is
+and T(i, i, M) = f_i + g_i, if k_i + o_i fit. The least over both and over all c is taken. The recomputed part has its
+own plan, so checkpoints are nested. Segments of equal length (checkpointing.py) are a special case: the optimum is
 never worse.
 
 Cost of planning: n^3 / 6 steps on arrays of `slots` budgets. Sizes are rounded up to 1 / slots of the budget, so it is
@@ -39,7 +39,7 @@ KEEP = 0  # a choice; any other number is the layer before which a checkpoint li
 
 @dataclass(frozen=True, slots=True)
 class ChainLayer:
-    """A layer of a chain: seconds forward and backward, bytes it keeps beside input and output, bytes of its output."""
+    """A layer of a chain: seconds forward and backward, bytes kept besides input and output, bytes of its output."""
 
     forward_s: NonNegative
     backward_s: NonNegative
@@ -60,7 +60,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Run `part` without keeping anything within, go on with the rest; in backward do `part` anew, by its own plan."""
+    """Run `part` without keeping anything within, go on with the rest; in backward run `part` again, by its plan."""
 
     part: "Node"
     rest: "Node"
@@ -71,12 +71,12 @@ Node = Keep | Checkpoint
 
 @dataclass(frozen=True, slots=True)
 class OptimalPlan:
-    """A plan and what it costs.
+    """A plan and its cost.
 
     Attributes:
-        root: where it begins.
-        time_s: forward, backward, and all that is run again.
-        budget_bytes: what it was made for.
+        root: its first node.
+        time_s: forward, backward, and recomputation.
+        budget_bytes: the budget.
     """
 
     root: Node
@@ -88,11 +88,7 @@ class OptimalPlan:
 def optimal_plan(
     layers: Annotated[Sequence[ChainLayer], NonEmpty()], budget_bytes: Positive, slots: Count = 200
 ) -> OptimalPlan:
-    """The plan of least time whose activations fit the budget.
-
-    Raises:
-        ValueError: no plan fits; the message says what the smallest one needs.
-    """
+    """The plan of least time that fits the budget. Raises ValueError with the smallest plan's bytes if none does."""
     table = _Table(layers, budget_bytes / slots, slots)
     last = len(layers) - 1
     time_s = float(table.time_s[0][last][slots])
@@ -111,7 +107,7 @@ def optimal_plan(
 
 @checked
 def least_budget_bytes(layers: Annotated[Sequence[ChainLayer], NonEmpty()]) -> float:
-    """The smallest budget that any plan meets, whatever its time: the same recursion, for bytes."""
+    """The smallest budget for which there is a plan: the same recursion, for bytes."""
     n = len(layers)
     least = [[inf] * n for _ in range(n)]
     for i in reversed(range(n)):
@@ -127,7 +123,7 @@ def least_budget_bytes(layers: Annotated[Sequence[ChainLayer], NonEmpty()]) -> f
 
 
 def run_plan(plan: OptimalPlan, layers: Sequence[Callable[[Tensor], Tensor]], x: Tensor) -> Tensor:
-    """The chain's output by a plan; its gradients are those of the plain chain."""
+    """The chain's output by a plan; gradients are equal to the plain chain's."""
     return _run(plan.root, layers, x)
 
 

@@ -1,14 +1,14 @@
-"""Keep what autograd saves in another form: each memory once, however many operators save it, in whatever shape.
+"""Packing of the memory that autograd saves: each memory once, for all operators and shapes that save it.
 
-torch shows a pair of functions every tensor that an operator saves: `pack` gives what is kept instead, `unpack` makes a
+torch shows a pair of functions every tensor that an operator saves: `pack` returns the kept form, `unpack` makes a
 tensor of it when backward comes. Two operators may save one memory: softmax its result, and the product behind it the
-same numbers as a view of another shape. Packed one by one, that memory would be kept twice. So what is packed is the
-stretch of memory beneath, a flat tensor, and a view of it is made again when it is unpacked:
+same numbers as a view of another shape. Packed one by one, that memory would be kept twice. So `pack` gets the stretch
+of memory beneath, a flat tensor, and a view of it is made again when it is unpacked:
 
     saved        view (B H, T, T) of p         view (B, H, T, T) of p
     packed       flat p ---- one object ---- flat p
 
-Compression (activation_compression.py) and offload (offload.py) say what is done with a flat tensor.
+Compression (activation_compression.py) and offload (offload.py) pack a flat tensor.
 
 Cost: a look-up for each saved tensor. Shapes: any.
 Source: torch's tutorial "Hooks for autograd saved tensors" (torch 2.13); the rest is bookkeeping of our own.
@@ -30,7 +30,7 @@ from lablib.torch_compat import storage_id, version
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """What is kept for one saved tensor: the packed memory, which others may share, and how it was seen."""
+    """The record of one saved tensor: the packed memory, which others may share, and how it was seen."""
 
     memory: Any
     shape: torch.Size

@@ -1,4 +1,4 @@
-"""What each operator keeps for backward: read from the graph that autograd has built.
+"""Memory that each operator keeps for backward, read from autograd's graph.
 
 An operator keeps what its derivative needs, and no more. With dy the gradient of its result:
 
@@ -97,7 +97,7 @@ def saved_tensors(output: Tensor, parameters: Iterable[Tensor] = ()) -> list[Sav
             a gradient is known by itself.
 
     Raises:
-        ValueError: backward has run, and what was kept is gone.
+        ValueError: backward has run and freed the memory.
     """
     nodes = list(_nodes(output))
     leaves = [leaf for node in nodes if isinstance(leaf := getattr(node, "variable", None), nn.Parameter)]
@@ -106,7 +106,7 @@ def saved_tensors(output: Tensor, parameters: Iterable[Tensor] = ()) -> list[Sav
         kept = [(node, name, tensor) for node in nodes for name, tensor in _kept_by(node) if tensor.numel()]
     except RuntimeError as error:
         raise ValueError(
-            "what was saved is gone after backward: got a result whose backward has run. Look before backward()."
+            "saved tensors are gone after backward: got a result with a finished backward. Look before backward()."
         ) from error
     return [_record(*each, owned) for each in kept]
 

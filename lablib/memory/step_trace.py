@@ -1,4 +1,4 @@
-"""A training step as a list of operators, and what is held at the highest moment of each: a memory tracker on paper.
+"""A training step as a list of operators, with the bytes held at the highest moment of each.
 
 A step is written down as a program runs: an operator makes tensors (`op`), and tensors are forgotten (`free`). Every
 size is a number of bytes that does not depend on the micro-batch, plus a number for each of its sequences:
@@ -29,7 +29,7 @@ _LABLIB = Path(__file__).parents[1]
 
 
 class Kind(NamedTuple):
-    """What a step is made of, beside model and micro-batch: precision, optimizer, recomputation.
+    """Choices of a step besides model and micro-batch: precision, optimizer, recomputation.
 
     Attributes:
         width: bytes of a weight.
@@ -37,7 +37,7 @@ class Kind(NamedTuple):
         num_moments: tensors of optimizer state a weight.
         temporary_share: tensors a weight that the optimizer makes for a moment.
         every: layers of a checkpoint; 0: none.
-        num_microbatches: whose gradients are summed.
+        num_microbatches: micro-batches per step.
     """
 
     width: int
@@ -71,7 +71,7 @@ class TracedAllocation(NamedTuple):
 
 
 class Trace:
-    """Operators in order. `phase` and `layer` are those of the next one."""
+    """Operators in order. `phase` and `layer` belong to the next one."""
 
     def __init__(self) -> None:
         self.phase, self.layer = "forward", -1
@@ -81,7 +81,7 @@ class Trace:
         self._work: list[tuple[int, ...]] = []  # FLOPs per sequence; bytes moved, and made: fixed, per sequence
 
     def begin(self, line: str, *blocks: TracedAllocation) -> None:
-        """What is there before the step; nothing makes it."""
+        """Allocations from before the step; no operator makes them."""
         self.op("weights, state and data", line, blocks)
         self._work[-1] = (0, 0, 0, 0, 0)
 
@@ -107,7 +107,7 @@ class Trace:
         self._work.append((flops, *sizes, *made))
 
     def free(self, *blocks: TracedAllocation) -> None:
-        """Nobody needs these any more."""
+        """Free these allocations."""
         for block in blocks:
             held = self._held[block.category]
             held[0] -= block.fixed
@@ -162,7 +162,7 @@ class Step:
 
 @cache
 def line_of(path: str, code: str) -> str:
-    """ "gpt.py:96: return self.out(...)": where this code stands in a file of lablib; it must stand there once."""
+    """ "gpt.py:96: return self.out(...)": the line of a file of lablib that has this code; exactly one must."""
     lines = (_LABLIB / path).read_text("utf-8").splitlines()
     found = [number for number, line in enumerate(lines, 1) if code in line]
     assert len(found) == 1, f"{code!r} stands in lines {found} of {path}"

@@ -45,7 +45,7 @@ class MasterWeights:
 
     @checked
     def __init__(self, params: Iterable[Tensor]):
-        self.params = list(params)  # `params` may be an iterator, whose items were not seen yet
+        self.params = list(params)  # `params` may be an iterator with items not seen yet
         check_type("MasterWeights: params", self.params, list[Tensor])
         self.masters = [param.detach().float() for param in self.params]
 

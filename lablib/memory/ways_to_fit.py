@@ -1,4 +1,4 @@
-"""Recompute, offload, compress, or a smaller micro-batch: what each costs in seconds, and leaves in bytes, by device.
+"""Recompute, offload, compress, or a smaller micro-batch: seconds and bytes of each, by device.
 
 A chain of n equal layers; a layer takes f seconds forward and g backward, keeps a bytes for backward, its input alone
 is b bytes. Of its forward r seconds run again when it is checkpointed (r < f: torch stops when all that backward needs
@@ -19,7 +19,7 @@ c = alpha + S / beta is a copy over the host link (offload.py), w the bytes of a
 device: recomputation costs FLOPs, offload the link, compression memory traffic, small micro-batches efficiency.
 
 Cost of asking: `price_layers` runs the layer's shapes, two batches, three forwards and a backward each, for all devices
-at once (0.1 s for a block of a GPT); `ways_to_fit` is arithmetic on what it returns. Nothing is computed with values.
+at once (0.1 s for a block of a GPT); `ways_to_fit` is arithmetic on its result. Nothing is computed with values.
 Shapes: those of the layer and its input, on the device "meta".
 Source: the files of this folder; prices of operators from lablib/cost.
 Simplified: activations of the layers alone, without temporaries, parameters or the head; compression as one kernel.
@@ -118,7 +118,7 @@ def price_layers(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> list
 
 @checked
 def layer_costs(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> list[LayerCost]:
-    """What a layer costs on each of the devices; layer and x as for `price_layers`, the batch of any size."""
+    """Costs of a layer on each of the devices; layer and x as for `price_layers`, the batch of any size."""
     if not x.is_meta:
         raise ValueError(f'shapes are priced, not values: got x on {x.device}; make layer and x on device="meta".')
     x = torch.empty_like(x, requires_grad=True)
@@ -197,7 +197,7 @@ class _Operator:
 
 
 def _record(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> Sequence[_Operator]:
-    """A step of a layer that is checkpointed: backward is that of the plain layer, with its forward again inside."""
+    """A step of a checkpointed layer: backward as of the plain layer, with its forward again inside."""
     recorder, parts = _Recorder(devices), iter((_Part.FORWARD, _Part.AGAIN))
 
     def run(x: Tensor) -> Tensor:
@@ -222,7 +222,7 @@ def _layer_cost(recorded: Sequence[_Operator], number: int, sizes: dict[str, int
     forward_s, _ = total([one for one in recorded if one.part is _Part.FORWARD])
     step_s, flops = total([one for one in recorded if one.part is not _Part.AGAIN])
     full_s, full_flops = total(recorded)
-    # What a selective checkpoint runs again are the same operators but the products.
+    # A selective checkpoint runs the same operators again except for the products.
     selective_s, _ = total([one for one in recorded if one.part is not _Part.AGAIN or not one.is_product])
     return LayerCost(
         forward_s=forward_s,

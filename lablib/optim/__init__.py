@@ -1,6 +1,6 @@
 """Optimizers: the state of each, and its update as a formula. Read `adamw.py` first.
 
-base        what all share: groups, closures, state that is checked, counted and loaded
+base        the common class: groups, closures, state that is checked, counted and loaded
 checks      one error for each bad input
 foreach     one operator over a list of tensors
 adamw       two means for each number, and decoupled decay
@@ -14,7 +14,7 @@ blockwise   8 bits a number, a scale a block
 adam8bit    two means in 8 bits
 adam_bf16   two means in 16 bits, rounded stochastically
 soap        Adam in the axes of the gradients
-projection  a gradient in few directions, and what is lost
+projection  a gradient in few directions, and the lost part
 galore      Adam on a few directions of the gradient
 four_bits   two numbers in a byte
 q_galore    the same, in 4 and 8 bits

@@ -4,7 +4,7 @@ If the squares of a gradient were a column times a row, their row means R and co
 v = R C / mean(R). They are not quite, and it is a good enough guess. There is no first mean. At step t:
 
     beta2 = 1 - t^-0.8                           a mean over all steps at first: no bias correction needed
-    R = beta2 R + (1 - beta2) mean of g^2 over columns          C likewise over rows
+    R = beta2 R + (1 - beta2) mean of g^2 over columns          C the same over rows
     v = R C / mean(R)                            vectors keep v itself
     u = g / sqrt(v)
     w = w - lr lambda w - alpha u / max(1, rms(u) / d)          alpha = max(eps2, rms(w)) min(lr, 1 / sqrt(t))

@@ -1,4 +1,4 @@
-"""Adam with 8-bit state: AdamW whose means are kept in a byte each, and computed with in 32 bits.
+"""Adam with 8-bit state: AdamW with means kept in a byte each, and computed in 32 bits.
 
 At each step, tensor by tensor, the means are dequantized, updated, used and quantized again (blockwise.py):
 
@@ -7,7 +7,7 @@ At each step, tensor by tensor, the means are dequantized, updated, used and qua
     w = w - lr lambda w - lr m^ / (sqrt(v^) + eps)           with m and v of this step, as they are before quantizing
 
 Tensors of fewer than `min_8bit_size` numbers (norms, biases) keep 32 bits: little is saved there. So should embeddings
-in a group of their own with a large `min_8bit_size`: their gradients are the most uneven.
+in a separate group with a large `min_8bit_size`: their gradients are the most uneven.
 
 Cost: 2 + 8 / B bytes of state a parameter, 2.03 for B = 256; 18 during the step, for each number of the largest tensor.
 Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021, arXiv 2110.02861, section 2.

@@ -5,12 +5,12 @@ rounding to the nearest would leave it where it is forever. Rounded stochastical
 
     round(x) = the next BF16 number towards zero, or the one beyond it, with a chance in proportion to the nearness
 
-each rounding is wrong and their mean is right: E[round(x)] = x. The same holds for weights kept in BF16, whose steps of
-lr are mostly smaller than their spacing; then no copy in 32 bits is needed.
+each rounding is wrong and their mean is right: E[round(x)] = x. The same holds for weights kept in BF16, where steps of
+lr are mostly smaller than the spacing; then no copy in 32 bits is needed.
 
     m = round(beta1 m + (1 - beta1) g)       v = round(beta2 v + (1 - beta2) g^2)       w = round(AdamW's step)
 
-Rounding is cheap in bits: a float32 whose lower 16 bits are cut off is a BF16. Add a random number of 16 bits first:
+Rounding is cheap in bits: a float32 without its lower 16 bits is a BF16. Add a random number of 16 bits first:
 the carry into the upper half happens with the right chance.
 
 Cost: 4 bytes of state a parameter; 14 during the step, for each number of the largest tensor.
@@ -37,7 +37,7 @@ class AdamBF16(AdamW):
 
     Arguments:
         lr, betas, eps, weight_decay, check_finite: as for AdamW.
-        generator: what rounding draws from; None: torch's own. It is not part of the saved state.
+        generator: source of random rounding; None: torch's own. It is not part of the saved state.
     """
 
     generator: torch.Generator | None = None  # of an optimizer that was copied or unpickled

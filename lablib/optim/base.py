@@ -1,7 +1,7 @@
-"""What the optimizers here share: gathering what a step needs, checking what it is given, loading and counting state.
+"""The common class of the optimizers: it gathers and checks the tensors of a step, and loads and counts state.
 
-An optimizer of this package says two things: `new_state`, what it keeps for a parameter, and `update`, its formula over
-lists of tensors. A list goes to a batched (foreach) operator in one call, which is one kernel on a GPU where a loop
+An optimizer of this package defines `new_state`, the state of a parameter, and `update`, its formula over lists of
+tensors. A list goes to a batched (foreach) operator in one call, which is one kernel on a GPU where a loop
 would start one for each parameter.
 
     step: closure -> check every gradient -> for each group: update(params, gradients, states, settings of the group)
@@ -46,7 +46,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
         super().__init__(params, settings)
 
     def new_state(self, param: Tensor, group: Settings) -> State:
-        """What is kept for a parameter, before its first step."""
+        """State of a parameter before its first step."""
         raise NotImplementedError
 
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
@@ -105,7 +105,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
             raise
 
     def load_state_dict(self, state_dict: Settings) -> None:
-        """As torch's, and the state is that of this optimizer and these parameters.
+        """As torch's, and checks that the state belongs to this optimizer and these parameters.
 
         Raises:
             ValueError: other groups, shapes or dtypes, or another optimizer's state; nothing is changed.
@@ -125,7 +125,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
             }
 
     def _beside(self, state_dict: Settings) -> Iterator[tuple[str, Tensor, Settings, tuple[State, Settings]]]:
-        """Each parameter that has a saved state: its name, itself, its group, and what was saved of both."""
+        """Each parameter that has a saved state: name, parameter, group, and the saved state and settings."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for place, index in enumerate(saved["params"]):
                 if state := state_dict["state"].get(index):
@@ -139,7 +139,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
                     check_gradient(param.grad, self._name(group, place), type(self).__name__, group["check_finite"])
 
     def _name(self, group: Settings, place: int) -> str:
-        """The name of a parameter, if the optimizer got `model.named_parameters()`; else its number and shape."""
+        """The name of a parameter, if the optimizer got `model.named_parameters()`; otherwise its number and shape."""
         if names := group.get("param_names"):
             return names[place]
         number = next(i for i, other in enumerate(self.param_groups) if other is group)
@@ -147,7 +147,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
 
 
 def count_steps(states: list[State]) -> list[int]:
-    """Count this step in each state; how many there were of each, with it."""
+    """Count this step in each state; return the counts."""
     for state in states:
         state["step"] += 1
     return [state["step"] for state in states]

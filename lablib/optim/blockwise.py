@@ -6,14 +6,14 @@ divided by its largest, and each is replaced by the nearest value:
     scale = max |x| of the block             code = the j with q_j nearest to x / scale             x ~ q_code scale
 
 States span many orders of magnitude within a block, and the values of `codebook` do too: seven decades, each with twice
-as many values as the one below (dynamic tree quantization; E zeros in the byte mean 10^-E, what is left a fraction):
+as many values as the one below (dynamic tree quantization; E zeros in the byte mean 10^-E, the rest a fraction):
 
     10^-6 ... 10^-5  1 value      10^-5 ... 10^-4  2      ...      0.1 ... 1  64        unsigned: twice as many
 
 An outlier makes its block coarse, and no other: with one scale for a whole tensor all would be (`outlier_errors`).
 
 The nearest by one look into a table: a search among 255 borders would guess wrong at every second branch. A share is
-rounded to half precision, whose 16 bits number the 65,536 codes of the table; only what lies within 2^-11 of itself
+rounded to half precision, and its 16 bits number the 65,536 codes of the table; only a share within 2^-11 of itself
 from the middle of two values may go to the farther one.
 
 Cost: 1 + 4 / B bytes a number; about 7 passes over the numbers to quantize, 3 to dequantize.
@@ -81,7 +81,7 @@ def quantize(x: Float[Tensor, "..."], how: Blocks) -> tuple[UInt8[Tensor, "..."]
 
 
 def dequantize(codes: UInt8[Tensor, "..."], scales: Float32[Tensor, " blocks"], how: Blocks) -> Float32[Tensor, "..."]:
-    """The numbers that codes and scales stand for."""
+    """The numbers of codes and scales."""
     flat = how.values.index_select(0, codes.flatten().int())
     whole = len(flat) // how.size * how.size
     flat[:whole].view(-1, how.size).mul_(scales[: whole // how.size, None])

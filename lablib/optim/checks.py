@@ -47,5 +47,5 @@ def check_state(name: str, optimizer: str, wanted: State, saved: State) -> None:
         if isinstance(value, Tensor) and saved[key].dtype != value.dtype:
             raise ValueError(
                 f"a state must be of a model of the same dtypes: {key} of {name} is {saved[key].dtype}, not "
-                f"{value.dtype}; load it beside parameters of the dtype that it was saved with."
+                f"{value.dtype}; load it with parameters of the dtype that it was saved with."
             )

@@ -1,11 +1,11 @@
-"""What four optimizers do to a gradient, as numbers to draw: singular values, signs, 8-bit blocks, projections.
+"""Effects of four optimizers on a gradient, as numbers for figures: singular values, signs, 8-bit blocks, projections.
 
     singular values    of a matrix, and after steps of Newton-Schulz               figure_singular_values
     signs              mean step where noise drowns the signal more and more       figure_sign_of_noise
     blocks             error of the others against the size of one outlier         figure_blocks
     projections        share lost against rank, for directions of several ages     figure_projection
 
-Each function gives the arguments of the figure in lablib/labs/lab05.py next to it, in order.
+Each function gives the arguments of its figure, in order.
 
 Cost: a decomposition of the matrix; a few thousand random numbers.
 Source: newton_schulz.py, lion.py, blockwise.py, projection.py. Adam's mean step, its means having settled: mu over the

@@ -37,7 +37,7 @@ def quantize_4bit(x: Float[Tensor, "..."]) -> tuple[UInt8[Tensor, " pairs"], Flo
 def dequantize_4bit(
     packed: UInt8[Tensor, " pairs"], ranges: Float32[Tensor, "groups 2"], shape: torch.Size
 ) -> Float32[Tensor, "..."]:
-    """The numbers that codes and ranges stand for, in float32."""
+    """The numbers of codes and ranges, in float32."""
     codes = torch.stack([packed & 15, packed >> 4], dim=1).flatten()[: shape.numel()]
     low, step = ranges.repeat_interleave(GROUP, dim=0)[: shape.numel()].unbind(1)
     return (low + codes * step).view(shape)

@@ -38,7 +38,7 @@ class GaLore(AdamW):
         lr, betas, eps, weight_decay, check_finite: as for AdamW.
         rank: directions that a matrix keeps; None: no projection.
         update_proj_gap: steps from one choice of directions to the next.
-        scale: alpha, of a projected step beside the others'.
+        scale: alpha, factor of a projected step.
     """
 
     is_element_wise = False

@@ -6,7 +6,7 @@ can step it alone, right after its gradient was accumulated:
     peak without:  parameters + states + gradients of all + temporaries of the step of all
     peak with:     parameters + states + gradients of the few that are alive at a time + temporaries of the largest
 
-What is lost: whatever needs all gradients at once (clipping by the norm of all, loss scaling that skips a step,
+Not possible then: steps that need all gradients at once (clipping by the norm of all, loss scaling that skips a step,
 accumulation over micro-batches), and the batching of kernels over parameters.
 
 Cost: the same FLOPs; a launch for each parameter instead of one for all.
@@ -24,7 +24,7 @@ from lablib.signature import checked
 
 
 class InBackward:
-    """Optimizers at work inside backward. `optimizers` are those of the parameters, in order; `close` ends it."""
+    """Optimizers at work inside backward. `optimizers` has one per parameter, in order; `close` ends it."""
 
     def __init__(self, optimizers: dict[Tensor, torch.optim.Optimizer]):
         self.optimizers = list(optimizers.values())

@@ -1,13 +1,13 @@
 """LAMB: Adam's direction, and a step for each layer in proportion to the layer's weights. For large batches.
 
-At a large rate some layers' steps are large beside their weights and training diverges, while others' could be larger.
-LAMB gives the update of each layer (each parameter tensor) the length of its weights:
+At a large rate some layers' steps are large relative to their weights and training diverges, while others' could be
+larger. LAMB gives the update of each layer (each parameter tensor) the length of its weights:
 
     r = m^ / (sqrt(v^) + eps)                    Adam's direction (adamw.py)
     u = r + lambda w
     w = w - lr (|w| / |u|) u                     |w| / |u|, the trust ratio; 1 where either is zero
 
-so every step changes every layer by the share lr, whatever its gradients.
+so every step changes every layer by the share lr, for any gradients.
 
 Cost: 8 bytes of state a parameter (float32); 4 more during the step, for u; about 21 FLOPs.
 Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2019, arXiv 1904.00962,

@@ -1,6 +1,6 @@
 """Lion: the sign of a running mean. Every number moves by the same amount, and one mean is kept instead of two.
 
-    u = beta1 m + (1 - beta1) g             what is signed: mostly the past, with more of the new gradient than m has
+    u = beta1 m + (1 - beta1) g             signed below: mostly the past, with more of the new gradient than m has
     w = w - lr (sign(u) + lambda w)
     m = beta2 m + (1 - beta2) g
 

@@ -1,4 +1,4 @@
-"""A gradient in few directions: the strongest singular vectors, the way there and back, and what is lost.
+"""A gradient in few directions: the strongest singular vectors, the way there and back, and the lost part.
 
 Of all matrices of rank r, the one nearest to G = U S V^T is U_r U_r^T G, with the first r columns of U: it loses the
 squares of the other singular values,
@@ -9,7 +9,7 @@ and more for the P of an older gradient (`lost_share`). Projecting G P on the ot
 the smaller side has the smaller P.
 
 Cost: about 4 min(m, n) FLOPs for each number of G to find P; 2 r there and 2 r back.
-Shapes: G (m, n), k = min(m, n); P (k, r) with orthonormal columns; projected (r, n) where m <= n, else (m, r).
+Shapes: G (m, n), k = min(m, n); P (k, r) with orthonormal columns; projected (r, n) where m <= n, otherwise (m, r).
 Source: Eckart and Young, "The approximation of one matrix by another of lower rank", 1936; Zhao et al., 2024, arXiv
 2403.03507, section 3.
 """
@@ -30,13 +30,13 @@ def strongest_directions(grad: Float[Tensor, "m n"], rank: int) -> Float[Tensor,
 
 @checked
 def project(grad: Float[Tensor, "m n"], axes: Float[Tensor, "k r"]) -> Float[Tensor, "..."]:
-    """P^T G (r, n) where m <= n, else G P (m, r)."""
+    """P^T G (r, n) where m <= n, otherwise G P (m, r)."""
     return axes.T @ grad if grad.shape[0] <= grad.shape[1] else grad @ axes
 
 
 @checked
 def project_back(low: Float[Tensor, "..."], axes: Float[Tensor, "k r"], shape: torch.Size) -> Float[Tensor, "m n"]:
-    """P R where m <= n, else R P^T: the matrix of this shape that `low` stands for."""
+    """P R where m <= n, otherwise R P^T: the matrix of this shape."""
     return axes @ low if shape[0] <= shape[1] else low @ axes.T
 
 

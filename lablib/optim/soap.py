@@ -32,7 +32,7 @@ class SOAP(AdamW):
     """AdamW in the eigenvectors of Shampoo's matrices.
 
     Arguments:
-        lr, betas, eps, weight_decay, check_finite: as for AdamW; betas[1] is also that of L and R.
+        lr, betas, eps, weight_decay, check_finite: as for AdamW; betas[1] also averages L and R.
         precondition_frequency: steps from one turn of the axes to the next.
         max_precond_dim: longer sides of a matrix are not rotated.
     """

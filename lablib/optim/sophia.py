@@ -1,7 +1,7 @@
 """Sophia-G: a mean of gradients over a mean of curvatures, and no number moves by more than lr.
 
 Newton's step divides a gradient by the curvature, large where the loss is flat. Sophia estimates the diagonal h of the
-Hessian every k steps, and clips what is too large because h is small, old or wrong:
+Hessian every k steps, and clips steps that are too large because h is small, old or wrong:
 
     m = beta1 m + (1 - beta1) g
     w = w - lr lambda w - lr clip(m / max(gamma h, eps), 1)                      every step

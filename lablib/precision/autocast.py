@@ -1,4 +1,4 @@
-"""What torch.autocast casts: a table, computed by running operators under it; and what others call the same thing.
+"""Casts of torch.autocast: a table, computed by running operators under it; and other names for the same.
 
 Parameters stay in FP32. Under autocast each operator has one of four rules for its inputs:
 

@@ -11,7 +11,7 @@ the most that can be gained.
 
 Source: the peaks of `lablib.hardware` with their sources; Kalamkar et al., 2019, arXiv 1905.12322 (BF16 without loss
 scaling); Micikevicius et al., 2017, arXiv 1710.03740 (FP16 with it).
-Simplified: by peaks alone; what a model reaches depends on its sizes (lablib/cost/matmul.py).
+Simplified: by peaks alone; a model's speed depends on its sizes (lablib/cost/matmul.py).
 """
 
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class FormatChoice:
         format: of the products.
         recipe: name of the linear layers' recipe (quantized_linear.py).
         needs_loss_scale: whether gradients would underflow without.
-        speedup: peak of products over that of FP32.
+        speedup: peak of products over FP32's peak.
         reason: why, in one sentence.
     """
 

@@ -5,8 +5,8 @@ its own scale before it is rounded, and multiplied again after the product:
 
     s = max |x| of the block / largest number of the format         code = round(x / s)         x ~ code * s
 
-One outlier sets the scale of its block, and what is small beside it is rounded to zero: the smaller the block, the
-fewer share its fate, and the more scales there are to keep. The recipes differ in block, format, and what a scale is:
+One outlier sets the scale of its block, and much smaller numbers are rounded to zero: a smaller block has fewer such
+numbers, and more scales to keep. The recipes differ in block, format, and scale format:
 
     recipe               elements      block      scale                             bits a number
     tensor_e4m3          E4M3          all        FP32                              8
@@ -23,7 +23,7 @@ Source: Micikevicius et al., 2022, arXiv 2209.05433, section 4 (a scale for each
 DeepSeek-V3, 2024, arXiv 2412.19437, section 3.3.2 (1 x 128 and 128 x 128); OCP Microscaling Formats 1.0, 2023, section
 6.3 (MX: 2^(floor(log2 max) - e_max)); NVIDIA, "Pretraining Large Language Models with NVFP4", 2025, arXiv 2509.25149,
 section 2 and appendix B.
-Simplified: codes are kept as numbers of the format in float32 (`size_bytes` says what they would take).
+Simplified: codes are kept as numbers of the format in float32 (`size_bytes` is their packed size).
 """
 
 from collections import deque
@@ -67,7 +67,7 @@ class Recipe:
         return self.format.num_bits + self.scale_format.num_bits / (self.block[0] * self.block[1])
 
     def stochastic(self) -> "Recipe":
-        """The same recipe, rounding stochastically: for gradients, whose mean must be right."""
+        """The same recipe, rounding stochastically: for gradients, as their mean must be right."""
         return replace(self, rounding="stochastic")
 
 
@@ -110,13 +110,13 @@ class Quantized:
 
     @property
     def size_bytes(self) -> float:
-        """What codes and scales take, packed."""
+        """Bytes of codes and scales, packed."""
         recipe, scale_bits = self.recipe, self.recipe.scale_format.num_bits if self.recipe.scale_format else 0
         num_bits = self.codes.numel() * recipe.format.num_bits + self.scales.numel() * scale_bits
         return (num_bits + 32 * recipe.has_tensor_scale) / 8
 
     def dequantize(self) -> Tensor:
-        """The numbers that the codes stand for, in float32."""
+        """The numbers of the codes, in float32."""
         return self.codes * _spread(self.scales * self.tensor_scale, self.codes)
 
 
@@ -134,7 +134,7 @@ def quantize(
         x: not changed.
         recipe: how; `find_recipe("mxfp8")`.
         scale: of the whole tensor, where it is known beforehand (`DelayedScale`); None: from `x`.
-        generator: what stochastic rounding draws from.
+        generator: source of stochastic rounding.
 
     Raises:
         ValueError: the block does not divide the shape of `x`, or a scale is given to a recipe of blocks.
@@ -199,7 +199,7 @@ def _block_max(x: Tensor, recipe: Recipe) -> Tensor:
 def _scales(max_abs: Tensor, recipe: Recipe) -> Tensor:
     """Scales of the blocks with these largest values, in the recipe's scale format."""
     if recipe.scale_format is E8M0:
-        # OCP's rule: the exponent of the largest value becomes that of the format's largest number. A largest value
+        # OCP's rule: the largest value gets the exponent of the format's largest number. A largest value
         # between that number and the next power of two saturates.
         exponents = torch.frexp(_or_one(max_abs)).exponent - 1 - recipe.format.max_exponent
         return torch.ldexp(torch.ones_like(max_abs), exponents.clamp(E8M0.min_exponent, E8M0.max_exponent))

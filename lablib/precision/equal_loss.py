@@ -5,7 +5,7 @@ A format that makes a step faster may need more steps, for its gradients are coa
     throughput          = (seconds a step of the reference) / (seconds a step)
     time to equal loss  = throughput * (steps of the reference to the loss) / (steps to it)
 
-The second is what a run gains. Losses of single batches scatter: "at the loss" is a mean over the last `window` steps.
+The second is the gain of a run. Losses of single batches scatter: "at the loss" is a mean over the last `window` steps.
 
 Source: the distinction is that of time to accuracy, Coleman et al., "DAWNBench", 2017.
 Simplified: one run of each; another seed moves the steps by some percent.
@@ -49,7 +49,7 @@ def speed_claim(
     target: float,
     window: Count = 10,
 ) -> SpeedClaim:
-    """Both speeds of a run beside a reference.
+    """Both speeds of a run relative to a reference.
 
     Raises:
         ValueError: the reference never reaches the target.

@@ -1,7 +1,7 @@
 """Exponents of gradients: how many numbers of a tensor lie at each power of two, and how many of them a format loses.
 
 A number of a format is 1.xxx * 2^e: whether it can be kept at all is decided by e, and how many digits of it by the
-mantissa. So a histogram of exponents, with the ranges of formats beside it, shows what each format would lose:
+mantissa. So a histogram of exponents, next to the ranges of formats, shows the losses of each format:
 
     e < log2(smallest) - 1              lost (underflow): nearer to zero than to the smallest subnormal number
     ... <= e < e_min                    subnormal: kept with fewer bits, one fewer for each power of two
@@ -31,7 +31,7 @@ from lablib.signature import checked
 
 @dataclass(frozen=True, slots=True)
 class RangeShares:
-    """What becomes of numbers in a format, as shares of those that are neither zero nor infinite; they sum to 1."""
+    """Shares of lost, subnormal, normal and too large numbers in a format; zeros and infinities do not count."""
 
     lost: float
     subnormal: float
@@ -67,7 +67,7 @@ class ExponentCounts:
         return ExponentCounts(by_exponent, self.zeros, self.not_finite)
 
     def shares(self, format: Format) -> RangeShares:
-        """What becomes of these numbers in a format. All zero where nothing was counted."""
+        """Shares of these numbers in a format. All zero where nothing was counted."""
         edges = (format.underflow_exponent, format.min_exponent, format.max_exponent + 1)
         parts = [0, 0, 0, 0]
         for exponent, count in self.by_exponent.items():

@@ -8,8 +8,8 @@ A finite number of a format is, with the exponent field e and the mantissa field
     largest = 2^(e_max - bias) (2 - 2^-M)          smallest normal = 2^(1 - bias)
     epsilon = 2^-M, from 1 to the next             smallest subnormal = 2^(1 - bias - M)
 
-What the highest exponent means differs. IEEE 754 keeps all of it for infinities and NaN. E4M3 keeps one mantissa for
-NaN and has no infinity; E2M1 has neither. E8M0 is a scale: an exponent alone, no sign, no zero.
+The meaning of the highest exponent differs. IEEE 754 keeps all of it for infinities and NaN. E4M3 keeps one mantissa
+for NaN and has no infinity; E2M1 has neither. E8M0 is a scale: an exponent alone, no sign, no zero.
 
 Source: IEEE 754-2019; bfloat16: Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", 2019, arXiv
 1905.12322; TF32: NVIDIA, "A100 Tensor Core GPU Architecture", 2020; E4M3, E5M2: Micikevicius et al., "FP8 Formats for
@@ -33,7 +33,7 @@ class Format:
     Attributes:
         name: the field's, in lower case: "bf16".
         exponent_bits, mantissa_bits: E and M.
-        bias: what the stored exponent is lowered by.
+        bias: subtracted from the stored exponent.
         has_infinity: whether what is too large becomes an infinity; if not, a NaN, or the largest where there is none.
         has_nan: whether there is a NaN.
         is_signed: whether there is a sign bit; E8M0 has none.

@@ -10,7 +10,7 @@ Sixteen numbers, evenly spaced, have no range: one outlier, and the rest is zero
                 with dY is two products of 4 bits, over 2 T rows. Of these about T are kept, those that matter
                 most, each divided by its chance of being kept: right in the mean.
 
-                dW = sum over rows i of  m_i / p_i  dY_i^T X_i          m_i is 1 with probability p_i, else 0
+                dW = sum over rows i of  m_i / p_i  dY_i^T X_i          m_i is 1 with probability p_i, or 0
                 p_i = min(1, k |dY_i| |X_i|)                            k so that they sum to T: least variance
 
 Cost: forward one 4-bit product; backward two over about T rows each, as many FLOPs as in full precision. Memory: X and
@@ -85,7 +85,7 @@ def sampling_probabilities(scores: Float[Tensor, " R"], num_kept: Count) -> Floa
     if int((scores > 0).sum()) <= num_kept:
         return (scores > 0).to(scores.dtype)
     # Largest first: if the j largest are certain, the rest shares num_kept - j in proportion. The first j for which
-    # nobody exceeds 1 is right.
+    # no share exceeds 1 is right.
     ordered = scores.double().sort(descending=True).values
     left = num_kept - torch.arange(len(ordered), device=scores.device)
     tails = ordered.flip(0).cumsum(0).flip(0)
@@ -95,10 +95,10 @@ def sampling_probabilities(scores: Float[Tensor, " R"], num_kept: Count) -> Floa
 
 
 class Int4Linear(nn.Module):
-    """`nn.Linear` whose products run on 4-bit integers. Takes over weight and bias; learns two steps beside them.
+    """`nn.Linear` with products on 4-bit integers. Takes over weight and bias; learns two steps beside them.
 
     Arguments:
-        linear: whose parameters it takes over.
+        linear: the layer with the parameters.
         block: size of the Hadamard transform; a power of two that divides the inputs.
         generator: of stochastic rounding and sampling.
     """

@@ -2,7 +2,7 @@
 
 FP16's smallest number is 2^-24, and many gradients are smaller: rounded to zero, they are lost. Backward is linear, so
 a loss that is S times as large has gradients that are S times as large: they move S up on the axis of exponents, where
-FP16 has numbers. Divided by S in FP32 they are what they should be. If S is too large, some overflow to infinity: the
+FP16 has numbers. Divided by S in FP32 they are the true gradients. If S is too large, some overflow to infinity: the
 step is skipped, for its gradients are lost, and S is lowered. So S follows the largest gradients of the run by itself:
 
     overflow                            skip the step; at the last of `hysteresis` overflows, S <- S * backoff
@@ -16,7 +16,7 @@ needs ranks that agree: an overflow on one of them skips the step on all.
 
 Cost: each gradient is read twice and written once, by kernels that take many gradients (torch's foreach functions); a
 flag of 4 bytes for each all-reduce of it. Memory: one number per gradient.
-Shapes: gradients have those of their parameters.
+Shapes: gradients have their parameters' shapes.
 Source: Micikevicius et al., "Mixed Precision Training", 2017, arXiv 1710.03740, section 3.2; the defaults:
 torch.amp.GradScaler (torch 2.13) and DeepSpeed's configuration of fp16.
 Simplified: gradients in FP32 or FP64 (master gradients), as torch's scaler demands.
@@ -49,7 +49,7 @@ LARGEST_SCALE = 2.0**24
 
 @dataclass(frozen=True, slots=True)
 class ScaleState:
-    """Where a loss scale stands: the scale, steps in a row without overflow, overflows left until it is lowered."""
+    """State of a loss scale: the scale, steps in a row without overflow, overflows left until it is lowered."""
 
     scale: NonNegative
     good_steps: NonNegativeInt
@@ -102,7 +102,7 @@ class ScaleRule:
 
 
 def static_scale(scale: float) -> ScaleRule:
-    """A scale that never changes; a step whose gradients overflow is skipped all the same."""
+    """A scale that never changes; a step with overflow is still skipped."""
     return ScaleRule(scale, growth=1.0, backoff=1.0, maximum=max(scale, LARGEST_SCALE))
 
 
@@ -201,7 +201,7 @@ class LossScaler:
         """Go on where another scaler was saved, by its rule.
 
         Raises:
-            ValueError: a state that has other entries, such as torch's, or entries that are no scale and no counts.
+            ValueError: a state with other entries, such as torch's, or with invalid values.
         """
         expected = self.state_dict()
         _check_entries("a scaler's state", saved, expected)
@@ -225,7 +225,7 @@ def unscale(gradients: Iterable[Tensor], scale: Positive) -> bool:
 
     Raises:
         ValueError: one has whole numbers.
-        RuntimeError: one is in FP16, where what is unscaled would underflow again.
+        RuntimeError: one is in FP16, where it would underflow again.
     """
     gradients = list(gradients)
     check_type("unscale: gradients", gradients, list[Tensor])
@@ -233,7 +233,9 @@ def unscale(gradients: Iterable[Tensor], scale: Positive) -> bool:
     together: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         if not gradient.is_floating_point():
-            raise ValueError(f"gradients must be floating-point tensors: got {gradient.dtype}; give those of weights.")
+            raise ValueError(
+                f"gradients must be floating-point tensors: got {gradient.dtype}; give weights' gradients."
+            )
         if gradient.dtype == torch.float16:
             raise RuntimeError("gradients in FP16 underflow again when unscaled; keep master weights in float32.")
         if type(gradient) is Tensor and gradient.layout == torch.strided and gradient.numel():

@@ -1,12 +1,12 @@
-"""How much faster a matrix product is in fewer bits, by its size: the other half of the often repeated claim.
+"""Speedup of a matrix product in fewer bits, by its size.
 
 A product of [n, n] with [n, n] has 2 n^3 FLOPs, moves 3 n^2 numbers and is one kernel:
 
     time(n, format) = max( launch, max( 2 n^3 / rate(format), 3 n^2 bytes(format) / bandwidth ) + gap )
     speedup         = time(n, baseline) / time(n, format)
 
-    small n      the host's launches take longer: 1, whatever the format
-    large n      the ratio of the rates: at most that of the peaks
+    small n      the host's launches take longer: 1 in any format
+    large n      the ratio of the rates: at most the peaks' ratio
 
 So "1.5 to 3 times" is no property of a format: a V100's tensor cores multiply FP16 8 times as fast as its other cores
 FP32; where FP32 products may use TF32 (A100 and later), 16 bits are twice as fast, and a whole step less.
@@ -46,7 +46,7 @@ class ProductSpeed:
 def product_speeds(
     device: Device, format: Format, sizes: Sequence[Count], baseline: Format = FP32
 ) -> list[ProductSpeed]:
-    """Square products of these sizes in a format, beside another one.
+    """Square products of these sizes in a format, relative to another one.
 
     Raises:
         ValueError: the device lacks one of both formats.

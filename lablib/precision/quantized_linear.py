@@ -1,4 +1,4 @@
-"""A linear layer whose three products run in few bits: forward, the gradient of its input, the gradient of its weight.
+"""A linear layer with its three products in few bits: forward, the gradient of its input, the gradient of its weight.
 
 A product sums over one dimension, and its two operands are quantized along that dimension, so that each block has one
 scale in the sum:
@@ -7,7 +7,7 @@ scale in the sum:
     gradient of x      dx_TK = dy_TN w_NK          sums over N
     gradient of w      dw_NK = dy_TN^T x_TK        sums over T
 
-Values and gradients differ in what they need. Activations and weights want precision (E4M3); gradients want range
+Values and gradients have different needs. Activations and weights want precision (E4M3); gradients want range
 (E5M2), or finer blocks. A gradient that is rounded to nearest is off in one direction step after step; rounded
 stochastically it is right in the mean. In 4 bits the product over T, in which outliers of activations and gradients
 meet, is taken after a Hadamard transform.
@@ -45,7 +45,7 @@ class LinearRecipe:
         name: the field's.
         activation, weight, gradient: the recipes of x, w and dy.
         hadamard: neighbours that are mixed before the weight's gradient; 0 for none.
-        is_delayed: whether scales are those of the steps before.
+        is_delayed: whether scales come from the steps before.
     """
 
     name: str
@@ -87,7 +87,7 @@ def find_linear_recipe(name: Annotated[str, OneOf(LINEAR_RECIPES)]) -> LinearRec
 
 
 class QuantizedLinear(nn.Module):
-    """`nn.Linear` whose products run in a recipe: y = x w^T + b.
+    """`nn.Linear` with products in a recipe: y = x w^T + b.
 
     Arguments:
         linear: whose weight and bias it takes over, the very same parameters.

@@ -1,4 +1,4 @@
-"""What a linear layer takes in a recipe: three products, faster in fewer bits, and the quantizing that they ask for.
+"""Seconds of a linear layer in a recipe: three products, faster in fewer bits, and their quantizing.
 
     products     forward [T, K] x [K, N], gradient of x [T, N] x [N, K], gradient of w [N, T] x [T, K]
     quantizing   x, w and dy each: read in 16 bits, written in both directions in the recipe's bits

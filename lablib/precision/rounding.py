@@ -1,4 +1,4 @@
-"""Rounding to a number format: which of its numbers stands for x.
+"""Rounding to a number format: to the nearest of its numbers, or stochastically.
 
 Near x the numbers of a format are evenly spaced: by the spacing (unit in the last place, ulp)
 
@@ -8,11 +8,11 @@ so rounding is: divide by the spacing, round to a whole number, multiply again. 
 rules:
 
     nearest       the nearer of both neighbours; of two equally near the even one: an error of at most u / 2
-    stochastic    the upper one with probability (x - lower) / u, else the lower: right in the mean, so that many
+    stochastic    the upper one with probability (x - lower) / u, otherwise the lower: right in the mean, so that many
                   small additions are not lost; an error below u
 
-What is larger than the largest number plus half its spacing becomes an infinity (IEEE), a NaN where there is no
-infinity, or, if it `saturates`, the largest number.
+A value above the largest number plus half its spacing becomes an infinity (IEEE), a NaN where there is no infinity, or,
+if it `saturates`, the largest number.
 
 Naive: `round_by_table` looks up the nearest of all numbers. Real: `round_to`.
 
@@ -49,10 +49,10 @@ def round_to(
 
     Arguments:
         x: any shape, any floating dtype; not changed.
-        format: whose numbers.
+        format: the number format.
         rounding: "nearest" (ties to even) or "stochastic".
-        saturates: whether what is too large becomes the largest number, and not an infinity or a NaN.
-        generator: what stochastic rounding draws from; None: torch's default one.
+        saturates: whether too large values become the largest number, and not an infinity or a NaN.
+        generator: source of stochastic rounding; None: torch's default one.
     """
     wide = x.to(torch.float64)
     wide = wide if format.is_signed else wide.abs()
@@ -92,7 +92,7 @@ def _spacing(wide: Tensor, format: Format) -> Tensor:
 
 
 def _bounded(y: Tensor, x: Tensor, format: Format, saturates: bool) -> Tensor:
-    """`y` where the format has it; what it makes of the rest."""
+    """`y` where it is within the format's range; infinities, NaN and too large values by the format's rules."""
     if not format.is_signed:
         y = y.clamp(min=format.smallest_normal)
     largest = format.largest

@@ -1,4 +1,4 @@
-"""A running sum in few bits: it stalls where what is added is less than half the distance to the next number.
+"""A running sum in few bits: it stalls where an addend is less than half the distance to the next number.
 
 A format with M bits of mantissa has numbers 2^(e - M) apart around 2^e. To add less than half of that, and round to
 nearest, changes nothing, however often it is done:

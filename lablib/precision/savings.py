@@ -1,4 +1,4 @@
-"""What mixed precision saves of one step: bytes by what they hold. A program to launch on the simulator, and its sums.
+"""Memory savings of mixed precision in one step, by content: a program to launch on the simulator, and its sums.
 
 16-bit numbers take half the bytes, but few of a step's numbers are in 16 bits alone. For each of P parameters:
 
@@ -8,9 +8,9 @@
     Adam's m and v               8       8
     in all                       16      18, and 2 more of one gradient after the other
 
-So what a step holds all the time does not halve: it grows by an eighth. Activations halve, but for those that stay in
+So the permanent memory of a step does not halve: it grows by an eighth. Activations halve, but for those that stay in
 FP32: logits and their softmax, 4 bytes for each token and word of the vocabulary, two or three times. "Half the memory"
-needs a model whose activations outweigh everything else.
+needs a model with activations that outweigh the rest.
 
     run = launch(partial(training_steps, BF16, config, 8), ranks=1, cluster="dgx-a100", fidelity="shapes")
     run.memory.at_peak(0)                               # bytes by category at the peak

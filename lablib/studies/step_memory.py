@@ -45,7 +45,7 @@ PRECISIONS: Mapping[str, tuple[int, bool]] = MappingProxyType(
 OPTIMIZERS: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"adamw": (2, 1), "adamw, fused": (2, 0), "sgd-momentum": (1, 0), "sgd": (0, 0)}
 )
-# What driver and kernels take of a device before the program allocates anything (lablib/plan/derating.py).
+# Bytes that driver and kernels take of a device before the program allocates anything (lablib/plan/derating.py).
 CONTEXT_BYTES = 1.3e9
 
 
@@ -56,14 +56,14 @@ class StepMemory:
     Attributes:
         name: the model's.
         seq_len, micro_batch, num_microbatches: tokens of a sequence, sequences at once, micro-batches of the step.
-        precision, optimizer, recompute: as they were asked for.
-        device: whose memory it must fit into.
-        is_exact: whether every operator is known; else the moments are the planner's.
+        precision, optimizer, recompute: the arguments.
+        device: the device that it must fit into.
+        is_exact: whether every operator is known; if not, the moments are the planner's.
         ops: the operators.
-        start_s: when each begins, by its roofline; `end_s` is when the step ends.
+        start_s: start of each, by its roofline; `end_s` is the end of the step.
         held: category -> bytes at the operator's highest moment.
-        made_bytes: what the operator allocates.
-        limit_bytes: what a program may use of the device.
+        made_bytes: bytes that the operator allocates.
+        limit_bytes: bytes of the device that a program may use.
         largest_micro_batch: the most sequences that fit; 0: not one.
     """
 
@@ -91,7 +91,7 @@ class StepMemory:
 
     @property
     def peak_index(self) -> int:
-        """Of the operator at whose moment most is held; the first of several."""
+        """Index of the first operator with the most bytes held."""
         return int(np.argmax(self.total))
 
     @property
@@ -105,7 +105,7 @@ class StepMemory:
 
     @property
     def margin_bytes(self) -> float:
-        """What is left of the limit; below 0 what is missing."""
+        """Bytes left of the limit; below 0: bytes missing."""
         return self.limit_bytes - self.peak_bytes
 
     @property
@@ -125,20 +125,20 @@ class StepMemory:
         return max(0, int(np.searchsorted(self.start_s, time_s, "right")) - 1)
 
     def where(self, index: int) -> str:
-        """An operator, when it runs, what it allocates, and the lines of the program behind it."""
+        """An operator in words: when it runs, the bytes it allocates, and its lines of the program."""
         op, made = self.ops[index], int(self.made_bytes[index])
         when = [op.phase] * (op.phase not in op.name) + [f"layer {op.layer}"] * (op.layer >= 0)
         makes = f", which allocates {format_quantity(made, 'B')}" if made else ""
         text = op.name + (f" ({', '.join(when)})" if when else "") + makes
         if not op.line:
-            return f"{text}: a moment of the planner, whose program is not here."
+            return f"{text}: a moment of the planner, without a program."
         if op.phase not in ("backward", "recompute") or op.line.startswith("training_step.py"):
             return f"{text}. Line: {op.line}"
         how = "the derivative of" if op.phase == "backward" else "once more"
         return f"{text}. Line: {line_of('memory/training_step.py', 'loss.backward()')}, {how} {op.line}"
 
     def explain(self, index: int) -> str:
-        """The same, and what is held then."""
+        """The same, with the bytes held then."""
         sizes = sorted(self.at(index).items(), key=lambda item: -item[1])
         parts = ", ".join(f"{format_quantity(size, 'B')} {name}" for name, size in sizes if size)
         total = format_quantity(int(self.total[index]), "B")
@@ -157,7 +157,7 @@ def memory_of_step(
     num_microbatches: Count = 1,
     device: str | Device = "H100-80GB-SXM",
 ) -> StepMemory:
-    """What one training step holds, moment by moment, and whether it fits.
+    """Memory of one training step, moment by moment, and whether it fits.
 
     Arguments:
         model: sizes, or a name of the catalogue of published models.
@@ -166,7 +166,7 @@ def memory_of_step(
         precision: "float32", "16 bits" or "16 bits, float32 master".
         optimizer: "adamw", "adamw, fused", "sgd-momentum" or "sgd".
         recompute: "none", "full" (each layer checkpointed) or "every k" layers.
-        num_microbatches: whose gradients are summed before the optimizer steps; the third and later are as the second.
+        num_microbatches: micro-batches per step; the third and later are as the second.
         device: a device, or a name of the catalogue.
 
     Raises:
@@ -201,7 +201,7 @@ def _kind(precision: str, optimizer: str, recompute: str, num_microbatches: int)
     if policy.kind == "selective" or policy.first is not None:
         rule = 'recompute is "none", "full" or "every k" here: flash attention keeps no scores to leave out'
         raise ValueError(f'{rule}: got "{recompute}"; try "every 2".')
-    # The third micro-batch and later ones hold what the second does.
+    # The third micro-batch and later ones hold as much as the second.
     every = 0 if policy.kind == "none" else policy.every
     return Kind(*PRECISIONS[precision], *OPTIMIZERS[optimizer], every, min(num_microbatches, 2))
 
@@ -215,7 +215,7 @@ def _device(device: str | Device) -> Device:
 
 
 def _dtype(device: Device, kind: Kind) -> str:
-    """What the products are computed in: of 16 bits what the device is fastest in."""
+    """The dtype of the products: with 16-bit weights the device's fastest."""
     wanted = ("bfloat16", "float16", "float32") if kind.width == 2 else ("float32",)
     return next(name for name in wanted if name in device.peak_flops_per_s)
 

@@ -312,7 +312,7 @@ def one_bad(value: float, call) -> None:
     ],
 )
 def test_what_is_not_finite_is_an_error_that_names_the_rank(call):
-    with pytest.raises(RankError, match="on rank 1: what is quantized must be finite in float32: number . is nan"):
+    with pytest.raises(RankError, match="on rank 1: quantized numbers must be finite in float32: number . is nan"):
         launch(one_bad, float("nan"), call, ranks=2)
 
 

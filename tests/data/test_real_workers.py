@@ -155,7 +155,7 @@ def test_other_errors_of_a_loop_stay_what_they_are():
     [
         (lambda: measure_loop(Loader(0, batch_bytes=1.0), [0.0], [0.0]), "no copy to a device is measured: got"),
         (lambda: measure_loop(Loader(0), [0.0] * 3, [0.0] * 3, epochs=2), "got 3 load times, 3 step times and 2"),
-        (lambda: measure_loop(Loader(0), [0.0, 0.1], [0.0] * 2, epochs=2), "must be those of the first"),
+        (lambda: measure_loop(Loader(0), [0.0, 0.1], [0.0] * 2, epochs=2), "must have the load times of the first"),
     ],
 )
 def test_bad_input_is_one_clear_error(call, message):

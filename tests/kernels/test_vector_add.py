@@ -33,8 +33,8 @@ def test_gradients_pass_through():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((torch.ones(3), torch.ones(4), 8), r"x and y must be alike: got torch.float32 \(3,\), torch.float32 \(4,\)"),
-        ((torch.ones(3), torch.ones(3).double(), 8), "must be alike"),
+        ((torch.ones(3), torch.ones(4), 8), r"one shape and dtype: got torch.float32 \(3,\), torch.float32 \(4,\)"),
+        ((torch.ones(3), torch.ones(3).double(), 8), "must have one shape and dtype"),
         ((torch.ones(4, 2).T, torch.ones(4, 2).T, 8), "x must be contiguous"),
         ((torch.arange(3), torch.arange(3), 8), "x must be one of float16, .*: got torch.int64"),
     ],

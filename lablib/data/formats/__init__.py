@@ -1,6 +1,6 @@
-"""Formats of shards: documents in files that can be read from any place.
+"""Formats of shards: documents in files.
 
-records      what the formats share: from a stream of documents to files and back
+records      a stream of documents as shards with a manifest, and back
 parquet, webdataset, tfrecord, memory_map
              one format each
 catalogue    all four by name

@@ -1,12 +1,13 @@
 """The four formats of shards by name, side by side.
 
                  unit of damage      truncated file      record at random        overhead a record
-    parquet      a row group         nothing is left     reads its row group     about 25 bytes
-    webdataset   a record            what is before      after a look at all     1.5 to 2 kB
-    tfrecord     a record            what is before      after a look at all     about 90 bytes
-    memory-map   a record            what is before      one step                32 bytes
+    parquet      a row group         no record           reads its row group     about 25 bytes
+    webdataset   a record            records before it   after a look at all     1.5 to 2 kB
+    tfrecord     a record            records before it   after a look at all     about 90 bytes
+    memory-map   a record            records before it   one step                32 bytes
 
-Compressed as a whole (webdataset and tfrecord in gzip), what follows a damage is lost, and nothing is read at random.
+Compressed as a whole (webdataset and tfrecord in gzip), a shard loses all records after a damage, and has no random
+access.
 """
 
 from collections.abc import Mapping

@@ -1,14 +1,14 @@
 """A memory map: an index of fixed size in front, then the records; any of them is one step away.
 
-The file is mapped, not read: the system brings a page of 4 kB when it is looked at, keeps it for all processes, and
-drops it when memory is short. With an index whose entries all have one size, entry i is at a known place, and record
-i is where the entry says.
+The file is mapped, not read: the system loads a page of 4 kB when it is accessed, keeps it for all processes, and drops
+it when memory is short. All entries of the index have one size, so entry i is at a known place, and gives the place of
+record i.
 
     header          magic, number of records, compression, CRC                        32 bytes
     entries         start, stored bytes, bytes of id, CRC of the record, CRC of the entry      32 bytes each
     records         id, data; id, data; ...
 
-What is recovered: a damaged entry or record loses that record alone. Of a truncated file, all records that end before
+Recovery: a damaged entry or record loses that record alone. Of a truncated file, all records that end before
 the cut. A damaged header loses the file: without it the number of records is not known.
 
 Cost: 32 bytes a record; a record at random reads its entry and itself, no more. zstd goes over each record alone, which
@@ -26,10 +26,10 @@ import zstandard
 from lablib.data.formats.records import Damage, Format, Numbered, Record, numbered, record_crc
 
 MAGIC = b"lablibmm"
-HEADER = struct.Struct("<8sQI8xI")  # magic, records, compression, (reserved), CRC of what is before
+HEADER = struct.Struct("<8sQI8xI")  # magic, records, compression, (reserved), CRC of the fields before
 ENTRY = struct.Struct(
     "<QQII4xI"
-)  # start, stored bytes, bytes of the id, CRC of the record, (reserved), CRC of what is before
+)  # start, stored bytes, bytes of the id, CRC of the record, (reserved), CRC of the fields before
 _COMPRESSIONS = ("none", "zstd")
 
 

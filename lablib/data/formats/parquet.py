@@ -6,7 +6,7 @@ language model is one large column, so here the groups matter: they are the unit
 
     PAR1 | group 0: number, id, data, crc32 | group 1: ... | footer | length of the footer | PAR1
 
-What is recovered: a damaged page (its CRC-32 differs) loses its row group of G records. A damaged or missing footer
+Recovery: a damaged page (its CRC-32 differs) loses its row group of G records. A damaged or missing footer
 loses the file: a truncated Parquet file has no records.
 
 Cost: a record at random reads and decompresses its group, G records. Writing holds a group in memory.

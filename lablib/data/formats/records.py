@@ -1,4 +1,4 @@
-"""Records in shards: what the four formats share, from a stream of documents to files and back.
+"""Documents in shards: from a stream of records to files with a manifest, and back; common to the four formats.
 
 A data set of millions of small files is slow to list, open and copy. So documents are written one after another into
 shards, files of some hundred megabytes, each read from its beginning to its end:
@@ -8,17 +8,17 @@ shards, files of some hundred megabytes, each read from its beginning to its end
     random_access(shard)                 a function: number -> record, if the format has an index or can make one
 
 A format is three functions: `encode` makes the bytes of a shard from its records, `scan` finds records in bytes,
-damaged or not, `index` finds one of them. Every record carries its number in the shard and a checksum of number, id
-and data, whatever the format checks by itself: then what is delivered is what was written (Saltzer, Reed, Clark 1984:
-only the ends can know), and a gap in the numbers says exactly how many records are lost (`damage.py`).
+damaged or not, `index` finds one of them. Every record carries its number in the shard and a checksum of number, id and
+data, in addition to the format's checks: so the delivered records are the written ones (Saltzer, Reed, Clark 1984: only
+the ends can check that), and a gap in the numbers gives the number of lost records (`damage.py`).
 
-Cost: a shard of R records and S bytes is made in memory: S bytes. Reading: one pass; a record at random costs what its
-format says (R: a look at R headers).
+Cost: a shard of R records and S bytes is made in memory: S bytes. Reading: one pass; for a record at random see its
+format (R: a look at R headers).
 Source: Saltzer, Reed, Clark, "End-to-end arguments in system design", ACM TOCS 1984; shards: Aizman, Maltby, Breuel,
 "High Performance I/O For Large Scale Deep Learning", 2020, arXiv 2001.01858.
-Simplified: a record is an id and bytes; shards hold a number of records, not of bytes. The checksum does not know its
-shard: where a record's data is itself a shard of the same format, and the header before it is damaged, webdataset and
-tfrecord look for the next header and find those inside.
+Simplified: a record is an id and bytes; shards hold a number of records, not of bytes. The checksum does not cover the
+shard: if a record's data is itself a shard of the same format, and the header before it is damaged, webdataset and
+tfrecord look for the next header and find the records inside.
 """
 
 import json
@@ -59,14 +59,14 @@ class Numbered(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes of a shard that are no record, and why."""
+    """Bytes of a shard that do not decode to a record, and the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A file of records; `num_records` as they were written, whatever is there now."""
+    """A file of records; `num_records` as written, even if some are damaged now."""
 
     path: Path
     num_records: int
@@ -75,7 +75,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was written: the name of the format, the compression, and the shards in order."""
+    """The shards that were written, in order, with the name of the format and the compression."""
 
     format: str
     compression: str
@@ -92,7 +92,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Records of a shard that cannot be had: `count` of them from number `first` on."""
+    """Records of a shard that cannot be read: `count` of them from number `first` on."""
 
     shard: Path
     first: int
@@ -105,15 +105,15 @@ class Loss:
 
 
 class DamagedDataError(ValueError):
-    """A record that cannot be had, where reading was to end with it. `loss` says which."""
+    """A record that cannot be read; `loss` names it."""
 
     def __init__(self, loss: Loss):
         self.loss = loss
-        super().__init__(f"{loss}; copy the shard again, or skip what is lost (lablib.data.damage, on_error='skip').")
+        super().__init__(f"{loss}; copy the shard again, or skip lost records (lablib.data.damage, on_error='skip').")
 
 
 class NoRandomAccessError(ValueError):
-    """A shard whose compression has no place to begin but the first."""
+    """A shard that is compressed as a whole, so that reading begins at its first record."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,11 @@ class Format:
     """A format of shards.
 
     Attributes:
-        name: what the manifest says.
-        suffix: of its files.
-        compressions: that it has; the first is "none".
+        name: name in the manifest.
+        suffix: ending of its files.
+        compressions: their names; the first is "none".
         encode: (records, compression) -> the bytes of a shard.
-        scan: bytes -> its records in order, each with its number, and what is no record between them.
+        scan: bytes -> the records in order, each with its number, and the damages between them.
         index: bytes -> a function from a number to its record; it may raise where the bytes are damaged.
     """
 
@@ -179,7 +179,7 @@ class Format:
             yield found.record
 
     def found(self, shard: Shard) -> Iterator[Numbered | Loss]:
-        """The records that are there, and the losses between them: together all numbers of the shard, each once."""
+        """The records, and the losses between them: together all numbers of the shard, each once."""
         expected, reason = 0, ""
         for one in self._scan(shard.path):
             if isinstance(one, Damage):
@@ -206,7 +206,7 @@ class Format:
             found_at = self.index(mapped(shard.path))
         except NoRandomAccessError:
             raise
-        except Exception as error:  # whatever the format's reader met first
+        except Exception as error:  # any error of the format's reader
             raise DamagedDataError(Loss(shard.path, 0, shard.num_records, f"no index ({error})")) from error
 
         def record_at(number: int) -> Record:
@@ -237,7 +237,7 @@ def read_manifest(folder: Path) -> Manifest:
 
     Raises:
         OSError: there is none: nothing was written, or writing did not come to its end.
-        ValueError: another kind of file, or one that was changed: a shard with fewer records would lose the others.
+        ValueError: another kind of file, or a changed one: a shard with fewer records would lose the others.
     """
     path = folder / MANIFEST
     try:
@@ -254,7 +254,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _listed(folder: Path, name: str, num_records: int, size_bytes: int) -> Shard:
     if not fits(name, str) or name in ("", ".", "..") or set(name) & set("/\\\0"):
-        raise ValueError(f"a shard is a file beside the manifest, not {shown(name)}")
+        raise ValueError(f"a shard is a file next to the manifest, not {shown(name)}")
     if not all(fits(count, NonNegativeInt) for count in (num_records, size_bytes)):
         raise ValueError(f"{name} has {shown(num_records)} records and {shown(size_bytes)} bytes")
     return Shard(folder / name, num_records, size_bytes)

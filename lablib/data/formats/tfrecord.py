@@ -1,22 +1,21 @@
 """TFRecord: length, checksum, record, checksum, again and again.
 
-The format of TensorFlow, and the one made for streams that may be damaged: the length has a checksum of its own, so a
-reader never follows a length that is wrong.
+The format of TensorFlow, made for streams that may be damaged: the length has its own checksum, so a reader never
+follows a wrong length.
 
     8 bytes      4 bytes          length bytes    4 bytes
     length       CRC of length    record          CRC of record         (CRC-32C, rotated, plus a constant)
 
 A record is a protocol buffer, `Example`: names and lists of bytes, numbers or floats.
 
-What is recovered: a damaged record loses itself alone, as its length leads to the next. With a damaged length, the next
-record is looked for byte by byte: a place whose 8 bytes have the checksum that follows them. Of a truncated file, all
-records before the cut.
+Recovery: a damaged record is lost alone, as its length leads to the next. After a damaged length, the reader searches
+byte by byte for 8 bytes that match the checksum after them. Of a truncated file, all records before the cut.
 
 Cost: 16 bytes a record, and some 70 for the names in `Example`. A record at random needs an index; here, a look at all
 lengths makes it.
 Source: TensorFlow's documentation, "TFRecord and tf.train.Example", section "TFRecords format details". Records are
 made by the package `tfrecord`, which also reads these files but does not look at the checksums; this file does.
-Simplified: gzip, if any, goes over the whole file; then what follows a damage is lost.
+Simplified: gzip, if any, compresses the whole file; then all records after a damage are lost.
 """
 
 import gzip
@@ -83,7 +82,7 @@ def _length_at(content: memoryview, place: int) -> int | None:
 
 
 def _has_length(content: memoryview, place: int) -> bool:
-    """Whether a length with its checksum stands here."""
+    """Whether there is a length with its checksum here."""
     head = bytes(content[place : place + HEAD])
     return len(head) == HEAD and _crc(head[:8]) == head[8:]
 
@@ -98,7 +97,7 @@ def _record(content: memoryview, place: int, length: int) -> Numbered | Damage:
         number, crc = (fields[name].int64_list.value[0] for name in ("number", "crc32"))
         name, data = (fields[name].bytes_list.value[0] for name in ("id", "data"))
         record = Record(name.decode(), data)
-    except Exception as error:  # protobuf's errors, and those of an Example with other fields
+    except Exception as error:  # protobuf's errors, or an Example with other fields
         return Damage(f"the record at byte {place} does not decode ({error})")
     return numbered(number, record, crc)
 

@@ -5,15 +5,15 @@ its bytes), the file, zeros up to the next multiple of 512, the next header. Eve
 
     000000000.data  000000000.json  000000001.data  000000001.json  ...
 
-What is recovered: tar has a checksum of headers only, so each record's CRC-32 stands in its .json, and a changed byte
-of data loses that record. So does a damaged header: the next one is looked for at multiples of 512 bytes. Of a
-truncated file, all records before the cut.
+Recovery: tar has a checksum of headers only, so each record's CRC-32 is in its .json, and a changed byte of data loses
+that record. So does a damaged header: the reader searches for the next one at multiples of 512 bytes. Of a truncated
+file, all records before the cut.
 
-Cost: 2 headers and 2 paddings, 1.5 to 2 kB a record whatever its size: for short documents more than the text.
+Cost: 2 headers and 2 paddings, 1.5 to 2 kB per record of any size: for short documents more than the text.
 A record at random needs a look at all headers first, to know where each one is.
 Source: Aizman, Maltby, Breuel 2020, arXiv 2001.01858; POSIX.1-1988 (ustar). Written with the library `webdataset`,
 which reads these shards too.
-Simplified: gzip, if any, goes over the whole shard; then what follows a damage is lost.
+Simplified: gzip, if any, compresses the whole shard; then all records after a damage are lost.
 """
 
 import gzip

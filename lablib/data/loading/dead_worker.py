@@ -1,11 +1,11 @@
-"""A worker that dies: named with its number and exit code, and the epoch goes on where the loop was.
+"""Detection of a dead DataLoader worker: an error with its number and exit code, after which the epoch can go on.
 
-torch's DataLoader notices that a worker has gone (out of memory, a crash in a decoder) and raises a RuntimeError with
-its process id, which is of no use once the process is gone. It does so wherever the loop stands when the signal of the
-dead child arrives: in the middle of a step, or of the queues' own code, which then closes a file twice. Or the loop
-meets a batch that the worker had sent before: its numbers lie in shared memory that the worker hands out, so taking it
-ends in an EOFError or a ConnectionError that names nobody. So the whole loop stands in a block, in which the signal is
-heard between two batches and while the loop waits for one:
+torch's DataLoader notices that a worker has died (out of memory, a crash in a decoder) and raises a RuntimeError with
+its process id, which is of no use once the process is gone. It raises wherever the loop is when the signal of the dead
+child arrives: in the middle of a step, or of the queues' own code, which then closes a file twice. Or the loop meets a
+batch that the worker had sent before: its numbers lie in shared memory that the worker hands out, so taking it ends in
+an EOFError or a ConnectionError without a name. So the whole loop runs in a block, in which the signal is handled
+between two batches and while the loop waits for one:
 
     while sampler.epoch == epoch:
         try:
@@ -15,9 +15,9 @@ heard between two batches and while the loop waits for one:
         except WorkerDiedError as error:
             print(error)
 
-Batches that workers had loaded and the loop had not taken are loaded again: the sampler counts what the loop has.
+Batches that workers had loaded and the loop had not taken are loaded again: the sampler counts the batches of the loop.
 
-Cost: nothing until a worker dies; then what was prefetched, k P batches, is loaded twice.
+Cost: nothing until a worker dies; then the prefetched batches, k P of them, are loaded twice.
 Source: torch 2.13, `torch/csrc/DataLoader.cpp`: the handler of SIGCHLD, and its messages.
 Simplified: the reason is not known, only the exit code or the signal (9: mostly the kernel, out of memory).
 """
@@ -50,8 +50,8 @@ class WorkerDiedError(RuntimeError):
         self.workers, self.exit_codes = workers, exit_codes
         parts = [f"worker {worker} (exit code {code})" for worker, code in zip(workers, exit_codes, strict=True)]
         super().__init__(
-            f"{' and '.join(parts)} of {num_workers} died while loading: what the loop has had is counted; iterate "
-            "again to go on after it, with num_workers=0 to see the error in this process."
+            f"{' and '.join(parts)} of {num_workers} died while loading: batches that the loop took are counted; "
+            "iterate again to go on after them, with num_workers=0 to see the error in this process."
         )
 
 
@@ -117,7 +117,7 @@ class _Signals:
         self._torchs(signal.SIGCHLD, None)
 
     def between(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The batches; a signal that came meanwhile is heard before the next."""
+        """The batches; a signal that arrived since the last one is handled before the next."""
         while True:
             if self._is_late:
                 self._ask()

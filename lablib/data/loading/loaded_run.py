@@ -1,16 +1,16 @@
-"""What a loop that is fed by a loader did: when each batch was where, and why the device waited before its step.
+"""Timeline of a training loop with a loader: the times of each batch, and the cause of each gap of the device.
 
     gap before step i    from the end of step i - 1 to the start of step i; every second of it has one cause
-    cause                workers start, until the first of them can load; else the batch is not loaded, until its load
-                         ends; else it is not copied
+    cause                workers start, until the first of them can load; then "not loaded", until the batch's load
+                         ends; then "not copied"
 
         step i - 1 ]  workers start  |  not loaded  |  not copied  [ step i
 
 The simulation (loader_timeline.py) and the measurement (measured_loop.py) make the same record.
 
-Cost: seven numbers a batch.
+Cost: seven numbers per batch.
 Source: idle time by its cause, as in J. Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", 2021,
-arXiv 2007.06775, whose fetch and prep stalls are both "not loaded" here.
+arXiv 2007.06775; its fetch and prep stalls are both "not loaded" here.
 Simplified: one device.
 """
 
@@ -28,7 +28,7 @@ from lablib.text.units import format_quantity, plural
 
 
 class Cause(Enum):
-    """Why the device does not compute."""
+    """Cause of a gap, in which the device does not compute."""
 
     START = "workers start"
     LOAD = "batch not loaded"
@@ -36,7 +36,7 @@ class Cause(Enum):
 
 
 class BatchTimes(NamedTuple):
-    """When one batch was where, in seconds. `worker` is -1 for the loop itself."""
+    """Times of one batch in seconds. `worker` is -1 for the loop itself."""
 
     worker: int
     load_start_s: float
@@ -58,7 +58,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class LoadedRun:
-    """What the loop did.
+    """A run of the loop.
 
     Attributes:
         loader: its settings.
@@ -85,12 +85,8 @@ class LoadedRun:
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
         """Every second in which the device did not compute, by its cause."""
-        return tuple(gap for number, before_s in enumerate(self._ends_s()) for gap in self._gaps(number, before_s))
-
-    def _ends_s(self) -> Iterator[float]:
-        """When the step before each batch's ended."""
-        yield 0.0
-        yield from (batch.step_end_s for batch in self.batches[:-1])
+        before_s = [0.0, *(batch.step_end_s for batch in self.batches[:-1])]
+        return tuple(gap for number, start_s in enumerate(before_s) for gap in self._gaps(number, start_s))
 
     def _gaps(self, number: int, start_s: float) -> Iterator[Gap]:
         batch = self.batches[number]
@@ -104,7 +100,7 @@ class LoadedRun:
 
     @property
     def idle_share(self) -> float:
-        """Part of all seconds in which the device did not compute, in [0, 1]."""
+        """Share of all seconds in which the device did not compute, in [0, 1]."""
         return self._idle_share(0, 0.0)
 
     def idle_share_from(self, batch: int) -> float:

@@ -1,11 +1,11 @@
-"""How batches get to a device: the settings of a loader, and the times that loads and steps take.
+"""Settings of a loader (workers, prefetch, copies), and random times of loads and steps.
 
     workers x prefetch    batches that are loaded ahead, in the host's memory; hides jitter
-    copy                  bytes / bandwidth seconds a batch; where it takes place decides whether the device waits
+    copy                  bytes / bandwidth seconds per batch; the stream decides whether the device waits
     times                 constant, or with jitter: lognormal (most are short, a few much longer than the mean) or
-                          exponential (that of the queue's closed form)
+                          exponential (the queue's closed form)
 
-Cost: none; `draw_times` makes as many numbers as asked.
+Cost: none; `draw_times` makes one number per time.
 Source: the arguments of `torch.utils.data.DataLoader`, torch 2.13.
 Simplified: see loader_timeline.py, which runs them.
 """
@@ -22,7 +22,7 @@ Spread = Annotated[float, Range(ge=0, le=1e6)]  # its square is a float; hardly 
 
 
 class Copy(Enum):
-    """How a batch gets from the host's memory to the device's."""
+    """Memory and stream of a batch's copy to the device."""
 
     PAGEABLE = "pageable"
     PINNED = "pinned, in the stream of compute"
@@ -30,7 +30,7 @@ class Copy(Enum):
 
 
 class Jitter(Enum):
-    """How times spread around their mean."""
+    """Distribution of times around their mean."""
 
     NONE = "none"
     LOGNORMAL = "lognormal"
@@ -39,18 +39,18 @@ class Jitter(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """How batches get to the device.
+    """Settings of a loader.
 
     Attributes:
         workers: processes that load; 0: the loop loads by itself.
         prefetch: orders that each worker has at most, batches loaded and not taken included (torch's prefetch_factor).
-        keeps_order: batches are taken in the order of their numbers; else the first that is loaded.
+        keeps_order: batches are taken in the order of their numbers; if False, the first that is loaded.
         persistent: workers live from one epoch to the next.
         start_s: seconds until a new worker begins its first load.
-        copy: from which memory, on which stream.
+        copy: memory and stream of the copy.
         batch_bytes: bytes of a batch.
         copy_bytes_per_s: bandwidth between host and device.
-        reads_loss: the loop waits for the end of each step (`loss.item()`); else it is one step ahead.
+        reads_loss: the loop waits for the end of each step (`loss.item()`); if False, it is one step ahead.
     """
 
     workers: NonNegativeInt = 0

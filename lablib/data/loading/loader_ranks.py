@@ -1,4 +1,4 @@
-"""Loaders as ranks of their own: a program in which rank 0 trains and every other rank loads batches for it.
+"""Loader ranks: a program in which rank 0 trains and every other rank loads batches for it.
 
 Where a machine has too few cores for its GPUs, batches come from other machines: each loader sends them one after
 another, P at most on the way or waiting, and rank 0 receives them in turn. It is the loop of loader_timeline.py as
@@ -17,7 +17,7 @@ Source: A. Audibert et al., "tf.data service: A Case for Disaggregating ML Input
 2210.14826; M. Zhao et al., "Understanding Data Storage and Ingestion for Large-Scale Deep Recommendation Model
 Training", 2022, arXiv 2108.09373.
 Simplified: one trainer; batches in turn; the simulator prices the work of devices, the host's takes no virtual time, so
-a loader's work is priced as that of a device.
+a loader's work is priced as a device's.
 """
 
 from collections import deque
@@ -85,6 +85,6 @@ def _load(load_units: Sequence[int], first: int, loaders: int, prefetch: int, ba
 
 
 def work(units: int, one: Tensor) -> None:
-    """So many additions to one number."""
+    """`units` additions to one number."""
     for _ in range(units):
         one + 1  # noqa: B018  (only its time is wanted)

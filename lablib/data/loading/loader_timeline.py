@@ -1,4 +1,4 @@
-"""A training loop fed by a loader, as a timeline: who waits for whom, and why the device has nothing to do.
+"""Simulation of a training loop with a loader, event by event: waits of workers, copies and device.
 
 Each batch is ordered, loaded by a worker, taken by the loop, copied to the device, and computed with:
 
@@ -13,13 +13,12 @@ Each batch is ordered, loaded by a worker, taken by the loop, copied to the devi
     compute             [ 0 ][ 1 ][ 2 ][ 3 ]
 
 Copies. From pageable memory the host waits for the device and then for the copy. From pinned memory the loop goes on,
-and the copy is in the stream of compute, or on a stream of its own, issued during the step before.
-A gap is the time before a step in which the device does not compute. Every second of it has one cause: workers start;
-else the batch is not loaded; else it is not copied.
+and the copy is in the stream of compute, or on a separate stream, issued during the step before.
+A gap is the time before a step in which the device does not compute; `loaded_run.py` gives the cause of each second.
 
 Cost: a step in steady state, if L, C and S are constant (`steady_step_s`), k >= 1:
     pageable, or pinned in the stream of compute   max(S + C, L / k)
-    pinned on a stream of its own                  max(S, C, L / k)
+    pinned on a separate stream                    max(S, C, L / k)
     no workers, pageable, the loss read            S + C + L
 `prefetch` is not in it: it only hides jitter, at k P batches of host memory.
 Source: torch 2.13, `torch/utils/data/dataloader.py`: `_try_put_index` gives orders to workers in turn, one for each
@@ -41,7 +40,7 @@ from lablib.signature import Count, NonNegative, checked
 def run_loop(
     loader: Loader, load_times_s: Sequence[NonNegative], step_times_s: Sequence[NonNegative], epochs: Count = 1
 ) -> LoadedRun:
-    """The loop over some epochs, event by event.
+    """Simulate the loop over some epochs.
 
     Arguments:
         load_times_s: seconds to load each batch, of all epochs one after another.
@@ -75,7 +74,7 @@ def batches_per_epoch(load_times_s: Sequence[float], step_times_s: Sequence[floa
 
 
 class _Workers:
-    """The orders of one epoch, and who loads which."""
+    """The orders of one epoch, and the worker of each."""
 
     def __init__(self, loader: Loader, times_s: Sequence[float], ready_s: float):
         self._loader, self._times_s = loader, times_s
@@ -114,7 +113,7 @@ class _Device:
         self._loader = loader
         self._copies_end_s = 0.0
         self.batches: list[BatchTimes] = []
-        # Before it takes a batch the loop has waited for the end of the step so many before. On a stream of its own the
+        # Before it takes a batch the loop has waited for the end of the step so many before. On a separate stream the
         # copy is issued during the step before.
         self._behind = (1 if loader.reads_loss else 2) + (loader.copy is Copy.OWN_STREAM)
 

@@ -1,19 +1,17 @@
-"""The loop of loader_timeline.py on this machine: torch's DataLoader, loads and steps that take as long as one says.
+"""Measurement of the loop of loader_timeline.py: torch's DataLoader with loads and steps of given length.
 
-A load is a sleep in a worker process, a step a sleep of the loop. What is measured is what the DataLoader adds:
-starting processes, sending batches from one to another, waking up. The result is the same record as that of the
-simulation, so both are drawn and compared alike:
-
-The way of a batch from its worker to the loop counts as "not copied".
+A load is a sleep in a worker process, a step a sleep of the loop. The measurement shows the DataLoader's overhead:
+starting processes, sending batches between them, waking up. A batch on its way from its worker to the loop counts as
+"not copied". The result is the same record as the simulation's, for plots and comparisons:
 
     measured = measure_loop(loader, load_times_s, step_times_s)
     predicted = run_loop(loader, load_times_s, step_times_s)
     measured.idle_share, predicted.idle_share
 
-Cost: the seconds that the loop takes; a process for each worker.
+Cost: the seconds of the loop; a process for each worker.
 Source: torch 2.13, `torch.utils.data.DataLoader`. A sleep lasts at least as long as asked.
-Simplified: no device and so no copies: the loop itself stands for it, and always waits for the end of its step. The
-clocks of all processes are one (CLOCK_MONOTONIC).
+Simplified: no device and so no copies: the loop takes its place, and always waits for the end of its step. All
+processes have one clock (CLOCK_MONOTONIC).
 """
 
 import time
@@ -53,9 +51,9 @@ def measure_loop(
     """The loop with torch's DataLoader, timed.
 
     Arguments:
-        loader: workers, prefetch, keeps_order and persistent count; `start_s` is what it is here.
-        load_times_s, step_times_s: seconds of each batch of all epochs, as for `run_loop`; those of every epoch are
-            taken from the first of them, as a data set does not know the epoch.
+        loader: workers, prefetch, keeps_order and persistent count; `start_s` is measured.
+        load_times_s, step_times_s: seconds of each batch of all epochs, as for `run_loop`; load times are equal in all
+            epochs, as a data set does not know the epoch.
 
     Raises:
         ValueError: a copy to a device, or times that do not fit the epochs.
@@ -64,8 +62,15 @@ def measure_loop(
         raise ValueError(f"no copy to a device is measured: got batch_bytes of {loader.batch_bytes}; try 0.0.")
     size = batches_per_epoch(load_times_s, step_times_s, epochs)
     if list(load_times_s) != list(load_times_s[:size]) * epochs:
-        raise ValueError("the load times of every epoch must be those of the first: got others; try times * epochs.")
-    batches = _data_loader(loader, load_times_s[:size])
+        raise ValueError("every epoch must have the load times of the first: got others; try times * epochs.")
+    with_workers = {"prefetch_factor": loader.prefetch, "persistent_workers": loader.persistent}
+    batches = DataLoader(
+        SleepyBatches(load_times_s[:size]),
+        batch_size=None,  # an item is a batch
+        num_workers=loader.workers,
+        in_order=loader.keeps_order,
+        **(with_workers if loader.workers else {}),
+    )
     origin_s = time.monotonic()
     begins, times = [], []
     for epoch in range(epochs):
@@ -77,17 +82,6 @@ def measure_loop(
             seconds = (*load, start_s, start_s, start_s, time.monotonic())  # there is no copy
             times.append(BatchTimes(int(worker), *(second - origin_s for second in seconds)))
     return LoadedRun(loader, tuple(times), _starts(loader, begins, times, size))
-
-
-def _data_loader(loader: Loader, load_times_s: Sequence[float]) -> DataLoader[Tensor]:
-    with_workers = {"prefetch_factor": loader.prefetch, "persistent_workers": loader.persistent}
-    return DataLoader(
-        SleepyBatches(load_times_s),
-        batch_size=None,  # an item is a batch
-        num_workers=loader.workers,
-        in_order=loader.keeps_order,
-        **(with_workers if loader.workers else {}),
-    )
 
 
 def _starts(

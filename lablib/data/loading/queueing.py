@@ -1,7 +1,7 @@
-"""How long a device waits for batches, in closed form: a loader and a device are a queue with a bounded buffer.
+"""Waiting time of a device for batches, in closed form: loader and device as a queue with a bounded buffer.
 
 Turn it round: every batch that the device takes is an order to load another one. Orders arrive when the device ends
-steps, 1 / S a second; k workers serve them, each 1 / L a second; at most K = k P + 1 are open (the last is that of the
+steps, 1 / S a second; k workers serve them, each 1 / L a second; at most K = k P + 1 are open (the last belongs to the
 batch in the device). When all K are open nothing is loaded, and the device waits. If both times are exponential this
 is the queue M/M/k/K, and with a = L / S
 
@@ -10,7 +10,7 @@ is the queue M/M/k/K, and with a = L / S
     idle share         p_K                                     all orders are open
     k = 1              p_K = (1 - r) / (1 - r^(K + 1)), r = S / L;   1 / (K + 1) if r = 1
 
-    constant times     idle share 1 - S / max(S, L / k), whatever the prefetch (D/D)
+    constant times     idle share 1 - S / max(S, L / k) for any prefetch (D/D)
     any times          at least the share of their means: 1 - S / max(S, L / k)
     any times, k = 1   at most 1 - E[S] / E[max(L, S)], which it is at P = 1: load and step begin together
 
@@ -20,8 +20,8 @@ exponentially, r^-(P + 1).
 Cost: O(k P) for the shares.
 Source: L. Kleinrock, "Queueing Systems", volume 1, 1975, chapter 3 (M/M/1/K and M/M/m/K from birth and death rates);
 jobs and holes reversed: W. Gordon and G. Newell, "Cyclic Queuing Systems with Restricted Length Queues", 1967.
-Simplified: exponential times jitter more than those of most loaders (deviation = mean); workers share their orders,
-and those that keep turns, as torch's, wait more.
+Simplified: exponential times jitter more than most loaders' (deviation = mean); workers share their orders, and workers
+that take turns, as torch's, wait more.
 """
 
 import math

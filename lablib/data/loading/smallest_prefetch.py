@@ -1,12 +1,12 @@
-"""The smallest prefetch that hides a given jitter: how many batches must be loaded ahead.
+"""The smallest prefetch, in batches loaded ahead, that hides a given jitter.
 
 More prefetch never makes a batch later, so the smallest that is enough is found by halves. One slow load of X seconds
 among quick ones is hidden by
 
     P >= X / (k S)
 
-as it is ordered when the device takes the batch k P before it, and meanwhile the device has k P steps of S seconds to
-do. Where most loads jitter, slow ones meet, and the trace itself must be run. No prefetch helps a loader that is too
+as it is ordered when the device takes the batch k P before it, and the device then has k P steps of S seconds to do. If
+most loads jitter, slow ones coincide, and the trace itself must be run. No prefetch helps a loader that is too
 slow on the average: L > k S.
 
 Cost: log2(most prefetch) runs of the loop; k P batches of host memory for the answer.
