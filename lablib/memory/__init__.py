@@ -11,8 +11,6 @@ linear_cross_entropy    the head's loss without its logits
 training_step           the step whose memory is written out: precision, masters, checkpoints
 step_trace              a step as a list of operators and what each holds, for every micro-batch
 step_script             the plain GPT's step, operator by operator
-step_outline            other models' steps, by the planner's moments
-step_memory             whether a step fits, by how much, and where it peaks
 """
 
 from lablib.index import attach

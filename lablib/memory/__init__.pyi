@@ -49,5 +49,4 @@ from .training_step import (
     MasterWeights as MasterWeights,
     training_step as training_step,
 )
-from .step_memory import OPTIMIZERS as OPTIMIZERS, StepMemory as StepMemory, memory_of_step as memory_of_step
 from .measured_peak import measured_peak_bytes as measured_peak_bytes

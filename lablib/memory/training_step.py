@@ -1,4 +1,4 @@
-"""One training step of the plain GPT, whose memory `step_memory.py` writes out allocation by allocation.
+"""One training step of the plain GPT, whose memory `step_script.py` writes out allocation by allocation.
 
     forward, backward, for each micro-batch (their gradients are summed); the optimizer; gradients are forgotten
 

@@ -3,6 +3,7 @@
 data_parallel_scaling                           seconds and efficiency of data parallelism
 zero_claims, zero_latency, zero3_published      claims about ZeRO, stage 3 on a thousand ranks, published runs
 layer_cost                                      cost of a layer by technique, simulated
+step_memory, step_outline                       memory of a training step: whether it fits, and where it peaks
 tensor_time                                     seconds of a tensor-parallel layer
 context_cost, context_published                 seconds of attention over ranks; published runs
 expert_cost, expert_best, expert_rebalance      seconds of a mixture; the best placement of experts; moves of experts

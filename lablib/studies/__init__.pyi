@@ -76,6 +76,7 @@ from .compression_pays import (
     speedup_curves as speedup_curves,
 )
 from .compression import CompressedRun as CompressedRun, recorded_runs as recorded_runs
+from .step_memory import StepMemory as StepMemory, memory_of_step as memory_of_step
 from .layer_cost import LayerCost as LayerCost, layer_cost as layer_cost
 from .context_cost import (
     context_cost as context_cost,

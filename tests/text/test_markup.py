@@ -36,7 +36,6 @@ from lablib.figures.describe import describe
 from lablib.figures.show import caption_html, picture_bundle
 from lablib.hardware import Cluster, Device, FatTree, Link, load_cluster
 from lablib.kernels.accesses import Access, Launch, Operand
-from lablib.memory.step_memory import memory_of_step
 from lablib.memory.ways_to_fit import Way
 from lablib.parallel import Mesh
 from lablib.pipeline import Plan, equal_memory, replay
@@ -50,6 +49,7 @@ from lablib.studies.compression import CompressedRun
 from lablib.studies.expert_against_dense import AgainstDense
 from lablib.studies.optimizers import Result as Trial
 from lablib.studies.optimizers import difference
+from lablib.studies.step_memory import memory_of_step
 from lablib.text.markup import in_html, in_picture, link_in_markdown, paragraph, plain
 from lablib.validation import published_rows, score
 from lablib.validation.page import markdown

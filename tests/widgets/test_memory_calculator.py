@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from lablib.figures import describe, figure_step_memory, table
-from lablib.memory.step_memory import memory_of_step
+from lablib.studies.step_memory import memory_of_step
 from lablib.widgets import memory_calculator
 from lablib.widgets.explorer import Explorer
 from lablib.widgets.memory_calculator import OWN

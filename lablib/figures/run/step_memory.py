@@ -18,7 +18,7 @@ from lablib.signature import checked
 from lablib.text.units import Unit, axis_title, format_quantity, unit_for
 
 if TYPE_CHECKING:
-    from lablib.memory.step_memory import StepMemory
+    from lablib.studies.step_memory import StepMemory
 
 PLOT_PIXELS, TOO_MUCH = 300, "#B00020"
 MAX_STEPS = 400

@@ -1163,7 +1163,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
         ),
         (
             "asks the library",
-            "from lablib.memory.step_memory import memory_of_step\n"
+            "from lablib.studies.step_memory import memory_of_step\n"
             + _LARGEST
             + "return memory_of_step('gpt2', seq_len).largest_micro_batch",
             "your own code",

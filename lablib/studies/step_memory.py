@@ -1,9 +1,9 @@
-"""The memory of one training step on one device, before it runs: every operator's highest moment, by category.
+"""Memory of one training step on one device, predicted: the highest moment of every operator, by category.
 
-    peak = max over operators of (parameters + gradients + optimizer state + activations + what is there for a moment)
+    peak = max over operators of (parameters + gradients + optimizer state + activations + temporary tensors)
 
-Of the plain GPT (GPT-2, GPT-3, Megatron's, own sizes) every operator is known (step_script.py), and the bytes are those
-of a run on the simulator, to the byte. Of other Transformers the planner's moments are (step_outline.py).
+For the plain GPT (GPT-2, GPT-3, Megatron's, own sizes) every operator is listed (`memory/step_script.py`), and bytes
+equal those of a run on the simulator. For other Transformers the moments are the planner's (step_outline.py).
 
 Cost in bytes: of each of P parameters 16 with AdamW, in float32 (4 + 4 + 8) or in 16 bits with a float32 master
 (2 + 2 + 12); of each token and layer 16 D numbers and 4 (4 + H) bytes with flash attention, or D numbers checkpointed;
@@ -26,7 +26,6 @@ import numpy as np
 from lablib.errors import unknown_name
 from lablib.hardware.device import Device
 from lablib.hardware.devices import DEVICES
-from lablib.memory.step_outline import outline
 from lablib.memory.step_script import StepScript, is_plain
 from lablib.memory.step_trace import Kind, Op, Step, line_of
 from lablib.models.gpt import GPTConfig
@@ -34,6 +33,7 @@ from lablib.models.published import find_transformer
 from lablib.models.transformer import Transformer
 from lablib.plan.recompute import recompute_policy
 from lablib.signature import Count, OneOf, checked
+from lablib.studies.step_outline import outline
 from lablib.text.units import format_quantity
 
 # Bytes of a weight, and whether the optimizer steps copies of the weights in 32 bits.

@@ -1,8 +1,8 @@
-"""The step of any published Transformer in outline: the planner's moments, one after the other.
+"""Memory of a training step of any published Transformer: the planner's moments in order.
 
-This project trains the plain GPT alone (step_script.py has its every operator). What others keep for backward (gated
-MLPs, fewer heads of keys, experts, latents) the planner knows by closed forms, and how an eager program peaks by the
-moments of `lablib/plan/eager/memory.py`. Here these moments are put in order:
+Only the plain GPT has a list of all operators (`memory/step_script.py`). For other models (gated MLPs, fewer heads of
+keys, experts, latents) the planner has closed forms of the bytes kept for backward, and the moments at which an eager
+program peaks (`plan/eager/memory.py`). Here they are in the order of the program:
 
     each layer forward | loss | head backward | each layer backward, 3 to 5 moments | embedding | optimizer
 

@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from lablib import launch
-from lablib.memory.step_memory import CONTEXT_BYTES, OPTIMIZERS, PRECISIONS, StepMemory, memory_of_step
 from lablib.memory.training_step import MasterWeights, checkpoint_layers, training_step
 from lablib.models import GPT, GPTConfig
 from lablib.models.published import find_transformer
@@ -21,6 +20,7 @@ from lablib.models.transformer_sizes import transformer_parameters
 from lablib.plan.derating import IDEAL
 from lablib.plan.parallel import Parallel
 from lablib.plan.predict import predict
+from lablib.studies.step_memory import CONTEXT_BYTES, OPTIMIZERS, PRECISIONS, StepMemory, memory_of_step
 
 MARK = 12345  # bytes of a block that says where the second step begins and ends
 STEPPED: dict[str, Callable[[Iterable[Tensor]], torch.optim.Optimizer]] = {
