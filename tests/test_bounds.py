@@ -8,6 +8,7 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import inf, nan, nextafter
+from types import UnionType
 from typing import Annotated, Any, Literal, get_args, get_origin
 from unittest.mock import Mock
 
@@ -21,7 +22,7 @@ from lablib.signature import Bound, NonEmpty, OneOf, PowerOfTwo, Range, checked,
 from lablib.signature import bounds as aliases
 from lablib.signature.fits import without_bounds
 
-PACKAGES = ("optim", "compress", "batches", "precision", "memory")
+PACKAGES = ("optim", "compress", "batches", "precision", "memory", "studies")
 
 
 def is_bounded(hint: Any) -> bool:
@@ -64,6 +65,8 @@ def inside(hint: Any) -> list[Any]:
         return [of[0]]
     if type(None) in of:
         return [None, *inside(next(one for one in of if one is not type(None)))]
+    if origin is UnionType:
+        return inside(of[0])
     if inspect.isclass(origin) and issubclass(origin, tuple) and of[-1] is not Ellipsis:
         return [tuple(inside(one)[0] for one in of)]
     if inspect.isclass(origin) and issubclass(origin, Mapping):

@@ -31,13 +31,13 @@ several sequences the copies that collect tokens of one rank are left out.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 from lablib.cost import GroupNetwork, attention_time_s, collective_cost, matmul_time_s
 from lablib.cost.efficiency import operator_time_s
-from lablib.errors import unknown_name
 from lablib.hardware import Cluster
 from lablib.parallel.tensor.bytes import LayerSizes, check_layer
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 
 WAYS = ("f and g", "overlapped", "sequence", "gathered again", "in chunks")
 _DTYPES = {2: "bfloat16", 4: "float32", 8: "float64"}
@@ -125,20 +125,19 @@ class _Prices:
 
 
 @checked
-def tensor_layer_time(layer: LayerSizes, cluster: Cluster, ranks: int, way: str = "f and g") -> TensorLayerTime:
+def tensor_layer_time(
+    layer: LayerSizes, cluster: Cluster, ranks: int, way: Annotated[str, OneOf(WAYS)] = "f and g"
+) -> TensorLayerTime:
     """The seconds of one layer, forward and backward.
 
     Arguments:
         layer: sizes, and the micro-batch.
         cluster: the cluster of the ranks, its first `ranks`.
         ranks: n, a divisor of the heads, the hidden width, and all but with f the sequence.
-        way: one of `WAYS`.
 
     Raises:
-        ValueError: an unknown way, or sizes that the ranks do not divide.
+        ValueError: sizes that the ranks do not divide.
     """
-    if way not in WAYS:
-        raise unknown_name("way", way, WAYS)
     cuts_sequence = way in WAYS[2:]
     check_layer(layer, ranks, sequence=cuts_sequence)
     prices, width, hidden = _Prices(layer, cluster, ranks), layer.width // ranks, layer.hidden_size // ranks
