@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -30,7 +30,7 @@ from lablib.batches.noise_scale import GradientNoise
 from lablib.batches.schedules import constant, cosine, linear, warmup_stable_decay
 from lablib.data import Batch, batches, load_corpus, train_val_split
 from lablib.models import GPT, GPTConfig, next_token_loss
-from lablib.signature import checked
+from lablib.signature import Count, OneOf, checked
 from lablib.text.files import parse_json, read_text
 
 SEQ_LEN = 64
@@ -81,28 +81,18 @@ def loss_of(model: GPT, batch: Batch) -> float:
 
 @checked
 def schedule_run(
-    schedule: str, rate: float, num_steps: int = 400, every: int = 20, batch_size: int = 16, seed: int = 0
+    schedule: Annotated[str, OneOf(SCHEDULES)],
+    rate: float,
+    num_steps: Count = 400,
+    every: Count = 20,
+    batch_size: Count = 16,
+    seed: int = 0,
 ) -> Iterator[tuple[int, float]]:
     """A run of the narrow model with Adam: (step, held-out loss) after every `every` steps and after the last.
 
     Arguments:
-        schedule: a name of `SCHEDULES`.
         rate: the peak rate.
-
-    Raises:
-        ValueError: an unknown schedule, or a number below 1.
     """
-    if schedule not in SCHEDULES or min(num_steps, every, batch_size) < 1:
-        raise ValueError(
-            f"schedule_run needs one of {list(SCHEDULES)} and numbers of at least 1: got {schedule!r}, "
-            f"num_steps {num_steps}, every {every}, batch_size {batch_size}."
-        )
-    return _schedule_run(schedule, rate, num_steps, every, batch_size, seed)
-
-
-def _schedule_run(
-    schedule: str, rate: float, num_steps: int, every: int, batch_size: int, seed: int
-) -> Iterator[tuple[int, float]]:
     model, text = GPT(NARROW, seed=seed), held_out()
     optimizer = torch.optim.Adam(model.parameters(), lr=rate, betas=(0.9, 0.95))
     run = train(model, optimizer, lambda step: SCHEDULES[schedule](step, num_steps), batch_size, seed)

@@ -24,13 +24,16 @@ Simplified: no latency; packing neither overlaps nor slows compute down; one ban
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from lablib.plan.gradient_compression import GradientCompression, find_compression
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, Fraction, Range, checked
 
 GRAD_BYTES = 4
 # Matrices for methods that factor them, as in a layer of a model with some billions of parameters.
 SQUARE = {"rows": 4096.0, "columns": 4096.0}
+Quantity = Annotated[float, Range(ge=0, le=1e30, example=1.0)]
+Rate = Annotated[float, Range(ge=1, le=1e30, example=1e9)]  # bytes per second
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +60,14 @@ class CompressedStep:
 @checked
 def compressed_step(
     method: str | GradientCompression,
-    numel: float,
-    compute_s: float,
-    bandwidth_bytes_per_s: float,
+    numel: Quantity,
+    compute_s: Quantity,
+    bandwidth_bytes_per_s: Rate,
     *,
-    ranks: int = 64,
-    overlap: float = 0.0,
-    overhead: float = 1.0,
-    memory_bytes_per_s: float = 2e12,
+    ranks: Count = 64,
+    overlap: Fraction = 0.0,
+    overhead: Quantity = 1.0,
+    memory_bytes_per_s: Rate = 2e12,
 ) -> CompressedStep:
     """The seconds of one data-parallel step with gradients sent by this method.
 
@@ -74,22 +77,13 @@ def compressed_step(
         compute_s: compute of a step.
         bandwidth_bytes_per_s: out of each rank.
         ranks: number of ranks.
-        overlap: share of compute that can hide communication, 0 to 1.
+        overlap: share of compute that can hide communication.
         overhead: passes over the bytes to pack them, relative to a fused kernel's one.
         memory_bytes_per_s: of the device.
 
     Raises:
-        ValueError: an unknown method, an overlap outside of 0 to 1, other negative numbers, or a rate of 0.
+        ValueError: an unknown method.
     """
-    for name, rate in (("bandwidth_bytes_per_s", bandwidth_bytes_per_s), ("memory_bytes_per_s", memory_bytes_per_s)):
-        if not 1 <= rate <= 1e30:
-            raise ValueError(f"{name} must be from 1 to 1e30 bytes a second: got {rate}.")
-    for name, value in (("numel", numel), ("compute_s", compute_s), ("overhead", overhead)):
-        if not 0 <= value <= 1e30:
-            raise ValueError(f"{name} must be from 0 to 1e30: got {value}.")
-    if not 0 <= overlap <= 1:
-        raise ValueError(f"overlap is a share of compute, 0 to 1: got {overlap}.")
-    whole_number("ranks", ranks)
     record = find_compression(method)
     moved_bytes = record.moved_bytes(numel, ranks=ranks, grad_bytes=GRAD_BYTES, **SQUARE)
     message_bytes = record.wire_bytes(numel, grad_bytes=GRAD_BYTES, **SQUARE)

@@ -35,7 +35,7 @@ from lablib.models.published import find_transformer
 from lablib.models.transformer import Experts, Transformer
 from lablib.plan.prediction import Prediction
 from lablib.plan.search import search
-from lablib.signature import checked, shown, whole_number
+from lablib.signature import Count, Positive, checked
 
 _ONE_STAGE: Mapping[str, Any] = {"pipeline": 1, "context": 1, "schedule": "1f1b", "chunks": 1}
 
@@ -77,17 +77,12 @@ class AgainstDense:
         return {part: time_s - self.active.parts[part] for part, time_s in self.mixture.parts.items()}
 
     @checked
-    def pays(self, saving: float) -> bool:
+    def pays(self, saving: Positive) -> bool:
         """Whether the mixture reaches the loss first, if it needs so many times fewer tokens than `active`.
 
         Arguments:
             saving: tokens that the dense model needs for the same loss, over the mixture's. Not predicted here.
-
-        Raises:
-            ValueError: a saving that is not a positive number.
         """
-        if not 0 < saving < float("inf"):
-            raise ValueError(f"saving must be above 0 and finite: got {shown(saving)}; try 1.0, as many tokens.")
         return self.mixture is not None and (self.speed is None or self.speed * saving > 1)
 
 
@@ -95,8 +90,8 @@ class AgainstDense:
 def against_dense(
     model: str | Transformer,
     cluster: str | Cluster,
-    num_gpus: Sequence[int],
-    sequences_a_gpu: int = 16,
+    num_gpus: Sequence[Count],
+    sequences_a_gpu: Count = 16,
     **others: Any,
 ) -> list[AgainstDense]:
     """The mixture, and both dense models, on each number of GPUs.
@@ -112,11 +107,10 @@ def against_dense(
     """
     mixture, cluster = find_transformer(model), find_cluster(cluster)
     dense = dense_of_equal_flops(mixture), dense_of_equal_parameters(mixture)
-    sequences = whole_number("sequences_a_gpu", sequences_a_gpu)
     compared = []
     for n in num_gpus:
-        whole_number("num_gpus", n)
-        found = [search(one, cluster, n * sequences, gpus=n, **{**_ONE_STAGE, **others}) for one in (mixture, *dense)]
+        options: Any = {"gpus": n, **_ONE_STAGE, **others}
+        found = [search(one, cluster, n * sequences_a_gpu, **options) for one in (mixture, *dense)]
         fastest, active, total = (one.best if len(one.order) else None for one in found)
         possible = found[0].plans.peak_memory_bytes[found[0].plans.is_possible]
         least_bytes = float(possible.min()) if len(possible) else float("inf")
@@ -157,7 +151,7 @@ def rows_of_an_expert(model: Transformer, tokens: int, expert_ranks: int = 1) ->
 
 @checked
 def grouped_shares(
-    rows: Sequence[int], columns: int, width: int, num_experts: int, device: Device, dtype: str = "bfloat16"
+    rows: Sequence[Count], columns: int, width: int, num_experts: int, device: Device, dtype: str = "bfloat16"
 ) -> list[float]:
     """Share of the device's peak that a grouped product reaches, [rows, width] x [width, columns] per expert of a rank.
 
@@ -167,7 +161,7 @@ def grouped_shares(
     """
     shares = []
     for each in rows:
-        size = (whole_number("rows", each), columns, width)
+        size = (each, columns, width)
         time_s = float(matmul_time_s(*size, dtype, device, batch=num_experts)) + device.queued_s
         shares.append(float(matmul_flops(*size, batch=num_experts)) / time_s / device.peak(dtype))
     return shares

@@ -15,31 +15,30 @@ from collections.abc import Sequence
 from math import inf
 
 from lablib.parallel.experts.balance import ExpertPlacement, check_loads, check_slots
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, checked
 
 _MOST_SLOTS = 10
 
 
 @checked
-def place_best(loads: Sequence[float], num_ranks: int, slots_a_rank: int) -> ExpertPlacement:
+def place_best(loads: Sequence[float], num_ranks: Count, slots_a_rank: int) -> ExpertPlacement:
     """The optimal placement, for up to ten slots, to compare `place_balanced` with.
 
     Raises:
         ValueError: more slots; and as `place_balanced`.
     """
     experts = len(loads)
-    loads, ranks = check_loads(loads, experts), whole_number("num_ranks", num_ranks)
-    slots = check_slots(experts, ranks, slots_a_rank)
-    if ranks * slots > _MOST_SLOTS:
-        raise ValueError(f"all placements are too many: got {ranks * slots} slots; try at most {_MOST_SLOTS}.")
+    loads, slots = check_loads(loads, experts), check_slots(experts, num_ranks, slots_a_rank)
+    if num_ranks * slots > _MOST_SLOTS:
+        raise ValueError(f"all placements are too many: got {num_ranks * slots} slots; try at most {_MOST_SLOTS}.")
     best, placed = inf, ()
-    for copies in _compositions(ranks * slots, experts):
+    for copies in _compositions(num_ranks * slots, experts):
         each = [load / count for load, count in zip(loads, copies, strict=True)]
         items = sorted((e for e in range(experts) for _ in range(copies[e])), key=lambda e: (-each[e], e))
-        found = _search([each[e] for e in items], ranks, slots, best)
+        found = _search([each[e] for e in items], num_ranks, slots, best)
         if found:
             best, places = found
-            placed = tuple(tuple(items[i] for i, r in enumerate(places) if r == rank) for rank in range(ranks))
+            placed = tuple(tuple(items[i] for i, r in enumerate(places) if r == rank) for rank in range(num_ranks))
     return ExpertPlacement(placed, experts)
 
 

@@ -24,13 +24,14 @@ and in two parts 6.0, 0.3 exposed; with 512 tokens two parts take longer than on
 Cost: a simulation of the techniques (`layer_cost.py`), 60 ms; all ranks are simulated where `counts` tell them apart.
 Legend: as in `parallel/experts/bytes.py`.
 Simplified: softmax gates; an even load is assigned in turn (`balanced=True`); without the sum of gradients over ranks
-(`data_parallel_scaling.py`). Grouped products in 16 bits; otherwise batched ones, padded to the longest group, as torch
-has shapes of the grouped kernel for bfloat16 alone.
+(`data_parallel_scaling.py`). Grouped products where torch has shapes of their kernel (16 bits, widths of a multiple of
+8); otherwise batched ones, padded to the longest group.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -98,7 +99,8 @@ def mixture_step(
 ) -> Callable[[], None]:
     """A mixture and this rank's tokens, for `layer_cost`."""
     mesh, dtype = Mesh(expert=ranks.expert, tensor=ranks.tensor), dtype_of(sizes.element_bytes)
-    product = grouped_product if sizes.element_bytes == 2 else padded_product
+    has_kernel = sizes.element_bytes == 2 and not (sizes.d_model % 8 or sizes.d_ff // ranks.cut % 8)
+    product = grouped_product if has_kernel else padded_product
     config = MixtureConfig(sizes.num_experts, sizes.k, sizes.num_shared, balanced=counts is None, product=product)
     model = nn.Sequential(MixtureOfExperts(config, sizes.d_model, sizes.d_ff, dtype=dtype))
     group = mesh.group("expert") if ranks.cuts_experts else mesh.group("expert", "tensor")
@@ -107,7 +109,8 @@ def mixture_step(
     if parts is not None:
         overlap_experts(model, parts)
     if counts is not None:
-        model[0]._routed = partial(_routed_by_counts, model[0], counts)
+        mixture: Any = model[0]
+        mixture._routed = partial(_routed_by_counts, mixture, counts)
     x = torch.empty(sizes.tokens, sizes.d_model, dtype=dtype, requires_grad=True)
     grad = torch.empty_like(x, requires_grad=False)
     return lambda: model(x).backward(grad)

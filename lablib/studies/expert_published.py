@@ -27,7 +27,7 @@ from dataclasses import dataclass, replace
 from lablib.models.transformer import Experts, Transformer
 from lablib.plan.parallel import Parallel
 from lablib.plan.predict import predict
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, checked
 from lablib.studies.expert_against_dense import dense_of_equal_flops
 
 OLMOE = Transformer(
@@ -103,13 +103,12 @@ PUBLISHED_MIXTURES = (
 
 
 @checked
-def predicted_rates(row: PublishedMixture, micro_batch: int) -> tuple[float, float]:
+def predicted_rates(row: PublishedMixture, micro_batch: Count) -> tuple[float, float]:
     """Predicted tokens per second and GPU of the mixture and of the dense model.
 
     Arguments:
         micro_batch: sequences at once, of both; it is not published.
     """
-    whole_number("micro_batch", micro_batch)
     found = [
         predict(
             *(model, row.cluster, plan, row.batch),

@@ -31,9 +31,10 @@ Simplified: a plan takes no time; copies share evenly; all experts have weights 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
+from typing import Annotated
 
 from lablib.parallel.experts.balance import place_balanced, place_in_order
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, NonEmpty, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,11 @@ class Rebalanced:
 
 @checked
 def rebalance_over_run(
-    counts: Sequence[Sequence[float]], num_ranks: int, slots_a_rank: int, every: int = 1, window: int = 1
+    counts: Annotated[Sequence[Sequence[float]], NonEmpty(), "give the counts of each step"],
+    num_ranks: int,
+    slots_a_rank: int,
+    every: Count = 1,
+    window: Count = 1,
 ) -> Rebalanced:
     """Imbalance over a run with plans of past loads.
 
@@ -69,11 +74,8 @@ def rebalance_over_run(
         window: number of steps before a plan; it uses their mean.
 
     Raises:
-        ValueError: no step; and as `place_balanced` and `place_in_order`.
+        ValueError: as `place_balanced` and `place_in_order`.
     """
-    every, window = whole_number("every", every), whole_number("window", window)
-    if not counts:
-        raise ValueError("a run must have a step: got none; give the counts of each.")
     naive = plan = place_in_order(len(counts[0]), num_ranks, slots_a_rank)
     planned, moved = [], 0
     for step, loads in enumerate(counts):

@@ -23,18 +23,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from lablib.batches.schedules import cosine
 from lablib.data import Batch, batches, load_corpus, train_val_split
-from lablib.errors import unknown_name
 from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.parallel.experts.layer import mixtures, with_experts
 from lablib.parallel.experts.losses import balancing_loss, own_load, update_bias_
 from lablib.parallel.experts.routing import sigmoid_gates
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, OneOf, checked
 from lablib.text.files import read_text
 
 RECORDED = Path(__file__).with_name("expert_runs.jsonl")
@@ -142,24 +141,15 @@ def _as_tuple(value: Any) -> Any:
 
 
 @checked
-def expert_run(method: str, seed: int, num_steps: int = NUM_STEPS) -> Iterator[ExpertStep]:
+def expert_run(method: Annotated[str, OneOf(METHODS)], seed: int, num_steps: Count = NUM_STEPS) -> Iterator[ExpertStep]:
     """One run, or its beginning, step by step.
 
     Arguments:
         method: a name of `METHODS`.
         seed: of weights and batches.
         num_steps: of the 400; the schedule is still for all 400.
-
-    Raises:
-        ValueError: an unknown method, or no step.
     """
-    if method not in METHODS:
-        raise unknown_name("method", method, list(METHODS))
-    return _expert_run(METHODS[method], seed, whole_number("num_steps", num_steps))
-
-
-def _expert_run(how: Balancing, seed: int, num_steps: int) -> Iterator[ExpertStep]:
-    model = GPT(MODEL, seed=seed)
+    how, model = METHODS[method], GPT(MODEL, seed=seed)
     if not how.is_dense:
         model = with_experts(
             model,

@@ -13,7 +13,7 @@ Cost: about 10 ms, and 10 to 40 ms per simulated rank and layer. Where all ranks
 Simplified: as the simulator: messages take no cores of the GPU.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from lablib.errors import RankError
 from lablib.hardware import Cluster
 from lablib.launch import launch
 from lablib.phases import phase
@@ -55,7 +56,7 @@ class LayerCost:
 
     @property
     def exposed_s(self) -> float:
-        """Time in which the busiest rank communicates or waits, and does not compute."""
+        """Time in which the busiest rank does not compute: it communicates, or waits for others or for launches."""
         return self.time_s - self.compute_s
 
     def seconds_of(self, *operators: str) -> float:
@@ -71,6 +72,9 @@ def layer_cost(
     Arguments:
         program: a function of a module; it builds a layer and its input.
         simulate: the ranks to run, if the others do the same (`lablib.launch`); None: all.
+
+    Raises:
+        ValueError: as the program.
     """
     return _layer_cost(program, ranks, cluster, sizes, None if simulate is None else tuple(simulate))
 
@@ -79,17 +83,26 @@ def layer_cost(
 def _layer_cost(
     program: Program, ranks: int, cluster: Cluster, sizes: tuple[Hashable, ...], simulate: tuple[int, ...] | None
 ) -> LayerCost:
-    run = launch(_step, program, sizes, ranks=ranks, cluster=cluster, fidelity="shapes", simulate=simulate)
+    try:
+        run = launch(_step, program, sizes, ranks=ranks, cluster=cluster, fidelity="shapes", simulate=simulate)
+    except RankError as error:
+        if isinstance(error.__cause__, ValueError):  # sizes that the technique refuses
+            raise error.__cause__ from None
+        raise
     step = run.timeline.without("setup")
     busiest = max(range(ranks) if simulate is None else simulate, key=step.busy_s)
-    spans, seconds, flops = step.select(busiest), Counter[str](), Counter[str]()
+    spans = step.select(busiest)
+    seconds: dict[str, float] = defaultdict(float)
+    flops: dict[str, float] = defaultdict(float)
     for span in spans:
         if span.stream == COMPUTE:
             seconds[span.name] += span.duration_s
             flops[span.phase] += span.flops
     communication_s = sum(span.duration_s for span in spans if span.is_communication)
     sent_bytes = run.traffic.sent_bytes(busiest)
-    return LayerCost(ranks, step.makespan_s, step.busy_s(busiest), communication_s, sent_bytes, seconds, flops)
+    return LayerCost(
+        ranks, step.makespan_s, step.busy_s(busiest), communication_s, sent_bytes, dict(seconds), dict(flops)
+    )
 
 
 def _step(program: Program, sizes: tuple[Any, ...]) -> None:

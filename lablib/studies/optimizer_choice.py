@@ -20,10 +20,11 @@ freed by then: where backward holds more than a step needs, only state counts.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor, nn
 
-from lablib.signature import checked
+from lablib.signature import Range, checked
 from lablib.studies.optimizer_trial import kinds, make_optimizers
 from lablib.studies.optimizers import MARGIN_NATS, Result, difference
 
@@ -46,10 +47,10 @@ class Choice:
 @checked
 def choose(
     results: Mapping[str, Result],
-    budget_bytes_per_parameter: float,
-    slowest_step: float = math.inf,
+    budget_bytes_per_parameter: Annotated[float, Range(ge=0)],
+    slowest_step: Annotated[float, Range(ge=0)] = math.inf,
     needed_bytes_per_parameter: Mapping[str, float] | None = None,
-    margin: float = MARGIN_NATS,
+    margin: Annotated[float, Range(ge=0)] = MARGIN_NATS,
 ) -> list[Choice]:
     """The optimizers in order of preference; those that are out last.
 
@@ -60,15 +61,7 @@ def choose(
         needed_bytes_per_parameter: name -> bytes of your model, state and all other memory of a step; None: as
             recorded.
         margin: nats that may be lost for fewer bytes.
-
-    Raises:
-        ValueError: a budget, a step or a margin below 0.
     """
-    if not (budget_bytes_per_parameter >= 0 and slowest_step >= 0 and margin >= 0):
-        raise ValueError(
-            "the budget, the slowest step and the margin must be 0 or more: "
-            f"got {budget_bytes_per_parameter}, {slowest_step} and {margin}; try 8.0, 2.0 and {MARGIN_NATS}."
-        )
     need = needed_bytes_per_parameter or {name: one.needed_bytes_per_parameter for name, one in results.items()}
     out = {
         name: _why_out(result, need[name], budget_bytes_per_parameter, slowest_step) for name, result in results.items()

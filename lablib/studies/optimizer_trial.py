@@ -21,13 +21,12 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from lablib.errors import unknown_name
 from lablib.models import next_token_loss
 from lablib.models.drawing import generator_beside
 from lablib.optim.adam_bf16 import AdamBF16
@@ -36,7 +35,7 @@ from lablib.optim.base import BatchedOptimizer
 from lablib.optim.memory import OPTIMIZERS
 from lablib.optim.muon import Muon
 from lablib.optim.sophia import SophiaG, sampled_label_loss
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 
 ADAM = (0.9, 0.95)
 CURVATURE_EVERY = 10  # steps
@@ -78,15 +77,11 @@ def kinds(width: int) -> dict[str, Kind]:
 
 
 @checked
-def make_optimizers(name: str, model: nn.Module, lr: float, weight_decay: float) -> list[BatchedOptimizer]:
-    """The optimizer of this name for a GPT, as one or (with Muon) two objects.
-
-    Raises:
-        ValueError: an unknown optimizer.
-    """
+def make_optimizers(
+    name: Annotated[str, OneOf(kinds(1))], model: nn.Module, lr: float, weight_decay: float
+) -> list[BatchedOptimizer]:
+    """The optimizer of this name for a GPT, as one or (with Muon) two objects."""
     width = model.get_parameter("token_embedding.weight").shape[1]
-    if name not in kinds(width):
-        raise unknown_name("optimizer", name, list(kinds(width)))
     kind = kinds(width)[name]
     named = list(model.named_parameters())
     hidden = [param for key, param in named if param.ndim == 2 and key.startswith("blocks.")]

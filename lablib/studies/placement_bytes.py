@@ -29,12 +29,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
+from typing import Annotated
 
 import numpy as np
 
 from lablib.cost import GroupNetwork, collective_cost
 from lablib.cost.routes import routes
-from lablib.errors import unknown_name
 from lablib.hardware import Cluster
 from lablib.parallel.context.bytes import ContextSizes, context_sent_bytes
 from lablib.parallel.mesh.mesh import Mesh
@@ -42,7 +42,7 @@ from lablib.pipeline.closed_form import V_SHAPED
 from lablib.plan.setup import Setup
 from lablib.plan.step import Step, step_of
 from lablib.record.traffic import Traffic, Transfer
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 
 LEVELS = ("node", "rail", "across")
 AXES = ("tensor", "context", "expert", "pipeline", "data")
@@ -201,14 +201,9 @@ class StepTraffic:
     matrices: Mapping[str, np.ndarray]
     traffic: Traffic
 
-    def sent_bytes(self, axis: str) -> dict[str, float]:
-        """Bytes of a mean rank on this axis, by level; 0 for an axis without traffic.
-
-        Raises:
-            ValueError: an unknown axis.
-        """
-        if axis not in AXES:
-            raise unknown_name("axis", axis, AXES)
+    @checked
+    def sent_bytes(self, axis: Annotated[str, OneOf(AXES)]) -> dict[str, float]:
+        """Bytes of a mean rank on this axis, by level; 0 for an axis without traffic."""
         if axis not in self.matrices:
             return dict.fromkeys(LEVELS, 0.0)
         sent = self.matrices[axis]

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ from lablib.models import GPT, GPTConfig, next_token_loss
 from lablib.models.drawing import generator_beside
 from lablib.precision.int4_training import Int4Linear
 from lablib.precision.quantized_linear import LINEAR_RECIPES, find_linear_recipe, quantize_linears
-from lablib.signature import checked
+from lablib.signature import OneOf, checked
 from lablib.text.files import parse_json, read_text
 
 RECIPE_NAMES = ("fp32", *LINEAR_RECIPES, "int4")
@@ -74,10 +74,9 @@ def _train(model: nn.Module, num_steps: int, seed: int) -> Iterator[float]:
         yield loss.item()
 
 
-def model_in(recipe: str, seed: int = 0) -> nn.Module:
+@checked
+def model_in(recipe: Annotated[str, OneOf(RECIPE_NAMES)], seed: int = 0) -> nn.Module:
     """The model, with the linear layers of a recipe."""
-    if recipe not in RECIPE_NAMES:
-        raise unknown_name("recipe", recipe, list(RECIPE_NAMES))
     model = GPT(CONFIG, seed=seed)
     if recipe == "fp32":
         return model

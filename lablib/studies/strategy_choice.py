@@ -28,7 +28,7 @@ Simplified: one strategy at a time, ranks in the order that suits it; combinatio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Annotated, Any
 
 from lablib.hardware import Cluster, find_cluster
 from lablib.models.gpt import GPTConfig
@@ -39,11 +39,12 @@ from lablib.plan.arguments import possible, setup_of
 from lablib.plan.predict import predict, prediction_of
 from lablib.plan.rules import obstacles
 from lablib.plan.setup import Setup
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, NonEmpty, Range, checked
 from lablib.studies.placement import MAX_RANKS
 from lablib.studies.placement_bytes import step_calls, step_traffic
 
 STATES = ("parameter", "gradient", "optimizer state")
+RankCount = Annotated[int, Range(ge=2, le=MAX_RANKS, example=8)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,28 +144,21 @@ class StrategyVerdict:
 def strategies(
     model: str | Transformer | GPTConfig,
     cluster: str | Cluster,
-    ranks: Sequence[int] = (2, 4, 8, 16, 32, 64),
-    sequences: int = 8,
+    ranks: Annotated[Sequence[RankCount], NonEmpty(), "try ranks=(2, 8, 64)"] = (2, 4, 8, 16, 32, 64),
+    sequences: Count = 8,
     **options: Any,
 ) -> tuple[StrategyRow, ...]:
     """Every strategy on every possible number of ranks; impossible splits are left out.
 
     Arguments:
         model, cluster: as in `lablib.plan.predict`.
-        ranks: numbers of ranks, 2 or more.
+        ranks: numbers of ranks, few enough to count the bytes between them.
         sequences: per rank and step.
         options: of `predict`: seq_len, stack, precision, recompute, derating, ...
 
     Raises:
-        ValueError: no number of ranks, or one below 2 or above 1024; an option that a strategy sets; and as `predict`
-            on one rank.
+        ValueError: an option that a strategy sets; and as `predict` on one rank.
     """
-    if not ranks:
-        raise ValueError("there must be a number of ranks: got none; try (2, 8, 64).")
-    for n in ranks:
-        if whole_number("ranks", n, minimum=2, example=8) > MAX_RANKS:
-            raise ValueError(f"ranks must be {MAX_RANKS:,} or fewer, for the bytes between them: got {n}; try 64.")
-    whole_number("sequences", sequences)
     if taken := [name for name in ("parallel", "order", "batch", "micro_batch", "compression") if name in options]:
         raise ValueError(f"{taken[0]} is what a strategy chooses: got it among the options; leave it out.")
     found = find_cluster(cluster)

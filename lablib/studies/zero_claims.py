@@ -31,8 +31,8 @@ from functools import cache
 from itertools import combinations, product
 from math import ceil, floor, inf, isfinite
 from types import MappingProxyType
+from typing import Annotated
 
-from lablib.errors import unknown_name
 from lablib.parallel.zero.bytes import (
     BF16,
     FP32,
@@ -42,7 +42,7 @@ from lablib.parallel.zero.bytes import (
     TrainingPrecision,
     zero_bytes,
 )
-from lablib.signature import checked, shown, whole_number
+from lablib.signature import Count, NonNegative, OneOf, Range, checked, shown
 
 GB = 10**9
 PARTS = ("parameter", "gradient", "optimizer")
@@ -61,6 +61,10 @@ PRECISIONS: Mapping[str, TrainingPrecision] = MappingProxyType(
         "FP32, SGD": TrainingPrecision(4, 4, 0, 0),
     }
 )
+Precision = Annotated[str, OneOf(PRECISIONS)]
+Stage = Annotated[int, Range(ge=0, le=3)]
+Params = Annotated[float, Range(gt=0, lt=inf, example=7e9)]
+Bytes = Annotated[float, Range(ge=0, lt=inf, example=80 * GB)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,67 +103,64 @@ class Claim:
 
 
 @checked
-def bytes_a_rank(params: float, stage: int, ranks: int, precision: str = "mixed", left_out_bytes: float = 0) -> float:
+def bytes_a_rank(
+    params: NonNegative, stage: Stage, ranks: Count, precision: Precision = "mixed", left_out_bytes: NonNegative = 0
+) -> float:
     """P (w + s / n), plus `left_out_bytes`: bytes of one rank.
 
     Arguments:
         params: P, of the model.
-        stage: 0 to 3.
+        stage: of ZeRO; 0: plain data parallelism.
         ranks: n, that share the states.
-        precision: one of `PRECISIONS`.
         left_out_bytes: activations, buffers, fragmentation, if known.
-
-    Raises:
-        ValueError: an unknown stage or precision, less than one rank, or an impossible number.
     """
-    whole, split = _whole_and_split(stage, _known(precision))
-    whole_number("ranks", ranks)
-    _require("params", params, 7e9)
-    _require("left_out_bytes", left_out_bytes, 0)
+    whole, split = _whole_and_split(stage, PRECISIONS[precision])
     return params * (whole + split / ranks) + left_out_bytes
 
 
 @checked
-def largest_saving(stage: int, precision: str = "mixed") -> float:
+def largest_saving(stage: Stage, precision: Precision = "mixed") -> float:
     """T / w: the limit of the saving for many ranks; infinite in stage 3. Arguments as `bytes_a_rank`."""
-    whole = _whole_and_split(stage, _known(precision))[0]
-    return _known(precision).total / whole if whole else inf
+    whole = _whole_and_split(stage, PRECISIONS[precision])[0]
+    return PRECISIONS[precision].total / whole if whole else inf
 
 
 @checked
-def ranks_for_saving(saving: float, stage: int, precision: str = "mixed") -> int | None:
+def ranks_for_saving(
+    saving: Annotated[float, Range(ge=1, lt=inf, example=2)], stage: Stage, precision: Precision = "mixed"
+) -> int | None:
     """The fewest ranks on which a rank holds 1 / saving of its bytes without ZeRO; None: impossible.
 
     Arguments:
-        saving: 1 or more; 2 is "half".
+        saving: 2 is "half".
         stage, precision: as `bytes_a_rank`.
     """
-    _require("saving", saving, 2, minimum=1)
-    whole, split = _whole_and_split(stage, _known(precision))
-    return _fewest_ranks(whole, split, Fraction(_known(precision).total) / Fraction(saving))
+    whole, split = _whole_and_split(stage, PRECISIONS[precision])
+    return _fewest_ranks(whole, split, Fraction(PRECISIONS[precision].total) / Fraction(saving))
 
 
 @checked
 def ranks_to_fit(
-    params: float, device_bytes: float, stage: int, precision: str = "mixed", left_out_bytes: float = 0
+    params: Params, device_bytes: Bytes, stage: Stage, precision: Precision = "mixed", left_out_bytes: NonNegative = 0
 ) -> int | None:
     """The fewest ranks on which the model fits; None: it never fits.
 
     Arguments:
-        params: P, above 0.
+        params: P.
         device_bytes: memory of one device.
         Others as `bytes_a_rank`.
     """
-    _require("params", params, 7e9, is_positive=True)
-    _require("device_bytes", device_bytes, 80 * GB)
-    _require("left_out_bytes", left_out_bytes, 0)
     room_bytes = Fraction(device_bytes) - Fraction(left_out_bytes)
-    return _fewest_ranks(*_whole_and_split(stage, _known(precision)), room_bytes / Fraction(params))
+    return _fewest_ranks(*_whole_and_split(stage, PRECISIONS[precision]), room_bytes / Fraction(params))
 
 
 @checked
 def largest_model(
-    device_bytes: float, stage: int = 0, ranks: int = 1, precision: str = "mixed", left_out_bytes: float = 0
+    device_bytes: Bytes,
+    stage: Stage = 0,
+    ranks: Count = 1,
+    precision: Precision = "mixed",
+    left_out_bytes: NonNegative = 0,
 ) -> float:
     """Parameters of the largest model that fits. With stage 0, up to this size nothing needs to be sharded.
 
@@ -167,24 +168,22 @@ def largest_model(
         device_bytes: memory of one device.
         Others as `bytes_a_rank`.
     """
-    _require("device_bytes", device_bytes, 80 * GB)
     return max(0.0, device_bytes - left_out_bytes) / bytes_a_rank(1, stage, ranks, precision)
 
 
 @checked
-def readings(params: float, after: str, before: str | None = None) -> tuple[Reading, ...]:
+def readings(params: Params, after: str, before: str | None = None) -> tuple[Reading, ...]:
     """All interpretations of a claim "from so many bytes to so many": each precision, stage and part of the states.
 
     A number matches if it rounds to the stated one. A stage that splits none of the counted parts is left out.
 
     Arguments:
-        params: of the model, above 0.
+        params: of the model.
         after, before: bytes on one rank with ZeRO and without, as stated: "35 GB", "1.2 TB"; None: not stated.
 
     Raises:
-        ValueError: no number of parameters, or a text that is no number of bytes.
+        ValueError: a text that is no number of bytes.
     """
-    _require("params", params, 7e9, is_positive=True)
     least_after, most_after = _stated("after", after)
     least_before, most_before = _stated("before", before) if before is not None else (0, inf)
     found = []
@@ -266,7 +265,7 @@ def claims() -> tuple[Claim, ...]:
 _STATES_ALONE = "activations, buffers, fragmentation"
 
 
-def _limit(stage: int, precision: str = "mixed") -> str:
+def _limit(stage: Stage, precision: Precision = "mixed") -> str:
     return f"never {largest_saving(stage, precision):g}x, which is the limit for many ranks"
 
 
@@ -311,15 +310,3 @@ def _fewest_ranks(whole: int, split: int, bytes_per_param: Fraction) -> int | No
     if room < 0 or (room == 0 and split):
         return None
     return max(1, ceil(split / room)) if split else 1
-
-
-def _known(precision: str) -> TrainingPrecision:
-    if precision not in PRECISIONS:
-        raise unknown_name("precision", precision, list(PRECISIONS))
-    return PRECISIONS[precision]
-
-
-def _require(name: str, value: float, example: float, minimum: float = 0, is_positive: bool = False) -> None:
-    if not isfinite(value) or value < minimum or (is_positive and value == 0):
-        rule = "above 0" if is_positive else f"{minimum:g} or more"
-        raise ValueError(f"{name} must be {rule}, and finite: got {value}; try {example:g}.")

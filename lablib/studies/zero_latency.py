@@ -33,18 +33,19 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite
-from typing import Literal
+from math import inf
+from typing import Annotated, Literal
 
 from lablib.cost import GroupNetwork, collective_cost
-from lablib.errors import unknown_name
 from lablib.hardware import Cluster
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
-from lablib.signature import checked, whole_number
+from lablib.signature import Count, NonEmpty, NonNegativeInt, OneOf, Positive, Range, checked
 
 Grouping = Literal["parameter", "layer", "model"]
 GROUPINGS: tuple[Grouping, ...] = ("parameter", "layer", "model")
+Params = Annotated[float, Range(gt=0, lt=inf, example=7e9)]
+Rate = Annotated[float, Range(gt=0, lt=inf, example=4e14)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +73,12 @@ class Zero3Time:
 
 
 @checked
-def unit_params(model: Transformer, grouping: str) -> tuple[int, ...]:
+def unit_params(model: Transformer, grouping: Annotated[str, OneOf(GROUPINGS)]) -> tuple[int, ...]:
     """Parameters of each unit that is gathered at once; they add up to the model's.
 
     Arguments:
         grouping: "parameter" (each tensor by itself), "layer" (with one unit for embedding, head and last norm), or
             "model".
-
-    Raises:
-        ValueError: an unknown grouping.
     """
     counts = transformer_parameters(model)
     if grouping == "model":
@@ -89,8 +87,6 @@ def unit_params(model: Transformer, grouping: str) -> tuple[int, ...]:
     layers = ((counts.dense_layer, counts.num_dense_layers), (counts.expert_layer, counts.num_expert_layers))
     if grouping == "layer":
         return tuple(layer.total for layer, count in layers for _ in range(count)) + (sum(outside),)
-    if grouping != "parameter":
-        raise unknown_name("grouping", grouping, GROUPINGS)
     tensors: list[int] = []
     for is_expert_layer, (layer, count) in enumerate(layers):
         if count:
@@ -105,11 +101,11 @@ def unit_params(model: Transformer, grouping: str) -> tuple[int, ...]:
 
 @checked
 def zero3_time(
-    units: Sequence[int],
+    units: Annotated[Sequence[NonNegativeInt], NonEmpty(), "try units=[10**9]"],
     cluster: Cluster,
-    ranks: int,
-    param_bytes: int = 2,
-    grad_bytes: int = 2,
+    ranks: Count,
+    param_bytes: Count = 2,
+    grad_bytes: Count = 2,
     algorithm: str = "auto",
 ) -> Zero3Time:
     """Seconds of the collectives of one step, one after another.
@@ -122,13 +118,8 @@ def zero3_time(
         algorithm: of both collectives: "auto" or a name of lablib/cost/algorithms.py.
 
     Raises:
-        ValueError: no units, a size below 1, or an algorithm that is impossible for these ranks.
+        ValueError: an algorithm that is impossible for these ranks.
     """
-    whole_number("ranks", ranks)
-    whole_number("param_bytes", param_bytes, example=2)
-    whole_number("grad_bytes", grad_bytes, example=2)
-    if not units or min(units) < 0:
-        raise ValueError(f"units must be one or more sizes of 0 or more: got {len(units)} of them; try [10**9].")
     gather_s = reduce_s = latency_s = 0.0
     for size, count in Counter(units).items():
         gather = _cost("all_gather", float(size * param_bytes), cluster, ranks, algorithm)
@@ -140,31 +131,27 @@ def zero3_time(
 
 
 @checked
-def smallest_batch(time: Zero3Time, params: float, flops_per_s: float) -> float:
+def smallest_batch(time: Zero3Time, params: Params, flops_per_s: Rate) -> float:
     """t*: tokens on each rank below which communication takes longer than compute, forward or backward.
 
     Arguments:
         time: of one step.
-        params: P, the active parameters of a token, above 0.
-        flops_per_s: F, the achieved rate of a rank, above 0.
+        params: P, the active parameters of a token.
+        flops_per_s: F, the achieved rate of a rank.
     """
-    _require("params", params, 7e9)
-    _require("flops_per_s", flops_per_s, 4e14)
     forward = time.gather_s * flops_per_s / (2 * params)
     return max(forward, (time.gather_s + time.reduce_s) * flops_per_s / (4 * params))
 
 
 @checked
-def step_s(time: Zero3Time, params: float, flops_per_s: float, tokens: float, *, overlaps: bool = True) -> float:
+def step_s(time: Zero3Time, params: Params, flops_per_s: Rate, tokens: Positive, *, overlaps: bool = True) -> float:
     """Seconds of forward and backward of a step of one micro-batch, with as much hidden as possible, or nothing.
 
     Arguments:
-        tokens: of the micro-batch on each rank, above 0.
+        tokens: of the micro-batch on each rank.
         overlaps: whether gathers run during compute.
         Others as `smallest_batch`.
     """
-    for name, value, example in (("params", params, 7e9), ("flops_per_s", flops_per_s, 4e14), ("tokens", tokens, 8192)):
-        _require(name, value, example)
     forward_s = 2 * params * tokens / flops_per_s
     if not overlaps:
         return 3 * forward_s + time.step_s
@@ -180,8 +167,3 @@ def _cost(name: str, size_bytes: float, cluster: Cluster, ranks: int, algorithm:
 @lru_cache(maxsize=16)
 def _network(cluster: Cluster, ranks: int) -> GroupNetwork:
     return GroupNetwork(cluster, range(ranks))
-
-
-def _require(name: str, value: float, example: float) -> None:
-    if not (isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be above 0, and finite: got {value}; try {example:g}.")

@@ -1,6 +1,5 @@
 """A mixture beside dense models: what is compared is equal where it says so; published rates beside predicted ones."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ import pytest
 from lablib import CLUSTERS
 from lablib.cost import matmul_time_s
 from lablib.models.published import find_transformer
-from lablib.models.transformer import Experts
 from lablib.models.transformer_flops import forward_flops
 from lablib.models.transformer_sizes import transformer_parameters
 from lablib.studies import (
@@ -107,9 +105,9 @@ def test_predicted_beside_published():
     [
         (dense_of_equal_flops, ("llama-3-8b",), "the model must have experts: got 'llama-3-8b'"),
         (rows_of_an_expert, ("llama-3-8b", 8), "the model must have experts"),
-        (against_dense, (OLMOE, "dgx-h100", [0]), "num_gpus must be a whole number"),
+        (against_dense, (OLMOE, "dgx-h100", [0]), "num_gpus must be .*whole numbers, each 1 or more: got 0"),
         (against_dense, (OLMOE, "dgx-h100", [1], 0), "sequences_a_gpu must be a whole number"),
-        (grouped_shares, ([0], 8, 8, 1, H100), "rows must be a whole number"),
+        (grouped_shares, ([0], 8, 8, 1, H100), "rows must be .*whole numbers, each 1 or more: got 0"),
         (predicted_rates, (PUBLISHED_MIXTURES[0], 0), "micro_batch must be a whole number"),
     ],
 )
@@ -117,9 +115,3 @@ def test_what_cannot_be_compared_is_refused(function: Any, arguments: Any, messa
     arguments = [find_transformer(a) if a == "llama-3-8b" else a for a in arguments]
     with pytest.raises(ValueError, match=message):
         function(*arguments)
-
-
-def test_a_saving_of_nothing_is_refused():
-    (row,) = against_dense(replace(OLMOE, experts=Experts(2, 1, 512)), "dgx-h100", [1])
-    with pytest.raises(ValueError, match="saving must be above 0 and finite: got 0"):
-        row.pays(0.0)

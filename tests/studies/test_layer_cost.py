@@ -14,7 +14,7 @@ from lablib.studies.layer_cost import dtype_of
 NODE = CLUSTERS["dgx-h100"]
 
 
-def product_and_sum(rows: int, columns: int) -> Callable[[], None]:
+def product_and_sum(rows: int, columns: int) -> Callable[[], object]:
     x = torch.empty(rows, columns, dtype=torch.bfloat16)
     return lambda: dist.all_reduce(x @ x.t())
 

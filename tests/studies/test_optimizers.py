@@ -224,14 +224,6 @@ def test_every_optimizer_stands_in_the_list_once(budget, slowest):
     assert places == sorted(places) and all(one.reason for one in found)
 
 
-@pytest.mark.parametrize(("budget", "slowest"), [(-1.0, 1.0), (1.0, -1.0), (math.nan, 1.0)])
-def test_a_budget_below_0_is_refused(budget, slowest):
-    with pytest.raises(ValueError, match="must be 0 or more"):
-        choose(SOME, budget, slowest)
-    with pytest.raises(ValueError, match="-1.0; try 8.0, 2.0 and 0.05"):
-        choose(SOME, 1.0, margin=-1.0)
-
-
 def test_an_unknown_name_is_refused():
     with pytest.raises(ValueError, match="best"):
         within_noise(SOME, "beast")

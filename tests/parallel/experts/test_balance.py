@@ -168,7 +168,7 @@ def test_a_plan_stays_for_its_steps_and_is_made_of_those_before_it():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (([], 2, 2), "a run must have a step"),
+        (([], 2, 2), "counts must be .*not empty: got .*give the counts of each step"),
         (([[1, 2]], 2, 1, 0), "every must be a whole number"),
         (([[1, 2]], 2, 1, 1, 0), "window must be a whole number"),
         (([[1, 2, 3]], 2, 2), "num_ranks must divide num_experts: got 2 and 3"),
