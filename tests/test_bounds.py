@@ -21,7 +21,7 @@ from lablib.signature import Bound, NonEmpty, OneOf, PowerOfTwo, Range, checked,
 from lablib.signature import bounds as aliases
 from lablib.signature.fits import without_bounds
 
-PACKAGES = ("optim", "compress", "batches", "precision", "memory")
+PACKAGES = ("optim", "compress", "batches", "precision", "memory", "plan")
 
 
 def is_bounded(hint: Any) -> bool:

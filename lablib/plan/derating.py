@@ -8,7 +8,7 @@ physical bounds (lablib/validation/constants.py), and compared with the fit that
 from dataclasses import dataclass
 
 from lablib.hardware.device import Device
-from lablib.signature import check_fields
+from lablib.signature import NonNegative, PositiveFraction, check_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +38,21 @@ class Derating:
             BLOOM, 1,271 MiB), the rest an estimate of NCCL's buffers.
     """
 
-    matmul_share: float = 0.85
-    memory_share: float = 0.95
-    intra_share: float = 0.83
-    inter_share: float = 0.91
-    dispatch_s: float = 23e-6
-    step_s: float = 5e-3
-    generation_share: float = 0.58
+    matmul_share: PositiveFraction = 0.85
+    memory_share: PositiveFraction = 0.95
+    intra_share: PositiveFraction = 0.83
+    inter_share: PositiveFraction = 0.91
+    dispatch_s: NonNegative = 23e-6
+    step_s: NonNegative = 5e-3
+    generation_share: PositiveFraction = 0.58
     is_power_limited: bool = True
     has_generations: bool = True
-    base_bytes: float = 1.0e9
-    cached_share: float = 0.14
-    driver_bytes: float = 2.8e9
+    base_bytes: NonNegative = 1.0e9
+    cached_share: NonNegative = 0.14
+    driver_bytes: NonNegative = 2.8e9
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("matmul_share", "memory_share", "intra_share", "inter_share", "generation_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a share in (0, 1]: got {getattr(self, name)!r}; try 0.9")
-        for name in ("dispatch_s", "step_s", "base_bytes", "cached_share", "driver_bytes"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be 0 or more, and finite: got {getattr(self, name)!r}; try 0.0")
 
     def sustained_share(self, dtype: str, device: Device) -> float:
         """The share of the rate of large products that a device sustains under its power limit.

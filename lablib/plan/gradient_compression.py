@@ -25,13 +25,13 @@ bits at a time); PowerSGD's vectors are exchanged without loss.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated
 
 from lablib.cost.arrays import Numbers, ceil_div, minimum
 from lablib.errors import unknown_name
-from lablib.signature import check_fields, whole_number
+from lablib.signature import Count, NonNegativeInt, OneOf, PositiveFraction, check_fields
 
 ALL_REDUCE, ALL_GATHER, TWO_PHASE = "all_reduce", "all_gather", "two_phase"
-EXCHANGES = (ALL_REDUCE, ALL_GATHER, TWO_PHASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,25 +52,16 @@ class GradientCompression:
 
     name: str
     source: str
-    exchange: str = ALL_REDUCE
-    bits: int | None = None
-    block: int | None = None
-    ratio: float | None = None
-    rank: int | None = None
+    exchange: Annotated[str, OneOf((ALL_REDUCE, ALL_GATHER, TWO_PHASE))] = ALL_REDUCE
+    bits: Count | None = None
+    block: NonNegativeInt | None = None
+    ratio: PositiveFraction | None = None
+    rank: Count | None = None
     has_error_feedback: bool = False
-    choice_reads: int = 0
+    choice_reads: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.exchange not in EXCHANGES:
-            raise unknown_name("exchange", self.exchange, EXCHANGES)
-        for name, lowest in (("bits", 1), ("block", 0), ("choice_reads", 0)):
-            if (value := getattr(self, name)) is not None:
-                whole_number(name, value, lowest)
-        if self.ratio is not None and not 0 < self.ratio <= 1:
-            raise ValueError(f"ratio is a share of all gradients, above 0 and up to 1: got {self.ratio!r}; try 0.01")
-        if self.rank is not None:
-            whole_number("rank", self.rank, example=2)
 
     @property
     def is_none(self) -> bool:

@@ -41,12 +41,8 @@ from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
 from lablib.errors import unknown_name
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
-from lablib.signature import check_fields, whole_number
+from lablib.signature import Count, NonNegative, NonNegativeInt, check_fields
 
-_AMOUNTS = (
-    *("moments", "moment_bytes", "flops_per_param", "update_passes", "extra_reads", "kernels", "extra_gradients"),
-    "newton_schulz_steps",
-)
 _APPLY_FLOPS = 4.0  # w - rate * (update + decay * w)
 
 
@@ -75,28 +71,22 @@ class Optimizer:
 
     name: str
     source: str
-    moments: int = 0
-    moment_bytes: int = 4
-    block: int | None = None
+    moments: NonNegativeInt = 0
+    moment_bytes: NonNegativeInt = 4
+    block: Count | None = None
     is_factored: bool = False
-    rank: int | None = None
-    flops_per_param: float = 2.0
-    update_passes: int = 0
-    extra_reads: int = 0
-    kernels: int = 1
+    rank: Count | None = None
+    flops_per_param: NonNegative = 2.0
+    update_passes: NonNegativeInt = 0
+    extra_reads: NonNegativeInt = 0
+    kernels: NonNegativeInt = 1
     is_per_tensor: bool = False
-    renew_every: int = 200
-    newton_schulz_steps: int = 0
-    extra_gradients: float = 0.0
+    renew_every: Count = 200
+    newton_schulz_steps: NonNegativeInt = 0
+    extra_gradients: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("block", "rank", "renew_every"):
-            if (value := getattr(self, name)) is not None:
-                whole_number(name, value, example=256, of=f" for {self.name!r}")
-        for name in _AMOUNTS:
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be 0 or more, and finite: got {getattr(self, name)!r}; try 1")
 
     def state_bytes(
         self,

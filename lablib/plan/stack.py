@@ -28,17 +28,11 @@ Simplified: one record per generation; versions in between differ by some percen
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated
 
 from lablib.errors import unknown_name
-from lablib.signature import check_fields
+from lablib.signature import Count, NonNegative, NonNegativeInt, OneOf, check_fields
 
-ATTENTIONS = ("flash", "unfused")
-SELECTIVE = ("attention", "products")
-_AMOUNTS = (
-    *("passes_norm", "passes_activation", "passes_residual", "copies", "loss_bytes", "loss_saved_bytes"),
-    *("loss_peak_bytes", "split_loss_peak_bytes", "calls_per_kernel", "gradient_bytes", "float16_gradient_bytes"),
-    *("narrow_gradient_bytes", "extra_gradient_bytes", "bucket_bytes"),
-)
 DISPATCHERS = ("alltoall", "deduplicated")
 
 
@@ -90,31 +84,31 @@ class Stack:
     """
 
     name: str
-    attention: str = "flash"
-    attention_generation: int = 2
+    attention: Annotated[str, OneOf(("flash", "unfused"))] = "flash"
+    attention_generation: Count = 2
     has_dropout: bool = False
-    passes_norm: tuple[float, float] = (2, 3)
-    passes_activation: tuple[float, float] = (2, 3)
-    passes_residual: tuple[float, float] = (3, 1)
-    copies: float = 0
-    loss_bytes: float = 20.0
-    loss_saved_bytes: float = 4.0
-    loss_peak_bytes: float = 2.0
-    split_loss_peak_bytes: float | None = None
-    calls_per_kernel: float = 2.5
-    selective: str = "attention"
-    gradient_bytes: int = 4
-    float16_gradient_bytes: int = 2
-    narrow_gradient_bytes: int = 4
-    extra_gradient_bytes: int = 0
+    passes_norm: tuple[NonNegative, NonNegative] = (2, 3)
+    passes_activation: tuple[NonNegative, NonNegative] = (2, 3)
+    passes_residual: tuple[NonNegative, NonNegative] = (3, 1)
+    copies: NonNegative = 0
+    loss_bytes: NonNegative = 20.0
+    loss_saved_bytes: NonNegative = 4.0
+    loss_peak_bytes: NonNegative = 2.0
+    split_loss_peak_bytes: NonNegative | None = None
+    calls_per_kernel: NonNegative = 2.5
+    selective: Annotated[str, OneOf(("attention", "products"))] = "attention"
+    gradient_bytes: NonNegativeInt = 4
+    float16_gradient_bytes: NonNegativeInt = 2
+    narrow_gradient_bytes: NonNegativeInt = 4
+    extra_gradient_bytes: NonNegativeInt = 0
     fused_accumulation: bool = False
     keeps_gradients: bool = True
     has_master: bool = True
     has_reduce_scatter: bool = True
-    bucket_bytes: float = 0.0
+    bucket_bytes: NonNegative = 0.0
     data_overlap: bool = True
     hides_backward_exchange: bool = False
-    dispatcher: str = "alltoall"
+    dispatcher: Annotated[str, OneOf(DISPATCHERS)] = "alltoall"
     hides_dispatch: bool = False
     pipeline_overlap: bool = False
     splits_messages: bool = True
@@ -125,19 +119,6 @@ class Stack:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, choices in (("attention", ATTENTIONS), ("selective", SELECTIVE)):
-            if getattr(self, name) not in choices:
-                raise unknown_name(name, getattr(self, name), choices)
-        if self.attention_generation < 1:
-            raise ValueError(f"attention_generation must be 1 or more: got {self.attention_generation}; try 2")
-        for name in _AMOUNTS:
-            values = getattr(self, name)
-            if not all(
-                0 <= value < float("inf") for value in (values if isinstance(values, tuple) else (values or 0,))
-            ):
-                raise ValueError(f"{name} must be 0 or more, and finite: got {values!r}; try 1")
-        if self.dispatcher not in DISPATCHERS:
-            raise unknown_name("dispatcher", self.dispatcher, DISPATCHERS)
         if self.has_wide_shards and (self.has_master or not self.is_eager):
             raise ValueError(
                 "has_wide_shards is for eager stacks without masters, as the shards are the masters: got "
