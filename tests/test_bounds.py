@@ -22,7 +22,7 @@ from lablib.signature import Bound, NonEmpty, OneOf, PowerOfTwo, Range, checked,
 from lablib.signature import bounds as aliases
 from lablib.signature.fits import without_bounds
 
-PACKAGES = tuple("optim compress batches precision memory data kernels parallel pipeline hardware studies".split())
+PACKAGES = tuple("optim compress batches precision memory data kernels parallel pipeline hardware studies plan".split())
 UNIONS = (Union, types.UnionType)
 
 

@@ -1,34 +1,34 @@
 """The planner: step time, memory and communication of a run in closed form, and the search for the best split.
 
-parallel.py     how a model is split over ranks
-stack.py        the software a run is made with
-derating.py     what real machines lose and the simulator does not
-machine.py      what pieces of a step take on one rank
-order.py        which axis has neighbouring ranks; any order of them, priced
-layer/          one transformer layer: its passes, and what it keeps
+parallel.py     split of a model over ranks
+stack.py        training software: kernels, memory, overlap
+derating.py     losses of real machines that the simulator leaves out
+machine.py      seconds of kernels and collectives on one rank
+order.py        order of the axes over the ranks
+layer/          one transformer layer: its passes, and the bytes that it keeps
 embedding_and_head.py   embedding, head and loss
-eager/          all of a step operator by operator, as eager torch runs it
+eager/          a step of eager torch, operator by operator
 parameters_per_rank.py  parameters on one rank
-pieces.py       what plans share, worked out once
-default_stack.py        the software that is taken where none is named
-setup.py        the choices and the numbers of a plan, or of many: one record for all formulas
-data_axis.py    what ranks with other sequences tell each other, and how much of it shows
+pieces.py       costs of a layer and of both ends, cached
+default_stack.py        default software of a device and a year
+setup.py        choices and numbers of a plan, or of many: one record for all formulas
+data_axis.py    communication of the data axis, and its exposed part
 optimizer_step.py       the update of the parameters
 step.py         one step as a sum
-memory.py       what each stage keeps at its peak
-prediction.py   what a prediction says
-rules.py        which splits are possible
-arguments.py    the checks of the arguments, and the setup that they describe
-predict.py      the prediction of one plan
-predict_many.py the same for a million plans
-predictions.py  what it says of them
-search_grid.py  all plans there are
-search.py       all of them predicted
-search_result.py        the best of them, and why not the others
-axis_by_axis.py from one GPU that does not hold the model to a plan, each axis with its reason
+memory.py       peak memory of each stage
+prediction.py   result of a prediction
+rules.py        rules for a possible split
+arguments.py    checks of the arguments, and the setup that they describe
+predict.py      prediction of one plan
+predict_many.py predictions of a million plans
+predictions.py  their results as arrays
+search_grid.py  the grid of plans
+search.py       predictions of the whole grid
+search_result.py        the fastest plans, and the reasons against the others
+axis_by_axis.py from one GPU that does not hold the model to a plan, axis by axis
 
-optimizers.py, gradient_compression.py     what they keep, move and compute
-recompute.py    activation recomputation: tensors kept, and work done twice
+optimizers.py, gradient_compression.py     state, traffic and FLOPs of each method
+recompute.py    activation recomputation: bytes kept, and work repeated
 """
 
 from lablib.plan.axis_by_axis import AxisStep, axis_by_axis

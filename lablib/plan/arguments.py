@@ -60,7 +60,7 @@ def setup_of(
     host_link = _find_link(host_link)
     if derating is not None and not isinstance(derating, Derating):
         raise ValueError(
-            f"derating is a record of lablib.plan.derating, or None: got {shown(derating)}; try lablib.plan.IDEAL"
+            f"derating must be a lablib.plan.Derating or None: got {shown(derating)}; try lablib.plan.IDEAL"
         )
     software = default_stack(cluster.device) if stack is None else Software(find_stack(stack).name, NAMED)
     stack = find_stack(software.name if stack is None else stack)
@@ -86,9 +86,9 @@ def setup_of(
 
 
 def possible(setup: Setup, order: Sequence[str] | None = None) -> Setup:
-    """The setup of a plan that breaks no rule, its ranks in this order of the axes (order.py); None: the planner's.
+    """Check a setup against the rules, and place its ranks in this order of the axes (order.py; None: the planner's).
 
-    Raises ValueError for the first rule that is broken, and for an order that lacks an axis.
+    Raises ValueError for the first broken rule, and for an order without an axis.
     """
     for reason in obstacles(setup):
         raise ValueError(reason)
@@ -99,7 +99,7 @@ def possible(setup: Setup, order: Sequence[str] | None = None) -> Setup:
 
 
 def find_model(model: str | Transformer | GPTConfig) -> Transformer:
-    """`find_transformer` of a name or a record, without experts that no layer has.
+    """The model of a name or a record; experts are dropped if no layer has them.
 
     Raises ValueError for an unknown name, and for any other type.
     """
@@ -117,12 +117,14 @@ def _check_names(precision: str, schedule: str, trainable: str, offload: tuple[s
     )
     for name, value, _ in choices:
         if not isinstance(value, str):
-            raise WrongType(f"{name} must be text: got {shown(value)}; leave it out for the usual one")
+            raise WrongType(f"{name} must be text: got {shown(value)}; leave it out for the default")
     for name, value, valid in choices:
         if value not in valid:
             raise unknown_name(name, value, valid)
     if not isinstance(offload, (tuple, list)):
-        raise ValueError(f'offload is a tuple of what the host keeps: got {shown(offload)}; try offload=("optimizer",)')
+        raise ValueError(
+            f'offload must be a tuple of states that the host keeps: got {shown(offload)}; try offload=("optimizer",)'
+        )
     for each in offload:
         if each not in OFFLOAD:
             raise unknown_name("offload", each, OFFLOAD)
@@ -139,16 +141,16 @@ def _find_link(host_link: str | Link) -> Link:
 def _check_stack(stack: Stack, parallel: Parallel, precision: str) -> None:
     if stack.has_wide_shards and parallel.zero_stage != 3:
         raise ValueError(
-            f"has_wide_shards is of parameters that are split: got zero_stage={parallel.zero_stage}; try zero_stage=3"
+            f"has_wide_shards needs sharded parameters: got zero_stage={parallel.zero_stage}; try zero_stage=3"
         )
     if stack.is_eager and precision in NARROW:
         raise ValueError(
-            f"products in 8 bits or less are no part of eager torch: got precision={precision!r} with stack "
-            f"{stack.name!r}; try precision='bfloat16', or stack='torch-compile'"
+            f"eager torch has no products in 8 bits or less: got precision={precision!r} with stack {stack.name!r}; "
+            "try precision='bfloat16', or stack='torch-compile'"
         )
     if stack.is_eager and parallel.zero_plus_plus:
         raise ValueError(
-            f"zero_plus_plus is no part of torch's own FSDP: got {parallel.zero_plus_plus} with stack {stack.name!r}; "
+            f"torch's own FSDP has no zero_plus_plus: got {parallel.zero_plus_plus} with stack {stack.name!r}; "
             "leave it out, or try stack='megatron-deepspeed'"
         )
 
@@ -159,14 +161,14 @@ def _find_compression(
     found = find_compression(compression)
     if not found.is_none and (parallel.zero_stage == 3 or trainable != "all"):
         raise ValueError(
-            "compression is of gradients that are summed over the data axis, before ZeRO-3 and without lora: got "
+            "compression needs gradients that are summed over the data axis, before ZeRO-3 and without lora: got "
             f"{found.name!r} with zero_stage={parallel.zero_stage} and trainable={trainable!r}; leave it out, or "
-            "give zero_stage=1 (of ZeRO-3, zero_plus_plus compresses)"
+            "give zero_stage=1 (ZeRO-3 has zero_plus_plus instead)"
         )
     return found
 
 
 @lru_cache(maxsize=64)
 def _machine(cluster: Cluster, stack: Stack, derating: Derating, precision: str) -> Machine:
-    """One machine for all equal arguments: it caches its groups and its layers' pieces."""
+    """One machine for equal arguments, as it caches its groups and its layers' pieces."""
     return Machine(cluster, stack, derating, precision)

@@ -1,23 +1,22 @@
-"""From "does not fit on one GPU" to a plan, axis by axis: each added for a reason that the planner's numbers give.
+"""From one GPU that does not hold the model to a plan, axis by axis, each with a reason from the planner's numbers.
 
-    1. one GPU        what a step would take and keep, on one
-    2. tensor         ranks double while the plan does not fit, within a node: each holds 1/t of every matrix. Across
-                      nodes the exposed share of the axis is the reason to stop
+    1. one GPU        time and memory of the step on one GPU
+    2. tensor         ranks double while the plan does not fit, within a node: each holds 1/t of every matrix. The
+                      exposed communication across nodes is the reason to stop
     3. pipeline       stages double while the plan does not fit: each holds 1/p of the layers, for a bubble
-    4. recompute      activations that still do not fit are computed again: what costs least time and fits
-    5. data           what GPUs are left take other sequences
-    6. ZeRO-1         optimizer states split over the data ranks, where that frees memory for next to no time
-    7. faster         with the memory that is left: fewer stages, less recomputation, smaller pieces of the pipeline,
-                      or sequences on more ranks where replicas have too few of them; as long as it fits and gains
+    4. recompute      if activations still do not fit: the fastest policy that fits
+    5. data           the other GPUs take other sequences
+    6. ZeRO-1         optimizer states split over the data ranks, if that frees memory at almost no cost in time
+    7. faster         free memory buys time: fewer stages, less recomputation, smaller pieces of the pipeline, or
+                      sequences on more ranks where replicas have too few; as long as the plan fits and gains
 
-Sequences so long that not even the most stages hold them, with everything computed again, take context ranks before the
-pipeline. Steps that change nothing are left out. It is a greedy walk, so `lablib.plan.search` may find a faster plan;
-what it shows is why each axis is there.
+If the longest pipeline with full recomputation does not hold the sequences, context ranks come before the pipeline.
+Steps that change nothing are left out. The walk is greedy, so `lablib.plan.search` may find a faster plan.
 
 Cost: some tens of predictions.
 Source: Narayanan et al., SC21, arXiv 2104.04473, section 3, takeaways 1 to 3 (tensor within the node, pipeline across,
 then data); Rajbhandari et al., 2019, arXiv 1910.02054 (stage 1).
-Simplified: micro-batches of one sequence; no experts' axis.
+Simplified: micro-batches of one sequence; no expert axis.
 """
 
 from collections.abc import Callable, Iterator
@@ -35,18 +34,18 @@ from lablib.plan.prediction import Prediction
 from lablib.signature import whole_number
 from lablib.text.units import format_quantity, plural
 
-GAIN = 0.01  # a step that is less than this share faster is not faster
+GAIN = 0.01  # minimum gain in step time, as a share
 
 
 @dataclass(frozen=True)
 class AxisStep:
-    """One step on the way to a plan.
+    """One step of the walk.
 
     Attributes:
-        axis: what was added: "one GPU", "tensor", "context", "pipeline", "recompute", "data", "ZeRO-1", "fewer stages",
+        axis: the addition: "one GPU", "tensor", "context", "pipeline", "recompute", "data", "ZeRO-1", "fewer stages",
             "less recompute" or "chunks".
-        prediction: with it.
-        reason: why, in numbers.
+        prediction: the plan with it.
+        reason: the reason, with numbers.
     """
 
     axis: str
@@ -63,7 +62,7 @@ class AxisStep:
 
     @property
     def memory_bytes(self) -> float:
-        """Of the fullest GPU."""
+        """Peak bytes of the fullest GPU."""
         return self.prediction.peak_memory_bytes
 
     @property
@@ -96,22 +95,21 @@ def axis_by_axis(
 
     Arguments:
         model, cluster, batch: as in `predict`.
-        gpus: how many there are.
+        gpus: GPUs of the plan.
         options: of `predict`, the same for all steps: seq_len, stack, precision, optimizer, derating, ...
 
     Raises:
-        ValueError: no plan of this walk fits on so many GPUs; an option that the walk chooses itself; and what
-            `predict` refuses.
+        ValueError: no plan of this walk fits; an option that the walk chooses; arguments that `predict` refuses.
     """
     whole_number("batch", batch)
     whole_number("gpus", gpus)
     if taken := [name for name in ("parallel", "recompute", "micro_batch", "order", "schedule") if name in options]:
-        raise ValueError(f"{taken[0]} is what the walk chooses: got it among the options; leave it out.")
+        raise ValueError(f"axis_by_axis chooses {taken[0]} itself: got it among the options; leave it out")
     return tuple(_Walk(find_model(model), find_cluster(cluster), batch, gpus, options).steps())
 
 
 class _Walk:
-    """A plan under way."""
+    """The walk, with the plan reached so far."""
 
     def __init__(self, model: Transformer, cluster: Cluster, batch: int, gpus: int, options: dict[str, Any]):
         self.model, self.cluster, self.batch, self.gpus, self.options = model, cluster, batch, gpus, options
@@ -124,7 +122,7 @@ class _Walk:
         )
 
     def tried(self, recompute: str | None = None, **changes: Any) -> Prediction | None:
-        """The plan with other numbers; None where they are none, or more ranks than there are GPUs."""
+        """The plan with these changes; None if it is impossible or needs more GPUs than there are."""
         try:
             parallel = replace(self.now.parallel, **changes)
             if parallel.num_ranks > self.gpus:
@@ -141,7 +139,7 @@ class _Walk:
         if not self.now.fits:
             raise ValueError(
                 f"no plan of this walk fits {self.model.name} on {plural(self.gpus, 'GPUs')} of {self.cluster.name}: "
-                f"the last one keeps {_bytes(self.now)}; try more GPUs, or lablib.plan.search."
+                f"the last one keeps {_bytes(self.now)}; try more GPUs, or lablib.plan.search"
             )
         yield from self._data()
         yield from self._zero()
@@ -162,7 +160,7 @@ class _Walk:
     # ---- until it fits ----
 
     def _doubled(self, axis: str, most: int) -> Prediction | None:
-        """Ranks of an axis doubled while the plan does not fit; None where nothing can be added."""
+        """The plan with the ranks of an axis doubled until it fits; None if none can be added."""
         found, size = None, getattr(self.now.parallel, axis)
         while size < most and not (found or self.now).fits:
             size *= 2
@@ -185,7 +183,7 @@ class _Walk:
         yield self._taken("tensor", found, reason + ".")
 
     def _context(self) -> Iterator[AxisStep]:
-        """Where not even the most stages fit, with everything computed again."""
+        """For sequences that the longest pipeline with full recomputation does not hold."""
         before, c, others = self.now, 1, self.now.num_gpus
         while c * others <= self.gpus:
             stages = min(self.model.num_layers, self.gpus // (others * c))
@@ -209,7 +207,7 @@ class _Walk:
         wider = self.tried(tensor=before.parallel.tensor * p)
         if wider is not None:
             slower = wider.step_time_s / found.step_time_s
-            reason += f". As many more tensor ranks: {slower:.2g} times the step"
+            reason += f". As many tensor ranks instead: {slower:.2g} times the step"
         yield self._taken("pipeline", found, reason + ".")
 
     def _recompute(self) -> Iterator[AxisStep]:
@@ -223,10 +221,10 @@ class _Walk:
         yield self._taken(
             "recompute",
             best,
-            f"{_from(before, best)}: activations are computed again ({best.recompute}), the step {slower:+.1%}.",
+            f"{_from(before, best)}: activations are recomputed ({best.recompute}), the step {slower:+.1%}.",
         )
 
-    # ---- the GPUs that are left ----
+    # ---- the other GPUs ----
 
     def _data(self) -> Iterator[AxisStep]:
         before = self.now
@@ -252,10 +250,10 @@ class _Walk:
         reason = f"{_from(before, found)}: optimizer states on {plural(found.parallel.data, 'data ranks')}, as many "
         yield self._taken("ZeRO-1", found, f"{reason}bytes sent; the step {change:+.1%}.")
 
-    # ---- what the memory that is left buys ----
+    # ---- free memory for time ----
 
     def _better(self) -> AxisStep | None:
-        """The change that makes the step faster by most, and fits; None where none does."""
+        """The change that fits and gains most time; None if none gains."""
         now, p = self.now, self.now.parallel
         changes: list[tuple[str, Callable[[], Prediction | None]]] = []
         if p.pipeline > 1 and p.pipeline % 2 == 0:
@@ -282,7 +280,7 @@ class _Walk:
             + (f"; recomputation: {best.recompute}" if best.recompute != now.recompute else ""),
             "less recompute": f"{now.recompute} recomputation is not needed any more, {_bytes(best)}",
             "context": f"every sequence on {best.parallel.context} ranks, so that a replica has "
-            f"{plural(best.num_microbatches, 'micro-batches')} in the place of {now.num_microbatches}: {bubble}",
+            f"{plural(best.num_microbatches, 'micro-batches')} instead of {now.num_microbatches}: {bubble}",
             "chunks": f"{best.parallel.chunks} pieces on each stage, {_bytes(best)}: {bubble}",
         }[axis]
         return self._taken(axis, best, f"{reason}; {faster}.")
@@ -290,7 +288,7 @@ class _Walk:
 
 def _bytes(found: Prediction) -> str:
     held, limit = (format_quantity(size, "B") for size in (found.peak_memory_bytes, found.memory_limit_bytes))
-    return f"{held} of {limit} a GPU"
+    return f"{held} of {limit} per GPU"
 
 
 def _from(before: Prediction, found: Prediction) -> str:

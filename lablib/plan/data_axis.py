@@ -1,22 +1,22 @@
-"""The data axis: gradients summed over ranks that saw other sequences, and with ZeRO the parameters gathered again.
+"""Communication of the data axis: sums of gradients, and with ZeRO all-gathers of parameters.
 
-A stage's P parameters have n = d c copies; ZeRO splits them over s of these ranks (`Setup.shards`). On the wires, in a
-ring, a rank sends P g (n - 1) / n bytes in a reduce-scatter, as many in an all-gather, twice that in an all-reduce.
+A stage's P parameters have n = d c copies; ZeRO splits them over s of these ranks (`Setup.shards`). In a ring, a rank
+sends P g (n - 1) / n bytes in a reduce-scatter, as many in an all-gather, twice that in an all-reduce.
 
     ZeRO-0      one all-reduce of the gradients. With `data_overlap` it hides behind the last micro-batch's backward:
-                    exposed = max( reduce - backward, reduce / L )          the last bucket waits for nobody
-    ZeRO-1      a reduce-scatter in its place, and after the optimizer an all-gather of parameters, which hides behind
-                the first micro-batch's forward in the same way
+                    exposed = max( reduce - backward, reduce / L )          the last bucket hides behind nothing
+    ZeRO-1      a reduce-scatter instead, and after the optimizer an all-gather of parameters, which hides behind the
+                first micro-batch's forward in the same way
     ZeRO-2      the same, with the gradients of every micro-batch reduced: m reduce-scatters
     ZeRO-3      every layer of every micro-batch: parameters gathered before its forward and, if they were dropped,
-                before its backward; gradients reduced after that. A layer takes as long as the slower of the two:
+                before its backward; gradients reduced after that. The slower of compute and communication counts:
                     added = max( gather - forward, 0 ) + max( gather + reduce - backward, 0 )
-                The first layer's gather, the last one's sum and those of the model's ends hide behind nothing.
-    ZeRO++      qwZ gathers one byte a number; hpZ gathers for backward inside the node, w bytes a number; qgZ reduces
-                half a byte a number in an all-to-all
-    experts     the same over the t d c / (x e) ranks that have the same ones; they have as many copies of a sharded
-                state as the rest, or as there are such ranks
-    tied head   the first and the last stage add up their two copies' gradients
+                Nothing hides the first layer's gather, the last one's sum, or the traffic of embedding and head.
+    ZeRO++      qwZ gathers one byte per parameter; hpZ gathers for backward inside the node, w bytes per parameter;
+                qgZ reduces half a byte per gradient in an all-to-all
+    experts     the same over the t d c / (x e) ranks with the same experts; a sharded state has `replicas` copies, or
+                as many of them as divide these ranks
+    tied head   the first and the last stage sum the gradients of their two copies
 
 Legend: P parameters on a rank, L layers of a stage, m micro-batches, g and w bytes of a gradient and of a parameter;
 d data, c context, t tensor and e expert ranks, x ranks that share each expert.
@@ -24,9 +24,9 @@ d data, c context, t tensor and e expert ranks, x ranks that share each expert.
 Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 7; Li et al., "PyTorch Distributed", 2020, arXiv 2006.15704
 (buckets behind backward); Zhao et al., "PyTorch FSDP", 2023, arXiv 2304.11277; Wang et al., ZeRO++, 2023, arXiv
 2306.10209.
-Simplified: compressed gradients are packed and unpacked by kernels that compute waits for, PowerSGD's products in 32
-bits; compute does not slow down while communication runs beside it; prefetch is perfect after the first layer; a
-pipeline's stages communicate at the same time, the fullest one is the first.
+Simplified: packing of compressed gradients does not overlap compute, PowerSGD's products are in 32 bits; communication
+does not slow compute down; prefetch is perfect after the first layer; a pipeline's stages communicate at the same time,
+and the first is the fullest.
 """
 
 from typing import NamedTuple
@@ -41,12 +41,12 @@ from lablib.plan.setup import Setup
 
 
 class Waiting(NamedTuple):
-    """What waiting for parameters, or for the host, adds to one layer of one micro-batch.
+    """Seconds added to one layer of one micro-batch by waiting for parameters, or for the host.
 
     Attributes:
-        forward_s, backward_s: added, copies among it.
+        forward_s, backward_s: added to each pass, copies included.
         total_s: on the wires.
-        copies_s: of kernels that pack and unpack.
+        copies_s: kernels that pack and unpack.
     """
 
     forward_s: Numbers = 0.0
@@ -56,12 +56,12 @@ class Waiting(NamedTuple):
 
     @property
     def exposed_s(self) -> Numbers:
-        """Seconds of the wires that nothing hides."""
+        """Communication that nothing hides."""
         return self.forward_s + self.backward_s - self.copies_s
 
 
 def sharded_layer(setup: Setup, parameters: ParametersPerRank, forward_s: Numbers, backward_s: Numbers) -> Waiting:
-    """ZeRO-3, one layer: its traffic hides behind the layer's own compute; what is left over holds everybody up."""
+    """ZeRO-3, one layer: the part of its traffic that the layer's own compute does not hide."""
     if setup.zero_stage < 3:
         return Waiting()
     if setup.is_eager:
@@ -78,11 +78,11 @@ def sharded_layer(setup: Setup, parameters: ParametersPerRank, forward_s: Number
 
 
 def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embedding_s: Numbers) -> Axis:
-    """What travels once a step.
+    """Communication once per step.
 
     Arguments:
         parameters: of a layer, of the embedding and of the head, on one rank.
-        one: seconds of a layer for one micro-batch: what the traffic can hide behind.
+        one: seconds of a layer for one micro-batch, behind which the traffic can hide.
         embedding_s: seconds of the embedding's backward.
     """
     if not setup.has_weight_gradients and setup.zero_stage < 3:
@@ -99,13 +99,13 @@ def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embed
     gather_s = _gather_s(setup, setup.layers * parameters.layer + outside) * (setup.zero_stage > 0)
     if setup.model.experts and setup.zero_stage:
         gather_s = gather_s + _gathered_s(setup, setup.layers * parameters.expert_layer, *_expert_shards(setup), False)
-    # ZeRO-2 keeps its shard of the gradients alone, so it reduces those of every micro-batch.
+    # ZeRO-2 keeps only its shard of the gradients, so it reduces them for every micro-batch.
     before = (setup.num_microbatches - 1) * (setup.zero_stage == 2)
     total_s, packing_s = (1 + before) * reduce_s + gather_s, (1 + before) * packing_s
     if not setup.machine.stack.data_overlap:
         return Axis(total_s, total_s, packing_s)
-    # Gradients travel during the last micro-batch's backward, updated parameters during the first one's forward; the
-    # last bucket's and the first layer's wait for nobody.
+    # Gradients travel during the last micro-batch's backward, updated parameters during the first one's forward;
+    # nothing hides the last bucket and the first layer.
     backward_s = setup.layers * (one.input_s + one.weight_s)
     behind_backward_s = maximum(reduce_s - backward_s, reduce_s / maximum(setup.layers, 1))
     behind_forward_s = maximum(gather_s - setup.layers * one.forward_s, gather_s / maximum(setup.layers, 1))
@@ -114,10 +114,10 @@ def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embed
 
 
 def _sharded_ends(setup: Setup, parameters: ParametersPerRank, outside: Numbers, one: StageTime) -> Axis:
-    """ZeRO-3: what `sharded_layer` has not: the first layer's traffic and that of the ends have nothing to hide behind.
+    """ZeRO-3 traffic outside `sharded_layer`: nothing hides that of the first layer and of embedding and head.
 
-    In a pipeline that keeps its parameters, they are gathered once for the step: the other layers' gathers and sums
-    hide behind the first and the last micro-batch.
+    A pipeline that keeps its parameters gathers them once per step: the other layers' gathers and sums hide behind the
+    first and the last micro-batch.
     """
     is_once = _is_gathered_once(setup)
     trained = 1.0 * setup.has_weight_gradients
@@ -136,7 +136,7 @@ def _is_gathered_once(setup: Setup) -> Numbers:
 
 
 def _reduced_s(setup: Setup, parameters: ParametersPerRank, outside: Numbers) -> tuple[Numbers, Numbers]:
-    """The gradients of a stage summed over the data axis once, without ZeRO-3: on the wires; to pack and unpack."""
+    """Seconds to sum the gradients of a stage once, without ZeRO-3: on the wires, and to pack and unpack."""
     machine = setup.machine
     numbers = setup.layers * parameters.layer + outside
     packing_s = 0.0
@@ -157,7 +157,7 @@ def _reduced_s(setup: Setup, parameters: ParametersPerRank, outside: Numbers) ->
 
 
 def _reduced_experts_s(setup: Setup, numbers: Numbers) -> Numbers:
-    """The same for the experts, whose gradients are not compressed."""
+    """The same for the experts; their gradients are not compressed."""
     machine = setup.machine
     if setup.zero_stage == 0 or not machine.stack.has_reduce_scatter:
         size = numbers * machine.gradient_bytes
@@ -166,7 +166,7 @@ def _reduced_experts_s(setup: Setup, numbers: Numbers) -> Numbers:
 
 
 def _layer_gather_s(setup: Setup, parameters: ParametersPerRank, is_backward: bool = False) -> Numbers:
-    """All-gather of a layer: its experts over the ranks that have the same ones, the rest over all."""
+    """All-gather of a layer: its experts over the ranks with the same experts, the rest over all."""
     shared_s = _gather_s(setup, parameters.layer, is_backward)
     if not setup.model.experts:
         return shared_s
@@ -181,22 +181,22 @@ def _layer_reduce_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
 
 
 def _expert_shards(setup: Setup) -> tuple[Numbers, Numbers]:
-    """How many ranks split the state of the same experts, and how far apart they are."""
+    """Ranks that split the state of the same experts, and their stride."""
     return setup.expert_shards, setup.expert_stride
 
 
 def _gather_s(setup: Setup, numbers: Numbers, is_backward: bool = False) -> Numbers:
-    """All-gather of so many parameters over the ranks that share them."""
+    """All-gather of parameters over the ranks that share them."""
     return _gathered_s(setup, numbers, setup.shards, setup.tensor, is_backward)
 
 
 def _reduce_s(setup: Setup, numbers: Numbers) -> Numbers:
-    """So many gradients, to the ranks that share their sum."""
+    """Gradients summed and scattered over the ranks that share them."""
     return _summed_s(setup, numbers, setup.shards, setup.tensor, setup.replicas)
 
 
 def _summed_s(setup: Setup, numbers: Numbers, n: Numbers, stride: Numbers, replicas: Numbers) -> Numbers:
-    """Reduce-scatter of so many gradients over n ranks, then all-reduce of each one's share over the replicas."""
+    """Reduce-scatter of gradients over n ranks, then all-reduce of each share over the replicas."""
     time_s = _scattered_s(setup, numbers, n, stride)
     if "qgZ" in setup.zero_plus_plus:
         return time_s
@@ -216,13 +216,13 @@ def _gathered_s(setup: Setup, numbers: Numbers, n: Numbers, stride: Numbers, is_
 def _scattered_s(setup: Setup, numbers: Numbers, n: Numbers, stride: Numbers) -> Numbers:
     machine = setup.machine
     if "qgZ" in setup.zero_plus_plus:
-        # All-to-alls of INT4, in the node and across, in the place of a ring: half a byte a number.
+        # All-to-alls of INT4, in the node and across, instead of a ring: half a byte per gradient.
         return machine.collective_s("all_to_all", numbers * 0.5, n, stride)
     return machine.collective_s("reduce_scatter", numbers * machine.gradient_bytes, n, stride)
 
 
 def _exchanged_s(setup: Setup, numbers: Numbers) -> Numbers:
-    """The exchange of compressed gradients in one of three ways."""
+    """Exchange of compressed gradients in one of three ways."""
     machine, method, n = setup.machine, setup.compression, setup.data * setup.context
     size = method.wire_bytes(numbers, **_shape(setup), grad_bytes=machine.gradient_bytes)
     if method.exchange == ALL_GATHER:
@@ -234,14 +234,14 @@ def _exchanged_s(setup: Setup, numbers: Numbers) -> Numbers:
 
 
 def _packing_s(setup: Setup, numbers: Numbers) -> Numbers:
-    """Packing and unpacking compressed gradients: bytes that are moved, and products of PowerSGD's factors."""
+    """Packing and unpacking of compressed gradients: memory traffic, and products of PowerSGD's factors."""
     machine, method, n = setup.machine, setup.compression, setup.data * setup.context
     moved_bytes = method.moved_bytes(numbers, ranks=n, **_shape(setup), grad_bytes=machine.gradient_bytes)
-    # Each of the three products goes over its matrix once, for so long or as long as its FLOPs take.
+    # Each of the three products reads its matrix once; the slower of memory and FLOPs counts.
     product_bytes = 3 * machine.gradient_bytes * numbers * (method.rank is not None)
     flops_s = method.flops(numbers, **_shape(setup)) / machine.device.matmul_rate("float32")
     packing_s = machine.stream_s(moved_bytes - product_bytes) + maximum(machine.stream_s(product_bytes), flops_s)
-    return packing_s * (n > 1)  # one rank has nobody to send to
+    return packing_s * (n > 1)  # one rank sends nothing
 
 
 def _shape(setup: Setup) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Default software stack: today's for a plan, that of its date for a published run.
+"""Default software stack: the current one for a plan, the one of its date for a published run.
 
               a plan, or Megatron             any other program
     to 2021   megatron-2021                   megatron-2021
@@ -7,10 +7,10 @@
     2024      megatron-core                   torch-compile-2024    in the usual programs since 2023
     today     megatron-core                   torch-compile
 
-GPUs before Ampere have no flash attention: for them it stays megatron-2022. Every answer says what was taken, and why.
+GPUs before Ampere have no flash attention and keep megatron-2022. The result names the stack and the reason.
 
 Source: Dao et al., FlashAttention, 2022, arXiv 2205.14135 (and its repository: Ampere and newer); the generations
-themselves: stack.py. Simplified: a year has one generation; who was earlier or later is met too slow or too fast.
+themselves: stack.py. Simplified: one generation per year, for early and late adopters.
 """
 
 from types import MappingProxyType
@@ -24,7 +24,7 @@ _OTHERS = MappingProxyType({2023: "fsdp-flash", 2024: "torch-compile-2024"})
 
 
 class Software(NamedTuple):
-    """A generation of software, and why it was taken: "as named", or "usual today: none was named"."""
+    """A generation of software, and the reason for it: "as named", or "usual today: none was named"."""
 
     name: str
     why: str
@@ -34,10 +34,10 @@ class Software(NamedTuple):
 
 
 def default_stack(device: Device, year: int | None = None, is_megatron: bool = True) -> Software:
-    """The software that was usual on a device in a year (None: today).
+    """The usual software on a device in a year (None: today).
 
     Arguments:
-        is_megatron: whether the program is Megatron, or a plan for the best software there is; else any other.
+        is_megatron: whether the program is Megatron, or a plan for the best software; False: any other program.
     """
     why = "usual today: none was named" if year is None else f"usual in {year}: none was named"
     if year is not None and year <= max(_OLD):

@@ -1,70 +1,63 @@
-"""Derating: what real machines lose of their specified rates and the simulator does not; the planner's constants.
+"""Derating: losses of real machines that the simulator leaves out; the planner's constants.
 
-They are physical shares of what the cost model says, the same for every model, cluster and publication; none belongs to
-one data set. `IDEAL` turns them off: then a prediction is what the simulator would measure. Where a constant comes from
-is said with it; "fitted" means: to all published runs at once, within the bounds that physics allows
-(lablib/validation/constants.py), and held against the fit that leaves each source out.
+Each is a physical share of the cost model's figure, the same for every model, cluster and publication. `IDEAL` turns
+them off: then a prediction is what the simulator would measure. "Fitted" means: to all published runs at once, within
+physical bounds (lablib/validation/constants.py), and compared with the fit that leaves each source out.
 """
 
 from dataclasses import dataclass
 
 from lablib.hardware.device import Device
-from lablib.signature import check_fields
+from lablib.signature import NonNegative, PositiveFraction, check_fields
 
 
 @dataclass(frozen=True, slots=True)
 class Derating:
-    """What a real machine loses.
+    """Losses of a real machine.
 
     Attributes:
-        matmul_share: what products reach in a training step of what they reach alone and repeated, where power does
-            not limit them (Device.flops_per_joule): operands come cold, kernels differ. Fitted.
-        memory_share: the same for kernels limited by memory. Fitted.
-        intra_share: of a node's wires, what collectives reach. Fitted; NCCL's bus bandwidth over NVLink was measured
-            at 0.81 (8 H200: 366 of 450 GB/s) to 0.84 (8 A100: 253 of 300).
-        inter_share: of the network cards' line rate. Fitted.
-        dispatch_s: seconds in which the host starts one eager operator; where that is longer than the kernels take, the
-            device waits. Fitted, in effect to one source: only vTrain's rows of small models on few GPUs see it.
-        step_s: fixed seconds a step: the data's first batch, the clipping's synchronization, logging. An estimate.
-        generation_share: the rate, at heads of 128, of an attention kernel on a device one generation newer than the
-            one it was written for, and again for every further one; narrower heads take nothing more from it
-            (machine.py). Fitted, in effect to the two sources that have such; FlashAttention-2 reaches 35% of an H100
-            where FlashAttention-3 reaches up to 75% (Shah et al., 2024, arXiv 2407.08608), a share of 0.47, and
-            FlashAttention half of FlashAttention-2 (arXiv 2307.08691).
-        is_power_limited, has_generations: whether these two are there at all.
-        base_bytes: of each GPU's memory, workspaces of libraries. An estimate.
-        cached_share: what torch's allocator keeps in its cache, as a share of what is allocated. Fitted to memory that
-            was read from nvidia-smi or from the allocator.
-        driver_bytes: what driver, kernels and communication library take: 1.3 GB for the first two (bigscience's
-            chronicle of BLOOM, 1,271 MiB), the rest an estimate of NCCL's buffers.
+        matmul_share: rate of products in a training step relative to the same product alone and repeated, where power
+            does not limit them (Device.flops_per_joule): operands come cold, kernels differ. Fitted.
+        memory_share: the same for memory-bound kernels. Fitted.
+        intra_share: share of a node's bandwidth that collectives reach. Fitted; NCCL's bus bandwidth over NVLink was
+            measured at 0.81 (8 H200: 366 of 450 GB/s) to 0.84 (8 A100: 253 of 300).
+        inter_share: share of the network cards' line rate. Fitted.
+        dispatch_s: seconds in which the host starts one eager operator; the device waits where its kernels are shorter.
+            Fitted, in effect to one source: only vTrain's rows of small models on few GPUs depend on it.
+        step_s: fixed seconds per step: the data's first batch, the clipping's synchronization, logging. An estimate.
+        generation_share: the rate, at heads of 128, of an attention kernel on a device one generation newer than its
+            target, and again for every further generation; narrower heads lose nothing more (machine.py). Fitted, in
+            effect to the two sources with such kernels; FlashAttention-2 reaches 35% of an H100 where FlashAttention-3
+            reaches up to 75% (Shah et al., 2024, arXiv 2407.08608), a share of 0.47, and FlashAttention half of
+            FlashAttention-2 (arXiv 2307.08691).
+        is_power_limited, has_generations: whether the power limit and `generation_share` apply.
+        base_bytes: workspaces of libraries on each GPU. An estimate.
+        cached_share: cache of torch's allocator, as a share of the allocated bytes. Fitted to memory read from
+            nvidia-smi or from the allocator.
+        driver_bytes: driver, kernels and communication library: 1.3 GB for the first two (bigscience's chronicle of
+            BLOOM, 1,271 MiB), the rest an estimate of NCCL's buffers.
     """
 
-    matmul_share: float = 0.85
-    memory_share: float = 0.95
-    intra_share: float = 0.83
-    inter_share: float = 0.91
-    dispatch_s: float = 23e-6
-    step_s: float = 5e-3
-    generation_share: float = 0.58
+    matmul_share: PositiveFraction = 0.85
+    memory_share: PositiveFraction = 0.95
+    intra_share: PositiveFraction = 0.83
+    inter_share: PositiveFraction = 0.91
+    dispatch_s: NonNegative = 23e-6
+    step_s: NonNegative = 5e-3
+    generation_share: PositiveFraction = 0.58
     is_power_limited: bool = True
     has_generations: bool = True
-    base_bytes: float = 1.0e9
-    cached_share: float = 0.14
-    driver_bytes: float = 2.8e9
+    base_bytes: NonNegative = 1.0e9
+    cached_share: NonNegative = 0.14
+    driver_bytes: NonNegative = 2.8e9
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("matmul_share", "memory_share", "intra_share", "inter_share", "generation_share"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} is a share in (0, 1]: got {getattr(self, name)!r}; try 0.9")
-        for name in ("dispatch_s", "step_s", "base_bytes", "cached_share", "driver_bytes"):
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be 0 or more, and finite: got {getattr(self, name)!r}; try 0.0")
 
     def sustained_share(self, dtype: str, device: Device) -> float:
-        """The share of the rate of large products that a device keeps up under its power limit.
+        """The share of the rate of large products that a device sustains under its power limit.
 
-        FLOPs of a narrower dtype take less energy, as much less as its peak is higher.
+        FLOPs of a narrower dtype take less energy, in proportion to its higher peak.
         """
         if not (self.is_power_limited and device.power_w and device.flops_per_joule):
             return self.matmul_share

@@ -1,7 +1,7 @@
 """Embedding before the first layer; final norm, head and loss after the last.
 
-The head is a product with V columns: for BLOOM's vocabulary of 250,880 the FLOPs of
-1.4 layers, all of them on the last stage; the loss goes over V numbers a token several times, in FP32.
+The head is a product with V columns: for BLOOM's vocabulary of 250,880 the FLOPs of 1.4 layers, all of them on the
+last stage; the loss reads V numbers per token several times, in FP32.
 
     embedding   reads and writes R rows of D (twice with learned positions), summed over the tensor ranks; backward
                 zeroes a gradient of V / t rows, and adds R rows to it (3 g V D / t + 2 w R D bytes)
@@ -10,8 +10,8 @@ The head is a product with V columns: for BLOOM's vocabulary of 250,880 the FLOP
 
     kept        R D / t or R D masks of dropout; the inputs of norm and head; `loss_saved_bytes` of each logit
 
-Legend: as layer/; g and w bytes of a gradient and of another number. Each of the t tensor ranks holds V / t rows of
-both tables, rounded up.
+Legend: as layer/; g bytes of a gradient, w of any other number. Each of the t tensor ranks holds V / t rows of both
+tables, rounded up.
 
 Source: Shoeybi et al., 2019, arXiv 1909.08053, section 3 (vocabulary-parallel embedding and cross-entropy); Korthikanti
 et al., 2022, arXiv 2205.05198, section 4.3 (what they keep).
@@ -25,7 +25,7 @@ from lablib.plan.machine import Machine, Pass
 
 
 def embedding(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
-    """Token (and learned position) embeddings; of their dropout the mask that is kept."""
+    """Token (and learned position) embeddings; the mask of their dropout is kept."""
     numbers = sizes.rows * model.d_model
     gather = machine.stream_s(numbers * machine.width * (4 if model.positions == "learned" else 2))
     table = ceil_div(model.vocab_size, sizes.tensor) * model.d_model

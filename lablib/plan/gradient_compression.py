@@ -1,91 +1,82 @@
-"""What compressing gradients saves and costs: bytes on the wire, passes over memory, memory for what was left out.
+"""Cost of gradient compression: bytes on the wire, passes over memory, and the residual of error feedback.
 
-Ranks exchange fewer bits, and pay with arithmetic. What a lossy method leaves out, it adds to the next step's gradient
-(error feedback), which takes a 32-bit number for each. For N gradients in matrices of r rows and c columns:
+Ranks exchange fewer bits, and pay with arithmetic. A lossy method adds its residual to the next step's gradient (error
+feedback), which takes a 32-bit number per gradient. For N gradients in matrices of r rows and c columns:
 
     name        message S of one rank              exchanged by
     none        N * bytes of a gradient            all_reduce    2 (n-1)/n S sent by each of n ranks
     fp16, bf16  2 N                                all_reduce
-    int8, int4  N, N/2; + 4 for each block         two_phase     pieces to their owners, sums back: 2 (n-1)/n S
+    int8, int4  N, N/2; + 4 per block              two_phase     pieces to their owners, sums back: 2 (n-1)/n S
     one-bit     N/8 + 4                            two_phase
-    top-k       8 k N: a value and an index        all_gather    nobody can add what lies elsewhere: (n-1) S
-    powersgd    4 k N (1/r + 1/c): two factors     all_reduce    twice; vectors go as they are
+    top-k       8 k N: a value and an index        all_gather    positions differ, so no sums on the way: (n-1) S
+    powersgd    4 k N (1/r + 1/c): two factors     all_reduce    twice; vectors uncompressed
 
-    moved = gradients read, message written, message read, gradients written;  two_phase: the pieces' sums besides;
-            all_gather: n messages read;  error feedback: what was left out is read and written
+    moved = gradients read, message written, message read, gradients written;  two_phase: also the sums of pieces;
+            all_gather: n messages read;  error feedback: the residual read and written
 
 Source: Micikevicius et al., arXiv 1710.03740 (16 bits); Wang et al., ZeRO++, 2023, arXiv 2306.10209, section 3.3 (INT4
 in blocks, reduced by all-to-all); Tang et al., 1-bit Adam, 2021, arXiv 2102.02888, sections 3 and 5; Aji and Heafield,
 2017, arXiv 1704.05021, and Lin et al., Deep Gradient Compression, 2017, arXiv 1712.01887 (top-k); Vogels et al.,
 PowerSGD, 2019, arXiv 1905.13727, algorithm 1.
-Simplified: 1-bit Adam's first steps, which are not compressed, are for the caller to add; top-k's choice takes four
-readings (a search by eight bits at a time); PowerSGD's vectors are exchanged without loss.
+Simplified: the caller adds 1-bit Adam's first, uncompressed steps; top-k selects in four readings (a search by eight
+bits at a time); PowerSGD's vectors are exchanged without loss.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated
 
 from lablib.cost.arrays import Numbers, ceil_div, minimum
 from lablib.errors import unknown_name
-from lablib.signature import check_fields, whole_number
+from lablib.signature import Count, NonNegativeInt, OneOf, PositiveFraction, check_fields
 
 ALL_REDUCE, ALL_GATHER, TWO_PHASE = "all_reduce", "all_gather", "two_phase"
-EXCHANGES = (ALL_REDUCE, ALL_GATHER, TWO_PHASE)
 
 
 @dataclass(frozen=True, slots=True)
 class GradientCompression:
-    """How one method packs gradients.
+    """One method of gradient compression.
 
     Attributes:
-        name: by which it is found.
-        source: where it was published.
+        name: its name in the catalogue.
+        source: its publication.
         exchange: "all_reduce", "all_gather" or "two_phase" (all-to-all, sum, all-gather).
-        bits: of a number in the message; None for those of the gradient itself.
-        block: numbers that share a 32-bit scale; 0 where one serves the whole message; None where there is none.
-        ratio: share k of the numbers that are sent, each with a 32-bit index; None for all of them.
-        rank: of the two factors that are sent for a matrix; None for the matrix.
-        has_error_feedback: whether what was left out is kept for the next step.
-        choice_reads: how often gradients are read to choose what is sent.
+        bits: of a number in the message; None: as many as the gradient.
+        block: numbers that share a 32-bit scale; 0: one for the whole message; None: no scale.
+        ratio: share k of the gradients that are sent, each with a 32-bit index; None: all.
+        rank: of the two factors that are sent for a matrix; None: the matrix.
+        has_error_feedback: whether the residual is kept for the next step.
+        choice_reads: readings of the gradients to select the ones to send.
     """
 
     name: str
     source: str
-    exchange: str = ALL_REDUCE
-    bits: int | None = None
-    block: int | None = None
-    ratio: float | None = None
-    rank: int | None = None
+    exchange: Annotated[str, OneOf((ALL_REDUCE, ALL_GATHER, TWO_PHASE))] = ALL_REDUCE
+    bits: Count | None = None
+    block: NonNegativeInt | None = None
+    ratio: PositiveFraction | None = None
+    rank: Count | None = None
     has_error_feedback: bool = False
-    choice_reads: int = 0
+    choice_reads: NonNegativeInt = 0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.exchange not in EXCHANGES:
-            raise unknown_name("exchange", self.exchange, EXCHANGES)
-        for name, lowest in (("bits", 1), ("block", 0), ("choice_reads", 0)):
-            if (value := getattr(self, name)) is not None:
-                whole_number(name, value, lowest)
-        if self.ratio is not None and not 0 < self.ratio <= 1:
-            raise ValueError(f"ratio is a share of all gradients, above 0 and up to 1: got {self.ratio!r}; try 0.01")
-        if self.rank is not None:
-            whole_number("rank", self.rank, example=2)
 
     @property
     def is_none(self) -> bool:
-        """Whether gradients are sent as they are, whatever the record is called."""
+        """Whether gradients are sent as they are."""
         lossy = (self.bits, self.block, self.ratio, self.rank)
         return self.exchange == ALL_REDUCE and not any(each is not None for each in lossy)
 
     def wire_bytes(
         self, grads: Numbers, *, rows: Numbers | None = None, columns: Numbers | None = None, grad_bytes: int = 4
     ) -> Numbers:
-        """Bytes of the message S of one rank, that its exchange then sends more than once (`sent_bytes`).
+        """Bytes of the message S of one rank; its exchange sends it more than once (`sent_bytes`).
 
         Arguments:
-            grads: how many gradients; a number or a numpy array.
-            rows, columns: shape of the matrices that they are in; None for vectors.
+            grads: number of gradients; a number or a numpy array.
+            rows, columns: shape of their matrices; None for vectors.
             grad_bytes: of one gradient before compression.
         """
         if self.rank is not None and rows is not None and columns is not None:
@@ -98,7 +89,7 @@ class GradientCompression:
         return bits * grads / 8 + 4 * scales
 
     def sent_bytes(self, message_bytes: Numbers, ranks: Numbers) -> Numbers:
-        """Bytes that leave each of so many ranks for a message of that size (rings; lablib/cost/collective.py)."""
+        """Bytes that each rank sends for a message of that size (rings; lablib/cost/collective.py)."""
         if self.exchange == ALL_GATHER:
             return (ranks - 1) * message_bytes
         return 2 * (ranks - 1) / ranks * message_bytes
@@ -112,7 +103,7 @@ class GradientCompression:
         columns: Numbers | None = None,
         grad_bytes: int = 4,
     ) -> Numbers:
-        """Bytes that packing and unpacking read and write in the device's memory, beside the exchange itself."""
+        """Bytes that packing and unpacking read and write in device memory, without the exchange itself."""
         if self._sends_gradients_as_they_are(grad_bytes):
             return 0 * grads
         message = self.wire_bytes(grads, rows=rows, columns=columns, grad_bytes=grad_bytes)
@@ -120,20 +111,20 @@ class GradientCompression:
         if self.exchange == TWO_PHASE:
             moved = moved + message * (1 + 1 / ranks)  # n pieces of S/n read, one written
         if self.rank is not None:
-            # The sum with the old error is written and read for each factor; it and the factors' product for the new.
+            # Gradient plus residual: written, read for each factor, and read with their product for the new residual.
             moved = moved + 5 * grad_bytes * grads
         feedback = 8 * grads if self.has_error_feedback else 0
         return moved + feedback + self.choice_reads * grad_bytes * grads
 
     def flops(self, grads: Numbers, *, rows: Numbers | None = None, columns: Numbers | None = None) -> Numbers:
-        """FLOPs of packing and unpacking that are products of matrices: two factors, and the matrix from them."""
+        """FLOPs of packing and unpacking in matrix products: two factors, and the matrix from them."""
         if self.rank is None or rows is None or columns is None:
             return 0 * grads
         rank = minimum(self.rank, minimum(rows, columns))
-        return 6 * rank * grads + 2 * rank**2 * grads / columns  # and making the first factor's columns orthogonal
+        return 6 * rank * grads + 2 * rank**2 * grads / columns  # the second: orthogonal columns of the first factor
 
     def memory_bytes(self, grads: Numbers, *, ranks: Numbers = 1) -> Numbers:
-        """Bytes kept from step to step for error feedback; of `ranks`, each also keeps that of the sums it owns."""
+        """Bytes of error feedback kept between steps; in two phases a rank also keeps that of the sums it owns."""
         if not self.has_error_feedback:
             return 0 * grads
         return 4 * grads * (1 + (1 / ranks if self.exchange == TWO_PHASE else 0))
@@ -174,10 +165,8 @@ COMPRESSIONS: Mapping[str, GradientCompression] = MappingProxyType({record.name:
 def find_compression(name: str | GradientCompression | None) -> GradientCompression:
     """The method of that name; None is "none"; a `GradientCompression` is returned as it is.
 
-    `dataclasses.replace(find_compression("powersgd"), rank=4)` is one of another rank.
-
-    Raises:
-        ValueError: nobody knows the name (the nearest ones are given).
+    `dataclasses.replace(find_compression("powersgd"), rank=4)` has another rank. An unknown name is a ValueError with
+    the nearest names.
     """
     if isinstance(name, GradientCompression):
         return name

@@ -1,28 +1,28 @@
-"""What one rank keeps at its peak, by category, for a stage of the pipeline.
+"""Peak memory of one rank, by category, for a stage of the pipeline.
 
     parameter             P w                       / s with ZeRO-3; and with hpZ / ranks of a node
-    gradient              P (g + x)                 / s with ZeRO-2 and 3; none where only adapters are trained. Where
-                          the stack makes them anew and ZeRO-3 splits them: of a step's only micro-batch, either these
-                          at the end of backward or the activations at its beginning, whichever are more
-    optimizer state       P (master + moments)      / s with ZeRO-1, 2 and 3; none where the host keeps them
-    activation            (layers of the stage * kept a layer + the embedding's) * micro-batches in flight, and what
-                          one layer needs at work, or the logits with their gradients (last stage): the moment in which
-                          that and the buffers are more. Where the host keeps them: of two layers, on their way
+    gradient              P (g + x)                 / s with ZeRO-2 and 3; none if only adapters are trained. If each
+                          step allocates them and ZeRO-3 splits them, a single micro-batch peaks either with them at
+                          the end of backward or with the activations at its beginning
+    optimizer state       P (master + moments)      / s with ZeRO-1, 2 and 3; none if the host keeps them
+    activation            (layers of the stage * bytes kept per layer + the embedding's) * micro-batches in flight, and
+                          the working memory of one layer, or the logits with their gradients (last stage): the larger
+                          one with its buffers. If the host keeps them: of two layers, in transit
     communication buffer  with ZeRO-3 what is gathered at that moment: two layers, with gradients of one, or the head;
                           messages of the pipeline, R D w each; error feedback of compressed gradients; buckets
-    other                 what libraries take (derating.py), and the optimizer's update where that is more than the
-                          activations, which are gone then
+    other                 workspaces of libraries (derating.py), and the optimizer's update where it is larger than the
+                          activations, which are freed before it
 
-What a layer keeps with and without recomputation is in layer/ and recompute.py, the micro-batches in flight in
+Bytes kept per layer, with and without recomputation: layer/ and recompute.py; micro-batches in flight:
 pipeline/closed_form.py.
 
 Legend: P parameters on the rank, w and g bytes of a parameter and of a gradient, x of its second copy where the stack
-has one, s ranks that share states (for experts the ranks that have the same ones), R tokens of a micro-batch on a rank,
-D width.
+has one, s ranks that share states (for experts the ranks with the same ones), R tokens of a micro-batch on a rank, D
+width.
 
 Source: Rajbhandari et al., 2019, arXiv 1910.02054, section 3; Korthikanti et al., 2022, arXiv 2205.05198, section 4.
-Simplified: no fragmentation; but for the above all are taken to be at their largest together. Eager programs are
-followed from moment to moment instead (eager/peak.py).
+Simplified: no fragmentation; apart from the above, all categories peak together. Eager programs are followed from
+moment to moment instead (eager/peak.py).
 """
 
 from functools import reduce
@@ -58,7 +58,7 @@ class Memory(NamedTuple):
 
 
 def stage_memory(setup: Setup, step: Step, rank: Numbers) -> Memory:
-    """What a rank of pipeline stage `rank` keeps at its peak. The head's stage holds a tied table as well."""
+    """Peak memory of a rank of pipeline stage `rank`. The head's stage also holds a tied table."""
     machine, model = setup.machine, setup.model
     first, last = rank == 0, _has_head(setup, rank)
     layers = layers_of(model.num_layers, setup.pipeline, rank)
@@ -73,7 +73,7 @@ def stage_memory(setup: Setup, step: Step, rank: Numbers) -> Memory:
     shards, expert_shards = setup.shards, setup.expert_shards
 
     def split_from(size: Numbers, from_stage: int) -> Numbers:
-        """Bytes of `size` a parameter, split from this ZeRO stage on."""
+        """`size` bytes per parameter, split from this ZeRO stage on."""
         if setup.zero_stage < from_stage:
             return (shared + expert) * size
         return shared * size / shards + expert * size / expert_shards
@@ -83,18 +83,18 @@ def stage_memory(setup: Setup, step: Step, rank: Numbers) -> Memory:
     own = own_parameters(setup, layers * parameters.layer, expert, outside)
     is_kept = setup.has_weight_gradients and "optimizer" not in setup.offload
     state = state_bytes(setup, own) if is_kept else 0.0 * shared
-    whole = parameters.layer + parameters.expert_layer * (expert_shards > 1)  # of a layer, what ZeRO-3 gathers
+    whole = parameters.layer + parameters.expert_layer * (expert_shards > 1)  # gathered by ZeRO-3 for one layer
     gradient = split_from((machine.gradient_bytes + copies) * trained, 2)
     buffers = _buffers(setup, shared, rank)
     held_bytes, working, logits = _activations(setup, step, layers, rank)
     at_layer, at_head = _gathered(setup, layers * whole, whole, outside, head)
     is_at_head = (logits > 0) & (logits + at_head > working + at_layer)
     activation = held_bytes + where(is_at_head, logits, working)
-    # While the optimizer is at work there are its updates, where it writes them out, and no activations.
+    # The optimizer's updates, if it writes them out, are allocated after the activations are freed.
     update = update_bytes(setup, own.total) if is_kept else 0.0
     of_step = gradient + update
     if setup.zero_stage == 3 and not machine.stack.keeps_gradients:
-        # At the end of backward one layer is left, and every gradient is there.
+        # At the end of backward: the activations of one layer, and every gradient.
         left = held_bytes / maximum(layers, 1) + working
         has_one, is_early = setup.num_microbatches == 1, activation > gradient + left
         activation = where(has_one, where(is_early, activation, left), activation)
@@ -110,7 +110,7 @@ def stage_memory(setup: Setup, step: Step, rank: Numbers) -> Memory:
 
 
 def _copy_bytes(setup: Setup, shared: Numbers, expert: Numbers) -> Numbers:
-    """hpZ: the second copy that ranks of a node share, where those that split the first are in several nodes."""
+    """hpZ: the second copy, shared by the ranks of a node, if the ranks that split the first are in several nodes."""
     if "hpZ" not in setup.zero_plus_plus:
         return 0.0 * shared
     machine = setup.machine
@@ -120,10 +120,10 @@ def _copy_bytes(setup: Setup, shared: Numbers, expert: Numbers) -> Numbers:
 
 
 def peak_bytes(setup: Setup, step: Step) -> Numbers:
-    """Bytes of the stage that keeps most: the first, the first of those with a layer more, or the last.
+    """Bytes of the fullest stage: the first, the first of those with one layer more, or the last.
 
-    Another one has as many layers as a stage before it, no more micro-batches in flight, and neither end of the model.
-    In an eager program it may have more at the moment that counts (eager/memory.py): there all stages are looked at.
+    Any other stage has as many layers as a stage before it, no more micro-batches in flight, and neither embedding nor
+    head. An eager program may peak at another moment (eager/memory.py), so all its stages are compared.
     """
     p, extra = setup.pipeline, setup.model.num_layers % setup.pipeline
     stages = range(int(np.max(p))) if setup.is_eager else (0 * p, (p - extra) // 2, p - 1)
@@ -132,10 +132,10 @@ def peak_bytes(setup: Setup, step: Step) -> Numbers:
 
 
 def _buffers(setup: Setup, shared: Numbers, rank: Numbers) -> Numbers:
-    """What communication keeps of a stage with so many parameters: messages, error feedback, buckets."""
+    """Communication buffers of a stage: messages, error feedback, buckets."""
     machine = setup.machine
     message = 1.0 * setup.micro_batch * (setup.seq_len // setup.context) * setup.model.d_model * machine.width
-    # One that comes in, and the output of each micro-batch in flight, or the one that goes out.
+    # The incoming message, and the output of each micro-batch in flight or the outgoing message.
     messages = 1 + (_microbatches_in_flight(setup, rank) if machine.stack.keeps_outputs else 1)
     message = message * (setup.pipeline > 1) * messages / (setup.tensor if setup.sequence_parallel else 1)
     n = setup.data * setup.context
@@ -144,7 +144,7 @@ def _buffers(setup: Setup, shared: Numbers, rank: Numbers) -> Numbers:
 
 
 def _gathered(setup: Setup, stage: Numbers, layer: Numbers, outside: Numbers, head: Numbers) -> tuple[Numbers, Numbers]:
-    """ZeRO-3: parameters that are whole, and gradients that are not yet split: while a layer is at work, or the loss.
+    """ZeRO-3: gathered parameters and unsplit gradients, during a layer and during the loss.
 
     Arguments:
         stage, layer, outside, head: parameters of the stage's layers, of one, of both ends, of the head.
@@ -154,7 +154,7 @@ def _gathered(setup: Setup, stage: Numbers, layer: Numbers, outside: Numbers, he
     if setup.zero_stage < 3:
         return 0.0 * layer, 0.0 * layer
     if setup.reshard_after_forward:
-        # The layer at work and the next one; the gradients of one. The head's are not made yet.
+        # The current layer and the next one, and the gradients of one; the head has none yet.
         return layer * (2 * machine.width + gradient_bytes), head * machine.width
     # Gathered for the whole step; with a pipeline, gradients are summed over micro-batches before they are split.
     unsplit = (setup.pipeline > 1) * (stage + outside) * gradient_bytes
@@ -171,13 +171,13 @@ def _microbatches_in_flight(setup: Setup, rank: Numbers) -> Numbers:
 
 
 def _activations(setup: Setup, step: Step, layers: Numbers, rank: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """What the layers keep of all micro-batches in flight; what a layer needs besides at work; what the head needs."""
+    """Bytes kept by the layers for all micro-batches in flight; working memory of a layer; memory of the head."""
     policy, work = setup.recompute, step.pieces.layer
     kept = policy.saved_bytes(work, setup.machine.stack, setup.entering_bytes, layers)
-    # While a layer's backward is at work there is what it made again, and its gradients.
+    # A layer's backward needs its recomputed activations and its gradients.
     working = policy.working_bytes(work, kept, layers) + work.peak_bytes
     if "activations" in setup.offload:
-        kept = kept * minimum(2 / maximum(layers, 1), 1.0)  # what is on its way to the host or back
+        kept = kept * minimum(2 / maximum(layers, 1), 1.0)  # in transit to the host or back
     logits = _has_head(setup, rank) * (step.pieces.head.saved_bytes + step.pieces.head.peak_bytes)
     first = (rank == 0) * step.pieces.embedding.saved_bytes
     return (layers * kept + first) * _microbatches_in_flight(setup, rank), working, logits

@@ -1,31 +1,30 @@
-"""The optimizer's step on one rank: so little is computed that it mostly takes the time of the bytes it moves.
+"""Time of the optimizer's step on one rank: mostly the time of the bytes that it moves.
 
-    time = max( (bytes that the optimizer moves + 12 for each own parameter) / bandwidth, its FLOPs / peak ) + launches
-         + projections, and every so often a new space (GaLore)              12: clipping reads a gradient in 32 bits,
+    time = max( (bytes that the optimizer moves + 12 per own parameter) / bandwidth, its FLOPs / peak ) + launches
+         + projections, and periodically a new subspace (GaLore)         12: clipping reads a gradient in 32 bits,
          + x * the pipeline's makespan (Sophia)                              unscaling reads and writes it
     own  = P / s + E / n                  with ZeRO-1 and more; P + E without
 
-With the states in the host's memory what counts is its link: gradients go there and parameters come back,
+With the states in the host's memory its link is the limit: gradients go there and parameters come back,
 
     time = own parameters * (g + w) / bandwidth of the link
 
 Sophia estimates its Hessian every tenth step from half of the batch: x = 0.05 of all forward and backward passes.
-GaLore multiplies every gradient to a space of rank k and the update back, and renews the space by a decomposition.
+GaLore projects every gradient to a space of rank k and the update back, and renews the space by a decomposition.
 
 Muon multiplies whole matrices: s steps of three products each. Ranks that split matrices (tensor ranks, and with ZeRO-3
 those that share parameters) send their parts to the owner of each matrix and get its update back, in 16 bits. ZeRO-1
-and 2 give matrices to ranks whole; without ZeRO every rank of the data axis does the same work.
+and 2 give whole matrices to ranks; without ZeRO every rank of the data axis does the same work.
 
-Legend: P parameters on a rank but for experts, s ranks that share their states; E of its experts, n ranks that have the
-same ones; g and w bytes of a gradient and of a parameter.
+Legend: P parameters on a rank without experts, s ranks that share their states; E of its experts, n ranks with the same
+ones; g and w bytes of a gradient and of a parameter.
 
 Source: Micikevicius et al., 2017, arXiv 1710.03740 (master weights); Rajbhandari et al., 2019, arXiv 1910.02054; Ren et
 al., "ZeRO-Offload", 2021, arXiv 2101.06840 (the host's memory); Liu et al., Sophia, 2023, arXiv 2305.14342, section
-3.1; Zhao et al., GaLore, 2024, arXiv 2403.03507, algorithm 2. The optimizers' own sources stand in optimizers.py.
-Simplified: the host's own work is taken to be faster than its link; all parameters of layers are in matrices of D rows
-and columns, and those of the ends in V rows and D columns, so that vectors are not told apart; an estimate of the
-Hessian is spread over the steps, and so is a renewed space; owners of
-matrices have equally many; an eager stack's passes stand in eager/optimizer.py.
+3.1; Zhao et al., GaLore, 2024, arXiv 2403.03507, algorithm 2; others in optimizers.py.
+Simplified: the host computes faster than its link; all parameters of layers are in matrices of D x D, those of
+embedding and head in V x D, none in vectors; estimates of the Hessian and renewals of a space are spread over the
+steps; owners have equally many matrices. An eager stack's passes: eager/optimizer.py.
 """
 
 from functools import lru_cache
@@ -41,13 +40,13 @@ from lablib.plan.parameters_per_rank import ParametersPerRank
 from lablib.plan.setup import Setup
 
 _CLIPPING_BYTES = 12
-# Of the float32 peak, what a decomposition reaches with the FLOPs that optimizers.py counts: 10 minutes for a 7B model
-# (Zhang et al., Q-GaLore, 2024, arXiv 2407.08296, section 1; from memory, not verified), on an A100.
+# Share of the float32 peak that a decomposition reaches, by the FLOPs of optimizers.py: 10 minutes for a 7B model on an
+# A100 (Zhang et al., Q-GaLore, 2024, arXiv 2407.08296, section 1; from memory, not verified).
 _DECOMPOSITION_SHARE = 0.01
 
 
 class Own(NamedTuple):
-    """Parameters whose states one rank keeps and updates: those of its layers, and of the model's ends."""
+    """Parameters that one rank updates: those of its layers, and of embedding and head."""
 
     layers: Numbers
     ends: Numbers
@@ -59,11 +58,11 @@ class Own(NamedTuple):
 
 
 def own_parameters(setup: Setup, shared: Numbers, expert: Numbers, ends: Numbers, from_stage: int = 1) -> Own:
-    """All parameters that a rank has, or its share of them where ZeRO splits from this stage on.
+    """All parameters of a rank, or its share of them if ZeRO splits from this stage on.
 
     Arguments:
-        shared, expert, ends: of its layers, what all ranks of the data axis have and what those with the same experts
-            have; of the model's ends.
+        shared, expert: of its layers, common to all ranks of the data axis, and to those with the same experts.
+        ends: of embedding and head.
     """
     if setup.zero_stage < from_stage:
         return Own(shared + expert, ends)
@@ -73,7 +72,7 @@ def own_parameters(setup: Setup, shared: Numbers, expert: Numbers, ends: Numbers
 
 
 def state_bytes(setup: Setup, own: Own) -> Numbers:
-    """What the optimizer keeps for them, with masters: asked of all at once, as blocks are counted whole."""
+    """Bytes of optimizer state, masters included; of all parameters at once, as blocks are counted whole."""
     optimizer, has_master = setup.optimizer, setup.machine.has_master
     if not _has_shapes(optimizer):
         return optimizer.state_bytes(own.total, has_master=has_master)
@@ -84,7 +83,7 @@ def state_bytes(setup: Setup, own: Own) -> Numbers:
 
 
 def optimizer_step_s(setup: Setup, parameters: ParametersPerRank, passes_s: Numbers) -> Numbers:
-    """Seconds of one update of a stage's parameters; 0 where only adapters are trained.
+    """Seconds of one update of a stage's parameters; 0 if only adapters are trained.
 
     Arguments:
         parameters: of a layer, of the embedding and of the head, on one rank.
@@ -121,7 +120,7 @@ def _moved_bytes(setup: Setup, own: Own) -> Numbers:
 
 
 def _projection_s(setup: Setup, numbers: Numbers) -> Numbers:
-    """GaLore: two products for each matrix of a gradient, and its share of a decomposition."""
+    """GaLore: two products per matrix of a gradient, and its share of a decomposition."""
     machine, optimizer, width = setup.machine, setup.optimizer, setup.model.d_model
     if optimizer.rank is None:
         return 0.0
@@ -155,7 +154,7 @@ def _newton_schulz_s(setup: Setup, numbers: Numbers) -> Numbers:
 
 
 def exchanged_s(setup: Setup, parameters: ParametersPerRank) -> tuple[Numbers, Numbers]:
-    """Muon: seconds a step in which the tensor axis and the data axis bring the parts of matrices together and back."""
+    """Muon: seconds per step to collect and return parts of matrices, on the tensor axis and on the data axis."""
     if not setup.optimizer.newton_schulz_steps or not setup.has_weight_gradients:
         return 0.0, 0.0
     own = own_parameters(setup, setup.layers * parameters.layer, setup.layers * parameters.expert_layer, 0.0)
@@ -165,7 +164,7 @@ def exchanged_s(setup: Setup, parameters: ParametersPerRank) -> tuple[Numbers, N
 
 
 def update_bytes(setup: Setup, own: Numbers) -> Numbers:
-    """Of an optimizer that goes tensor by tensor one update is there at a time: of the largest matrix, as a bound."""
+    """Bytes of written-out updates: all, or at most the largest matrix if the optimizer goes tensor by tensor."""
     model, optimizer = setup.model, setup.optimizer
     if not optimizer.update_passes:
         return 0.0
@@ -175,7 +174,7 @@ def update_bytes(setup: Setup, own: Numbers) -> Numbers:
 
 
 def _has_shapes(optimizer: Optimizer) -> bool:
-    """Whether what it keeps depends on the shapes of matrices."""
+    """Whether the state depends on the shapes of matrices."""
     return optimizer.is_factored or optimizer.rank is not None or optimizer.newton_schulz_steps > 0
 
 

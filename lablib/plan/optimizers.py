@@ -1,10 +1,10 @@
-"""What an optimizer costs: bytes it keeps, bytes and FLOPs of its step, kernels it launches.
+"""Cost of optimizers: bytes of state, bytes and FLOPs of a step, kernels.
 
-An optimizer keeps numbers beside each parameter (moments), and in mixed precision a master copy of it in 32 bits. Its
-step reads and writes all of them once and computes little, so it takes the time of its bytes. For P parameters, in
-matrices of r rows and c columns (P / (r c) of them):
+An optimizer keeps moments of each parameter, and in mixed precision a master copy in 32 bits. Its step reads and writes
+all of them once and computes little, so it is memory-bound. For P parameters, in matrices of r rows and c columns
+(P / (r c) of them):
 
-    name           state beside the master copy            why
+    name           state without the master copy           reason
     sgd            0
     sgd-momentum   4 P                                     one moment
     adamw, adam    8 P                                     two moments
@@ -12,15 +12,15 @@ matrices of r rows and c columns (P / (r c) of them):
     lion           4 P                                     the sign of one moment
     sophia         8 P                                     a moment, and an estimate of the Hessian's diagonal
     adafactor      4 P (1/r + 1/c)                         second moment as sums over rows and over columns
-    adam-8bit      2 P + 2 * 4 ceil(P / block)             each moment in 8 bits, one 32-bit scale a block
+    adam-8bit      2 P + 2 * 4 ceil(P / block)             each moment in 8 bits, one 32-bit scale per block
     muon           4 P                                     one moment; embeddings, head and vectors have AdamW's two
     galore         4 P (2 k / min(r, c) + k / max(r, c))   Adam in a space of rank k, and the projection to it
     master         + 4 P                                   in mixed precision
 
 Muon's update is the momentum made orthogonal by s steps of Newton-Schulz, s (4 m^2 n + 2 m^3) FLOPs in 16 bits for a
-matrix of sides m <= n. It needs whole matrices: optimizer_step.py has what ranks exchange for that.
+matrix of sides m <= n. It needs whole matrices; optimizer_step.py has the exchange.
 
-    moved = gradient read + states read and written + parameter written, and what a second pass over an update takes
+    moved = gradient read + states read and written + parameter written, and second passes over the update
 
 Vectors (norms, biases) have no rows and columns: they keep full moments in every optimizer.
 
@@ -29,8 +29,8 @@ You et al., LAMB, arXiv 1904.00962, algorithm 2; Chen et al., Lion, arXiv 2302.0
 arXiv 2305.14342, algorithm 3; Dettmers et al., 8-bit optimizers, arXiv 2110.02861, section 2; Zhao et al., GaLore,
 arXiv 2403.03507, table 1; Micikevicius et al., mixed precision, arXiv 1710.03740, section 3.1 (master weights).
 Simplified: FLOPs are counted from the algorithms, a root or a quotient as one; GaLore's projection is renewed by a
-decomposition of about 4 min(r, c) FLOPs for each number; Adafactor has no first moment; 8-bit blocks that are nearly
-empty and the tensors that stay in 32 bits (fewer than 4,096 numbers) are not told apart.
+decomposition of about 4 min(r, c) FLOPs per number; Adafactor has no first moment; nearly empty 8-bit blocks, and
+tensors that stay in 32 bits (fewer than 4,096 numbers), are not modelled.
 """
 
 from collections.abc import Mapping
@@ -41,62 +41,52 @@ from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
 from lablib.errors import unknown_name
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_sizes import layer_matrices, transformer_parameters
-from lablib.signature import check_fields, whole_number
+from lablib.signature import Count, NonNegative, NonNegativeInt, check_fields
 
-_AMOUNTS = (
-    *("moments", "moment_bytes", "flops_per_param", "update_passes", "extra_reads", "kernels", "extra_gradients"),
-    "newton_schulz_steps",
-)
 _APPLY_FLOPS = 4.0  # w - rate * (update + decay * w)
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """What one optimizer keeps and does. `state_bytes` and `moved_bytes` are what a planner asks it.
+    """State and cost of one optimizer.
 
     Attributes:
-        name: by which it is found.
-        source: where it was published.
+        name: its name in the catalogue.
+        source: its publication.
         moments: numbers kept for each parameter.
         moment_bytes: bytes of one of them: 4, or 1 for 8 bits.
-        block: moments that share one 32-bit scale; None where they need none.
+        block: moments that share one 32-bit scale; None: no scales.
         is_factored: the second moment is kept as sums over rows and columns of each matrix.
-        rank: of the space that matrices are projected to; None for the full one.
-        flops_per_param: of one step, beside projections.
+        rank: of the space that matrices are projected to; None: the full one.
+        flops_per_param: of one step, without projections.
         update_passes: how often the update is written out in 32 bits and read again, before it is applied.
         extra_reads: further reads of each parameter or gradient, in 32 bits, for norms and sums.
-        kernels: launched a step by an implementation that fuses what can be.
+        kernels: launched per step by an implementation that fuses as much as possible.
         is_per_tensor: whether those kernels are launched for each tensor, or once for all of them.
         renew_every: steps between two renewals of the projection.
-        newton_schulz_steps: that make a matrix's momentum orthogonal; 0: none. With them the moments of vectors, and of
-            the model's ends, are AdamW's two.
-        extra_gradients: forward and backward passes a step beside the training's own, as a share of those.
+        newton_schulz_steps: steps that make a matrix's momentum orthogonal; 0: none. With them, vectors, embedding and
+            head have AdamW's two moments.
+        extra_gradients: additional forward and backward passes per step, as a share of the training's.
     """
 
     name: str
     source: str
-    moments: int = 0
-    moment_bytes: int = 4
-    block: int | None = None
+    moments: NonNegativeInt = 0
+    moment_bytes: NonNegativeInt = 4
+    block: Count | None = None
     is_factored: bool = False
-    rank: int | None = None
-    flops_per_param: float = 2.0
-    update_passes: int = 0
-    extra_reads: int = 0
-    kernels: int = 1
+    rank: Count | None = None
+    flops_per_param: NonNegative = 2.0
+    update_passes: NonNegativeInt = 0
+    extra_reads: NonNegativeInt = 0
+    kernels: NonNegativeInt = 1
     is_per_tensor: bool = False
-    renew_every: int = 200
-    newton_schulz_steps: int = 0
-    extra_gradients: float = 0.0
+    renew_every: Count = 200
+    newton_schulz_steps: NonNegativeInt = 0
+    extra_gradients: NonNegative = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("block", "rank", "renew_every"):
-            if (value := getattr(self, name)) is not None:
-                whole_number(name, value, example=256, of=f" for {self.name!r}")
-        for name in _AMOUNTS:
-            if not 0 <= getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be 0 or more, and finite: got {getattr(self, name)!r}; try 1")
 
     def state_bytes(
         self,
@@ -106,11 +96,11 @@ class Optimizer:
         columns: Numbers | None = None,
         has_master: bool = True,
     ) -> Numbers:
-        """Bytes kept from step to step, beside parameters and gradients.
+        """Bytes kept between steps, without parameters and gradients.
 
         Arguments:
-            params: how many parameters; a number or a numpy array.
-            rows, columns: shape of the matrices that they are in; None for vectors.
+            params: number of parameters; a number or a numpy array.
+            rows, columns: shape of their matrices; None for vectors.
             has_master: whether parameters are trained in 16 bits, with a copy in 32.
         """
         return self.moment_state_bytes(params, rows=rows, columns=columns) + (4 * params if has_master else 0)
@@ -140,10 +130,10 @@ class Optimizer:
         param_bytes: int = 2,
         grad_bytes: int = 4,
     ) -> Numbers:
-        """Bytes that one step reads and writes in the device's memory.
+        """Bytes that one step reads and writes in device memory.
 
         Arguments:
-            param_bytes: of one parameter as the model uses it; 4 where there is no master copy in mixed precision.
+            param_bytes: of one parameter as the model uses it; 4 without a master copy in mixed precision.
             grad_bytes: of one gradient as the optimizer reads it.
             Others as in `state_bytes`.
         """
@@ -151,7 +141,7 @@ class Optimizer:
         weights = (8 + param_bytes) * params if has_master else 2 * param_bytes * params
         passes = (8 * self.update_passes + 4 * self.extra_reads) * params
         if self.rank is not None and rows is not None and columns is not None:
-            # The gradient in the small space and the update made of it: each written and read.
+            # The gradient in the small space and its update: each written and read.
             passes = passes + 16 * params * minimum(self.rank, minimum(rows, columns)) / minimum(rows, columns)
         return grad_bytes * params + weights + passes + 2 * self.moment_state_bytes(params, rows=rows, columns=columns)
 
@@ -165,20 +155,20 @@ class Optimizer:
             return flops
         small = minimum(rows, columns)
         rank = minimum(self.rank, small)
-        # To the small space and back, two FLOPs for each number and direction of it; now and then a new space.
+        # To the small space and back, two FLOPs per number and direction of it; periodically a new space.
         renewal = self.renewal_flops(params, rows=rows, columns=columns)
         return flops * rank / small + (4 * rank + _APPLY_FLOPS) * params + renewal
 
     def renewal_flops(self, params: Numbers, *, rows: Numbers, columns: Numbers) -> Numbers:
-        """Of these, what a renewed space takes, spread over the steps between two of them."""
+        """FLOPs to renew the space, per step on average."""
         return 0 * params if self.rank is None else 4 * minimum(rows, columns) / self.renew_every * params
 
     def temporary_bytes(self, params: Numbers) -> Numbers:
-        """Bytes that the step needs besides for a tensor of so many parameters: its update, in 32 bits."""
+        """Temporary bytes of the step for a tensor of so many parameters: its update, in 32 bits."""
         return 4 * params if self.update_passes else 0 * params
 
     def num_kernels(self, num_tensors: Numbers) -> Numbers:
-        """Kernels that one step launches for a model of so many tensors."""
+        """Kernels of one step for a model of so many tensors."""
         return self.kernels * num_tensors if self.is_per_tensor else self.kernels
 
     def _scale_bytes(self, params: Numbers) -> Numbers:
@@ -256,10 +246,8 @@ OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType({record.name: record for 
 def find_optimizer(name: str | Optimizer) -> Optimizer:
     """The optimizer of that name ("AdamW" is "adamw"); an `Optimizer` is returned as it is.
 
-    `dataclasses.replace(find_optimizer("galore"), rank=256)` is one of another rank.
-
-    Raises:
-        ValueError: nobody knows the name (the nearest ones are given).
+    `dataclasses.replace(find_optimizer("galore"), rank=256)` has another rank. An unknown name is a ValueError with the
+    nearest names.
     """
     if isinstance(name, Optimizer):
         return name
@@ -270,7 +258,7 @@ def find_optimizer(name: str | Optimizer) -> Optimizer:
 
 
 def model_state_bytes(optimizer: Optimizer, model: Transformer, *, has_master: bool = True) -> Numbers:
-    """Bytes that the optimizer keeps for a whole transformer, matrix by matrix.
+    """Bytes of optimizer state of a whole transformer, matrix by matrix.
 
     Embedding and head are matrices too, but GaLore leaves them in the full space, as its authors do.
     """

@@ -1,20 +1,20 @@
-"""The order of the axes: which of them has neighbouring ranks, and where that puts the ranks of every group.
+"""Order of the axes over the ranks: which axis has neighbouring ranks, and where the ranks of each group are.
 
-The planner counts ranks in an order of its own, tensor ranks as neighbours, then context, data and pipeline. Another
-order is another rank for each of them, and nothing else: a rank is a number whose digits are its coordinates, and the
-digits change places. So a plan is made as ever, and each of its groups is priced where its ranks lie:
+The planner counts ranks in its own order: tensor ranks are neighbours, then context, data and pipeline. A rank is a
+number with its coordinates as digits; another order permutes the digits. So a plan is predicted as usual, and each of
+its groups is priced at the new positions of its ranks:
 
     the planner's order      pipeline  data  tensor        data group of rank 0:  0  2        tensor 2, data 2
     another                  pipeline  tensor  data                               0  1        neighbours now
 
-Ranks that differ on one axis are a constant stride apart in every order; those that differ on two (the data axis and
-the context axis have one sum of gradients) need not be, and are then priced rank by rank.
+Ranks that differ on one axis have a constant stride in every order; those that differ on two (data and context ranks
+share one sum of gradients) may not, and are then priced rank by rank.
 
-Cost: a look-up as ever; of a group at no stride, the cost model goes through its ranks once.
+Cost: a look-up; for a group without a constant stride, the cost model goes through its ranks once.
 Source: Narayanan et al., SC21, arXiv 2104.04473, section 3 (which axis within a node).
-Simplified: all groups of an axis cost as much as that of rank 0. They never share a wire, as each rank has its own,
-into its node's interconnect and out of its NIC; what switches share is the topology's taper, there for every message.
-Two axes that talk at the same time over one wire are not slowed here; the simulator's are.
+Simplified: all groups of an axis cost as much as the group of rank 0. They share no wire, as each rank has its own,
+into its node's interconnect and out of its NIC; the topology's taper, which every message pays, stands for shared
+switches. Two axes that communicate at the same time over one wire are not slowed here, but in the simulator they are.
 """
 
 from collections.abc import Sequence
@@ -31,18 +31,17 @@ from lablib.plan.parallel import Parallel
 from lablib.signature import shown
 
 ORDER = ("pipeline", "data", "context", "tensor")  # the planner's own: far apart to neighbours
-PLACED = ("data", "tensor", "pipeline", "context", "expert")  # what an order may name
+PLACED = ("data", "tensor", "pipeline", "context", "expert")  # axes of an order
 
 
 @dataclass(frozen=True)
 class PlacedMachine(Machine):
-    """A machine on which the ranks stand in another order.
+    """A machine with its ranks in another order.
 
     Attributes:
         sizes: of each axis, in the planner's order.
         order: the axes from far apart to neighbours.
-        has_free_messages: whether messages between stages take no time: what is left of a bubble then is no waiting for
-            wires.
+        has_free_messages: whether messages between stages take no time, to separate the bubble from waiting for wires.
     """
 
     sizes: tuple[tuple[str, int], ...] = ()
@@ -50,11 +49,11 @@ class PlacedMachine(Machine):
     has_free_messages: bool = False
 
     def collective_s(self, name: str, size_bytes: Numbers, n: Numbers, stride: Numbers = 1) -> Numbers:
-        """As `Machine.collective_s`, of the ranks that are so far apart in the planner's order."""
+        """As `Machine.collective_s`; the stride is in the planner's order."""
         if name == "send" and self.has_free_messages:
             return 0.0 * size_bytes
         if n == 1 or (n - 1) * stride >= prod(size for _, size in self.sizes):
-            return super().collective_s(name, size_bytes, n, stride)  # nobody to talk to, or no such ranks
+            return super().collective_s(name, size_bytes, n, stride)  # no other rank, or no such ranks
         ranks = self.ranks(int(n), int(stride))
         apart = ranks[1] - ranks[0]
         if all(b - a == apart for a, b in zip(ranks, ranks[1:], strict=False)):
@@ -72,7 +71,7 @@ class PlacedMachine(Machine):
         return sum(rank < self.cluster.devices_per_node for rank in self.ranks(int(n), int(stride)))
 
     def ranks(self, n: int, stride: int) -> tuple[int, ...]:
-        """Where the planner's ranks 0, stride, ..., (n - 1) stride stand, in this order; ascending."""
+        """Positions of the planner's ranks 0, stride, ..., (n - 1) stride in this order; ascending."""
         return tuple(sorted(self._place(k * stride) for k in range(n)))
 
     def _place(self, rank: int) -> int:
@@ -95,7 +94,7 @@ class PlacedMachine(Machine):
 def placed_machine(
     machine: Machine, parallel: Parallel, order: tuple[str, ...], has_free_messages: bool = False
 ) -> PlacedMachine:
-    """The machine with its ranks in this order, which `checked_order` has looked at: one record for all who ask."""
+    """The machine with its ranks in an order from `checked_order`; one cached record for equal arguments."""
     sizes = tuple((axis, size) for axis, size in axis_sizes(parallel, "expert" in order).items())
     order = tuple(axis for axis, _ in sizes if axis not in order) + order
     return PlacedMachine(
@@ -104,7 +103,7 @@ def placed_machine(
 
 
 def axis_sizes(parallel: Parallel, has_expert_axis: bool = False) -> dict[str, int]:
-    """Ranks on each axis, in the planner's order; with an axis of experts, that part of the data axis is its own."""
+    """Ranks on each axis, in the planner's order; an expert axis takes its ranks from the data axis."""
     sizes = {axis: getattr(parallel, axis) for axis in ORDER}
     if not has_expert_axis:
         return sizes
@@ -115,11 +114,11 @@ def axis_sizes(parallel: Parallel, has_expert_axis: bool = False) -> dict[str, i
 
 
 def checked_order(order: Sequence[str], parallel: Parallel) -> tuple[str, ...]:
-    """The order, if it is one of this split's axes.
+    """The order, if it fits this split.
 
     Raises:
-        ValueError: no sequence of names; an unknown axis; one twice; one left out that has more than one rank; experts
-            as an axis beside a context axis, or that share ranks of the tensor axis.
+        ValueError: not a sequence of names; an unknown axis; a repeated one; one with several ranks left out; an expert
+            axis together with a context axis, or with experts that share tensor ranks.
     """
     if isinstance(order, str) or not isinstance(order, Sequence):
         raise ValueError(f"order is the axes, from far apart to neighbours: got {shown(order)}; try {ORDER}")
@@ -130,13 +129,13 @@ def checked_order(order: Sequence[str], parallel: Parallel) -> tuple[str, ...]:
         raise ValueError(f"order has each axis once: got {shown(twice[0])} twice; leave one out")
     if "expert" in order and parallel.expert > 1 and (parallel.context > 1 or parallel.data % parallel.expert):
         raise ValueError(
-            "experts are an axis of their own where they divide the data ranks and there is no context axis: got "
-            f"expert {parallel.expert}, data {parallel.data} and context {parallel.context}; leave expert out of the "
-            "order, and they lie among the context ranks first"
+            "an expert axis must divide the data ranks, without a context axis: got expert "
+            f"{parallel.expert}, data {parallel.data} and context {parallel.context}; leave expert out of the order, "
+            "which puts experts on the context ranks first"
         )
     if "expert" in order and parallel.expert_tensor_ranks != parallel.tensor:
         raise ValueError(
-            "experts are an axis of their own where tensor ranks share each of them: got expert_tensor "
+            "an expert axis needs experts that all tensor ranks share: got expert_tensor "
             f"{parallel.expert_tensor_ranks} and tensor {parallel.tensor}; leave expert out of the order"
         )
     for axis, size in axis_sizes(parallel, "expert" in order).items():

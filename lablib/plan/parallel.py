@@ -1,9 +1,9 @@
-"""How a model is split over ranks, and how much of the training state each rank keeps: the axes of a plan.
+"""Split of a model over ranks: the axes of a plan, and the shards of ZeRO.
 
     ranks = data * tensor * context * pipeline
 
-Neighbouring ranks belong to the innermost axis, which talks most: tensor, then context, then data, then pipeline. So
-with 8 GPUs a node and tensor=8, tensor parallelism stays inside the node.
+Neighbouring ranks belong to the innermost axis, which communicates most: tensor, then context, then data, then
+pipeline. With 8 GPUs per node and tensor=8, tensor parallelism stays inside the node.
 
 The ranks of a stage are divided a second time for the experts, in the same order:
 
@@ -30,29 +30,26 @@ ZERO_PLUS_PLUS = ("qwZ", "hpZ", "qgZ")
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """The split of one run.
+    """The split of one run. Numbers below 1, unknown words and axes that do not divide are a ValueError.
 
     Attributes:
-        data: replicas of the model (their states split among them by ZeRO); each takes other sequences.
+        data: replicas of the model (ZeRO splits their states); each takes other sequences.
         tensor: ranks that share every matrix product.
         pipeline: stages, each with some of the layers.
         context: ranks that share every sequence (ring attention; heads stay whole).
         expert: ranks that share the experts of a layer.
         chunks: pieces of the model on each stage, for interleaved schedules (v).
         sequence_parallel: norms, dropout and residuals split over the tensor axis (Korthikanti et al., 2022); None: on
-            where tensor > 1.
-        zero_stage: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters split over the data axis
+            if tensor > 1.
+        zero_stage: states split over the data axis: 0 none, 1 optimizer states, 2 and gradients, 3 and parameters
             (Rajbhandari et al., 2019, arXiv 1910.02054).
         reshard_after_forward: with stage 3, gather each layer's parameters again for its backward; False keeps them
             from forward to backward (FSDP's SHARD_GRAD_OP, as ZeRO-2 in traffic).
         zero_plus_plus: any of "qwZ" (parameters gathered in INT8), "hpZ" (a second copy in each node, gathered from
             there in backward), "qgZ" (gradients reduced in INT4) (Wang et al., 2023, arXiv 2306.10209).
-        replicas: of a hybrid split, how many copies of the sharded state there are (HSDP); 1: one, over all of data.
+        replicas: copies of the sharded state in a hybrid split (HSDP); 1: one, over all of data.
         expert_tensor: ranks that share the matrices of each expert; None: as many as `tensor`. Another number needs
-            sequence parallelism where tensor > 1. expert * expert_tensor divides tensor * context * data.
-
-    Raises:
-        ValueError: a number below 1, a word nobody knows, axes that do not divide.
+            sequence parallelism if tensor > 1. expert * expert_tensor divides tensor * context * data.
     """
 
     data: int = 1
@@ -70,7 +67,7 @@ class Parallel:
 
     def __post_init__(self) -> None:
         for name in ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas"):
-            # A whole number of numpy is one too, and counts as Python's: formulas tell arrays from numbers by type.
+            # Whole numbers of numpy become Python's: formulas distinguish arrays from numbers by type.
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         stage = self.zero_stage
         if isinstance(stage, bool) or not isinstance(stage, Integral) or stage not in SHARDING:
@@ -127,7 +124,7 @@ class Parallel:
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the whole run: the product of the axes."""
+        """Ranks of the whole run."""
         return self.data * self.tensor * self.context * self.pipeline
 
     @property
@@ -137,7 +134,7 @@ class Parallel:
 
     @property
     def has_sequence_parallel(self) -> bool:
-        """Whether sequence parallelism is on: as asked for, or by default."""
+        """Whether sequence parallelism is on, by request or by default."""
         return self.tensor > 1 if self.sequence_parallel is None else self.sequence_parallel
 
     def __str__(self) -> str:

@@ -6,12 +6,12 @@
 
     embedding, head                   / t        (learned positions and the final norm on every rank)
 
-Legend: t tensor ranks, e expert ranks, x ranks that share each expert (t, or another number). What is split by experts
-is reduced over fewer ranks, t d c / (x e) of them.
+Legend: t tensor ranks, e expert ranks, x ranks that share each expert (t, or another number). Gradients of experts are
+reduced over fewer ranks, t d c / (x e) of them.
 
 Source: Shoeybi et al., 2019, arXiv 1909.08053, section 3; Lepikhin et al., GShard, 2020, arXiv 2006.16668 (experts).
-Simplified: biases and a latent's down-projection are divided by t like the rest; where fewer heads of keys than ranks
-are there, copies of them are not counted.
+Simplified: biases and a latent's down-projection are divided by t like the rest; copies of key heads, if there are
+fewer heads than ranks, are not counted.
 """
 
 from typing import NamedTuple
@@ -25,11 +25,11 @@ class ParametersPerRank(NamedTuple):
     """Parameters on one rank.
 
     Attributes:
-        layer: of a mean layer, what every rank of the data axis has.
-        expert_layer: of a mean layer, what only the ranks with the same experts have.
+        layer: of an average layer, shared by every rank of the data axis.
+        expert_layer: of an average layer, shared by the ranks with the same experts.
         embedding: the table, its learned positions.
-        head: the head's own matrix and the final norm; of a tied head the norm alone.
-        tied: a tied head's copy of the embedding, on the last stage as well as the first; 0 for a head of its own.
+        head: the head's matrix and the final norm; of a tied head only the norm.
+        tied: a tied head's copy of the embedding, on the first and the last stage; 0 for an untied head.
     """
 
     layer: Numbers
@@ -42,7 +42,7 @@ class ParametersPerRank(NamedTuple):
 def parameters_per_rank(
     model: Transformer, tensor: Numbers, expert: Numbers, expert_tensor: Numbers | None = None
 ) -> ParametersPerRank:
-    """Parameters on one rank, of a model cut by these ranks; `expert_tensor` None: as many as `tensor`."""
+    """Parameters on one rank of a split model; `expert_tensor` None: as many as `tensor`."""
     expert_tensor = tensor if expert_tensor is None else expert_tensor
     sizes = transformer_parameters(model)
     dense, many = sizes.num_dense_layers / model.num_layers, sizes.num_expert_layers / model.num_layers

@@ -1,12 +1,11 @@
-"""Passes, bytes and seconds of a layer, the embedding and the head, cached for each way to cut a layer.
+"""Passes, bytes and seconds of a layer, the embedding and the head, cached by the cut of a layer.
 
-They do not depend on the number of stages, micro-batches or replicas, nor on the schedule, but on the few numbers of
-`Sizes`:
+They depend only on the few numbers of `Sizes`, not on stages, micro-batches, replicas or the schedule:
 
     micro-batch, tokens of a sequence, tensor, context and expert ranks (and those that share each expert)
 
-Of 100,000 plans of a search some 100 differ in them. So the pieces of one plan are cached, and those of many plans are
-computed once for each distinct cut.
+100,000 plans of a search have some 100 distinct cuts. So the pieces of one plan are cached, and those of many plans are
+computed once per cut.
 
 Cost: a look-up for a plan; for n plans with u cuts, u times the formulas of layer/ and embedding_and_head.py.
 
@@ -31,21 +30,20 @@ from lablib.plan.machine import Machine, Pass
 from lablib.plan.parameters_per_rank import ParametersPerRank, parameters_per_rank
 from lablib.plan.setup import Setup
 
-_FEW = 512  # cuts that are computed one by one and cached; more at once are cheaper as arrays
+_FEW = 512  # up to so many cuts are computed one by one and cached; more are cheaper as arrays
 
 
 class Pieces(NamedTuple):
     """Seconds and bytes of one micro-batch in a layer, the embedding and the head.
 
     Attributes:
-        layer: of a mean layer, dense ones and those with experts in their proportion.
-        embedding, head: what the ends of the model keep; of their passes, which are in embedding_s and head_s, the
-            number of kernels.
+        layer: an average layer, dense ones and those with experts in their proportion.
+        embedding, head: bytes kept, and numbers of kernels; their seconds are in embedding_s and head_s.
         parameters: of one rank.
         forward_s, input_s, weight_s: of the layer.
-        hidden_s: of its exchanges over the tensor axis, what hides behind the weights' products.
-        hidden_expert_s: of its exchanges with experts, what hides behind another micro-batch's compute.
-        embedding_s, head_s: of the ends.
+        hidden_s: exchanges over the tensor axis that hide behind the products of weight gradients.
+        hidden_expert_s: exchanges with experts that hide behind another micro-batch's compute.
+        embedding_s, head_s: of embedding and head.
         embedding_tensor_s, head_tensor_s: of these, on the tensor axis.
     """
 
@@ -65,7 +63,7 @@ class Pieces(NamedTuple):
 
 
 class _Table:
-    """The pieces of one model on one machine, by how a layer is cut."""
+    """The pieces of one model on one machine, by the cut of a layer."""
 
     def __init__(self, machine: Machine, model: Transformer, has_weight_gradients: bool, hides_experts: bool):
         self.machine, self.model = machine, model
@@ -87,7 +85,7 @@ class _Table:
         hidden_expert_s = 0.0 * hidden_s
         if self.hides_experts:
             # A forward is paired with a backward of another micro-batch: tokens of one travel while the other computes
-            # (DeepSeek-V3, 2024, arXiv 2412.19437, section 3.2.1), on what cores are left.
+            # (DeepSeek-V3, 2024, arXiv 2412.19437, section 3.2.1), on the remaining cores.
             left = 1 - cores_share(machine)
             behind = [minimum(each.expert_s, each.compute_s) * left for each in (forward, backward)]
             forward = forward._replace(expert_s=forward.expert_s - behind[0])
@@ -129,7 +127,7 @@ def pieces_of(setup: Setup) -> Pieces:
 
 
 def accumulated(setup: Setup, pieces: Pieces) -> Pieces:
-    """With the mean, over micro-batches, of what all but the first do to add to gradients that are there."""
+    """The pieces, with the accumulation of gradients by all micro-batches but the first, averaged over all."""
     machine = setup.machine
     if not setup.is_eager or setup.zero_stage == 3:  # only shards are added: eager/data.py
         return pieces
@@ -144,7 +142,7 @@ def accumulated(setup: Setup, pieces: Pieces) -> Pieces:
 
 
 def layer_work(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
-    """A mean layer: dense ones and those with experts in their proportion."""
+    """An average layer: dense ones and those with experts in their proportion."""
     block = eager if machine.stack.is_eager else layer
     attention = block.attention(machine, model, sizes)
     if not model.experts:
@@ -152,7 +150,7 @@ def layer_work(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     share = model.num_expert_layers / model.num_layers
     experts = eager_experts.experts if machine.stack.is_eager else layer.experts
     mixed = experts(machine, model, model.experts, sizes).times(share)
-    if share == 1:  # no dense MLP is there, whose peak would count
+    if share == 1:  # no dense MLP, so its peak does not count
         return attention.plus(mixed)
     return attention.plus(mixed).plus(block.mlp(machine, model, sizes).times(1 - share))
 
@@ -171,7 +169,7 @@ def _tensor_s(work: Work) -> Numbers:
 
 
 def _side_by_side(pieces: Sequence[Any]) -> Any:
-    """Records of numbers as one record of arrays; a number that all have stays one."""
+    """Records of numbers as one record of arrays; a number that is the same in all stays one."""
     first = pieces[0]
     if isinstance(first, tuple):
         return type(first)(*map(_side_by_side, zip(*pieces, strict=True)))
@@ -179,7 +177,7 @@ def _side_by_side(pieces: Sequence[Any]) -> Any:
 
 
 def _handed_out(piece: Any, which: np.ndarray) -> Any:
-    """Arrays of one number a cut as arrays of one a plan, in records of records; what all cuts share stays a number."""
+    """Arrays with one number per cut as arrays with one per plan, in nested records; a number of all cuts stays one."""
     if isinstance(piece, tuple):
         return type(piece)(*(_handed_out(each, which) for each in piece))
     return piece.take(which) if isinstance(piece, np.ndarray) else piece

@@ -50,33 +50,33 @@ def predict(
     host_link: str | Link = "pcie4",
     order: Sequence[str] | None = None,
 ) -> Prediction:
-    """One training step, predicted.
+    """Predict one training step.
 
     Arguments:
         model: sizes, or a name of the catalogue of published models.
         cluster: a cluster, a name of the catalogue, or a TOML file.
         parallel: the split; one rank by default.
-        batch: sequences of a step, on all ranks together.
+        batch: sequences per step, on all ranks together.
         micro_batch: sequences that go through a stage at once, on one rank of the data axis.
         seq_len: tokens of a sequence; the model's longest by default.
         precision: of the linear layers' products: "float32", "tfloat32", "float16", "bfloat16", "float8" or "float4"
-            (the last two are no part of the stacks "torch" and "torch-megatron").
-        recompute: "none", "selective" (what the stack repeats: attention's core, or every second product), "full"
-            (every layer), "every k" or "first k" layers.
+            (the stacks "torch" and "torch-megatron" do not have the last two).
+        recompute: "none", "selective" (attention's core or every second product, as the stack does), "full" (every
+            layer), "every k" or "first k" layers.
         schedule: of the pipeline, one of `lablib.pipeline.closed_form.WITH_CLOSED_FORM`.
         optimizer: a name, or a record of optimizers.py.
-        stack: the software, a name or a record of stack.py; None: what is usual today on such a device
-            (default_stack.py). The answer says which.
+        stack: the software, a name or a record of stack.py; None: the usual one for the device today
+            (default_stack.py). The result names it.
         compression: of the data axis's gradients, a name or a record of gradient_compression.py.
         offload: any of "optimizer" and "activations": kept in the host's memory.
         trainable: "all", or "lora": the model's own weights have no gradients.
-        derating: what real machines lose; `lablib.plan.derating.IDEAL` predicts what the simulator would measure.
-        host_link: what lies between device and host.
-        order: the axes from the one whose ranks are far apart to the one with neighbours (order.py); None: pipeline,
-            data, context, tensor. "expert" may be among them, and is then that part of the data axis.
+        derating: losses of real machines; `lablib.plan.derating.IDEAL` predicts what the simulator would measure.
+        host_link: the link between device and host.
+        order: the axes from the one with distant ranks to the one with neighbours (order.py); None: pipeline, data,
+            context, tensor. "expert" may be among them, and then takes its ranks from the data axis.
 
     Raises:
-        ValueError: unknown names, splits that do not divide, sizes below 1, an order that lacks an axis.
+        ValueError: unknown names, splits that do not divide, sizes below 1, an order without an axis.
     """
     setup = setup_of(
         *(model, cluster, parallel, batch, micro_batch, seq_len, precision, recompute, schedule, optimizer, stack),
@@ -132,7 +132,7 @@ def _order_note(machine: Machine) -> tuple[str, ...]:
 
 
 def _stages(setup: Setup, step: Step) -> tuple[dict[str, float], ...]:
-    """What each stage keeps, by category: all stages at once, as an array of ranks."""
+    """Bytes by category of each stage; all stages at once, as an array of ranks."""
     if setup.pipeline == 1:
         return (dict(zip(CATEGORIES, stage_memory(setup, step, 0), strict=True)),)
     memory = stage_memory(setup, step, np.arange(setup.pipeline))
@@ -144,16 +144,16 @@ def _stages(setup: Setup, step: Step) -> tuple[dict[str, float], ...]:
 def _token_flops(
     model: Transformer, seq_len: int, policy: Recompute, stack: Stack, layers: float, has_weight_gradients: bool
 ) -> tuple[float, float]:
-    """FLOPs of one token of a step, and those again: a search asks for the same few again and again."""
+    """FLOPs per token of a step, and those of recomputation; cached, as a search repeats few arguments."""
     useful = step_flops(model, 1, seq_len, has_weight_gradients=has_weight_gradients)
     return useful, policy.recomputed_flops(model, stack, layers, seq_len)
 
 
 def parts_of(step: Step) -> dict[str, float]:
-    """The step as a sum, in the order of a waterfall: what the layers compute, then what is added to it.
+    """The step as a sum, in the order of a waterfall: compute of the layers, then the additions to it.
 
-    Kernels that run a second time are one part. Communication is that of its axis, whichever pass it is for: the parts
-    of the axes and of the host's link are the exposed seconds of `Prediction.communication`, to the last digit.
+    Kernels that run a second time are one part. The parts of the axes and of the host's link are exactly the exposed
+    seconds of `Prediction.communication`, for all passes.
     """
     recomputed = step.repeated
     kernels_s = recomputed.compute_s + recomputed.communication_s

@@ -4,12 +4,12 @@
     found.step_time_s.argmin()         found[3] is the whole Prediction of the fourth plan
 
 Plans with the same choices (schedule, recomputation, ...) form a group, and a group is one evaluation of step.py and
-memory.py on arrays. A layer is priced once for each distinct cut (pieces.py). A group is gone through
-in blocks of some thousand plans, so that its numbers stay in the processor's cache.
+memory.py on arrays. A layer is priced once for each distinct cut (pieces.py). Blocks of some thousand plans keep the
+numbers of a group in the processor's cache.
 
-A plan that breaks a rule (rules.py) has no numbers: NaN, and the rule's number.
+A plan that breaks a rule (rules.py) has NaN for its numbers, and the number of the rule.
 
-Cost: some 500 operations on arrays for a block; nothing depends on the number of micro-batches or of stages.
+Cost: some 500 array operations per block, for any number of micro-batches and stages.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,7 +35,7 @@ from lablib.plan.step import step_of
 from lablib.signature import check_type, shown
 
 _BLOCK = 16384
-_MAX_NUMBER = 10**9  # of a number: products of some of them are counted in 64 bits
+_MAX_NUMBER = 10**9  # products of several numbers must fit in 64 bits
 Progress = Callable[[int, int], None]
 
 
@@ -70,12 +70,12 @@ def predict_many(
     host_link: str | Link = "pcie4",
     progress: Progress | None = None,
 ) -> Predictions:
-    """One training step of each of many plans, predicted: what `predict` says of each, to rounding.
+    """Predict one training step of each of many plans: the numbers of `predict`, to rounding.
 
     Arguments:
         data to seq_len: whole numbers, 1 or more, or arrays of them; they broadcast. expert_tensor: None: as many as
             `tensor`.
-        zero_stage to compression, but for zero_plus_plus: as in `Parallel` and `predict`; one value for all plans, or
+        zero_stage to compression, without zero_plus_plus: as in `Parallel` and `predict`; one value for all plans, or
             an array or list with one for each.
         zero_plus_plus, offload, trainable, derating, host_link: as there; the same for all plans.
         progress: called with the number of plans done and of all.
@@ -124,7 +124,7 @@ def predict_many(
 def _whole_numbers(name: str, given: Any) -> np.ndarray:
     try:
         array = np.atleast_1d(np.asarray(given))
-    except Exception:  # rows of different lengths, endless nesting: whatever numpy makes of it, it is no column
+    except Exception:  # rows of different lengths or endless nesting: any error of numpy means that it is no column
         raise _no_column(name, given) from None
     if array.dtype.kind == "O" and array.size and all(type(each) is int and each >= 1 for each in array.flat):
         raise _too_large(name, array.max())
@@ -152,7 +152,7 @@ def _length(columns: Mapping[str, np.ndarray]) -> int:
 
 
 def _groups(columns: Mapping[str, Column], length: int) -> Iterator[tuple[np.ndarray, dict[str, Any]]]:
-    """Plans with the same choices, and those choices."""
+    """Groups of plans with the same choices, each with its choices."""
     key = np.zeros(length, np.int64)
     for column in columns.values():
         key = key * len(column.values) + column.codes
@@ -163,7 +163,7 @@ def _groups(columns: Mapping[str, Column], length: int) -> Iterator[tuple[np.nda
 
 
 class _Sheet:
-    """The columns of results, to be filled in."""
+    """The columns of results; `_fill` writes them."""
 
     def __init__(self, length: int):
         for name in ("step_time_s", "tokens_per_s", "mfu", "hfu", "peak_memory_bytes", "bubble_fraction"):
@@ -173,7 +173,7 @@ class _Sheet:
 
 
 def _fill(found: Any, setup: Setup, plans: np.ndarray) -> None:
-    """Rules first; then numbers for those that break none."""
+    """Check the rules, then compute the numbers of plans that break none."""
     broken = first_broken(setup)
     found.obstacle[plans] = broken
     if (broken >= 0).any():
@@ -196,7 +196,7 @@ def _fill(found: Any, setup: Setup, plans: np.ndarray) -> None:
 
 
 def first_broken(setup: Setup) -> np.ndarray:
-    """The number of the first rule that each plan breaks; -1 where it breaks none."""
+    """The number of the first rule that each plan breaks; -1: none."""
     broken = np.full(len(setup.data), -1, np.int16)
     for number in reversed(range(len(RULES))):
         broken[np.broadcast_to(RULES[number].is_broken(setup), broken.shape)] = number

@@ -1,4 +1,4 @@
-"""What a prediction says: time, its parts, memory of every stage, and whether it fits."""
+"""Result of a prediction: time and its parts, memory of every stage, and whether it fits."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 AXES = ("tensor", "context", "expert", "data", "pipeline", "host")  # of communication
-TIGHT = 0.95  # of the memory
+TIGHT = 0.95  # share of the memory limit
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What one training step of a run would take.
+    """Predicted time and memory of one training step.
 
     Attributes:
         name: the model's.
         cluster: the cluster's name.
         parallel: the split.
         num_gpus: ranks.
-        batch, micro_batch, num_microbatches, seq_len: sequences a step, sequences and number of its micro-batches on a
+        batch, micro_batch, num_microbatches, seq_len: sequences per step, sequences and number of micro-batches of a
             rank, tokens of a sequence.
-        schedule, recompute, precision: as they were asked for.
+        schedule, recompute, precision: arguments of the prediction.
         step_time_s: seconds of one step.
-        model_flops, hardware_flops: of one step on all GPUs; the second counts what is computed again.
+        model_flops, hardware_flops: of one step on all GPUs, without and with recomputation.
         peak_flops_per_s: of one GPU at the training precision: MFU and HFU are shares of it.
-        parts: the step as a sum: seconds by what the busiest stage does, in the order of a waterfall.
-        communication: axis -> (seconds in all, seconds not hidden) on the wires, a rank a step. Kernels that pack and
-            unpack what travels are not among it, but in `parts`.
-        bubble_fraction: share of the pipeline's time in which the busiest stage waits; a run's summary has that of
-            the whole step for a mean rank.
-        memory: of each stage, bytes by category at its peak. Gradients that every step makes anew (FSDP) may not be
-            there yet when activations are most.
-        memory_limit_bytes: of one GPU, what the driver and the communication library leave of its memory.
-        cached_share: what the allocator keeps in its cache beside what is allocated, as a share of that.
-        driver_bytes: what the driver and the communication library take of the GPU's memory.
-        power_w: watts of one GPU, where the catalogue has it.
-        software: the generation of training software that was taken (stack.py), and why.
-        notes: what is to be said besides, shown below the table.
+        parts: the step as a sum: seconds of the busiest stage by activity, in the order of a waterfall.
+        communication: axis -> (all seconds, exposed seconds) on the wires, per rank and step. Kernels that pack and
+            unpack messages are in `parts` only.
+        bubble_fraction: share of the pipeline's time in which the busiest stage waits; a run's summary has the average
+            rank's share of the whole step.
+        memory: of each stage, bytes by category at its peak. Gradients that are allocated in every step (FSDP) may not
+            exist yet at the peak of the activations.
+        memory_limit_bytes: memory of one GPU without the driver and the communication library.
+        cached_share: cache of the allocator, as a share of the allocated bytes.
+        driver_bytes: memory of the driver and the communication library on the GPU.
+        power_w: watts of one GPU, if the catalogue has it.
+        software: the generation of training software (stack.py), with the reason for it.
+        notes: remarks, shown below the table.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Prediction:
 
     @property
     def tokens_per_step(self) -> int:
-        """Of all sequences."""
+        """Tokens of all sequences."""
         return self.batch * self.seq_len
 
     @property
@@ -100,12 +100,12 @@ class Prediction:
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization: the share of the peak that the model's own FLOPs take."""
+        """Model FLOPs utilization: share of the peak, with the model's own FLOPs."""
         return self.model_flops_per_s_per_gpu / self.peak_flops_per_s
 
     @property
     def hfu(self) -> float:
-        """Hardware FLOPs utilization: the same with what is computed again."""
+        """Hardware FLOPs utilization: the same with recomputation."""
         return self.mfu * self.hardware_flops / self.model_flops
 
     @property
@@ -115,17 +115,17 @@ class Prediction:
 
     @property
     def peak_memory_bytes(self) -> float:
-        """What is allocated at the peak, on a GPU of the fullest stage."""
+        """Bytes allocated at the peak, on a GPU of the fullest stage."""
         return max(self.stage_bytes)
 
     @property
     def reserved_bytes(self) -> float:
-        """What torch's allocator holds of the fullest GPU: what is allocated, and its cache."""
+        """Bytes of torch's allocator on the fullest GPU: allocated, and its cache."""
         return self.peak_memory_bytes * (1 + self.cached_share)
 
     @property
     def device_bytes(self) -> float:
-        """What nvidia-smi shows: that, and what the driver and the communication library take."""
+        """Bytes that nvidia-smi shows: reserved ones, the driver and the communication library."""
         return self.reserved_bytes + self.driver_bytes
 
     @property
@@ -135,23 +135,23 @@ class Prediction:
 
     @property
     def is_tight(self) -> bool:
-        """Whether it fits by less than 5% of the memory: less than the planner's own error on some runs."""
+        """Whether it fits by less than 5% of the memory, which is within the planner's error on some runs."""
         return self.fits and self.peak_memory_bytes > TIGHT * self.memory_limit_bytes
 
     @property
     def exposed_communication_s(self) -> float:
-        """Seconds a step that communication adds, on all axes but the pipeline's: its messages are in the bubble."""
+        """Seconds per step that communication adds, on all axes but the pipeline: its messages are in the bubble."""
         return sum(exposed for _, exposed in self.communication.values())
 
     def gpu_hours(self, tokens: float) -> float:
-        """GPU hours to train on so many tokens. Raises ValueError for what is no number of them."""
+        """GPU hours to train on `tokens`. Raises ValueError unless tokens are 0 or more, and finite."""
         _check_tokens(tokens)
         return tokens / self.tokens_per_s * self.num_gpus / 3600
 
     def energy_j(self, tokens: float | None = None) -> float | None:
-        """Joules of the GPUs at their thermal design power, for so many tokens (one step by default); None unknown.
+        """Joules of the GPUs at their thermal design power, for `tokens` (None: one step); None: power unknown.
 
-        Raises ValueError for what is no number of tokens.
+        Raises ValueError unless tokens are 0 or more, and finite.
         """
         if tokens is not None:
             _check_tokens(tokens)
@@ -173,7 +173,7 @@ class Prediction:
         )
 
     def table(self) -> pd.DataFrame:
-        """One row a part of the step: seconds, and its share of the step. A part of zero is left out."""
+        """One row per part of the step: seconds, and share of the step. Parts of zero are left out."""
         import pandas as pd
 
         parts = {name: time_s for name, time_s in self.parts.items() if abs(time_s) > 1e-9 * self.step_time_s}
@@ -181,7 +181,7 @@ class Prediction:
         return frame.assign(share=frame["time_s"] / self.step_time_s)
 
     def memory_table(self) -> pd.DataFrame:
-        """One row a stage: its peak, the bytes of each category then, and whether they fit into a GPU."""
+        """One row per stage: its peak, the bytes of each category, and whether they fit."""
         import pandas as pd
 
         frame = pd.DataFrame([dict(stage) for stage in self.memory]).rename_axis("stage")
@@ -193,7 +193,7 @@ class Prediction:
         return draw("figure_waterfall", self, **options)
 
     def figure_memory(self, **options: Any) -> go.Figure:
-        """What every stage keeps at its peak, by category, under the GPU's limit."""
+        """Peak memory of every stage, by category, under the GPU's limit."""
         return draw("figure_plan_memory", self, **options)
 
     def figure_communication(self, **options: Any) -> go.Figure:

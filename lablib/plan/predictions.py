@@ -1,4 +1,4 @@
-"""What predictions of many plans say: a column for each quantity, and each plan in full when it is asked for."""
+"""Predictions of many plans: a column for each quantity, and each plan in full on demand."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ OUTSIDE = ("precision", "recompute", "schedule", "optimizer", "stack", "compress
 
 
 class Column(NamedTuple):
-    """A choice of each of many plans: the values there are, and which of them each plan has."""
+    """A choice of each of many plans: the distinct values, and the index of each plan's value."""
 
     values: tuple[Any, ...]
     codes: np.ndarray
@@ -54,7 +54,7 @@ class Column(NamedTuple):
 
 
 def setup_of_choices(fixed: Mapping[str, Any], values: Mapping[str, Any]) -> Setup:
-    """The setup of plans with the same choices, with the numbers of one rank. Raises ValueError for invalid choices."""
+    """The setup of plans with the same choices, with one rank for now. Raises ValueError for invalid choices."""
     split = {name: values[name] for name in SPLIT}
     if split["sequence_parallel"] is None:
         split["sequence_parallel"] = True  # on where tensor > 1; elsewhere it divides by 1
@@ -65,20 +65,20 @@ def setup_of_choices(fixed: Mapping[str, Any], values: Mapping[str, Any]) -> Set
 
 @dataclass(frozen=True, repr=False)
 class Predictions:
-    """What many plans would take. Arrays have one entry a plan; NaN where a plan is impossible.
+    """Predicted time and memory of many plans. Arrays have one entry per plan; NaN if a plan is impossible.
 
     Attributes:
         numbers: name -> array: the split, micro_batch, batch, seq_len.
         choices: name -> `Column`.
-        fixed: what is the same for all.
+        fixed: arguments that all plans share.
         step_time_s: seconds of one step.
         tokens_per_s: on all GPUs.
         mfu, hfu: shares of the peak.
-        peak_memory_bytes: of the stage that keeps most.
+        peak_memory_bytes: of the fullest stage.
         bubble_fraction: share of the pipeline's time in which the busiest stage waits.
-        exposed_s: axis -> seconds a step of communication that nothing hides.
-        obstacle: number of the first rule of rules.py that a plan breaks; -1 where it is possible.
-        memory_limit_bytes: of one GPU, what the driver leaves of its memory.
+        exposed_s: axis -> seconds per step of communication that nothing hides.
+        obstacle: number of the first rule of rules.py that a plan breaks; -1: it is possible.
+        memory_limit_bytes: memory of one GPU without the driver.
     """
 
     numbers: Mapping[str, np.ndarray]
@@ -104,12 +104,12 @@ class Predictions:
 
     @property
     def fits(self) -> np.ndarray:
-        """Whether the fullest stage is within the GPU's memory; False where a plan is impossible."""
+        """Whether the fullest stage is within the GPU's memory; False if a plan is impossible."""
         return self.over_bytes <= 0
 
     @property
     def over_bytes(self) -> np.ndarray:
-        """By how much the fullest stage is beyond the GPU's memory; below 0 where it fits."""
+        """Bytes of the fullest stage beyond the GPU's memory; below 0 if it fits."""
         return self.peak_memory_bytes - self.memory_limit_bytes
 
     @property
@@ -130,7 +130,7 @@ class Predictions:
         return {**others, "parallel": parallel, **outside}
 
     def __getitem__(self, i: int) -> Prediction:
-        """The whole prediction of one plan. Raises ValueError, with the reason, where it is impossible."""
+        """The full prediction of one plan. Raises ValueError, with the reason, if it is impossible."""
         if not -len(self) <= i < len(self):
             raise IndexError(f"there are {len(self)} plans: got {i}")
         return predict(**self.arguments(i))
@@ -139,7 +139,7 @@ class Predictions:
         return (self[i] for i in range(len(self)))
 
     def reason(self, i: int) -> str:
-        """Why plan `i` is impossible, with the remedy; empty where it is possible."""
+        """Why plan `i` is impossible, with the remedy; empty if it is possible."""
         if self.obstacle[i] < 0:
             return ""
         setup = setup_of_choices(self.fixed, {name: column[i] for name, column in self.choices.items()})

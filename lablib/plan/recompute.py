@@ -1,22 +1,22 @@
-"""Activation recomputation: what is kept from forward to backward, and what is computed a second time for that.
+"""Activation recomputation: bytes kept from forward to backward, and work that is repeated for it.
 
-    policy       repeated, a layer                             kept, a layer          besides, in backward
+    policy       repeated, per layer                           kept, per layer        besides, in backward
     none         nothing                                       S                      nothing
     selective    attention's core: scores, softmax, dropout    S - C                  C
-      of products  what is cheap, every second product         I + A + O / 2          S less what is kept
+      of products  all but every second product                I + A + O / 2          S minus the kept bytes
     full         the forward pass                              I                      S
     every k      the forward pass                              I / k                  k S
     first k      of k layers of each stage as full, of the others as none
 
-Which of the two "selective" is, the stack says. With flash attention its first kind keeps the scores of no layer
-anyway: C is 0, and it only costs time.
+The stack decides which of the two "selective" is. Flash attention keeps no scores, so C is 0, and the first kind only
+costs time.
 
-Legend: S all bytes that a layer keeps for backward, C those of attention's core, I of its input (R D w: R tokens of a
-micro-batch on a rank, D width, w bytes of a number), A of attention's output, O of the outputs of its linear layers.
+Legend: S bytes that a layer keeps for backward, C those of attention's core, I of its input (R D w: R tokens of a
+micro-batch on a rank, D width, w bytes per number), A of attention's output, O of the outputs of its linear layers.
 Source: Chen et al., "Training deep nets with sublinear memory cost", 2016, arXiv 1604.06174 (every k); Korthikanti et
 al., 2022, arXiv 2205.05198, section 5 (selective); Megatron-LM's `--recompute-method block` (first k);
 pytorch/torchtitan, parallelize_llama.py (of products).
-Simplified: the mean layer of a stage stands for all: with "first k" each is recomputed in part.
+Simplified: the average layer of a stage stands for all: with "first k" each is recomputed in part.
 """
 
 from typing import NamedTuple
@@ -30,8 +30,8 @@ from lablib.plan.stack import Stack
 from lablib.signature import shown
 
 KINDS = ("none", "selective", "full")
-# Of the products of a layer, the share whose outputs `selective="products"` keeps: torchtitan's list of what is kept
-# has `mm`, every second time. It sees products of 8 bits as `mm` too, before their tensors turn them into scaled ones.
+# Share of a layer's products that keep their outputs with `selective="products"`: torchtitan keeps every second `mm`,
+# and sees products of 8 bits as `mm` too, before their tensors turn them into scaled ones.
 KEPT_PRODUCTS = 0.5
 
 
@@ -39,10 +39,10 @@ class Recompute(NamedTuple):
     """One policy.
 
     Attributes:
-        name: as it was asked for.
+        name: as in the argument.
         kind: "none", "selective" or "full".
         every: layers that share one checkpoint.
-        first: how many layers of a stage are recomputed; None: all.
+        first: layers of a stage that are recomputed; None: all.
     """
 
     name: str
@@ -51,32 +51,32 @@ class Recompute(NamedTuple):
     first: int | None = None
 
     def share(self, layers: Numbers) -> Numbers:
-        """Of a stage's layers, the share that is recomputed."""
+        """Share of a stage's layers that are recomputed."""
         return 1.0 if self.first is None else minimum(self.first / maximum(layers, 1), 1.0)
 
     def recomputed(self, work: Work, stack: Stack, layers: Numbers) -> Pass:
-        """What of a mean layer's forward pass runs a second time."""
+        """The part of an average layer's forward pass that runs a second time."""
         if self.kind == "none":
             return Pass()
         if self.kind == "full":
             once = work.forward.plus(work.skipped.times(-1 / self.every))
             return once if self.first is None else once.times(self.share(layers))
         if stack.selective == "products":
-            # What is cheap, and the products whose outputs are not kept; attention and what came over the wires are.
+            # The other products and all cheap operators; outputs of attention and of collectives are kept.
             return work.forward._replace(
                 product_s=(1 - KEPT_PRODUCTS) * work.forward.product_s, attention_s=0.0, tensor_s=0.0
             )
         return work.core
 
     def recomputed_flops(self, model: Transformer, stack: Stack, layers: Numbers, seq_len: Numbers) -> Numbers:
-        """FLOPs of a token that run a second time: of `layers` layers a stage, all together."""
+        """FLOPs per token of all layers that run a second time, with `layers` layers in a stage."""
         if self.kind == "selective" and stack.selective == "products":
             flops = forward_flops(model, seq_len)
             return (1 - KEPT_PRODUCTS) * (sum(flops.values()) - flops["scores"] - flops["head"])
         return self.share(layers) * recompute_flops(model, seq_len, recompute=self.kind)
 
     def saved_bytes(self, work: Work, stack: Stack, entering_bytes: Numbers, layers: Numbers) -> Numbers:
-        """What a mean layer keeps of one micro-batch; `entering_bytes` are those of its input."""
+        """Bytes that an average layer keeps of one micro-batch; `entering_bytes` are its input's."""
         if self.kind == "none":
             return work.saved_bytes
         if self.kind == "selective" and stack.selective == "products":
@@ -87,11 +87,11 @@ class Recompute(NamedTuple):
         return share * entering_bytes / self.every + (1 - share) * work.saved_bytes
 
     def working_bytes(self, work: Work, saved_bytes: Numbers, layers: Numbers) -> Numbers:
-        """What is there besides while backward is at work: the stretch that was made again."""
+        """Additional bytes during backward: the stretch that is recomputed."""
         if self.kind == "none":
             return 0.0 * saved_bytes
         if self.kind == "selective":
-            return maximum(work.saved_bytes - saved_bytes, 0.0)  # what is kept can be more, beside products in 8 bits
+            return maximum(work.saved_bytes - saved_bytes, 0.0)  # with products in 8 bits more may be kept
         return minimum(self.every, layers) * work.saved_bytes
 
 

@@ -1,6 +1,6 @@
-"""Which splits are possible, as numbered rules: one by one for a plan, or for a million at once.
+"""Rules for a possible split, by number: for one plan, or for a million at once.
 
-A rule is a test on numbers or arrays, and a message. `predict` raises the message of the first rule that is broken;
+A rule is a test on numbers or arrays, and a message. `predict` raises the message of the first broken rule;
 `predict_many` keeps its number for each plan, and `search` counts them.
 
      0 expert       times expert_tensor divides          7 kv_heads    tensor divides them, or is a multiple
@@ -9,13 +9,13 @@ A rule is a test on numbers or arrays, and a message. `predict` raises the messa
      2 one stage    has one piece                        9 mixture     expert > 1, and an expert_tensor, need one
      3 heads        tensor divides them                 10 experts     expert divides them
      4 hidden size  tensor divides it, of MLPs and of   11 one piece   on each stage, of schedules without chunks
-                    shared experts, where there are any
+                    shared experts, if there are any
      5 seq_len      pieces of equal length divide it    12 two pieces  on each stage, of V-shaped schedules
      6 batch        data * micro_batch divides it       13 rounds      interleaved: pipeline divides micro-batches
     15 own tokens   expert_tensor other than tensor     14 torus       has so many nodes
                     needs sequence parallelism          16 expert's width  expert_tensor divides it
-    17 pairs        dualpipe-v: 2 micro-batches         18 ZeRO-2      is in no eager stack: torch has none
-                    a stage, or more
+    17 pairs        dualpipe-v: 2 micro-batches         18 ZeRO-2      not with eager stacks: torch has none
+                    per stage, or more
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ CHUNKED = ("interleaved", "breadth-first")
 
 
 class Rule(NamedTuple):
-    """One rule: its name, where it is broken (a bool, or an array of them), and the message for one plan."""
+    """One rule: its name, the test for broken plans (a bool, or an array of them), and the message for one plan."""
 
     name: str
     is_broken: Callable[[Setup], Numbers]
@@ -40,7 +40,7 @@ class Rule(NamedTuple):
 
 
 def obstacles(setup: Setup) -> list[str]:
-    """Why one plan is impossible, each reason with a remedy; empty where it is possible."""
+    """Reasons that make one plan impossible, each with a remedy; empty if it is possible."""
     return [rule.sentence(setup) for rule in RULES if rule.is_broken(setup)]
 
 
@@ -49,7 +49,7 @@ def _divides(what: str, axis: str, size: int, ranks: int) -> str:
 
 
 def _refusal(setup: Setup) -> str:
-    """What `Parallel` itself says."""
+    """The message of `Parallel` itself."""
     try:
         Parallel(
             *(
@@ -83,7 +83,7 @@ def _num_experts(setup: Setup) -> int:
 
 
 def _sequence_pieces(setup: Setup) -> Numbers:
-    """Pieces of a sequence: a context rank has one from its head and one from its tail, so that all work the same."""
+    """Pieces of a sequence: a context rank has one from its head and one from its tail, for equal work."""
     return (1 + (setup.context > 1)) * setup.context * (setup.tensor if setup.sequence_parallel else 1)
 
 

@@ -1,13 +1,13 @@
-"""All plans for a model on a cluster: the best, the trade between time and memory, and why the others are not possible.
+"""Search of all plans for a model on a cluster: the best one, the trade of time for memory, and the rejected ones.
 
     found = search("gpt3-175b", "dgx-a100", batch=1536, nodes=64)
     found.best           the fastest that fits
-    found.pareto         plans than which none is both faster and smaller
-    found.rejected       the others: what does not divide, and by how much what does not fit
+    found.pareto         plans that no other plan beats in both time and memory
+    found.rejected       the others, with the rule that they break or the memory that they lack
 
-A plan is a point of a grid: tensor, pipeline, context, expert ranks (data is what is left of the GPUs), micro-batch,
-ZeRO stage, recomputation, schedule and pieces. The grid is made as arrays (search_grid.py has the values that are tried
-where none are given), and predict_many.py predicts it whole. Time: as predict_many, some microseconds a plan.
+A plan is a point of a grid: tensor, pipeline, context, expert ranks (data takes the rest of the GPUs), micro-batch,
+ZeRO stage, recomputation, schedule and pieces. search_grid.py makes the grid as arrays, with default values, and
+predict_many.py predicts it whole, in some microseconds per plan.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -60,12 +60,12 @@ def search(
     progress: Progress | None = None,
     **others: Any,
 ) -> SearchResult:
-    """Every plan for a step of `batch` sequences, predicted.
+    """Predict every plan for a step of `batch` sequences.
 
     Arguments:
         model, cluster: as in `predict`.
-        batch: sequences of a step, on all ranks together.
-        nodes, gpus: how many; one of the two.
+        batch: sequences per step, on all ranks together.
+        nodes, gpus: their number; one of the two.
         seq_len: tokens of a sequence; the model's longest by default.
         tensor to schedule: the values to try, one or several (`tensor=8`, `pipeline=range(4, 17)`); None: see
             search_grid.py.
@@ -73,7 +73,7 @@ def search(
         others: as in `predict_many`, one value for all plans: precision, optimizer, stack, compression, derating, ...
 
     Raises:
-        ValueError: names nobody knows, numbers below 1, values that no plan can have together.
+        ValueError: unknown names, numbers below 1, values that no plan can have together.
     """
     model, cluster = find_model(model), find_cluster(cluster)
     total = _gpus(cluster, nodes, gpus)
@@ -84,7 +84,7 @@ def search(
     given |= {"expert_tensor": expert_tensor, "data": data}
     given = {name: _values(name, each) for name, each in given.items()}
     if not given["expert_tensor"]:
-        # 0: as many as tensor. Whole experts need tokens of their own on every tensor rank.
+        # 0: as many as tensor. Whole experts need different tokens on every tensor rank.
         given["expert_tensor"] = (0, 1) if model.experts and others.get("sequence_parallel") is not False else (0,)
     splits = splits_of(model, cluster, total, seq_len, given)
     stages = _values("zero_stage", zero_stage, minimum=0)
@@ -103,9 +103,9 @@ def search(
 
 
 def _possible_stages(others: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ZeRO stages that go with choices made for all plans; none where all do."""
+    """The ZeRO stages that fit choices made for all plans; empty: all stages do."""
     if not find_compression(others.get("compression", "none")).is_none:
-        return (0, 1, 2)  # ZeRO-3 sums no gradients that could be compressed
+        return (0, 1, 2)  # compression does not apply to ZeRO-3
     stack = others.get("stack")
     has_wide_shards = stack is not None and find_stack(stack).has_wide_shards
     has_kept = others.get("reshard_after_forward", True) is False
@@ -133,14 +133,14 @@ def _names(given: Names, refuse: Callable[[Any], object]) -> tuple[str, ...]:
 
 
 def _several(given: Any) -> tuple[Any, ...]:
-    """The values to try where one or several are given. An array without dimensions is one."""
+    """One or several given values as a tuple. An array without dimensions is one."""
     if isinstance(given, np.ndarray) and not given.ndim:
         return (given.item(),)
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (given,)
 
 
 def _values(name: str, given: Whole, minimum: int = 1) -> tuple[int, ...]:
-    """The values to try, each once; none where nothing was given."""
+    """The values to try, each once; empty for None."""
     if given is None:
         return ()
     values = _several(given)
@@ -158,5 +158,5 @@ def _gpus(cluster: Cluster, nodes: int | None, gpus: int | None) -> int:
     name, given, each = ("gpus", gpus, 1) if nodes is None else ("nodes", nodes, cluster.devices_per_node)
     total = whole_number(name, given, maximum=inf) * each
     if total > _MAX_GPUS:
-        raise ValueError(f"a search is of {_MAX_GPUS:,} GPUs or fewer: got {shown(total)}; try fewer")
+        raise ValueError(f"a search takes {_MAX_GPUS:,} GPUs or fewer: got {shown(total)}; try fewer")
     return total

@@ -1,17 +1,17 @@
-"""The grid of plans that a search tries: every split, with every schedule, micro-batch, ZeRO stage and recomputation.
+"""The grid of plans of a search: every split, with every schedule, micro-batch, ZeRO stage and recomputation.
 
-Values that are tried where none are given:
+Default values:
 
     tensor        divisors of the number of GPUs, up to a node's          micro_batch   1, 2, 4, 8, 16
     pipeline      divisors of the number of GPUs, up to the layers        zero_stage    0, 1, 2, 3
     context       the same, while 1,024 tokens are left on a rank         recompute     none, selective, full
     expert        divisors of the number of experts                       schedule      every one
-    expert_tensor as many as tensor; and 1, where tensor ranks have tokens of their own (sequence parallelism)
+    expert_tensor as many as tensor; and 1, if tensor ranks have different tokens (sequence parallelism)
     chunks        of schedules with pieces: 2 to 12 on a stage, each of equally many whole layers
 
-data is what is left of the GPUs. What is the same plan under another name is tried once: one stage under one schedule,
-ZeRO where there are ranks to share with, of its stages those that choices for all plans leave. ZeRO-2 goes with one
-stage, unless it is asked for: a pipeline sums gradients over its micro-batches before anybody could split them.
+data takes the rest of the GPUs. Equivalent plans are tried once: one stage under one schedule, ZeRO if there are ranks
+to share with, of its stages those that fit the choices for all plans. ZeRO-2 needs one stage, unless it is asked for: a
+pipeline sums gradients over its micro-batches before they can be split.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,13 +36,12 @@ _MAX_CHUNKS = 12
 def splits_of(
     model: Transformer, cluster: Cluster, total: int, seq_len: int, given: Mapping[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray]:
-    """Tensor, pipeline, context and expert ranks whose rest is a number of data ranks.
+    """Tensor, pipeline, context and expert ranks that leave a whole number of data ranks.
 
     Arguments:
         total: GPUs.
         seq_len: tokens of a sequence.
-        given: axis -> the sizes to try, none for all that make sense; an `expert_tensor` of 0 stands for as many as
-            `tensor`.
+        given: axis -> the sizes to try, empty for the default; an `expert_tensor` of 0 stands for as many as `tensor`.
 
     Returns:
         Axis -> its size in each split.
@@ -64,7 +63,7 @@ def splits_of(
         each.ravel() for each in np.meshgrid(*(np.array(each, np.int64) for each in values.values()), indexing="ij")
     )
     inner = tensor * pipeline * context
-    # Of a 0 and a 1 that are the same, the 0 will do.
+    # With one tensor rank an expert_tensor of 0 and of 1 are the same: keep the 0.
     keep = (total % inner == 0) & ~((tensor == 1) & (expert_tensor == 1) & (0 in given["expert_tensor"]))
     if given["data"]:
         keep &= np.isin(total // inner, given["data"])
@@ -92,7 +91,7 @@ def grid_of(
 
     Arguments:
         splits: as from `splits_of`.
-        schedules, chunks, micro_batches, stages, recompute: the values to try; no chunks and no stages: all.
+        schedules, chunks, micro_batches, stages, recompute: the values to try; empty chunks or stages: the default.
 
     Raises:
         ValueError: values that no plan can have together.
@@ -104,12 +103,12 @@ def grid_of(
     names = tuple(dict.fromkeys(name for name, _ in pairs))
     pieces = np.array([count for _, count in pairs])[pair]
     pipeline = splits["pipeline"][split]
-    # One stage: one schedule will do. Pieces are whole layers, unless they were asked for.
+    # One stage needs one schedule. Pieces are whole layers, unless chunks are given.
     is_first = (pair == next((k for k, (_, n) in enumerate(pairs) if n == 1), 0)) & (not chunks or 1 in chunks)
     is_whole = (pieces == 1) | bool(chunks) | (model.num_layers % (pipeline * pieces) == 0)
     keep = np.where(pipeline == 1, is_first, is_whole)
     ranks, experts = splits["data"] * splits["context"], splits["expert"] * splits["expert_tensor"]
-    alone = ((ranks == 1) & (splits["tensor"] * ranks == experts))[split]  # nobody has the same, experts neither
+    alone = ((ranks == 1) & (splits["tensor"] * ranks == experts))[split]  # no rank shares a state, nor experts
     keep &= ~alone | (stage == int(np.argmin(stages)))
     keep &= (pipeline == 1) | (np.array(stages)[stage] != 2) | asked
     split, pair, micro, stage, recomputed = (each[keep] for each in (split, pair, micro, stage, recomputed))
@@ -120,7 +119,7 @@ def grid_of(
         )
     return {
         **{name: each[split] for name, each in splits.items()},
-        # With one stage the pieces of a V lie one after the other, as one.
+        # With one stage the pieces of a V follow each other, as one.
         "chunks": np.where(splits["pipeline"][split] == 1, 1, np.array([count for _, count in pairs])[pair]),
         "schedule": Column(names, np.array([names.index(name) for name, _ in pairs])[pair]),
         "micro_batch": np.array(micro_batches)[micro],
@@ -130,7 +129,7 @@ def grid_of(
 
 
 def _pairs(model: Transformer, schedules: Sequence[str], chunks: Sequence[int]) -> list[tuple[str, int]]:
-    """Schedules with the pieces on a stage that each may have. One piece on each is 1F1B, whatever the name."""
+    """Schedules with the pieces per stage that each may have. With one piece, interleaved schedules are 1F1B."""
     many = [n for n in chunks or range(2, min(_MAX_CHUNKS, model.num_layers) + 1) if n > 1]
     counts = {name: [2] if name in V_SHAPED else many if name in CHUNKED else [1] for name in schedules}
     pairs = [(name, n) for name, each in counts.items() for n in each if not chunks or n in chunks]
@@ -140,13 +139,13 @@ def _pairs(model: Transformer, schedules: Sequence[str], chunks: Sequence[int]) 
 
 
 def _divisors(number: int) -> list[int]:
-    """All of them, the smallest first."""
+    """All divisors, ascending."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 
 
 def _few(values: Iterable[int]) -> str:
-    """The first of some numbers, in words."""
+    """The first of some numbers, as text."""
     distinct = sorted({int(value) for value in values})
     shown = ", ".join(map(str, distinct[:6]))
     return shown + (", ..." if len(distinct) > 6 else "")

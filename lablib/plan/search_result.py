@@ -1,4 +1,4 @@
-"""What a search found: the fastest plans, the trade between time and memory, and why the others are not possible."""
+"""Result of a search: the fastest plans, the trade of time for memory, and the rejected plans with their reasons."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-MEMORY = "memory"  # the reason of plans that are possible, and do not fit
+MEMORY = "memory"  # the reason for possible plans that do not fit
 
 
 class Rejection(NamedTuple):
-    """A plan that is not possible: its number, the rule's name or "memory", and the sentence for it."""
+    """A rejected plan: its number, the rule's name or "memory", and the message."""
 
     plan: int
     kind: str
@@ -30,7 +30,7 @@ class Rejection(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Rejected:
-    """The plans that are not possible or do not fit. A reason is put into words when it is asked for."""
+    """The plans that are not possible or do not fit. Messages are made on demand."""
 
     plans: Predictions
     which: np.ndarray
@@ -46,13 +46,13 @@ class Rejected:
 
     @cached_property
     def counts(self) -> dict[str, int]:
-        """How many were rejected for each reason, the most frequent first."""
+        """Number of rejections for each reason, the most frequent first."""
         numbers, counts = np.unique(self.plans.obstacle[self.which], return_counts=True)
         order = np.argsort(-counts, kind="stable")
         return {self._kinds[int(numbers[k])]: int(counts[k]) for k in order}
 
     def examples(self) -> dict[str, Rejection]:
-        """One rejection of each kind: of those that do not fit, the one that misses by least."""
+        """One rejection per reason; for memory, the one that needs least."""
         found = {}
         for kind in self.counts:
             number = self._kinds.index(kind) if kind != MEMORY else -1
@@ -71,7 +71,7 @@ class Rejected:
 
 @dataclass(frozen=True, repr=False)
 class SearchResult:
-    """What a search found.
+    """Result of a search.
 
     Attributes:
         plans: all plans that were tried.
@@ -83,13 +83,13 @@ class SearchResult:
 
     @property
     def best(self) -> Prediction:
-        """The fastest plan that fits. Raises ValueError, with by how much the nearest misses, where none does."""
+        """The fastest plan that fits. If none does: a ValueError with the bytes that the nearest lacks."""
         if not len(self.order):
             raise ValueError(self.sentence())
         return self.plans[int(self.order[0])]
 
     def top(self, n: int = 10) -> list[Prediction]:
-        """The fastest plans that fit; of several as fast and as large, the first."""
+        """The fastest plans that fit; of several with the same time and memory, the first."""
         pairs = np.stack([self.plans.step_time_s[self.order], self.plans.peak_memory_bytes[self.order]])
         is_new = np.ones(len(self.order), bool)
         is_new[1:] = (np.abs(np.diff(pairs)) > 1e-9 * pairs[:, 1:]).any(axis=0)
@@ -97,7 +97,7 @@ class SearchResult:
 
     @cached_property
     def pareto(self) -> tuple[Prediction, ...]:
-        """Of the plans that fit, those than which no other is both as fast and as small; the fastest first."""
+        """The plans that fit and that no other is both as fast and as small as; the fastest first."""
         peak = self.plans.peak_memory_bytes[self.order]
         is_smallest_so_far = peak < np.minimum.accumulate(np.concatenate(([np.inf], peak)))[:-1]
         return tuple(self.plans[int(i)] for i in self.order[is_smallest_so_far])
@@ -109,23 +109,23 @@ class SearchResult:
 
     @cached_property
     def nearest(self) -> Prediction | None:
-        """The plan that is possible and least beyond the memory; None where one fits, or none is possible."""
+        """The possible plan that is least beyond the memory; None if one fits, or none is possible."""
         if len(self.order) or not self.plans.is_possible.any():
             return None
         return self.plans[int(np.nanargmin(self.plans.over_bytes))]
 
     def figure(self) -> "go.Figure":
-        """Every plan that is possible in time and memory, what fits and what does not, and the front."""
+        """Every possible plan in time and memory, whether it fits, and the Pareto front."""
         return draw("figure_predictions", self.plans)
 
     def table(self, n: int = 10) -> "pd.DataFrame":
-        """The fastest plans, a row each."""
+        """The fastest plans, one row each."""
         import pandas as pd
 
         return pd.DataFrame([row_of(prediction) for prediction in self.top(n)])
 
     def sentence(self) -> str:
-        """What was found, in one sentence."""
+        """The result in one sentence."""
         tried = f"{plural(len(self.plans), 'plans')} tried, {int(self.plans.is_possible.sum()):,} possible"
         if len(self.order):
             return f"{tried}, {len(self.order):,} fit; the best: {self.best.sentence()}"
@@ -167,7 +167,7 @@ def row_of(prediction: Prediction) -> dict[str, Any]:
 
 
 def bound_by(prediction: Prediction, n: int = 2) -> str:
-    """The parts that a step spends most of its time in."""
+    """The parts that take most of a step."""
     parts = sorted(prediction.parts.items(), key=lambda part: -part[1])[:n]
     return ", ".join(f"{name} {seconds / prediction.step_time_s:.0%}" for name, seconds in parts)
 

@@ -30,18 +30,18 @@ class Setup:
     Attributes:
         model: the model's sizes.
         machine: cluster, software, derating, precision.
-        parallel: the split as it was given; of many plans its ZeRO and sequence parallelism alone.
+        parallel: the given split; of many plans only its ZeRO and sequence parallelism.
         recompute: the policy of activation recomputation.
         schedule: of the pipeline.
         optimizer, compression: records of optimizers.py and gradient_compression.py.
         trainable: "all", or "lora": the model's own weights have no gradients and no states.
         offload: any of "optimizer" and "activations": kept in the host's memory.
         host_link: the link between device and host.
-        software: the stack's name, and why it was taken.
+        software: the stack's name, and the reason for it.
         data, tensor, pipeline, context, expert, chunks, replicas: numbers or arrays, as in `Parallel`.
         expert_tensor: ranks that share the matrices of each expert.
         micro_batch: sequences that go through a stage at once.
-        batch: sequences of a step, on all ranks together.
+        batch: sequences per step, on all ranks together.
         seq_len: tokens of a sequence.
     """
 
@@ -114,7 +114,7 @@ class Setup:
 
     @cached_property
     def layers(self) -> Numbers:
-        """Layers of a stage, in the mean."""
+        """Layers of a stage on average."""
         return self.model.num_layers / self.pipeline
 
     @cached_property
@@ -124,7 +124,7 @@ class Setup:
 
     @cached_property
     def shards(self) -> Numbers:
-        """Ranks over which ZeRO splits: data and context axes, but for copies of the whole (`replicas`)."""
+        """Ranks over which ZeRO splits: data and context axes, divided by the copies of the whole (`replicas`)."""
         return maximum(self.data * self.context // self.replicas, 1)
 
     @cached_property
@@ -134,7 +134,7 @@ class Setup:
 
     @cached_property
     def expert_copies(self) -> Numbers:
-        """Ranks that have the same part of the same experts, `expert_stride` apart."""
+        """Ranks with the same part of the same experts, `expert_stride` apart."""
         return self.tensor * self.context * self.data // self.expert_stride
 
     @cached_property

@@ -1,45 +1,38 @@
-"""The software a run is made with, as a planner sees it: which kernels it has, what it keeps, what it overlaps.
+"""Training software as the planner sees it: kernels, memory, overlap.
 
 The same model on the same GPUs takes twice as long in an eager program with unfused attention as in a compiled one. A
-stack describes such software by what it does, in physical terms; there is one record a generation of it, not one a
-published run.
+stack describes such software in physical terms; there is one record per generation of it, not per published run.
 
     torch               torch's eager operators one by one (eager/), flash attention: this project's own GPT
     torch-megatron      the same, but one product for queries, keys and values, as in Megatron's tensor parallelism
     megatron-2021       Megatron-LM before flash attention: scores are written out; softmax with its scale and mask is
                         one kernel, so are bias and GELU, and bias, dropout and residual
-    megatron-2022       the same a year later: a weight's gradient is added up by its product, and the sums over the
-                        tensor axis in backward hide behind that product
+    megatron-2022       the same a year later: weight gradients are accumulated by their products, and the sums over the
+                        tensor axis in backward hide behind these
     megatron-deepspeed  the layers of megatron-2021 in DeepSpeed's pipeline: every tensor rank sends the whole message,
                         stages keep their inputs and outputs, ZeRO-1 sums with all-reduces
-    fsdp-flash          eager FSDP with the first flash attention; a fused loss, and beside it two metrics of training,
-                        each a cross-entropy of its own from the logits on (llm-foundry)
-    torch-compile-2024  FSDP2 with compiled layers: what stands between two products is one kernel; the loss is eager
+    fsdp-flash          eager FSDP with the first flash attention; a fused loss, and two metrics of training, each a
+                        cross-entropy of the logits (llm-foundry)
+    torch-compile-2024  FSDP2 with compiled layers: one kernel between two products; the loss is eager
     torch-compile       the same since 2025: the loss is compiled too (torchtitan)
-    megatron-core       Megatron-Core with Transformer Engine: fused norms, the newest attention, gradients added up by
-                        products, the data axis and messages hidden
+    megatron-core       Megatron-Core with Transformer Engine: fused norms, the newest attention, gradients accumulated
+                        by products, the data axis and messages hidden
 
 Source: Shoeybi et al., 2019, arXiv 1909.08053; Narayanan et al., SC21, arXiv 2104.04473, sections 4.1 and 4.2 (messages
 split over tensor ranks, fused kernels); Korthikanti et al., 2022, arXiv 2205.05198; Zhao et al., FSDP, 2023, arXiv
 2304.11277; Liang et al., "TorchTitan", 2024, arXiv 2410.06511; the programs' own sources (the metrics: mosaicml/
 llm-foundry, modeling_mpt.py, `use_train_metrics`, and mosaicml/composer, Trainer._train_microbatch).
-Simplified: one record for each generation; versions in between differ by some percent.
+Simplified: one record per generation; versions in between differ by some percent.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Annotated
 
 from lablib.errors import unknown_name
-from lablib.signature import check_fields
+from lablib.signature import Count, NonNegative, NonNegativeInt, OneOf, check_fields
 
-ATTENTIONS = ("flash", "unfused")
-SELECTIVE = ("attention", "products")
-_AMOUNTS = (
-    *("passes_norm", "passes_activation", "passes_residual", "copies", "loss_bytes", "loss_saved_bytes"),
-    *("loss_peak_bytes", "split_loss_peak_bytes", "calls_per_kernel", "gradient_bytes", "float16_gradient_bytes"),
-    *("narrow_gradient_bytes", "extra_gradient_bytes", "bucket_bytes"),
-)
 DISPATCHERS = ("alltoall", "deduplicated")
 
 
@@ -48,26 +41,26 @@ class Stack:
     """One generation of training software.
 
     Attributes:
-        name: the catalogue's.
+        name: its name in the catalogue.
         attention: "flash" or "unfused".
         attention_generation: of flash attention: 1, 2 (written for Ampere), 3 (Hopper) or 4 (Blackwell). On a newer
-            device than its own it reaches a share of the rate (derating.py).
+            device than its target it reaches a share of the rate (derating.py).
         has_dropout: whether masks are drawn, stored and applied.
-        passes_norm, passes_activation, passes_residual: how often the tensor at hand is read or written, forward and
-            backward, by a norm, by the MLP's activation, and by bias, dropout and residual.
+        passes_norm, passes_activation, passes_residual: reads and writes of the tensor, forward and backward, by a
+            norm, by the MLP's activation, and by bias, dropout and residual.
         copies: tensors of the model's width that are copied around attention to move heads, forward and again backward.
-        loss_bytes: bytes moved for one logit by the loss, forward and backward together.
-        loss_saved_bytes, loss_peak_bytes: of one logit: kept until backward, and besides while that is at work.
-        split_loss_peak_bytes: the same where tensor ranks split the vocabulary, if it is another number.
-        calls_per_kernel: what the host has to do for one kernel, in eager operators: views, autograd, Python.
-        selective: what selective recomputation repeats: "attention" (its core), or "products" (every second one, and
-            all that is cheap).
-        gradient_bytes: of a number of a gradient that is accumulated and reduced; float16_gradient_bytes where the
-            training is in float16, narrow_gradient_bytes where products are in 8 bits or less.
-        extra_gradient_bytes: of a second copy of each gradient, where they are accumulated in 32 bits.
-        fused_accumulation: whether a weight's gradient is added up inside the product that makes it.
-        keeps_gradients: whether gradients stay from step to step; else those that ZeRO-3 splits are made anew by every
-            step's first backward pass, when activations make room for them.
+        loss_bytes: bytes per logit moved by the loss, forward and backward together.
+        loss_saved_bytes, loss_peak_bytes: bytes per logit kept until backward, and temporary in backward.
+        split_loss_peak_bytes: the same if tensor ranks split the vocabulary; None: the same number.
+        calls_per_kernel: host work per kernel, in eager operators: views, autograd, Python.
+        selective: work that selective recomputation repeats: "attention" (its core), or "products" (every second one,
+            and all cheap operators).
+        gradient_bytes: bytes per accumulated and reduced gradient; float16_gradient_bytes for training in float16,
+            narrow_gradient_bytes for products in 8 bits or less.
+        extra_gradient_bytes: of a second copy of each gradient, if they are accumulated in 32 bits.
+        fused_accumulation: whether a weight's gradient is accumulated inside the product that makes it.
+        keeps_gradients: whether gradients stay from step to step; otherwise ZeRO-3's are allocated by every step's
+            first backward pass, when activations are freed.
         has_master: whether 16-bit parameters have a copy in 32 bits.
         has_reduce_scatter: whether ZeRO-1 reduces each gradient to its owner alone.
         bucket_bytes: buffers of the data axis's communication.
@@ -79,43 +72,43 @@ class Stack:
         pipeline_overlap: whether messages between stages travel during compute.
         splits_messages: whether tensor ranks share a message between stages and gather it there.
         keeps_outputs: whether a stage keeps the output of every micro-batch in flight.
-        is_eager: whether the operators are torch's own, one by one, as eager/ lists them; then the passes above do
-            not count. Its precision is that of everything: parameters, their gradients, what the layers compute and
-            what travels; in 16 bits that is a model cast to them, with `has_master` one whose optimizer has copies of
-            parameters and gradients in 32 bits, as Megatron's. It is not autocast.
-        has_wide_shards: of an eager stack without masters: whether a training in 16 bits keeps in 32 what ZeRO-3
-            splits, as FSDP2's MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32): parameters
-            are cast and gathered in 16 bits, their gradients are cast and summed in 32.
+        is_eager: whether the operators are torch's own, one by one, as eager/ lists them; then the passes above do not
+            count. Its precision is that of parameters, gradients, compute and communication: in 16 bits the model is
+            cast to them, and with `has_master` the optimizer has copies of parameters and gradients in 32 bits, as in
+            Megatron. It is not autocast.
+        has_wide_shards: of an eager stack without masters: whether training in 16 bits keeps ZeRO-3's shards in 32, as
+            FSDP2's MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32): parameters are cast
+            and gathered in 16 bits, their gradients are cast and summed in 32.
         is_megatron: of an eager stack: whether queries, keys and values are one product, and the vocabulary is treated
-            as split over ranks even where there is one, as Megatron's layers do; else three, and torch's own loss.
+            as split over ranks even over one, as in Megatron's layers; otherwise three, and torch's own loss.
     """
 
     name: str
-    attention: str = "flash"
-    attention_generation: int = 2
+    attention: Annotated[str, OneOf(("flash", "unfused"))] = "flash"
+    attention_generation: Count = 2
     has_dropout: bool = False
-    passes_norm: tuple[float, float] = (2, 3)
-    passes_activation: tuple[float, float] = (2, 3)
-    passes_residual: tuple[float, float] = (3, 1)
-    copies: float = 0
-    loss_bytes: float = 20.0
-    loss_saved_bytes: float = 4.0
-    loss_peak_bytes: float = 2.0
-    split_loss_peak_bytes: float | None = None
-    calls_per_kernel: float = 2.5
-    selective: str = "attention"
-    gradient_bytes: int = 4
-    float16_gradient_bytes: int = 2
-    narrow_gradient_bytes: int = 4
-    extra_gradient_bytes: int = 0
+    passes_norm: tuple[NonNegative, NonNegative] = (2, 3)
+    passes_activation: tuple[NonNegative, NonNegative] = (2, 3)
+    passes_residual: tuple[NonNegative, NonNegative] = (3, 1)
+    copies: NonNegative = 0
+    loss_bytes: NonNegative = 20.0
+    loss_saved_bytes: NonNegative = 4.0
+    loss_peak_bytes: NonNegative = 2.0
+    split_loss_peak_bytes: NonNegative | None = None
+    calls_per_kernel: NonNegative = 2.5
+    selective: Annotated[str, OneOf(("attention", "products"))] = "attention"
+    gradient_bytes: NonNegativeInt = 4
+    float16_gradient_bytes: NonNegativeInt = 2
+    narrow_gradient_bytes: NonNegativeInt = 4
+    extra_gradient_bytes: NonNegativeInt = 0
     fused_accumulation: bool = False
     keeps_gradients: bool = True
     has_master: bool = True
     has_reduce_scatter: bool = True
-    bucket_bytes: float = 0.0
+    bucket_bytes: NonNegative = 0.0
     data_overlap: bool = True
     hides_backward_exchange: bool = False
-    dispatcher: str = "alltoall"
+    dispatcher: Annotated[str, OneOf(DISPATCHERS)] = "alltoall"
     hides_dispatch: bool = False
     pipeline_overlap: bool = False
     splits_messages: bool = True
@@ -126,22 +119,9 @@ class Stack:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, choices in (("attention", ATTENTIONS), ("selective", SELECTIVE)):
-            if getattr(self, name) not in choices:
-                raise unknown_name(name, getattr(self, name), choices)
-        if self.attention_generation < 1:
-            raise ValueError(f"attention_generation must be 1 or more: got {self.attention_generation}; try 2")
-        for name in _AMOUNTS:
-            values = getattr(self, name)
-            if not all(
-                0 <= value < float("inf") for value in (values if isinstance(values, tuple) else (values or 0,))
-            ):
-                raise ValueError(f"{name} must be 0 or more, and finite: got {values!r}; try 1")
-        if self.dispatcher not in DISPATCHERS:
-            raise unknown_name("dispatcher", self.dispatcher, DISPATCHERS)
         if self.has_wide_shards and (self.has_master or not self.is_eager):
             raise ValueError(
-                "has_wide_shards is for eager stacks without masters, as the shards are those: got "
+                "has_wide_shards is for eager stacks without masters, as the shards are the masters: got "
                 f'has_master={self.has_master} and is_eager={self.is_eager}; try has_master=False on STACKS["torch"]'
             )
 
@@ -180,7 +160,7 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
                 splits_messages=False,
                 keeps_outputs=True,
             ),
-            # A logit: the fused loss reads 2 bytes, and again to write 2; each metric casts it (2 and 4 bytes) and
+            # Per logit: the fused loss reads 2 bytes, and again to write 2; each metric casts it (2 and 4 bytes) and
             # takes the logarithm of its softmax (4 and 4).
             Stack(
                 "fsdp-flash",
@@ -191,11 +171,11 @@ STACKS: Mapping[str, Stack] = MappingProxyType(
                 loss_peak_bytes=8,
                 keeps_gradients=False,
             ),
-            # A logit: cast (2 and 4 bytes), the logarithm of the softmax (4 and 4); a gradient of zeros (4) for that of
-            # the softmax (8 and 4), cast back (4 and 2). Three of these tensors of 4 bytes are there at once; where the
-            # vocabulary is split over ranks, torch's loss_parallel() adds and multiplies them one by one: four.
+            # Per logit: cast (2 and 4 bytes), the logarithm of the softmax (4 and 4); a gradient of zeros (4) for the
+            # softmax's gradient (8 and 4), cast back (4 and 2). Three of these 4-byte tensors exist at once; with a
+            # vocabulary split over ranks, torch's loss_parallel() adds and multiplies them one by one: four.
             Stack("torch-compile-2024", **_COMPILED, loss_bytes=36, loss_peak_bytes=8, split_loss_peak_bytes=12),
-            # Read for the softmax's largest and its sum, kept; read again for the gradient, which is written.
+            # Read for the softmax's maximum and sum, kept; read again for the gradient, which is written.
             Stack("torch-compile", **_COMPILED, loss_bytes=8, loss_saved_bytes=2, loss_peak_bytes=2),
             Stack(
                 "megatron-core",

@@ -1,24 +1,24 @@
 """One training step as a sum: pipeline, data axis, optimizer. The heart of the planner.
 
     step = makespan of the pipeline (m micro-batches over p stages; pipeline/closed_form.py)
-         + what the data axis cannot hide (data_axis.py)
+         + exposed communication of the data axis (data_axis.py)
          + the optimizer (optimizer_step.py) + a fixed few milliseconds
-         + on an eager stack, what the device waits for the host
+         + on an eager stack, the time in which the device waits for the host
 
-    a stage in the middle    L / p * (forward + backward + what is computed again + what waits for ZeRO-3 or the host)
-    the first, the last      that and the embedding; that and head and loss
-    busy                     m * the largest of these: what is left of the makespan is bubble, and messages
-    launches                 what the layers take beyond the work of their kernels: starting them
+    a stage in the middle    L / p * (forward + backward + recomputation + waiting for ZeRO-3 or the host)
+    the first, the last      the same and the embedding; the same and head and loss
+    busy                     m * the largest of these; the rest of the makespan is bubble, and messages
+    launches                 time of the layers beyond the work of their kernels
     host                     launches ahead, of the whole step: the device waits for it at the first forward, and at the
-                             end where a stage's launches take longer than its kernels, messages and bubble
+                             end if a stage's launches take longer than its kernels, messages and bubble
 
-Where p does not divide L the makespan is that of stages with L / p layers in the mean, of which the fullest have one
-more and the first and the last the fewest.
+If p does not divide L, the makespan is that of stages with L / p layers on average: the fullest have one more, the
+first and the last the fewest.
 
 Legend: m micro-batches, p stages, L layers, t tensor ranks.
 
 Source: Narayanan et al., SC21, arXiv 2104.04473, section 3 (the sum) and 4.1 (messages split over tensor ranks).
-Simplified: every layer takes as long as the mean one (dense ones and those with experts in their proportion).
+Simplified: every layer takes as long as the average one (dense ones and those with experts in their proportion).
 """
 
 from functools import reduce
@@ -39,21 +39,19 @@ from lablib.plan.setup import Setup
 
 
 class Step(NamedTuple):
-    """What one step is made of. Seconds are those of the busiest stage, and add up to `step_s`.
+    """Parts of one step: seconds of the busiest stage, which add up to `step_s`.
 
     Attributes:
         step_s: the whole step.
-        products_s, attention_s, memory_s: of the layers' kernels by what limits them, those computed again included.
-        launch_s: what the layers take beyond that and their communication: kernels are started, by a host that may be
-            late.
-        recompute_s: of the layers, what is computed again; `repeated` is the same by what it is spent on.
-        ends_s: of the embedding or the head, but for the tensor axis, and of a layer more than the mean, on the
-            busiest stage.
+        products_s, attention_s, memory_s: kernels of the layers by their limit, recomputation included.
+        launch_s: time of the layers beyond these and their communication: launches, by a host that may be late.
+        recompute_s: recomputation in the layers; `repeated` is the same by kind.
+        ends_s: on the busiest stage, embedding or head without the tensor axis, and a layer more than the average.
         bubble_s: the busiest stage waits for others, or for their messages.
         optimizer_s, fixed_s: at the end of the step.
-        tensor, context, expert, data, pipeline, host: communication by axis, that of the ends among it; of messages
-            those that a rank with two neighbours sends: the seconds shown are in bubble_s.
-        pieces: of a layer, the embedding and the head, for one micro-batch.
+        tensor, context, expert, data, pipeline, host: communication by axis, embedding and head included; for
+            `pipeline`, messages of a rank with two neighbours: their exposed seconds are in bubble_s.
+        pieces: a layer, the embedding and the head, for one micro-batch.
         pipeline_s: the makespan.
     """
 
@@ -79,24 +77,24 @@ class Step(NamedTuple):
 
     @property
     def bubble_fraction(self) -> Numbers:
-        """Share of the makespan in which the busiest stage waits; 0 where nothing takes time."""
+        """Share of the makespan in which the busiest stage waits; 0 if nothing takes time."""
         return self.bubble_s / where(self.pipeline_s > 0, self.pipeline_s, 1.0)
 
     def check_takes_time(self) -> None:
-        """Raises ValueError where a step is over at once: nothing could be said of its speed."""
+        """Raises ValueError for a step of 0 s, which has no speed."""
         if np.min(self.step_s) > 0:
             return
         raise ValueError(
-            "a step must take some time: got 0 s, of a device that computes in no time and nobody to talk to, without "
+            "a step must take some time: got 0 s, with a device that computes in no time, no communication and no "
             "derating; give the usual derating, or ranks that communicate in every plan"
         )
 
 
 class _Layer(NamedTuple):
-    """A mean layer of one micro-batch: compute, recomputation, and waiting.
+    """An average layer of one micro-batch: compute, recomputation, and waiting.
 
     Attributes:
-        compute_s: seconds of its passes with those computed again.
+        compute_s: seconds of its passes, recomputation included.
         recomputed, recomputed_s: the part of the forward pass that runs a second time.
         sharded, moved: waiting for ZeRO-3's parameters, and for the host.
         time: seconds of F, I and W, with all of these.
@@ -115,7 +113,7 @@ class _Layer(NamedTuple):
 
 
 class _Pipe(NamedTuple):
-    """The pipeline: its makespan, what its busiest stage does, and of that the tensor axis of the ends; messages."""
+    """The pipeline: makespan, work of the busiest stage, the tensor axis of its embedding or head, messages."""
 
     makespan_s: Numbers
     busy_s: Numbers
@@ -179,7 +177,7 @@ def _layer_of(setup: Setup, pieces: Pieces) -> _Layer:
     forward_s, input_s, weight_s = pieces.forward_s, pieces.input_s, pieces.weight_s
     backward_s = input_s + weight_s + recomputed_s
     sharded = sharded_layer(setup, pieces.parameters, forward_s, backward_s)
-    # Another wire: what goes over it hides behind the waiting for parameters too.
+    # The host's link is another wire: its traffic also hides behind the waiting for parameters.
     busy_s = (forward_s + sharded.forward_s, backward_s + sharded.backward_s)
     moved = _offloaded_layer(setup, pieces.layer, *busy_s)
     time = StageTime(
@@ -191,7 +189,7 @@ def _layer_of(setup: Setup, pieces: Pieces) -> _Layer:
 
 
 def _late_s(setup: Setup, pieces: Pieces, layer: _Layer, device_s: Numbers, copies: Numbers) -> Numbers:
-    """By how much a host that starts kernel after kernel, far ahead where it can, makes passes of `device_s` longer."""
+    """Seconds that the host, which launches kernels as far ahead as it can, adds to passes of `device_s`."""
     machine, m, both = setup.machine, setup.num_microbatches, setup.has_both_ends
     _, at_first, at_last = _shares(setup)
     work, embedding, head = pieces.layer, pieces.embedding, pieces.head
@@ -210,7 +208,7 @@ def _late_s(setup: Setup, pieces: Pieces, layer: _Layer, device_s: Numbers, copi
 
 
 def _pipe_of(setup: Setup, pieces: Pieces, layer: StageTime) -> _Pipe:
-    """The stages in a pipeline of this schedule, and how long the busiest one works."""
+    """The pipeline in this schedule, with the work of its busiest stage."""
     machine, total, p, m = setup.machine, setup.model.num_layers, setup.pipeline, setup.num_microbatches
     between, at_first, at_last = _shares(setup)
     middle, busiest = _scaled(layer, between), _scaled(layer, ceil_div(total, p))
@@ -235,7 +233,7 @@ def _pipe_of(setup: Setup, pieces: Pieces, layer: StageTime) -> _Pipe:
 
 
 def _shares(setup: Setup) -> tuple[Numbers, Numbers, Numbers]:
-    """Layers of the stages between the ends, in the mean, of the first stage and of the last.
+    """Layers of the stages between the ends, on average, of the first stage and of the last.
 
     In a V the first rank has both ends of the model, and the last is one of those between.
     """
@@ -248,14 +246,14 @@ def _shares(setup: Setup) -> tuple[Numbers, Numbers, Numbers]:
 
 
 def layers_of(total: int, p: Numbers, rank: Numbers) -> Numbers:
-    """Layers of a stage: where p does not divide all of them, the stages in the middle have the extra ones."""
+    """Layers of a stage: if p does not divide them, the stages in the middle have the extra ones."""
     few, extra = total // p, total % p
     begin = (p - extra) // 2
     return few + (extra > 0) * ((rank >= begin) & (rank < begin + extra))
 
 
 def _message(setup: Setup) -> tuple[Numbers, Numbers]:
-    """Bytes that a rank sends to the next stage, and seconds until its ranks have all of them.
+    """Bytes that a rank sends to the next stage, and seconds until all ranks there have the message.
 
     Tensor ranks hold the same activations (or each its share of them): each sends 1/t, and gathers in the node.
     """
@@ -268,7 +266,7 @@ def _message(setup: Setup) -> tuple[Numbers, Numbers]:
 
 
 def _offloaded_layer(setup: Setup, work: Work, forward_s: Numbers, backward_s: Numbers) -> Waiting:
-    """Activations kept by the host: each layer's go there while the next computes, and come back ahead of backward."""
+    """Activations kept by the host: each layer's are sent while the next computes, and return ahead of backward."""
     if "activations" not in setup.offload:
         return Waiting()
     size = setup.recompute.saved_bytes(work, setup.machine.stack, setup.entering_bytes, setup.layers)

@@ -141,7 +141,7 @@ def test_long_searches_show_a_bar_that_is_gone_at_the_end(monkeypatch, capsys: p
         (["--optimizer", "adamv"], "did you mean"),
         (["--offload", "weights"], "unknown offload 'weights'"),
         (["--compression", "int9"], "unknown gradient compression 'int9'"),
-        (["--lora", "--compression", "int8"], "compression is of gradients"),
+        (["--lora", "--compression", "int8"], "compression needs gradients"),
         (["--batch", "many"], "invalid int value: 'many'"),
     ],
 )

@@ -154,7 +154,7 @@ def test_experts_are_a_part_of_the_data_axis():
         (
             ("expert", "data", "tensor"),
             Parallel(data=2, expert=2, tensor=2, expert_tensor=1),
-            "tensor ranks share each of them",
+            "experts that all tensor ranks share",
         ),
     ],
 )

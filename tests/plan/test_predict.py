@@ -220,7 +220,7 @@ def test_a_second_copy_in_each_node_is_paid_in_memory_and_gathered_in_16_bits():
     )
     # The first halves what forward gathers, and that of the ends in backward; the second replaces backward's gather.
     assert plain - narrow > copied - both > 0.4 * (plain - narrow)
-    with pytest.raises(ValueError, match="zero_plus_plus is no part of torch's own FSDP: got .*'hpZ'.* stack 'torch'"):
+    with pytest.raises(ValueError, match="torch's own FSDP has no zero_plus_plus: got .*'hpZ'.* stack 'torch'"):
         predict("gpt3-13b", "dgx-a100", replace(three, zero_plus_plus=("hpZ",)), 64, stack="torch")
 
 
@@ -368,9 +368,9 @@ def test_a_device_without_units_for_8_bits_computes_in_the_next_wider_ones(preci
         ({"optimizer": None}, "unknown optimizer None"),
         ({"stack": []}, "unknown stack"),
         ({"compression": 3}, "unknown gradient compression 3"),
-        ({"offload": "optimizer"}, "offload is a tuple .* got 'optimizer'; try offload="),
-        ({"offload": None}, "offload is a tuple .* got None"),
-        ({"derating": "none"}, "derating is a record .* got 'none'"),
+        ({"offload": "optimizer"}, "offload must be a tuple .* got 'optimizer'; try offload="),
+        ({"offload": None}, "offload must be a tuple .* got None"),
+        ({"derating": "none"}, "derating must be a .* got 'none'"),
         ({"host_link": None}, "unknown link None"),
         ({"parallel": 8}, r"parallel is a Parallel, or None: got 8; try Parallel\(data=8\)"),
         ({"parallel": 0}, "parallel is a Parallel, or None: got 0"),

@@ -196,7 +196,7 @@ def test_the_table_has_the_fastest_first_and_equal_plans_once(small):
         ({"stack": "megatron"}, "unknown stack"),
         ({"nodes": None}, "give nodes or gpus, one of the two"),
         ({"gpus": 8}, "give nodes or gpus, one of the two"),
-        ({"nodes": 10**30}, "a search is of 10,000,000 GPUs or fewer: got"),
+        ({"nodes": 10**30}, "a search takes 10,000,000 GPUs or fewer: got"),
         ({"micro_batch": b"x"}, "micro_batch must be whole numbers"),
         ({"nodes": 0}, "nodes must be a whole number, 1 or more: got 0; try nodes=8"),
         ({"batch": [8]}, "batch must be a whole number, 1 or more: got \\[8\\]"),

@@ -140,5 +140,5 @@ def test_a_stack_is_found_by_its_name_or_is_itself():
     assert all(find_stack(name).name == name for name in STACKS)
     with pytest.raises(ValueError, match=r"megatron-core"):
         find_stack("megatron-cor")
-    with pytest.raises(ValueError, match=r"unknown dispatcher 'deepep'"):
+    with pytest.raises(ValueError, match="dispatcher must be one of alltoall, deduplicated: got 'deepep'"):
         Stack("mine", dispatcher="deepep")

@@ -7,15 +7,15 @@
     FSDP2       each layer: shards copied together (2 / s), gathered, taken apart (2); in backward the same again, and
                 gradients put together (2), summed and scattered, added to their shards from the second micro-batch on.
                 With wide shards (mixed precision) they are cast before, and sums travel in 32 bits.
-                Embedding, head and last norm are a group of their own, gathered once
+                Embedding, head and last norm are one group, gathered once
 
 Passes are over the parameters. Legend: s ranks that share them.
 
 Source: torch/csrc/distributed/c10d/reducer.cpp; torch/distributed/optim/zero_redundancy_optimizer.py;
 torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py.
-Simplified: a stage's matrices fill buckets in the order in which they were made, backwards; vectors do not count.
-Experts are summed in one collective of their own, which hides behind nothing. With `data_overlap` FSDP2's wires work
-beside the layers, as on a GPU; without, each is waited for, as torch does on a CPU.
+Simplified: a stage's matrices fill buckets in reverse order of creation; vectors do not count. Experts are summed in a
+separate collective, which hides behind nothing. With `data_overlap` FSDP2 communicates during the layers, as on a GPU;
+without, the program waits for each collective, as torch does on a CPU.
 """
 
 from dataclasses import replace
@@ -33,10 +33,10 @@ _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
 
 
 class Buckets(NamedTuple):
-    """How DDP packs a stage's gradients: bytes and counts.
+    """DDP's buckets of a stage: bytes and counts.
 
     Attributes:
-        first: of the layers in the first bucket, which the head's own matrix may fill alone.
+        first: of the layers in the first bucket, which the head's matrix may fill alone.
         has_first: whether there is one before the last.
         count: further ones that layers fill.
         left: of the layers in the last one, with the embedding.
@@ -54,15 +54,15 @@ def reduced(
     backward_s: Numbers,
     embedding_s: Numbers,
 ) -> Axis:
-    """DDP's sums and copies a step, with ZeRO-1's broadcasts; 0 for one rank.
+    """DDP's sums and copies per step, with ZeRO-1's broadcasts; 0 for one rank.
 
     Arguments:
-        backward_s, embedding_s: of the layers' backward, and of the embedding's behind it.
+        backward_s, embedding_s: of the layers' backward, and of the embedding's after it.
     """
     machine = setup.machine
     n, outside = setup.data * setup.context, _outside(setup, parameters)
     size = setup.layers * parameters.layer * machine.width
-    # The head's own matrix comes first, the embedding last; with it, what did not fill a bucket.
+    # The head's own matrix comes first; the embedding last, with the rest that did not fill a bucket.
     head, embedding = (setup.pipeline == 1) * parameters.head * machine.width, parameters.embedding * machine.width
     packed = _buckets(setup)
     middle = maximum(size - packed.first - packed.left, 0.0) / maximum(packed.count, 1)
@@ -75,7 +75,7 @@ def reduced(
     others_s = packed.count * middle_s
     copies_s = setup.layers * layer_pass_s(setup, 2 * machine.width, has_experts=False)
     ends_s = machine.stream_s(2 * machine.width * outside) + 5 * machine.device.queued_s
-    # What divides the gradients into buckets makes that backward pass longer, too.
+    # The copies into buckets also make that backward pass longer.
     backward_s, embedding_s = backward_s + copies_s, embedding_s + ends_s
     behind_s = first_s + others_s
     if machine.stack.data_overlap:
@@ -100,7 +100,7 @@ def reduced(
 
 
 def _experts_s(setup: Setup, size: Numbers) -> Numbers:
-    """What DDP leaves out, summed after it over the ranks that have the same experts; with ZeRO-1 broadcast too."""
+    """Gradients that DDP leaves out, summed after it over the ranks with the same experts; ZeRO-1 also broadcasts."""
     machine, group = setup.machine, (setup.expert_copies, setup.expert_stride)
     sum_s = machine.collective_s("all_reduce", size, *group)
     return sum_s + (machine.collective_s("broadcast", size, *group) if setup.zero_stage else 0.0)
@@ -109,7 +109,7 @@ def _experts_s(setup: Setup, size: Numbers) -> Numbers:
 def _behind_s(
     packed: Buckets, size: Numbers, middle: Numbers, first_s: Numbers, middle_s: Numbers, backward_s: Numbers
 ) -> Numbers:
-    """Seconds for which all buckets but the last go on after the layers' backward; less than 0 where they are done.
+    """Seconds for which all buckets but the last go on after the layers' backward; below 0 if they finish earlier.
 
     They are sent one after another, each when it is full: the wires wait for the first one, for the second, or for the
     last of those in between.
@@ -136,7 +136,7 @@ def _buckets(setup: Setup) -> Buckets:
 
 
 def _filled(setup: Setup) -> Buckets:
-    """By filling them: the head's own matrix first, then the last layer's last tensor."""
+    """Buckets filled in order: the head's matrix first, then the tensors of the layers, the last one first."""
     model, width = setup.model, setup.machine.width / setup.tensor
     head = model.vocab_size * model.d_model * width * (setup.pipeline == 1 and not model.tied_head)
     tensors = layer_tensors(setup, has_experts=False)
@@ -168,7 +168,7 @@ def _broadcasts_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
 
 
 def gathered_s(setup: Setup, numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """Seconds to gather so many parameters: on the wires, and of the copies (and casts) before and after."""
+    """Seconds to gather parameters: on the wires, and of the copies (and casts) before and after."""
     machine, size = setup.machine, numbers * setup.machine.width
     wires_s = machine.collective_s("all_gather", size, setup.shards, setup.tensor)
     copies_s = machine.stream_s(2 * size / setup.shards) + machine.stream_s(2 * size) + 2 * machine.device.queued_s
@@ -179,7 +179,7 @@ def gathered_s(setup: Setup, numbers: Numbers) -> tuple[Numbers, Numbers]:
 
 
 def scattered_s(setup: Setup, numbers: Numbers) -> tuple[Numbers, Numbers]:
-    """The same to sum and scatter so many gradients."""
+    """The same to sum and scatter gradients."""
     machine, size = setup.machine, numbers * setup.machine.shard_width
     wires_s = machine.collective_s("reduce_scatter", size, setup.shards, setup.tensor)
     wires_s = wires_s + machine.collective_s(
@@ -191,7 +191,7 @@ def scattered_s(setup: Setup, numbers: Numbers) -> tuple[Numbers, Numbers]:
 def sharded_layer_s(
     setup: Setup, parameters: ParametersPerRank, forward_s: Numbers, backward_s: Numbers
 ) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """What FSDP2 adds to a layer's forward and to its backward; the seconds of its wires and of its copies."""
+    """Seconds that FSDP2 adds to a layer's forward and to its backward; seconds of its wires and of its copies."""
     machine = setup.machine
     trained, regathered = 1.0 * setup.has_weight_gradients, 1.0 * setup.reshard_after_forward
     gather_s, apart_s = gathered_s(setup, parameters.layer)
@@ -204,13 +204,13 @@ def sharded_layer_s(
     shown_s = [
         maximum(wire - hidden, 0.0) + copy for wire, hidden, copy in zip(wires_s, hidden_s, copies_s, strict=True)
     ]
-    # The first of the layers has no layer before it, behind which it could be gathered.
+    # No layer before the first one hides its gather.
     shown_s[0] = shown_s[0] + minimum(gather_s, hidden_s[0]) * setup.pipeline / setup.model.num_layers
     return shown_s[0], shown_s[1], sum(wires_s), sum(copies_s)
 
 
 def sharded_ends_s(setup: Setup, parameters: ParametersPerRank) -> tuple[Numbers, Numbers]:
-    """Wires and copies of FSDP2, once a micro-batch, for embedding, head and last norm: nothing of it is hidden."""
+    """Wires and copies of FSDP2 for embedding, head and last norm, once per micro-batch: nothing hides them."""
     machine, outside = setup.machine, _outside(setup, parameters)
     gather_s, apart_s = gathered_s(setup, outside)
     scatter_s, together_s = scattered_s(setup, outside)

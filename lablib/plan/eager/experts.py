@@ -12,14 +12,15 @@
     input of router and experts     -                           3: two gradients are added
 
 in tensors of R D numbers (k, 1), R E (E) and the experts' R k F (F). Kept: the router's input and scores, weights, two
-places and the choice of each row; what arrived in order of experts, both sides of the activation, what came back. In
-backward two tensors of what came back are there besides: gradients of it, of its weights, zeros to add to.
+places and the choice of each row; tokens that arrived in order of experts, both sides of the activation, tokens that
+came back. Backward has two more tensors as large as the latter: their gradients, then those of their weights and zeros
+to add to.
 
 Legend: R tokens of this rank, D width, E experts, k of them for a token, F their hidden width over x ranks each.
 
 Source: the operators that torch 2.13 dispatches for such a layer (index_select, all_to_all_single, baddbmm), as a
 timeline of the simulator lists them.
-Simplified: where ranks share an expert they gather what arrived and scatter its sums, as the other stacks do.
+Simplified: ranks that share an expert gather the tokens that arrived and scatter the sums, as in the other stacks.
 """
 
 from lablib.cost.arrays import Numbers
@@ -55,7 +56,7 @@ def experts(machine: Machine, model: Transformer, mixture: Experts, sizes: Sizes
 
 
 def sent_bytes(machine: Machine, model: Transformer, sizes: Sizes) -> Numbers:
-    """What a rank sends to experts; 0 for a dense model."""
+    """Bytes that a rank sends to experts; 0 for a dense model."""
     active = model.experts.num_active if model.experts else 0
     return active * sizes.rows / sizes.sequence_shards * model.d_model * machine.width
 
@@ -102,7 +103,7 @@ def _sent_and_summed(
 
 
 def _batched(machine: Machine, model: Transformer, mixture: Experts, sizes: Sizes, rows: Numbers) -> Work:
-    """The experts of a rank, as many rows for each: up (and gate), activation, down."""
+    """The experts of a rank, with equally many rows each: up (and gate), activation, down."""
     local, hidden, d_model = mixture.num_experts / sizes.expert, mixture.d_ff / sizes.expert_tensor, model.d_model
     inner = rows * hidden * machine.width
     up = _product(machine, model, rows, local, d_model, hidden)
@@ -117,7 +118,7 @@ def _batched(machine: Machine, model: Transformer, mixture: Experts, sizes: Size
 
 
 def _product(machine: Machine, model: Transformer, rows: Numbers, matrices: Numbers, k: Numbers, n: Numbers) -> Work:
-    """So many [rows / matrices, k] x [k, n] in one operator, with their biases."""
+    """Batched products [rows / matrices, k] x [k, n] in one operator, with their biases."""
     each, width = rows / matrices, machine.width
     weight = Pass(product_s=machine.product_s(k, n, each, matrices, is_over_tokens=True), kernels=1)
     accumulate = kernel(machine, 3 * matrices * k * n * width)

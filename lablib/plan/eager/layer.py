@@ -1,8 +1,8 @@
-"""A layer and the ends of a model as eager torch runs them: operator by operator, each with its bytes and its launch.
+"""A layer, the embedding and the head in eager torch: operator by operator, each with its bytes and its launch.
 
-A compiler or a fused kernel goes over a tensor once; eager torch once for each operator. In tensors of R D numbers of
-w bytes that each reads or writes, where products (forward one, backward one for the input and one for the weight) are
-counted as such:
+A compiler or a fused kernel reads and writes a tensor once; eager torch once per operator. In tensors of R D numbers of
+w bytes that each reads or writes; products (one forward, one backward for the input and one for the weight) are counted
+separately:
 
     operator                    forward    backward
     norm                        2          3, two kernels: the input's gradient, the sums over rows
@@ -17,17 +17,17 @@ counted as such:
     loss over R V / t logits    t > 1: Megatron's: to 32 bits, largest, minus, exponential, sum; backward zeros,
                                 scatter, product, sum, to 16 bits. t = 1: torch's cross-entropy in 32 bits
 
-With sequence parallelism a column-split product keeps its input as it was gathered, where Megatron would gather it
-again in backward; what it costs to sum the norms' gradients over the tensor ranks, once a step, is left out.
+With sequence parallelism a column-split product keeps its gathered input, where Megatron would gather it again in
+backward; the sum of the norms' gradients over the tensor ranks, once per step, is left out.
 
-Recomputation stops where all that backward needs is there again: before a layer's last product, its sum over ranks and
-its residual.
+Recomputation stops as soon as backward has all its inputs: before a layer's last product, its sum over ranks and its
+residual.
 
-Legend: as layer/; w bytes of a number, V vocabulary.
+Legend: as layer/; w bytes per number, V vocabulary.
 
 Source: the operators that torch 2.13 dispatches for such a layer, as a timeline of the simulator lists them;
 torch/utils/checkpoint.py (the early stop).
-Simplified: latent attention is that of layer/. Mixtures of experts: eager/experts.py.
+Simplified: latent attention is taken from layer/. Mixtures of experts: eager/experts.py.
 """
 
 from lablib.cost.arrays import Numbers, maximum
@@ -41,7 +41,7 @@ from lablib.plan.machine import Machine, Pass
 
 
 def norm(machine: Machine, model: Transformer, rows: Numbers) -> Work:
-    """Scale and shift (or scale alone); its mean and deviation are kept, 8 bytes a row."""
+    """Scale and shift (or scale alone); mean and deviation are kept, 8 bytes per row."""
     size, own = rows * model.d_model * machine.width, model.d_model * machine.width
     params = 2 if model.norm == "layer" else 1
     return Work(
@@ -54,7 +54,7 @@ def norm(machine: Machine, model: Transformer, rows: Numbers) -> Work:
 
 
 def entrance(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
-    """The norm before a column-split product, which keeps what it reads: all rows, also where the norm saw a share."""
+    """The norm before a column-split product, which keeps its input: all rows, even if the norm has a share of them."""
     work = norm(machine, model, sizes.rows / sizes.sequence_shards)
     share = 1 - 1 / sizes.sequence_shards
     return work._replace(saved_bytes=work.saved_bytes + share * sizes.rows * model.d_model * machine.width)
@@ -63,7 +63,7 @@ def entrance(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
 def linear(
     machine: Machine, model: Transformer, rows: Numbers, k: Numbers, n: Numbers, has_bias: bool | None = None
 ) -> Work:
-    """[rows, k] x [k, n], with its bias (None: where the model has them). What it keeps is counted where it is made."""
+    """[rows, k] x [k, n], with its bias (None: if the model has them). Its input's producer counts the kept bytes."""
     width = machine.width
     weight = Pass(product_s=machine.product_s(k, n, rows, is_over_tokens=True), kernels=1)
     accumulate = kernel(machine, 3 * k * n * width)
@@ -79,7 +79,7 @@ def linear(
 
 
 def exchange(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
-    """The sums over the tensor axis; a collective starts no kernel of the device's compute stream."""
+    """The sums over the tensor axis; a collective starts no kernel on the device's compute stream."""
     sums = layer.tensor_exchange(machine, model, sizes)
     return Work(sums.forward._replace(kernels=0.0), sums.input._replace(kernels=0.0), Pass())
 
@@ -146,7 +146,7 @@ def embedding(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     size = sizes.rows * model.d_model * width
     places, table = sizes.tokens * model.d_model * width, model.vocab_size / sizes.tensor * model.d_model * width
     masked = kernel(machine, 2 * size).times(is_split)
-    # The tokens themselves, which of them are here, their places: numbers too few to count.
+    # The tokens themselves, their mask and their places have too few numbers to count.
     forward = kernel(machine, 2 * size).plus(masked).plus(Pass(kernels=1 + 5 * is_split))
     is_sorted = 1.0 * (sizes.rows > MOST_UNSORTED)
     added, sorted_first = (kernel(machine, table + size, 2, kind) for kind in ("", "embedding_dense_backward"))
@@ -160,7 +160,7 @@ def embedding(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
         accumulate = accumulate.plus(kernel(machine, 3 * everywhere))
     sum_s, half_s = _sums_s(machine, sizes, size)
     forward, backward = forward._replace(tensor_s=sum_s), backward._replace(tensor_s=half_s)
-    # The tokens, as 64-bit integers; of a part of the vocabulary also their rows in it and which are not.
+    # The tokens, as 64-bit integers; for a part of the vocabulary also their rows in it and a mask.
     saved = sizes.rows * (8 + 9 * is_split) + 8 * sizes.tokens * (model.positions == "learned")
     return Work(forward, Pass(), backward, saved_bytes=saved, accumulate=accumulate)
 
@@ -186,14 +186,14 @@ def head(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
 
 
 def _sums_s(machine: Machine, sizes: Sizes, size: Numbers) -> tuple[Numbers, Numbers]:
-    """Seconds of a sum over the tensor ranks, in one pass; or of its half, in either pass."""
+    """Seconds of a sum over the tensor ranks, in one pass; or of its half, in each pass."""
     sum_s, half_s = (machine.collective_s(name, size, sizes.tensor) for name in ("all_reduce", "all_gather"))
     is_half = 1.0 * (sizes.sequence_shards > 1)
     return sum_s + is_half * (half_s - sum_s), is_half * half_s
 
 
 def _is_split(machine: Machine, sizes: Sizes) -> Numbers:
-    """Whether the vocabulary is treated as split over ranks: Megatron's program does so for one rank too."""
+    """Whether the vocabulary is treated as split over ranks: Megatron's program does so even with one rank."""
     return (sizes.tensor > 1) | machine.stack.is_megatron
 
 
@@ -207,7 +207,7 @@ def _without_bias(machine: Machine, rows: Numbers, k: Numbers, n: Numbers) -> Wo
 
 
 def _split_loss(machine: Machine, sizes: Sizes, size: Numbers) -> Work:
-    """Megatron's: three small sums over ranks, of a number a row each."""
+    """Megatron's: three small sums over ranks, of one number per row each."""
     sums_s = 3 * machine.collective_s("all_reduce", 4 * sizes.rows, sizes.tensor)
     largest, total, mean = reduction(machine, size), reduction(machine, size), reduction(machine, 4 * sizes.rows)
     forward = kernels(machine, 2 * size, 2 * size).plus(largest).plus(total).plus(mean)
@@ -217,7 +217,7 @@ def _split_loss(machine: Machine, sizes: Sizes, size: Numbers) -> Work:
 
 
 def _whole_loss(machine: Machine, size: Numbers) -> Work:
-    """torch's: log-softmax, the targets picked; their gradient, that of the log-softmax."""
+    """torch's: log-softmax, the targets picked; their gradient, and the gradient of the log-softmax."""
     forward = kernel(machine, 2 * size, 1, "_log_softmax", size / 4).plus(Pass(kernels=2))
     backward = kernel(machine, size).plus(kernel(machine, 3 * size, 1, "_log_softmax_backward_data"))
     return Work(forward, backward, Pass())

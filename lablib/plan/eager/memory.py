@@ -1,22 +1,22 @@
-"""Where memory peaks in an eager program: the moments that may be the largest, and what is there then.
+"""Moments at which the memory of an eager program may peak, with the bytes of each.
 
     head         all activations; logits in 32 bits twice from forward, and twice more in backward
-    layer        all activations, what is made again, the gradients of the MLP's inner tensor and of its last weight
-    ring         with context ranks: what its kernels read, gradients that travel, all ranks' keys and values
+    layer        all activations, the recomputed ones, the gradients of the MLP's inner tensor and of its last weight
+    ring         with context ranks: inputs of its kernels, gradients that travel, all ranks' keys and values
     message      all activations, the gradient that was sent down and the one that comes from above
-    embedding    one micro-batch less, and the table's new gradient beside the sum of those before
-    optimizer    no activations; temporaries of the step, and gradients in 32 bits beside masters
+    embedding    one micro-batch less, the table's new gradient and the sum of the earlier ones
+    optimizer    no activations; temporaries of the step, and with masters gradients in 32 bits
 
-The first micro-batch's backward makes the gradients one by one while activations go. From the second on they are all
-there, and each new one for a moment besides. A stage with more micro-batches than it holds at once (m > k) meets both
-in full; one without meets gradients with one micro-batch less.
+The first micro-batch's backward allocates the gradients one by one while activations are freed. From the second on all
+exist, and each new one for a moment as well. A stage with more micro-batches than it holds at once (m > k) meets both
+in full; any other meets gradients with one micro-batch less.
 
 Legend: m micro-batches, k of them in flight; others as layer/.
 
 Source: the memory tracker of the simulator for such steps; torch's DDP (buckets as large as the gradients) and FSDP2
-(the root's parameters stay from forward to backward, the next layer's are gathered while one is at work).
-Simplified: of offloaded activations two layers of each micro-batch in flight are on the device; what a program's
-variables keep longer than they need is not here.
+(the root's parameters stay from forward to backward, the next layer's are gathered during a layer).
+Simplified: of offloaded activations two layers of each micro-batch in flight are on the device; variables that outlive
+their last use are not modelled.
 """
 
 from typing import NamedTuple
@@ -31,7 +31,7 @@ from lablib.plan.step import Step
 
 
 class Moment(NamedTuple):
-    """Bytes of one moment, beside a rank's own parameters and its optimizer's state."""
+    """Bytes of one moment, without a rank's own parameters and its optimizer's state."""
 
     gradient: Numbers = 0.0
     activation: Numbers = 0.0
@@ -44,20 +44,20 @@ class Moment(NamedTuple):
 
 
 class Stage(NamedTuple):
-    """What a moment is made of: a stage's bytes. What starts with `is_` is 0 or 1.
+    """Bytes of a stage that moments are made of. Names with `is_` and `has_` are 0 or 1.
 
     Attributes:
         layers, is_first, is_last: of the stage.
-        entering, whole, tokens: a layer's input, of all tokens where it is one rank's share; the model's.
-        sent: the gradient of its input, which a stage that took turns of forward and backward still has.
-        saved: of a layer, from forward to backward, its output among it.
-        window: layers with their `saved` on the device at once: all, or with offloaded activations two, on their way.
-        recomputed: of a layer, made a second time for backward.
-        inner, last_weight: the MLP's inner tensor, and the last weight it is multiplied with; or those of the experts.
-        dispatched: what a rank sends to experts.
-        attention: the gradients around queries, keys and values, when their weights' are made.
-        passing: of a layer, what its forward has at most beside what it keeps.
-        head, loss, logits: what the head keeps, what backward of the loss needs besides, and the logits themselves.
+        entering, whole, tokens: a layer's input, of all tokens if it is one rank's share; the model's input.
+        sent: the gradient of its input, which a stage that alternates forward and backward still holds.
+        saved: of a layer, from forward to backward, its output included.
+        window: layers with their `saved` on the device at once: all, or with offloaded activations two, in transit.
+        recomputed: of a layer, recomputed for backward.
+        inner, last_weight: the MLP's inner tensor, and the weight of its last product; or those of the experts.
+        dispatched: sent by a rank to experts.
+        attention: the gradients around queries, keys and values, when their weights' are computed.
+        passing: of a layer, temporary in forward.
+        head, loss, logits: kept by the head, temporary in the loss's backward, and the logits themselves.
         layer_gradient, head_gradient, embedding_gradient: of the parameters.
         tied: of a table that both ends share.
         is_split: whether there are several tensor ranks.
@@ -99,19 +99,19 @@ class Stage(NamedTuple):
 
     @property
     def spread(self) -> Numbers:
-        """A gradient that is gathered from the ranks' shares; experts get the tokens of each rank."""
+        """A gradient that is gathered from the ranks' shares; experts receive the tokens of each rank."""
         return self.whole * (self.whole > self.entering) * (self.dispatched == 0)
 
     def saved_of(self, layers: Numbers) -> Numbers:
-        """Bytes that the device keeps from forward to backward for so many layers of one micro-batch."""
+        """Bytes on the device from forward to backward for so many layers of one micro-batch."""
         return minimum(self.window, layers) * self.saved
 
     def gone_after(self, layers: Numbers) -> Numbers:
-        """Bytes of all layers' `saved` on the device that are freed once backward is through so many layers."""
+        """Bytes of all layers' `saved` on the device that are freed after the backward of so many layers."""
         return (minimum(self.window, self.layers) - minimum(self.window, self.layers - layers)) * self.saved
 
     def holds(self, k: Numbers) -> Moment:
-        """k micro-batches from forward to backward. What entered a later stage came in a buffer."""
+        """k micro-batches from forward to backward. The input of a later stage is in a communication buffer."""
         received = (1 - self.is_first) * self.entering
         kept = self.saved_of(self.layers) + self.is_first * (self.entering + self.tokens) + self.is_last * self.head
         return Moment(activation=k * kept, communication=k * received)
@@ -120,7 +120,7 @@ class Stage(NamedTuple):
         return Moment(other=self.is_last * self.loss)
 
     def at_head_weight(self, is_later: bool) -> Moment:
-        """Of the logits their gradient is left, beside that of the head's input and of its weight."""
+        """The logits' gradient, the head's input's, and its weight's; the logits are freed."""
         weight = self.head_gradient + self.tied
         summed = self.is_last * self.is_split * self.whole  # over the tensor ranks
         other = self.is_last * (self.loss / 2 + self.whole) - summed
@@ -129,11 +129,11 @@ class Stage(NamedTuple):
 
     @property
     def freed(self) -> Numbers:
-        """What is gone once the head's backward is done: its own, and what entered it."""
+        """Bytes freed by the head's backward: its own, and its input."""
         return self.is_last * (self.head + self.entering)
 
     def at_layer(self, is_top: bool, is_later: bool) -> list[Moment]:
-        """While a layer's backward is at work; new gradients are kept, or are there for a moment to be added.
+        """During a layer's backward; new gradients are kept, or temporary and added to the earlier ones.
 
         After the gradients of: the MLP's last weight, its activation, its first weight, the layer's last weight.
         """
@@ -155,7 +155,7 @@ class Stage(NamedTuple):
     def _at_ring(self, is_later: bool, received: Numbers, instead: Moment) -> list[Moment]:
         """In the backward of attention over context ranks, before and after the second round's kernel.
 
-        Of plans without, `instead`, which the list has already.
+        For plans without context ranks: `instead`, which the list has already.
         """
         if not self.in_ring:
             return []
@@ -167,17 +167,17 @@ class Stage(NamedTuple):
         return [instead.plus(moment.plus(instead, -1.0), self.has_ring) for moment in (begins, ends)]
 
     def at_message(self) -> Moment:
-        """Between forward and backward: the gradient that was sent is still there, the next one's buffer already."""
+        """Between forward and backward: the gradient that was sent, and the buffer of the next one."""
         return Moment(self.sent, 0.0, (1 - self.is_last) * self.entering)
 
     def at_embedding(self, is_later: bool) -> Moment:
-        """Beside the table's gradient: those of both ends where it is shared, and what was there before."""
+        """Gradients of the table: the new one, those of both ends if it is shared, and the earlier sum."""
         before = self.embedding_gradient if is_later else 0.0
         return Moment(other=self.is_first * (self.whole + before + 2 * self.tied))
 
 
 def backward_moments(stage: Stage, k: Numbers, m: Numbers) -> list[Moment]:
-    """The largest moments of backward passes, with k of m micro-batches in flight."""
+    """The moments of backward passes that may be largest, with k of m micro-batches in flight."""
     head, tied, summed = Moment(gradient=stage.head_gradient), Moment(other=stage.tied), Moment(gradient=stage.gradient)
     others = stage.layers - 1
     above = Moment(gradient=others * stage.layer_gradient, activation=-stage.gone_after(others))
@@ -202,7 +202,7 @@ def backward_moments(stage: Stage, k: Numbers, m: Numbers) -> list[Moment]:
 
 
 def optimizer_moment(stage: Stage, gradient_bytes: Numbers, temporary_bytes: Numbers) -> Moment:
-    """Gradients, as wide as the states they go into, and temporaries of this rank's share of the step."""
+    """Gradients, as wide as the optimizer's states, and temporaries of this rank's share of the step."""
     return Moment(gradient=gradient_bytes + stage.sent, other=temporary_bytes)
 
 
@@ -219,7 +219,7 @@ def largest(moments: list[Moment]) -> Moment:
 
 
 def _last_weight(setup: Setup) -> Numbers:
-    """Rows of the last weight of an MLP; of all experts of a rank, which are one tensor."""
+    """Rows of the last weight of an MLP, or of all experts of a rank, which are one tensor."""
     mixture = setup.model.experts
     if not mixture:
         return setup.model.hidden_size / setup.tensor
@@ -227,7 +227,7 @@ def _last_weight(setup: Setup) -> Numbers:
 
 
 def _entrance_gradient(setup: Setup) -> Numbers:
-    """Bytes of the gradients of queries', keys' and values' weights, the last ones that a layer makes."""
+    """Bytes of the gradients of queries', keys' and values' weights, the last ones of a layer."""
     model = setup.model
     columns = (model.num_heads + 2 * model.kv_heads) * model.head_size / setup.tensor
     return columns * model.d_model * setup.machine.width
@@ -257,7 +257,7 @@ def stage_of(setup: Setup, step: Step, rank: Numbers, layers: Numbers) -> Stage:
         last_weight=_last_weight(setup) * setup.model.d_model * machine.width,
         dispatched=sent_bytes(machine, setup.model, sizes),
         attention=whole * ((1 + 3 / setup.tensor) if machine.stack.is_megatron else (2 + 1 / setup.tensor)),
-        # The output of the last product; of a layer that keeps nothing the MLP's two tensors, but not its output yet.
+        # The output of the last product; if a layer keeps nothing, the MLP's two tensors, but not its output yet.
         passing=entering + (policy.kind == "full") * 2 * step.pieces.layer.peak_bytes,
         head=step.pieces.head.saved_bytes,
         loss=step.pieces.head.peak_bytes,

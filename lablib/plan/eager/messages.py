@@ -1,17 +1,17 @@
-"""A pipeline whose stages share nodes: some messages stay in a node, others leave it, and a blocking one holds up both.
+"""A pipeline with several stages per node: some messages stay in a node, others leave it and delay both.
 
-makespan_s takes one price for all messages, that of the slowest. With several stages a node only every so many hops
-leave it, and the step is the longest of two paths:
+makespan_s takes one price for all messages, the slowest one's. With several stages per node only every so many hops
+leave it, messages block, and the step is the longest of two paths:
 
-    at the ends       the first and the last rank have one neighbour: they wait for that hop alone
-    between           a rank beside a hop that leaves the node waits for it, and for one that does not
+    at the ends       the first and the last rank have one neighbour: they wait for one hop
+    between           a rank next to a hop that leaves the node waits for it, and for one that does not
 
-    both start and end with a way down and up the pipeline, which takes every hop twice
+both start and end with a way down and up the pipeline, which takes every hop twice
 
-Legend: p stages, m micro-batches, g stages a node.
+Legend: p stages, m micro-batches, g stages per node.
 
 Source: the simulator's timelines of 1F1B with `batch_isend_irecv(...)` and `wait()`.
-Simplified: nodes hold whole stages; the bound with the slowest hop everywhere is never passed.
+Simplified: nodes hold whole stages; the makespan with the slowest hop everywhere is an upper bound.
 """
 
 from lablib.cost.arrays import Numbers, ceil_div, maximum, minimum
@@ -29,7 +29,7 @@ def mixed_makespan_s(
     size_bytes: Numbers,
     upper_s: Numbers,
 ) -> Numbers:
-    """`upper_s`, the makespan with the slowest message everywhere, or less where only some leave a node."""
+    """`upper_s`, the makespan with the slowest message everywhere, or less if only some leave a node."""
     machine, p = setup.machine, setup.pipeline
     stride = setup.num_ranks // p
     in_node = machine.in_node(p, stride)
@@ -55,8 +55,8 @@ def mixed_makespan_s(
 def sent_s(setup: Setup, size_bytes: Numbers, send_s: Numbers) -> Numbers:
     """Seconds of the messages that a rank sends in a step; `send_s` is one that leaves the node, if any does.
 
-    To each neighbour one a micro-batch and piece of its model, of which some stay in the node; the turn of a V is no
-    message. Without a rank in between, the first one sends its last piece's output to nobody.
+    Each neighbour gets one per micro-batch and piece of the model, and some stay in the node; the turn of a V is no
+    message. With two stages there is no rank in between, and the first one does not send its last piece's output.
     """
     p, v = setup.pipeline, setup.chunks
     stride = setup.num_ranks // p
@@ -69,5 +69,5 @@ def sent_s(setup: Setup, size_bytes: Numbers, send_s: Numbers) -> Numbers:
 
 
 def _near_s(machine: Machine, size_bytes: Numbers, p: Numbers, stride: Numbers) -> Numbers:
-    """To the next stage of the same node; with one stage there is nobody to send to, and perhaps no such rank."""
+    """Seconds to the next stage of the same node; one stage sends nothing, and the next rank may not exist."""
     return machine.collective_s("send", size_bytes, 1 + (p > 1), stride)

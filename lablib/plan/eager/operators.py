@@ -1,8 +1,8 @@
-"""An eager operator, or several one after another: the bytes that each reads and writes, and its launch.
+"""Eager operators: bytes that each reads and writes, and its launch.
 
-Each is priced on its own, since a small tensor is still in the device's cache when the next operator reads it.
+Each is priced separately, since a small tensor is still in the device's cache when the next operator reads it.
 
-Source: lablib/operators/op_bytes.py (what an operator moves), lablib/operators/kernels.py (what it starts).
+Source: lablib/operators/op_bytes.py (bytes moved), lablib/operators/kernels.py (kernels started).
 """
 
 from lablib.cost.arrays import Numbers
@@ -10,12 +10,12 @@ from lablib.plan.machine import Machine, Pass
 
 
 def kernel(machine: Machine, size_bytes: Numbers, kernels: Numbers = 1, kind: str = "", elements: Numbers = 0) -> Pass:
-    """One operator that moves so many bytes; `kind` and `elements` as in lablib/cost/efficiency.py."""
+    """One operator that moves `size_bytes`; `kind` and `elements` as in lablib/cost/efficiency.py."""
     return Pass(memory_s=machine.stream_s(size_bytes, kind, elements), kernels=kernels)
 
 
 def kernels(machine: Machine, *sizes_bytes: Numbers) -> Pass:
-    """Several that stream, one after another."""
+    """Several streaming operators, one after another."""
     total = Pass()
     for size_bytes in sizes_bytes:
         total = total.plus(kernel(machine, size_bytes))
@@ -23,7 +23,7 @@ def kernels(machine: Machine, *sizes_bytes: Numbers) -> Pass:
 
 
 def gelu(machine: Machine, size_bytes: Numbers) -> tuple[Pass, Pass]:
-    """Forward and backward over a tensor of so many bytes."""
+    """Forward and backward over a tensor of `size_bytes`."""
     numbers = size_bytes / machine.width
     return kernel(machine, 2 * size_bytes, 1, "gelu", numbers), kernel(
         machine, 3 * size_bytes, 1, "gelu_backward", numbers

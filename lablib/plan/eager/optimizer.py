@@ -1,15 +1,15 @@
-"""The step of torch's own optimizers (`foreach=True`, the default on GPUs): one pass over all parameters an operator.
+"""The step of torch's own optimizers (`foreach=True`, the default on GPUs): one pass over all parameters per operator.
 
-A fused optimizer reads and writes its state once. `foreach` has one kernel for each operator of the formula, so each
-moves all the numbers again, and what it makes on the way is as large as the parameters:
+A fused optimizer reads and writes its state once. `foreach` has one kernel per operator of the formula, so each moves
+all the numbers again, and its temporaries are as large as the parameters:
 
     optimizer       passes over P numbers (reads and writes)                                     temporaries
     adamw, adam     21 = decay 2, lerp 3, mul 2, addcmul 4, sqrt 2, div 2, add 2, addcdiv 4      P (the denominator)
     sgd-momentum     8 = mul 2, add 3, add 3                                                     0
     sgd              3 = add 3                                                                   0
 
-With masters in 32 bits beside parameters in 16: every gradient is copied to 32 bits before (6 bytes a number; the
-16-bit one is freed as soon), and every parameter from its master after (6 bytes), tensor by tensor.
+With 32-bit masters of 16-bit parameters: before the step every gradient is copied to 32 bits (6 bytes per number; the
+16-bit one is freed at once), and after it every parameter from its master (6 bytes), tensor by tensor.
 
 Source: torch/optim/adamw.py, adam.py, sgd.py (`_multi_tensor_*`), torch 2.13; launches: lablib/operators/kernels.py.
 Simplified: no clipping, no weight decay in sgd, no amsgrad, no maximize.
@@ -35,7 +35,7 @@ _NUMBERS_A_LAUNCH = 320 * 65536
 
 
 def state_width(machine: Machine) -> int:
-    """Bytes of a number of the masters and of the moments: those of the parameters that it updates without."""
+    """Bytes per master and per moment: as wide as a parameter without masters."""
     return 4 if machine.has_master else machine.shard_width
 
 
@@ -46,23 +46,23 @@ def _is_of_catalogue(optimizer: Optimizer) -> bool:
 
 
 def is_torchs(setup: Setup) -> bool:
-    """Whether the step is one of torch's own: an eager stack's, with a record of the catalogue as it is."""
+    """Whether the step is one of torch's own: an eager stack's, with an unchanged record of the catalogue."""
     return setup.is_eager and _is_of_catalogue(setup.optimizer)
 
 
 def state_bytes(setup: Setup) -> float:
-    """Bytes a parameter: the moments, and the masters with their gradients."""
+    """Bytes per parameter: the moments, and the masters with their gradients."""
     moments = setup.optimizer.moments * state_width(setup.machine)
     return moments + 4 * setup.machine.has_master
 
 
 def temporary_bytes(setup: Setup) -> float:
-    """Bytes a parameter that the step needs for a moment."""
+    """Temporary bytes of the step per parameter."""
     return state_width(setup.machine) * (setup.optimizer.name in ("adamw", "adam"))
 
 
 def step_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
-    """Seconds of the optimizer's step on a stage with the mean number of layers and the embedding."""
+    """Seconds of the optimizer's step on a stage with the average number of layers and the embedding."""
     machine = setup.machine
     outside = parameters.embedding + (setup.pipeline == 1) * parameters.head
     shared, expert = setup.layers * parameters.layer + outside, setup.layers * parameters.expert_layer
@@ -73,7 +73,7 @@ def step_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
     for numbers in PASSES[setup.optimizer.name]:
         time_s = time_s + machine.stream_s(numbers * width * own) + launches * overhead_s
     if setup.optimizer.name in ("adamw", "adam"):
-        time_s = time_s + overhead_s  # the numbers of steps, of all tensors at once
+        time_s = time_s + overhead_s  # the step counters of all tensors at once
     if machine.has_master:
         size = 4 + machine.width
         share = setup.shards if setup.zero_stage else 1
@@ -83,9 +83,9 @@ def step_s(setup: Setup, parameters: ParametersPerRank) -> Numbers:
 
 
 def own_numbers(setup: Setup, shared: Numbers, expert: Numbers) -> Numbers:
-    """Of parameters that all ranks of the data axis have, and of experts that some have: the fullest rank's share.
+    """The fullest rank's share of parameters common to the data axis, and of experts common to some ranks.
 
-    ZeRO-1 gives tensors to ranks whole, so that the fullest has at least the largest.
+    ZeRO-1 gives whole tensors to ranks, so that the fullest has at least the largest.
     """
     own = shared / setup.shards + expert / setup.expert_shards
     if setup.zero_stage == 3:
@@ -95,7 +95,7 @@ def own_numbers(setup: Setup, shared: Numbers, expert: Numbers) -> Numbers:
 
 
 def layer_pass_s(setup: Setup, size: float, shards: Numbers = 1, has_experts: bool = True) -> Numbers:
-    """One operator for each tensor of a layer, or for this rank's share of it: it moves `size` bytes a number."""
+    """One operator per tensor of a layer, or per share of it on this rank: it moves `size` bytes per number."""
     machine, model = setup.machine, setup.model
     time_s = 0.0
     tensors = layer_tensors(setup, has_experts)
@@ -109,13 +109,13 @@ def layer_pass_s(setup: Setup, size: float, shards: Numbers = 1, has_experts: bo
 def layer_tensors(setup: Setup, has_experts: bool = True) -> tuple[tuple[Numbers, int, Numbers], ...]:
     """Rows (of all tensor ranks), columns and number of a layer's matrices; queries, keys and values may be one.
 
-    The experts of a rank are one tensor a matrix, which DDP leaves out: other ranks have other experts.
+    The experts of a rank are one tensor per matrix, which DDP leaves out: other ranks have other experts.
     """
     model = setup.model
     matrices = layer_matrices(model, is_expert_layer=model.experts is not None)
     found = [(m.rows, m.columns, m.count) for m in matrices if m.part != "experts"]
     if has_experts:
-        ranks = setup.expert_stride / setup.tensor  # that share them, beside the tensor ranks
+        ranks = setup.expert_stride / setup.tensor  # ranks per tensor rank that share them
         found += [(m.rows * m.count / ranks, m.columns, 1) for m in matrices if m.part == "experts"]
     if not setup.machine.stack.is_megatron or model.latent:
         return tuple(found)

@@ -1,9 +1,9 @@
-"""What a rank of an eager program keeps at its peak, by category: its own states, and the largest of many moments.
+"""Peak memory of a rank of an eager program, by category: its own states, and the largest of many moments.
 
     no sharding, ZeRO-1, 2    moments of eager/memory.py; DDP's buckets are as large as the gradients
     ZeRO-3                    moments of eager/sharded.py
 
-Source and simplified: as there. ZeRO-2 in eager torch keeps what ZeRO-1 keeps; FSDP2 gathers experts too.
+Source and simplified: as there. ZeRO-2 in eager torch keeps the same as ZeRO-1; FSDP2 gathers experts too.
 """
 
 from lablib.cost.arrays import Numbers
@@ -56,7 +56,7 @@ def _moments(setup: Setup, stage: Stage, numbers: Numbers, own: Numbers, in_flig
 
 
 def _state_bytes(setup: Setup, stage: Stage, own: Numbers, numbers: Numbers) -> Numbers:
-    """The optimizer's own: torch's at the width of its parameters, any other as optimizers.py has it."""
+    """The optimizer's state: torch's at the width of its parameters, any other as in optimizers.py."""
     if eager_optimizer.is_torchs(setup):
         return own * eager_optimizer.state_bytes(setup)
     ends = (stage.head_gradient + stage.embedding_gradient) / setup.machine.width * own / numbers

@@ -2,7 +2,7 @@
 
 A rank has two of 2c chunks of each sequence, one from the head and one from the tail. It attends to its own keys and
 values (causal), then to those of the c - 1 others: of ranks before it to their first chunk, with all its queries; of
-ranks after it to both chunks, with its second half of queries. Either is half a square, so all have as much to compute.
+ranks after it to both chunks, with its second half of queries. Either is half a square, so all have equal work.
 
     operator                forward                             backward
     keys and values         copied, 2 n kv; put together,       the same; sums zeroed, q + kv
@@ -20,12 +20,12 @@ and all wait for each other.
 
 Memory peaks in backward, as the second round begins: see `held_in_backward`.
 
-Legend: q and kv bytes in 32 bits of a rank's queries, and of its keys and values together; n share of that which a
-number's own bytes are; c context ranks.
+Legend: q and kv bytes in 32 bits of a rank's queries, and of its keys and values together; n bytes per number / 4; c
+context ranks.
 
 Source: Liu et al., "Ring Attention", 2023, arXiv 2310.01889; torch/distributed/tensor/experimental/_context_parallel/
 _attention.py (`_templated_ring_attention`, `_SDPAMerger`; balanced, merged in 32 bits and rotated by all-gather, its
-defaults), torch 2.13; the operators and what lives are those of a timeline and a memory tracker of the simulator.
+defaults), torch 2.13; operators and lifetimes as in the simulator's timeline and memory tracker.
 Simplified: the first rank, which keeps a copy of the output that the last one does not, stands for all.
 """
 
@@ -42,7 +42,7 @@ from lablib.plan.machine import Machine, Pass
 
 
 class _Shard(NamedTuple):
-    """What a rank has, in bytes of 32 bits a number.
+    """Tensors of a rank, in bytes of 32 bits per number.
 
     Attributes:
         query, keys_values: its queries, and its keys and values together.
@@ -56,7 +56,7 @@ class _Shard(NamedTuple):
     narrow: float
 
     def cast(self, machine: Machine, size_bytes: Numbers) -> Pass:
-        """To 32 bits or back, where numbers are not that wide anyway."""
+        """To 32 bits or back, if numbers are narrower."""
         return kernel(machine, size_bytes * (1 + self.narrow)) if self.narrow < 1 else Pass()
 
 
@@ -79,13 +79,13 @@ def _ring(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
 
 
 def held_in_backward(machine: Machine, model: Transformer, sizes: Sizes) -> tuple[Numbers, Numbers, Numbers, Numbers]:
-    """Bytes while the second round's backward begins, when a rank has most.
+    """Bytes as the second round's backward begins, the peak of a rank.
 
     Returns:
         saved: queries, keys, values and output with its rows' numbers, from forward.
-        wires: keys and values of all ranks, those that were sent; gradients of both on their way out and in.
+        wires: keys and values of all ranks, and the sent ones; gradients of both on their way out and in.
         made: the gradient of the output; sums in 32 bits, the first round's gradients, keys and values copied twice.
-        later: what there is more, or less, of these once the second round's gradients are made.
+        later: the change of these once the second round's gradients are computed.
     """
     q, kv, row, narrow = _shard(machine, model, sizes)
     own, others = q * narrow, kv * narrow
@@ -102,7 +102,7 @@ def _shard(machine: Machine, model: Transformer, sizes: Sizes) -> _Shard:
 
 
 def _forward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard, has_half: bool) -> Pass:
-    """Of a rank that has only rounds of half the queries, or only of half the keys."""
+    """Forward of a rank that has only rounds of half the queries, or only of half the keys."""
     q, kv, row, narrow = shard
     own = _block(machine, model, sizes, False, 1.0, 1.0).plus(shard.cast(machine, q))
     part = 0.5 if has_half else 1.0
@@ -147,9 +147,8 @@ def _backward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard,
     end = shard.cast(machine, kv).plus(kernels(machine, kv * narrow, kv * narrow))
     if has_half:
         end = end.plus(kernel(machine, 2 * q * narrow))
-    send_s = machine.groups.time_s(
-        "send", 1.0 * kv, sizes.context, sizes.tensor
-    )  # an all-to-all, of which all is for the next
+    # An all-to-all that sends everything to the next rank.
+    send_s = machine.groups.time_s("send", 1.0 * kv, sizes.context, sizes.tensor)
     hidden_s, last_s = _device_s(machine, query_part.plus(gathered)), _device_s(machine, query_part.plus(last))
     exposed_s = (sizes.context - 1) * maximum(send_s - hidden_s, 0.0) + maximum(send_s - last_s, 0.0)
     gather_s = _gather_s(machine, sizes, shard)
@@ -160,7 +159,7 @@ def _backward(machine: Machine, model: Transformer, sizes: Sizes, shard: _Shard,
 
 
 def _block(machine: Machine, model: Transformer, sizes: Sizes, backward: bool, queries: float, keys: float) -> Pass:
-    """One kernel on such parts of a rank's queries and of another's keys; on its own, all of both, it is causal."""
+    """One kernel on parts of a rank's queries and of another's keys; causal if both are whole, its own."""
     is_causal = queries * keys == 1
     heads, tokens = model.num_heads / sizes.tensor, sizes.tokens
     kernel = (sizes.micro_batch, heads, tokens * queries, tokens * keys, model.head_size)
@@ -179,6 +178,6 @@ def _device_s(machine: Machine, work: Pass) -> Numbers:
 
 
 def _slower(machine: Machine, a: Pass, b: Pass) -> Pass:
-    """The pass that takes longer, element by element, for the device or for the host that starts its kernels."""
+    """The slower pass, element by element, for the device or for the host that starts its kernels."""
     is_second = 1.0 * (machine.time_s(b) > machine.time_s(a))
     return a.times(1 - is_second).plus(b.times(is_second))

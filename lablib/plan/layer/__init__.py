@@ -1,15 +1,15 @@
 """One transformer layer on one rank of a tensor-parallel group: its passes, and the bytes it keeps for backward.
 
-A layer is products, attention and what lies between. Tensor parallelism (t ranks) gives each rank 1/t of the heads and
-of the MLP's hidden width; a row-split product ends in a sum over ranks, so a layer has two all-reduces forward and two
-backward, or with sequence parallelism an all-gather and a reduce-scatter in the place of each.
+A layer is products, attention and the kernels between them. Tensor parallelism (t ranks) gives each rank 1/t of the
+heads and of the MLP's hidden width; a row-split product ends in a sum over ranks, so a layer has two all-reduces
+forward and two backward, or with sequence parallelism an all-gather and a reduce-scatter instead of each.
 
     products, forward     [R, D] x [D, (H + 2G) K / t],  [R, H K / t] x [H K / t, D],  [R, D] x [D, F / t] (twice if
                           gated),  [R, F / t] x [F / t, D]
     backward              for the input the transposed product; for the weight one that sums over the R tokens
     attention             B sequences, H / t heads, S queries, T keys
     communication         B S D numbers, twice forward, twice backward, in an all-reduce or in two halves
-    experts               in the place of the MLP: R k / t tokens of this rank (with sequence parallelism; else R k)
+    experts               instead of the MLP: R k / t tokens of this rank (with sequence parallelism; otherwise R k)
                           to e ranks and back, gathered by the x ranks that share an expert: E / e products in one
                           kernel, over R k x / t rows together, of F / x hidden width
 
@@ -17,10 +17,10 @@ Legend: B sequences of a micro-batch, S tokens of each on this rank (T / c with 
 H and G heads of queries and of keys, K their width, F hidden width, t tensor ranks; E experts, k of them for a token.
 
 Kept for backward (Korthikanti's accounting, arXiv 2205.05198, section 4.1): every product's input, every norm's, the
-activation's, masks of one byte; of attention Q, K, V, the output and a number a row (flash), or the scores after their
-softmax and, with dropout, their mask and what it left (unfused: 2 or 5 bytes a score). For a GPT of `megatron-2021`
-with sequence parallelism this is R D (34 + 5 H T / D) / t, equation 4 of the paper. Of experts: the router's input,
-what arrived, both sides of the activation (a token's weight is applied there, so outputs are not kept).
+activation's, masks of one byte; of attention Q, K, V, the output and one number per row (flash), or the scores after
+the softmax and, with dropout, their mask and the result (unfused: 2 or 5 bytes per score). For a GPT of `megatron-2021`
+with sequence parallelism this is R D (34 + 5 H T / D) / t, equation 4 of the paper. Of experts: the router's input, the
+tokens that arrived, both sides of the activation (a token's weight is applied there, so outputs are not kept).
 
 Source: Shoeybi et al., 2019, arXiv 1909.08053; Korthikanti et al., 2022, arXiv 2205.05198; Liu et al., "Ring
 Attention", 2023, arXiv 2310.01889; DeepSeek-V2, 2024, arXiv 2405.04434 (MLA); GShard, 2020, arXiv 2006.16668 (experts);

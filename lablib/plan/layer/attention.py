@@ -3,9 +3,9 @@
     plain       one product for queries, keys and values, [R, D] x [D, (H + 2G) K / t]
     latent      down to the latents (whole on every rank), up by heads (DeepSeek-V2's MLA)
     itself      unfused: two products of B H / t matrices, and softmax and dropout over the scores; flash: one kernel
-                forward, three backward; either with c context ranks in a ring of c rounds, behind which it works on
+                forward, three backward; with c context ranks both hide a ring of c rounds
 
-Legend, source and what is simplified: the package's own (`__init__.py`).
+Legend, source, simplifications: `__init__.py`.
 """
 
 from lablib.cost.arrays import Numbers, maximum, minimum
@@ -63,8 +63,8 @@ def _latent(machine: Machine, model: Transformer, latent: Latent, sizes: Sizes) 
 def core_attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Attention between its products, on H / t heads and T / c queries; with context ranks a ring of c rounds.
 
-    In each round the keys and values of another rank arrive, in backward with their gradients, while the rank works on
-    those that it has.
+    In each round a rank computes on the keys and values that it has, while another rank's arrive (in backward with
+    their gradients).
     """
     work = _flash(machine, model, sizes) if machine.stack.attention == "flash" else _unfused(machine, model, sizes)
     kv_heads, d = maximum(model.kv_heads / sizes.tensor, 1), (model.head_size + model.value_size) / 2
@@ -75,7 +75,7 @@ def core_attention(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
 
 
 def _behind(kernels: Pass, wires_s: Numbers) -> Pass:
-    """Kernels, and what goes over the wires meanwhile."""
+    """Kernels, with communication at the same time."""
     hidden_s = minimum(wires_s, kernels.compute_s)
     return kernels._replace(context_s=wires_s - hidden_s, hidden_context_s=hidden_s)
 

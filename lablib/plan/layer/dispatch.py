@@ -13,11 +13,11 @@ v(n) is the chance that one of n equal parts of the experts has one of the k tha
 
     v(n) = 1 - C(E - E / n, k) / C(E, k)
 
-So 8 of 256 experts on 4 nodes need 2.7 messages over the NIC for a token in the place of 6. DeepEP and HybridEP do so.
+So 8 of 256 experts on 4 nodes need 2.7 messages per token over the NIC instead of 6. DeepEP and HybridEP do so.
 
-What hides behind compute (`Stack.hides_dispatch`) still takes cores from it: a share of the seconds that are hidden.
+An exchange that hides behind compute (`Stack.hides_dispatch`) still takes cores from it: a share of its hidden seconds.
 
-Legend: all in rows of D numbers; alpha of either wires, with a collective's call.
+Legend: all in rows of D numbers; alpha of the wires, with a collective's call.
 
 Source: DeepSeek-V3, 2024, arXiv 2412.19437, sections 3.2.1 (overlap) and 3.2.2 (once to each node, 20 of 132 cores);
 "Scalable Training of Mixture-of-Experts Models with Megatron Core", 2026, arXiv 2603.07685 (dispatchers).
@@ -29,20 +29,20 @@ from lablib.cost.arrays import Numbers, ceil_div, maximum
 from lablib.models.transformer import Experts
 from lablib.plan.machine import Machine
 
-_CORES = 20  # that communicate while the others compute
+_CORES = 20  # communicate while the others compute
 
 
 def exchange_s(
     machine: Machine, mixture: Experts, rows: Numbers, row_bytes: Numbers, expert: Numbers, stride: Numbers
 ) -> Numbers:
-    """Seconds of one exchange: of `rows` tokens of each rank, over `expert` ranks, `stride` ranks apart."""
+    """Seconds of one exchange of `rows` tokens per rank, over `expert` ranks, `stride` ranks apart."""
     if machine.stack.is_eager or machine.stack.dispatcher == "alltoall":
         return machine.collective_s("all_to_all", rows * mixture.num_active * row_bytes, expert, stride)
     inside = machine.in_node(expert, stride)
     nodes = expert / inside
     outside_rows = rows * (nodes - 1) * visited_share(mixture, nodes)
     inside_rows = rows * expert * visited_share(mixture, expert) * (1 - 1 / inside)
-    # Both are all-to-alls: of the ranks in the same place of each node, over the topology; and of those of a node.
+    # Both are all-to-alls: between ranks in the same place of each node, over the topology; and within a node.
     rail = ceil_div(expert, inside)
     outside_bytes, inside_bytes = (
         sent * row_bytes * n / maximum(n - 1, 1) for sent, n in ((outside_rows, rail), (inside_rows, inside))
@@ -65,5 +65,5 @@ def visited_share(mixture: Experts, parts: Numbers) -> Numbers:
 
 
 def cores_share(machine: Machine) -> float:
-    """The share of a device's cores that an exchange takes from what is computed beside it."""
+    """The share of a device's cores that an exchange takes from concurrent compute."""
     return min(1.0, _CORES / machine.device.num_cores) if machine.device.num_cores else 0.0

@@ -1,10 +1,10 @@
-"""Experts in the place of the MLP: router, tokens to their experts and back, one grouped product, shared experts.
+"""Experts instead of the MLP: router, tokens to their experts and back, one grouped product, shared experts.
 
-R k / t tokens of this rank (with sequence parallelism; else R k) go to e ranks and back, gathered by the x ranks that
-share an expert: E / e products in one kernel, over R k x / t rows together, of F / x hidden width. What an exchange
-takes is in `dispatch.py`.
+R k / t tokens of this rank (with sequence parallelism; otherwise R k) go to e ranks and back, gathered by the x ranks
+that share an expert: E / e products in one kernel, over R k x / t rows together, of F / x hidden width. The exchange
+is in `dispatch.py`.
 
-Legend, source and what is simplified: the package's own (`__init__.py`).
+Legend, source, simplifications: `__init__.py`.
 """
 
 from lablib.cost.arrays import Numbers
@@ -19,16 +19,16 @@ from lablib.plan.machine import Machine, Pass
 def experts(machine: Machine, model: Transformer, mixture: Experts, sizes: Sizes) -> Work:
     """Norm, router, tokens to their experts and back (two all-to-alls a pass), shared experts, residual."""
     width, stack, d_model = machine.width, machine.stack, model.d_model
-    # With sequence parallelism each tensor rank routes and sends its own tokens; else each does so with all.
+    # With sequence parallelism each tensor rank routes and sends its own tokens; otherwise each handles all tokens.
     rows, is_own = sizes.rows / sizes.sequence_shards, 1.0 * (sizes.sequence_shards == sizes.tensor)
     work = passes(machine, rows * d_model, *stack.passes_norm, saved_bytes=rows * d_model * width)
     work = work.plus(linear(machine, rows, d_model, mixture.num_experts, machine.plain))
     local, sent = mixture.num_experts / sizes.expert, rows * mixture.num_active
-    # What arrives from all expert ranks is as much as was sent; ranks that share an expert gather theirs.
+    # All expert ranks together send as many tokens as this rank sends; ranks that share an expert gather theirs.
     arrived = sent * (1 + is_own * (sizes.expert_tensor - 1))
     work = work.plus(_dispatch(machine, model, mixture, sizes, sent, arrived, is_own))
     routed = inner_mlp(machine, model, sizes, arrived, mixture.d_ff / sizes.expert_tensor, 1, local)
-    # Besides, the gradients of what the experts read and wrote.
+    # Also the gradients of the experts' inputs and outputs.
     work = work.plus(routed._replace(peak_bytes=routed.peak_bytes + 2 * arrived * d_model * width))
     if mixture.num_shared:
         hidden = mixture.num_shared * mixture.d_ff / sizes.tensor
@@ -49,7 +49,7 @@ def _dispatch(
     arrived: Numbers,
     is_own: Numbers,
 ) -> Work:
-    """Tokens to experts and back: copied k times in order of ranks, exchanged, gathered, put in order of experts."""
+    """Tokens to experts and back: copied k times in order of ranks, exchanged, gathered, sorted by experts."""
     row_bytes = model.d_model * machine.width
     tokens = sent / mixture.num_active
     exchange_s = 2 * dispatch.exchange_s(machine, mixture, tokens, row_bytes, sizes.expert, sizes.expert_tensor)

@@ -2,7 +2,7 @@
 
     products    [R, D] x [D, F / t] (twice if gated), [R, F / t] x [F / t, D]
 
-Legend, source and what is simplified: the package's own (`__init__.py`).
+Legend, source, simplifications: `__init__.py`.
 """
 
 from lablib.cost.arrays import Numbers
@@ -32,17 +32,17 @@ def inner_mlp(
     shards: Numbers,
     matrices: Numbers = 1,
 ) -> Work:
-    """Up, activation, down; of `matrices` experts the same, each with its share of the rows."""
+    """Up, activation, down; or of `matrices` experts, each with its share of the rows."""
     gated = model.activation == "swiglu"
     up = linear(machine, rows, model.d_model, hidden * (2 if gated else 1), matrices=matrices)
     forward, backward = machine.stack.passes_activation
-    # A gated activation reads two tensors for one, and its gradient writes two.
+    # A gated activation reads two tensors instead of one, and its gradient writes two.
     extra = 1 if gated else 0
     act = passes(
         machine, rows * hidden, forward + extra, backward + 2 * extra, rows * hidden * machine.width * (1 + extra)
     )
     down = linear(machine, rows, hidden, model.d_model, matrices=matrices)
     work = up._replace(saved_bytes=up.saved_bytes / shards).plus(act).plus(down)
-    # In backward: the gradients of the activation and of what it read; the input and its gradient, whole again.
+    # In backward: the gradients of the activation and of its inputs; the input and its gradient, whole again.
     whole = (shards > 1) * 2 * rows * model.d_model
     return work._replace(peak_bytes=(rows * hidden * (2 + extra) + whole) * machine.width)

@@ -1,10 +1,10 @@
-"""The parts that layers are made of: linear layers, kernels between them, sums over the tensor axis.
+"""Parts of layers: linear layers, kernels between them, sums over the tensor axis.
 
     linear      forward [R, k] x [k, n], backward [R, n] x [n, k] for the input and [k, R] x [R, n] for the weight
-    kernel      so many bytes read and written, forward and backward
+    kernel      bytes read and written, forward and backward
     exchange    R D numbers: an all-reduce, or with sequence parallelism an all-gather and a reduce-scatter
 
-Legend, source and what is simplified: the package's own (`__init__.py`).
+Legend, source, simplifications: `__init__.py`.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from lablib.models.transformer import Transformer
 from lablib.plan.layer.work import Sizes, Work
 from lablib.plan.machine import Machine, Pass
 
-# Bytes of a number that is kept for a product in 8 or 4 bits: with one 8-bit scale for 16 numbers of 4 bits.
+# Bytes per number kept for a product in 8 or 4 bits: 16 numbers of 4 bits share an 8-bit scale.
 NARROW: Mapping[str, float] = MappingProxyType({"float8": 1, "float4": 0.5625})
 
 
@@ -32,17 +32,17 @@ def linear(
 
     Arguments:
         dtype: of the products; the training precision by default.
-        keeps_input: False where another product has kept the same input already.
-        matrices: so many of them share the rows evenly, in one grouped kernel: the experts of a rank.
+        keeps_input: False if another product keeps the same input.
+        matrices: that share the rows evenly, in one grouped kernel: the experts of a rank.
     """
     width = machine.width
     dtype = dtype or machine.precision
     cast_forward_s = cast_backward_s = 0.0
     if dtype in NARROW:
-        # Operands are cast where they are made: 2 bytes read, 1 written, and a transposed copy for the backward pass.
+        # Operands are cast by their producer: 2 bytes read, 1 written, and a transposed copy for the backward pass.
         cast_forward_s = machine.stream_s(rows * k * (width + 2))
         cast_backward_s = machine.stream_s(rows * n * (width + 2))
-    # Where the product does not add the weight's gradient up itself: the sum and it are read, the sum written.
+    # Without fused accumulation of weight gradients: sum and gradient are read, the sum is written.
     adding_s = (
         0.0 if machine.stack.fused_accumulation else machine.stream_s(matrices * k * n * machine.gradient_bytes * 3)
     )
@@ -58,7 +58,7 @@ def linear(
 
 
 def passes(machine: Machine, numbers: Numbers, forward: float, backward: float, saved_bytes: Numbers = 0.0) -> Work:
-    """A kernel that reads and writes a tensor of so many numbers so many times."""
+    """A kernel that reads and writes a tensor of `numbers` elements so many times."""
     size = numbers * machine.width
     return Work(
         Pass(memory_s=machine.stream_s(size * forward), kernels=1),
@@ -69,12 +69,12 @@ def passes(machine: Machine, numbers: Numbers, forward: float, backward: float, 
 
 
 def residual(machine: Machine, outside: Numbers) -> Work:
-    """Bias, dropout and the sum with what went by: of dropout the mask is kept."""
+    """Bias, dropout and the sum with the residual: the dropout's mask is kept."""
     return passes(machine, outside, *machine.stack.passes_residual, saved_bytes=outside * machine.stack.has_dropout)
 
 
 def tensor_exchange(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
-    """What one block sends over the tensor axis: a sum forward, a sum backward (or both halves of each)."""
+    """Communication of one block over the tensor axis: a sum forward, a sum backward (or both halves of each)."""
     size = sizes.rows * model.d_model * machine.width
     reduce_s = machine.collective_s("all_reduce", size, sizes.tensor)
     # A reduce-scatter takes as long as an all-gather of the same size.

@@ -1,4 +1,4 @@
-"""What a piece of a layer takes and keeps: its passes forward and backward, and bytes from one to the other."""
+"""Time and memory of a piece of a layer: its passes forward and backward, and bytes kept between them."""
 
 from typing import NamedTuple
 
@@ -7,13 +7,13 @@ from lablib.plan.machine import Pass
 
 
 class Sizes(NamedTuple):
-    """How one layer is cut: numbers or arrays.
+    """The cut of one layer: numbers or arrays.
 
     Attributes:
         micro_batch: B, sequences of a micro-batch.
-        tokens: S, those of each sequence on this rank.
+        tokens: S, tokens of each sequence on this rank.
         tensor, context, expert: ranks that share products, sequences and experts.
-        sequence_shards: what lies outside the products is divided by it: t with sequence parallelism, else 1.
+        sequence_shards: divisor of activations outside the products: t with sequence parallelism, otherwise 1.
         expert_tensor: ranks that share each expert; they are neighbours.
     """
 
@@ -32,18 +32,18 @@ class Sizes(NamedTuple):
 
 
 class Work(NamedTuple):
-    """A layer's passes and what it keeps.
+    """A layer's passes and the bytes that it keeps.
 
     Attributes:
         forward, input, weight: the passes of one micro-batch.
-        core: what of the forward pass selective recomputation runs again: attention between its products.
+        core: part of the forward pass that selective recomputation repeats: attention between its products.
         saved_bytes: kept from forward to backward.
-        core_bytes: of which selective recomputation keeps nothing.
-        peak_bytes: what backward needs besides for a moment.
+        core_bytes: part of these that selective recomputation does not keep.
+        peak_bytes: temporary bytes of backward.
         output_bytes: of its linear layers' outputs.
-        attention_bytes: of attention's own output, with a number a row.
-        accumulate: what every micro-batch after the first does to add to gradients, where no product does it.
-        skipped: what of the forward pass recomputation leaves out.
+        attention_bytes: of attention's own output, with one number per row.
+        accumulate: work of every micro-batch after the first to accumulate gradients, unless products do it.
+        skipped: part of the forward pass that recomputation leaves out.
     """
 
     forward: Pass
@@ -59,7 +59,7 @@ class Work(NamedTuple):
     skipped: Pass = Pass()
 
     def plus(self, other: "Work") -> "Work":
-        """Both, one after the other: all adds up, but of `peak_bytes` the larger counts."""
+        """Both, one after the other: everything adds up, except that the larger `peak_bytes` counts."""
         return Work(
             self.forward.plus(other.forward),
             self.input.plus(other.input),
@@ -75,7 +75,7 @@ class Work(NamedTuple):
         )
 
     def times(self, n: Numbers) -> "Work":
-        """So many of them (or a share of one)."""
+        """n of them (or a share of one)."""
         return Work(
             self.forward.times(n),
             self.input.times(n),
