@@ -39,11 +39,11 @@ def owners() -> Iterator[tuple[str, Any]]:
                 if name.startswith("_") or getattr(one, "__module__", "") != module.name:
                     continue
                 is_record = inspect.isclass(one) and dataclasses.is_dataclass(one)
-                methods = vars(one).items() if inspect.isclass(one) else ()
-                found = [(name, one), *((f"{name}.{each}".removesuffix(".__init__"), m) for each, m in methods)]
+                methods = dict(vars(one)) if inspect.isclass(one) else {}
+                if is_record:  # without what `dataclass` makes, and defaults that are functions
+                    methods = {each: m for each, m in methods.items() if each not in {"__init__", *hints_of(one)}}
+                found = [(name, one), *((f"{name}.{each}".removesuffix(".__init__"), m) for each, m in methods.items())]
                 for label, owner in found:
-                    if is_record and getattr(owner, "__name__", "") == "__init__":  # made by `dataclass`
-                        continue
                     is_called = inspect.isfunction(owner) or (owner is one and is_record)
                     if is_called and any(map(is_bounded, hints_of(owner).values())):
                         yield label, owner
