@@ -25,7 +25,7 @@ from lablib.engine.rank_clock import RankClock
 from lablib.errors import Wait
 from lablib.text.units import plural
 
-_AT_ONCE, _GIVING_WAY = 0, 1  # at equal clocks: ranks that continue, then those that yield
+_AT_ONCE, _YIELDING = 0, 1  # at equal clocks: ranks that continue, then those that yield
 _MAX_IDLE_POLLS = 10_000  # consecutive polls without progress that count as a deadlock
 
 
@@ -61,7 +61,7 @@ class Scheduler:
         # A heap of (virtual clock, order, rank). Polling ranks come last, in the order of their polls.
         self._runnable = [(clock.clock_s, _AT_ONCE, clock.rank) for clock in clocks]
         heapq.heapify(self._runnable)
-        self._num_polls = _GIVING_WAY
+        self._num_polls = _YIELDING
         self._num_bystanders = 0  # ranks that wait for data and keep their own clock, perhaps an early one
         self._num_idle_polls = 0
         self._num_patient = 0  # ranks that wait with a timeout
@@ -102,7 +102,7 @@ class Scheduler:
 
     def yield_turn(self, at_s: float) -> None:
         """Go on when every rank has run as far as it can before `at_s`."""
-        heapq.heappush(self._runnable, (at_s, _GIVING_WAY, self.current))
+        heapq.heappush(self._runnable, (at_s, _YIELDING, self.current))
 
     def finish(self) -> None:
         """Mark the current rank as finished."""
@@ -181,7 +181,7 @@ class Scheduler:
 
     def _is_hopeless(self, at_s: float) -> bool:
         """Whether no rank can act before `at_s` in a way that a poll with that timeout would see."""
-        busy = [clock_s for clock_s, order, _ in self._runnable if order <= _GIVING_WAY]
+        busy = [clock_s for clock_s, order, _ in self._runnable if order <= _YIELDING]
         have_looked = self._num_idle_polls >= len(self._runnable) - len(busy)
         return have_looked and (not busy or (min(busy) >= at_s and not self._num_bystanders))
 
@@ -197,7 +197,7 @@ class Scheduler:
         if not self._runnable:
             return True
         clock_s, order, _ = self._runnable[0]
-        if order > _GIVING_WAY:
+        if order > _YIELDING:
             return self._num_idle_polls >= len(self._runnable)  # all have polled without progress
         in_time = at_s < clock_s if self._network.lets_ranks_go_first else at_s <= clock_s
         return in_time and not self._num_bystanders

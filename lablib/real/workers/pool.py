@@ -90,6 +90,8 @@ class Pool:
                 self._await_ready(_RESET_TIMEOUT_S)
             except WorkerError as error:
                 raise PoolIsStale(str(error)) from error
+            if dead := self._dead():  # the process that started them has ended, and they are about to end with it
+                raise PoolIsStale(f"the workers of ranks {sorted(dead)} ended while they waited for a program")
             if not self._send_all(replace(job, timeout_s=timeout_s)):
                 raise PoolIsStale(f"a worker took nothing of its program for {_STALL_S:.0f} s")
             finished = self._run(timeout_s)
@@ -176,9 +178,9 @@ class Pool:
                     raise WorkerError(f"rank {rank} could not make its process group: {message.error}\n{said}".rstrip())
                 self._unready.discard(rank)
             if time.monotonic() > deadline:
-                told = interference(self._pids.values())
+                others = interference(self._pids.values())
                 raise WorkerError(
-                    f"ranks {sorted(self._unready)} were not ready after {timeout_s:.0f} s" + (told and f"; {told}")
+                    f"ranks {sorted(self._unready)} were not ready after {timeout_s:.0f} s" + (others and f"; {others}")
                 )
 
     # ---- running ----
@@ -238,11 +240,11 @@ class Pool:
             for rank, message in self._receive(0.1):
                 if isinstance(message, Whereabouts):
                     found[rank] = message
-        told = {rank: found.get(rank, Whereabouts("")) for rank in sorted(running)}
+        reports = {rank: found.get(rank, Whereabouts("")) for rank in sorted(running)}
         stacks, under_way = (
-            {rank: getattr(one, name) for rank, one in told.items()} for name in ("stack", "under_way")
+            {rank: getattr(one, name) for rank, one in reports.items()} for name in ("stack", "under_way")
         )
-        stderr = {rank: self._said(rank, "stderr") for rank in told}
+        stderr = {rank: self._said(rank, "stderr") for rank in reports}
         return timeout_error(timeout_s, self.ranks, stacks, under_way, stderr, interference(self._pids.values()))
 
     # ---- messages ----

@@ -71,15 +71,15 @@ class NcclOrder:
 
     def _issue(self, line: frozenset[int], calls: list[StreamCall]) -> str:
         circle = self._communicators[line].issue(calls)
-        told = ""
+        warning = ""
         while circle:
             if all(call.name != "send" for call in circle):
                 raise DeadlockError(f"{self._why('this would hang', circle)}.", list(_waits(circle, self._label)))
             first, *others = map(str, _waits(circle, self._label))
             why = self._why("this would hang with messages that its buffers do not hold", circle)
-            told = told or f"{why}: {first}, and so do {plural(len(others), 'other ranks')}"
+            warning = warning or f"{why}: {first}, and so do {plural(len(others), 'other ranks')}"
             circle = self._communicators[line].hold_sends(circle)
-        return told
+        return warning
 
     def _why(self, what: str, circle: Sequence[StreamCall]) -> str:
         return (

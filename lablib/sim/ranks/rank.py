@@ -106,8 +106,8 @@ class Rank(RankClock):
 
     def enter(self) -> None:
         """Begin the rank's turn."""
-        for belonging in self.per_rank_state:
-            belonging.put()
+        for state in self.per_rank_state:
+            state.put()
         if not self._has_begun:
             self._begin()
 
@@ -119,8 +119,8 @@ class Rank(RankClock):
 
     def leave(self) -> None:
         """End the rank's turn."""
-        for belonging in self.per_rank_state:
-            belonging.take()
+        for state in self.per_rank_state:
+            state.take()
 
     def phase(self) -> str:
         """The path of the program's named blocks, or backward, or unnamed (named at the end:
