@@ -19,7 +19,7 @@ pytest.importorskip("triton")
 def test_equals_torch_exactly_and_moves_three_numbers_for_one(n, dtype):
     x, y = numbers(n, dtype=dtype), numbers(n, seed=1, dtype=dtype)
     with record_accesses() as launches:
-        z = unchecked(vector_add)(x, y, block=np.int64(TILE))
+        z = unchecked(vector_add)(x, y, block=np.int64(TILE))  # pyright: ignore[reportArgumentType]
     assert torch.equal(z, x + y) and torch.equal(tiled_vector_add(x, y, block=TILE), x + y)
     assert sum(hbm_bytes(launches).values()) == 3 * n * x.itemsize
     assert hbm_bytes(launches) == distinct_bytes(launches)
