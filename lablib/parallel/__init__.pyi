@@ -9,7 +9,11 @@ from .collectives.tree import tree_all_reduce as tree_all_reduce
 from .collectives.hierarchical import hierarchical_all_reduce as hierarchical_all_reduce
 from .data.naive import average_gradients as average_gradients, broadcast_module as broadcast_module
 from .data.bucketed import average_gradients_in_buckets as average_gradients_in_buckets, plan_buckets as plan_buckets
-from .data.overlapped import DataParallel as DataParallel, all_reduce_average as all_reduce_average
+from .data.overlapped import (
+    DataParallel as DataParallel,
+    all_reduce_average as all_reduce_average,
+    all_reduce_sum as all_reduce_sum,
+)
 from .data.hierarchical import HierarchicalAverage as HierarchicalAverage, node_mesh as node_mesh
 from .zero.shards import (
     AllGather as AllGather,
@@ -60,6 +64,7 @@ from .tensor.regions import (
     Entrance as Entrance,
     Region as Region,
     copy_to_ranks as copy_to_ranks,
+    exchange_rows as exchange_rows,
     gather_from_ranks as gather_from_ranks,
     reduce_from_ranks as reduce_from_ranks,
     scatter_to_ranks as scatter_to_ranks,
@@ -185,11 +190,7 @@ from .context.ulysses_and_ring import (
     nested_order as nested_order,
     UlyssesRing as UlyssesRing,
 )
-from .context.model import (
-    ContextParallel as ContextParallel,
-    all_reduce_sum as all_reduce_sum,
-    check_context as check_context,
-)
+from .context.model import ContextParallel as ContextParallel, check_context as check_context
 from .mesh.mesh import Mesh as Mesh
 from .mesh.check import Combination as Combination
 from .mesh.part import Part as Part
@@ -244,7 +245,6 @@ from .experts.exchange import (
     Exchange as Exchange,
     check_experts as check_experts,
     exchange_counts as exchange_counts,
-    exchange_rows as exchange_rows,
     from_experts as from_experts,
     to_experts as to_experts,
 )

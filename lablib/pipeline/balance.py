@@ -1,4 +1,4 @@
-"""Where to cut a chain of layers into pieces, so that the slowest piece is as fast as can be.
+"""Balanced cuts of a chain of layers: the slowest piece is as fast as possible.
 
 A pipeline runs at the pace of its slowest piece. The first layer is an embedding, which computes next to nothing, the
 last the head and the loss, which cost as much as several layers where the vocabulary is large: equal numbers of layers
@@ -30,9 +30,6 @@ def balanced_cut(costs: Sequence[NonNegative], num_pieces: Count) -> tuple[range
     Arguments:
         costs: of each layer, in any unit.
         num_pieces: at most the number of layers.
-
-    Raises:
-        ValueError: more pieces than layers.
     """
     if num_pieces > len(costs):
         raise ValueError(

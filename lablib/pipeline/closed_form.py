@@ -1,4 +1,4 @@
-"""What a pipeline schedule takes and holds, as formulas: for a planner that asks a million times.
+"""Time, bubble and activations of a pipeline schedule as formulas, for a planner that asks a million times.
 
 A schedule is a max-plus system: every action ends at the latest of what it waits for, plus its own time. So a step
 takes the longest path through its actions, and over many micro-batches that path repeats a cycle:
@@ -36,6 +36,10 @@ Qi et al., 2024, arXiv 2405.15362 (V-shaped). Max-plus: Baccelli et al., "Synchr
 Simplified: see replay.py, which these are tested against.
 """
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
 import numpy as np
 
 from lablib.cost.arrays import Numbers, minimum
@@ -44,20 +48,40 @@ from lablib.pipeline.longest_paths import breadth_first_s, gpipe_s, interleaved_
 from lablib.pipeline.longest_paths_split import dualpipe_v_s, v_half_s, zb_h1_s, zb_h2_s, zb_v_s
 from lablib.pipeline.sums import PipelineSums, StageTime, where
 
-WITH_CLOSED_FORM = (
-    "gpipe",
-    "1f1b",
-    "interleaved",
-    "breadth-first",
-    "zb-h1",
-    "zb-h2",
-    "zb-v",
-    "dualpipe-v",
-    "v-half",
-)
 V_SHAPED = ("zb-v", "dualpipe-v", "v-half")  # two pieces on each rank: the first rank holds the first and the last
 
 
+class ClosedForm(NamedTuple):
+    """The formulas of a schedule; `makespan` is of `PipelineSums`, the others are those of the table above."""
+
+    makespan: Callable[[PipelineSums], Numbers]
+    idle: Callable[..., Numbers]  # of p, v: in seconds of F of a whole stage
+    in_flight: Callable[..., Numbers]  # of p, m, v and the rank
+
+
+CLOSED_FORMS: Mapping[str, ClosedForm] = MappingProxyType(
+    {
+        "gpipe": ClosedForm(gpipe_s, lambda p, v: 3 * (p - 1), lambda p, m, v, rank: m),
+        "1f1b": ClosedForm(one_f_one_b_s, lambda p, v: 3 * (p - 1), lambda p, m, v, rank: p - rank),
+        "interleaved": ClosedForm(
+            interleaved_s,
+            lambda p, v: 3 * (p - 1) / v,
+            # One piece on each rank is 1F1B.
+            lambda p, m, v, rank: where(v == 1, p - rank, p + (p - 1 - 2 * rank) / v),
+        ),
+        "breadth-first": ClosedForm(breadth_first_s, lambda p, v: 3 * (p - 1) / v, lambda p, m, v, rank: m),
+        "zb-h1": ClosedForm(zb_h1_s, lambda p, v: p - 1, lambda p, m, v, rank: p),
+        "zb-h2": ClosedForm(zb_h2_s, lambda p, v: p - 1, lambda p, m, v, rank: 2 * p - 1),
+        "zb-v": ClosedForm(zb_v_s, lambda p, v: (p - 1) / 2, lambda p, m, v, rank: p),
+        "dualpipe-v": ClosedForm(dualpipe_v_s, lambda p, v: (p - 1) / 2, lambda p, m, v, rank: p + 0.5),
+        "v-half": ClosedForm(
+            v_half_s, lambda p, v: (3 * (p - 1) - p % 2 * (p > 1)) / 2, lambda p, m, v, rank: (p + 2) // 2
+        ),
+    }
+)
+WITH_CLOSED_FORM = tuple(CLOSED_FORMS)
+_OF_ONE_PIECE = {"interleaved": one_f_one_b_s, "breadth-first": gpipe_s}
+_NONE_IF_STAGGERED = ("zb-h2", "zb-v")
 NOTHING = StageTime()
 
 
@@ -80,20 +104,16 @@ def makespan_s(
         num_stages, num_microbatches: p and m.
         num_chunks: v; 1 for gpipe, 1f1b and zb-h*, 2 for the V-shaped.
         middle: one rank's whole share of one micro-batch (all its pieces), the mean over ranks without the extras.
-        first_extra: what the first piece of the model does besides (embedding).
-        last_extra: what the last piece does besides (head, loss). V-shaped schedules have both on rank 0.
+        first_extra: of the first piece of the model in addition (embedding).
+        last_extra: of the last piece in addition (head, loss). V-shaped schedules have both on rank 0.
         send_s, overlap: of a message between ranks, as in `Costs`.
         busiest: of a rank that has more layers than the mean; None: all are equal.
-
-    Raises:
-        ValueError: for a schedule nobody knows.
     """
-    if schedule not in _MAKESPANS:
-        raise unknown_name("schedule", schedule, WITH_CLOSED_FORM)
+    formulas = _formulas(schedule)
     sums = PipelineSums(
         num_stages, num_microbatches, num_chunks, middle, first_extra, last_extra, send_s, overlap, busiest
     )
-    longest_s = _MAKESPANS[schedule](sums)
+    longest_s = formulas.makespan(sums)
     if schedule in _OF_ONE_PIECE:
         # With one piece on each rank there is nothing to interleave.
         is_plain = num_chunks == 1
@@ -111,15 +131,10 @@ def bubble_fraction(
         schedule, num_stages, num_microbatches, num_chunks: as in `makespan_s`; m of at least 2 p.
         is_staggered: count each rank's time from its own first action to its own last, as if no rank waited for all
             others before its optimizer step.
-
-    Raises:
-        ValueError: for a schedule nobody knows.
     """
-    if schedule not in _IDLE:
-        raise unknown_name("schedule", schedule, WITH_CLOSED_FORM)
-    idle = (
-        0.0 * num_stages if is_staggered and schedule in _NONE_IF_STAGGERED else _IDLE[schedule](num_stages, num_chunks)
-    )
+    idle = _formulas(schedule).idle(num_stages, num_chunks)
+    if is_staggered and schedule in _NONE_IF_STAGGERED:
+        idle = 0.0 * num_stages
     return idle / (3 * num_microbatches + idle)
 
 
@@ -131,51 +146,12 @@ def in_flight(
     Arguments:
         schedule, num_stages, num_microbatches, num_chunks: as in `makespan_s`.
         rank: 0 to p - 1.
-
-    Raises:
-        ValueError: for a schedule nobody knows.
     """
-    if schedule not in _IN_FLIGHT:
+    held = _formulas(schedule).in_flight(num_stages, num_microbatches, num_chunks, rank)
+    return minimum(held, num_microbatches)
+
+
+def _formulas(schedule: str) -> ClosedForm:
+    if schedule not in CLOSED_FORMS:
         raise unknown_name("schedule", schedule, WITH_CLOSED_FORM)
-    return minimum(_IN_FLIGHT[schedule](num_stages, num_microbatches, num_chunks, rank), num_microbatches)
-
-
-_MAKESPANS = {
-    "gpipe": gpipe_s,
-    "1f1b": one_f_one_b_s,
-    "interleaved": interleaved_s,
-    "breadth-first": breadth_first_s,
-    "zb-h1": zb_h1_s,
-    "zb-h2": zb_h2_s,
-    "zb-v": zb_v_s,
-    "dualpipe-v": dualpipe_v_s,
-    "v-half": v_half_s,
-}
-
-_OF_ONE_PIECE = {"interleaved": one_f_one_b_s, "breadth-first": gpipe_s}
-
-_IDLE = {
-    "gpipe": lambda p, v: 3 * (p - 1),
-    "1f1b": lambda p, v: 3 * (p - 1),
-    "interleaved": lambda p, v: 3 * (p - 1) / v,
-    "breadth-first": lambda p, v: 3 * (p - 1) / v,
-    "zb-h1": lambda p, v: p - 1,
-    "zb-h2": lambda p, v: p - 1,
-    "zb-v": lambda p, v: (p - 1) / 2,
-    "dualpipe-v": lambda p, v: (p - 1) / 2,
-    "v-half": lambda p, v: (3 * (p - 1) - p % 2 * (p > 1)) / 2,
-}
-_NONE_IF_STAGGERED = ("zb-h2", "zb-v")
-
-_IN_FLIGHT = {
-    "gpipe": lambda p, m, v, rank: m,
-    "1f1b": lambda p, m, v, rank: p - rank,
-    # One piece on each rank is 1F1B.
-    "interleaved": lambda p, m, v, rank: where(v == 1, p - rank, p + (p - 1 - 2 * rank) / v),
-    "breadth-first": lambda p, m, v, rank: m,
-    "zb-h1": lambda p, m, v, rank: p,
-    "zb-h2": lambda p, m, v, rank: 2 * p - 1,
-    "zb-v": lambda p, m, v, rank: p,
-    "dualpipe-v": lambda p, m, v, rank: p + 0.5,
-    "v-half": lambda p, m, v, rank: (p + 2) // 2,
-}
+    return CLOSED_FORMS[schedule]

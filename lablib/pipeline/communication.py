@@ -1,7 +1,7 @@
-"""Where the sends and receives of a plan go: a plan in, a plan with messages among its steps out.
+"""Sends and receives of a plan: a plan in, a plan with messages among its steps out.
 
-A plan says what is computed. What a rank computes for another rank's piece must be sent and received too, and the
-order of that is a choice of its own; a bad one hangs. Links between two ranks are queues: messages are received in the
+A plan lists computations. A result for another rank's piece must be sent and received too, and the order of messages
+is a separate choice; a bad one hangs. Links between two ranks are queues: messages are received in the
 order in which they were sent.
 
     naive_communication     receive right before use, send right after: 1F1B hangs if a send waits for its receive
@@ -13,7 +13,7 @@ first is next at all its ends.
 
     0F0  0SEND_F0  0F1  0SEND_F1+0RECV_B0  0B0       "+" an exchange: posted together, done when both are
 
-A receive stands before the action that its rank is at when the message is sent. So an executor that posts it there and
+A receive comes before the action that its rank is at when the message is sent. So an executor that posts it there and
 goes on loses no time: the buffer waits for the message, not the message for its receiver. That holds for the costs of
 the replay; with others nothing hangs either, but a message may wait for its receiver to come.
 
@@ -36,7 +36,7 @@ from lablib.signature import checked
 
 @checked
 def naive_communication(plan: Plan, *, batched: bool = False) -> CommunicationPlan:
-    """Each rank receives what an action needs right before it, and sends what it made right after it.
+    """Each rank receives an action's input right before it, and sends its output right after it.
 
     Arguments:
         batched: join messages that no action stands between into one exchange.
@@ -63,7 +63,6 @@ def with_communication(plan: Plan, costs: Costs | None = None, *, batched: bool 
         batched: join messages that no action stands between into one exchange.
 
     Raises:
-        WrongType: an argument that is of another type.
         ValueError: the plan breaks a rule (validate.py), or the costs do not fit it.
     """
     check(plan)
@@ -99,7 +98,7 @@ def _ends(plan: Plan, costs: Costs | None) -> list[list[tuple[float, float]]]:
 
 
 def _joined(steps: list[Step]) -> tuple[Step, ...]:
-    """Exchanges that stand next to each other as one."""
+    """Neighbouring exchanges as one."""
     joined: list[Step] = []
     for are_exchanges, group in groupby(steps, key=lambda step: isinstance(step, Exchange)):
         if are_exchanges:

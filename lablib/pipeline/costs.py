@@ -1,4 +1,4 @@
-"""What the actions of a pipeline take: seconds of a piece of the model and of a message, and bytes held.
+"""Costs of the actions of a pipeline: seconds of a piece and of a message, and bytes held.
 
 Every number may be given once for all pieces, or as a sequence with one for each piece (the first holds the embedding,
 the last the head and the loss, so they are rarely equal).
@@ -10,9 +10,8 @@ the last the head and the loss, so they are rarely equal).
 Legend: p ranks, v pieces on each, p v pieces in all; a boundary lies between piece i and piece i + 1.
 """
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from numbers import Real
 
 from lablib.pipeline.plan import Plan
 from lablib.signature import Fraction, NonNegative, check_fields
@@ -33,9 +32,9 @@ class Costs:
         overlap: True: messages travel while the ranks compute. False: a message occupies its sender after the action
             and its receiver before the next (Megatron's blocking calls); what it sends and what it receives between two
             actions go at the same time.
-        activation_bytes: what a piece holds of one micro-batch, from the start of F to the end of B, or of W.
+        activation_bytes: of a piece and micro-batch, from the start of F to the end of B, or of W.
         released_at_input: the share of it that is free after I already.
-        static_bytes: what a rank holds all the time; one number or one for each rank.
+        static_bytes: held by a rank all the time; one number or one for each rank.
     """
 
     forward_s: Each = 1.0
@@ -86,7 +85,7 @@ class PieceCosts:
 
 
 def _each(name: str, value: Each, count: int, what: str) -> list[float]:
-    if isinstance(value, Real):
+    if not isinstance(value, Sized):
         return [value] * count
     if len(value) != count:
         raise ValueError(f"{name} takes one number, or one for each of the {count} {what}: got {len(value)}")

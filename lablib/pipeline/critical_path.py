@@ -28,8 +28,8 @@ class Critical:
     """One action of the path.
 
     Attributes:
-        rank, index: where it stands in the plan.
-        action: what it does.
+        rank, index: its place in the plan.
+        action: itself.
         start_s, end_s: when.
         lag_s: seconds between the end of the action before it on the path and its start: a message; 0 for none.
     """
@@ -44,11 +44,7 @@ class Critical:
 
 @checked
 def critical_path(replay: Replay) -> tuple[Critical, ...]:
-    """The actions that decide how long the plan takes, from the first to the last; empty for a plan without actions.
-
-    Raises:
-        WrongType: not a replay.
-    """
+    """The actions that decide how long the plan takes, from the first to the last; empty for a plan without actions."""
     rows, bounds = replay.rows, replay.rows.bounds
     if not len(rows.key):
         return ()

@@ -1,7 +1,7 @@
-"""Whether a plan can run to its end; and where it cannot, who waits for whom.
+"""Deadlock of a plan: whether it can run to its end, and otherwise the ranks that wait for each other.
 
 A plan is played through: a rank goes on while what its next step needs is there, and waits otherwise. If in the end
-nobody can go on and not all is done, some ranks wait for each other in a circle, and the circle is the explanation:
+no rank can go on and not all is done, some ranks wait for each other in a circle, and the circle is the explanation:
 
     rank 0 waits at step 3, 0SEND_F1, for rank 1 to receive (1RECV_F1, its step 5);
     rank 1 waits at step 4, 1SEND_B0, for rank 0 to receive (0RECV_B0, its step 4).
@@ -26,7 +26,7 @@ Event = Computed | PipelineMessage  # something is computed, or one end of a mes
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Rank `rank` stands at its step `index`, which is `step`; `reason` says what for, of rank `on_rank`.
+    """Rank `rank` waits at its step `index`, which is `step`; `reason` says what for, of rank `on_rank`.
 
     `index` counts from 0; in words the first step of a rank is its step 1.
     """
@@ -44,7 +44,7 @@ class Wait:
 def find_deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool = True) -> tuple[Wait, ...]:
     """The ranks that wait for each other in a circle, in its order; empty where the plan runs to its end.
 
-    Where a rank waits for something that no rank ever does, it stands at the end of a chain instead.
+    Where a rank waits for an action that no rank ever does, it is the end of a chain instead.
 
     Arguments:
         plan: with messages among its steps, or without: then what is computed is there for all at once.
@@ -57,7 +57,7 @@ def find_deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool = True) -
     done = {
         event for rank, row in enumerate(rows) for step in row[: stuck.get(rank, len(row))] for event in _gives(step)
     }
-    # A rank that stands at an exchange has posted it.
+    # A rank that waits in an exchange has posted it.
     done |= {event for rank, at in stuck.items() for event in _posts(rows[rank][at])}
     where = {
         event: (rank, at) for rank, row in enumerate(rows) for at, step in enumerate(row) for event in _gives(step)
@@ -75,7 +75,7 @@ def steps_done(plan: Plan | CommunicationPlan, blocking_sends: bool = True) -> l
 
 
 def needed(action: Action, num_pieces: int) -> Computed | None:
-    """What an action needs of another piece, or of the forward of its own where that is the last."""
+    """The event that an action waits for: of another piece, or of the last piece's own forward."""
     stage, kind, microbatch = action.stage, action.kind, action.microbatch
     if kind is Kind.F:
         return (stage - 1, Kind.F, microbatch) if stage else None
@@ -85,7 +85,7 @@ def needed(action: Action, num_pieces: int) -> Computed | None:
 
 
 def given(action: Action) -> Computed | None:
-    """What others may need of an action: its activation, or the gradient of its input."""
+    """The event that an action makes: its activation, or the gradient of its input."""
     if action.kind is Kind.W:
         return None
     return (action.stage, Kind.F if action.kind is Kind.F else Kind.I, action.microbatch)
@@ -106,7 +106,7 @@ _Needs = Callable[[Step], Iterable[Event]]
 
 
 def _rows_and_needs(plan: Plan | CommunicationPlan, blocking_sends: bool) -> tuple[Sequence[Sequence[Step]], _Needs]:
-    """Of each rank its steps; and what a step needs."""
+    """The steps of each rank, and a function that lists the events that a step waits for."""
     if isinstance(plan, Plan):
         num_pieces = plan.num_pieces
 

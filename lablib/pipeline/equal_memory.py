@@ -1,4 +1,4 @@
-"""All schedules at equal memory: what each can make of the same number of activations, and the bubble that is left.
+"""All schedules at equal memory: the least bubble of each with the same number of activations.
 
 ZB-H2 has no bubble and holds twice what 1F1B does; V-Half has more of a bubble and holds half. Which is better? It
 depends on what else the memory could do. So each schedule gets the same memory, and uses it as well as it can:
@@ -15,7 +15,8 @@ Cost: a replay for each schedule, number of pieces and n that is tried.
 Legend: p ranks, m micro-batches, M the memory in activations of a micro-batch on a rank, v pieces.
 Source: the comparisons at equal memory of Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241 (1F1B
 beside ZB-1p and ZB-2p), and "Pipeline Parallelism with Controllable Memory", 2024, arXiv 2405.15362.
-Simplified: a micro-batch is as efficient whatever their number; parameters and buffers of messages are not counted.
+Simplified: a micro-batch has the same efficiency in any number of them; parameters and buffers of messages are not
+counted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -95,7 +96,7 @@ def equal_memory(
 
 
 def _afforded(name: str, p: int, m: int, v: int, memory: float, time: StageTime) -> Afforded | None:
-    """What a schedule with v pieces a rank can afford, in the fewest parts; None: nothing."""
+    """The best of a schedule with v pieces a rank, in the fewest parts; None: nothing fits."""
     pieces = StageTime(time.forward_s / v, time.input_s / v, time.weight_s / v)
     costs = Costs(pieces.forward_s, None, pieces.input_s, pieces.weight_s)
     for num_flushes, plan in _plans(name, p, m, v):

@@ -1,4 +1,4 @@
-"""What a run did of a plan: the timeline of its actions beside the replay's, and what each of them took.
+"""A run of a plan, measured: the timeline of its actions next to the replay's, and the seconds of each.
 
 The executor names what it computes after the action, "forward 0F0", "input gradient 2I1". From the timeline of a run
 this reads one span an action, called as in the plan; and from those the costs to replay the plan with:
@@ -83,14 +83,11 @@ def _joined(before: Span, span: Span) -> Span:
 
 @checked
 def measured_costs(timeline: Timeline, plan: Plan, step: int = -1, send_s: float | None = None) -> Costs:
-    """What the actions of a run took, each the mean over its micro-batches.
+    """Measured costs of the actions of a run, each the mean over its micro-batches.
 
     Arguments:
         timeline, plan, step: as for `executed`.
         send_s: of a message; None: the quickest of those between the ranks of each boundary.
-
-    Raises:
-        ValueError: as for `executed`.
     """
     took: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     done = executed(timeline, plan, step)

@@ -21,20 +21,17 @@ def leader_board(
     costs: Costs | None = None,
     max_in_flight: Limit | Sequence[Limit] | None = None,
 ) -> Any:
-    """The plans by their makespan, as a pandas table. A bad plan is a row that says what is wrong with it, no error.
+    """The plans by their makespan, as a pandas table. A bad plan is a row with a reason, no error.
 
     Arguments:
         plans: by name; a text is read by `read_plan`. The first sets how many stages and micro-batches count.
         costs: of the actions; None: as in `replay`.
         max_in_flight: micro-batches that a stage may hold, one number for all or one for each; None: any number.
-
-    Raises:
-        ValueError: costs that do not fit the first plan.
     """
     import pandas as pd
 
     first = next(iter(plans.values()))
-    size = _size(simulate(_read(first), costs, max_in_flight).plan)  # what is wrong here is wrong for all
+    size = _size(simulate(_read(first), costs, max_in_flight).plan)  # an error here is an error for all
     rows = {name: _row(plan, costs, max_in_flight, size) for name, plan in plans.items()}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("plan")
     return table.sort_values(["does not count", "makespan (s)"], kind="stable", key=_order)
@@ -49,7 +46,7 @@ def _row(
 ) -> dict[str, float | str | None]:
     try:
         read = _read(plan)
-        # A plan for another number of stages does not count; the limits of these say nothing of its own.
+        # A plan for another number of stages does not count, and these limits are not for its stages.
         found = simulate(read, costs, None if read.num_stages != size[0] else limit)
     except ValueError as error:
         return {"makespan (s)": None, "bubble (%)": None, "holds": None, "does not count": str(error)}

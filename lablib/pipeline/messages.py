@@ -16,7 +16,7 @@ from lablib.pipeline.plan import Action, Kind, Plan
 
 
 class MessageKind(StrEnum):
-    """Which end of a message, and what it carries: an activation forward or a gradient backward."""
+    """One end of a message, and its content: an activation forward or a gradient backward."""
 
     SEND_F = "SEND_F"
     RECV_F = "RECV_F"
@@ -51,7 +51,7 @@ class PipelineMessage:
 
     @property
     def carries(self) -> str:
-        """What is sent: "activation", or "gradient" on the way back."""
+        """Its content: "activation", or "gradient" on the way back."""
         return "activation" if self.kind in (MessageKind.SEND_F, MessageKind.RECV_F) else "gradient"
 
     @property
@@ -72,23 +72,20 @@ class Exchange:
 
 
 def sends(action: Action, plan: Plan) -> PipelineMessage | None:
-    """What another rank waits for after this action."""
-    if action.kind is Kind.W:
-        return None
-    kind = MessageKind.SEND_F if action.kind is Kind.F else MessageKind.SEND_B
-    return _between_ranks(PipelineMessage(action.stage, kind, action.microbatch), plan)
+    """The message that this action makes for another rank."""
+    return _between_ranks(action, plan, MessageKind.SEND_F, MessageKind.SEND_B)
 
 
 def receives(action: Action, plan: Plan) -> PipelineMessage | None:
-    """What this action waits for from another rank."""
+    """The message from another rank that this action waits for."""
+    return _between_ranks(action, plan, MessageKind.RECV_F, MessageKind.RECV_B)
+
+
+def _between_ranks(action: Action, plan: Plan, forward: MessageKind, backward: MessageKind) -> PipelineMessage | None:
+    """The action's message; None for W, where there is no piece at the other end, or that piece is on the same rank."""
     if action.kind is Kind.W:
         return None
-    kind = MessageKind.RECV_F if action.kind is Kind.F else MessageKind.RECV_B
-    return _between_ranks(PipelineMessage(action.stage, kind, action.microbatch), plan)
-
-
-def _between_ranks(message: PipelineMessage, plan: Plan) -> PipelineMessage | None:
-    """The message, unless there is no piece at its other end, or that piece is on the same rank."""
+    message = PipelineMessage(action.stage, forward if action.kind is Kind.F else backward, action.microbatch)
     other = message.other_end.stage
     if not 0 <= other < plan.num_pieces or plan.rank_of[other] == plan.rank_of[message.stage]:
         return None

@@ -38,17 +38,13 @@ def pairs_bubble_s(num_stages: Count, forward_s: float, input_s: float, weight_s
 
 @checked
 def pairs_of(plan: Plan) -> tuple[tuple[tuple[Action, ...], ...], ...]:
-    """Each rank's actions of a DualPipe-V, those of a pair together.
-
-    Raises:
-        ValueError: another plan.
-    """
+    """Each rank's actions of a DualPipe-V, those of a pair together."""
     p, m = plan.num_stages, plan.num_microbatches
     if m < 2 * p or plan.actions != dualpipe_v(p, m).actions:
         raise ValueError(f"{shown(plan.name)} has no pairs: give a plan of dualpipe_v.")
     rows = []
     for rank, row in enumerate(plan):
-        # What fills the pipeline stands before the first pair: F0, then F0 F1, then I1 W F1.
+        # The fill comes before the first pair: F0, then F0 F1, then I1 W F1.
         below, above = plan.num_stages - 1 - rank, rank + 1
         at = 2 * below + 2 * above + 3 * below
         items: list[tuple[Action, ...]] = [(action,) for action in row[:at]]
@@ -67,9 +63,6 @@ def replay_pairs(plan: Plan, costs: Costs, pair_s: NonNegative) -> tuple[float, 
     Arguments:
         plan: from `dualpipe_v`.
         costs: of the actions outside of pairs.
-
-    Raises:
-        ValueError: another plan, or costs that do not fit it.
     """
     rows, alone = pairs_of(plan), replay(plan, costs)
     took = {
@@ -93,6 +86,6 @@ def replay_pairs(plan: Plan, costs: Costs, pair_s: NonNegative) -> tuple[float, 
 
 
 def _needs(item: Sequence[Action], plan: Plan) -> set[Computed]:
-    """What an action or a pair needs that it does not make itself."""
+    """The events that an action or a pair waits for and does not make itself."""
     events = {needed(action, plan.num_pieces) for action in item} - {given(action) for action in item}
     return {event for event in events if event is not None}

@@ -23,12 +23,12 @@ from lablib.signature import checked, shown
 
 
 class Kind(StrEnum):
-    """What an action does to its micro-batch at its piece of the model."""
+    """Kind of an action on a micro-batch at a piece of the model."""
 
     F = "F"  # forward
     B = "B"  # backward, input and weights together
-    I = "I"  # noqa: E741  backward for the input: what the piece before waits for
-    W = "W"  # backward for the weights: nobody waits for it but the optimizer
+    I = "I"  # noqa: E741  backward for the input: the piece before waits for it
+    W = "W"  # backward for the weights: only the optimizer waits for it
 
     @property
     def phase(self) -> str:

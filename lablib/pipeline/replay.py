@@ -1,4 +1,4 @@
-"""Replay a pipeline plan: when every action starts and ends, what each rank holds meanwhile, and how much it idles.
+"""Replay a pipeline plan: start and end of every action, memory and idle time of each rank.
 
 An action starts when its rank is free and what it needs has arrived:
 
@@ -98,10 +98,10 @@ def _messages(plan: Plan, send_s: list[float]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Replay:
-    """What became of a plan. Times in seconds from its start.
+    """A replayed plan. Times in seconds from its start.
 
     Attributes:
-        plan, costs: what was replayed.
+        plan, costs: of the replay.
         start_s, end_s: of each rank, one entry an action, in the plan's order.
         makespan_s: the end of the last action.
         rows: the plan as numbers.
@@ -179,7 +179,7 @@ class Replay:
                 yield Span(rank, COMPUTE, str(action), action.kind.phase, start, end)
 
     def figure(self, **options: Any) -> go.Figure:
-        """The timeline above, what each rank holds below."""
+        """The timeline above, the memory of each rank below."""
         return draw("figure_pipeline", self, **options)
 
     def __repr__(self) -> str:
@@ -192,14 +192,13 @@ class Replay:
 
 @checked
 def replay(plan: Plan, costs: Costs | None = None) -> Replay:
-    """What a plan takes.
+    """Start and end of every action of a plan.
 
     Arguments:
         plan: any order of actions that can be carried out.
         costs: of the actions; None: F, I and W take 1 s, B 2 s, messages nothing.
 
     Raises:
-        WrongType: an argument that is of another type.
         ValueError: for costs that do not fit the plan, and for a plan in which ranks wait for each other for ever.
     """
     costs = costs or Costs()
@@ -256,6 +255,6 @@ def _check_range(plan: Plan, piece: np.ndarray, microbatch: np.ndarray) -> None:
 
 
 def _held(row: tuple[Action, ...], sizes: list[float], released_at_input: float) -> np.ndarray:
-    """What a rank holds after each of its actions, if a piece holds `sizes[piece]` of one micro-batch."""
+    """Memory of a rank after each of its actions, if a piece holds `sizes[piece]` of one micro-batch."""
     shares = {Kind.F: 1.0, Kind.B: -1.0, Kind.I: -released_at_input, Kind.W: released_at_input - 1.0}
     return np.cumsum([shares[action.kind] * sizes[action.stage] for action in row])

@@ -1,4 +1,4 @@
-"""The rules of a plan, one function each: a plan in, `Finding`s out. validate.py says what the rules are.
+"""The rules of a plan, one function each: a plan in, `Finding`s out. validate.py lists the rules.
 
 Each looks at the plan once, so its cost is linear in the number of actions.
 """
@@ -15,7 +15,7 @@ from lablib.text.units import plural
 
 
 class Rule(IntEnum):
-    """The rules by name; the head of validate.py says what each asks."""
+    """The rules by name; the head of validate.py describes each."""
 
     ONCE = 1
     PLACE = 2
@@ -34,7 +34,7 @@ class Finding:
         rank: where; None where it is about no rank.
         index: the step of that rank at which it shows, from 0 (in words, from 1); None where something is missing.
         action: that step, or what is missing, as text: "1F0".
-        text: what is wrong, in words.
+        text: the mistake, in words.
     """
 
     rule: Rule
@@ -89,7 +89,7 @@ def _missing(stage: int, microbatch: int, count: Counter[Action]) -> Iterator[Ac
 
 
 def places(plan: Plan) -> Iterator[Finding]:
-    """R2. There is a row for each rank, and each action stands in that of its piece's rank."""
+    """R2. There is a row for each rank, and each action is in the row of its piece's rank."""
     if len(plan.actions) != plan.num_stages:
         text = f"the plan is for {plural(plan.num_stages, 'ranks')} and has actions for {len(plan.actions)}"
         yield Finding(Rule.PLACE, None, None, "", text)
@@ -139,7 +139,7 @@ def _rows(plan: CommunicationPlan) -> Iterator[tuple[int, int, PipelineMessage]]
 
 
 def _ends(plan: CommunicationPlan) -> Iterator[Finding]:
-    """Each end is on its piece's rank, goes to a piece on another rank, and stands there once; and has another end."""
+    """Each end is on its piece's rank, goes to a piece on another rank, is there once, and has another end."""
     rank_of = plan.plan.rank_of
     ends = Counter(message for _, _, message in _rows(plan))
     seen: set[PipelineMessage] = set()

@@ -1,7 +1,7 @@
-"""A plan tried out for a picture: how far it comes, what decides its length, who waits in a circle, who holds too much.
+"""A plan simulated for a picture: its progress, its critical path, its deadlock, and the memory that it holds.
 
 A plan that runs to its end is replayed. One that deadlocks is replayed as far as it comes, and the ranks that wait for
-each other stand in `circle`: that is what a learner who wrote it needs to see.
+each other are in `circle`, for the learner who wrote it.
 
 Source: replay.py, critical_path.py, deadlock.py, rules.py.
 Simplified: as replay.py.
@@ -28,7 +28,7 @@ Limit = Annotated[float, Range(gt=0, example=4)]  # of micro-batches on a rank; 
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """What became of a plan.
+    """A simulated plan.
 
     Attributes:
         plan: the whole of it.
@@ -63,7 +63,7 @@ class Simulation:
         return every[np.linspace(0, len(every) - 1, MAX_MOMENTS).round().astype(int)]
 
     def at(self, time_s: float) -> tuple[Action | None, ...]:
-        """What each rank does at this second; None where it idles. At the end of one action the next has begun."""
+        """The action of each rank at this second; None where it idles. At the end of one action the next has begun."""
         found: list[Action | None] = []
         for row, start_s, end_s in zip(self.replay.plan, self.replay.start_s, self.replay.end_s, strict=True):
             # The last that has begun; what takes no time is over when it begins.
@@ -76,7 +76,7 @@ class Simulation:
 def simulate(
     plan: Plan, costs: Costs | None = None, max_in_flight: Limit | Sequence[Limit] | None = None
 ) -> Simulation:
-    """Try a plan out.
+    """Simulate a plan.
 
     Arguments:
         plan: any that keeps rules R1 to R3 of validate.py; a deadlock is part of the answer.
@@ -116,13 +116,13 @@ def _limits(max_in_flight: float | Sequence[float], num_ranks: int) -> tuple[flo
 
 @checked
 def read_plan(text: str) -> Plan:
-    """A plan as a learner types it: one line a rank, actions apart by spaces; what stands before a colon is a name.
+    """A plan as a learner types it: one line a rank, actions apart by spaces; text before a colon is a name.
 
         rank 0:  F0 F1 B0 B1          0F0 0F1 0B0 0B1
         rank 1:  F0 B0 F1 B1          1F0 1B0 1F1 1B1
 
-    An action without a number in front is at the piece that has the line's number. A piece is on the rank in whose line
-    it stands first.
+    An action without a number in front is at the piece that has the line's number. A piece is on the rank of the line
+    in which it comes first.
 
     Raises:
         ValueError: no line, or something that is no action.

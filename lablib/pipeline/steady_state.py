@@ -1,4 +1,4 @@
-"""What a plan of very many micro-batches takes, from a few small ones: exactly, once the pipeline repeats itself.
+"""Makespan of a plan of very many micro-batches, exact, from two small plans after which it repeats.
 
 After the fill, a schedule repeats its rows every q micro-batches, and after a while so do the times: q micro-batches
 more make every moment later by the same number of seconds.
@@ -12,8 +12,8 @@ Two plans, of m and of m + q micro-batches, show it. The rows must be one beginn
 is the same but for the numbers; and every end after some slice through all ranks must be c later, with what it needs.
 The makespans alone would not do: a rank that is slower by a little takes long to be the one that all wait for.
 
-Cost: that of plans of some 4 p to 16 p micro-batches, whatever m. Where nothing repeats, the full replay: GPipe and
-breadth-first let a fast rank run ahead without bound (closed_form.py has both), V-Min mostly ends in a way of its own.
+Cost: replays of plans of some 4 p to 16 p micro-batches, for any m. Where nothing repeats, the full replay: GPipe and
+breadth-first let a fast rank run ahead without bound (closed_form.py has both), V-Min mostly ends differently.
 Legend: p ranks, m micro-batches, q the period, c its seconds.
 Source: Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity", 1992, section 3.7 (a max-plus matrix is
 ultimately periodic).
@@ -35,7 +35,7 @@ _ROUNDING = 1e-12  # of the makespan
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """What a plan takes, and how that was found.
+    """Makespan and bubble of a plan, and the period from which they follow.
 
     Attributes:
         makespan_s, bubble_fraction: as `replay` of the whole plan would find them.
@@ -53,55 +53,39 @@ class SteadyState:
 
 @checked
 def steady_state(plan_of: Callable[[int], Plan], num_microbatches: int, costs: Costs | None = None) -> SteadyState:
-    """What the plan of many micro-batches takes.
+    """Makespan and bubble of the plan of many micro-batches.
 
     Arguments:
         plan_of: a schedule with everything but the number of micro-batches given, e.g.
             `partial(one_f_one_b, 16)`. Numbers that it refuses with a ValueError are passed over.
         num_microbatches: m; `plan_of` must take it.
         costs: as for `replay`, the same for every number of micro-batches.
-
-    Raises:
-        ValueError: where `plan_of(m)` or `replay` would.
     """
-    num_stages = _first_plan(plan_of, num_microbatches).num_stages
+    plans = (_plan_or_none(plan_of, number) for number in range(1, num_microbatches + 1))
+    num_stages = (next(filter(None, plans), None) or plan_of(num_microbatches)).num_stages
     size = 4 * num_stages
     while 2 * size < num_microbatches:
         # Of the same remainder as m, so that whole rounds lead from one to the other.
-        small = _replay_or_none(plan_of, size + (num_microbatches - size) % num_stages, costs)
-        for period in _periods(small) if small else ():
-            found = _extend(plan_of, small, period, num_microbatches, costs) if small else None
-            if found:
-                return found
+        plan = _plan_or_none(plan_of, size + (num_microbatches - size) % num_stages)
+        if plan is not None:
+            small = replay(plan, costs)
+            for period in _periods(small):
+                if found := _extend(plan_of, small, period, num_microbatches, costs):
+                    return found
         size *= 2
     whole = replay(plan_of(num_microbatches), costs)
     return SteadyState(whole.makespan_s, whole.bubble_fraction, 0, 0.0, num_microbatches)
 
 
-def _first_plan(plan_of: Callable[[int], Plan], num_microbatches: int) -> Plan:
-    """The smallest plan that there is: to see the number of stages."""
-    for number in range(1, num_microbatches):
-        try:
-            return _made(plan_of, number)
-        except ValueError:
-            continue
-    return _made(plan_of, num_microbatches)
-
-
-def _made(plan_of: Callable[[int], Plan], number: int) -> Plan:
-    """The plan of so many micro-batches. Raises TypeError where that is none."""
-    plan = plan_of(number)
-    if not isinstance(plan, Plan):
-        raise TypeError(f"plan_of must return a Plan: got {shown(plan)}; try lambda m: gpipe(4, m)")
-    return plan
-
-
-def _replay_or_none(plan_of: Callable[[int], Plan], num_microbatches: int, costs: Costs | None) -> Replay | None:
+def _plan_or_none(plan_of: Callable[[int], Plan], num_microbatches: int) -> Plan | None:
+    """The plan of so many micro-batches; None where the schedule is not defined for them."""
     try:
         plan = plan_of(num_microbatches)
     except ValueError:
         return None
-    return replay(plan, costs)
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plan_of must return a Plan: got {shown(plan)}; try lambda m: gpipe(4, m)")
+    return plan
 
 
 def _periods(small: Replay) -> list[int]:
@@ -122,8 +106,11 @@ def _extend(
     m = small.plan.num_microbatches
     if (num_microbatches - m) % period:
         return None
-    large = _replay_or_none(plan_of, m + period, costs)
-    if large is None or not _repeats(small, large, period):
+    plan = _plan_or_none(plan_of, m + period)
+    if plan is None:
+        return None
+    large = replay(plan, costs)
+    if not _repeats(small, large, period):
         return None
     rounds = (num_microbatches - m) // period
     period_s = large.makespan_s - small.makespan_s

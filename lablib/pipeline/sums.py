@@ -1,4 +1,4 @@
-"""Stages' times as sums: what the longest path through each schedule is made of (closed_form.py)."""
+"""Sums of the stages' times, of which the longest path through each schedule is made (closed_form.py)."""
 
 from typing import Any, NamedTuple
 
@@ -67,7 +67,7 @@ class PipelineSums:
 
 
 def where(is_so: Any, a: Numbers, b: Numbers) -> Numbers:
-    """a where it is so, else b; numbers stay numbers."""
+    """a where it is so, otherwise b; numbers stay numbers."""
     if isinstance(is_so, np.ndarray):
         return np.where(is_so, a, b)
     return a if is_so else b

@@ -1,7 +1,7 @@
 """The rules a plan must keep, numbered; and in words, where one does not.
 
     R1  every micro-batch passes every piece of the model once forward and once backward: B, or I and W
-    R2  every action stands on the rank that holds its piece
+    R2  every action is on the rank that holds its piece
     R3  at a piece a micro-batch goes forward, then backward: F before B, F before I before W
     R4  every send has one receive at its other end, in the same order; after what it sends, before what needs it
     R5  no rank waits for ever: there is an order in which everything can be done
@@ -62,7 +62,6 @@ def validate(
         blocking_sends: for R5: a send waits until the other end receives.
 
     Raises:
-        WrongType: an argument that is of another type.
         ValueError: `max_in_flight` has not one number for each rank.
     """
     computed = plan if isinstance(plan, Plan) else plan.plan

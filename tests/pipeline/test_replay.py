@@ -1,5 +1,7 @@
 """A replay does what one can draw by hand: when each action runs, who idles, what is held, and who waits for ever."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -160,7 +162,8 @@ def test_costs_that_cannot_be_are_refused(costs, message):
 
 
 def test_an_array_of_numbers_is_a_list_of_them():
-    assert Costs(np.array([1.0, 3.0])).of_pieces(ONE_EACH) == Costs([1.0, 3.0]).of_pieces(ONE_EACH)
+    array: Any = np.array([1.0, 3.0])
+    assert Costs(array).of_pieces(ONE_EACH) == Costs([1.0, 3.0]).of_pieces(ONE_EACH)
 
 
 def test_backward_and_its_halves_follow_from_each_other():

@@ -114,7 +114,7 @@ def test_a_limit_is_one_for_all_ranks_or_one_for_each(simulator):
 
 def test_seconds_below_zero_are_said(simulator):
     simulator.controls["forward"].value = "-1"
-    assert "forward_s must be 0 or more" in simulator.message.text
+    assert "forward_s must be a finite number, 0 or more" in simulator.message.text
 
 
 def test_without_widgets_it_is_pictures():

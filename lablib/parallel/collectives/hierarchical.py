@@ -50,9 +50,6 @@ def hierarchical_all_reduce(
         tensor: contiguous, of any shape, size and dtype; the same on all ranks. Changed in place.
         group: the ranks that take part, those of each node one after another; None: all.
         ranks_per_node: L, which must divide the size of the group; None: what torchrun says (LOCAL_WORLD_SIZE).
-
-    Raises:
-        ValueError: the tensor is not contiguous, or the nodes are not equally full.
     """
     if not tensor.is_contiguous():
         raise ValueError("tensor must be contiguous, since it is cut into chunks in place: pass tensor.contiguous()")

@@ -43,9 +43,6 @@ def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> N
     Args:
         tensor: contiguous, of any shape, size and dtype; the same on all ranks. Changed in place.
         group: the ranks that take part; None: all.
-
-    Raises:
-        ValueError: the tensor is not contiguous.
     """
     if not tensor.is_contiguous():
         raise ValueError("tensor must be contiguous, since it is cut into chunks in place: pass tensor.contiguous()")
@@ -66,9 +63,6 @@ def ring_reduce_scatter(
         chunks: one for each rank; changed in place (the others then hold partial sums).
         ring: the group's ranks in ring order; this rank is one of them.
         group: the group that `ring` counts in; None: all ranks.
-
-    Raises:
-        ValueError: this rank is none of the ring.
     """
     n = len(ring)
     i = _place(ring, group)
@@ -117,7 +111,7 @@ def exchange(
 ) -> None:
     """Send one tensor and receive another at the same time; return when both are done.
 
-    In a ring every rank sends. If each waited until that is done, nobody would receive.
+    In a ring every rank sends. If each waited for its send, no rank would receive.
     Handing over both at once cannot deadlock, and uses both directions of the link.
 
     Args:

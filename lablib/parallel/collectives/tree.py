@@ -36,9 +36,6 @@ def tree_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> N
     Args:
         tensor: contiguous, of any shape, size and dtype; the same on all ranks. Changed in place.
         group: the ranks that take part; None: all.
-
-    Raises:
-        ValueError: the tensor is not contiguous.
     """
     if not tensor.is_contiguous():
         raise ValueError("tensor must be contiguous, since it is sent as it is: pass tensor.contiguous()")

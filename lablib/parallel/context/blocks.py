@@ -1,4 +1,4 @@
-"""Which kernel calls a causal mask leaves: what nobody sees is never computed, and no mask is ever made.
+"""Kernel calls under a causal mask: hidden pairs are never computed, and no mask is ever made.
 
 Tokens are pieces: ranges of positions of one step. A pair of them, queries and keys, is seen by all, by none, or in
 stairs; and a kernel has these without a mask of its own:
@@ -38,7 +38,7 @@ class Block(NamedTuple):
 def blocks_of(
     queries: Sequence[range], keys: Sequence[range], documents: Documents | None = None, is_causal: bool = True
 ) -> list[Block]:
-    """What must be computed of these queries and keys: no pair twice, and none that is not seen.
+    """Kernel calls for these queries and keys: each visible pair once, and no other.
 
     >>> blocks_of([range(4, 8)], [range(0, 4)]), blocks_of([range(0, 4)], [range(4, 8)])
     ([Block(rows=slice(None, None, None), queries=slice(0, 4, None), keys=slice(0, 4, None), is_causal=False)], [])

@@ -1,4 +1,4 @@
-"""What attention sends when ranks share every sequence, to the byte, by each way; and what each keeps for backward.
+"""Bytes sent and kept for backward by attention over shared sequences: ring, gather, Ulysses, both.
 
     sent by a rank            forward                       backward
     ring                      (n-1) S                       (n-1) S and n S 4/w: the gradients, in 32 bits

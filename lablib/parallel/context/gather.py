@@ -1,7 +1,7 @@
 """All-gather of keys and values: every rank gets those of all tokens first, then attends as one device would.
 
-Grouped queries make keys and values small beside the rest (8 of 128 heads in Llama 3 405B), so that all ranks' fit, and
-their gather is short beside an attention that grows with T^2. In return any mask works, that of documents too: there is
+Grouped queries make keys and values small (8 of 128 heads in Llama 3 405B), so that all ranks' fit, and their gather is
+short compared with an attention that grows with T^2. In return any mask works, that of documents too: there is
 no round for which a block must be cut out, and one kernel where the ring has n.
 
                forward                                  backward

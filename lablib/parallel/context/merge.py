@@ -143,7 +143,7 @@ class PartialAttention:
         return o.to(self.q.dtype), lse
 
     def _widened(self) -> tuple[Tensor, Tensor]:
-        """What is merged into, in 32 bits at least."""
+        """Output and log-sum-exp so far, in 32 bits at least."""
         if self._state is None:
             none = self.q.new_full(self.q.shape[:-1], float("-inf"), dtype=self.wide)
             self._state = torch.zeros_like(self.q, dtype=self.wide), none

@@ -1,4 +1,4 @@
-"""A plain GPT whose sequences are shared by ranks; its own file knows nothing of it.
+"""Context parallelism of a plain GPT: ranks share its sequences; the model file stays as it is.
 
     context = ContextParallel(group, order=zigzag_order, attention=ring_attention)
     replica = DataParallel(context.parallelize(GPT(config)), group, reduce=all_reduce_sum)
@@ -9,7 +9,7 @@
 All of a transformer but attention works on each token alone, so that a rank needs only its own tokens and all weights.
 Four things must follow the cut:
 
-    attention    over the keys of all ranks: one of the functions beside this file
+    attention    over the keys of all ranks: `ring_attention` or one called like it
     positions    those of this rank's tokens, which with zigzag are not one run; in packed documents from 0 in each
     loss         the sum of this rank's tokens over the number of all ranks' tokens: a mean of the ranks' means is
                  wrong where they have unequal numbers
@@ -22,7 +22,7 @@ Cost for n context ranks, beside that of attention and of DataParallel (2 (n-1)/
 tokens and for the loss.
 Shapes: B batch, T time, t of it on this rank, D width, V vocabulary.
 Source: Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.2; torch's `context_parallel`
-(torch 2.13, torch.distributed.tensor.experimental), which shards buffers and replaces attention likewise.
+(torch 2.13, torch.distributed.tensor.experimental), which also shards buffers and replaces attention.
 Simplified: one batch at a time: `shard` sets what attention and positions see until it is called again; no dropout.
 """
 
@@ -39,9 +39,9 @@ from lablib.parallel.context.order import Documents, Order, document_spans, zigz
 from lablib.parallel.context.ring import ring_attention
 from lablib.parallel.context.ulysses import ulysses_attention
 from lablib.parallel.context.ulysses_and_ring import nested_order
-from lablib.parallel.data.overlapped import Handle
 from lablib.parallel.tensor.attention import check_heads
-from lablib.parallel.tensor.regions import Group, reduce_from_ranks
+from lablib.parallel.tensor.regions import Group, copy_to_ranks, reduce_from_ranks
+from lablib.parallel.tensor.sequence_parallel import own_tokens
 from lablib.signature import Count, check_type, checked
 
 IGNORED = -100  # a target that does not count, as in torch's cross_entropy
@@ -60,7 +60,7 @@ def check_context(
     attention: Attend = ring_attention,
     heads_ranks: Count = 1,
 ) -> Order:
-    """What would be refused on every rank, before any starts; and the order of the tokens.
+    """Check sizes before any rank starts, and return the order of the tokens.
 
     Arguments:
         heads_ranks: ranks that share heads inside a ring, for `UlyssesRing`; `order` is then the ring's.
@@ -88,7 +88,7 @@ class ContextParallel:
 
     Arguments:
         group: of the ranks; None for all.
-        order: who has which tokens of a sequence, made anew for each length.
+        order: who has which tokens of a sequence, made again for each length.
         attention: `ring_attention` or one that is called like it.
         gradient_group: over which tokens are counted and gradients summed: of context and data ranks together; None:
             `group`.
@@ -198,11 +198,16 @@ class ContextAttention(nn.Module):
 
 
 class ContextPositions(nn.Module):
-    """Embeddings of the positions of this rank's tokens; the weight is taken over."""
+    """Embeddings of the positions of this rank's tokens; the weight is taken over.
 
-    def __init__(self, embedding: nn.Embedding, context: ContextParallel):
+    Arguments:
+        embedding: whole on every rank.
+        tensor_group: ranks over which sequence parallelism cuts the tokens of a context rank; None: there are none.
+    """
+
+    def __init__(self, embedding: nn.Module, context: ContextParallel, tensor_group: Group = None):
         super().__init__()
-        self.weight, self.context = embedding.weight, context
+        self.weight, self.context, self.tensor_group = embedding.get_parameter("weight"), context, tensor_group
 
     def forward(self, counted_t: Tensor) -> Float[Tensor, "B t D"]:
         """`counted_t`: 0, 1, ..., as the model counts its tokens; they are not the positions."""
@@ -215,17 +220,13 @@ class ContextPositions(nn.Module):
             raise ValueError(
                 f"a sequence, or document, must have at most max_seq_len={len(self.weight)} tokens: got {longest}."
             )
-        return F.embedding(positions_Bt, self.weight)
+        if self.tensor_group is None:
+            return F.embedding(positions_Bt, self.weight)
+        positions_bt = own_tokens(positions_Bt, -1, self.tensor_group)
+        return F.embedding(positions_bt, copy_to_ranks(self.weight, self.tensor_group))
 
 
 def _places(spans: tuple[range, ...], tokens: list[int]) -> list[int]:
     """The place of each token in its document; 0 in padding."""
     starts = {token: span.start for span in spans for token in span}
     return [token - starts.get(token, token) for token in tokens]
-
-
-def all_reduce_sum(buffer: Tensor, group: Group = None) -> Handle:
-    """The sum over the ranks of `group`, by one all-reduce in the background: for `DataParallel(reduce=...)`."""
-    work = dist.all_reduce(buffer, group=group, async_op=True)
-    assert work is not None  # only ranks outside of the group get None
-    return work

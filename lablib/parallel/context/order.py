@@ -1,4 +1,4 @@
-"""Which rank has which tokens of a sequence: contiguous, zigzag or striped; and what attention then costs each.
+"""Orders of tokens over ranks: contiguous, zigzag, striped; and the cost of attention on each rank.
 
 Under a causal mask a query sees the keys up to its own place, so late tokens have more to do than early ones. Cut in n
 contiguous pieces, the last rank has nearly twice the mean, and all wait for it. Two orders share the work evenly:
@@ -29,7 +29,7 @@ from typing import Annotated
 
 from lablib.signature import Count, OneOf, Range, check_fields, checked, shown, whole_number
 
-# For each sequence of a batch its documents, as ranges of positions; what is in none of them is padding.
+# For each sequence of a batch its documents, as ranges of positions; other positions are padding.
 Documents = tuple[tuple[range, ...], ...]
 Length = Annotated[int, Range(ge=1, le=2**27)]  # tokens of a sequence
 
@@ -65,7 +65,7 @@ class Order:
                 f"the pieces of an order must have one step: got {shown(sorted(steps))}; cut all of them from the "
                 "sequence (step 1), or none."
             )
-        if marks.count(b"1") < len(marks):  # as many as tokens: if all are there, none is twice
+        if marks.count(b"1") < len(marks):  # as many as tokens: if all are there, each is there once
             raise ValueError(
                 f"an order must have each position once: got {shown(self.pieces)}; try zigzag_order(16, 2)."
             )
@@ -107,23 +107,16 @@ class Order:
 
 @checked
 def contiguous_order(seq_len: Length, num_ranks: Count) -> Order:
-    """Rank r has the r-th of n pieces.
-
-    Raises:
-        ValueError: fewer tokens than pieces. Pieces differ by one token at most.
-    """
+    """Rank r has the r-th of n pieces, whose lengths differ by one token at most."""
     return Order("contiguous", tuple((piece,) for piece in _cut("contiguous", seq_len, num_ranks, num_ranks)))
 
 
 @checked
 def zigzag_order(seq_len: Length, num_ranks: Count) -> Order:
-    """Rank r has pieces r and 2n - 1 - r of 2n: an early one and a late one.
+    """Rank r has pieces r and 2n - 1 - r of 2n, an early one and a late one; lengths differ by one token at most.
 
     >>> zigzag_order(8, 2).tokens(0), zigzag_order(8, 2).permutation(), zigzag_order(8, 2).inverse()
     ([0, 1, 6, 7], [0, 1, 6, 7, 2, 3, 4, 5], [0, 1, 4, 5, 6, 7, 2, 3])
-
-    Raises:
-        ValueError: fewer tokens than pieces. Pieces differ by one token at most.
     """
     cut = _cut("zigzag", seq_len, num_ranks, 2 * num_ranks)
     return Order("zigzag", tuple((cut[rank], cut[-1 - rank]) for rank in range(num_ranks)))
@@ -131,11 +124,7 @@ def zigzag_order(seq_len: Length, num_ranks: Count) -> Order:
 
 @checked
 def striped_order(seq_len: Length, num_ranks: Count) -> Order:
-    """Rank r has tokens r, r + n, r + 2n, ...
-
-    Raises:
-        ValueError: fewer tokens than ranks.
-    """
+    """Rank r has tokens r, r + n, r + 2n, ..."""
     _cut("striped", seq_len, num_ranks, num_ranks)
     return Order("striped", tuple((range(rank, seq_len, num_ranks),) for rank in range(num_ranks)))
 

@@ -1,8 +1,8 @@
 """Ring attention: every rank keeps its queries, and the keys and values of all ranks pass by, one rank's at a time.
 
-In round j rank r has the keys and values of rank r - j. It starts to pass them on, attends to them with its own queries
-meanwhile, and merges what comes out with what it has (`context/merge.py`). No rank ever has the keys of more than three
-ranks: its own, which backward wants, those that it works with, and those that come in.
+In round j rank r has the keys and values of rank r - j. While it passes them on, it attends to them with its own
+queries, and merges the output with its earlier output (`context/merge.py`). No rank ever has the keys of more than
+three ranks: its own, which backward needs, those of this round, and those of the next.
 
     rank 2 of 4      compute   [ k_2 v_2 ][ k_1 v_1 ][ k_0 v_0 ][ k_3 v_3 ]     causal, contiguous: skipped
                      comm      [ 1       ][ 0       ][ 3       ]                what comes in meanwhile
@@ -47,7 +47,7 @@ class UnderWay:
 
     def __init__(self, outgoing: Tensor, num_tokens: int, group: Group):
         rank, n = dist.get_rank(group), dist.get_world_size(group)
-        # Ranks may have a token more or less: what comes in is as long as its source is.
+        # Ranks may have a token more or less: a message has the length of its source.
         self.incoming = outgoing.new_empty(*outgoing.shape[:-2], num_tokens, outgoing.shape[-1])
         self.outgoing = outgoing  # must live until it is sent
         self.works = dist.batch_isend_irecv(
@@ -67,7 +67,7 @@ def ring_rounds(kv: Float[Tensor, "2 B G t K"], order: Order, group: Group = Non
     """The keys and values of all ranks, this rank's first, each on its way to the next rank while the caller works.
 
     Yields:
-        the rank whose they are, and they.
+        the rank that they come from, and they.
     """
     rank, n = dist.get_rank(group), order.num_ranks
     for step in range(n):
@@ -101,7 +101,7 @@ class _Ring(torch.autograd.Function):
         for source, (k_s, v_s) in ring_rounds(kv, order, group):
             dkv = part.add(k_s, v_s, blocks_of(own, order.pieces[source], documents, is_causal))
             if under_way:
-                dkv += under_way.wait()  # what the ranks before have added, sent while this rank computed
+                dkv += under_way.wait()  # the sum of the ranks before, sent while this rank computed
             if n > 1:
                 under_way = UnderWay(dkv, order.lengths[source - 1], group)
         dk, dv = under_way.wait() if under_way else dkv
@@ -139,7 +139,7 @@ def ring_attention(
 
 
 def require_shard(q_BHtK: Tensor, k_BGtK: Tensor, order: Order, group: Group) -> None:
-    """Refuse what is not this rank's shard of an order's tokens."""
+    """Refuse tensors that are not this rank's shard of an order's tokens."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if order.num_ranks != n:
         raise ValueError(

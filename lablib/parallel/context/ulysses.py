@@ -9,21 +9,18 @@ What a rank sends shrinks with n: of its t tokens it gives each other rank 1 / n
 n - 1 times. But there are no more ranks than heads, and each must be given key-value heads: G < n of them are repeated
 for the ranks that share them, so that less is saved (`check_heads`: n divides H, and G or n the other).
 
-Every rank has the same work whatever the order of tokens, so they may as well be contiguous; another order is put in
+Every rank has the same work in any order of tokens, so they may as well be contiguous; another order is put in
 turn by a copy.
 
 Cost for n ranks, S = B t K w bytes of one head's tokens, g = max(G, n) key-value heads that travel:
     time_s      2 all-to-alls forward, 2 backward, none hidden
-    peak bytes  (2 H + 2 g) S beside what attention keeps
+    peak bytes  (2 H + 2 g) S more than attention keeps
     sent bytes  forward (n - 1) / n (2 H + 2 g) S: queries, keys and values, and the output; the same backward
 Shapes: B batch, H heads, G key-value heads, K width of a head; t this rank's tokens, T all; h = H / n, g here g / n.
 Source: Jacobs et al., "DeepSpeed Ulysses", 2023, arXiv 2309.14509, sections 3.1 and 3.2; repeated key-value heads: Fang
 and Zhao, "USP", 2024, arXiv 2405.07719.
 Simplified: queries, keys and values go in one message; none is sent while another is computed.
 """
-
-# pyright: reportIncompatibleMethodOverride=false
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,44 +32,7 @@ from lablib.parallel.context.merge import FUSED, Passes, attention_in_blocks
 from lablib.parallel.context.order import Documents, Order
 from lablib.parallel.context.ring import require_shard
 from lablib.parallel.tensor.attention import check_heads
-from lablib.parallel.tensor.regions import Group
-
-
-class _TokensToHeads(torch.autograd.Function):
-    """[n, t, rest]: for each rank its heads of my tokens -> [T, rest]: my heads of all tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, lengths: tuple[int, ...], group: Group) -> Tensor:
-        ctx.call = lengths, group
-        return _exchange(x.flatten(0, 1), [x.shape[1]] * len(lengths), lengths, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        lengths, group = ctx.call
-        own = lengths[dist.get_rank(group)]
-        return _exchange(grads[0], lengths, [own] * len(lengths), group).unflatten(0, (len(lengths), own)), None, None
-
-
-class _HeadsToTokens(torch.autograd.Function):
-    """The way back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, lengths: tuple[int, ...], group: Group) -> Tensor:
-        ctx.call = lengths, group
-        own = lengths[dist.get_rank(group)]
-        return _exchange(x, lengths, [own] * len(lengths), group).unflatten(0, (len(lengths), own))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        lengths, group = ctx.call
-        return _exchange(grads[0].flatten(0, 1), [grads[0].shape[1]] * len(lengths), lengths, group), None, None
-
-
-def _exchange(x: Tensor, sends: Any, receives: Any, group: Group) -> Tensor:
-    """All-to-all of rows: so many to each rank, so many from each."""
-    out = x.new_empty(sum(receives), *x.shape[1:])
-    dist.all_to_all_single(out, x.contiguous(), list(receives), list(sends), group=group)
-    return out
+from lablib.parallel.tensor.regions import Group, exchange_rows
 
 
 def heads_of_all_tokens(
@@ -86,9 +46,6 @@ def heads_of_all_tokens(
 
     Arguments:
         lengths: tokens of each rank of the group.
-
-    Raises:
-        ValueError: heads that these ranks cannot share; see `check_heads`.
     """
     heads, kv_heads, n = q_BHtK.shape[1], k_BGtK.shape[1], len(lengths)
     check_heads(heads, kv_heads, n)
@@ -96,7 +53,7 @@ def heads_of_all_tokens(
     # For each rank its queries', keys' and values' heads together: one message.
     parts = [x.unflatten(1, (n, -1)) for x in (q_BHtK, *kv)]
     packed = torch.cat(parts, 2).permute(1, 3, 0, 2, 4)  # n t B heads K
-    x_TBhK = _TokensToHeads.apply(packed, lengths, group)
+    x_TBhK = exchange_rows(packed.flatten(0, 1), [packed.shape[1]] * n, lengths, group)
     sizes = [part.shape[2] for part in parts]
     return tuple(x.permute(1, 2, 0, 3) for x in x_TBhK.split(sizes, 2))  # pyright: ignore
 
@@ -105,7 +62,8 @@ def tokens_of_all_heads(
     o_BhTK: Float[Tensor, "B h T K"], lengths: tuple[int, ...], group: Group = None
 ) -> Float[Tensor, "B H t K"]:
     """All heads of this rank's tokens: the way back. Communicates: one all-to-all, one backward."""
-    o_ntBhK: Any = _HeadsToTokens.apply(o_BhTK.permute(2, 0, 1, 3), lengths, group)
+    n, t = len(lengths), lengths[dist.get_rank(group)]
+    o_ntBhK = exchange_rows(o_BhTK.permute(2, 0, 1, 3), lengths, [t] * n, group).unflatten(0, (n, t))
     return o_ntBhK.permute(2, 0, 3, 1, 4).flatten(1, 2)
 
 

@@ -107,9 +107,6 @@ def ulysses_ring_attention(
         heads_group: u ranks that share heads, those of one place in the ring.
         ring_group: r ranks, one of each head group.
         documents, is_causal, passes: as for `ring_attention`.
-
-    Raises:
-        ValueError: as `ring_attention` and `check_heads`.
     """
     u, i = dist.get_world_size(heads_group), dist.get_rank(ring_group)
     of_group = nested_order(outer, u).lengths[i * u : (i + 1) * u]

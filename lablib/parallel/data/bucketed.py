@@ -79,9 +79,6 @@ def average_gradients_in_buckets(
         module: the replica; each trainable parameter has a gradient.
         group: None for all ranks.
         bucket_bytes: most bytes of a bucket.
-
-    Raises:
-        ValueError: a trainable parameter has no gradient.
     """
     world_size = dist.get_world_size(group)
     params = list(parameters_with_gradients(module))

@@ -33,12 +33,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from lablib.parallel.tensor.regions import all_gather_single, reduce_scatter_single
 from lablib.signature import Count, checked
 
 Stage = Callable[[], Any]  # starts a communication and returns its `dist.Work`
-# torch 2.13 renamed them; 2.11 has only the old names.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @checked
@@ -90,21 +88,21 @@ class HierarchicalAverage:
         self._flights.remove(flight)
 
     def _stages(self, buffer: Tensor) -> tuple[Tensor, list[Stage]]:
-        """What is communicated (the buffer, or a padded copy), and the three calls that start it."""
+        """The tensor to communicate (the buffer, or a padded copy), and the three calls that start it."""
         num_local, num_nodes = self._inside.size(), self._across.size()
         missing = -buffer.numel() % num_local  # shards are equal: pad where they would not be
         padded = F.pad(buffer, (0, missing)) if missing else buffer
         shard = padded.new_empty(padded.numel() // num_local)
 
         def scatter_inside() -> Any:
-            return _reduce_scatter(shard, padded, group=self._inside, async_op=True)
+            return reduce_scatter_single(shard, padded, group=self._inside, async_op=True)
 
         def reduce_across() -> Any:
             shard.div_(num_local * num_nodes)  # once, and of the shard only
             return dist.all_reduce(shard, group=self._across, async_op=True)
 
         def gather_inside() -> Any:
-            return _all_gather(padded, shard, group=self._inside, async_op=True)
+            return all_gather_single(padded, shard, group=self._inside, async_op=True)
 
         return padded, [scatter_inside, reduce_across, gather_inside]
 

@@ -9,10 +9,10 @@ replicas equal.
     rank 1   forward  backward                     [0][1][2][3]  optimizer        compute waits for all of them
 
 Cost for n ranks, P parameters in K tensors, S bytes of gradients, alpha and beta of the link (ring):
-    time_s      K 2(n-1) alpha + 2(n-1)/n S beta, all of it exposed: nothing is computed meanwhile
+    time_s      K 2(n-1) alpha + 2(n-1)/n S beta, all of it exposed: nothing is computed at the same time
     peak bytes  no more than one device needs
     sent bytes  2(n-1)/n S per rank and step, the least an all-reduce can send
-Shapes: none of its own; a gradient has the shape of its parameter.
+Shapes: a gradient has the shape of its parameter.
 Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, arXiv 1706.02677, sections 2 and 3 (mean over all
 workers, and the pitfalls of its normalization).
 Simplified: gradients are dense and contiguous; every parameter is used by every rank in every step.
@@ -39,9 +39,6 @@ def average_gradients(module: nn.Module, group: dist.ProcessGroup | None = None)
     Arguments:
         module: the replica; each trainable parameter has a gradient. A tied one counts once.
         group: None for all ranks.
-
-    Raises:
-        ValueError: a trainable parameter has no gradient.
     """
     world_size = dist.get_world_size(group)
     for param in parameters_with_gradients(module):

@@ -12,12 +12,12 @@ at least the last bucket, which no work is left to hide.
 Phases of one step (the code has the same headings):
     1. a gradient is ready     count it; a complete bucket is launched, buckets always in the order of the plan
     2. a bucket is launched    pack it, divide it, start its all-reduce, and do not wait
-    3. backward ends           wait for what is under way; each gradient becomes a view of its bucket
+    3. backward ends           wait for buckets under way; each gradient becomes a view of its bucket
 
 Cost for n ranks, S bytes of gradients in M buckets, backward B seconds, all-reduce C seconds in all (see
 `data/bucketed.py`), bucket i ready at r_i and taking c_i:
     time_s      forward + max(B, e_M) with e_i = max(e_{i-1}, r_i) + c_i: hidden = min(C, backward left), roughly
-    peak bytes  S for the buckets while backward runs, beside S for the gradients; then the buckets are the gradients
+    peak bytes  S for the buckets while backward runs, and S for the gradients; then the buckets are the gradients
     sent bytes  2(n-1)/n S per rank and step; under `no_sync` nothing
 Shapes: a bucket is flat, [N] with N the elements of its gradients together.
 Source: Li et al., "PyTorch Distributed", VLDB 2020, arXiv 2006.15704, sections 3.2.3 (overlap) and 3.2.4 (no_sync),
@@ -52,13 +52,18 @@ Reduce = Callable[[Tensor, dist.ProcessGroup | None], Handle]
 def all_reduce_average(buffer: Tensor, group: dist.ProcessGroup | None = None) -> Handle:
     """The mean over the ranks of `group`, by one all-reduce in the background."""
     buffer.div_(dist.get_world_size(group))  # once; before the sum, which in 16 bits might overflow
+    return all_reduce_sum(buffer, group)
+
+
+def all_reduce_sum(buffer: Tensor, group: dist.ProcessGroup | None = None) -> Handle:
+    """The sum over the ranks of `group`, by one all-reduce in the background."""
     work = dist.all_reduce(buffer, group=group, async_op=True)
     assert work is not None  # only ranks outside of the group get None
     return work
 
 
 def reduce_for(reduce: Reduce, index: int, params: Sequence[Tensor]) -> Reduce:
-    """The `Reduce` of one bucket: `reduce.for_bucket(index, params)` where it keeps state for each, else itself."""
+    """The `Reduce` of one bucket: `reduce.for_bucket(index, params)` where it keeps state for each, or itself."""
     for_bucket = getattr(reduce, "for_bucket", None)
     return reduce if for_bucket is None else for_bucket(index, params)
 
@@ -72,7 +77,25 @@ class _Backward:
     launched: list[tuple[Tensor, Handle]] = field(default_factory=list)
 
 
-class DataParallel(nn.Module):
+class Synchronizing(nn.Module):
+    """A module whose backward sends gradients, unless it runs under `no_sync`."""
+
+    _is_synchronizing = True
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Inside, backward only adds to this rank's gradients and nothing is sent: for all micro-batches but the last.
+
+        The first backward outside averages what has been added up. Divide each loss by the number of micro-batches.
+        """
+        before, self._is_synchronizing = self._is_synchronizing, False
+        try:
+            yield
+        finally:
+            self._is_synchronizing = before
+
+
+class DataParallel(Synchronizing):
     """A replica whose gradients are, when `loss.backward()` returns, the mean over all ranks.
 
     Construction broadcasts parameters and buffers from the group's first rank. Every backward outside of `no_sync`
@@ -115,7 +138,6 @@ class DataParallel(nn.Module):
             param: index for index, bucket in enumerate(self.buckets) for param in bucket
         }
         self.reduces = [reduce_for(reduce, index, bucket) for index, bucket in enumerate(self.buckets)]
-        self._is_synchronizing = True
         self._backward: _Backward | None = None
         broadcast_module(module, group)
         for param in params:
@@ -124,18 +146,6 @@ class DataParallel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         self._backward = None  # a backward that raised leaves nothing behind
         return self.module(*args, **kwargs)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Inside, backward only adds to this rank's gradients and nothing is sent: for all micro-batches but the last.
-
-        The first backward outside averages what has been added up. Divide each loss by the number of micro-batches.
-        """
-        before, self._is_synchronizing = self._is_synchronizing, False
-        try:
-            yield
-        finally:
-            self._is_synchronizing = before
 
     # ---- 1. a gradient is ready ----
 
@@ -159,7 +169,7 @@ class DataParallel(nn.Module):
     def _launch_next(self, now: _Backward) -> None:
         index = len(now.launched)
         buffer = pack(self.buckets[index])  # memory peaks: gradients and bucket
-        handle = self.reduces[index](buffer, self.group)  # no wait: backward goes on meanwhile
+        handle = self.reduces[index](buffer, self.group)  # no wait: backward goes on
         now.launched.append((buffer, handle))
 
     # ---- 3. backward ends ----

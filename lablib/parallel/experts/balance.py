@@ -1,4 +1,4 @@
-"""Which expert lies on which rank, and which in several copies, so that the busiest rank has least to do.
+"""Placement of experts on ranks, heavy ones in several copies, to lighten the busiest rank.
 
 Experts get unequal numbers of tokens, and a layer takes as long as its busiest rank. So each rank gets a slot or two
 more than its share of experts; heavy experts are copied into them, their tokens shared evenly among the copies:
@@ -9,19 +9,19 @@ more than its share of experts; heavy experts are copied into them, their tokens
 
     1 copies   the next slot goes to the expert with most tokens for each copy it has: the least heaviest copy there is
     2 packing  the heaviest copy not placed goes to the rank with least tokens that has a slot free
-    nodes      before both, groups of experts are packed onto nodes likewise; then each node does 1 and 2 for itself
+    nodes      before both, groups of experts are packed onto nodes; then each node does 1 and 2 for itself
 
 No placement is better than the mean of the ranks, nor than its heaviest copy (`least_possible_load`). Both steps are
 heuristics, and miss the best as above (`expert_best.py` tries all); two copies may even share a rank, as in the source.
 Where that is no better than leaving each expert in its place, they are left there.
 
-Cost: n s log n comparisons, on loads alone; nothing runs on ranks. What a copy costs: the bytes of an expert's weights
+Cost: n s log n comparisons, on loads alone; nothing runs on ranks. Cost of a copy: the bytes of an expert's weights
 on its rank, once moved (`num_moved`); in training also its optimizer's state, and a sum of the copies' gradients.
 Legend: E experts, n ranks, s slots a rank, N nodes.
 Source: DeepSeek-V3, 2024, arXiv 2412.19437, section 3.4.1 (redundant experts); github.com/deepseek-ai/EPLB, 2025
 (the two policies, hierarchical and global, and the example that the tests repeat); packing: Graham, "Bounds on
 Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17(2), 1969.
-Simplified: loads are known beforehand (there: a moving average); copies share evenly; what travels is not looked at.
+Simplified: loads are known beforehand (there: a moving average); copies share evenly; messages are not counted.
 """
 
 from collections.abc import Sequence
@@ -96,7 +96,7 @@ class ExpertPlacement:
 
 @checked
 def place_in_order(num_experts: Count, num_ranks: Count, slots_a_rank: Count | None = None) -> ExpertPlacement:
-    """Expert by expert, rank by rank, whatever their loads: the naive way. A slot more holds a rank's own again.
+    """Naive: expert by expert, rank by rank, without regard to loads. A slot more holds a rank's own again.
 
     Arguments:
         slots_a_rank: s; None: as many as a rank's share of experts.
@@ -166,11 +166,7 @@ def place_balanced(
 
 @checked
 def least_possible_load(loads: Sequence[NonNegative], num_ranks: Count, slots_a_rank: Count) -> float:
-    """What the busiest of these ranks has at least, however experts are copied and placed: the mean, or one copy.
-
-    Raises:
-        ValueError: as `place_balanced`.
-    """
+    """Lower bound of the busiest rank's load, however experts are copied and placed: the mean, or one copy."""
     loads = check_loads(loads, len(loads))
     copies = _copies(loads, num_ranks * check_slots(len(loads), num_ranks, slots_a_rank))
     return max(sum(loads) / num_ranks, max(load / count for load, count in zip(loads, copies, strict=True)))

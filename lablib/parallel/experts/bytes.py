@@ -1,4 +1,4 @@
-"""What a mixture sends and keeps on a rank, to the byte: tokens to experts and back, gradients, activations, weights.
+"""Bytes sent and kept per rank by a mixture: tokens to experts and back, gradients, activations, weights.
 
 Sent by a rank in one step, with n = e ranks that share the experts (e t where they are whole on tensor ranks):
 
@@ -111,7 +111,7 @@ class ExpertRanks:
 
 @dataclass(frozen=True, slots=True)
 class ExpertBytes:
-    """Sent by one rank in a step, by what it is for."""
+    """Bytes sent by one rank in a step, by purpose."""
 
     counts: int
     rows: int
@@ -125,7 +125,7 @@ class ExpertBytes:
 
 @dataclass(frozen=True, slots=True)
 class ExpertKept:
-    """Kept by one rank for backward, by what it is."""
+    """Bytes kept by one rank for backward, by kind."""
 
     rows: int
     hidden: int
@@ -142,7 +142,7 @@ class ExpertKept:
 def expert_sent_bytes(
     sizes: ExpertSizes, ranks: ExpertRanks, counts: Sequence[Sequence[int]] | None = None, rank: NonNegativeInt = 0
 ) -> ExpertBytes:
-    """What one rank sends for one mixture, forward, backward and for the sum of gradients.
+    """Bytes that one rank sends for one mixture, forward, backward and for the sum of gradients.
 
     Arguments:
         counts: for each of the n ranks that share the experts, its rows for each expert; None: an even load, as
@@ -172,7 +172,7 @@ def expert_sent_bytes(
 def expert_kept_bytes(
     sizes: ExpertSizes, ranks: ExpertRanks, counts: Sequence[Sequence[int]] | None = None, rank: NonNegativeInt = 0
 ) -> ExpertKept:
-    """What autograd keeps of one mixture on a rank, without x and the weights. Arguments and Raises as above."""
+    """Bytes that autograd keeps of one mixture on a rank, without x and the weights. Arguments and Raises as above."""
     received = sum(row[_of(rank, ranks.sharing)] for row in exchanged_rows(sizes, ranks, counts))
     n, k, v, width = sizes.tokens, sizes.k, sizes.router_bytes, sizes.element_bytes
     is_narrow, own = width < v, n // ranks.token_parts
@@ -190,7 +190,7 @@ def expert_kept_bytes(
 
 @checked
 def expert_weights(sizes: ExpertSizes, ranks: ExpertRanks) -> int:
-    """Numbers of the experts' matrices that a rank has: 2 (E / n) D F / c; the dense part is beside that."""
+    """Numbers of the experts' matrices that a rank has: 2 (E / n) D F / c; without the dense part."""
     own = check_experts(sizes.num_experts, sizes.k, ranks.sharing)
     return 2 * own * sizes.d_model * sizes.d_ff // ranks.cut
 
@@ -199,7 +199,12 @@ def exchanged_rows(
     sizes: ExpertSizes, ranks: ExpertRanks, counts: Sequence[Sequence[int]] | None = None
 ) -> list[list[int]]:
     """[n][n]: rows from each rank to the experts of each. Arguments and Raises as `expert_sent_bytes`."""
-    _check(sizes, ranks)
+    t = ranks.tensor
+    options = {"d_ff": sizes.d_ff, "tensor_ranks": t, "cuts_experts": ranks.cuts_experts}
+    check_experts(sizes.num_experts, sizes.k, ranks.expert, **options)
+    if sizes.tokens % ranks.token_parts:
+        near = -(-sizes.tokens // t) * t
+        raise ValueError(f"tokens must be a multiple of the tensor ranks: got {sizes.tokens} on {t}; try {near}.")
     n, own = ranks.sharing, sizes.num_experts // ranks.sharing
     tokens = sizes.tokens // ranks.token_parts
     if counts is None:
@@ -223,13 +228,3 @@ def _of(rank: int, n: int) -> int:
     if rank >= n:
         raise ValueError(f"rank must be 0 to {n - 1}, one of those that share the experts: got {rank}.")
     return rank
-
-
-def _check(sizes: ExpertSizes, ranks: ExpertRanks) -> None:
-    """Refuse what ranks do not divide."""
-    t = ranks.tensor
-    options = {"d_ff": sizes.d_ff, "tensor_ranks": t, "cuts_experts": ranks.cuts_experts}
-    check_experts(sizes.num_experts, sizes.k, ranks.expert, **options)
-    if sizes.tokens % ranks.token_parts:
-        near = -(-sizes.tokens // t) * t
-        raise ValueError(f"tokens must be a multiple of the tensor ranks: got {sizes.tokens} on {t}; try {near}.")

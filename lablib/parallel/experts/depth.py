@@ -2,7 +2,7 @@
 
 In a mixture of experts every token chooses experts, and costs the same. Here a block chooses tokens, and a token costs
 what it is worth: the same dispatch, with every *sequence* as an expert of C slots, all of whose tokens choose it, and
-those of least weight are dropped (`SCORE`). What is dropped has only the residual stream, which is what is wanted.
+those of least weight are dropped (`SCORE`). A dropped token has only the residual stream, as intended.
 
     x_0 .. x_T  ->  router: a number r_t each  ->  the C highest, in order  ->  block  ->  x_t + r_t (block(x)_t - x_t)
                                                    the others                      ->  x_t

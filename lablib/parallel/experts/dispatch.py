@@ -1,4 +1,4 @@
-"""Dispatch and combine: tokens to the rows of their experts, and what the experts say back to the tokens.
+"""Dispatch and combine: tokens to the rows of their experts, and the experts' outputs back to the tokens.
 
     naive   a mask [N, E, C] says which token is in which slot of which expert; two einsums move rows by it
     real    choices sorted by expert: rows are picked by their numbers, and nothing is multiplied by 0
@@ -93,7 +93,7 @@ def naive_masks(routing: Routing, capacity: int) -> tuple[Float[Tensor, "N E C"]
 
 
 def naive_dispatch(x_ND: Float[Tensor, "N D"], takes_NEC: Float[Tensor, "N E C"]) -> Float[Tensor, "E C D"]:
-    """Rows of each expert; a slot that nobody takes has a row of zeros."""
+    """Rows of each expert; an empty slot has a row of zeros."""
     return torch.einsum("nd,nec->ecd", x_ND, takes_NEC.to(x_ND.dtype))
 
 
@@ -107,7 +107,7 @@ def naive_combine(rows_ECD: Float[Tensor, "E C D"], weighs_NEC: Float[Tensor, "N
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Permutation:
-    """Which row is whose: made once from a routing, read by dispatch and combine.
+    """The row of each choice: made once from a routing, read by dispatch and combine.
 
     Attributes:
         choices_M: the choice of each row. Rows lie expert behind expert, in each in order of arrival.
@@ -160,11 +160,7 @@ def sort_by_expert(routing: Routing, capacity: Count | None = None, drop: Drop =
 
 
 def dispatch(x_ND: Float[Tensor, "N D"], permutation: Permutation) -> Float[Tensor, "M D"]:
-    """The tokens as rows, expert behind expert. Backward: each token's gradient is the sum over its rows.
-
-    Raises:
-        ValueError: a permutation of another number of tokens.
-    """
+    """The tokens as rows, expert behind expert. Backward: each token's gradient is the sum over its rows."""
     if len(x_ND) != permutation.rows_kN.shape[1]:
         raise ValueError(
             f"a permutation must be of the tokens it moves: got one of {permutation.rows_kN.shape[1]} for {len(x_ND)} "
@@ -179,11 +175,8 @@ def combine(
     """For each token the weighted sum of its rows; a dropped choice adds 0, and its weight's gradient is 0.
 
     Arguments:
-        rows_MD: what the experts said, in the order of `dispatch`.
+        rows_MD: the experts' outputs, in the order of `dispatch`.
         weights_Nk: of the routing; used in the dtype of the rows.
-
-    Raises:
-        ValueError: rows or weights that are not as many as the permutation's.
     """
     if len(rows_MD) != permutation.num_rows or weights_Nk.T.shape != permutation.rows_kN.shape:
         k, tokens = permutation.rows_kN.shape

@@ -1,4 +1,4 @@
-"""Tokens to the ranks of their experts and back: how many rows first, then an all-to-all of as many as there are.
+"""All-to-all of tokens to the ranks of their experts and back: the numbers of rows first, then the rows.
 
     rank 0: tokens sorted by expert   0 0 0 1 | 2 3 3      experts 0, 1 on rank 0; 2, 3 on rank 1
     rank 1:                           1 1 | 2 2 2 3
@@ -23,7 +23,6 @@ Simplified: rows cross the network once for each choice, also where two experts 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -32,7 +31,7 @@ from torch import Tensor
 
 from lablib.parallel.experts.dispatch import expert_capacity
 from lablib.parallel.experts.routing import check_choices
-from lablib.parallel.tensor.regions import Group, shard_range
+from lablib.parallel.tensor.regions import Group, exchange_rows, shard_range
 from lablib.signature import Count, checked
 
 # ---- who has which experts ----
@@ -50,7 +49,7 @@ def check_experts(
     tensor_ranks: Count = 1,
     cuts_experts: bool = True,
 ) -> int:
-    """What would be refused on every rank, before any starts; and the experts of a rank.
+    """Check sizes before any rank starts, and return the number of experts per rank.
 
     Arguments:
         ranks: over which experts are spread, along the axis "expert".
@@ -132,29 +131,6 @@ def exchange_counts(
     if is_balanced or n == 1:
         return Exchange(to_ranks, (tuple(counts[rank * own : (rank + 1) * own]),) * n)
     return Exchange(to_ranks, tuple(map(tuple, received.view(n, own).tolist())))
-
-
-class _ExchangeRows(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> Tensor:
-        ctx.call = received, sent, group
-        out = rows.new_empty(sum(received), *rows.shape[1:])
-        dist.all_to_all_single(out, rows.contiguous(), list(received), list(sent), group=group)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        return _ExchangeRows.apply(grad, *ctx.call), None, None, None  # pyright: ignore[reportReturnType]
-
-
-def exchange_rows(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group = None) -> Tensor:
-    """All-to-all of rows: so many to each rank, so many from each, rank behind rank. Backward: the way back.
-
-    Communicates: one all-to-all forward, one backward.
-    """
-    if dist.get_world_size(group) == 1:
-        return rows
-    return _ExchangeRows.apply(rows, tuple(sent), tuple(received), group)  # pyright: ignore[reportReturnType]
 
 
 def reordered(rows: Tensor, blocks: Sequence[Sequence[int]]) -> Tensor:

@@ -1,11 +1,11 @@
-"""Gradients where experts are spread: which are averaged over which ranks, and divided by what.
+"""Gradients of a model with spread experts: the ranks over which each is averaged, and its divisor.
 
 All ranks along "data" and "expert" have tokens of their own, and the loss is the mean of theirs. A rank's experts have
 seen the tokens of all ranks of its expert group, so that their gradient is a sum over these already:
 
     Mesh(data=2, expert=2)         sum over                        divided by
     router, attention, norms       all 4 ranks                     4
-    experts                        2 ranks along "data"            4, not 2: what is summed came from 4 losses
+    experts                        2 ranks along "data"            4, not 2: the summed gradients came from 4 losses
 
 Two mistakes train, and train something else: to average experts over all ranks (it adds up the gradients of different
 experts), and to divide by the ranks one sums over (experts learn n times as fast as the rest).
@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.data.naive import parameters_with_gradients
-from lablib.parallel.data.overlapped import Handle, Reduce
+from lablib.parallel.data.overlapped import Handle, Reduce, all_reduce_sum
 from lablib.parallel.experts.layer import mixtures
 from lablib.parallel.tensor.regions import Group
 from lablib.signature import check_type
@@ -92,7 +92,7 @@ class ExpertReduce:
             pieces = buffer.split([size for _, size in runs])
             return _Several(
                 [
-                    _all_reduce(piece, data_group if is_of_expert else self.everyone)
+                    all_reduce_sum(piece, data_group if is_of_expert else self.everyone)
                     for piece, (is_of_expert, _) in zip(pieces, runs, strict=True)
                 ]
             )
@@ -100,7 +100,7 @@ class ExpertReduce:
         return reduce
 
     def __call__(self, buffer: Tensor, group: Group = None) -> Handle:
-        raise AssertionError("what a bucket holds must be known: DataParallel asks for_bucket")
+        raise AssertionError("a call needs the parameters of a bucket: DataParallel asks for_bucket")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +110,3 @@ class _Several:
     def wait(self) -> None:
         for handle in self.handles:
             handle.wait()
-
-
-def _all_reduce(piece: Tensor, group: Group) -> Handle:
-    work = dist.all_reduce(piece, group=group, async_op=True)
-    assert work is not None  # only ranks outside of the group get None
-    return work

@@ -45,7 +45,7 @@ from lablib.signature import Count, NonNegativeInt, Positive, check_fields, chec
 
 @dataclass(frozen=True, slots=True)
 class MixtureConfig:
-    """What a mixture is like.
+    """Sizes and options of a mixture.
 
     Attributes:
         num_experts, k: E, and how many of them a token visits.
@@ -110,7 +110,7 @@ class MixtureOfExperts(nn.Module):
         bias_E: of the choice, float32; None without `has_bias`.
 
     Arguments:
-        config: what it is like.
+        config: its sizes and options.
         d_model, d_ff: widths D and F.
         generator: of the first weights, on the CPU: N(0, 0.02), and `residual_std` for those that write to the stream.
         dtype, device: of the parameters.
@@ -139,7 +139,7 @@ class MixtureOfExperts(nn.Module):
         def drawn(std: float, *shape: int) -> Tensor:
             if device.type == "meta":
                 return torch.empty(shape, dtype=dtype, device=device)
-            # In float64 on the CPU and rounded, as in gpt.py: the same mixture whatever its dtype and device.
+            # In float64 on the CPU and rounded, as in gpt.py: the same mixture in every dtype and on every device.
             whole = torch.empty(shape, dtype=torch.float64, device="cpu").normal_(0.0, std, generator=generator)
             return whole.to(device, dtype)
 
@@ -161,7 +161,7 @@ class MixtureOfExperts(nn.Module):
         return self.mix(x_ND, self.routing).view(x.shape)
 
     def route(self, x_ND: Float[Tensor, "N D"]) -> Routing:
-        """Who sees which token."""
+        """The experts of each token."""
         config, dtype = self.config, torch.promote_types(x_ND.dtype, torch.float32)
         with _without_autocast(x_ND.device.type):
             logits_NE = F.linear(x_ND.to(dtype), self.router.weight.to(dtype))
@@ -178,7 +178,7 @@ class MixtureOfExperts(nn.Module):
         )
 
     def mix(self, x_ND: Float[Tensor, "N D"], routing: Routing) -> Float[Tensor, "N D"]:
-        """What the chosen and the shared experts say, by weight."""
+        """The outputs of the chosen experts, weighted, and of the shared ones."""
         permutation = sort_by_expert(routing, self.capacity(routing), self.config.drop)
         self.num_dropped = permutation.num_dropped
         rows_MD = self.experts(dispatch(x_ND, permutation), permutation.counts)

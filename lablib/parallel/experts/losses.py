@@ -1,6 +1,6 @@
-"""What keeps experts equally busy: an auxiliary loss, or a bias without a loss; and a loss that keeps logits small.
+"""Load balance of experts: an auxiliary loss, or a bias without a loss; and a loss that keeps logits small.
 
-A router that is left alone feeds what it likes: an expert with more tokens learns faster and is chosen more. f_e is the
+Without balancing, an expert with more tokens learns faster and is chosen more. f_e is the
 share of the choices that expert e got, P_e the mean of its scores, divided by their sum over experts; with an even load
 f_e = 1 / E.
 
@@ -60,7 +60,7 @@ class Load:
 
     @property
     def imbalance(self) -> Float[Tensor, ""]:
-        """The busiest expert's choices over the mean: 1 if all is even, E at most. It is what the others wait for."""
+        """The busiest expert's choices over the mean: 1 if all is even, E at most."""
         return self.shares_E.max() * len(self.counts_E)
 
 

@@ -1,8 +1,8 @@
-"""Tokens on their way beside compute: two halves of a batch, one's all-to-all beside the other's experts.
+"""All-to-all overlapped with experts: one half of a batch travels while the other is computed.
 
-A layer of experts waits four times for an all-to-all, since what is computed next needs what comes. But half of the
-tokens need only that half. So they are cut in parts, each is sent before the one before it is computed, and shared
-experts, which need nobody's tokens, are computed while the first part is on its way:
+A layer of experts waits four times for an all-to-all, since the next product needs the received tokens. But half of
+the tokens need only that half. So they are cut in parts, each is sent before the one before it is computed, and shared
+experts, which need this rank's tokens alone, are computed while the first part is on its way:
 
     plain       compute  [sort    ]            [experts    ]          [combine ]
                 comm               [there    ]              [back    ]
@@ -12,7 +12,7 @@ experts, which need nobody's tokens, are computed while the first part is on its
 
 Backward is the mirror, and autograd makes it so: an exchange is two nodes of the graph. One starts it forward and waits
 in backward, the other waits forward and starts the way back in backward; nodes run backward in the opposite order, so
-that between the two stands the other part's work.
+that the other part's work lies between the two.
 
 Cost for parts of x seconds an all-to-all, e the experts of a part, forward; no shared ones:
     exposed    x + max(0, x - e) + ... + x: the first part's way there and the last one's way back hide behind sorting
@@ -23,7 +23,7 @@ Cost for parts of x seconds an all-to-all, e the experts of a part, forward; no 
 Shapes: as in `experts/parallel.py`.
 Source: DeepSeek-V3, 2024, arXiv 2412.19437, section 3.2.1 (two micro-batches, in opposite directions); "Scalable
 Training of Mixture-of-Experts Models with Megatron Core", 2026, arXiv 2603.07685 (overlap of expert communication);
-Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596; shared expert beside the dispatch: Megatron-Core's
+Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596; shared expert during the dispatch: Megatron-Core's
 `--moe-shared-expert-overlap`.
 Simplified: parts of one micro-batch of one layer, where DualPipe pairs whole layers of two micro-batches; dropless, no
 tensor ranks; a message takes no cores of the GPU.
@@ -49,38 +49,28 @@ from lablib.signature import Count, checked
 Rows = tuple[int, ...]  # to each rank, or from each
 
 
-class _OnItsWay:
-    """An all-to-all of rows that has been started: it holds what is sent, and what comes, until both are done."""
-
-    def __init__(self, rows: Tensor, sent: Rows, received: Rows, group: Group):
-        self.rows = rows.contiguous()
-        self.out = rows.new_empty(sum(received), *rows.shape[1:])
-        self.work = dist.all_to_all_single(self.out, self.rows, list(received), list(sent), group=group, async_op=True)
-
-    def wait(self) -> Tensor:
-        assert self.work is not None
-        self.work.wait()
-        return self.out
-
-
 @dataclass(slots=True)
 class _Journey:
-    """One exchange in both passes: what its two nodes in the graph tell each other."""
+    """One all-to-all of rows in both passes: the state that its two nodes in the graph share."""
 
     sent: Rows
     received: Rows
     group: Group
-    under_way: _OnItsWay | None = None
+    under_way: tuple[Any, Tensor, Tensor] | None = None  # the work, and until it is done its input and its output
 
     def start(self, rows: Tensor, sent: Rows, received: Rows) -> Tensor:
-        """What comes, before it is there."""
-        self.under_way = _OnItsWay(rows, sent, received, self.group)
-        return self.under_way.out
+        """The output, before it is there."""
+        rows = rows.contiguous()
+        out = rows.new_empty(sum(received), *rows.shape[1:])
+        work = dist.all_to_all_single(out, rows, list(received), list(sent), group=self.group, async_op=True)
+        self.under_way = work, rows, out
+        return out
 
     def wait(self) -> Tensor:
         assert self.under_way is not None
-        arrived, self.under_way = self.under_way.wait(), None
-        return arrived
+        (work, _, out), self.under_way = self.under_way, None
+        work.wait()
+        return out
 
 
 class _Start(torch.autograd.Function):
@@ -138,7 +128,7 @@ class OverlappedMixture(ParallelMixture):
         return y_ND if shared_ND is None else y_ND + shared_ND
 
     def _computed(self, there: tuple[Tensor, _Journey], exchange: Exchange, group: Group) -> tuple[Tensor, _Journey]:
-        """What the experts of this rank say of a part that has come; on its way back."""
+        """The outputs of this rank's experts for a part that has come; on their way back."""
         rows_RD: Any = _Wait.apply(*there)
         said_RD = self.experts(reordered(rows_RD, exchange.received), exchange.counts)
         by_rank = reordered(said_RD, list(zip(*exchange.received, strict=True)))
@@ -186,14 +176,14 @@ def check_parts(num_tokens: Count, parts: Count) -> int:
 
 @checked
 def overlap_experts(model: nn.Module, parts: Count = 2) -> Any:
-    """Let the mixtures of a model send one part of their tokens beside the experts of another, in place. Return it.
+    """Let the mixtures of a model send one part of their tokens while another is computed, in place. Return it.
 
     Arguments:
         model: as `ExpertParallel.parallelize` returned it.
         parts: 2, or more: each is smaller, and hides better.
 
     Raises:
-        ValueError: no mixture that is spread, one beside tensor parallelism or with a capacity.
+        ValueError: no mixture that is spread, one with tensor parallelism or with a capacity.
     """
     spread = [mixture for mixture in mixtures(model) if isinstance(mixture, ParallelMixture)]
     if not spread:

@@ -14,14 +14,13 @@
     6. combine    weighted sum, on the rank of the token
 
 Every rank has its own tokens: the axis "expert" lies inside data parallelism. What gradients must then be averaged over
-which ranks: `experts/gradients.py`. How rows travel: `experts/exchange.py`. A model's experts spread, also beside
-tensor
+which ranks: `experts/gradients.py`. How rows travel: `experts/exchange.py`. A model's experts spread, also with tensor
 parallelism: `experts/parallelize.py`.
 
 Cost for n ranks, N tokens of each, an even load, w bytes a number, alpha and beta of the link:
     FLOPs       4 N k D F forward (n / E-th of the experts see n times a rank's tokens)
     time_s      2 (alpha + (n-1)/n N k D w beta) forward, as much backward, and alpha for the counts: none of it hidden
-    sent bytes  4 (n-1)/n N k D w for a step, and 8 (n-1)/n E. An uneven load: what the busiest rank receives decides
+    sent bytes  4 (n-1)/n N k D w for a step, and 8 (n-1)/n E. An uneven load: the rows of the busiest rank decide
     peak bytes  weights 2 E/n D F w; rows as often as they are received: the busiest rank has up to n times the mean
 Shapes: N tokens of this rank, D width, E experts, e = E / n on this rank, C slots, F hidden, k choices, M rows sent, R
 rows received.
@@ -56,7 +55,7 @@ def naive_expert_parallel(
 ) -> Float[Tensor, "N D"]:
     """GShard's: each expert has as many slots for every rank, full or not. Communicates: two all-to-alls each way.
 
-    No number is asked for on the host, so that it runs under fidelity="shapes" whatever the routing. All ranks have
+    No number is asked for on the host, so that it runs under fidelity="shapes" with any routing. All ranks have
     the same capacity.
     """
     n = dist.get_world_size(group)

@@ -1,4 +1,4 @@
-"""The experts of a plain model spread over ranks, also beside tensor parallelism; the model's file knows nothing of it.
+"""The experts of a plain model spread over ranks, also with tensor parallelism; the model stays as it is.
 
     model = ExpertParallel(mesh.group("expert")).parallelize(with_experts(GPT(config), num_experts=8, k=2))
 
@@ -10,7 +10,7 @@ parallelism, all whose ranks have the same tokens, experts are either
     whole   on one rank each: experts spread over "expert" and "tensor" together; a tensor rank takes its 1 / T of the
             tokens, and y is gathered. Fewer bytes to send, and products that are not narrower
 
-Cost for R expert ranks, T tensor ranks, N tokens, w bytes a number, beside that of `experts/parallel.py`:
+Cost for R expert ranks, T tensor ranks, N tokens, w bytes per number, in addition to `experts/parallel.py`:
     time_s      a pass: cut: an all-reduce of N D w; whole: an all-gather of N D w
     peak bytes  weights 2 E / (R T) D F w, both ways
     sent bytes  a pass: cut: 2 (T-1)/T N D w; whole: (T-1)/T N D w. `experts/bytes.py` has all, to the byte

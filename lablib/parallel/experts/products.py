@@ -1,7 +1,7 @@
 """Products of uneven groups: the rows of each expert times that expert's matrix.
 
     loop      one product for each expert: exact in every dtype, and a launch for each
-    padded    all groups as long as the longest, one batched product: what an uneven load makes larger is thrown away
+    padded    all groups as long as the longest, one batched product: rows of padding are thrown away
     grouped   one kernel that knows where each group ends (torch's grouped_mm)
 
     counts 3 1 2 0    loop: 3 products of 3, 1, 2 rows and one of 0    padded: 4 x 3 rows    grouped: 6 rows, one kernel
@@ -39,9 +39,6 @@ def loop_product(
         x_MD: rows, group behind group.
         w_EDF: a matrix for each group.
         counts: rows of each group; they sum to M.
-
-    Raises:
-        ValueError: counts that are not of E groups, or do not sum to M.
     """
     _require_groups(x_MD, w_EDF, counts)
     # unbind, not w[e]: its backward stacks E gradients, where each w[e] would make zeros as large as all of w.

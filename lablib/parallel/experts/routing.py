@@ -1,4 +1,4 @@
-"""Routing: for every token, which k of E experts see it, and the weight of what each of them says.
+"""Routing: for every token, k of E experts, and the weight of the output of each.
 
 A router is a matrix: one logit for each token and expert. Gates make scores of the logits; the k experts with the
 highest scores are chosen; their scores are the weights. Choosing has no gradient. The weights have one, and it is all
@@ -9,13 +9,13 @@ that the router learns from: a weight that is always 1 teaches it nothing.
     softmax                            score                       scores / their sum over k     Mixtral, GShard
     sigmoid    each its own            score + bias                scores / their sum, x scale   DeepSeek-V3
 
-Softmax over the k chosen logits alone is the second row: exp(l) / sum over k exp(l), whatever the others are. A bias
+Softmax over the k chosen logits alone is the second row: exp(l) / sum over k exp(l), without the others. A bias
 moves the choice and never the weight (`experts/losses.py`). Choices may be limited to a few groups of experts, such as
 those of one node, so that a token is sent to few nodes.
 
 Equal scores are taken in the order of the experts, so that the same logits give the same routing on every device.
 
-`balanced=True` deals tokens out in turn, whatever their scores: choice i goes to expert i mod E. Then the number of
+`balanced=True` deals tokens out in turn, without regard to scores: choice i goes to expert i mod E. Then the number of
 tokens of each expert is known without looking at a value: the way to run under fidelity="shapes", and the load that
 every balancing loss tries to reach. Weights are still the scores.
 
@@ -42,13 +42,13 @@ Gates = Callable[[Tensor], Tensor]  # logits [N, E] -> scores [N, E]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Routing:
-    """Who sees which token.
+    """The experts of each token.
 
     Attributes:
         experts_Nk: chosen experts, the best first; int64 in [0, E), no expert twice for a token.
-        weights_Nk: of what they say; with a gradient.
+        weights_Nk: of their outputs; with a gradient.
         scores_NE: of all experts; with a gradient.
-        logits_NE: what the scores were made of.
+        logits_NE: of the router.
         is_balanced: whether tokens were dealt out in turn; then every rank must have as many tokens.
     """
 

@@ -5,7 +5,7 @@
 
 Where the number of ranks is given, `how.mesh.require(ranks)` refuses another than the axes multiply to.
 
-What each axis divides, and so what it must fit:
+Each axis divides one quantity, which it must fit:
 
     data       the sequences of a batch         batch_size / (data * num_micro_batches) sequences in a micro-batch
     context    the tokens of each sequence      the same number on every rank, 2 * context pieces with zigzag
@@ -16,7 +16,6 @@ An axis that the mesh has not, has one rank. The order of the axes is their plac
 but the order of sums.
 
 Cost: a model without memory, and the plan of the pipeline; some tens of milliseconds for a hundred layers.
-Shapes: none of its own.
 Source: Narayanan et al., SC 2021, arXiv 2104.04473, section 3; Llama Team, 2024, arXiv 2407.21783, section 3.3.2 (four
 axes).
 Simplified: a GPT; every micro-batch has equally many sequences, every context rank equally many tokens; no experts yet.
@@ -68,9 +67,6 @@ class Combination:
         recompute: whether a piece is run again in backward and only its input held.
         autocast: the dtype of products; None: that of the parameters.
         units: of each piece of the model, which of `units_of(model)` it has; the largest is as small as can be.
-
-    Raises:
-        ValueError: anything that ranks could not do, with the rule, the value and a remedy.
     """
 
     config: GPTConfig

@@ -9,13 +9,13 @@ they are boxes of the whole matrix. Each is saved under the parameter's name and
                                                       ... | d d d      run of 4     c  parameter/w/1.5
                                                                                     d  parameter/w/2.3
 
-Who loads has boxes of its own, of whatever mesh, and reads the saved ones that overlap them. The optimizer's state is
+A rank that loads, on any mesh, reads the saved boxes that overlap its own. The optimizer's state is
 cut in the same way. Of equal copies (norms on all tensor ranks, a tied embedding on both ends of the pipeline) the rank
 saves one that counts them in the norm (`mesh/optimizer.py`), and every rank reads.
 
 Phases of a load (the code has the same headings):
     1. look        the model, its precision and the optimizer must be the same; all boxes must be there
-    2. read        what overlaps this rank's boxes, beside what it has; checksums must be right, on every rank
+    2. read        into new memory, what overlaps this rank's boxes; checksums must be right, on every rank
     3. take over   only now parameters, the optimizer and its settings change
 
 Cost for n ranks that save S bytes of parameters and optimizer state, m that load:
@@ -30,38 +30,34 @@ Simplified: one group of settings; no random generators, as the model draws none
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
+from itertools import chain, product
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict_saver import save
 
-from lablib.parallel.mesh.checkpoint_files import (
-    agreed,
-    checksum,
-    description_in,
-    read_entries,
-    require_listed,
-    require_undamaged,
-    sealed,
-    sizes_of,
-)
 from lablib.parallel.mesh.optimizer import Buffer, Owned
 from lablib.parallel.mesh.step import CombinedStep
 from lablib.parallel.tensor.regions import shard_range
+from lablib.parallel.zero.checkpoint_files import (
+    PARAMETER,
+    Box,
+    LocalBox,
+    agreed,
+    look,
+    optimizer_description,
+    read_boxes,
+    require_same_optimizer,
+    restore,
+    save_boxes,
+    state_tensors,
+)
 from lablib.signature import NonNegativeInt, checked, shown
 
-PARAMETER, META = "parameter", "combined"
-
-
-class Box(NamedTuple):
-    """Part of a tensor: its first corner, and its sizes."""
-
-    corner: tuple[int, ...]
-    sizes: tuple[int, ...]
+META = "combined"  # the key of the description
 
 
 @checked
@@ -76,24 +72,14 @@ def save_checkpoint(step: CombinedStep, path: str | Path, num_steps: NonNegative
     Raises:
         ValueError: the folder holds a checkpoint, or the optimizer has what cannot be cut.
     """
-    if (Path(path) / ".metadata").exists():
-        raise ValueError(f"a checkpoint needs a folder of its own: there is one in {path}; try {path}-{num_steps}.")
-    own = {
-        f"{part}/{name}/{'.'.join(map(str, box.corner))}": view.contiguous()
-        for buffer in step.sharded.buffers
-        if buffer.counts
-        for part, tensor in _tensors(step, buffer).items()
-        for name, box, view in _boxes(step, buffer, tensor)
-    }
-    checksums: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(checksums, {key: checksum(tensor) for key, tensor in own.items()})
-    meta = _description(step) | {
+    counted = [buffer for buffer in step.sharded.buffers if buffer.counts]
+    boxes = chain(*(_boxes(step, buffer, _tensors(step, buffer)) for buffer in counted))
+    description = {
+        **_description(step),
         "num_steps": num_steps,
-        "counts": _counts(step),
         "scaler": None if step.scaler is None else step.scaler.state_dict(),
-        "checksums": {key: value for each in checksums for key, value in each.items()},
     }
-    save({META: sealed(meta), **own}, checkpoint_id=str(path))
+    save_boxes(path, META, num_steps, boxes, description)
 
 
 @checked
@@ -111,39 +97,28 @@ def load_checkpoint(step: CombinedStep, path: str | Path) -> int:
         ValueError: no checkpoint, one of another model or optimizer, an incomplete or damaged one. Then nothing has
             changed, on any rank.
     """
+    buffers, optimizer = step.sharded.buffers, step.sharded.optimizer
     # ---- 1. look ----
-    saved = agreed(lambda: sizes_of(path))
-    if META not in saved:
-        raise ValueError(f"{path} holds a checkpoint that save_checkpoint did not write: it has no {META!r}.")
-    meta: dict[str, Any] = agreed(lambda: _meta(path))
-    agreed(lambda: require_listed(saved.keys() - {META}, meta["checksums"], path))
+    saved, meta = look(path, META)
     agreed(lambda: _require_same(meta, _description(step)))
-    boxes = agreed(lambda: _saved_boxes(saved, meta, step))
 
     # ---- 2. read ----
-    new = [_new_tensors(buffer, meta) for buffer in step.sharded.buffers]
-    own = [
-        (part, name, box, view)
-        for buffer, tensors in zip(step.sharded.buffers, new, strict=True)
-        for part, tensor in tensors.items()
-        for name, box, view in _boxes(step, buffer, tensor)
+    new: list[dict[str, Tensor]] = [
+        {part: torch.zeros_like(buffer.unit.master.detach(), dtype=dtype) for part, dtype in meta["parts"].items()}
+        for buffer in buffers
     ]
-    wanted = {
-        key: torch.empty(there.sizes, dtype=view.dtype, device="cpu")
-        for part, name, box, view in own
-        for key, there in boxes[part, name].items()
-        if _overlap(box, there) is not None
-    }
-    read = agreed(lambda: read_entries(wanted, path))
-    agreed(lambda: require_undamaged(read, meta["checksums"], path))
+    own = [box for buffer, tensors in zip(buffers, new, strict=True) for box in _boxes(step, buffer, tensors)]
+    owned = [one for buffer in buffers for one in buffer.owned]
+    numels = {(part, _name(step, one)): _whole_numel(one) for one in owned for part in meta["parts"]}
+    read_boxes(own, numels, saved, meta["checksums"], path)
 
     # ---- 3. take over ----
-    for part, name, box, view in own:
-        for key, there in boxes[part, name].items():
-            both = _overlap(box, there)
-            if both is not None:
-                _at(view, box, both).copy_(_at(read[key], there, both))
-    _take_over(step, meta, new)
+    for buffer, tensors in zip(buffers, new, strict=True):
+        restore(optimizer, buffer.unit.master, tensors, meta["counts"])
+    optimizer.param_groups[0].update(meta["settings"])
+    if step.scaler is not None and meta["scaler"] is not None:
+        step.scaler.load_state_dict(meta["scaler"])
+    step.sharded.gather()
     return meta["num_steps"]
 
 
@@ -171,10 +146,11 @@ def boxes_of_run(shape: tuple[int, ...], start: int, numel: int) -> list[Box]:
     return found
 
 
-def _boxes(step: CombinedStep, buffer: Buffer, tensor: Tensor) -> Iterator[tuple[str, Box, Tensor]]:
-    """A tensor like the buffer's shard as boxes of the whole model's parameters: name, box, a view; without padding."""
+def _boxes(step: CombinedStep, buffer: Buffer, tensors: Mapping[str, Tensor]) -> Iterator[LocalBox]:
+    """Tensors like the buffer's shard, by part, as boxes of the whole model's parameters, without padding."""
     owned = {one.name: one for one in buffer.owned}
-    for name, first, start, numel in buffer.unit.layout.pieces(dist.get_rank(buffer.unit.group)):
+    pieces = buffer.unit.layout.pieces(dist.get_rank(buffer.unit.group))
+    for (name, first, start, numel), (part, tensor) in product(pieces, tensors.items()):
         one = owned[name]
         for box in boxes_of_run(tuple(one.param.shape), first, numel):
             end = start + prod(box.sizes)
@@ -184,7 +160,7 @@ def _boxes(step: CombinedStep, buffer: Buffer, tensor: Tensor) -> Iterator[tuple
             if length > 0:
                 corner = tuple(at + from_ * (i == dim) for i, at in enumerate(box.corner))
                 view = view.narrow(dim, 0, length)
-                yield _name(step, one), Box(corner, tuple(view.shape)), view
+                yield LocalBox(part, _name(step, one), Box(corner, tuple(view.shape)), view)
 
 
 def _place(one: Owned) -> tuple[int, int, int]:
@@ -202,68 +178,20 @@ def _name(step: CombinedStep, one: Owned) -> str:
     return "token_embedding.weight" if step.how.config.tied_head and one.name == "head.weight" else one.name
 
 
-def _overlap(a: Box, b: Box) -> Box | None:
-    corner = tuple(map(max, a.corner, b.corner))
-    ends = [min(p + m, q + n) for p, m, q, n in zip(a.corner, a.sizes, b.corner, b.sizes, strict=True)]
-    sizes = tuple(end - at for at, end in zip(corner, ends, strict=True))
-    return Box(corner, sizes) if min(sizes) > 0 else None
-
-
-def _at(tensor: Tensor, box: Box, inner: Box) -> Tensor:
-    """The part `inner` of a tensor that is `box` of the whole."""
-    for dim, (at, size) in enumerate(zip(inner.corner, inner.sizes, strict=True)):
-        tensor = tensor.narrow(dim, at - box.corner[dim], size)
-    return tensor
-
-
-# ---- what a rank has ----
-
-
 def _tensors(step: CombinedStep, buffer: Buffer) -> dict[str, Tensor]:
-    """Parameters, and what of the optimizer's state has a number for each of them, as shards."""
-    master = buffer.unit.master
-    state = {key: value for key, value in step.sharded.optimizer.state.get(master, {}).items() if _has_numbers(value)}
-    for key, value in state.items():
-        if value.shape != master.shape:
-            raise ValueError(
-                f"a checkpoint cuts the optimizer's state as it cuts parameters: {key!r} has the shape "
-                f"{tuple(value.shape)}, the shard {tuple(master.shape)}; save it with torch.save, rank by rank."
-            )
-    return {PARAMETER: master, **state}
-
-
-def _has_numbers(value: Any) -> bool:
-    return isinstance(value, Tensor) and value.ndim > 0
-
-
-def _counts(step: CombinedStep) -> dict[str, Any]:
-    """Of the optimizer's state, what is one number for all (its count of steps)."""
-    state = step.sharded.optimizer.state.get(step.sharded.buffers[0].unit.master, {})
-    return {key: value for key, value in state.items() if not _has_numbers(value)}
+    """By part: parameters, and the optimizer's state that has a number for each of them, as shards."""
+    return {PARAMETER: buffer.unit.master, **state_tensors(step.sharded.optimizer, buffer.unit.master)}
 
 
 def _description(step: CombinedStep) -> dict[str, Any]:
-    """What must be the same in a checkpoint and who loads it; and which tensors its optimizer's state has."""
-    buffer, groups = step.sharded.buffers[0], step.sharded.optimizer.param_groups
-    if len(groups) != 1:
-        raise ValueError(f"a checkpoint keeps one group of settings: got {len(groups)}; give the optimizer one group.")
+    """Model, dtype and optimizer, which a checkpoint and its loader share; and the dtypes of its parts."""
+    buffer = step.sharded.buffers[0]
     return {
+        **optimizer_description(step.sharded.optimizer, buffer.unit.master),
         "model": asdict(step.how.config),
         "dtype": buffer.unit.master.dtype,
-        "optimizer": type(step.sharded.optimizer).__qualname__,
-        "settings": {key: value for key, value in groups[0].items() if key not in ("params", "param_names")},
         "parts": {part: tensor.dtype for part, tensor in _tensors(step, buffer).items()},
     }
-
-
-# ---- reading ----
-
-
-def _meta(path: str | Path) -> dict[str, Any]:
-    meta = description_in(path, META)
-    if "num_steps" not in meta:
-        raise ValueError(f"{path} holds a checkpoint of another kind: load it with what saved it.")
-    return meta
 
 
 def _require_same(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
@@ -274,68 +202,17 @@ def _require_same(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
                 f"the checkpoint must be that of the same model: {name} is {meta['model'].get(name)} there, and "
                 f"{value} here."
             )
-    for what in ("dtype", "optimizer"):
-        if meta[what] != own[what]:
-            raise ValueError(
-                f"the checkpoint must be that of the same {what}: it was {shown(meta[what])}, and is "
-                f"{shown(own[what])} here."
-            )
-    if sorted(meta["settings"]) != sorted(own["settings"]):
+    if meta["dtype"] != own["dtype"]:
         raise ValueError(
-            f"the checkpoint must be that of the same kind of optimizer: it has the settings "
-            f"{shown(sorted(meta['settings']))}, not {shown(sorted(own['settings']))}."
+            f"the checkpoint must be that of the same dtype: it was {shown(meta['dtype'])}, and is "
+            f"{shown(own['dtype'])} here."
         )
+    require_same_optimizer(meta, own)
 
 
-def _saved_boxes(
-    saved: Mapping[str, torch.Size], meta: Mapping[str, Any], step: CombinedStep
-) -> dict[tuple[str, str], dict[str, Box]]:
-    """Of every parameter of this rank, the boxes that were saved, by key: all of it, whatever the mesh."""
-    found: dict[tuple[str, str], dict[str, Box]] = {}
-    for key, size in saved.items():
-        if key != META:
-            part, name, corner = key.split("/")
-            found.setdefault((part, name), {})[key] = Box(tuple(map(int, corner.split("."))), tuple(size))
-    for buffer in step.sharded.buffers:
-        for one in buffer.owned:
-            for part in meta["parts"]:
-                boxes = found.setdefault((part, _name(step, one)), {})
-                if sum(prod(box.sizes) for box in boxes.values()) != prod(_whole_shape(one)):
-                    raise ValueError(
-                        f"the checkpoint is incomplete: {part} of {one.name} is not all there; use another one."
-                    )
-    return found
-
-
-def _whole_shape(one: Owned) -> list[int]:
+def _whole_numel(one: Owned) -> int:
     shape: list[Any] = list(one.param.shape)
     if one.key in getattr(one.owner, "cuts", {}):
         dim, size = one.owner.cuts[one.key]  # pyright: ignore
         shape[dim] = size
-    return shape
-
-
-# ---- taking over ----
-
-
-def _new_tensors(buffer: Buffer, meta: Mapping[str, Any]) -> dict[str, Tensor]:
-    """New memory for all that this rank is to have of a buffer; zero where there is padding."""
-    return {part: torch.zeros_like(buffer.unit.master.detach(), dtype=dtype) for part, dtype in meta["parts"].items()}
-
-
-def _take_over(step: CombinedStep, meta: Mapping[str, Any], new: list[dict[str, Tensor]]) -> None:
-    optimizer = step.sharded.optimizer
-    for buffer, tensors in zip(step.sharded.buffers, new, strict=True):
-        state = {part: tensor for part, tensor in tensors.items() if part != PARAMETER}
-        with torch.no_grad():
-            buffer.unit.master.copy_(tensors[PARAMETER])
-        optimizer.state.pop(buffer.unit.master, None)
-        if state or meta["counts"]:
-            counts = {
-                key: value.clone() if isinstance(value, Tensor) else value for key, value in meta["counts"].items()
-            }
-            optimizer.state[buffer.unit.master] = state | counts
-    optimizer.param_groups[0].update(meta["settings"])
-    if step.scaler is not None and meta["scaler"] is not None:
-        step.scaler.load_state_dict(meta["scaler"])
-    step.sharded.gather()
+    return prod(shape)

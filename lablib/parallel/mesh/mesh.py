@@ -9,8 +9,8 @@ A rank is a number whose digits are its coordinates, the last axis the units:
     rank = c_0 s_1 s_2 + c_1 s_2 + c_2         coordinate i = rank / (s_{i+1} s_{i+2} ...) mod s_i
 
 A group along an axis has the ranks that differ in that coordinate alone; along several axes, in those. So the order of
-the axes is a placement: a node has neighbouring ranks, so what is last talks within the node, and what is first between
-nodes. Tensor parallelism sends most and goes last; data and pipeline parallelism go first.
+the axes is a placement: a node has neighbouring ranks, so the last axis communicates within a node, and the first
+between nodes. Tensor parallelism sends most and goes last; data and pipeline parallelism go first.
 
 torch's DeviceMesh makes the process groups (`device_mesh`), and knows all this once ranks run. Here it can be asked
 before any starts: for a picture, for a price, or for an error in one sentence.
@@ -63,11 +63,7 @@ class Mesh:
 
     @checked
     def require(self, num_ranks: Count) -> None:
-        """Refuse another number of ranks than the axes multiply to.
-
-        Raises:
-            ValueError: the product, and one axis that would make it right, if any does.
-        """
+        """Refuse another number of ranks than the axes multiply to."""
         if self.num_ranks == num_ranks:
             return
         text = " x ".join(f"{axis} {size}" for axis, size in self.sizes.items())
@@ -88,17 +84,13 @@ class Mesh:
 
     @checked
     def coordinates(self, rank: NonNegativeInt) -> dict[str, int]:
-        """Where the rank stands on each axis.
-
-        Raises:
-            ValueError: no such rank.
-        """
+        """The rank's coordinate on each axis."""
         if rank >= self.num_ranks:
             raise ValueError(f"rank must be 0 to {self.num_ranks - 1}, one of {self!r}: got {rank}.")
         return {axis: rank // self.stride(axis) % size for axis, size in self.sizes.items()}
 
     def rank(self, **coordinates: int) -> int:
-        """The rank that stands there.
+        """The rank at these coordinates.
 
         Raises:
             ValueError: an axis too few or too many, or a coordinate beyond its axis.
@@ -124,11 +116,7 @@ class Mesh:
         return self._members(axes, {axis: at[axis] for axis in self._others(axes)})
 
     def reordered(self, *axes: str) -> "Mesh":
-        """The same axes in another order, that is another placement.
-
-        Raises:
-            ValueError: not each axis once.
-        """
+        """The same axes in another order, that is another placement."""
         if self._others(axes):
             raise ValueError(f"another order must have each axis of {self!r}: got {', '.join(axes)}.")
         return Mesh(**{axis: self.sizes[axis] for axis in axes})
@@ -153,11 +141,7 @@ class Mesh:
         return init_device_mesh(device, tuple(self.sizes.values()), mesh_dim_names=self.axes)
 
     def group(self, *axes: str) -> dist.ProcessGroup:
-        """The process group along these axes that this rank is in: a new one. Communicates; all its ranks call it.
-
-        Raises:
-            ValueError: as `groups` and `require`.
-        """
+        """The process group along these axes that this rank is in: a new one. Communicates; all its ranks call it."""
         self.require(dist.get_world_size())
         ranks = self.group_of(dist.get_rank(), *axes)
         group: Any = dist.new_group(list(ranks), use_local_synchronization=True)  # its members alone make it

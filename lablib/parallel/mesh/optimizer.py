@@ -143,7 +143,7 @@ class CombinedOptimizer:
     # ---- 2. reduce ----
 
     def reduce(self, number: int | None, _: Any = None) -> None:
-        """Start to average the gradients of a piece, or of what is tied. Communicates, and does not wait."""
+        """Start to average the gradients of a piece, or of the tied parameter. Communicates, and does not wait."""
         with phase("reduce"):
             for buffer in self._of_piece.get(number, ()):
                 self._reduce(buffer)
@@ -163,7 +163,7 @@ class CombinedOptimizer:
     # ---- 3. finish ----
 
     def finish(self) -> None:
-        """After the pipeline: average what is tied, and wait for all."""
+        """After the pipeline: average the tied parameter's gradient, and wait for all."""
         self.reduce(None)
         for buffer in self.buffers:
             if buffer.handle is not None:
@@ -209,7 +209,7 @@ class CombinedOptimizer:
         for handle in handles:
             handle.wait()
 
-    # ---- what is here, unsharded over data and context ----
+    # ---- tensors of this rank's part, unsharded over data and context ----
 
     def gathered(self, of: Callable[[Buffer], Tensor]) -> Iterator[tuple[Owned, Tensor]]:
         """Each parameter's part of a tensor like the shards, gathered. Communicates."""

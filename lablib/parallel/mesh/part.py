@@ -1,4 +1,4 @@
-"""This rank's part of a GPT: of some layers, for some tokens, a shard of each matrix; the GPT knows nothing of it.
+"""This rank's part of a plain GPT: of some layers, for some tokens, a shard of each matrix.
 
     pipeline   which layers        the others are not there
     context    which tokens        attention and positions over the tokens of all context ranks
@@ -23,17 +23,14 @@ import copy
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float
 from torch import Tensor, nn
 
 from lablib.models.gpt import GPT
-from lablib.parallel.context.model import ContextAttention, ContextParallel
+from lablib.parallel.context.model import ContextAttention, ContextParallel, ContextPositions
 from lablib.parallel.mesh.check import TENSOR, Combination
 from lablib.parallel.tensor.parallelize import parallelize
 from lablib.parallel.tensor.plan import fits
-from lablib.parallel.tensor.regions import Group, copy_to_ranks
-from lablib.parallel.tensor.sequence_parallel import own_tokens
+from lablib.parallel.tensor.regions import Group
 from lablib.pipeline.executor.stages import Embedding, Head
 from lablib.precision.autocast import autocast
 from lablib.torch_compat import disable_current_modes
@@ -72,8 +69,8 @@ class Part(nn.Module):
             plan = {key: style for key, style in how.tensor_plan.items() if any(fits(name, key) for name in names)}
             parallelize(self, group, plan, broadcasts=False)
         if context is not None and 0 in units:
-            weight = self.position_embedding.weight
-            self.position_embedding = Positions(weight, context, group if how.sequence_parallel else None)  # pyright: ignore
+            tensor_group = group if how.sequence_parallel else None
+            self.position_embedding = ContextPositions(self.position_embedding, context, tensor_group)
         self._take_over()
 
     def unit(self, number: int) -> nn.Module:
@@ -93,28 +90,6 @@ class Part(nn.Module):
                 setattr(owner, key, new[param])
 
 
-class Positions(nn.Module):
-    """Embeddings of the positions of a context rank's tokens, or with sequence parallelism of some of those.
-
-    Arguments:
-        weight: whole on every rank.
-        context: says which positions its tokens have.
-        group: over which a context rank's tokens are cut; None: they are not.
-    """
-
-    def __init__(self, weight: nn.Parameter, context: ContextParallel, group: Group):
-        super().__init__()
-        self.weight, self.context, self.group = weight, context, group
-
-    def forward(self, counted_t: Tensor) -> Float[Tensor, "B t D"]:
-        """`counted_t`: 0, 1, ..., as the model counts its tokens; they are not the positions."""
-        positions_Bt = self.context.positions
-        assert positions_Bt is not None
-        if self.group is None:
-            return F.embedding(positions_Bt, self.weight)
-        return F.embedding(own_tokens(positions_Bt, -1, self.group), copy_to_ranks(self.weight, self.group))
-
-
 class Piece(nn.Module):
     """Some units one behind the other, under autocast where the combination has it."""
 
@@ -130,7 +105,7 @@ class Piece(nn.Module):
 
 
 class Elsewhere(nn.Module):
-    """Stands for a piece of another rank, which has the same parameter as this one, or none."""
+    """Placeholder for a piece of another rank, which has the same parameter as this one, or none."""
 
     def __init__(self, tied: nn.Parameter | None):
         super().__init__()

@@ -9,7 +9,7 @@
 
     launch(program, ranks=how.mesh.num_ranks)
 
-Each technique stands in its own file, and is used here as it is. What they have to agree on:
+Each technique has its own file, and is used here as it is. Together they agree on:
 
     who has which part     `mesh/part.py`: layers by pipeline, tokens by context, rows by tensor
     the loss               the mean over micro-batches, replicas and context ranks: all have equally many tokens
@@ -79,7 +79,7 @@ class CombinedStep:
     Attributes:
         part: this rank's modules, by the names that they have in the whole model.
         pipeline: that of `part`.
-        sharded: the optimizer, and what it knows of the parameters.
+        sharded: the optimizer and its buffers.
 
     Communicates, to make groups; all ranks of the mesh call it.
 
@@ -188,7 +188,7 @@ class CombinedStep:
         return self._full({owned: owned.param.detach() for b in self.sharded.buffers for owned in b.owned})
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor]:
-        """What the optimizer keeps for each parameter under a key ("exp_avg"), by the model's names. Communicates."""
+        """The optimizer's state under a key ("exp_avg") for each parameter, by the model's names. Communicates."""
         state = self.sharded.optimizer.state
         return self._full(dict(self.sharded.gathered(lambda buffer: state[buffer.unit.master][key])))
 
@@ -201,7 +201,7 @@ class CombinedStep:
             found.pop("head.weight", None)
         return found
 
-    # ---- what the parts ask ----
+    # ---- helpers of a step ----
 
     def _micro_batches(self, tokens_BT: Tensor, targets_BT: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         for name, given in (("tokens", tokens_BT), ("targets", targets_BT)):
@@ -239,7 +239,7 @@ class CombinedStep:
 
 
 def _require_batch(name: str, given: Tensor, how: Combination) -> None:
-    """Refuse what is no batch of the combination. Numbers are looked at on the host alone: no device is waited for."""
+    """Refuse another batch than the combination's. Values are read on the host alone: no device is waited for."""
     check_type(f"CombinedStep: {name}", given, Tensor)
     wanted, size = [how.batch_size, how.seq_len], how.config.vocab_size
     if list(given.shape) != wanted:

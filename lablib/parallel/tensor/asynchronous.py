@@ -1,11 +1,11 @@
-"""Asynchronous tensor parallelism: product and collective are cut in chunks, and each chunk travels beside a product.
+"""Asynchronous tensor parallelism: product and collective in chunks, each chunk sent during another's product.
 
 Sequence parallelism gathers all tokens, then multiplies; at the other end it multiplies, then scatters the sum. Neither
 collective has anything to hide behind, as the product needs the last token. But a product of some tokens needs these
-alone. So the ring of the collective is opened, and between two of its rounds stands a product of what is there:
+alone. So the ring of the collective is opened, and a product of the chunk at hand runs during each of its rounds:
 
     gather, multiply    compute  [ x_0 W ][ x_3 W ][ x_2 W ][ x_1 W ]      rank 0 of 4: own tokens first
-                        comm     [ x_3   ][ x_2   ][ x_1   ]               what comes in meanwhile
+                        comm     [ x_3   ][ x_2   ][ x_1   ]               the chunk that comes in
 
     multiply, scatter   compute  [ h_3 V ][ h_2 V + ][ h_1 V + ][ h_0 V + ]    + adds what came in; own tokens last
                         comm              [ sum    ][ sum    ][ sum    ]
@@ -59,7 +59,7 @@ def ring_chunks(own: Tensor, group: Group = None) -> Iterator[tuple[int, Tensor]
 
 
 def ring_sum(part_of: Callable[[int], Tensor], group: Group = None) -> Tensor:
-    """This rank's chunk of the sum over ranks of their parts. Communicates beside the calls.
+    """This rank's chunk of the sum over ranks of their parts. Communicates during the calls.
 
     Arguments:
         part_of: makes this rank's part of a chunk, a new tensor; asked once for each, its own last.
@@ -153,11 +153,7 @@ def gather_linear(
 def linear_scatter(
     h_BTf: Float[Tensor, "B T f"], w_Df: Float[Tensor, "D f"], group: Group = None
 ) -> Float[Tensor, "B t D"]:
-    """`row_linear` with `SEQUENCE` and no bias, in chunks. Communicates: n - 1 messages forward, n - 1 backward.
-
-    Raises:
-        ValueError: the ranks do not divide the tokens.
-    """
+    """`row_linear` with `SEQUENCE` and no bias, in chunks. Communicates: n - 1 messages forward, n - 1 backward."""
     require_even_sequence(h_BTf.shape[SEQUENCE_DIM], dist.get_world_size(group))
     return _LinearScatter.apply(h_BTf, w_Df, group)  # pyright: ignore[reportReturnType]
 

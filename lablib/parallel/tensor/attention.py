@@ -102,11 +102,7 @@ def shared_key_value_group(num_kv_heads: int, group: Group = None) -> Group:
 
 
 def shard_attention(whole: AttentionShard, num_heads: int, num_kv_heads: int, group: Group = None) -> AttentionShard:
-    """This rank's heads: views. Key-value heads that several ranks need are on all of them.
-
-    Raises:
-        ValueError: heads that these ranks cannot share; see `check_heads`.
-    """
+    """This rank's heads: views. Key-value heads that several ranks need are on all of them."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     check_heads(num_heads, num_kv_heads, world_size)
     d_head = len(whole.key_gD) // num_kv_heads

@@ -1,11 +1,11 @@
-"""What a tensor-parallel layer sends and keeps, to the byte: with f and g, with sequence parallelism, gathered again.
+"""Bytes sent and kept by a tensor-parallel layer: with f and g, with sequence parallelism, gathered again.
 
     each way of a layer         forward                          backward                         sent by a rank
     f and g                     2 all-reduces                    2 all-reduces                    8 (n-1)/n S
     sequence                    2 all-gathers, 2 reduce-scatters  the same                        8 (n-1)/n S
     sequence, gathered again    the same                         2 all-gathers more               10 (n-1)/n S
 
-What a layer keeps for backward, per rank, as lablib's does with flash attention and no dropout:
+Kept for backward by a layer, per rank, as lablib's does with flash attention and no dropout:
 
                                 f and g         sequence        gathered again
     inputs of two norms         2 S             2 S / n         2 S / n
@@ -83,7 +83,7 @@ class LayerSizes:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A row of what a rank keeps: its name, its bytes on this rank, and whether each rank has a part of its own."""
+    """A row of the bytes kept: its name, its bytes on this rank, and whether each rank has another part."""
 
     name: str
     size_bytes: int
@@ -94,7 +94,7 @@ class Kept:
 def kept_by_layer(
     layer: LayerSizes, ranks: Count, *, sequence: bool = False, gathers_again: bool = False
 ) -> tuple[Kept, ...]:
-    """What one layer keeps for backward on each rank, row by row.
+    """Bytes that one layer keeps for backward on each rank, row by row.
 
     Arguments:
         ranks: n, which divides the heads, the hidden width and, with `sequence`, the tokens of a sequence.
@@ -180,11 +180,7 @@ def gpt_sent_bytes(
 
 @checked
 def two_dimensional_sent_bytes(layer: LayerSizes, ranks: Square) -> float:
-    """Bytes that each rank of a q x q grid sends for one layer with 2D tensor parallelism, forward and backward.
-
-    Raises:
-        ValueError: ranks that are no square.
-    """
+    """Bytes that each rank of a q x q grid sends for one layer with 2D tensor parallelism, forward and backward."""
     side = _side(ranks)
     weights = 12 * layer.width**2 * layer.element_bytes
     return 3 * (side - 1) / ranks * (7 * layer.activation_bytes + weights)

@@ -7,7 +7,7 @@ is both products, then f's all-reduce, in which nothing is computed. Here dX com
                    comm                 [ all-reduce ]                               [ all-reduce ]
 
 With sequence parallelism the gathered input is not kept either: a rank keeps its own tokens and gathers the others'
-again, beside dX, which does not need them. So activations shrink to 1/n, for one more all-gather that may be hidden:
+again, during dX, which does not need them. So activations shrink to 1/n, for one more all-gather that may be hidden:
 
     sequence       compute  [ dX       ][ dW            ]
                    comm     [ all-gather ][ reduce-scatter ]
@@ -39,7 +39,6 @@ from lablib.parallel.tensor.linear import ColumnLinear
 from lablib.parallel.tensor.regions import TENSOR, Group, Region
 from lablib.parallel.tensor.sequence_parallel import (
     TokensUnderWay,
-    all_gather_tokens,
     start_all_gather_tokens,
     start_reduce_scatter_tokens,
 )
@@ -52,7 +51,7 @@ class _Columns(torch.autograd.Function):
         weights, biases = _halves(weights_and_biases)
         ctx.save_for_backward(x, *weights)  # with sequence parallelism, this rank's tokens
         ctx.group, ctx.cuts_sequence = group, cuts_sequence
-        x_BTD = all_gather_tokens(x, group) if cuts_sequence else x
+        x_BTD = start_all_gather_tokens(x, group).wait() if cuts_sequence else x
         return tuple(F.linear(x_BTD, weight, bias) for weight, bias in zip(weights, biases, strict=True))
 
     @staticmethod
@@ -66,7 +65,7 @@ class _Columns(torch.autograd.Function):
             grad_BTD_partial += grad @ weight
         x_BTD = x if gather is None else gather.wait()
         reduction = _start_sum(grad_BTD_partial, ctx.group, ctx.cuts_sequence) if ctx.needs_input_grad[0] else None
-        # dW beside it.
+        # dW at the same time.
         of_weights = [
             grad.flatten(0, -2).t() @ x_BTD.flatten(0, -2) if needs else None
             for grad, needs in zip(grads_BTf, weights_need, strict=True)
@@ -103,9 +102,6 @@ def overlapped_columns(
         x_BTD: the same on all ranks; with `SEQUENCE`, this rank's tokens.
         weights, biases: this rank's rows of each.
         region: `TENSOR` or `SEQUENCE`.
-
-    Raises:
-        ValueError: no weight, or not as many biases.
     """
     if not weights or len(weights) != len(biases):
         raise ValueError(f"weights and biases must be one or more pairs: got {len(weights)} and {len(biases)}.")

@@ -1,4 +1,4 @@
-"""A plain model made tensor parallel by a plan, which is data (`tensor/plan.py`); its own file knows nothing of it.
+"""A plain model made tensor parallel by a plan, which is data (`tensor/plan.py`); the model file stays as it is.
 
     model = parallelize(GPT(config), plan=GPT_SEQUENCE_PLAN)
     loss = vocabulary_parallel_loss(model(tokens), targets, config.vocab_size)

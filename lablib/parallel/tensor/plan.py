@@ -1,4 +1,4 @@
-"""A plan of tensor parallelism as data: names of modules, and how each is cut; and what is wrong with one.
+"""A plan of tensor parallelism as data: names of modules, how each is cut, and the rules of a valid plan.
 
     plan = {"mlp.up": Column(), "mlp.down": Row()}
 
@@ -16,7 +16,7 @@ either end of each region. Both leave the logits cut, for `vocabulary_parallel_l
 
     GPT_PLAN | {"head": Vocabulary(gathers=True)}
 
-`check_plan` needs no rank: what it refuses would else be a wrong gradient, or a deadlock, later.
+`check_plan` needs no rank: a plan that it refuses would give a wrong gradient, or a deadlock, later.
 
 Cost: a look at every module for each pattern. Shapes: none.
 Source: a plan as a dict: torch.distributed.tensor.parallel.parallelize_module (torch 2.13, documentation); what is cut
@@ -25,7 +25,7 @@ Simplified: one kind of region for the whole model; with sequence parallelism ev
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Annotated
@@ -117,20 +117,11 @@ GPT_PLAN: Plan = {
     "blocks.*.mlp.down": Row(),
     "head": Vocabulary(),
 }
-GPT_SEQUENCE_PLAN: Plan = GPT_PLAN | {
-    "token_embedding": Vocabulary(SEQUENCE),
-    "position_embedding": OnTokens(),
-    "blocks.*.attention_norm": OnTokens(),
-    "blocks.*.attention.query": Column(SEQUENCE, units="num_heads"),
-    "blocks.*.attention.key": Column(SEQUENCE, units="num_heads"),
-    "blocks.*.attention.value": Column(SEQUENCE, units="num_heads"),
-    "blocks.*.attention.out": Row(SEQUENCE, units="num_heads"),
-    "blocks.*.mlp_norm": OnTokens(),
-    "blocks.*.mlp.up": Column(SEQUENCE),
-    "blocks.*.mlp.down": Row(SEQUENCE),
-    "final_norm": OnTokens(),
-    "head": Vocabulary(SEQUENCE),
-}
+_ON_TOKENS = ("position_embedding", "blocks.*.attention_norm", "blocks.*.mlp_norm", "final_norm")
+GPT_SEQUENCE_PLAN: Plan = {
+    name: style if isinstance(style, SharedInput | OnTokens) else replace(style, region=SEQUENCE)
+    for name, style in GPT_PLAN.items()
+} | dict.fromkeys(_ON_TOKENS, OnTokens())
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -140,8 +131,8 @@ class Match:
     Attributes:
         names: the module's, in the model; several where it is used in several places.
         module: itself.
-        owner: what it is part of.
-        style: what the plan says.
+        owner: the module that contains it.
+        style: of the plan.
         sharing: of a column, the module whose columns it shares an entrance with.
     """
 
@@ -154,7 +145,7 @@ class Match:
 
 @checked
 def check_plan(model: nn.Module, plan: Plan, ranks: Count) -> list[Match]:
-    """What the plan would do to the model on so many ranks. Pure; needs no rank, and a model on "meta" will do.
+    """The modules that the plan cuts, checked for so many ranks. Pure; a model on "meta" will do.
 
     Raises:
         ValueError: a pattern that names no module; a module named twice; a style that does not fit its module; ranks
@@ -265,13 +256,13 @@ def _check_shared(names: Names, styles: Mapping[nn.Module, Style]) -> None:
             other, before = seen.setdefault(param, (names[module][0], cut))
             if before != cut:
                 raise ValueError(
-                    f"a parameter that two layers share must be cut alike in both: {other!r} and {names[module][0]!r} "
-                    f"have the same {key}; give both the same style."
+                    f"a parameter that two layers share must be cut the same way in both: {other!r} and "
+                    f"{names[module][0]!r} have the same {key}; give both the same style."
                 )
 
 
 def _cut_of(style: Style | None, key: str) -> object:
-    """What a style does to a parameter; None: it stays whole."""
+    """The cut of a parameter by a style; None: it stays whole."""
     if isinstance(style, Column):
         return ("rows", style.units)
     if isinstance(style, Row):

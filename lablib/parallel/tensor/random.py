@@ -16,7 +16,7 @@ falls nicely, but less far. SmolLM3's run of 3B parameters was restarted after a
 rank had the same seed, found when it did no better than a model of 1.7B at the same stage; the repair was seed + rank.
 
 Naive: `naive_sharded_normal`, each rank draws its shard from the seed it was given. Real: `sharded_normal` draws the
-whole matrix on every rank, from one seed, and keeps a shard: the model of one device, whatever the ranks.
+whole matrix on every rank, from one seed, and keeps a shard: the model of one device, on any number of ranks.
 
 Cost for n ranks, a matrix of P numbers: naive P / n draws and memory; real P draws, P numbers for a moment.
 Shapes: any, cut along one dimension.
@@ -67,9 +67,6 @@ def dropout(x: Tensor, p: float, generator: torch.Generator, training: bool = Tr
         p: 0 up to, but not including, 1.
         generator: `own` or `shared`, by the table above.
         training: False: `x` as it is.
-
-    Raises:
-        ValueError: another `p`.
     """
     if not 0 <= p < 1:
         raise ValueError(f"p must be from 0 to below 1: got {p}; try 0.1.")
@@ -102,7 +99,7 @@ def naive_sharded_normal(shape: tuple[int, ...], dim: int, std: float, seed: int
 
 
 def whole_normal(shape: tuple[int, ...], std: float, seed: int) -> Tensor:
-    """What one device draws, on the CPU, in float64: the same on every machine."""
+    """The draw of one device, on the CPU, in float64: the same on every machine."""
     drawn = torch.empty(shape, dtype=torch.float64, device="cpu")
     return drawn.normal_(0.0, std, generator=torch.Generator("cpu").manual_seed(seed))
 

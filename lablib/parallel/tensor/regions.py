@@ -25,7 +25,7 @@ Simplified: one group, along which weights are cut; all ranks give tensors of th
 """
 
 # pyright: reportIncompatibleMethodOverride=false
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,9 +54,6 @@ def shard_range(
         size: of the whole dimension.
         rank: 0 to `world_size` - 1.
         multiple_of: what may not be cut apart, such as the width of a head; all shards but the last are a multiple.
-
-    Raises:
-        ValueError: no such rank.
     """
     if rank >= world_size:
         raise ValueError(f"rank must be 0 to {world_size - 1}, one of {world_size}: got {rank}.")
@@ -146,6 +143,19 @@ class _Scatter(torch.autograd.Function):
         return all_gather_dim(grad, *ctx.cut), None, None, None
 
 
+class _ExchangeRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group) -> Tensor:
+        ctx.call = received, sent, group
+        out = rows.new_empty(sum(received), *rows.shape[1:])
+        dist.all_to_all_single(out, rows.contiguous(), list(received), list(sent), group=group)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return _ExchangeRows.apply(grad, *ctx.call), None, None, None  # pyright: ignore[reportReturnType]
+
+
 def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
     """f: `x`, the same on all ranks, enters the region. Backward: one all-reduce of its gradient.
 
@@ -160,7 +170,7 @@ def reduce_from_ranks(x_partial: Tensor, group: Group = None) -> Tensor:
 
 
 def reduce_from_ranks_(x_partial: Tensor, group: Group = None) -> Tensor:
-    """g in place, for what nobody else reads: the result of a product. Contiguous."""
+    """g in place, for a tensor that has no other reader, such as the result of a product. Contiguous."""
     if dist.get_world_size(group) == 1:
         return x_partial
     return _Reduce.apply(x_partial, group)  # pyright: ignore[reportReturnType]
@@ -178,6 +188,16 @@ def gather_from_ranks(shard: Tensor, dim: int, size: int, group: Group = None, m
 def scatter_to_ranks(whole: Tensor, dim: int, group: Group = None, multiple_of: int = 1) -> Tensor:
     """This rank's shard of what all ranks hold. Communicates: one all-gather of gradients backward."""
     return _Scatter.apply(whole, dim, group, multiple_of)  # pyright: ignore[reportReturnType]
+
+
+def exchange_rows(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group = None) -> Tensor:
+    """All-to-all of rows: so many to each rank, so many from each, rank behind rank. Backward: the way back.
+
+    Communicates: one all-to-all forward, one backward.
+    """
+    if dist.get_world_size(group) == 1:
+        return rows
+    return _ExchangeRows.apply(rows, tuple(sent), tuple(received), group)  # pyright: ignore[reportReturnType]
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,11 +43,7 @@ SEQUENCE_DIM = -2  # of [B, T, D]
 
 
 def require_even_sequence(seq_len: int, world_size: int) -> None:
-    """Refuse a sequence that does not give every rank equally many tokens.
-
-    Raises:
-        ValueError: it says which length to pad to.
-    """
+    """Refuse a sequence that does not give every rank equally many tokens."""
     if seq_len % world_size:
         raise ValueError(
             f"with sequence parallelism the sequence must be a multiple of the ranks: got {seq_len} tokens on "
@@ -64,7 +60,7 @@ class TokensUnderWay:
 
     def wait(self) -> Tensor:
         self.work.wait()
-        return self.tensor.contiguous()  # a copy where there are several sequences; else products would each make one
+        return self.tensor.contiguous()  # a copy where there are several sequences: one, not one in each product
 
 
 def start_all_gather_tokens(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> TokensUnderWay:
@@ -76,11 +72,7 @@ def start_all_gather_tokens(x_BtD: Float[Tensor, "B t D"], group: Group = None) 
 
 
 def start_reduce_scatter_tokens(x_BTD_partial: Float[Tensor, "B T D"], group: Group = None) -> TokensUnderWay:
-    """Start to sum over ranks, of which this rank gets its tokens. Knows nothing of gradients.
-
-    Raises:
-        ValueError: the ranks do not divide the tokens.
-    """
+    """Start to sum over ranks, of which this rank gets its tokens. Knows nothing of gradients."""
     world_size = dist.get_world_size(group)
     require_even_sequence(x_BTD_partial.shape[SEQUENCE_DIM], world_size)
     x_TBD = x_BTD_partial.movedim(SEQUENCE_DIM, 0).contiguous()
@@ -89,27 +81,17 @@ def start_reduce_scatter_tokens(x_BTD_partial: Float[Tensor, "B T D"], group: Gr
     return TokensUnderWay(x_tBD.movedim(0, SEQUENCE_DIM), work)
 
 
-def all_gather_tokens(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> Float[Tensor, "B T D"]:
-    """All ranks' tokens. Communicates, and waits."""
-    return start_all_gather_tokens(x_BtD, group).wait()
-
-
-def reduce_scatter_tokens(x_BTD_partial: Float[Tensor, "B T D"], group: Group = None) -> Float[Tensor, "B t D"]:
-    """Of the sum over ranks, this rank's tokens. Communicates, and waits."""
-    return start_reduce_scatter_tokens(x_BTD_partial, group).wait()
-
-
 class _GatherSequence(torch.autograd.Function):
     """f'."""
 
     @staticmethod
     def forward(ctx: Any, x_BtD: Tensor, group: Group) -> Tensor:
         ctx.group = group
-        return all_gather_tokens(x_BtD, group)
+        return start_all_gather_tokens(x_BtD, group).wait()
 
     @staticmethod
     def backward(ctx: Any, grad_BTD_partial: Tensor) -> tuple[Tensor, None]:
-        return reduce_scatter_tokens(grad_BTD_partial, ctx.group), None
+        return start_reduce_scatter_tokens(grad_BTD_partial, ctx.group).wait(), None
 
 
 class _ScatterSequence(torch.autograd.Function):
@@ -118,11 +100,11 @@ class _ScatterSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x_BTD_partial: Tensor, group: Group) -> Tensor:
         ctx.group = group
-        return reduce_scatter_tokens(x_BTD_partial, group)
+        return start_reduce_scatter_tokens(x_BTD_partial, group).wait()
 
     @staticmethod
     def backward(ctx: Any, grad_BtD: Tensor) -> tuple[Tensor, None]:
-        return all_gather_tokens(grad_BtD, ctx.group), None
+        return start_all_gather_tokens(grad_BtD, ctx.group).wait(), None
 
 
 def gather_sequence(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> Float[Tensor, "B T D"]:
@@ -136,11 +118,7 @@ def gather_sequence(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> Float
 
 
 def scatter_sequence(x_BTD_partial: Float[Tensor, "B T D"], group: Group = None) -> Float[Tensor, "B t D"]:
-    """g': of the sum over ranks, this rank's tokens leave. Forward: one reduce-scatter. Backward: one all-gather.
-
-    Raises:
-        ValueError: the ranks do not divide the tokens.
-    """
+    """g': of the sum over ranks, this rank's tokens leave. Forward: one reduce-scatter. Backward: one all-gather."""
     if dist.get_world_size(group) == 1:
         return x_BTD_partial
     return _ScatterSequence.apply(x_BTD_partial, group)  # pyright: ignore[reportReturnType]
@@ -150,11 +128,7 @@ SEQUENCE = Region("SEQUENCE", gather_sequence, scatter_sequence, cuts_sequence=T
 
 
 def own_tokens(tokens: Tensor, dim: int, group: Group = None) -> Tensor:
-    """This rank's part of something that all ranks have for every token: a view. Does not communicate.
-
-    Raises:
-        ValueError: the ranks do not divide the tokens.
-    """
+    """This rank's part of something that all ranks have for every token: a view. Does not communicate."""
     world_size = dist.get_world_size(group)
     require_even_sequence(tokens.shape[dim], world_size)
     return tokens.chunk(world_size, dim)[dist.get_rank(group)]

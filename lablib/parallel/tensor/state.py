@@ -7,7 +7,6 @@ over ranks counts norms and biases n times; adding up nothing gives every rank a
 
 Cost for n ranks, P_s parameters in shards, of w bytes:
     sent bytes  whole parameters: (n-1)/n P_s w; the norm: 2(n-1)/n of 8 bytes
-Shapes: none of its own.
 Source: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053; what is counted once in its gradient norm:
 NVIDIA/Megatron-LM, megatron/core/optimizer/clip_grads.py (parameters that are not duplicates).
 Simplified: one group; the 2-norm.
@@ -29,7 +28,7 @@ def full_parameters(module: nn.Module) -> dict[str, Tensor]:
 
 
 def full_gradients(module: nn.Module) -> dict[str, Tensor]:
-    """The gradients as one device has them, copies, by name; without those that are None. Communicates likewise."""
+    """The gradients as one device has them, by name, without those that are None. As `full_parameters`."""
     return {
         name: whole(param.grad, owner, key)
         for name, param, owner, key in each_parameter(module)

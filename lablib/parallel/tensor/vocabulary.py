@@ -84,9 +84,6 @@ def vocabulary_embedding(
         tokens_BT: in [0, V), the same on all ranks.
         weight_vD: as `shard_vocabulary` cuts it.
         vocab_size, multiple_of: V, and as there.
-
-    Raises:
-        ValueError: the weight has not this rank's rows.
     """
     first, num_words = _words_here(len(weight_vD), vocab_size, group, multiple_of)
     if num_words:
@@ -219,9 +216,6 @@ def vocabulary_parallel_loss(
         logits_BTv: this rank's columns: of `shard_vocabulary`'s rows, in the same order.
         targets_BT: in [0, V), the same on all ranks.
         vocab_size, multiple_of: V, without padding, and as in `shard_vocabulary`.
-
-    Raises:
-        ValueError: the logits have not this rank's columns.
     """
     first, num_words = _words_here(logits_BTv.shape[-1], vocab_size, group, multiple_of)
     losses: Any = _CrossEntropy.apply(

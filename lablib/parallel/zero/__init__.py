@@ -14,4 +14,5 @@ sharded_muon       Muon by owners, by gathering, and by exchanging whole matrice
 sharded_muon_cost  bytes and FLOPs of the three
 offload            optimizer states, or everything, in host memory
 checkpoint         saved at one stage on some ranks, loaded at another on others
+checkpoint_files   boxes of tensors in files, with checksums, for ZeRO and for a mesh
 """

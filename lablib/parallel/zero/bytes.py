@@ -1,4 +1,4 @@
-"""What each stage of ZeRO holds and sends, to the byte: for any rank count, precision and sizes of units.
+"""Bytes held and sent at each stage of ZeRO, for any rank count, precision and sizes of units.
 
 The formulas of `zero/module.py` take P parameters as one, cut into n equal parts. Here units have whole elements: a
 shard of N elements on n ranks has ceil(N / n), so every rank holds as much as the one with the largest shard, padding
@@ -30,7 +30,7 @@ Stage = Annotated[int, Range(ge=0, le=3), "say 0 (plain data parallelism), 1, 2 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPrecision:
-    """Bytes for each parameter, by what they are for.
+    """Bytes per parameter, by purpose.
 
     Attributes:
         parameter: p, of computing and gathering.
@@ -64,14 +64,7 @@ BF16 = TrainingPrecision(2, 2, 0, 4)  # no master copy: small updates are lost
 
 @dataclass(frozen=True, slots=True)
 class HeldBytes:
-    """What a rank holds at rest, in bytes.
-
-    Attributes:
-        parameter: for computing.
-        gradient: of backward.
-        master: of the optimizer's copy.
-        state: of the optimizer.
-    """
+    """Bytes that a rank holds at rest, by purpose, as in `TrainingPrecision`."""
 
     parameter: int
     gradient: int
@@ -93,7 +86,7 @@ def zero_bytes(
     frozen_numels: Sequence[NonNegativeInt] = (),
     multiple_of: Count = 1,
 ) -> HeldBytes:
-    """What every rank holds between backward and step.
+    """Bytes that every rank holds between backward and step.
 
     Arguments:
         stage: 0 (plain data parallelism) to 3.
@@ -104,7 +97,7 @@ def zero_bytes(
     """
     p, g = precision.parameter, precision.gradient
     full, shards = _sizes(unit_numels, world_size, multiple_of)
-    # In stage 1 full gradients in another dtype than the reduced ones stay beside these.
+    # In stage 1 full gradients are kept, too, where their dtype is not that of the reduced ones.
     gradients = {0: sum(unit_numels) * g, 1: full * g if p == g else sum(unit_numels) * p + shards * g}
     full_frozen, frozen_shards = sum(frozen_numels), _sizes(frozen_numels, world_size, multiple_of)[1]
     params = {0: sum(unit_numels) + full_frozen, 3: shards + frozen_shards}.get(stage, full + full_frozen)
@@ -140,9 +133,6 @@ def zero_sent_bytes(
         num_micro_batches: forward and backward passes of a step.
         no_sync: gradients are reduced in the last of them only, as always in stages 0 and 1.
         reshard_after_forward: stage 3 gathers again in backward.
-
-    Raises:
-        ValueError: a root in another stage than 3.
     """
     if root_numel and stage < 3:
         raise ValueError(f"root_numel is of stage 3 alone: got {root_numel} in stage {stage}; add it to unit_numels.")

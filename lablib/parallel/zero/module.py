@@ -1,4 +1,4 @@
-"""ZeRO: one module and its optimizer, of which every rank keeps a part; the stage says of what.
+"""ZeRO: one module and its optimizer, sharded at stage 1, 2 or 3.
 
     stage   sharded                                    at rest, bytes a rank        sent in a step
     1       optimizer state                            (p + g + K/n) P              2 (n-1)/n p P
@@ -164,7 +164,7 @@ class Zero(nn.Module):
         self.sharded.after_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, full and sharded. They are always freed, whatever `set_to_none` says."""
+        """Forget the gradients, full and sharded. They are always freed, also with `set_to_none=False`."""
         self.sharded.zero_grad(set_to_none)
 
     # ---- everything, on every rank ----

@@ -1,16 +1,16 @@
 """ZeRO-Offload: the optimizer's state and the FP32 parameters live in the host's memory, and the host takes the step.
 
-ZeRO-2 leaves each rank 1/n of the gradients and of the optimizer's state. Both can leave the GPU: a gradient shard is
-wanted by nobody but the optimizer, which computes little for its bytes. So each shard goes to the host while backward
-goes on, the host steps it there, and what comes back are parameters in 16 bits. On the GPU stay 2 bytes a parameter;
-with stage 3 and its shards on the host, too (`ZeroInfinity`), only what is gathered.
+ZeRO-2 leaves each rank 1/n of the gradients and of the optimizer's state. Both can leave the GPU: only the optimizer
+needs a gradient shard, and it computes little for its bytes. So each shard goes to the host while backward goes on, the
+host steps it there, and parameters in 16 bits come back. 2 bytes per parameter stay on the GPU; with stage 3 and its
+shards on the host, too (`ZeroInfinity`), only the gathered units.
 
     compute   backward 3 | backward 2 | backward 1 | backward 0 |                              | forward
     out                  [ shard 3 ]  [ shard 2 ]  [ shard 1 ]  [ shard 0 ]
     host                            [ step 3   ][ step 2   ][ step 1   ][ step 0   ]
     in                                                          [ 3 ][ 2 ][ 1 ]    [ 0 ]
 
-The host has issued all of backward long before the device is done, so it steps the first shards meanwhile. Parameters
+The host has issued all of backward long before the device is done, so it steps the first shards early. Parameters
 come back when backward, which still reads the old ones, has ended.
 
 Phases of one step (the code has the same headings):
@@ -75,7 +75,7 @@ class HostLink:
         return self._copy(self._in, target, source)
 
     def outgoing(self) -> AbstractContextManager[Any]:
-        """What is issued inside follows the copies to the host; compute waits for none of it."""
+        """Work issued inside follows the copies to the host; compute does not wait for it."""
         return torch.cuda.stream(self._out) if self._has_gpu else nullcontext()
 
     def incoming(self) -> AbstractContextManager[Any]:
@@ -133,7 +133,7 @@ class HostUnit:
 
 
 class _Offloaded:
-    """What both stages share: units on the host, one optimizer for each."""
+    """Units on the host, one optimizer for each: for both classes below."""
 
     def __init__(self, units: list[FlatUnit], optimizer_fn: OptimizerFn, host_bytes_per_s: float):
         device = units[0].shard.device
@@ -245,7 +245,7 @@ class ZeroInfinity(Zero3):
         for unit in self._gathered_units:
             shards_to_host(unit, self._offloaded.link)
         for unit, host in self._offloaded.hosts.items():
-            unit.add_gradient = host.take  # phase 1: what was reduced goes to the host
+            unit.add_gradient = host.take  # phase 1: a reduced gradient goes to the host
 
     def _gather_from_host(self, shard: Tensor, full: Tensor, group: dist.ProcessGroup | None) -> Handle:
         link = self._offloaded.link
@@ -285,11 +285,11 @@ def shards_to_host(unit: GatheredUnit, link: HostLink) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OffloadTime:
-    """Seconds that ZeRO-Offload adds to a step, and what it saves.
+    """Seconds that ZeRO-Offload adds to a step, and the bytes that it saves.
 
     Attributes:
         gradients_s, host_s, params_s: of the copies to the host, the host's step, and the copies back.
-        exposed_s: what of them is not hidden.
+        exposed_s: the part of them that is not hidden.
         saved_bytes: of the device's memory, at rest.
     """
 

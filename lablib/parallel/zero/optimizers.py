@@ -1,8 +1,8 @@
-"""Optimizers on shards: which can step a flat piece of several parameters, and what the others have to be told.
+"""Optimizers on flat shards: which can step a piece of several parameters, and the shapes that others need.
 
 A shard of ZeRO is a run of numbers from one parameter's middle to another's. Where each number's update depends on its
 own gradient and state alone, nothing is lost: a step of the shards is the step of the whole, to the bit. Others look at
-a number's neighbours. What a rank has to hear from the others, in a step of one matrix of m x n numbers:
+a number's neighbours. Messages between ranks in a step of one matrix of m x n numbers:
 
     optimizer                       looks at                            says to the others             bytes
     SGD, Adam, AdamW, Lion, Sophia  the number alone                    nothing                        0
@@ -69,7 +69,7 @@ _NOT: Mapping[type, str] = MappingProxyType(
 
 @dataclass(frozen=True, eq=False)
 class Sharded:
-    """What this rank has of one parameter.
+    """This rank's piece of one parameter.
 
     Attributes:
         name: of the parameter.
@@ -127,9 +127,6 @@ def pieces_of(
         shards: this rank's, one a unit.
         layouts: of the units.
         group: the ranks that share them.
-
-    Raises:
-        ValueError: a shard that is not its layout's.
     """
     found = []
     for shard, layout in zip(shards, layouts, strict=True):

@@ -1,4 +1,4 @@
-"""Sharding each parameter by its rows, as FSDP2 does, beside the flat buffer of a unit: padding, copies, what is kept.
+"""Sharding each parameter by its rows, as FSDP2 does, compared with a flat buffer: padding and copies.
 
 A flat shard cuts through matrices. Here every parameter is cut along its first dimension instead: a rank has ceil(D/n)
 of its D rows (the last ranks fewer, or none). So a shard is still a matrix with a name and a dtype of its own, and may
@@ -112,7 +112,7 @@ def reduce_scatter_by_parameter(gradients: Sequence[Tensor], group: dist.Process
 
 @dataclass(frozen=True, slots=True)
 class LayoutCost:
-    """What a layout costs in a step of stage 3, for one unit.
+    """Cost of a layout in a step of stage 3, for one unit.
 
     Attributes:
         layout: "flat" or "by parameter".

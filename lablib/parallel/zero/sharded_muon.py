@@ -1,4 +1,4 @@
-"""Muon with sharded state, three ways: a matrix has to meet somewhere, and each way pays for that with something else.
+"""Muon with sharded state, three ways to bring a whole matrix together: owner, gather, exchange.
 
 Muon's momentum is element-wise, so a shard of it can be kept. Newton-Schulz needs the whole matrix (muon.py). Who
 computes it, and from what?
@@ -12,8 +12,8 @@ computes it, and from what?
         rank 0: [a0 b0 c0]          owner of a:  [a0 a1] -> A        rank 0: [A0 B0 C0]
         rank 1: [a1 b1 c1]    ->    of b and c:  [b0 b1] -> B   ->   rank 1: [A1 B1 C1]
 
-What travels is in BF16 without loss, as Newton-Schulz computes in BF16 (newton_schulz.py): 2 bytes a number, whatever
-parameters have.
+Messages are in BF16 without loss, as Newton-Schulz computes in BF16 (newton_schulz.py): 2 bytes per number, with
+parameters of any dtype.
 
 Cost: sharded_muon_cost.py, bytes and FLOPs. Peak bytes for n ranks and N numbers in all matrices: 2 N for owner and
 gather, 2 N/n or a little more for the exchange, beside Newton-Schulz's own.
@@ -98,9 +98,6 @@ class ShardedMuon(Muon):
         pieces: of matrices, the same ones on every rank.
         ranks: that share the matrices; None for all.
         settings: of Muon.
-
-    Raises:
-        ValueError: a piece of what is no matrix.
     """
 
     @checked
@@ -174,11 +171,11 @@ def _all_to_all(
     return [list(part.split(each)) for part, each in zip(parts, sizes, strict=True)]
 
 
-# ---- what the three share ----
+# ---- shared by the three ----
 
 
 def _nesterov(grads: list[Tensor], buffers: list[Tensor], group: Settings) -> list[Tensor]:
-    """Take gradients into the momentum; what is orthogonalized: element-wise, so on whole matrices and pieces alike."""
+    """Take gradients into the momentum; returns the tensors to orthogonalize. Element-wise: also on pieces."""
     if not grads:
         return []
     foreach.lerp_(buffers, grads, 1 - group["momentum"])

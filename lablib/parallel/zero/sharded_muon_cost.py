@@ -1,4 +1,4 @@
-"""What a step of sharded Muon costs each rank, for each of the three ways of sharded_muon.py: bytes, FLOPs, momentum.
+"""Cost of a step of sharded Muon per rank, for the three ways of sharded_muon.py: bytes, FLOPs, momentum.
 
 For n ranks, N numbers in all matrices, F FLOPs of Newton-Schulz for all, 5 (4 r^2 c + 2 r^3) for r x c with r <= c:
 
@@ -25,13 +25,13 @@ from typing import Annotated
 from lablib.signature import Count, OneOf, checked
 
 WAYS = ("owner", "gather", "exchange")
-NUMBER_BYTES = 2  # of what travels: BF16
+NUMBER_BYTES = 2  # BF16
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MuonCost:
-    """What one step costs each rank, in the group's order.
+    """Cost of one step on each rank, in the group's order.
 
     Attributes:
         sent_bytes: that leave the rank (all-gathers in a ring).
@@ -57,9 +57,6 @@ def owners(shapes: Sequence[Shape], ranks: Count) -> list[int]:
     Arguments:
         shapes: of matrices.
         ranks: among which they are dealt out.
-
-    Raises:
-        ValueError: what is no matrix.
     """
     require_matrices((f"number {index}", shape) for index, shape in enumerate(shapes))
     load, found = [0] * ranks, [0] * len(shapes)
@@ -79,9 +76,6 @@ def muon_cost(
         shapes: of the matrices.
         counts: of each matrix, how many numbers of it each rank's shard has (`Sharded.counts`).
         ns_steps: of Newton-Schulz.
-
-    Raises:
-        ValueError: what is no matrix, or counts that do not add up to it.
     """
     for shape, parts in zip(shapes, counts, strict=True):
         if sum(parts) != prod(shape) or len(parts) != len(counts[0]):
@@ -109,7 +103,7 @@ def muon_cost(
 
 
 def require_matrices(named: Iterable[tuple[str, Shape]]) -> None:
-    """Refuse what is no matrix."""
+    """Refuse shapes that are not matrices."""
     for name, shape in named:
         if len(shape) != 2 or 0 in shape:
             raise ValueError(f"Muon takes matrices: got {name} of shape {tuple(shape)}; give it to AdamW.")

@@ -18,8 +18,8 @@ Cost for n ranks, S bytes of the padded buffer, alpha and beta of the link (ring
 Shapes: a full buffer is [N], N the padded elements of a unit; a shard is [N / n].
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020, arXiv
 1910.02054, section 5; Zhao et al., "PyTorch FSDP", VLDB 2023, arXiv 2304.11277, section 3.2.1 (flat parameters).
-Simplified: parameters of a unit have one dtype and device; whatever depends on a parameter's shape (norms by matrix,
-Muon) sees only pieces: see `zero/per_parameter.py`.
+Simplified: parameters of a unit have one dtype and device; optimizers that need a parameter's shape (norms by matrix,
+Muon) see only pieces: see `zero/per_parameter.py`.
 """
 
 from collections.abc import Sequence
@@ -33,11 +33,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.data.overlapped import Handle
+from lablib.parallel.tensor.regions import all_gather_single, reduce_scatter_single
 from lablib.signature import Count, check_type, checked
-
-# torch 2.13 renamed them; 2.11 has only the old names.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 class ReduceScatter(Protocol):
@@ -64,20 +61,20 @@ class AllGather(Protocol):
 def reduce_scatter_average(full: Tensor, shard: Tensor, group: dist.ProcessGroup | None = None) -> Handle:
     """`shard` becomes this rank's part of the mean of `full`, by one reduce-scatter in the background."""
     full.div_(dist.get_world_size(group))  # once; before the sum, which in 16 bits might overflow
-    work = _reduce_scatter(shard, full, group=group, async_op=True)
+    work = reduce_scatter_single(shard, full, group=group, async_op=True)
     assert work is not None  # only ranks outside of the group get None
     return work
 
 
 def all_gather_shards(shard: Tensor, full: Tensor, group: dist.ProcessGroup | None = None) -> Handle:
     """`full` becomes the shards of all ranks one behind the other, by one all-gather in the background."""
-    work = _all_gather(full, shard, group=group, async_op=True)
+    work = all_gather_single(full, shard, group=group, async_op=True)
     assert work is not None
     return work
 
 
 class Piece(NamedTuple):
-    """What a shard holds of a parameter: `numel` elements, from `start_in_param` of the flattened parameter on."""
+    """A shard's part of a parameter: `numel` elements, from `start_in_param` of the flattened parameter on."""
 
     name: str
     start_in_param: int
@@ -203,13 +200,13 @@ class FlatUnit:
         return self.master if self.master.dtype == self.reduce_dtype else self.shard
 
     def add_gradient(self, shard: Tensor) -> None:
-        """Add what was reduced to what earlier micro-batches left."""
+        """Add a reduced gradient to the sum of earlier micro-batches."""
         if self.gradient is None:
             self.gradient = shard
         else:
             self.gradient.add_(shard)
         if self.master is not self._keeper:
-            self.master.grad = None  # what it was before is too little now
+            self.master.grad = None  # out of date
 
     def before_step(self) -> None:
         """Hand the optimizer the gradient in the dtype of what it steps; a second call changes nothing."""
@@ -225,7 +222,7 @@ class FlatUnit:
                 self.master.grad = None
 
     def load(self, tensors: Sequence[Tensor]) -> None:
-        """Take these parameters, full and in order, into the master shard; `after_step` brings all else up to date."""
+        """Take these parameters, full and in order, into the master shard; `after_step` brings the rest up to date."""
         own = self.layout.shard_of(dist.get_rank(self.group))
         with torch.no_grad():
             self.master.copy_(_joined(tensors, self.layout.padded_numel)[own])
@@ -247,7 +244,7 @@ def _joined(tensors: Sequence[Tensor | None], numel: int) -> Tensor:
     return torch.cat([*flat, flat[0].new_zeros(numel - sum(map(torch.numel, flat)))])
 
 
-# ---- what is refused ----
+# ---- checks ----
 
 
 def require_dtype(name: str, dtype: torch.dtype | None) -> None:
@@ -274,11 +271,7 @@ def require_in_group(name: str, group: Any) -> None:
 
 
 def require_shardable(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Refuse what cannot lie in flat buffers: nothing to train, several dtypes or devices, numbers that do not train.
-
-    Raises:
-        ValueError: says which parameter.
-    """
+    """Refuse what cannot lie in flat buffers: no trainable parameter, several dtypes or devices, whole numbers."""
     require_in_group("group", group)
     named = dict(module.named_parameters())
     if not any(param.requires_grad for param in named.values()):

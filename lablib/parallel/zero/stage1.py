@@ -3,7 +3,7 @@
 Replicas of plain data parallelism do the same optimizer step n times, with n copies of its state: for Adam twice (with
 master parameters three times) as many bytes as FP32 parameters have. Here a rank steps only its shard, and has state
 for its shard only. It needs the mean gradient of that shard alone, so a bucket is reduce-scattered, not all-reduced;
-after the step an all-gather gives all ranks the new parameters. Together these send what the all-reduce would.
+after the step an all-gather gives all ranks the new parameters. Together these send as much as the all-reduce.
 
     compute    forward | backward 3 | backward 2 | backward 1 |    wait | step of 1/n |  wait
     comm                            [ reduce-scatter 3 ][ 2 ][ 1 ]                    [ all-gather ]
@@ -11,7 +11,7 @@ after the step an all-gather gives all ranks the new parameters. Together these 
 Phases of one step (the code has the same headings):
     1. a gradient is ready     count it; a complete bucket is launched, in the order of the plan: `data/overlapped.py`
     2. a bucket is launched    pack it; it is the gradient from now on. Start its reduce-scatter, and do not wait
-    3. backward ends           wait for what is under way; put this rank's part of the mean into its place
+    3. backward ends           wait for reductions under way; put this rank's part of the mean into its place
     4. the shards have changed all-gather the parameters
 
 Cost for n ranks, P parameters of p bytes (gradients: the same), K bytes of optimizer state and master copy for each:
@@ -24,8 +24,6 @@ Simplified: all parameters are gathered before the next forward begins; buffers 
 stay on every rank.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +33,7 @@ from torch import Tensor, nn
 
 from lablib.parallel.data.bucketed import BUCKET_BYTES, plan_buckets
 from lablib.parallel.data.naive import broadcast_module, require_no_unused, require_once
-from lablib.parallel.data.overlapped import Handle
+from lablib.parallel.data.overlapped import Handle, Synchronizing
 from lablib.parallel.zero.shards import (
     AllGather,
     FlatUnit,
@@ -68,7 +66,7 @@ class _Backward:
     under_way: list[Reduction] = field(default_factory=list)
 
 
-class Zero1(nn.Module):
+class Zero1(Synchronizing):
     """A replica with sharded optimizer state: after `loss.backward()` each rank has its shards' mean gradients.
 
         sharded = Zero1(model)
@@ -108,7 +106,6 @@ class Zero1(nn.Module):
         self.module, self.group, self.param_dtype = module, group, param_dtype
         self.world_size = dist.get_world_size(group)
         self._reduce_scatter, self._all_gather = reduce_scatter, all_gather
-        self._is_synchronizing = True
         self._backward: _Backward | None = None
         broadcast_module(module, group)
         named = [(name, param) for name, param in module.named_parameters() if param.requires_grad]
@@ -144,15 +141,6 @@ class Zero1(nn.Module):
             if isinstance(out, Tensor) and out.requires_grad:
                 out.register_hook(self._on_backward_begin)
         return output
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Inside, backward only adds to this rank's full gradients, and nothing is sent."""
-        before, self._is_synchronizing = self._is_synchronizing, False
-        try:
-            yield
-        finally:
-            self._is_synchronizing = before
 
     # ---- 1. a gradient is ready ----
 
@@ -225,7 +213,7 @@ class Zero1(nn.Module):
             handle.wait()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, full and sharded. They are always freed, whatever `set_to_none` says."""
+        """Forget the gradients, full and sharded. They are always freed, also with `set_to_none=False`."""
         for unit in self.units:
             unit.master.grad = unit.shard.grad = None
             for param in unit.params:

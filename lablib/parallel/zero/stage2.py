@@ -1,7 +1,7 @@
 """ZeRO stage 2: gradients are sharded, too. A bucket's full gradient is freed as soon as it has been reduced.
 
 Stage 1 keeps the full gradient, of which a rank needs its shard alone. Here a bucket is reduce-scattered while backward
-runs, its shard is kept and all else is freed. So the full gradient never exists at once: a bucket is being filled and
+runs, its shard is kept and the rest is freed. So the full gradient never exists at once: a bucket is being filled and
 one is on its way. Micro-batches add into the shard, each after a reduce-scatter of its own.
 
     backward 3 | backward 2                       | backward 1

@@ -12,7 +12,7 @@ Phases (the code has the same headings):
     2. after forward      free the parameters; mark the outputs
     3. before backward    the gradient of an output arrives: gather again, start the gather of the unit before
     4. a gradient is ready, inputs are done    with all gradients of a unit: reduce-scatter; with nothing left: free
-    5. backward ends      wait for what is under way, free what is left
+    5. backward ends      wait for reductions under way, free all units
 
 Parameters outside of all units, and those that several units use, belong to the root: gathered before the first unit,
 freed when backward ends. Autograd saves views of a buffer for backward, so a buffer is freed by taking its memory away
@@ -30,8 +30,7 @@ Simplified: the whole module exists on every rank before it is sharded; inputs a
 tuples, lists and dicts, and units do not change their inputs in place; buffers are broadcast once.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -40,6 +39,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lablib.parallel.data.naive import broadcast_module, require_no_unused
+from lablib.parallel.data.overlapped import Synchronizing
 from lablib.parallel.zero.shards import (
     AllGather,
     ReduceScatter,
@@ -54,8 +54,8 @@ from lablib.parallel.zero.units import GatheredUnit, Use, default_units, mark_in
 from lablib.torch_compat import graph_task_id, queue_callback, tree_leaves
 
 
-class Zero3(nn.Module):
-    """A sharded module: forward and backward gather what they need, and leave each rank its shards' mean gradients.
+class Zero3(Synchronizing):
+    """A sharded module: forward and backward gather units, and leave each rank its shards' mean gradients.
 
     Used as `Zero1`, which also describes the arguments that are not described here. The parameters of the module are,
     outside of forward and backward, flat pieces: what this rank's shard has of each.
@@ -92,7 +92,7 @@ class Zero3(nn.Module):
         self._reshards, self._prefetches = reshard_after_forward, prefetch
         self._reduce_scatter, self._all_gather = reduce_scatter, all_gather
         self._backward_all_gather = backward_all_gather or all_gather
-        self._is_synchronizing, self._is_in_backward = True, False
+        self._is_in_backward = False
         self._under_way: list[Reduction] = []
         broadcast_module(module, group)
         modules = default_units(module) if units is None else list(units)
@@ -117,15 +117,6 @@ class Zero3(nn.Module):
         self._last_order, self._order = self._order or self._last_order, []
         args, kwargs = cast_floating((args, kwargs), self.param_dtype)
         return self.module(*args, **kwargs)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Inside, backward only adds to this rank's full gradients: parameters are gathered, nothing is reduced."""
-        before, self._is_synchronizing = self._is_synchronizing, False
-        try:
-            yield
-        finally:
-            self._is_synchronizing = before
 
     # ---- 1. before forward ----
 
@@ -162,7 +153,7 @@ class Zero3(nn.Module):
         if not outputs or (self._reshards and unit is not self._root):
             unit.free()
         if not outputs and unit is self._root:
-            self._free_all()  # what was prefetched and not used
+            self._free_all()  # prefetched and not used
 
     # ---- 3. before backward ----
 
@@ -247,13 +238,13 @@ class Zero3(nn.Module):
             flat.before_step()
 
     def after_step(self) -> None:
-        """Shards are up to date; what is still gathered is not."""
+        """Shards are up to date; gathered units are not, and are freed."""
         self._free_all()
         for flat in self.units:
             flat.after_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, full and sharded. They are always freed, whatever `set_to_none` says."""
+        """Forget the gradients, full and sharded. They are always freed, also with `set_to_none=False`."""
         for unit in self._gathered_units:
             for param in unit.trainable:
                 param.grad = None

@@ -2,12 +2,12 @@
 
 stages.py           a model cut into the pieces of a pipeline
 pipeline.py         this rank's row of a plan, action by action
-actions.py          what F, B, I and W do
+actions.py          the actions F, B, I and W
 split_backward.py   backward in two: I and W
 exchange.py         the messages of a step
-boundaries.py       what travels between pieces
+boundaries.py       shapes of the activations between pieces
 tied.py             parameters that pieces share
-checks.py           what is refused before any rank starts
+checks.py           checks of a pipeline's arguments
 
 It needs torch; plans, replay and rules, one folder up, do not.
 """

@@ -1,4 +1,4 @@
-"""What F, B, I and W do with a micro-batch at a piece, in one step of a pipeline.
+"""The actions F, B, I and W of one rank in one step of a pipeline.
 
     F   take the input (the first piece: the micro-batch), run the piece, keep its graph, give the output on
     B   take the gradient of the output (the last piece: the weight of the loss), go backward, give the gradient of the
@@ -86,7 +86,7 @@ class Actions:
         self.losses: dict[int, Tensor] = {}
 
     def do(self, action: Action) -> None:
-        """One action; what it needs from elsewhere is waited for."""
+        """One action; waits for its input from other pieces."""
         where = (action.stage, action.microbatch)
         if action.kind is Kind.F:
             self._held[where] = self._forward(*where)
@@ -122,7 +122,7 @@ class Actions:
         else:
             grad_y = torch.full_like(self.losses[microbatch], self._batch.weights[microbatch])
         if held.root is not None:
-            with _putting_off(held.later):  # also of what is computed again
+            with _putting_off(held.later):  # also of recomputed layers
                 torch.autograd.backward(held.root, grad_y)
         if stage:
             grad_x = torch.zeros_like(held.x) if held.x.grad is None else held.x.grad
@@ -145,7 +145,7 @@ def _putting_off(later: WeightGradients | None) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Random numbers from this seed in the block; after it, torch's generators stand where they stood."""
+    """Random numbers from this seed in the block; after it, torch's generators are as before."""
     if seed is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What travels between pieces: the shape and dtype of the activation at each boundary, found without computing.
+"""Shape and dtype of the activation at each boundary between pieces, found without computing.
 
 A receive needs a buffer before anything has arrived. So each rank runs all pieces on the "meta" device, where tensors
 have a shape and no numbers, once for each shape of a micro-batch. Of its own pieces it uses the modules, of the others
@@ -20,7 +20,7 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 class Boundaries:
-    """What the pieces give to each other.
+    """The activations between pieces.
 
     Arguments:
         pieces: all of them, in order.

@@ -1,4 +1,4 @@
-"""What a pipeline is given, looked at before any rank starts: one sentence for each mistake."""
+"""Checks of the arguments of a pipeline, before anything is sent: one sentence for each mistake."""
 
 from collections.abc import Sequence
 from math import isfinite

@@ -4,9 +4,9 @@
     take(message)      what was received, once it is there: an action's input
     give(message, x)   what an action made, for the exchange that sends it, or for the next piece on the same rank
 
-Why no order deadlocks. All messages of a plan with communication stand in one line of events, and a rank posts its part
+Why no order deadlocks. All messages of a plan with communication are in one line of events, and a rank posts its part
 of that line (lablib/pipeline/communication.py). Of those not done, the first is next at both of its ends. So it takes
-place, even where a rank's messages wait in line on one stream, as NCCL's do; two that cross between neighbours stand in
+place, even where a rank's messages wait in line on one stream, as NCCL's do; two that cross between neighbours are in
 one exchange, and a batch takes place at once.
 
 Memory: a receive has its buffer from when it is posted; what is sent is kept until it has arrived, which is looked at
@@ -24,7 +24,7 @@ from lablib.pipeline.messages import CommunicationPlan, Exchange, PipelineMessag
 
 
 class Messages:
-    """What one rank sends and receives in one step of a plan.
+    """Messages of one rank in one step of a plan.
 
     Arguments:
         plan: with messages.
@@ -46,7 +46,7 @@ class Messages:
         self._sends: list[tuple[dist.Work, Tensor]] = []
 
     def give(self, message: PipelineMessage, tensor: Tensor) -> None:
-        """Keep what an action made, until it is sent or taken.
+        """Keep the output of an action until it is sent or taken.
 
         Raises:
             ValueError: it is not of the shape and dtype that the other end expects.
@@ -61,7 +61,7 @@ class Messages:
         self._here[other if is_local else message] = tensor
 
     def take(self, message: PipelineMessage) -> Tensor:
-        """What this rank received, or another of its pieces made. Waits for it."""
+        """A received tensor, or the output of another of this rank's pieces. Waits for it."""
         if message in self._receives:
             self._receives.pop(message).wait()
         return self._here.pop(message)

@@ -1,4 +1,4 @@
-"""Run a pipeline plan on torch.distributed: whatever schedule it is, each rank does its row, action by action.
+"""Run a pipeline plan of any schedule on torch.distributed: each rank does its row, action by action.
 
     pieces = cut(model, plan.num_pieces)                    # stages.py, on every rank
     pipeline = Pipeline(plan, pieces, next_token_loss)
@@ -59,7 +59,7 @@ class Pipeline:
         loss_fn: a mean, of the last piece's output and a micro-batch's target.
         group: its ranks are the plan's, in order; None: all ranks.
         recompute: hold only the inputs of pieces, and run the pieces again in backward.
-        seed: of the random numbers in the pieces (dropout), which are then the same whatever the plan; None: each rank
+        seed: of the random numbers in the pieces (dropout), which are then the same for every plan; None: each rank
             draws from its generator in the order of its actions.
         shapes_of: of a micro-batch's input, the shape and dtype of what each piece but the last gives to the next;
             None: found by running the pieces on "meta", which those that communicate (tensor parallelism) cannot.

@@ -12,7 +12,7 @@ returns grad_x and puts (x, grad_y) into a queue. W works off the queue. Which l
 
 Work done twice: none. What has no product to put off (norms, embeddings, convolutions, parameters that are computed)
 gets its weight gradient within I.
-Memory from I to W: x and grad_y of each linear layer, all else is freed in I. In a block of a GPT with F = 4 D that is
+Memory from I to W: x and grad_y of each linear layer, the rest is freed in I. In a block of a GPT with F = 4 D that is
 16 D numbers a token (x: 7 D, q, k and v having one; grad_y: 9 D), as much as it keeps from F to I: so a micro-batch is
 held until its W (`Costs.released_at_input` of 0).
 Shapes: x [..., C_in], y [..., C_out], W [C_out, C_in].
@@ -51,11 +51,11 @@ class WeightGradients:
         return len(self._queue)
 
     def of_linear_layers(self) -> AbstractContextManager[Any]:
-        """In this block the linear layers of what is computed put their weight gradients off."""
+        """In this block linear layers put their weight gradients off."""
         return _PutOff(self)
 
     def kept(self) -> list[Tensor]:
-        """What is held for W: of each layer x and grad_y."""
+        """The tensors held for W: of each layer x and grad_y."""
         return [tensor for _, _, x, grad_y in self._queue for tensor in (x, grad_y)]
 
     def put_off(self, weight: Tensor, bias: Tensor | None, x: Tensor, grad_y: Tensor) -> None:

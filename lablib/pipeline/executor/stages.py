@@ -56,11 +56,7 @@ class Head(nn.Module):
 
 @checked
 def units_of(model: nn.Module) -> list[nn.Module]:
-    """What a model can be cut between: a GPT's embedding, blocks and head; the layers of an `nn.Sequential`.
-
-    Raises:
-        ValueError: another model.
-    """
+    """The units of a model: a GPT's embedding, blocks and head; the layers of an `nn.Sequential`."""
     if isinstance(model, GPT):
         return [Embedding(model), *model.blocks, Head(model)]
     if isinstance(model, nn.Sequential):

@@ -49,7 +49,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A schedule and what it asks for.
+    """A schedule and its sizes.
 
     Attributes:
         plan: the function that makes its plan.
@@ -85,10 +85,7 @@ def make(name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1)
         name: one of `SCHEDULES`.
         num_stages: ranks of the pipeline.
         num_microbatches: in one step.
-        num_chunks: pieces of the model on each rank. The schedules in a V have 2 whatever stands here: 1 or 2.
-
-    Raises:
-        ValueError: a name nobody knows; sizes that the schedule is not defined for.
+        num_chunks: pieces of the model on each rank. The schedules in a V have 2, and take 1 or 2 here.
     """
     if not isinstance(name, str) or name not in SCHEDULES:
         raise unknown_name("schedule", name, list(SCHEDULES))

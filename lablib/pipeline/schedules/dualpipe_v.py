@@ -3,7 +3,7 @@
 DeepSeek's DualPipe feeds a pipeline from both ends, with two copies of the weights. Cut in half and folded, it is a V
 of 2 p pieces on p ranks with one copy. In the steady state each rank alternates between a forward down and a backward
 up the V, F0 B1 and F1 B0. The two of a pair have nothing to do with each other: an executor may run both at once and
-hide an expert-parallel all-to-all of the one under the products of the other. Here they stand one after the other.
+hide an expert-parallel all-to-all of the one under the products of the other. Here they are one after the other.
 
 Cost: bubble (p-1)(FB + B - 3 W) seconds for pieces of F, B (whole) and W, FB a pair run as one; activations of 2 p + 1
 pieces on a rank, each half of its layers; sent twice as much as in 1F1B.
@@ -20,11 +20,7 @@ from lablib.pipeline.schedules.sizes import check_sizes, vee
 
 
 def dualpipe_v(num_stages: int, num_microbatches: int) -> Plan:
-    """The plan of p = `num_stages` >= 1 ranks with two pieces each and m = `num_microbatches` >= 2 p.
-
-    Raises:
-        ValueError: m is less than 2 p.
-    """
+    """The plan of p = `num_stages` >= 1 ranks with two pieces each and m = `num_microbatches` >= 2 p."""
     check_sizes("dualpipe-v", num_stages=num_stages, num_microbatches=num_microbatches)
     if num_microbatches < 2 * num_stages:
         raise ValueError(

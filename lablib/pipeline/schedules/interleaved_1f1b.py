@@ -24,11 +24,7 @@ from lablib.pipeline.schedules.sizes import check_sizes, loop
 
 
 def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int) -> Plan:
-    """The plan of p = `num_stages` ranks, m = `num_microbatches`, a multiple of p, and v = `num_chunks` pieces a rank.
-
-    Raises:
-        ValueError: m is not a multiple of p (where v > 1).
-    """
+    """The plan of p = `num_stages` ranks with v = `num_chunks` pieces each; m = `num_microbatches`, a multiple of p."""
     check_sizes("interleaved", num_stages=num_stages, num_microbatches=num_microbatches, num_chunks=num_chunks)
     if num_chunks == 1:
         return replace(one_f_one_b(num_stages, num_microbatches), name="interleaved")

@@ -24,6 +24,6 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Plan:
     for rank in range(num_stages):
         row = Row((rank,), num_microbatches)
         row.write(num_stages - 1 - rank, "F")
-        row.write(num_microbatches, "F B")  # the forwards run out first: what is left are backwards
+        row.write(num_microbatches, "F B")  # the forwards run out first, then backwards are left
         rows.append(tuple(row.actions))
     return Plan("1f1b", num_stages, num_microbatches, tuple(rows), loop(num_stages))

@@ -1,4 +1,4 @@
-"""How the schedules are written down: one rank's actions as phases, each a pattern and how often it comes.
+"""One rank's actions written as phases, each a pattern and its number of repetitions.
 
     row = Row((1,), num_microbatches=4)
     row.write(2, "F")         1F0 1F1                   two forwards

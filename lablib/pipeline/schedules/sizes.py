@@ -1,4 +1,4 @@
-"""What every schedule asks of its sizes, and where the pieces of the model are put."""
+"""Sizes that every schedule checks, and the placement of the pieces of the model."""
 
 from math import prod
 

@@ -89,7 +89,7 @@ class _Clock:
         self._since = {kind: [[_NEVER] * num_microbatches for _ in range(num_pieces)] for kind in (Kind.F, Kind.I)}
 
     def is_ready(self, action: Action) -> bool:
-        """Whether what the action needs of the piece before it is there."""
+        """Whether the action's input from the piece before it is there."""
         kind, piece, microbatch = action.kind, action.stage, action.microbatch
         if kind is Kind.F:
             return piece == 0 or self._since[Kind.F][piece - 1][microbatch] <= self.now
@@ -120,7 +120,7 @@ class _Rank:
         return self._next < len(self._order) or bool(self._waiting)
 
     def take(self, clock: _Clock) -> Action | None:
-        """Does what is next and returns it; None where that cannot run yet."""
+        """Does the next action and returns it; None where that cannot run yet."""
         while self._next < len(self._order) and self._order[self._next] is None and not self._waiting:
             self._next += 1
         if self._next == len(self._order):

@@ -1,8 +1,9 @@
 """ZB-H1: 1F1B whose weight gradients wait, to fill the bubble at the end; a third of the bubble at the same memory.
 
-The backward of a layer is two products: the gradient of its input (I), for which the stage before waits, and that of
-its weights (W), for which nobody does. Sending I on without W shortens the way back, and the W left over are done
-where a stage would idle. Rank i keeps i of them waiting: then every rank holds p micro-batches, as 1F1B's rank 0 does.
+The backward of a layer is two products: the gradient of its input (I), for which the stage before waits, and the
+gradient of its weights (W), for which only the optimizer does. Sending I on without W shortens the way back, and the W
+left over are done where a stage would idle. Rank i keeps i of them waiting: then every rank holds p micro-batches, as
+1F1B's rank 0 does.
 
     stage 0   0F0 0F1  .  0I0 0W0 0F2 0I1 0W1 0F3 0I2 0W2 0I3 0W3
     stage 1    .  1F0 1I0 1F1 1I1 1W0 1F2 1I2 1W1 1F3 1I3 1W2 1W3

@@ -380,7 +380,7 @@ def test_what_is_refused_changes_nothing_and_sends_nothing():
         finally:
             assert type(model.head) is nn.Linear
 
-    with pytest.raises(RankError, match="a parameter that two layers share must be cut alike in both"):
+    with pytest.raises(RankError, match="a parameter that two layers share must be cut the same way in both"):
         launch(program, ranks=2)
 
 

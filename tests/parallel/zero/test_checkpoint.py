@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lablib import RankError, launch
 from lablib.optim.adam8bit import Adam8bit
 from lablib.optim.adamw import AdamW
-from lablib.parallel.mesh.checkpoint_files import read_entries
 from lablib.parallel.zero.checkpoint import load_checkpoint, save_checkpoint
+from lablib.parallel.zero.checkpoint_files import read_entries
 from lablib.parallel.zero.module import Zero
 
 SAMPLES = 12  # divides by 1 to 4 ranks
@@ -162,7 +162,7 @@ def refused(path: str, stage: int, optimizer: str, width: int = 5) -> str:
     ("optimizer", "width", "message"),
     [
         ("adamw", 6, "same module: .* has the shape (5, 5) there, and (6, 6) here"),
-        ("sgd", 5, "same kind of optimizer: 'AdamW', not 'SGD'"),
+        ("sgd", 5, "that of the same optimizer: it was 'AdamW', and is 'SGD' here"),
     ],
 )
 def test_a_checkpoint_of_another_module_or_optimizer_is_refused(tmp_path, optimizer, width, message):
