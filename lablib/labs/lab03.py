@@ -10,7 +10,7 @@ import torch
 
 from lablib.figures.chart import Axis, Mark, Panel, chart, points
 from lablib.hardware import LINKS, find_cluster
-from lablib.memory.ways_to_fit import LayerCost, Way, price_layers, ways_to_fit
+from lablib.memory.ways_to_fit import PricedLayer, Way, price_layers, ways_to_fit
 from lablib.models.gpt import Block, GPTConfig
 from lablib.signature import checked
 from lablib.text.units import format_quantity
@@ -30,7 +30,7 @@ def ways_by_device(width: int, num_layers: int, seq_len: int, number: str) -> di
 
 
 @cache
-def _priced_blocks(width: int, seq_len: int, number: str) -> list[list[LayerCost]]:
+def _priced_blocks(width: int, seq_len: int, number: str) -> list[PricedLayer]:
     """One block on each device of `HOST_LINKS`."""
     config = GPTConfig(num_layers=1, d_model=width, num_heads=width // 64, max_seq_len=seq_len)
     meta, dtype = torch.device("meta"), DTYPES[number]

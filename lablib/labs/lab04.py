@@ -209,7 +209,8 @@ def figure_schedules(
         rates.append(line(index, name, range(len(values)), values, words).styled(mode="lines"))
         if name in losses:
             words = [f"<b>{name}</b><br>step {step:,}: {loss:.4g} nats" for step, loss in losses[name]]
-            runs.append(line(index, name, *zip(*losses[name], strict=True), words))
+            at, nats = zip(*losses[name], strict=True)
+            runs.append(line(index, name, at, nats, words))
     steps = Axis("step", "count")
     upper, lower = (
         Panel(steps, Axis("rate", "of peak", span=(0, 1.08)), rates),

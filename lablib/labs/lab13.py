@@ -23,7 +23,7 @@ def figure_equal_memory(afforded: Mapping[float, Sequence[Afforded]], title: str
     """
     best = {memory: {one.schedule: one for one in found} for memory, found in afforded.items()}
     names = list(dict.fromkeys(name for found in reversed(best.values()) for name in found))
-    marks, columns = [], {f"{MEMORY.label} ({MEMORY.unit})": list(best)}
+    marks, columns = [], dict[str, list[float | None]]({f"{MEMORY.label} ({MEMORY.unit})": list(best)})
     for index, name in enumerate(names):
         fits = {memory: found[name] for memory, found in best.items() if name in found}
         shares = {memory: 100 * one.bubble_fraction for memory, one in fits.items()}

@@ -144,7 +144,7 @@ def test_lines_over_h_hold_the_methods_that_have_one(examples):
 
 
 class Made(PlacedMesh):
-    step_time_s = 0.0
+    step_time_s = 0.0  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, step_time_s: float, rail: float = 0.0, **sizes: int) -> None:
         sent = {"tensor": {"node": 3e9, "rail": rail, "across": 0.0}, "data": {"node": 0.0, "rail": 1e9, "across": 0.0}}

@@ -144,4 +144,5 @@ def _swatch(canvas: Canvas, trace: dict[str, Any], a: float, b: float) -> Iterat
             extra = f' stroke-dasharray="{dash}"' if dash else ""
             yield f'<path d="M{a:.1f},{b:.1f}h20"{extra} {paint("none", line.get("color") or INK, 2)}/>'
         if "markers" in mode:
-            yield from markers_svg(trace.get("marker", {}), [(a + 10, b)])
+            marker = trace.get("marker", {})
+            yield from markers_svg({**marker, "size": min(first_of(marker.get("size")) or 8, 12)}, [(a + 10, b)])

@@ -22,22 +22,30 @@ from lablib.figures.svg.parts import (
     text_at,
 )
 
-# In a square of 8 pixels; what has no area is stroked.
+# Corners in a square of 8 pixels; a circle has none.
 _SYMBOLS = {
-    "circle": "M-4,0a4,4 0 1,0 8,0a4,4 0 1,0 -8,0z",
-    "square": "M-4,-4h8v8h-8z",
-    "diamond": "M0,-5.5L5.5,0L0,5.5L-5.5,0z",
-    "cross": "M-5,-1.6h3.4v-3.4h3.2v3.4h3.4v3.2h-3.4v3.4h-3.2v-3.4h-3.4z",
-    "hexagon": "M-4,-2.3L0,-4.6L4,-2.3V2.3L0,4.6L-4,2.3z",
-    "hourglass": "M-4,-4h8l-8,8h8z",
-    "bowtie": "M-4,-4v8l8,-8v8z",
-    "arrow": "M0,0L2.7,8h-5.4z",
-    "triangle-up": "M0,-5L5,4h-10z",
-    "triangle-down": "M0,5L5,-4h-10z",
-    "triangle-right": "M5,0L-4,5v-10z",
-    "star": "M0,-6L1.6,-1.9L6,-1.9L2.4,.9L3.8,5.2L0,2.6L-3.8,5.2L-2.4,.9L-6,-1.9L-1.6,-1.9z",
+    "circle": (),
+    "square": ((-4, -4), (4, -4), (4, 4), (-4, 4)),
+    "diamond": ((0, -5.5), (5.5, 0), (0, 5.5), (-5.5, 0)),
+    "cross": ((-1.6, -5), (1.6, -5), (1.6, -1.6), (5, -1.6), (5, 1.6), (1.6, 1.6))
+    + ((1.6, 5), (-1.6, 5), (-1.6, 1.6), (-5, 1.6), (-5, -1.6), (-1.6, -1.6)),
+    "triangle-up": ((0, -5), (5, 4), (-5, 4)),
+    "triangle-down": ((0, 5), (5, -4), (-5, -4)),
+    "triangle-right": ((5, 0), (-4, 5), (-4, -5)),
+    "star": ((0, -6), (1.6, -1.9), (6, -1.9), (2.4, 0.9), (3.8, 5.2), (0, 2.6), (-3.8, 5.2), (-2.4, 0.9))
+    + ((-6, -1.9), (-1.6, -1.9)),
+    "hexagon": ((-4, -2.3), (0, -4.6), (4, -2.3), (4, 2.3), (0, 4.6), (-4, 2.3)),
+    "hourglass": ((-4, -4), (4, -4), (-4, 4), (4, 4)),
+    "bowtie": ((-4, -4), (-4, 4), (4, -4), (4, 4)),
+    "arrow": ((0, 0), (2.7, 8), (-2.7, 8)),
 }
-_STROKES = {"x": "M-5,-5L5,5M-5,5L5,-5", "x-thin": "M-4,-4L4,4M-4,4L4,-4", "line-ns": "M0,-4V4", "line-ew": "M-4,0H4"}
+# Pairs of ends of strokes.
+_STROKES = {
+    "x": ((-5, -5), (5, 5), (-5, 5), (5, -5)),
+    "x-thin": ((-4, -4), (4, 4), (-4, 4), (4, -4)),
+    "line-ns": ((0, -4), (0, 4)),
+    "line-ew": ((-4, 0), (4, 0)),
+}
 
 
 def trace_svg(canvas: Canvas, trace: dict[str, Any]) -> Iterator[str]:
@@ -117,28 +125,48 @@ def _error_bars(canvas: Canvas, trace: Mapping[str, Any], letter: str) -> Iterat
 
 
 def markers_svg(marker: Mapping[str, Any], points: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """Symbols at points; an arrow points away from the point before it, as its tip stands at its own."""
-    n, edge = len(points), marker.get("line", {})
+    """Symbols at points, all of one look in one path; an arrow has its tip at its point, away from the point before."""
+    n, line = len(points), marker.get("line", {})
     colors, symbols = each_of(marker.get("color"), n, "#999999"), each_of(marker.get("symbol"), n, "circle")
-    sizes, widths = each_of(marker.get("size"), n, 8), each_of(edge.get("width"), n, 0)
-    edges = each_of(edge.get("color"), n, INK)
-    for i, ((a, b), color, symbol, size) in enumerate(zip(points, colors, symbols, sizes, strict=True)):
-        if not (np.isfinite(a) and np.isfinite(b)) or not size:
+    sizes, widths = each_of(marker.get("size"), n, 8), each_of(line.get("width"), n, 0)
+    edges, outlines = each_of(line.get("color"), n, INK), dict[str, list[str]]()
+    for i, (point, symbol, size) in enumerate(zip(points, symbols, sizes, strict=True)):
+        if not np.isfinite(point).all() or not size:
             continue
-        kind, scale = symbol.removesuffix("-dot").removesuffix("-open"), size / 8
-        place = f"translate({a:.1f} {b:.1f}) scale({scale:g})"
-        if kind == "arrow" and i:
-            place += f" rotate({np.degrees(np.arctan2(b - points[i - 1][1], a - points[i - 1][0])) + 90:.0f})"
-        if kind in _STROKES:  # plotly gives them the colour of the marker where they are open, else that of its line
-            own = color if kind == "x" or symbol.endswith("-open") else edges[i]
-            look = paint("none", own, (3 if kind == "x" else widths[i] or 1) / (1 if kind == "x" else scale))
-        elif symbol.endswith("-open"):
-            look = paint("none", color, (widths[i] or 1.5) / scale)
+        kind, is_open = symbol.removesuffix("-dot").removesuffix("-open"), "-open" in symbol
+        if kind == "x":
+            look = paint("none", colors[i], 3)
+        elif kind in _STROKES:  # plotly gives them the colour of the marker where they are open, else that of its line
+            look = paint("none", colors[i] if is_open else edges[i], widths[i] or 1)
+        elif is_open:
+            look = paint("none", colors[i], widths[i] or 1.5)
         else:
-            look = paint(color, edges[i] if widths[i] else None, widths[i] / scale)
-        yield f'<path transform="{place}" d="{_STROKES.get(kind) or _SYMBOLS.get(kind, _SYMBOLS["circle"])}" {look}/>'
+            look = paint(colors[i], edges[i] if widths[i] else None, widths[i])
+        back = np.subtract(point, points[i - 1]) if kind == "arrow" and i else (0.0, -1.0)
+        outlines.setdefault(look, []).append(_outline(kind, point, size / 8, (float(back[0]), float(back[1]))))
         if symbol.endswith("-dot"):
-            yield f'<circle cx="{a:.1f}" cy="{b:.1f}" r="{size / 8:.1f}" {paint("#FFFFFF")}/>'
+            outlines.setdefault(paint("#FFFFFF"), []).append(_outline("circle", point, size / 32, (0.0, -1.0)))
+    for look, parts in outlines.items():
+        yield f'<path d="{"".join(parts)}" {look}/>'
+
+
+def _outline(kind: str, point: tuple[float, float], scale: float, up: tuple[float, float]) -> str:
+    """A symbol at a point, turned so that its upper side lies in the direction `up`."""
+    a, b = point
+    corners = _STROKES.get(kind) or _SYMBOLS.get(kind, ())
+    if not corners:
+        r = 4 * scale
+        half = f"a{r:.1f},{r:.1f} 0 1,0 "
+        return f"M{a - r:.1f},{b:.1f}{half}{2 * r:.1f},0{half}{-2 * r:.1f},0z"
+    length = float(np.hypot(*up)) or 1.0
+    east, south = (-up[1] / length, up[0] / length), (-up[0] / length, -up[1] / length)
+    placed = [
+        f"{a + scale * (x * east[0] + y * south[0]):.1f},{b + scale * (x * east[1] + y * south[1]):.1f}"
+        for x, y in corners
+    ]
+    if kind in _STROKES:
+        return "".join(f"M{first}L{last}" for first, last in zip(placed[::2], placed[1::2], strict=True))
+    return f"M{'L'.join(placed)}z"
 
 
 def _texts(canvas: Canvas, trace: Mapping[str, Any], points: Sequence[tuple[float, float]]) -> Iterator[str]:
