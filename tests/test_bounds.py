@@ -18,6 +18,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lablib.plan import predict
+from lablib.plan.arguments import setup_of
 from lablib.signature import Bound, NonEmpty, OneOf, PowerOfTwo, Range, checked, fits, hints_of, in_words
 from lablib.signature import bounds as aliases
 from lablib.signature.fits import without_bounds
@@ -36,7 +38,7 @@ def owners() -> Iterator[tuple[str, Any]]:
         root = importlib.import_module(f"lablib.{package}")
         for module in pkgutil.walk_packages(root.__path__, f"{root.__name__}."):
             for name, one in vars(importlib.import_module(module.name)).items():
-                if name.startswith("_") or getattr(one, "__module__", "") != module.name:
+                if name.startswith("_") or getattr(one, "__module__", "") != module.name or one is setup_of:
                     continue
                 is_record = inspect.isclass(one) and dataclasses.is_dataclass(one)
                 methods = dict(vars(one)) if inspect.isclass(one) else {}
@@ -169,6 +171,19 @@ def test_a_value_outside_a_bound_is_refused_with_rule_value_and_remedy(label: st
             text = str(error.value).replace(f"{label} {others.get('name')!r}:", f"{label}:", 1)
             assert text.startswith(f"{label}: {argument} must be {in_words(hint)}: got "), (value, text)
             assert text.partition(": got ")[2].rpartition("; ")[2]
+
+
+PREDICTS = [name for name in bounded_arguments(setup_of) if name not in ("parallel", "derating")]
+
+
+@pytest.mark.parametrize("argument", PREDICTS)
+def test_predict_keeps_the_bounds_of_its_setup(argument: str):
+    hint = hints_of(setup_of)[argument]
+    for value in outside(hint):
+        if not fits(tuple(value) if isinstance(value, list) else value, hint):
+            with pytest.raises(ValueError) as error:
+                predict("gpt2", "dgx-a100", **{argument: value})
+            assert str(error.value).startswith(f"predict: {argument} must be {in_words(hint)}: got ")
 
 
 @each_owner

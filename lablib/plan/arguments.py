@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Annotated
 
 from lablib.errors import unknown_name
 from lablib.hardware.catalogue import find_cluster
@@ -24,7 +25,7 @@ from lablib.plan.recompute import recompute_policy
 from lablib.plan.rules import obstacles
 from lablib.plan.setup import Setup
 from lablib.plan.stack import Stack, find_stack
-from lablib.signature import WrongType, shown, whole_number
+from lablib.signature import Count, OneOf, WrongType, check_arguments, shown
 
 PRECISIONS = ("float32", "tfloat32", "float16", "bfloat16", "float8", "float4")
 NARROW = ("float8", "float4")
@@ -36,32 +37,28 @@ _AXES = ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas"
 def setup_of(
     model: str | Transformer | GPTConfig,
     cluster: str | Cluster,
-    parallel: Parallel | None = None,
-    batch: int = 1,
-    micro_batch: int = 1,
-    seq_len: int | None = None,
-    precision: str = "bfloat16",
+    parallel: Annotated[Parallel | None, "try Parallel(data=8)"] = None,
+    batch: Count = 1,
+    micro_batch: Count = 1,
+    seq_len: Count | None = None,
+    precision: Annotated[str, OneOf(PRECISIONS)] = "bfloat16",
     recompute: str = "none",
-    schedule: str = "1f1b",
+    schedule: Annotated[str, OneOf(WITH_CLOSED_FORM)] = "1f1b",
     optimizer: str | Optimizer = "adamw",
     stack: str | Stack | None = None,
     compression: str | GradientCompression = "none",
-    offload: tuple[str, ...] = (),
-    trainable: str = "all",
-    derating: Derating | None = None,
+    offload: tuple[Annotated[str, OneOf(OFFLOAD)], ...] = (),
+    trainable: Annotated[str, OneOf(TRAINABLE)] = "all",
+    derating: Annotated[Derating | None, "try lablib.plan.IDEAL"] = None,
     host_link: str | Link = "pcie4",
 ) -> Setup:
     """The setup of one plan, names resolved; it may break rules (rules.py). Arguments and Raises as `predict`."""
-    model, cluster = find_model(model), find_cluster(cluster)
+    model, cluster, host_link = find_model(model), find_cluster(cluster), _find_link(host_link)
+    offload = tuple(offload) if isinstance(offload, list) else offload
+    given = {"parallel": parallel, "batch": batch, "micro_batch": micro_batch, "seq_len": seq_len}
+    given |= {"precision": precision, "schedule": schedule, "offload": offload, "trainable": trainable}
+    check_arguments("predict", setup_of, {**given, "derating": derating})
     parallel = Parallel() if parallel is None else parallel
-    if not isinstance(parallel, Parallel):
-        raise ValueError(f"parallel is a Parallel, or None: got {shown(parallel)}; try Parallel(data=8)")
-    _check_names(precision, schedule, trainable, offload)
-    host_link = _find_link(host_link)
-    if derating is not None and not isinstance(derating, Derating):
-        raise ValueError(
-            f"derating must be a lablib.plan.Derating or None: got {shown(derating)}; try lablib.plan.IDEAL"
-        )
     software = default_stack(cluster.device) if stack is None else Software(find_stack(stack).name, NAMED)
     stack = find_stack(software.name if stack is None else stack)
     _check_stack(stack, parallel, precision)
@@ -74,14 +71,14 @@ def setup_of(
         schedule=schedule,
         optimizer=find_optimizer(optimizer),
         trainable=trainable,
-        offload=tuple(offload),
+        offload=offload,
         host_link=host_link,
         software=software,
         **{axis: getattr(parallel, axis) for axis in _AXES},
         expert_tensor=parallel.expert_tensor_ranks,
-        batch=whole_number("batch", batch),
-        micro_batch=whole_number("micro_batch", micro_batch),
-        seq_len=whole_number("seq_len", model.max_seq_len if seq_len is None else seq_len),
+        batch=int(batch),
+        micro_batch=int(micro_batch),
+        seq_len=model.max_seq_len if seq_len is None else int(seq_len),
     )
 
 
@@ -107,27 +104,6 @@ def find_model(model: str | Transformer | GPTConfig) -> Transformer:
         raise WrongType(f'model must be a name, a Transformer or a GPTConfig: got {shown(model)}; try "llama-3-8b"')
     found = find_transformer(model)
     return found if found.num_expert_layers or found.experts is None else replace(found, experts=None)
-
-
-def _check_names(precision: str, schedule: str, trainable: str, offload: tuple[str, ...]) -> None:
-    choices = (
-        ("precision", precision, PRECISIONS),
-        ("schedule", schedule, WITH_CLOSED_FORM),
-        ("trainable", trainable, TRAINABLE),
-    )
-    for name, value, _ in choices:
-        if not isinstance(value, str):
-            raise WrongType(f"{name} must be text: got {shown(value)}; leave it out for the default")
-    for name, value, valid in choices:
-        if value not in valid:
-            raise unknown_name(name, value, valid)
-    if not isinstance(offload, (tuple, list)):
-        raise ValueError(
-            f'offload must be a tuple of states that the host keeps: got {shown(offload)}; try offload=("optimizer",)'
-        )
-    for each in offload:
-        if each not in OFFLOAD:
-            raise unknown_name("offload", each, OFFLOAD)
 
 
 def _find_link(host_link: str | Link) -> Link:

@@ -104,8 +104,8 @@ class GradientCompression:
         grad_bytes: int = 4,
     ) -> Numbers:
         """Bytes that packing and unpacking read and write in device memory, without the exchange itself."""
-        if self._sends_gradients_as_they_are(grad_bytes):
-            return 0 * grads
+        if self.bits in (None, 8 * grad_bytes) and (self.ratio, self.rank, self.block) == (None, None, None):
+            return 0 * grads  # gradients are sent as they are
         message = self.wire_bytes(grads, rows=rows, columns=columns, grad_bytes=grad_bytes)
         moved = 2 * grad_bytes * grads + (1 + (ranks if self.exchange == ALL_GATHER else 1)) * message
         if self.exchange == TWO_PHASE:
@@ -128,10 +128,6 @@ class GradientCompression:
         if not self.has_error_feedback:
             return 0 * grads
         return 4 * grads * (1 + (1 / ranks if self.exchange == TWO_PHASE else 0))
-
-    def _sends_gradients_as_they_are(self, grad_bytes: int) -> bool:
-        is_as_wide = self.bits is None or self.bits == 8 * grad_bytes
-        return is_as_wide and self.ratio is None and self.rank is None and self.block is None
 
 
 _ZERO_PLUS_PLUS = "Wang et al., arXiv 2306.10209, section 3.3; blocks of 256 and 32-bit scales are ours"

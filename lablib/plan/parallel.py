@@ -19,13 +19,14 @@ arXiv 2504.14960 (`--expert-tensor-parallel-size` of Megatron-Core).
 """
 
 from dataclasses import dataclass
-from numbers import Integral
+from typing import Annotated
 
-from lablib.signature import shown, whole_number
+from lablib.signature import Count, OneOf, check_fields
 from lablib.text.units import largest_divisor
 
 SHARDING = (0, 1, 2, 3)
 ZERO_PLUS_PLUS = ("qwZ", "hpZ", "qgZ")
+_AXES = ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,46 +53,35 @@ class Parallel:
             sequence parallelism if tensor > 1. expert * expert_tensor divides tensor * context * data.
     """
 
-    data: int = 1
-    tensor: int = 1
-    pipeline: int = 1
-    context: int = 1
-    expert: int = 1
-    chunks: int = 1
+    data: Count = 1
+    tensor: Count = 1
+    pipeline: Count = 1
+    context: Count = 1
+    expert: Count = 1
+    chunks: Count = 1
     sequence_parallel: bool | None = None
-    zero_stage: int = 0
+    zero_stage: Annotated[int, OneOf(SHARDING)] = 0
     reshard_after_forward: bool = True
-    zero_plus_plus: tuple[str, ...] = ()
-    replicas: int = 1
-    expert_tensor: int | None = None
+    zero_plus_plus: tuple[Annotated[str, OneOf(ZERO_PLUS_PLUS)], ...] = ()
+    replicas: Count = 1
+    expert_tensor: Count | None = None
 
     def __post_init__(self) -> None:
-        for name in ("data", "tensor", "pipeline", "context", "expert", "chunks", "replicas"):
+        if isinstance(self.zero_plus_plus, list):
+            object.__setattr__(self, "zero_plus_plus", tuple(self.zero_plus_plus))
+        check_fields(self)
+        for name in (*_AXES, "zero_stage", *(["expert_tensor"] if self.expert_tensor is not None else [])):
             # Whole numbers of numpy become Python's: formulas distinguish arrays from numbers by type.
-            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
-        stage = self.zero_stage
-        if isinstance(stage, bool) or not isinstance(stage, Integral) or stage not in SHARDING:
-            raise ValueError(f"zero_stage is 0, 1, 2 or 3: got {shown(stage)}; try 1")
-        object.__setattr__(self, "zero_stage", int(stage))
+            object.__setattr__(self, name, int(getattr(self, name)))
         if self.data % self.replicas:
             raise ValueError(
                 f"replicas must divide data: got {self.replicas} and {self.data}; "
                 f"try {largest_divisor(self.data, self.replicas)}"
             )
-        if not (self.sequence_parallel is None or isinstance(self.sequence_parallel, bool)):
-            raise ValueError(f"sequence_parallel is True, False or None: got {shown(self.sequence_parallel)}; try None")
-        if not isinstance(self.reshard_after_forward, bool):
-            raise ValueError(
-                f"reshard_after_forward is True or False: got {shown(self.reshard_after_forward)}; try True"
-            )
         if not self.reshard_after_forward and self.zero_stage != 3:
             raise ValueError(
                 f"reshard_after_forward=False is a kind of ZeRO-3: got zero_stage={self.zero_stage}; give zero_stage=3"
             )
-        methods = self.zero_plus_plus
-        if not isinstance(methods, (tuple, list)) or any(method not in ZERO_PLUS_PLUS for method in methods):
-            raise ValueError(f"zero_plus_plus is a tuple of {', '.join(ZERO_PLUS_PLUS)}: got {shown(methods)}; try ()")
-        object.__setattr__(self, "zero_plus_plus", tuple(methods))
         if self.zero_plus_plus and self.zero_stage != 3:
             raise ValueError(f"zero_plus_plus is a kind of ZeRO-3: got zero_stage={self.zero_stage}; give zero_stage=3")
         if self.chunks > 1 and self.pipeline == 1:
@@ -106,7 +96,6 @@ class Parallel:
                     f"try {largest_divisor(self.data * self.context, self.expert)}"
                 )
             return
-        object.__setattr__(self, "expert_tensor", whole_number("expert_tensor", self.expert_tensor))
         ranks = self.tensor * self.context * self.data
         if ranks % (self.expert * self.expert_tensor):
             within = ranks // largest_divisor(ranks, self.expert)

@@ -10,7 +10,7 @@ ZeRO stage, recomputation, schedule and pieces. search_grid.py makes the grid as
 predict_many.py predicts it whole, in some microseconds per plan.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any
 
@@ -94,7 +94,7 @@ def search(
     grid = grid_of(
         *(model, splits, _schedules(schedule), _values("chunks", chunks)),
         *(_values("micro_batch", micro_batch) or MICRO_BATCHES, stages),
-        _names(recompute, recompute_policy) or RECOMPUTE,
+        tuple(dict.fromkeys(recompute_policy(name).name for name in _several(recompute) or RECOMPUTE)),
     )
     plans = predict_many(model, cluster, batch=batch, seq_len=seq_len, **grid, **others, progress=progress)
     fits = np.flatnonzero(plans.fits)
@@ -113,27 +113,17 @@ def _possible_stages(others: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _schedules(given: Names) -> tuple[str, ...]:
-    names = _names(given, _known_schedule) or ("1f1b", *(name for name in WITH_CLOSED_FORM if name != "1f1b"))
+    names = _several(given)
     for name in names:
-        _known_schedule(name)
-    return names
-
-
-def _known_schedule(name: Any) -> None:
-    if not isinstance(name, str) or name not in WITH_CLOSED_FORM:
-        raise unknown_name("schedule", name, WITH_CLOSED_FORM)
-
-
-def _names(given: Names, refuse: Callable[[Any], object]) -> tuple[str, ...]:
-    names = () if given is None else _several(given)
-    for name in names:
-        if not isinstance(name, str):
-            refuse(name)
-    return tuple(dict.fromkeys(names))
+        if not isinstance(name, str) or name not in WITH_CLOSED_FORM:
+            raise unknown_name("schedule", name, WITH_CLOSED_FORM)
+    return tuple(dict.fromkeys(names or ("1f1b", *WITH_CLOSED_FORM)))
 
 
 def _several(given: Any) -> tuple[Any, ...]:
-    """One or several given values as a tuple. An array without dimensions is one."""
+    """One or several given values as a tuple, empty for None. An array without dimensions is one."""
+    if given is None:
+        return ()
     if isinstance(given, np.ndarray) and not given.ndim:
         return (given.item(),)
     return tuple(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else (given,)

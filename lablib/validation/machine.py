@@ -57,7 +57,10 @@ def cluster_of(row: Row) -> Cluster:
     Raises:
         ValueError: a GPU missing in the catalogue (the nearest are named).
     """
-    device, base = _gpu(row.hardware["gpu"])
+    name = row.hardware["gpu"]
+    if gpu_key(name) not in GPUS:
+        raise unknown_name("GPU", name, list(GPUS))
+    device, base = GPUS[gpu_key(name)]
     cluster = CLUSTERS[base].replace(device=DEVICES[device])
     per_node = _per_node(row) or cluster.devices_per_node
     if per_node == _RACK and row.hardware["gpus"] % _WHOLE_TRAYS == 0:
@@ -83,14 +86,6 @@ def _per_node(row: Row) -> int | None:
     nodes, gpus = row.hardware.get("nodes"), row.hardware["gpus"]
     stated = row.hardware.get("gpus_per_node")
     return stated if stated or not nodes else -(-gpus // nodes)
-
-
-def _gpu(name: str) -> tuple[str, str]:
-    """Rule M1."""
-    key = gpu_key(name)
-    if key not in GPUS:
-        raise unknown_name("GPU", name, list(GPUS))
-    return GPUS[key]
 
 
 def bandwidth_bytes_per_s(part: str, gpus_per_node: int) -> float | None:

@@ -198,7 +198,9 @@ def prepare(rows: Iterable[Row]) -> tuple[list[Prepared], list[Skipped]]:
             skipped.append(Skipped(row.id, row.line, str(error), row))
             continue
         try:
-            ready.append(Prepared(row, cases, _measured(row, cases[0]), naive_step_time_s(cases[0])))
+            model, case = transformer_of(row, pads_vocabulary=False), cases[0]
+            stated = measured_of(row, model, case.cluster.device, case.batch, case.precision, case.recompute)
+            ready.append(Prepared(row, cases, stated, naive_step_time_s(case)))
         except ValueError as error:  # a figure that no GPU can have reached: probably in another unit
             skipped.append(Skipped(row.id, row.line, str(error)))
     return ready, skipped
@@ -236,11 +238,6 @@ def best(cases: Sequence[Case], predict: Predictor) -> tuple[Case, Prediction]:
     if fitting:
         return min(fitting, key=lambda one: one[1].step_time_s)
     return min(predictions, key=lambda one: one[1].peak_memory_bytes)
-
-
-def _measured(row: Row, case: Case) -> Measured:
-    model = transformer_of(row, pads_vocabulary=False)
-    return measured_of(row, model, case.cluster.device, case.batch, case.precision, case.recompute)
 
 
 Figures = dict[str, float]

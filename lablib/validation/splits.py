@@ -1,6 +1,5 @@
 """Split of a row's model over its GPUs: rules C1, C8 and C9 of case.py."""
 
-from collections.abc import Mapping
 from math import gcd
 from typing import Any
 
@@ -22,7 +21,7 @@ def data_ranks(row: Row) -> int:
 
 
 def parallel_of(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
-    """The split, with sharding and sequence parallelism (rules C8 and C9).
+    """The split, with experts, sharding and sequence parallelism (rules C1, C8 and C9).
 
     Raises:
         ValueError: an unknown sharding, or axes that `Parallel` refuses.
@@ -39,17 +38,11 @@ def parallel_of(row: Row, data: int, stack: str, cluster: Cluster) -> Parallel:
         tensor=axes.get("tp", 1),
         pipeline=axes.get("pp", 1),
         context=axes.get("cp", 1),
-        **_experts(axes, data),
+        expert=axes.get("ep", 1) if "etp" in axes else gcd(axes.get("ep", 1), data * axes.get("cp", 1)),
+        expert_tensor=axes.get("etp"),
         sequence_parallel=sequence_parallel,
         **sharding,
     )
-
-
-def _experts(axes: Mapping[str, Any], data: int) -> dict[str, int]:
-    """Ranks of the experts (rule C1)."""
-    if "etp" in axes:
-        return {"expert": axes.get("ep", 1), "expert_tensor": axes["etp"]}
-    return {"expert": gcd(axes.get("ep", 1), data * axes.get("cp", 1))}
 
 
 def _fsdp(name: str, data: int, context: int, cluster: Cluster) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from lablib.validation.cross_validate import HeldOut
 from lablib.validation.measured import GIB
-from lablib.validation.score import Report, Scored
+from lablib.validation.score import Report
 
 # Target of the mean absolute error in percent, by group of rows; of memory at the end.
 TARGETS: Mapping[str, float] = MappingProxyType(
@@ -60,29 +60,31 @@ def _percent(value: float | None) -> str:
 
 def worst_lines(report: Report, number: int) -> list[tuple[str, ...]]:
     """The rows with the largest errors, worst first: the columns of WORST_HEADING."""
-    return [_worst_line(one) for one in report.worst(number)]
-
-
-def _worst_line(one: Scored) -> tuple[str, ...]:
-    measured = one.measured.step_time_s
-    return one.row.id, f"{measured:.4g} s", f"{one.step_time_s:.4g} s", f"{one.error:+.1f}%", one.software
+    return [
+        (
+            one.row.id,
+            f"{one.measured.step_time_s:.4g} s",
+            f"{one.step_time_s:.4g} s",
+            f"{one.error:+.1f}%",
+            one.software,
+        )
+        for one in report.worst(number)
+    ]
 
 
 def worst_memory_lines(report: Report, number: int) -> list[tuple[str, ...]]:
     """The rows with the largest errors of memory, worst first: the columns of WORST_HEADING."""
     worst = sorted(report.weighed, key=lambda one: (-abs(one.memory_error), one.row.line))
-    return [_worst_memory_line(one) for one in worst[:number]]
-
-
-def _worst_memory_line(one: Scored) -> tuple[str, ...]:
-    measured = (one.measured.memory_bytes or 0.0) / GIB
-    return (
-        one.row.id,
-        f"{measured:.1f} GiB",
-        f"{one.memory_bytes / GIB:.1f} GiB",
-        f"{one.memory_error:+.1f}%",
-        one.software,
-    )
+    return [
+        (
+            one.row.id,
+            f"{(one.measured.memory_bytes or 0.0) / GIB:.1f} GiB",
+            f"{one.memory_bytes / GIB:.1f} GiB",
+            f"{one.memory_error:+.1f}%",
+            one.software,
+        )
+        for one in worst[:number]
+    ]
 
 
 def software_lines(report: Report) -> list[tuple[str, ...]]:

@@ -226,22 +226,17 @@ def _last_weight(setup: Setup) -> Numbers:
     return mixture.num_experts * mixture.d_ff / setup.expert_stride
 
 
-def _entrance_gradient(setup: Setup) -> Numbers:
-    """Bytes of the gradients of queries', keys' and values' weights, the last ones of a layer."""
-    model = setup.model
-    columns = (model.num_heads + 2 * model.kv_heads) * model.head_size / setup.tensor
-    return columns * model.d_model * setup.machine.width
-
-
 def stage_of(setup: Setup, step: Step, rank: Numbers, layers: Numbers) -> Stage:
     machine, parameters, policy, sizes = setup.machine, step.pieces.parameters, setup.recompute, setup.sizes
+    model = setup.model
     is_first, is_last = 1.0 * (rank == 0), 1.0 * (rank == setup.pipeline - 1)
     whole, entering = setup.whole_bytes, setup.entering_bytes
     work = step.pieces.layer._replace(saved_bytes=step.pieces.layer.saved_bytes + entering)
     kept = policy.saved_bytes(work, machine.stack, entering, layers)
     recomputed = policy.working_bytes(work, kept, layers) - (policy.kind == "full") * entering
     tied = is_first * is_last * parameters.tied
-    has_ring = bool(np.any(setup.context > 1)) and not setup.model.latent
+    has_ring = bool(np.any(setup.context > 1)) and not model.latent
+    entrance_columns = (model.num_heads + 2 * model.kv_heads) * model.head_size / setup.tensor  # Q, K and V
     return Stage(
         layers=layers,
         is_first=is_first,
@@ -254,8 +249,8 @@ def stage_of(setup: Setup, step: Step, rank: Numbers, layers: Numbers) -> Stage:
         window=minimum(2, layers) if "activations" in setup.offload else layers,
         recomputed=recomputed,
         inner=step.pieces.layer.peak_bytes,
-        last_weight=_last_weight(setup) * setup.model.d_model * machine.width,
-        dispatched=sent_bytes(machine, setup.model, sizes),
+        last_weight=_last_weight(setup) * model.d_model * machine.width,
+        dispatched=sent_bytes(machine, model, sizes),
         attention=whole * ((1 + 3 / setup.tensor) if machine.stack.is_megatron else (2 + 1 / setup.tensor)),
         # The output of the last product; if a layer keeps nothing, the MLP's two tensors, but not its output yet.
         passing=entering + (policy.kind == "full") * 2 * step.pieces.layer.peak_bytes,
@@ -267,7 +262,7 @@ def stage_of(setup: Setup, step: Step, rank: Numbers, layers: Numbers) -> Stage:
         embedding_gradient=is_first * parameters.embedding * machine.width,
         tied=tied * machine.width,
         is_split=1.0 * (setup.tensor > 1),
-        in_ring=held_in_backward(machine, setup.model, sizes) if has_ring else (),
+        in_ring=held_in_backward(machine, model, sizes) if has_ring else (),
         has_ring=1.0 * (setup.context > 1),
-        entrance_gradient=_entrance_gradient(setup),
+        entrance_gradient=entrance_columns * model.d_model * machine.width,
     )

@@ -51,7 +51,9 @@ def _moments(setup: Setup, stage: Stage, numbers: Numbers, own: Numbers, in_flig
         moments = backward_moments(stage, in_flight, m)
     if setup.has_weight_gradients and "optimizer" not in setup.offload:
         gradients = (own if is_sharded else numbers) * eager_optimizer.state_width(setup.machine)
-        moments.append(optimizer_moment(stage, gradients, _temporary_bytes(setup, own)))
+        is_torchs = eager_optimizer.is_torchs(setup)
+        temporary = own * eager_optimizer.temporary_bytes(setup) if is_torchs else update_bytes(setup, own)
+        moments.append(optimizer_moment(stage, gradients, temporary))
     return moments
 
 
@@ -61,9 +63,3 @@ def _state_bytes(setup: Setup, stage: Stage, own: Numbers, numbers: Numbers) -> 
         return own * eager_optimizer.state_bytes(setup)
     ends = (stage.head_gradient + stage.embedding_gradient) / setup.machine.width * own / numbers
     return state_bytes(setup, Own(own - ends, ends))
-
-
-def _temporary_bytes(setup: Setup, own: Numbers) -> Numbers:
-    if eager_optimizer.is_torchs(setup):
-        return own * eager_optimizer.temporary_bytes(setup)
-    return update_bytes(setup, own)
