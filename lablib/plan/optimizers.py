@@ -86,7 +86,7 @@ class Optimizer:
     extra_gradients: NonNegative = 0.0
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        check_fields(self, self.name)
 
     def state_bytes(
         self,

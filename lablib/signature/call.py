@@ -133,7 +133,7 @@ def check_type(name: str, value: Any, hint: Any, default: Any = MISSING) -> None
     bare = without_bounds(hint)
     if not fits(value, bare):
         if isinstance(value, Integral) and not isinstance(value, bool) and fits(0, bare):
-            raise WrongType(f"{name} must be a number that can be counted with, below 2**63: got {shown(value)}")
+            raise WrongType(f"{name} must be a number below 2**63: got {shown(value)}; give a smaller one")
         rule, kinds = f"{name} must be {in_words(hint)}: got {shown(value)}", (hint, *get_args(hint))
         if bounded := next((one for one in kinds if get_origin(one) is Annotated), None):
             raise WrongType(f"{rule}; {_remedy(name, nan, bounded, hint, default)}")
