@@ -182,7 +182,7 @@ def test_predict_keeps_the_bounds_of_its_setup(argument: str):
     for value in outside(hint):
         if not fits(tuple(value) if isinstance(value, list) else value, hint):
             with pytest.raises(ValueError) as error:
-                predict("gpt2", "dgx-a100", **{argument: value})
+                predict("gpt2", "dgx-a100", **{argument: value})  # pyright: ignore[reportArgumentType]
             assert str(error.value).startswith(f"predict: {argument} must be {in_words(hint)}: got ")
 
 
