@@ -581,9 +581,7 @@ for n in [1, 2, 4, 8, 16]:
         "moves, router": cost.compute_s - products_s,
         "exposed": cost.exposed_s,
     }
-    table[f"{n} ranks"] = {
-        key: format_quantity(value, "s") for key, value in row.items()
-    }
+    table[f"{n} ranks"] = {key: format_quantity(value, "s") for key, value in row.items()}
 print(f"{cluster}: {machine.devices_per_node} ranks on a node")
 pd.DataFrame(table).T
 
