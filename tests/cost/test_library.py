@@ -57,5 +57,5 @@ def test_one_rank_talks_to_nobody():
 
 
 def test_an_unknown_library_is_refused_with_the_nearest_name():
-    with pytest.raises(ValueError, match="unknown communication library 'glo': did you mean 'gloo'"):
+    with pytest.raises(ValueError, match="library must be one of '', gloo: got 'glo'; did you mean 'gloo'"):
         network(2, "glo")
