@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import inspect
+from abc import ABC
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor, nn
 
-from lablib.signature import WrongType, checked
+from lablib.signature import WrongType, checked, fits
 from lablib.signature.call import _Takes
 
 
@@ -49,3 +53,11 @@ def test_each_argument_is_held_to_its_own_type(data):
     values: dict[str, Any] = {name: "text" if name == wrong else 1 for name in "abcde"}
     with pytest.raises(WrongType, match=f"plain: {wrong} must be a whole number: got 'text'"):
         checked(plain)(values.pop("a"), values.pop("b"), **values)
+
+
+KINDS = (type, object, str, list, Path, Tensor, nn.Module, ABC, Enum)
+
+
+@given(st.sampled_from(KINDS), st.sampled_from((None, 1, "a", [], {}, Path(), nn.Identity(), *KINDS)))
+def test_a_class_takes_its_instances(kind, value):
+    assert fits(value, kind) == isinstance(value, kind)

@@ -70,16 +70,21 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
         ValueError: an unknown backend, too few ranks, or measurements that are impossible or that no fit explains.
         LaunchError: the processes could not be started.
     """
+    check_ranks(backend, ranks)
     return _Calibration(backend, measured_ranks(backend, ranks), quick, progress or _silent).run()
 
 
-def measured_ranks(backend: str, ranks: int) -> int:
-    """Ranks that a calibration for `ranks` measures: on GPUs no two share one, as they would time each other."""
+def check_ranks(backend: str, ranks: int) -> None:
+    """Raises ValueError for an unknown backend, or a number of ranks that cannot be measured on it."""
     if backend not in BACKENDS:
         raise unknown_name("backend to calibrate", backend, BACKENDS)
     if backend == "gloo" and ranks < 2:
         raise ValueError(f"a calibration needs 2 or more ranks, which talk to each other: got {ranks!r}; try ranks=4")
     whole_number("ranks", ranks, example=2)
+
+
+def measured_ranks(backend: str, ranks: int) -> int:
+    """Ranks that a calibration for `ranks` measures: on GPUs no two share one, as they would time each other."""
     return ranks_with_own_gpu(backend, ranks)
 
 

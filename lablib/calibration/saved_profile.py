@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from lablib.calibration.calibrate import Progress, calibrate, measured_ranks
+from lablib.calibration.calibrate import Progress, calibrate, check_ranks, measured_ranks
 from lablib.hardware import Cluster
 from lablib.hardware.this_machine import profile_path
 from lablib.hardware.toml_file import load_cluster, save_cluster
@@ -37,6 +37,7 @@ def this_machine(ranks: int = 4, backend: str = "gloo", progress: Progress | Non
     Raises:
         ValueError, LaunchError: as `calibrate`.
     """
+    check_ranks(backend, ranks)
     ranks = measured_ranks(backend, ranks)
     places = _places(ranks, backend)
     saved = next((cluster for path in places if (cluster := _fitting(path, ranks, backend)) is not None), None)

@@ -104,7 +104,9 @@ def _simple_test(hint: Any) -> Callable[[Any], bool]:
     if getattr(hint, "_is_protocol", False) and not getattr(hint, "_is_runtime_protocol", False):
         asked = [name for name in dir(hint) if not name.startswith("_")] + list(hint.__annotations__)
         return lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in asked)
-    return hint.__instancecheck__ if inspect.isclass(hint) else _anything  # of C: the items of a list are many
+    if not inspect.isclass(hint):
+        return _anything
+    return partial(type(hint).__instancecheck__, hint)  # of C, as the items of a list are many
 
 
 def _takes(num_arguments: int, value: Any) -> bool:
