@@ -1,13 +1,28 @@
 """Statements in the labs' text that a search or a count can decide."""
 
+import re
 from itertools import product
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lablib.course.places import Lab
 from lablib.parallel.context.merge import merge_attention
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_code_that_a_lab_names_is_there(lab: Lab):
+    """Files and folders of the last source: in the repository, or in a folder that is named with them."""
+    text = re.sub(r"\n#\s*", " ", lab.master.read_text("utf-8"))
+    for said in re.findall(r"- The code: (.*?)\.\s", text):
+        paths = re.findall(r"`([\w./]+)`", said)
+        folders = [ROOT, *(ROOT / path for path in paths if (ROOT / path).is_dir())]
+        missing = [path for path in paths if not any((folder / path).exists() for folder in folders)]
+        assert paths and not missing, f"not in {', '.join(map(str, folders))}: {missing}"
 
 
 def _least_seconds(limits: tuple[int, ...], microbatches: int) -> int:

@@ -12,8 +12,8 @@ more than its share of experts; heavy experts are copied into them, their tokens
     nodes      before both, groups of experts are packed onto nodes; then each node does 1 and 2 for itself
 
 No placement is better than the mean of the ranks, nor than its heaviest copy (`least_possible_load`). Both steps are
-heuristics, and miss the best as above (`expert_best.py` tries all); two copies may even share a rank, as in the source.
-Where that is no better than leaving each expert in its place, they are left there.
+heuristics, and miss the best as above (`studies/expert_best.py` tries all); two copies may even share a rank, as in the
+source. Where that is no better than leaving each expert in its place, they are left there.
 
 Cost: n s log n comparisons, on loads alone; nothing runs on ranks. Cost of a copy: the bytes of an expert's weights
 on its rank, once moved (`num_moved`); in training also its optimizer's state, and a sum of the copies' gradients.

@@ -746,7 +746,7 @@ show_source(FusedLoss, after=check.chunked_loss)
 # - P.-L. Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Training", 2024, arXiv 2410.10989.
 # - T. Brown et al., "Language Models are Few-Shot Learners", 2020, arXiv 2005.14165.
 # - The code: `transformer_flops.py` and `training_compute.py` in `lablib/models`, `linear_cross_entropy.py` in
-#   `lablib/memory`, `op.py` in `lablib/cost`.
+#   `lablib/memory`, `op.py` in `lablib/operators`.
 
 # %%
 check

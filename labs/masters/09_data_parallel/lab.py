@@ -855,8 +855,8 @@ explore(step_times, draw, others, interactive=interactive, examples=examples)
 #   Parallel and Distributed Computing 69(2), 2009.
 # - S. Rashidi et al., "Enabling Compute-Communication Overlap in Distributed Deep Learning Training Platforms",
 #   International Symposium on Computer Architecture, 2021, arXiv 2007.00156.
-# - The code: `naive_data_parallel.py`, `bucketed_data_parallel.py`, `data_parallel.py`, `data_parallel_scaling.py` and
-#   `hierarchical_aggregation.py` in `lablib/parallel`.
+# - The code: `naive.py`, `bucketed.py`, `overlapped.py` and `hierarchical.py` in `lablib/parallel/data`, and
+#   `lablib/studies/data_parallel_scaling.py`.
 
 # %%
 check

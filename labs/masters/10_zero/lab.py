@@ -1002,8 +1002,8 @@ print(f"{said}, 2 more in stage 1 on 3 ranks: loss {loss:.12f}")
 # - J. Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", USENIX ATC 2021, arXiv 2101.06840.
 # - K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024,
 #   kellerjordan.github.io/posts/muon; J. Liu et al., "Muon is Scalable for LLM Training", 2025, arXiv 2502.16982.
-# - The code: `zero_shards.py`, `zero1.py`, `zero2.py`, `zero3.py`, `zero.py`, `zero_hybrid.py`, `zero_bytes.py` and
-#   `zero_latency.py` in `lablib/parallel`.
+# - The code: `shards.py`, `stage1.py`, `stage2.py`, `stage3.py`, `module.py`, `hybrid.py` and `bytes.py` in
+#   `lablib/parallel/zero`, and `lablib/studies/zero_latency.py`.
 
 # %%
 check
