@@ -18,13 +18,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import log10
 from numbers import Real
-from typing import Any
+from typing import Annotated, Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from lablib.figures import style
 from lablib.figures.describe import attach
+from lablib.signature import NonEmpty
 from lablib.text.units import Unit, axis_title, format_quantity, log_ticks, unit_for
 
 PLOT_PIXELS, TITLE_PIXELS = 300, 18  # of a plot, and of the title of a panel
@@ -207,6 +208,10 @@ def chart(
         if not is_column and number and panel.y == panels[0].y:
             figure.update_yaxes(title_text="", **where)
     return attach(figure, sentence or NOTHING, _table(panels[0]) if columns is None else columns, notes)
+
+
+Positions = Annotated[Sequence[float], NonEmpty()]
+Series = Annotated[Mapping[str, Sequence[float]], NonEmpty()]  # name of a line -> a value at each position
 
 
 def check_lengths(x: Values, series: Mapping[str, Values]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Annotated
 
 import plotly.graph_objects as go
 import torch
@@ -12,7 +13,7 @@ from lablib.figures.chart import Axis, Mark, Panel, chart, points
 from lablib.hardware import LINKS, find_cluster
 from lablib.memory.ways_to_fit import PricedLayer, Way, price_layers, ways_to_fit
 from lablib.models.gpt import Block, GPTConfig
-from lablib.signature import checked
+from lablib.signature import NonEmpty, checked
 from lablib.text.units import format_quantity
 
 SLOWEST = 2.0  # times the plain step: slower ways are drawn at the edge, with an arrow for their symbol
@@ -39,7 +40,7 @@ def _priced_blocks(width: int, seq_len: int, number: str) -> list[PricedLayer]:
 
 
 @checked
-def figure_time_memory(ways: Mapping[str, Sequence[Way]]) -> go.Figure:
+def figure_time_memory(ways: Annotated[Mapping[str, Annotated[Sequence[Way], NonEmpty()]], NonEmpty()]) -> go.Figure:
     """A panel for each device, a point for each way: down is less memory, left is less time.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import ceil, floor, frexp, isfinite, log2, log10
-from typing import Any
+from typing import Annotated, Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -12,14 +12,19 @@ import plotly.graph_objects as go
 from lablib.batches.large_batch import linear_rate, square_root_rate
 from lablib.batches.noise_scale import StepsLaw
 from lablib.batches.packing import Packing
-from lablib.figures.chart import PLOT_PIXELS, Axis, Mark, Panel, Rule, bars, chart, line, points
+from lablib.figures.chart import PLOT_PIXELS, Axis, Mark, Panel, Positions, Rule, bars, chart, line, points
 from lablib.figures.style import LOOKS, series_look
-from lablib.signature import checked
+from lablib.signature import NonEmpty, checked
 from lablib.text.units import format_quantity, plural
 
 MOST_BLOCKS = 40  # of a panel in which documents are told apart
+Runs = Annotated[Sequence[float], NonEmpty()]
+Points = Annotated[Mapping[float, Runs], NonEmpty()]  # a setting -> a value of each run
 # Panel -> number of a line, such as the width -> rate -> loss in nats of each seed.
-Rates = Mapping[str, Mapping[int, Mapping[float, Sequence[float]]]]
+Rates = Annotated[Mapping[str, Annotated[Mapping[int, Points], NonEmpty()]], NonEmpty()]
+# One `coordinate_check` for each seed: the change of each activation.
+Changes = Annotated[Sequence[Annotated[Mapping[str, float], NonEmpty()]], NonEmpty()]
+Packings = Annotated[Mapping[str, Packing], NonEmpty()]
 # Name of a line -> position -> one value for each run (or seed).
 Lines = Mapping[str, Mapping[float, Sequence[float]]]
 
@@ -28,7 +33,7 @@ Lines = Mapping[str, Mapping[float, Sequence[float]]]
 
 
 @checked
-def figure_packing(packings: Mapping[str, Packing]) -> go.Figure:
+def figure_packing(packings: Packings) -> go.Figure:
     """A panel for each packing, a bar for each block: its documents from below in two shades, and the padding on top.
 
     Args:
@@ -44,7 +49,7 @@ def figure_packing(packings: Mapping[str, Packing]) -> go.Figure:
 
 
 @checked
-def figure_block_fill(packings: Mapping[str, Packing]) -> go.Figure:
+def figure_block_fill(packings: Packings) -> go.Figure:
     """A line for each packing: the tokens of each block, the fullest first; above it, up to the block's size, is waste.
 
     Args:
@@ -195,7 +200,9 @@ def _decades(values: Sequence[float], label: str, unit: str) -> Axis:
 
 @checked
 def figure_schedules(
-    factors: Mapping[str, Sequence[float]], losses: Mapping[str, Sequence[tuple[int, float]]], title: str
+    factors: Annotated[Mapping[str, Positions], NonEmpty()],
+    losses: Mapping[str, Annotated[Sequence[tuple[int, float]], NonEmpty()]],
+    title: str,
 ) -> go.Figure:
     """Above, the rate of each schedule; below, the held-out loss of a run under it.
 
@@ -203,6 +210,8 @@ def figure_schedules(
         factors: name -> part of the peak rate at each step, from step 0.
         losses: name -> (step, loss in nats) of a run, for some of the schedules.
     """
+    if unknown := losses.keys() - factors.keys():
+        raise ValueError(f"losses must be of the schedules {list(factors)}: got {sorted(unknown)}; give their factors.")
     rates, runs = [], []
     for index, (name, values) in enumerate(factors.items()):
         words = [f"<b>{name}</b><br>step {step:,}: {value:.3g} of the peak" for step, value in enumerate(values)]
@@ -229,7 +238,9 @@ def figure_schedules(
 
 
 @checked
-def figure_coordinates(changes: Mapping[str, Mapping[int, Sequence[Mapping[str, float]]]]) -> go.Figure:
+def figure_coordinates(
+    changes: Annotated[Mapping[str, Annotated[Mapping[int, Changes], NonEmpty()]], NonEmpty()],
+) -> go.Figure:
     """A panel for each parametrization, a line for each activation: flat is right.
 
     Args:
@@ -238,6 +249,8 @@ def figure_coordinates(changes: Mapping[str, Mapping[int, Sequence[Mapping[str, 
     panels, parts = {}, []
     for parametrization, widths in changes.items():
         names = next(iter(widths.values()))[0]
+        if other := [width for width, runs in widths.items() if any(one.keys() != names.keys() for one in runs)]:
+            raise ValueError(f"every width must have the activations {list(names)}: see {parametrization}, {other[0]}.")
         lines = {name: {float(width): [one[name] for one in runs] for width, runs in widths.items()} for name in names}
         growths = {name: mean(points[max(points)]) / mean(points[min(points)]) for name, points in lines.items()}
         words = [f"{name} {format_quantity(growth, '', 2)}" for name, growth in growths.items()]
@@ -271,6 +284,7 @@ def figure_rates(losses: Rates, line: str, title: str) -> go.Figure:
     return _spread(title, panels, ("peak learning rate", "a step"), up, sentence, rings=True)
 
 
+@checked
 def best_rates_by_batch(losses: Rates) -> pd.DataFrame:
     """For each optimizer and batch size: rates that may be best, the lowest, and those of two rules from batch 8."""
     rows: dict[str, dict[str, str]] = {}
@@ -287,6 +301,7 @@ def best_rates_by_batch(losses: Rates) -> pd.DataFrame:
     return pd.DataFrame(rows).T
 
 
+@checked
 def adamw_and_lamb(losses: Rates, size: int) -> str:
     """Losses of both at their lowest rates for a batch size, and whether their runs differ."""
     adamw, lamb = (losses[name][size][minimum_at(losses[name][size])] for name in ("adamw", "lamb"))
@@ -295,6 +310,7 @@ def adamw_and_lamb(losses: Rates, size: int) -> str:
     return f"AdamW {_mean_and_ends(adamw)}, LAMB {_mean_and_ends(lamb)}: {verdict}"
 
 
+@checked
 def best_rates_by_width(losses: Rates) -> pd.DataFrame:
     """For each parametrization and width: the rates that may be best, the lowest mean loss, and its number of runs."""
     rows = {}
@@ -317,6 +333,10 @@ def _spread(
     title: str, panels: Mapping[str, Lines], across: tuple[str, str], up: Axis, sentence: str, rings: bool = False
 ) -> go.Figure:
     """Means over runs against a setting, with bars from the least to the greatest value; without diverged runs."""
+    for name, by_x in ((name, by_x) for lines in panels.values() for name, by_x in lines.items()):
+        heights = [value for runs in by_x.values() for value in runs] if up.look.get("type") == "log" else []
+        if not all(value > 0 for value in (*by_x, *heights)):
+            raise ValueError(f"a logarithmic axis needs numbers above 0: {name!r} has another; leave it out.")
     names = list(dict.fromkeys(name for lines in panels.values() for name in lines))
     xs = sorted({x for lines in panels.values() for runs in lines.values() for x in runs})
     room = 0.04 * (log10(xs[-1]) - log10(xs[0])) + 0.02

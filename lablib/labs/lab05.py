@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import PLOT_PIXELS, Axis, Panel, Rule, chart, line, points
+from lablib.figures.chart import PLOT_PIXELS, Axis, Panel, Positions, Rule, Series, chart, check_lengths, line, points
 from lablib.figures.lines import figure_lines
 from lablib.figures.style import FAINT_INK, INK, series_look
-from lablib.signature import checked
+from lablib.signature import NonEmpty, checked
 from lablib.studies.optimizers import Difference, Result
 from lablib.text.units import plural
 
@@ -17,7 +18,7 @@ from lablib.text.units import plural
 
 
 @checked
-def figure_singular_values(before: Sequence[float], after: Mapping[int, Sequence[float]]) -> go.Figure:
+def figure_singular_values(before: Positions, after: Annotated[Mapping[int, Sequence[float]], NonEmpty()]) -> go.Figure:
     """Singular values of a matrix over its norm, largest first, before and after Newton-Schulz steps."""
     series = {f"after {plural(steps, 'steps')}": values for steps, values in after.items()}
     steps, last = list(after.items())[-1]
@@ -36,7 +37,7 @@ def figure_singular_values(before: Sequence[float], after: Mapping[int, Sequence
 
 @checked
 def figure_sign_of_noise(
-    signals: Sequence[float], mean_signs: Mapping[str, Sequence[float]], mean_steps: Mapping[str, Sequence[float]]
+    signals: Positions, mean_signs: Series, mean_steps: Mapping[str, Sequence[float]]
 ) -> go.Figure:
     """Mean step over lr against the signal in a gradient (its mean over its standard deviation).
 
@@ -44,6 +45,7 @@ def figure_sign_of_noise(
         mean_signs: name -> mean of Lion's sign at each signal, by formula or measured.
         mean_steps: the same of other optimizers.
     """
+    check_lengths(signals, {**mean_signs, **mean_steps})
     name, signs = next(iter(mean_signs.items()))
     half = next((x for x, y in zip(signals, signs, strict=True) if y >= 0.5), None)
     where = "nowhere here" if half is None else f"from a signal of {half:.2g} of the noise on"
@@ -63,13 +65,14 @@ def figure_sign_of_noise(
 
 
 @checked
-def figure_blocks(outliers: Sequence[float], errors: Mapping[str, Sequence[float]]) -> go.Figure:
+def figure_blocks(outliers: Positions, errors: Series) -> go.Figure:
     """Error of 8-bit numbers against the size of one outlier among them, a line for each size of block.
 
     Args:
         outliers: size of the outlier, in root mean squares of the others.
         errors: name of the block size -> relative error of the others at each, norm over norm.
     """
+    check_lengths(outliers, errors)
     middle = len(outliers) // 2
     found = "; ".join(f"{name} {100 * values[middle]:.1f}%" for name, values in errors.items())
     return figure_lines(
@@ -87,13 +90,14 @@ def figure_blocks(outliers: Sequence[float], errors: Mapping[str, Sequence[float
 
 
 @checked
-def figure_projection(ranks: Sequence[int], lost: Mapping[str, Sequence[float]]) -> go.Figure:
+def figure_projection(ranks: Annotated[Sequence[int], NonEmpty()], lost: Series) -> go.Figure:
     """Share of a gradient that a projection loses, against the rank, a line for each gradient or source of directions.
 
     Args:
         ranks: of the projection, ascending.
         lost: name -> share of the squares that is lost at each rank, 0 to 1.
     """
+    check_lengths(ranks, lost)
     third = len(ranks) // 3
     parts = "; ".join(f"{name} {100 * values[third]:.1f}%" for name, values in lost.items())
     return figure_lines(

@@ -5,7 +5,7 @@ The pictures of the Triton Puzzles (S. Rush, https://github.com/srush/Triton-Puz
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any
@@ -14,11 +14,11 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from lablib.figures.chart import TITLE_PIXELS, Axis, Panel, chart, line
+from lablib.figures.chart import TITLE_PIXELS, Axis, Panel, Series, chart, check_lengths, line
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look
 from lablib.kernels.accesses import Kind, Launch, Program, distinct_bytes, hbm_bytes
-from lablib.signature import Range, checked
+from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import format_quantity, plural
 
 MOST = 32  # rows or columns of a grid: beyond, numbers in the squares cannot be read
@@ -223,7 +223,7 @@ def _columns(launch: Launch, chosen: Program, grids: Sequence[_Grid]) -> dict[st
 
 @checked
 def figure_staircase(
-    sizes: Sequence[int], seconds: Mapping[str, Sequence[float]], useful: Mapping[str, Sequence[float]], title: str
+    sizes: Annotated[Sequence[int], NonEmpty()], seconds: Series, useful: Series, title: str
 ) -> go.Figure:
     """Above, seconds climb in steps; below, the useful share falls at each step and recovers to the next.
 
@@ -232,6 +232,10 @@ def figure_staircase(
         seconds: name -> seconds at each size, by a model or a measurement.
         useful: the same names -> shares of the device's rate, 0 to 1.
     """
+    if seconds.keys() != useful.keys():
+        raise ValueError(f"seconds and useful must have the same names: got {list(seconds)} and {list(useful)}.")
+    check_lengths(sizes, seconds)
+    check_lengths(sizes, useful)
     stairs, shares, parts = [], [], []
     for index, name in enumerate(seconds):
         words = [

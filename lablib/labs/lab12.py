@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -12,11 +12,11 @@ from torch import Tensor
 from lablib.figures.chart import TITLE_PIXELS
 from lablib.figures.describe import attach
 from lablib.figures.style import INK, TOP_PIXELS, axis, base_layout
-from lablib.signature import checked
+from lablib.signature import Count, NonEmpty, Range, checked
 from lablib.text.markup import plain
 from lablib.text.units import plural
 
-PLOT_PIXELS, BOTTOM_PIXELS = 190, 56
+PLOT_PIXELS, BOTTOM_PIXELS, MOST = 190, 56, 64
 # From light to dark, so that it reads in grey; the words at the cuts are dark on light everywhere.
 SHADES = [[0.0, "#F7F7F7"], [1.0, "#0B4F8A"]]
 EDGE: dict[str, Any] = {"color": "#D55E00", "width": 3}
@@ -24,7 +24,10 @@ EDGE: dict[str, Any] = {"color": "#D55E00", "width": 3}
 
 @checked
 def figure_matrices(
-    matrices: Mapping[str, Tensor], cuts: Mapping[str, tuple[int, int]], title: str, summary: str
+    matrices: Annotated[Mapping[str, Tensor], NonEmpty()],
+    cuts: Mapping[str, tuple[Annotated[int, Range(ge=0, le=1)], Count]],
+    title: str,
+    summary: str,
 ) -> go.Figure:
     """A panel for each matrix, a square for each number: the darker, the larger its size. Lines mark the cuts.
 
@@ -33,6 +36,14 @@ def figure_matrices(
         cuts: name -> (0 for rows or 1 for columns, number of ranks); a matrix without one is whole.
         summary: one sentence.
     """
+    for name, matrix in matrices.items():
+        if matrix.ndim != 2 or not matrix.numel() or max(matrix.shape) > MOST or not matrix.isfinite().all():
+            raise ValueError(
+                f"a matrix must have 1 to {MOST} rows and columns of finite numbers to be drawn: {name!r} has shape "
+                f"{tuple(matrix.shape)}; draw a part of it."
+            )
+    if unknown := cuts.keys() - matrices.keys():
+        raise ValueError(f"cuts must name matrices, {list(matrices)}: got {sorted(unknown)}.")
     grids = {name: matrix.abs().double().numpy() for name, matrix in matrices.items()}
     gap: dict[str, Any] = {"horizontal_spacing": 0.09}
     figure = make_subplots(rows=1, cols=len(grids), subplot_titles=[plain(name) for name in grids], **gap)

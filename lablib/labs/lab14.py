@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from lablib.figures.chart import ROWS, Axis, Mark, Panel, Rule, bars, chart, line, points
+from lablib.figures.chart import ROWS, Axis, Mark, Panel, Rule, Series, bars, chart, check_lengths, line, points
 from lablib.figures.lines import figure_lines
 from lablib.figures.style import COMPUTE, FAINT_INK, LOOKS, Look, series_look
 from lablib.plan.prediction import Prediction
-from lablib.signature import checked
+from lablib.signature import NonEmpty, NonNegative, checked
 from lablib.studies.expert_against_dense import AgainstDense
 from lablib.studies.placement import PlacedMesh
 from lablib.text.units import format_quantity, plural
@@ -30,7 +30,7 @@ LEVELS = {
 
 
 @checked
-def figure_placements(placements: Sequence[PlacedMesh], title: str) -> go.Figure:
+def figure_placements(placements: Annotated[Sequence[PlacedMesh], NonEmpty()], title: str) -> go.Figure:
     """A row for each order of the axes, the last of which has neighbours: left the step, right the bytes sent.
 
     Args:
@@ -100,13 +100,14 @@ def _told(placements: Sequence[PlacedMesh]) -> str:
 
 
 @checked
-def figure_context_times(seq_lens: Sequence[int], efficiencies: Mapping[str, Sequence[float]], title: str) -> go.Figure:
+def figure_context_times(seq_lens: Annotated[Sequence[int], NonEmpty()], efficiencies: Series, title: str) -> go.Figure:
     """Lines of `lablib.studies.context_efficiencies`: at 1, n ranks take 1/n of one device's time.
 
     Args:
         seq_lens: tokens of the whole sequence.
         efficiencies: way -> 1/n of one device's attention over the time it takes, at each length.
     """
+    check_lengths(seq_lens, efficiencies)
     parts = []
     for index, length in enumerate(seq_lens):
         best = max(efficiencies, key=lambda way: efficiencies[way][index])
@@ -125,13 +126,23 @@ SHADES = ((0.0, "#FFFFFF"), (0.25, "#CFE3F3"), (0.5, "#6FA8D6"), (0.75, "#1F6AA5
 
 
 @checked
-def figure_expert_load(counts: Sequence[Sequence[float]], steps: Sequence[int], title: str) -> go.Figure:
+def figure_expert_load(
+    counts: Annotated[Sequence[Annotated[Sequence[NonNegative], NonEmpty()]], NonEmpty()],
+    steps: Sequence[int],
+    title: str,
+) -> go.Figure:
     """A heat map of steps and experts: each expert's tokens over the mean of all in that step.
 
     Args:
         counts: for each step, tokens of each expert.
         steps: their numbers, ascending.
     """
+    if len({len(row) for row in counts}) > 1:
+        raise ValueError(
+            f"each step must have a count for each expert: got lengths {[len(row) for row in counts][:8]}."
+        )
+    if len(steps) != len(counts) or list(steps) != sorted(set(steps)):
+        raise ValueError(f"steps must ascend, one for each of {len(counts)} rows of counts: got {len(steps)}.")
     load = np.array(counts, dtype=float)
     block = -(-load.size // MAX_SQUARES)
     starts = list(range(0, len(load), block))
@@ -169,14 +180,21 @@ def figure_expert_load(counts: Sequence[Sequence[float]], steps: Sequence[int], 
 
 
 @checked
-def figure_rank_loads(loads: Mapping[str, Sequence[float]], title: str) -> go.Figure:
+def figure_rank_loads(
+    loads: Annotated[Mapping[str, Annotated[Sequence[NonNegative], NonEmpty()]], NonEmpty()], title: str
+) -> go.Figure:
     """A bar for each rank and placement of experts, and a line at the mean, which is the same for all.
 
     Args:
         loads: placement -> tokens of each rank, as `lablib.parallel.ExpertPlacement.rank_loads` gives them.
     """
-    num_ranks, width = len(next(iter(loads.values()))), 0.8 / len(loads)
-    mean = sum(next(iter(loads.values()))) / num_ranks
+    first = next(iter(loads.values()))
+    num_ranks, width, mean = len(first), 0.8 / len(loads), sum(first) / len(first)
+    check_lengths(first, loads)
+    if not mean or any(abs(sum(row) / num_ranks - mean) > 1e-6 * mean for row in loads.values()):
+        raise ValueError(
+            f"placements must be of the same tokens: got sums of {[sum(row) for row in loads.values()][:8]}."
+        )
     marks, busiest = [], []
     for index, (name, row) in enumerate(loads.items()):
         look, place = series_look(index), (index - (len(loads) - 1) / 2) * width
@@ -202,7 +220,7 @@ MODELS = {"active": "dense, as many FLOPs", "mixture": "mixture", "total": "dens
 
 
 @checked
-def figure_expert_times(compared: Sequence[AgainstDense], title: str) -> go.Figure:
+def figure_expert_times(compared: Annotated[Sequence[AgainstDense], NonEmpty()], title: str) -> go.Figure:
     """Tokens per second and GPU of three models; a cross on the axis where one does not fit.
 
     Args:

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from functools import cache, partial
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from lablib.signature.bounds import Bound
 from lablib.signature.hints import Named, hints_of
@@ -106,7 +106,7 @@ def _simple_test(hint: Any) -> Callable[[Any], bool]:
         return lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in asked)
     if not inspect.isclass(hint):
         return _anything
-    return partial(type(hint).__instancecheck__, hint)  # of C, as the items of a list are many
+    return cast("Callable[[Any], bool]", partial(type(hint).__instancecheck__, hint))  # of C, as items are many
 
 
 def _takes(num_arguments: int, value: Any) -> bool:

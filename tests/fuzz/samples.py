@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-import lablib
+import lablib.labs
 from lablib import (
     CLUSTERS,
     DEVICES,
@@ -112,6 +112,9 @@ def public() -> dict[str, Callable[..., Any]]:
             is_kind = isinstance(value, type) and issubclass(value, BaseException | Enum)
             if callable(value) and not is_kind and home.startswith("lablib"):
                 found[f"{home}.{getattr(value, '__qualname__', name)}"] = value
+    for one in pkgutil.iter_modules(lablib.labs.__path__, "lablib.labs."):  # notebooks call their figures by file
+        figures = vars(importlib.import_module(one.name)).items()
+        found |= {f"{one.name}.{name}": value for name, value in figures if name.startswith("figure_")}
     return found
 
 

@@ -241,7 +241,7 @@ def test_a_second_copy_in_each_node_is_paid_in_memory_and_gathered_in_16_bits():
         ({"optimizer": "adamv"}, "did you mean 'adam' or 'adamw'"),
         ({"stack": "megatron"}, "unknown stack 'megatron'"),
         ({"seq_len": 2047, "parallel": Parallel(context=2)}, "seq_len=2047 for context 2 and tensor 1; try 2048$"),
-        # The tail of a sequence makes up for its head: two pieces on each rank (parallel/mesh/check.py requires the same).
+        # The tail of a sequence makes up for its head: two pieces on each rank, as parallel/mesh/check.py has.
         ({"seq_len": 2046, "parallel": Parallel(context=2)}, "seq_len=2046 for context 2 and tensor 1; try 2048$"),
         ({"seq_len": 1, "parallel": Parallel(tensor=8)}, "tensor 8; try 8, or sequence_parallel=False"),
         ({"parallel": replace(GPT3, chunks=2)}, "schedule '1f1b' has one piece on each stage"),

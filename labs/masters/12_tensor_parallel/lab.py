@@ -905,8 +905,8 @@ print(found)
 #   ASPLOS 2023: chunks (further). Q. Xu, S. Li, C. Gong, Y. You, "An Efficient 2D Method for Training Super-Large Deep
 #   Learning Models", 2021, arXiv 2104.05343: two dimensions (further).
 # - Hugging Face, "The Smol Training Playbook", 2025, chapter "The training marathon": equal seeds (further).
-# - The code: `regions.py`, `mlp.py`, `attention.py`, `sequence_parallel.py`, `vocabulary.py`, `plan.py` and `bytes.py` in
-#   `lablib/parallel/tensor`, and `lablib/studies/tensor_time.py`.
+# - The code: `regions.py`, `mlp.py`, `attention.py`, `sequence_parallel.py`, `vocabulary.py`, `plan.py` and `bytes.py`
+#   in `lablib/parallel/tensor`, and `lablib/studies/tensor_time.py`.
 
 # %%
 check

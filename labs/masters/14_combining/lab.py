@@ -1048,8 +1048,8 @@ print_text(f"{recorded}")
 #   beside compute); deepseek-ai/EPLB, README.md, 2025 (further). N. Muennighoff et al., "OLMoE: Open Mixture-of-Experts
 #   Language Models", 2024, arXiv 2409.02060 (further). D. Raposo et al., "Mixture-of-Depths: Dynamically Allocating
 #   Compute in Transformer-Based Language Models", 2024, arXiv 2404.02258 (further).
-# - The code: `mesh.py` and `step.py` in `lablib/parallel/mesh`, `lablib/parallel/context`, `lablib/parallel/experts`, and
-#   `lablib/studies/placement.py`.
+# - The code: `mesh.py` and `step.py` in `lablib/parallel/mesh`, `lablib/parallel/context`, `lablib/parallel/experts`,
+#   and `lablib/studies/placement.py`.
 
 # %%
 check
