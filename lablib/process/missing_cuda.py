@@ -6,6 +6,7 @@ from lablib.text.messages import safe_str
 _SAYINGS = (
     "compiled with CUDA",
     "NVIDIA driver",
+    "CUDA driver version is insufficient",
     "No CUDA GPUs are available",
     "without ATen_cuda library",
     "has no attribute '_cuda_",
@@ -13,6 +14,7 @@ _SAYINGS = (
     "dummy base class",
     "Cannot access accelerator device when none is available",
     "requires a CUDA or other accelerator backend",
+    "invalid argument to reset_peak_memory_stats",
 )
 
 

@@ -26,7 +26,7 @@ USES: dict[str, Callable[[], Any]] = {
     "torch.cuda.current_device": lambda: torch.cuda.current_device(),
     "torch.cuda.synchronize": lambda: torch.cuda.synchronize(),
     "torch.cuda.Stream": lambda: torch.cuda.Stream(),
-    "torch.cuda.Event": lambda: torch.cuda.Event(),
+    "torch.cuda.Event": lambda: torch.cuda.Event().record(),
     "torch.cuda.get_device_properties": lambda: torch.cuda.get_device_properties(0),
     "torch.cuda.reset_peak_memory_stats": lambda: torch.cuda.reset_peak_memory_stats(),
 }
