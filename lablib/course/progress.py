@@ -48,6 +48,11 @@ class Entry:
 Labs = dict[str, dict[str, Entry]]
 
 
+def entry_of(labs: Labs, lab: str, name: str) -> Entry:
+    """The entry of one exercise; an empty one if there is none."""
+    return labs.get(lab, {}).get(name, Entry())
+
+
 class DamagedProgress(CourseFailure):
     """The progress file is damaged and was renamed; the message has the new name."""
 

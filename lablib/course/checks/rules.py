@@ -10,12 +10,11 @@ Values:
     is_mean               a mean, and not a sum or a mean of other values
     same_on_every_rank    all ranks agree
     equals_one_device     gradients equal the whole batch's on one device
-Communication and memory of a run:
+Communication of a run:
     calls_only            only these calls, by their names in `run.traffic`
     communications_within number of calls
     same_calls            a block in which all ranks make the same calls, with any data
     sent_bytes_within     bytes that each rank sends: at most a good algorithm's, at least the task's
-    peak_bytes_within     memory of a rank
 The answer's source (own_code.py):
     not_from_lablib       it does not call the library's own solution
 
@@ -92,7 +91,8 @@ def changes_nothing(expect: Expect, calls: Calls) -> None:
 
 def works_in_place(expect: Expect, calls: Calls, expected: Sequence[Tensor], what: str = "the result") -> None:
     """The first argument holds `expected`, one per call, after the call. The order of sums is free."""
-    with expect.grouped(f"x holds {what}{_everywhere(calls)}", "in place"):
+    everywhere = f" on all {calls.ranks} ranks" if isinstance(calls, Run) and calls.ranks > 1 else ""
+    with expect.grouped(f"x holds {what}{everywhere}", "in place"):
         for (where, call), wanted in zip(_places(calls), expected, strict=True):
             if 0 in call.moved:
                 raise RuleBroken(
@@ -109,10 +109,8 @@ def works_in_place(expect: Expect, calls: Calls, expected: Sequence[Tensor], wha
 
 
 def _in_words(x: Tensor) -> str:
-    return (
-        f"{plural(x.numel(), 'elements')}, {str(x.dtype).removeprefix('torch.')}, shape "
-        f"{' x '.join(map(str, x.shape)) or '()'}"
-    )
+    shape = " x ".join(map(str, x.shape)) or "()"
+    return f"{plural(x.numel(), 'elements')}, {str(x.dtype).removeprefix('torch.')}, shape {shape}"
 
 
 def _refuse_float32_accuracy(what: str, saw: Tensor, wanted: Tensor) -> None:
@@ -190,13 +188,8 @@ def calls_only(expect: Expect, run: Run, *names: str) -> None:
 
 def communications_within(expect: Expect, run: Run, at_most: int, at_least: int = 0) -> None:
     """The number of calls: a collective of a group counts once, and so does a send with its receive."""
-    expect.budget(
-        f"communications on {plural(run.ranks, 'ranks')}",
-        len(run.traffic),
-        at_most,
-        "calls",
-        at_least=at_least,
-    )
+    where = plural(run.ranks, "ranks")
+    expect.budget(f"communications on {where}", len(run.traffic), at_most, "calls", at_least=at_least)
 
 
 @contextmanager
@@ -239,21 +232,11 @@ def sent_bytes_within(
             expect.budget(f"fewest bytes {which}", min(sent), at_most, "B", at_least=at_least)
 
 
-def peak_bytes_within(expect: Expect, run: Run, at_most: float) -> None:
-    """Peak bytes of each rank."""
-    peaks = [run.memory.peak_bytes(rank) for rank in range(run.ranks)]
-    expect.budget(f"peak memory of a rank ({plural(run.ranks, 'ranks')})", max(peaks), at_most, "B")
-
-
 def _places(calls: Calls) -> list[tuple[str, Observed]]:
     """Each call, with a description of its place."""
     if isinstance(calls, Run):
         return [(f" on rank {rank} of {calls.ranks}", call) for rank, call in enumerate(calls.values)]
     return [("", call) for call in calls]
-
-
-def _everywhere(calls: Calls) -> str:
-    return f" on all {calls.ranks} ranks" if isinstance(calls, Run) and calls.ranks > 1 else ""
 
 
 def _differs(saw: Tensor, expected: Tensor) -> bool:

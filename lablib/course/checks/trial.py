@@ -89,7 +89,7 @@ def run_check(
         return result
     expect = Expect(seed, answers=answer)
     try:
-        with time_limit(cpu_limit_s, clock_limit_s), _one_thread(), _no_luck(), _same_grad_mode():
+        with time_limit(cpu_limit_s, clock_limit_s), _torch_as_before(), _no_luck():
             try:
                 exercise.run(expect, *answer, **options)
             except SystemExit as end:
@@ -127,7 +127,7 @@ def _last_call(exercise: Exercise, answer: Sequence[Any], options: dict[str, Any
     calls = LastCalls(answer[0], exercise.name)
     with warnings.catch_warnings(), suppress(Exception, SystemExit), redirect_stdout(StringIO()):
         warnings.simplefilter("ignore")
-        with time_limit(), _one_thread(), _same_grad_mode(), calls:
+        with time_limit(), _torch_as_before(), calls:
             exercise.run(Expect(seed, answers=answer), *answer, **options)
     return calls.text(said)
 
@@ -140,25 +140,20 @@ def _printed(expect: Expect) -> str:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread: waiting threads use CPU too, on many cores more than the answer's limit."""
+def _torch_as_before() -> Iterator[None]:
+    """Compute with one thread, and restore torch's threads and gradient mode, which an answer may switch off.
+
+    Waiting threads use CPU too, on many cores more than the answer's limit.
+    """
     import torch  # here: `lab --help` needs no torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _same_grad_mode() -> Iterator[None]:
-    """Restore the gradient mode after an answer that switches gradients off."""
-    import torch
-
-    with torch.set_grad_enabled(torch.is_grad_enabled()):
-        yield
 
 
 @contextmanager
