@@ -9,7 +9,7 @@ a few milliseconds, and the children share the memory of the libraries until the
        |  -- End --------->  |  -- SIGKILL ------->  |
 
 A forked child inherits the server's libraries, with the environment variables that they read at import. So a server is
-valid for one environment (real/workers/fixed_environment.py). A fork keeps one thread, so if a library starts threads
+valid for one environment (real/workers/processes.py). A fork keeps one thread, so if a library starts threads
 at import, or a fork after an import is unsafe (CUDA, macOS), a child executes a new interpreter.
 
 Similar to the `forkserver` of Python's multiprocessing, which offers its children neither sessions nor files. It is

@@ -1,4 +1,4 @@
-"""Environment variables that torchrun gives each worker.
+"""Environment variables that torchrun gives each worker, and a free port for the master.
 
 Source: torch 2.13, torch/distributed/elastic/agent/server/local_elastic_agent.py (`_start_workers`),
 multiprocessing/api.py (TORCHELASTIC_ERROR_FILE), launcher/api.py (TORCHELASTIC_SIGNALS_TO_HANDLE) and run.py
@@ -6,8 +6,16 @@ multiprocessing/api.py (TORCHELASTIC_ERROR_FILE), launcher/api.py (TORCHELASTIC_
 """
 
 import os
+import socket
 
 LOOPBACK = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]
 
 
 def worker_environment(

@@ -33,23 +33,12 @@ class Batches:
     @contextmanager
     def numbering(self) -> Iterator[None]:
         """Number and mark batches within this context."""
-        setattr(*place("start_coalescing"), self._start())
-        setattr(*place("end_coalescing"), self._end())
-        try:
-            yield
-        finally:
-            setattr(*place("start_coalescing"), start_coalescing)
-            setattr(*place("end_coalescing"), end_coalescing)
 
-    def _start(self) -> Callable[[Any, Any], None]:
         def start(group: Any, device: Any) -> None:
             self._count += 1
             self._open[group.group_name] = self._count
             start_coalescing(group, device)
 
-        return start
-
-    def _end(self) -> Callable[[Any, Any], Any]:
         def end(group: Any, device: Any) -> Any:
             batch = self._open.pop(group.group_name, 0)
             with mark(f"{BATCH_MARK}{batch}"):
@@ -57,4 +46,10 @@ class Batches:
             self._ended(batch, work)
             return work
 
-        return end
+        setattr(*place("start_coalescing"), start)
+        setattr(*place("end_coalescing"), end)
+        try:
+            yield
+        finally:
+            setattr(*place("start_coalescing"), start_coalescing)
+            setattr(*place("end_coalescing"), end_coalescing)

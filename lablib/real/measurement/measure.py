@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
-from lablib.real.gpu.errors import explain
 from lablib.real.gpu.kernels import KernelCount, count_kernels, lowest_stream
+from lablib.real.gpu.under_way import explain
 from lablib.real.measurement.calls import Call, CallRecorder
 from lablib.real.measurement.events import Event, RawSpan, read_events
 from lablib.real.measurement.profiler import profiler_of, run_warm_up_kernels

@@ -45,7 +45,8 @@ def communications(measured: Sequence[Measurement], zero_ns: int) -> Iterator[Sp
             if call.end_ns:
                 end_ns = min(call.end_ns, over_ns)
                 rank, met_ns = max(place, ~place), min(last_ns, end_ns)
-                tie = {"transfer_id": number, "place": _among(call, rank)}
+                among = int(call.name == "recv") if call.is_point_to_point else call.members.index(rank)
+                tie = {"transfer_id": number, "place": among}
                 if call.start_ns < met_ns:
                     stream = f"{WAIT}{call.group}"
                     waited = RawSpan(stream, call.span_name, call.phase, call.start_ns, met_ns)
@@ -61,11 +62,6 @@ def _meetings(measured: Sequence[Measurement]) -> list[Meeting]:
             pair = (call.source, call.target, call.tag) if call.is_point_to_point else ()
             meetings.setdefault((call.group_id, call.sequence, *pair), {})[_place(call, rank)] = call
     return list(meetings.values())
-
-
-def _among(call: Call, rank: int) -> int:
-    """The place of a rank in its transfer."""
-    return int(call.name == "recv") if call.is_point_to_point else call.members.index(rank)
 
 
 def _last_ns(calls: Meeting) -> int:
