@@ -100,11 +100,7 @@ def run_on_nodes(options: argparse.Namespace) -> int:
 
 
 def checked(options: argparse.Namespace) -> Nodes:
-    """Check the options.
-
-    Raises:
-        CourseError: an invalid option; nothing has started.
-    """
+    """Check the options. Raises CourseError: an invalid option; nothing has started."""
     script = Path(options.lab)
     if script.suffix != ".py" or not script.is_file():
         raise CourseError(f"several nodes run a script, a Python file: got {options.lab}; try train.py")

@@ -63,11 +63,7 @@ def show_progress(folder: Path) -> str:
 
 
 def reset(folder: Path, text: str) -> str:
-    """Delete the progress of one lab.
-
-    Raises:
-        CourseError: no such lab, or the progress file cannot be changed.
-    """
+    """Delete the progress of one lab. Raises CourseError: no such lab, or the progress file cannot be changed."""
     lab, path = find_lab(text, folder), progress_path()
     try:
         forgotten = reset_progress(path, lab.number) if path else 0

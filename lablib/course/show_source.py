@@ -15,9 +15,7 @@ from lablib.text.messages import safe_repr
 def show_source(function: Callable[..., Any] | type, after: Check | None = None) -> Source:
     """The source of a function or a class of lablib.
 
-    Args:
-        function: the function or class.
-        after: check of the exercise that it solves: folded until that is passed. None: open.
+    `after`: check of the exercise that it solves: folded until that is passed. None: open.
 
     Raises:
         ValueError: its source cannot be read.

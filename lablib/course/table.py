@@ -18,8 +18,7 @@ _MIN_COLUMNS = 20  # least width of a wrapped last column
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Rows under a heading, columns as wide as their widest cell.
 
-    Arguments:
-        width: characters per line; None: the terminal's, or no limit if standard output is not a terminal.
+    `width`: characters per line; None: the terminal's, or no limit if standard output is not a terminal.
 
     >>> print(table(["lab", "title"], [["08", "Collectives"]]))
     lab  title

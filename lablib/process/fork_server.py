@@ -95,10 +95,8 @@ def code_of(function: str, *args: object) -> str:
 def serve(descriptor: int, parent: int, does_imports: bool) -> NoReturn:
     """Start and end children until None arrives or the other end is closed; then end those that still run.
 
-    Args:
-        descriptor: one end of a pair of Unix sockets, which this process inherited.
-        parent: the process id of the process at the other end.
-        does_imports: whether to import modules before the fork; otherwise each child is a new interpreter.
+    `descriptor` is one end of a pair of Unix sockets, which this process inherited; the process `parent` has the other.
+    Without `does_imports` each child is a new interpreter.
     """
     die_with_parent(parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # the launcher's blocked signals are inherited

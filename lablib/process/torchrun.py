@@ -21,15 +21,9 @@ def free_port() -> int:
 def worker_environment(
     rank: int, ranks: int, local_rank: int, local_size: int, node: int, nodes: int, port: int, run_id: str, role: str
 ) -> dict[str, str]:
-    """Names and values for one worker.
+    """Names and values for one worker; `local_size` is the number of ranks on its node.
 
-    Args:
-        rank, ranks: global rank and number of ranks.
-        local_rank, local_size: rank on its node and number of ranks there.
-        node, nodes: number of the node and number of nodes.
-        port: port of the master, which is this machine.
-        run_id: id of the job.
-        role: role of the workers; "default" in torchrun.
+    The master is this machine; `role` is "default" in torchrun.
     """
     threads = {} if local_size == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": 1}
     variables = threads | {

@@ -177,11 +177,7 @@ class Placement(TorchDispatchMode):
         process.streams.host_works(traits_of(func).name, size_bytes / bandwidth, size_bytes)
 
     def _computed(self, func: Any, args: tuple, kwargs: dict, index: int | None) -> Any:
-        """Run the operator.
-
-        Raises:
-            NotSimulatedError: torch has the operator only for GPUs.
-        """
+        """Run the operator. Raises NotSimulatedError: torch has the operator only for GPUs."""
         if index is None or index == HOST:
             return func(*args, **kwargs)
         try:

@@ -21,11 +21,7 @@ _MAX_BYTES = 4 * 2**20  # larger scripts take seconds to compile
 
 
 def compiled(path: Path) -> CodeType:
-    """The script's code.
-
-    Raises:
-        ValueError: there is no such file, or it is not Python.
-    """
+    """The script's code. Raises ValueError: there is no such file, or it is not Python."""
     try:
         source = read_bytes(path, _MAX_BYTES)
     except (OSError, ValueError) as error:

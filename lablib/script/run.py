@@ -35,11 +35,7 @@ from lablib.sim.ranks.rank import Rank
 
 
 class Script:
-    """A script and the environment of its ranks (`lablib.sim.simulation.RankEnvironment`). Runs once.
-
-    Attributes:
-        processes: one per rank, once it runs.
-    """
+    """A script and the environment of its ranks (`lablib.sim.simulation.RankEnvironment`). Runs once."""
 
     def __init__(
         self,

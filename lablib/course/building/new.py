@@ -12,12 +12,7 @@ _WORDS = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
 def new_lab(labs: Path, number: str, name: str) -> Lab:
-    """Write a new lab's folder from the template.
-
-    Args:
-        labs: the labs folder.
-        number: "5" or "05".
-        name: words of small letters, joined by "_": "mixed_precision".
+    """Write the folder of a new lab, such as ("05", "mixed_precision"), from the template into the labs folder.
 
     Raises:
         CourseError: no such number or name, or a lab has it already.

@@ -63,11 +63,7 @@ class Result:
         return "\n".join([f"{self.status}: {self.title}", *rows])
 
     def require(self) -> "Result":
-        """This result, if the exercise is passed.
-
-        Raises:
-            AssertionError: it is not.
-        """
+        """This result, if the exercise is passed. Raises AssertionError: it is not."""
         if self.status != "passed":
             raise AssertionError(f"lab {self.lab}, {self.name}: {self.message}")
         return self

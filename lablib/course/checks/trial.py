@@ -74,15 +74,10 @@ def run_check(
     with_input: bool = False,
     **options: Any,
 ) -> Result:
-    """Try one answer. Records nothing, and raises no exception of the learner's code.
+    """Try one answer: `answer` and `options` are the arguments of the check in the notebook.
 
-    Args:
-        lab: number of the lab, for the result.
-        exercise: the exercise.
-        answer, options: arguments of the check in the notebook.
-        seed: seed of the check's inputs; None: a new one.
-        cpu_limit_s, clock_limit_s: seconds after which the trial is ended (time_limit.py).
-        with_input: run the check of a wrong answer again, for the input that failed (last_call.py).
+    Records nothing, and raises no exception of the learner's code. The limits are seconds (time_limit.py). With
+    `with_input`, the check of a wrong answer runs again, for the input that failed (last_call.py).
     """
     result = Result(lab, exercise.name, exercise.title, "not attempted", next_step="solve the exercise above.")
     if not answer or answer[0] is None or answer[0] is Ellipsis or is_empty(answer[0]):

@@ -30,14 +30,7 @@ class Absent(Exception):
 
 @dataclass(frozen=True)
 class Probe:
-    """One thing to examine.
-
-    Attributes:
-        name: name in the report.
-        look: returns the finding; raises for a failure.
-        remedy: the remedy for a failure.
-        required: whether the course needs it.
-    """
+    """One thing to examine: `look` returns the finding, or raises for a failure, which has this remedy."""
 
     name: str
     look: Callable[[], str]

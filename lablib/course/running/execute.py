@@ -37,7 +37,6 @@ def run_lab(
     """Run a lab and return the files written: notebook and HTML.
 
     Args:
-        lab: the lab.
         values: parameters to set; text is converted to the type the lab declares.
         instructor: run the master's solutions; every check must pass, and no progress is recorded.
         out: output folder; default `runs/` next to the labs folder.

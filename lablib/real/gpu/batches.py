@@ -15,11 +15,7 @@ BATCH_MARK = "lablib::batch "  # name of the event around the end of a batch, fo
 
 
 class Batches:
-    """Numbers the batches of this process, from 1.
-
-    Args:
-        ended: called with the number and the work of each batch that has ended.
-    """
+    """Numbers the batches of this process, from 1. `ended` is called with number and work of each that has ended."""
 
     def __init__(self, ended: Callable[[int, Any], None]):
         self._ended = ended

@@ -22,12 +22,9 @@ _NEVER_NS = 2**63
 
 
 def traffic_of(measured: Sequence[Measurement], zero_ns: int, backend: str) -> Traffic:
-    """The communications of a run.
+    """The communications of a run that began at `zero_ns` of the host, from the measurements in rank order.
 
-    Args:
-        measured: the measurements, in rank order.
-        zero_ns: the host's time at which the run began.
-        backend: used as the algorithm's name: the library does not report its choice.
+    The backend is used as the algorithm's name: the library does not report its choice.
     """
     transfers = [
         transfer

@@ -77,13 +77,9 @@ def fixed_environment(variables: Mapping[str, str] | None = None) -> FixedEnviro
 
 
 class Processes:
-    """One set of workers.
+    """One set of workers, which report at a socket path.
 
-    Args:
-        backend: "gloo" or "nccl".
-        ranks: number of workers.
-        address: the socket path at which they report to the launcher.
-        directory: folder of their output (see capture.py) and of the rendezvous file.
+    `directory` holds their output (capture.py) and the rendezvous file.
     """
 
     def __init__(self, backend: str, ranks: int, address: str, directory: Path):
@@ -159,8 +155,7 @@ def _children(ranks: int, directory: Path) -> tuple[Child, ...]:
 class _Server:
     """The launcher's end of a fork server. The server ends with this process, however that ends.
 
-    Args:
-        does_imports: whether workers are forked after their imports; otherwise each is a new interpreter.
+    Without `does_imports` each worker is a new interpreter.
     """
 
     def __init__(self, does_imports: bool):

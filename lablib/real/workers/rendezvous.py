@@ -24,11 +24,7 @@ _TIMEOUT = timedelta(seconds=60)
 
 
 class MeetingFile:
-    """The store of a rank.
-
-    Args:
-        path: a file of this user alone, the same for all ranks. Its name may be removed once all have opened it.
-    """
+    """The store of a rank, in a file of this user alone. Its name may be removed once all ranks have opened it."""
 
     def __init__(self, path: str):
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
