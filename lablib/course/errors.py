@@ -23,17 +23,18 @@ class CourseFailure(CourseError):
     exit_code = 1
 
 
-def cannot_write(path: Path, error: OSError) -> CourseFailure:
+def cannot_write(
+    path: Path | str, error: OSError, otherwise: str = "choose another folder with --out"
+) -> CourseFailure:
     """The error for a file that could not be written: cause, state left behind, remedy."""
     remedies = {
-        errno.ENOSPC: "free some disk space, or choose another folder with --out",
-        errno.EDQUOT: "your disk quota is used up: free some space, or choose another folder with --out",
-        errno.EACCES: "make the folder writable, or choose another one with --out",
-        errno.EPERM: "make the folder writable, or choose another one with --out",
-        errno.EROFS: "the file system is read-only: choose another folder with --out",
-        errno.ENOTDIR: "a part of that path is a file: choose another folder with --out",
-        errno.EEXIST: "a file has the folder's name: choose another folder with --out",
+        errno.ENOSPC: "free some disk space, or ",
+        errno.EDQUOT: "your disk quota is used up: free some space, or ",
+        errno.EACCES: "make the folder writable, or ",
+        errno.EPERM: "make the folder writable, or ",
+        errno.EROFS: "the file system is read-only: ",
+        errno.ENOTDIR: "a part of that path is a file: ",
+        errno.EEXIST: "a file has the folder's name: ",
     }
-    remedy = remedies.get(error.errno or 0, "choose another folder with --out")
-    reason = (error.strerror or str(error)).lower()
+    reason, remedy = (error.strerror or str(error)).lower(), remedies.get(error.errno or 0, "") + otherwise
     return CourseFailure(f"cannot write {path}: {reason}; nothing half-written was left. To go on, {remedy}.")

@@ -6,7 +6,6 @@ run the `atexit` handlers, last first. The file is compiled once for all ranks.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -78,8 +77,3 @@ def _run_exit_handlers() -> None:
             function(*args, **kwargs)
         except Exception as error:
             print(traceback_text(error), file=sys.stderr)
-
-
-def script_folder(path: Path) -> str:
-    """The folder that Python puts first on `sys.path` for a script."""
-    return os.path.dirname(os.path.realpath(path))

@@ -1,13 +1,11 @@
 """Workers are forked from one process that has imported torch: as torchrun would start them, and gone in every case."""
 
 import errno
-import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from multiprocessing.connection import Connection, Pipe
@@ -26,8 +24,8 @@ from lablib.real.workers import processes
 from lablib.real.workers.pools import pools
 from lablib.real.workers.processes import Processes
 from tests.real.ended import assert_all_end
+from tests.torchrun_environment import assert_given
 
-GIVEN = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_")  # by torchrun
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only, and reads /proc")
 
 
@@ -299,26 +297,8 @@ def test_a_child_that_cannot_be_forked_is_reported_and_told(monkeypatch):
 
 
 def test_children_have_the_environment_that_torchrun_gives(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import json, os, sys
-            with open(os.path.join(sys.argv[1], os.environ["RANK"]), "w") as file:
-                json.dump(dict(os.environ), file)
-            """
-        )
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, tmp_path]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    ours = [child.environment for child in processes._children(2, tmp_path)]
-    differ = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "ROLE_NAME"}
-    differ |= {"TORCHELASTIC_ERROR_FILE"}
-    for rank in range(2):
-        theirs = json.loads((tmp_path / str(rank)).read_text())
-        given = {name for name in theirs if name.startswith(GIVEN)}
-        assert len(given) >= 14 and given <= set(ours[rank])
-        assert {name: theirs[name] for name in given - differ} == {name: ours[rank][name] for name in given - differ}
+    for rank, child in enumerate(processes._children(2, tmp_path)):
+        assert_given(child.environment, rank, but=frozenset({"ROLE_NAME"}))
 
 
 @linux_only

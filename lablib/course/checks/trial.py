@@ -22,7 +22,7 @@ from lablib.course.checks.learner_code import (
     unfinished,
 )
 from lablib.course.checks.result import Result
-from lablib.course.checks.time_limit import CLOCK_LIMIT_S, CPU_LIMIT_S, TimeIsUp, time_limit
+from lablib.course.checks.time_limit import CPU_LIMIT_S, TimeIsUp, time_limit
 from lablib.errors import (
     LaunchError,
     LaunchTimeoutError,
@@ -70,13 +70,12 @@ def run_check(
     *answer: Any,
     seed: int | None = None,
     cpu_limit_s: float = CPU_LIMIT_S,
-    clock_limit_s: float = CLOCK_LIMIT_S,
     with_input: bool = False,
     **options: Any,
 ) -> Result:
     """Try one answer: `answer` and `options` are the arguments of the check in the notebook.
 
-    Records nothing, and raises no exception of the learner's code. The limits are seconds (time_limit.py). With
+    Records nothing, and raises no exception of the learner's code. `cpu_limit_s` is time_limit.py's. With
     `with_input`, the check of a wrong answer runs again, for the input that failed (last_call.py).
     """
     result = Result(lab, exercise.name, exercise.title, "not attempted", next_step="solve the exercise above.")
@@ -84,7 +83,7 @@ def run_check(
         return result
     expect = Expect(seed, answers=answer)
     try:
-        with time_limit(cpu_limit_s, clock_limit_s), _torch_as_before(), _no_luck():
+        with time_limit(cpu_limit_s), _torch_as_before(), _no_luck():
             try:
                 exercise.run(expect, *answer, **options)
             except SystemExit as end:
