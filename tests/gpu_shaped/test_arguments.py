@@ -32,7 +32,7 @@ ARGUMENTS: dict[str, Callable[[], Any]] = {
     "a tensor": lambda: torch.ones(3),
     "in a list in a dictionary": lambda: {"a": [torch.ones(3)]},
     "a module": lambda: nn.Linear(2, 2),
-    "of a partial": lambda: partial(helper, torch.ones(3), y=torch.ones(3)),
+    "of a partial": lambda: partial(dict, {"a": torch.ones(3)}, b=torch.ones(3)),
     "held by an object": lambda: Held(torch.ones(3)),
     "a method of a module": lambda: nn.Linear(2, 2).forward,
 }
