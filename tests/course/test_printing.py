@@ -38,6 +38,11 @@ def test_long_lines_are_broken_between_words_and_keep_every_word(capsys: pytest.
     assert printed.splitlines()[1].startswith("      ")
 
 
+def test_an_empty_message_is_an_empty_line(capsys: pytest.CaptureFixture[str]):
+    print_error(RuntimeError(""))
+    assert capsys.readouterr().out == "\n"
+
+
 def test_a_text_that_is_no_error_keeps_all_its_lines_and_words(capsys: pytest.CaptureFixture[str]):
     text = (
         "rank 0 held 1 MB: " + "half of it is activation; " * 9 + '\n  File "/site-packages/torch/x.py", line 4, in f'
