@@ -65,11 +65,12 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """A PATH with the usual tools and no Python."""
+    """A PATH with the usual tools and a Python."""
     folder = tmp_path / "bin"
     folder.mkdir()
     for name in NEEDED:
         (folder / name).symlink_to(str(shutil.which(name)))
+    script(folder / "python3", PYTHON)
     return folder
 
 
@@ -92,7 +93,6 @@ def sentence(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def test_make_test_sets_up_once_in_one_line_and_passes_arguments_on(checkout, programs):
-    script(programs / "python3", PYTHON)
     done = make(checkout, programs, "test", "ARGS=-k one")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
@@ -119,7 +119,6 @@ def test_make_test_sets_up_once_in_one_line_and_passes_arguments_on(checkout, pr
 
 
 def test_make_lab_builds_what_is_stale_and_opens_the_first_lab(checkout, programs):
-    script(programs / "python3", PYTHON)
     done = make(checkout, programs, "lab", "ARGS=--no-browser --port 8899")
     assert done.returncode == 0, done.stderr
     assert (checkout / "calls").read_text().splitlines()[-2:] == [
@@ -129,19 +128,16 @@ def test_make_lab_builds_what_is_stale_and_opens_the_first_lab(checkout, program
 
 
 def test_make_test_fails_when_pytest_does(checkout, programs):
-    script(programs / "python3", PYTHON)
     assert make(checkout, programs, "test", PYTEST="1").returncode != 0
 
 
 def test_pip_gets_the_users_arguments(checkout, programs):
-    script(programs / "python3", PYTHON)
     make(checkout, programs, "setup", "PIP_ARGS=--find-links wheels")
     assert "--requirement requirements.lock --find-links wheels" in (checkout / "calls").read_text()
 
 
 @pytest.mark.parametrize("changed", ["requirements.lock", "pyproject.toml"])
 def test_a_changed_lock_or_pyproject_is_installed_at_the_next_call(checkout, programs, changed):
-    script(programs / "python3", PYTHON)
     make(checkout, programs, "setup")
     future = time.time() + 10
     os.utime(checkout / changed, (future, future))
@@ -153,6 +149,7 @@ def test_a_changed_lock_or_pyproject_is_installed_at_the_next_call(checkout, pro
 
 
 def test_without_python_it_says_which_to_install(checkout, programs):
+    (programs / "python3").unlink()
     text = sentence(make(checkout, programs, "lab"))
     assert text == (
         "setup: Python 3.11, 3.12 or 3.13 is needed and none was found (python3: no such program): install one, "
@@ -168,7 +165,6 @@ def test_an_old_python_is_named_and_a_newer_one_beside_it_is_found(checkout, pro
 
 
 def test_a_python_named_by_the_user_must_be_supported(checkout, programs):
-    script(programs / "python3", PYTHON)
     text = sentence(make(checkout, programs, "lab", "PYTHON=python9"))
     assert text.startswith("setup: PYTHON=python9 is not Python 3.11, 3.12 or 3.13 (no such program): name one that is")
 
@@ -195,13 +191,11 @@ def test_without_a_network_it_says_so_and_the_next_call_goes_on(checkout, progra
 
 
 def test_a_full_disk_is_one_sentence(checkout, programs):
-    script(programs / "python3", PYTHON)
     full = "echo 'ERROR: Could not install packages due to an OSError: [Errno 28] No space left on device'; exit 1"
     assert sentence(make(checkout, programs, "test", PIP=full)).startswith("setup: the disk is full: free about")
 
 
 def test_another_failure_of_pip_shows_its_own_words(checkout, programs):
-    script(programs / "python3", PYTHON)
     words = "echo 'Looking in links'; echo 'ERROR: torch is not a supported wheel on this platform.'; exit 1"
     done = make(checkout, programs, "test", PIP=words)
     assert done.returncode != 0
@@ -241,7 +235,6 @@ def uv_command(backend: str) -> str:
     ],
 )
 def test_uv_installs_the_build_of_torch_that_the_machine_can_use(checkout, programs, machine, backend, words):
-    script(programs / "python3", PYTHON)
     script(programs / "uv", UV)
     if machine == "gpu":
         script(programs / "nvidia-smi", "#!/bin/sh\necho 'GPU 0: NVIDIA H100'\n")
@@ -259,14 +252,12 @@ def test_uv_installs_the_build_of_torch_that_the_machine_can_use(checkout, progr
 @pytest.mark.skipif(ON_GPU_MACHINE, reason="this machine has an NVIDIA driver")
 def test_an_nvidia_smi_without_a_driver_is_no_gpu(checkout, programs):
     """A container for CUDA, started on a laptop."""
-    script(programs / "python3", PYTHON)
     script(programs / "uv", UV)
     script(programs / "nvidia-smi", "#!/bin/sh\necho 'no driver'; exit 9\n")
     assert "no NVIDIA driver" in make(checkout, programs, "setup").stdout
 
 
 def test_where_torchs_index_is_closed_pip_installs_and_one_line_says_why(checkout, programs):
-    script(programs / "python3", PYTHON)
     script(programs / "uv", UV)
     done = make(checkout, programs, "setup", UV_FINDS=UNREACHABLE)
     assert (done.returncode, done.stderr) == (0, "")
@@ -281,14 +272,12 @@ def test_where_torchs_index_is_closed_pip_installs_and_one_line_says_why(checkou
 
 
 def test_the_users_own_patience_is_kept(checkout, programs):
-    script(programs / "python3", PYTHON)
     script(programs / "uv", UV)
     make(checkout, programs, "setup", UV_FINDS=UNREACHABLE, UV_HTTP_RETRIES="7")
     assert "UV_HTTP_RETRIES=7\n" in (checkout / "calls").read_text()
 
 
 def test_whatever_else_uv_says_is_the_reason(checkout, programs):
-    script(programs / "python3", PYTHON)
     script(programs / "uv", UV)
     done = make(
         checkout, programs, "setup", UV_FINDS="echo 'error: No solution'; echo '  cause: no such torch'; exit 2"
@@ -300,7 +289,6 @@ def test_whatever_else_uv_says_is_the_reason(checkout, programs):
 @pytest.mark.parametrize("setting", ["global.index-url='here'", ":env:.find-links='a b'", "install.no-index='1'"])
 def test_pips_settings_of_where_packages_come_from_are_kept(checkout, programs, setting):
     """uv does not read them: a mirror, or a folder of wheels, would be passed over."""
-    script(programs / "python3", PYTHON)
     script(programs / "uv", UV)
     done = make(checkout, programs, "setup", PIP_CONFIG=f'echo "{setting}"; echo ":env:.timeout=\'9\'"')
     name = setting.split("=")[0].rpartition(".")[2]
@@ -310,7 +298,6 @@ def test_pips_settings_of_where_packages_come_from_are_kept(checkout, programs, 
 
 @pytest.mark.parametrize("setting", [":env:.extra-index-url=''", "global.timeout='60'", "global.cert='index-url'"])
 def test_other_settings_of_pip_and_empty_ones_leave_uv_its_work(checkout, programs, setting):
-    script(programs / "python3", PYTHON)
     script(programs / "uv", UV)
     done = make(checkout, programs, "setup", PIP_CONFIG=f'echo "{setting}"')
     assert "uv installs the lock." in done.stdout
@@ -318,7 +305,6 @@ def test_other_settings_of_pip_and_empty_ones_leave_uv_its_work(checkout, progra
 
 @pytest.mark.parametrize("variable", ["UV_TORCH_BACKEND", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_FIND_LINKS"])
 def test_a_setting_of_uv_goes_before_those_of_pip_and_pips_arguments_before_all(checkout, programs, variable):
-    script(programs / "python3", PYTHON)
     script(programs / "uv", UV)
     settings = {variable: "cpu", "PIP_CONFIG": "echo \"global.index-url='here'\""}
     assert "uv installs the lock." in make(checkout, programs, "setup", **settings).stdout
@@ -328,7 +314,6 @@ def test_a_setting_of_uv_goes_before_those_of_pip_and_pips_arguments_before_all(
 
 
 def test_a_uv_too_old_to_choose_is_replaced_by_one_in_the_environment(checkout, programs):
-    script(programs / "python3", PYTHON)
     script(programs / "uv", "#!/bin/sh\necho 'uv 0.4'\n")
     script(checkout / "new-uv", UV)
     done = make(checkout, programs, "setup", PIP_UV='cp "$HOME/new-uv" .venv/bin/uv')
@@ -341,7 +326,6 @@ def test_a_uv_too_old_to_choose_is_replaced_by_one_in_the_environment(checkout, 
 
 def test_a_download_that_breaks_off_is_one_sentence_and_no_reason_for_gigabytes(checkout, programs):
     """uv had found everything: pip would take the CUDA build from the same network."""
-    script(programs / "python3", PYTHON)
     script(programs / "uv", UV)
     broken = "echo '  x Failed to download `torch==2.13.0+cpu`'; echo '  cause: operation timed out'; exit 1"
     text = sentence(make(checkout, programs, "setup", UV_INSTALLS=broken))
@@ -355,14 +339,12 @@ def test_a_download_that_breaks_off_is_one_sentence_and_no_reason_for_gigabytes(
 
 
 def test_a_disk_that_fills_under_uv_is_one_sentence(checkout, programs):
-    script(programs / "python3", PYTHON)
     script(programs / "uv", UV)
     full = "echo 'error: Failed to install: torch.whl'; echo '  cause: No space left on device (os error 28)'; exit 2"
     assert sentence(make(checkout, programs, "setup", UV_INSTALLS=full)).startswith("setup: the disk is full: free")
 
 
 def test_the_environment_may_lie_elsewhere(checkout, programs):
-    script(programs / "python3", PYTHON)
     done = make(checkout, programs, "test", LABLIB_VENV=str(checkout.parent / "elsewhere"))
     assert done.returncode == 0, done.stderr
     assert (checkout.parent / "elsewhere" / ".stamp-setup").exists()
@@ -382,7 +364,6 @@ def test_the_devcontainers_image_has_what_set_up_reads_and_the_workspace_goes_on
     assert (image / "README.md").exists() and (image / "LICENSE").exists()  # pyproject.toml names them
     command = re.search(r"^RUN (UV_NO_CACHE.+)$", dockerfile, re.MULTILINE)
     assert command
-    script(programs / "python3", PYTHON)
     script(programs / "uv", UV)
     home = {"LABLIB_VENV": str(checkout.parent / "venv"), "CALLS": str(checkout / "calls"), "PATH": str(programs)}
     done = subprocess.run(["sh", "-c", command[1]], cwd=image, env=home, capture_output=True, text=True, timeout=120)
@@ -424,7 +405,6 @@ AT_WORK = """exec "$REAL" -S -c 'import time; open("started", "w").close(); [tim
 
 
 def test_an_interrupted_setup_is_done_again(checkout, programs):
-    script(programs / "python3", PYTHON)
     variables = {"PATH": str(programs), "CALLS": str(checkout / "calls"), "PIP": AT_WORK, "REAL": sys.executable}
     with subprocess.Popen(
         ["make", "test"], cwd=checkout, env=variables, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -443,7 +423,6 @@ def test_an_interrupted_setup_is_done_again(checkout, programs):
 
 
 def test_an_environment_of_a_python_that_is_gone_is_made_anew(checkout, programs):
-    script(programs / "python3", PYTHON)
     broken = checkout / ".venv" / "bin"
     broken.mkdir(parents=True)
     (broken / "python").symlink_to("/nowhere/python3.10")

@@ -32,7 +32,7 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks" / "gpu"
-SHARE_VARIABLE = "LABLIB_SHARE_GPUS"  # lablib/real/gpu/found.py: "1" lets ranks share a GPU
+SHARE_VARIABLE = "LABLIB_SHARE_GPUS"  # lablib/real/gpu/sharing.py: "1" lets ranks share a GPU
 FORMAT = "lablib GPU report 1"
 STATES = ("passed", "failed", "left out")
 _LAST_LINES = 12

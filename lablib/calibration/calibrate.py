@@ -21,6 +21,7 @@ Simplified: one node. The link between nodes is assumed to equal the link inside
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -71,7 +72,7 @@ def calibrate(backend: str = "gloo", ranks: int = 4, quick: bool = False, progre
         LaunchError: the processes could not be started.
     """
     check_ranks(backend, ranks)
-    return _Calibration(backend, measured_ranks(backend, ranks), quick, progress or _silent).run()
+    return _Calibration(backend, measured_ranks(backend, ranks), quick, progress or (lambda *step: None)).run()
 
 
 def check_ranks(backend: str, ranks: int) -> None:
@@ -86,10 +87,6 @@ def check_ranks(backend: str, ranks: int) -> None:
 def measured_ranks(backend: str, ranks: int) -> int:
     """Ranks that a calibration for `ranks` measures: on GPUs no two share one, as they would time each other."""
     return ranks_with_own_gpu(backend, ranks)
-
-
-def _silent(done: int, total: int, what: str) -> None:
-    pass
 
 
 class _Calibration:
@@ -111,7 +108,11 @@ class _Calibration:
         by_clock = [case for case in cases if case not in kernels]
         traced = [] if self.on_gpu else programs  # on a GPU the profiler would be most of a launch
         self.total = sum(-(-len(some) // _BATCH) for some in (by_clock, kernels, traced, messages)) + 1
-        timings = self._time_launches(by_clock) if self.on_gpu else self._time_cases(by_clock)
+        timings = (
+            self._by_clock(by_clock, "launches", time_launches, 3 * self.blocks)
+            if self.on_gpu
+            else self._time_cases(by_clock)
+        )
         measured = timings + self._time_kernels(kernels)
         if traced:
             measured = [t for t in timings if t.case.part != "program"] + self._time_cases(traced, trace=True)
@@ -136,10 +137,6 @@ class _Calibration:
 
     # ---- measurements ----
 
-    def _busy_ranks(self) -> int:
-        """Number of ranks that compute at once: all, but at most one per core."""
-        return self.ranks if self.on_gpu else min(self.ranks, num_cores())
-
     def _launch(self, fn: Callable[..., Any], *args: Any, trace: bool = False) -> list[Any]:
         return self._run(fn, *args, trace=trace).values
 
@@ -147,24 +144,19 @@ class _Calibration:
         return launch(fn, *args, ranks=self.ranks, backend=self.backend, trace=trace)
 
     def _time_cases(self, cases: Sequence[BenchmarkCase], trace: bool = False) -> list[Timing]:
-        timings = []
         # The profiler keeps every event: limit them to a program's number.
-        block_s = _TRACED_BLOCK_S if trace else self.block_s
-        for batch in self._batches(cases, "programs under the profiler" if trace else None):
-            by_rank = self._launch(time_cases, batch, block_s, self.blocks, self._busy_ranks(), trace=trace)
-            for case, *seconds in zip(batch, *by_rank, strict=True):
-                timings.append(Timing(case, median(one for rank in seconds for one in rank)))
-        return timings
+        block_s, what = (_TRACED_BLOCK_S, "programs under the profiler") if trace else (self.block_s, None)
+        busy_ranks = self.ranks if self.on_gpu else min(self.ranks, num_cores())  # at most one per core computes
+        return self._by_clock(cases, what, time_cases, block_s, self.blocks, busy_ranks, trace=trace)
 
-    def _time_launches(self, cases: Sequence[BenchmarkCase]) -> list[Timing]:
-        """On GPUs: host seconds of one call of each program, without recording."""
+    def _by_clock(
+        self, cases: Sequence[BenchmarkCase], what: str | None, fn: Callable[..., Any], *args: Any, trace: bool = False
+    ) -> list[Timing]:
+        """The median over ranks and repeats of the seconds that `fn` returns for each case."""
         timings = []
-        for batch in self._batches(cases, "launches"):
-            by_rank = self._launch(time_launches, batch, 3 * self.blocks)
-            timings += [
-                Timing(case, median(one for rank in seconds for one in rank))
-                for case, *seconds in zip(batch, *by_rank, strict=True)
-            ]
+        for batch in self._batches(cases, what):
+            for case, *seconds in zip(batch, *self._launch(fn, batch, *args, trace=trace), strict=True):
+                timings.append(Timing(case, median(one for rank in seconds for one in rank)))
         return timings
 
     def _time_messages(self, cases: Sequence[MessageCase]) -> list[MessageTiming]:
@@ -177,22 +169,22 @@ class _Calibration:
         return timings
 
     def _time_kernels(self, cases: Sequence[BenchmarkCase]) -> list[Timing]:
-        timings = []
-        for batch in self._batches(cases, None):
-            run = self._run(run_cases, batch, _TRACED_BLOCK_S, self.blocks, trace=True)
-            for number, (case, calls) in enumerate(zip(batch, run.values[0], strict=True)):
-                seconds = case_seconds(run.timeline, number, calls, self.blocks)
-                timings.append(Timing(case, _median(seconds, case, run)))
-        return timings
+        seconds_of = partial(case_seconds, blocks=self.blocks)
+        found = self._by_spans(cases, None, run_cases, (_TRACED_BLOCK_S, self.blocks), seconds_of)
+        return [Timing(case, seconds) for case, seconds in found]
 
     def _time_kernels_of_messages(self, cases: Sequence[MessageCase]) -> list[MessageTiming]:
-        timings = []
-        for batch in self._batches(cases, "communication"):
-            run = self._run(run_messages, batch, 4 * self.block_s, 60, trace=True)
+        found = self._by_spans(cases, "communication", run_messages, (4 * self.block_s, 60), message_seconds)
+        return [MessageTiming(case.name, case.size_bytes, self.ranks, seconds) for case, seconds in found]
+
+    def _by_spans(
+        self, cases: Sequence[Any], what: str | None, fn: Callable[..., Any], args: tuple, seconds_of: Callable
+    ) -> Iterator[tuple[Any, float]]:
+        """Each case with the median of its kernel seconds in the timeline of a run of `fn`."""
+        for batch in self._batches(cases, what):
+            run = self._run(fn, batch, *args, trace=True)
             for number, (case, calls) in enumerate(zip(batch, run.values[0], strict=True)):
-                seconds = _median(message_seconds(run.timeline, number, calls), case, run)
-                timings.append(MessageTiming(case.name, case.size_bytes, self.ranks, seconds))
-        return timings
+                yield case, _median(seconds_of(run.timeline, number, calls), case, run)
 
     def _batches(self, cases: Sequence[Any], what: str | None) -> Iterator[list[Any]]:
         for first in range(0, len(cases), _BATCH):

@@ -160,24 +160,14 @@ def _with_memory(device: Device, measured: Sequence[_Measured]) -> Device:
     sizes = sorted({m.size_bytes for m in sized})
     for small, large in zip(sizes[1:], sizes[2:], strict=False):
         cache_bytes = sqrt(small * large)
-        inside, outside = _rates_around(sized, cache_bytes, device)
+        inside = _rate([m for m in sized if m.size_bytes <= cache_bytes], device)
+        outside = _rate([m for m in sized if m.size_bytes > cache_bytes], device)
         if inside > _FASTER * outside:
-            trial = replace(
-                device,
-                memory_bandwidth_bytes_per_s=outside,
-                cache_bytes=cache_bytes,
-                cache_bandwidth_bytes_per_s=inside,
-            )
+            trial = replace(device, memory_bandwidth_bytes_per_s=outside)
+            trial = replace(trial, cache_bytes=cache_bytes, cache_bandwidth_bytes_per_s=inside)
             if (error := _error(measured, trial)) < best_error:
                 best, best_error = trial, error
     return best
-
-
-def _rates_around(measured: Sequence[_Measured], cache_bytes: float, device: Device) -> tuple[float, float]:
-    """The rates of operations that fit into a cache of this size, and of the others."""
-    inside = [m for m in measured if m.size_bytes <= cache_bytes]
-    outside = [m for m in measured if m.size_bytes > cache_bytes]
-    return _rate(inside, device), _rate(outside, device)
 
 
 def _rate(measured: Sequence[_Measured], device: Device) -> float:

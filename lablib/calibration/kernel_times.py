@@ -46,12 +46,9 @@ def time_launches(cases: Sequence[BenchmarkCase], repeats: int) -> list[list[flo
 def launch_s(
     program: Callable[[], Any], wait: Callable[[], None], clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Host seconds of one call of a program, without the overhead at a loop's ends.
+    """Host seconds of one call of a program, which does not wait for its work, without the overhead at a loop's ends.
 
-    Args:
-        program: launches work and does not wait for it.
-        wait: returns when the device is idle.
-        clock: the host's, in seconds.
+    `wait` returns when the device is idle; `clock` is the host's, in seconds.
     """
     seconds = {}
     for calls in (1, _FEW_CALLS, 4 * _FEW_CALLS):  # the first warms up
@@ -84,14 +81,7 @@ def run_cases(cases: Sequence[BenchmarkCase], block_s: float, blocks: int) -> li
 
 
 def case_seconds(timeline: Timeline, number: int, calls: int, blocks: int) -> list[float]:
-    """Kernel seconds of one call of the `number`-th case, for each block and rank with spans.
-
-    Args:
-        timeline: of a run of `run_cases`.
-        number: of the case, from 0.
-        calls: in a block.
-        blocks: of the case.
-    """
+    """Kernel seconds of one call of the `number`-th case of `run_cases`, for each of its blocks and rank with spans."""
     busy: dict[tuple[int, str], float] = defaultdict(float)
     labels = {_label(_CASE, number, block) for block in range(blocks)}
     for span in timeline:

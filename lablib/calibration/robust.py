@@ -25,14 +25,7 @@ _SMALLEST_RESIDUAL = 1e-6  # relative; keeps the weights finite
 
 @dataclass(frozen=True, slots=True)
 class Residual:
-    """Error of a fit on its measurements, as |predicted / measured - 1|.
-
-    Attributes:
-        part: part of the fit.
-        median, worst: over the measurements.
-        worst_case: the measurement with the largest error.
-        count: number of measurements.
-    """
+    """Error of one part of a fit, as |predicted / measured - 1|: median and worst over its measurements."""
 
     part: str
     median: float

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-import socket
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,10 +20,10 @@ from pathlib import Path
 
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.launch_checks import MAX_RANKS
+from lablib.process.torchrun import LOOPBACK, free_port
 from lablib.text.files import new_folder
 from lablib.text.units import plural
 
-LOOPBACK = "127.0.0.1"
 _MAX_NODES = 1024
 
 
@@ -64,7 +63,9 @@ class Nodes:
 
     def environment(self, node: int) -> dict[str, str]:
         """Environment of the command on this machine. If all nodes are here they share its GPUs, and use loopback."""
-        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(_import_path())}
+        # The ranks find lablib from any current directory.
+        path = [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(path)}
         if self.node is None:
             interface = "lo0" if sys.platform == "darwin" else "lo"
             environment |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
@@ -99,11 +100,7 @@ def run_on_nodes(options: argparse.Namespace) -> int:
 
 
 def checked(options: argparse.Namespace) -> Nodes:
-    """Check the options.
-
-    Raises:
-        CourseError: an invalid option; nothing has started.
-    """
+    """Check the options. Raises CourseError: an invalid option; nothing has started."""
     script = Path(options.lab)
     if script.suffix != ".py" or not script.is_file():
         raise CourseError(f"several nodes run a script, a Python file: got {options.lab}; try train.py")
@@ -159,9 +156,7 @@ def _master(options: argparse.Namespace) -> tuple[str, int]:
     if options.master is None:
         if options.node is not None:
             raise CourseError(f"--node {options.node} needs --master HOST:PORT, an address of node 0 on every machine")
-        with socket.socket() as probe:
-            probe.bind((LOOPBACK, 0))
-            return LOOPBACK, probe.getsockname()[1]
+        return LOOPBACK, free_port()
     host, _, port = options.master.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
         raise CourseError(f"--master must be HOST:PORT: got {options.master}; try --master 10.0.0.1:29500")
@@ -180,11 +175,6 @@ def _gpus() -> list[str]:
     count = torch.cuda.device_count()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     return (named.split(",") if named else list(map(str, range(count))))[:count]
-
-
-def _import_path() -> list[str]:
-    """The path where the ranks find lablib, from any current directory."""
-    return [str(Path(__file__).resolve().parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
 
 
 def _wait(processes: list[subprocess.Popen]) -> list[int]:

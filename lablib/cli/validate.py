@@ -37,7 +37,6 @@ def validate_command(
     page: Path | None = None,
     readme: Path | None = None,
     leaves_out: bool = False,
-    predictor: Predictor | None = None,
 ) -> int:
     """Score the rows of `file` (None: the published ones of lablib) and print the report.
 
@@ -48,7 +47,6 @@ def validate_command(
         page: also write the report there, with its picture next to it.
         readme: a file with a marked section for the picture and the error; needs `page`.
         leaves_out: fit the constants without each source in turn, which takes minutes; saved next to the page.
-        predictor: used instead of the planner.
 
     Raises:
         CourseError: the rows cannot be read or are impossible, or invalid arguments.
@@ -60,9 +58,9 @@ def validate_command(
         raise CourseError("--readme needs --page: the README links to the page; add --page docs/validation.md")
     try:
         rows = published_rows() if file is None else read_rows(file)
-        report = score(rows, predictor or _planner())
+        report = score(rows, _planner())
         _check_any(rows, report)
-        mixtures = score(published_mixtures(), predictor or _planner()) if file is None else None
+        mixtures = score(published_mixtures(), _planner()) if file is None else None
         held_out = _leave_out(rows) if leaves_out else []
     except ValueError as error:
         raise CourseError(str(error)) from None
@@ -135,11 +133,6 @@ def _leave_out(rows: Sequence[Row]) -> list[HeldOut]:
         return cross_validate(rows, constants(), planner_with, progress=progress)
 
 
-def held_out_path(page: Path) -> Path:
-    """Path of the held-out errors of a page."""
-    return page.with_name(f"{page.stem}_held_out.json")
-
-
 def _write(
     report: Report, held_out: Sequence[HeldOut], page: Path, readme: Path | None, mixtures: Report | None
 ) -> None:
@@ -147,7 +140,7 @@ def _write(
     from lablib.figures.plans.validation_picture import validation_svg
     from lablib.validation.constants import constants
 
-    picture, beside = page.with_suffix(".svg"), held_out_path(page)
+    picture, beside = page.with_suffix(".svg"), page.with_name(f"{page.stem}_held_out.json")
     try:
         if held_out:
             write_text(beside, held_out_text(held_out, constants()))

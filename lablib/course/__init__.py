@@ -10,8 +10,7 @@ progress       results of checks, saved
 overview       `lab list` and `lab progress`
 report         progress as JSON, as HTML, and for a class
 show_source    a solution, folded
-table, files, errors
-               tables, file errors, and errors of the command line
+table, errors  tables; errors of the command line
 
 A notebook needs `checks_for`, `try_out`, `show_source`, `print_error` and `print_text`; a file of checks needs
 `exercise`, `Expect` and the functions of `lablib.course.checks.rules`.

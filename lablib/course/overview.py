@@ -8,7 +8,7 @@ from lablib.course.building.master import Master, of_notebook, read_master
 from lablib.course.building.notebook import read_notebook
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.places import Lab, find_lab, find_labs
-from lablib.course.progress import Entry, Labs, progress_path, read_progress, reset_progress
+from lablib.course.progress import Entry, Labs, entry_of, progress_path, read_progress, reset_progress
 from lablib.course.table import table
 from lablib.course.work import state_of
 from lablib.text.units import plural
@@ -21,7 +21,7 @@ def list_labs(folder: Path) -> str:
     for lab in labs:
         about = _about(lab)
         names = [check.check_name or "" for _, check in about.exercises]
-        done = sum(bool(_entry(progress, lab, name).passed_at) for name in names)
+        done = sum(bool(entry_of(progress, lab.number, name).passed_at) for name in names)
         rows.append(
             [lab.number, about.title or lab.name[3:], _minutes(about.minutes), f"{done}/{len(names)}"]
             + [state_of(lab).value, about.question]
@@ -51,7 +51,7 @@ def show_progress(folder: Path) -> str:
     progress, rows = own_progress(), []
     for lab in _labs(folder):
         for _, name in exercises_of_labs([lab]):
-            entry = _entry(progress, lab, name)
+            entry = entry_of(progress, lab.number, name)
             state = "passed" if entry.passed_at else entry.status
             rows.append([lab.name, name, state, _date(entry), str(entry.attempts), str(entry.hints)])
     passed = sum(row[2] == "passed" for row in rows)
@@ -63,11 +63,7 @@ def show_progress(folder: Path) -> str:
 
 
 def reset(folder: Path, text: str) -> str:
-    """Delete the progress of one lab.
-
-    Raises:
-        CourseError: no such lab, or the progress file cannot be changed.
-    """
+    """Delete the progress of one lab. Raises CourseError: no such lab, or the progress file cannot be changed."""
     lab, path = find_lab(text, folder), progress_path()
     try:
         forgotten = reset_progress(path, lab.number) if path else 0
@@ -108,10 +104,6 @@ def _about(lab: Lab) -> Master:
             return of_notebook(lab, read_notebook(lab.notebook))
         except Exception:  # no notebook either, or a broken one: the list must not fail
             return Master(lab, ())
-
-
-def _entry(progress: Labs, lab: Lab, name: str) -> Entry:
-    return progress.get(lab.number, {}).get(name, Entry())
 
 
 def _date(entry: Entry) -> str:

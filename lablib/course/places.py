@@ -12,7 +12,6 @@ learner's copies are in `$LAB_WORK`, or in `work/` next to the labs folder.
 
 import os
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -79,8 +78,8 @@ def find_labs_folder(start: Path | None = None) -> Path:
             raise CourseError(f"LAB_LABS must name the labs folder: {folder} is no folder; unset it or correct it.")
         return folder
     here = (start or Path.cwd()).resolve()
-    for folder in _candidates(here):
-        if _holds_labs(folder):
+    for folder in (*(parent / "labs" for parent in (here, *here.parents)), _PACKAGE.parent / "labs"):
+        if folder.is_dir() and ((folder / "masters").is_dir() or find_labs(folder)):  # not another folder called `labs`
             return folder
     raise CourseError(
         f"no labs folder in {here} or above it: run `lab` inside the project, or set LAB_LABS to its labs/ folder."
@@ -123,19 +122,5 @@ def _lab_of(path: Path, labs: Path) -> Lab | None:
     if path.suffix == ".ipynb" and _NAME.fullmatch(path.stem):
         return Lab(path.stem, labs if path.parent == work_folder(labs).resolve() else path.parent)
     folder = path if path.is_dir() else path.parent
-    return Lab(folder.name, folder.parents[1]) if _is_master_folder(folder) else None
-
-
-def _is_master_folder(folder: Path) -> bool:
-    return folder.parent.name == "masters" and _NAME.fullmatch(folder.name) is not None
-
-
-def _candidates(here: Path) -> Iterator[Path]:
-    for folder in (here, *here.parents):
-        yield folder / "labs"
-    yield _PACKAGE.parent / "labs"
-
-
-def _holds_labs(folder: Path) -> bool:
-    """Is it a labs folder, and not another folder called `labs`?"""
-    return folder.is_dir() and ((folder / "masters").is_dir() or bool(find_labs(folder)))
+    is_masters = folder.parent.name == "masters" and _NAME.fullmatch(folder.name)
+    return Lab(folder.name, folder.parents[1]) if is_masters else None

@@ -48,6 +48,11 @@ class Entry:
 Labs = dict[str, dict[str, Entry]]
 
 
+def entry_of(labs: Labs, lab: str, name: str) -> Entry:
+    """The entry of one exercise; an empty one if there is none."""
+    return labs.get(lab, {}).get(name, Entry())
+
+
 class DamagedProgress(CourseFailure):
     """The progress file is damaged and was renamed; the message has the new name."""
 
@@ -88,7 +93,10 @@ def parse_progress(path: Path) -> Labs:
 
 def _put_aside(path: Path, error: Exception) -> DamagedProgress:
     """Rename a damaged file and return the error."""
-    aside = _free_name(path)
+    aside, number = path.with_name(path.name + ".damaged"), 1
+    while aside.exists():
+        number += 1
+        aside = path.with_name(f"{path.name}.damaged-{number}")
     path.replace(aside)
     return DamagedProgress(
         f"a progress file must be what `lab` wrote: {path} is damaged ({error}); it is kept as {aside.name}, and a "
@@ -182,12 +190,3 @@ def _locked(path: Path) -> Any:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(path.with_name(path.name + ".lock"), timeout=_LOCK_TIMEOUT_S)
-
-
-def _free_name(path: Path) -> Path:
-    aside = path.with_name(path.name + ".damaged")
-    number = 1
-    while aside.exists():
-        number += 1
-        aside = path.with_name(f"{path.name}.damaged-{number}")
-    return aside

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from lablib.course.progress import Entry, Labs, parse_progress
+from lablib.course.progress import Entry, Labs, entry_of, parse_progress
 from lablib.course.table import table
 from lablib.text.markup import in_html
 
@@ -36,7 +36,7 @@ def read_learners(paths: Sequence[Path]) -> tuple[dict[str, Labs], list[str]]:
     learners: dict[str, Labs] = {}
     left_out: list[str] = []
     for path in paths:
-        name = _learner(path)
+        name = path.absolute().parent.name if path.name == "progress.json" else path.stem
         try:
             labs = parse_progress(path)
         except (OSError, ValueError) as error:
@@ -61,7 +61,7 @@ def as_html(exercises: Exercises, labs: Labs) -> str:
     """One learner's progress as a page."""
     rows = []
     for number, name in exercises:
-        entry = _entry(labs, number, name)
+        entry = entry_of(labs, number, name)
         rows.append([f"{number} {name}", _state(entry), entry.passed_at[:10], str(entry.attempts), str(entry.hints)])
     heading = ["exercise", "state", "passed on", "attempts", "hints taken"]
     return _page("Progress", f"{_passed(exercises, labs)} of {len(exercises)} exercises are passed.", heading, rows)
@@ -85,7 +85,7 @@ def class_csv(exercises: Exercises, learners: dict[str, Labs]) -> str:
     for learner, labs in learners.items():
         # A spreadsheet would read such a name as a formula.
         safe = f"'{learner}" if learner[:1] in tuple("=+-@\t\r") else learner
-        writer.writerow([safe, _passed(exercises, labs), *(_state(_entry(labs, *one)) for one in exercises)])
+        writer.writerow([safe, _passed(exercises, labs), *(_state(entry_of(labs, *one)) for one in exercises)])
     return text.getvalue()
 
 
@@ -98,7 +98,11 @@ def class_json(exercises: Exercises, learners: dict[str, Labs]) -> str:
 def class_html(exercises: Exercises, learners: dict[str, Labs]) -> str:
     """The class as a page: one row per learner, one column per exercise."""
     rows = [
-        [learner, f"{_passed(exercises, labs)} of {len(exercises)}", *(_state(_entry(labs, *one)) for one in exercises)]
+        [
+            learner,
+            f"{_passed(exercises, labs)} of {len(exercises)}",
+            *(_state(entry_of(labs, *one)) for one in exercises),
+        ]
         for learner, labs in learners.items()
     ]
     heading = ["learner", "passed", *(f"{number} {name}" for number, name in exercises)]
@@ -142,16 +146,12 @@ def _page(title: str, caption: str, heading: Sequence[str], rows: Sequence[Seque
 def _counted(exercises: Exercises, labs: Labs) -> dict:
     listed: dict[str, dict[str, dict]] = {}
     for number, name in exercises:
-        listed.setdefault(number, {})[name] = asdict(_entry(labs, number, name))
+        listed.setdefault(number, {})[name] = asdict(entry_of(labs, number, name))
     return {"passed": _passed(exercises, labs), "exercises": len(exercises), "labs": listed}
 
 
-def _learner(path: Path) -> str:
-    return path.absolute().parent.name if path.name == "progress.json" else path.stem
-
-
 def _passed(exercises: Exercises, labs: Labs) -> int:
-    return sum(_state(_entry(labs, number, name)) == "passed" for number, name in exercises)
+    return sum(_state(entry_of(labs, number, name)) == "passed" for number, name in exercises)
 
 
 def _state(entry: Entry) -> str:
@@ -159,7 +159,3 @@ def _state(entry: Entry) -> str:
     if entry.passed_at or entry.status == "passed":
         return "passed"
     return "failed" if entry.status == "failed" else "not attempted"
-
-
-def _entry(labs: Labs, number: str, name: str) -> Entry:
-    return labs.get(number, {}).get(name, Entry())

@@ -15,9 +15,7 @@ from lablib.text.messages import safe_repr
 def show_source(function: Callable[..., Any] | type, after: Check | None = None) -> Source:
     """The source of a function or a class of lablib.
 
-    Args:
-        function: the function or class.
-        after: check of the exercise that it solves: folded until that is passed. None: open.
+    `after`: check of the exercise that it solves: folded until that is passed. None: open.
 
     Raises:
         ValueError: its source cannot be read.
@@ -29,9 +27,7 @@ def show_source(function: Callable[..., Any] | type, after: Check | None = None)
         raise ValueError(
             f"show_source shows a function or a class written in Python: got {safe_repr(function)}"
         ) from None
-    is_open = after is None or after.is_passed
-    if is_open or after is None:
-        title = f"The source of {name}"
-    else:
-        title = f"{name}: a solution. Solve exercise {after.exercise.title!r} first; then open this and compare."
-    return Source(title, text, is_open)
+    if after is None or after.is_passed:
+        return Source(f"The source of {name}", text, is_open=True)
+    title = f"{name}: a solution. Solve exercise {after.exercise.title!r} first; then open this and compare."
+    return Source(title, text, is_open=False)

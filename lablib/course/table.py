@@ -18,8 +18,7 @@ _MIN_COLUMNS = 20  # least width of a wrapped last column
 def table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     """Rows under a heading, columns as wide as their widest cell.
 
-    Arguments:
-        width: characters per line; None: the terminal's, or no limit if standard output is not a terminal.
+    `width`: characters per line; None: the terminal's, or no limit if standard output is not a terminal.
 
     >>> print(table(["lab", "title"], [["08", "Collectives"]]))
     lab  title
@@ -27,7 +26,9 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
     """
     lines = [list(map(str, row)) for row in [heading, *rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heading))]
-    room = (_terminal() if width is None else width) or sys.maxsize
+    if width is None and sys.stdout.isatty():
+        width = shutil.get_terminal_size((0, 0)).columns
+    room = width or sys.maxsize
     before_last = sum(widths[:-1]) + 2 * (len(widths) - 1)
     if before_last + widths[-1] > room and room - before_last >= min(_MIN_COLUMNS, widths[-1]):
         lines = [part for line in lines for part in _wrapped(line, room - before_last)]
@@ -35,11 +36,6 @@ def table(heading: Sequence[str], rows: Sequence[Sequence[str]], width: int | No
         return "\n\n".join(_block(heading, row, room) for row in lines[1:])
     padded = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     return "\n".join(padded)
-
-
-def _terminal() -> int:
-    """Characters per line; 0 if standard output is no terminal, for no limit."""
-    return shutil.get_terminal_size((0, 0)).columns if sys.stdout.isatty() else 0
 
 
 def _wrapped(line: list[str], room: int) -> list[list[str]]:

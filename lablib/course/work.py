@@ -8,7 +8,6 @@ An earlier copy is kept in work/ with a time stamp: 08_collectives.kept-20250301
 `git pull` finds no conflicts. Each of these commands moves edited notebooks from labs/ to work/.
 """
 
-import errno
 import shutil
 from collections.abc import Sequence
 from datetime import datetime
@@ -20,10 +19,12 @@ from nbformat import NotebookNode
 from lablib.course.building.carry_over import Carried, carry_over
 from lablib.course.building.master import read_master
 from lablib.course.building.notebook import Version, digest, has_outputs, make_notebook, read_notebook, stamp, to_text
-from lablib.course.errors import CourseError, CourseFailure
+from lablib.course.errors import CourseError, CourseFailure, cannot_write
 from lablib.course.places import Lab
 from lablib.text.files import new_file, write_text
 from lablib.text.units import plural
+
+_OTHERWISE = "work in another folder: LAB_WORK=~/labs-of-mine lab open"
 
 
 class State(Enum):
@@ -148,7 +149,7 @@ def moved_from_labs(lab: Lab, new: NotebookNode) -> list[str]:
         shutil.move(lab.notebook, place)
         write_text(lab.notebook, to_text(new))
     except OSError as error:
-        raise _cannot_write(lab, error) from None
+        raise cannot_write(error.filename or lab.work, error, _OTHERWISE) from None
     return [f"{lab.name}: your work in {lab.notebook} is now {place}; labs/ holds what is handed out."]
 
 
@@ -182,16 +183,15 @@ def _built_with(notebook: NotebookNode) -> str | None:
 
 def _replace(lab: Lab, notebook: NotebookNode) -> Path:
     """Overwrite a copy, and keep the old one next to it; returns the kept file."""
+    kept = None
     try:
         kept = _free_name(lab, "kept")
-    except OSError as error:
-        raise _cannot_write(lab, error) from None
-    try:
         shutil.copyfile(lab.work, kept)
         write_text(lab.work, to_text(notebook))
     except OSError as error:
-        kept.unlink()
-        raise _cannot_write(lab, error) from None
+        if kept is not None:
+            kept.unlink()
+        raise cannot_write(error.filename or lab.work, error, _OTHERWISE) from None
     return kept
 
 
@@ -203,15 +203,7 @@ def _write(lab: Lab, notebook: NotebookNode) -> None:
     try:
         write_text(lab.work, to_text(notebook))
     except OSError as error:
-        raise _cannot_write(lab, error) from None
-
-
-def _cannot_write(lab: Lab, error: OSError) -> CourseFailure:
-    remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make that folder writable"
-    return CourseFailure(
-        f"cannot write {error.filename or lab.work}: {(error.strerror or str(error)).lower()}; {remedy}, or work "
-        "in another one: LAB_WORK=~/labs-of-mine lab open."
-    )
+        raise cannot_write(error.filename or lab.work, error, _OTHERWISE) from None
 
 
 def _in_words(carried: Carried) -> str:

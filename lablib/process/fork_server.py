@@ -9,7 +9,7 @@ a few milliseconds, and the children share the memory of the libraries until the
        |  -- End --------->  |  -- SIGKILL ------->  |
 
 A forked child inherits the server's libraries, with the environment variables that they read at import. So a server is
-valid for one environment (real/workers/fixed_environment.py). A fork keeps one thread, so if a library starts threads
+valid for one environment (real/workers/processes.py). A fork keeps one thread, so if a library starts threads
 at import, or a fork after an import is unsafe (CUDA, macOS), a child executes a new interpreter.
 
 Similar to the `forkserver` of Python's multiprocessing, which offers its children neither sessions nor files. It is
@@ -95,10 +95,8 @@ def code_of(function: str, *args: object) -> str:
 def serve(descriptor: int, parent: int, does_imports: bool) -> NoReturn:
     """Start and end children until None arrives or the other end is closed; then end those that still run.
 
-    Args:
-        descriptor: one end of a pair of Unix sockets, which this process inherited.
-        parent: the process id of the process at the other end.
-        does_imports: whether to import modules before the fork; otherwise each child is a new interpreter.
+    `descriptor` is one end of a pair of Unix sockets, which this process inherited; the process `parent` has the other.
+    Without `does_imports` each child is a new interpreter.
     """
     die_with_parent(parent)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})  # the launcher's blocked signals are inherited

@@ -16,9 +16,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Have Linux send this process a signal when the thread that started it ends; no effect elsewhere.
 
-    Args:
-        parent: process id of the parent. If it has ended already, this process ends.
-        number: number of the signal.
+    If the parent has ended already, this process ends.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)

@@ -19,12 +19,7 @@ _SAYINGS = (
 
 
 def note_missing_cuda(error: BaseException, remedy: str) -> None:
-    """Add the remedy to an error of torch about a missing CUDA device.
-
-    Args:
-        error: raised by the program.
-        remedy: arguments of `launch` that give each rank a GPU.
-    """
+    """Add the remedy, arguments of `launch` that give each rank a GPU, to an error about a missing CUDA device."""
     if issubclass(type(error), (RuntimeError, AssertionError, AttributeError, TypeError)):
         text = safe_str(error)
         if any(saying in text for saying in _SAYINGS):

@@ -1,4 +1,4 @@
-"""Environment variables that torchrun gives each worker.
+"""Environment variables that torchrun gives each worker, and a free port for the master.
 
 Source: torch 2.13, torch/distributed/elastic/agent/server/local_elastic_agent.py (`_start_workers`),
 multiprocessing/api.py (TORCHELASTIC_ERROR_FILE), launcher/api.py (TORCHELASTIC_SIGNALS_TO_HANDLE) and run.py
@@ -6,22 +6,24 @@ multiprocessing/api.py (TORCHELASTIC_ERROR_FILE), launcher/api.py (TORCHELASTIC_
 """
 
 import os
+import socket
 
 LOOPBACK = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port of loopback that is free now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return probe.getsockname()[1]
 
 
 def worker_environment(
     rank: int, ranks: int, local_rank: int, local_size: int, node: int, nodes: int, port: int, run_id: str, role: str
 ) -> dict[str, str]:
-    """Names and values for one worker.
+    """Names and values for one worker; `local_size` is the number of ranks on its node.
 
-    Args:
-        rank, ranks: global rank and number of ranks.
-        local_rank, local_size: rank on its node and number of ranks there.
-        node, nodes: number of the node and number of nodes.
-        port: port of the master, which is this machine.
-        run_id: id of the job.
-        role: role of the workers; "default" in torchrun.
+    The master is this machine; `role` is "default" in torchrun.
     """
     threads = {} if local_size == 1 or "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": 1}
     variables = threads | {

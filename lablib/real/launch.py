@@ -11,11 +11,10 @@ from typing import Any
 
 from lablib.errors import NotOnNcclWarning, RankError, WorkerError
 from lablib.process.visible_gpus import gpus_text
-from lablib.real.gpu.found import require_gpus
 from lablib.real.gpu.kernel_notes import kernel_notes
 from lablib.real.gpu.kernels import UNKNOWN
 from lablib.real.gpu.message_circles import circle_note
-from lablib.real.gpu.sharing import sharing_note
+from lablib.real.gpu.sharing import require_gpus, sharing_note
 from lablib.real.measurement.measure import Measurement
 from lablib.real.measurement.traffic import communications, traffic_of
 from lablib.real.workers.messages import Finished, Job
@@ -53,7 +52,7 @@ def run_real(
         backend: "gloo" or "nccl".
         timeout_s: seconds after which a program still running is ended; None: never.
         trace: measure times; without, the timeline is empty and the traffic has bytes but no seconds.
-        share_gpus: on "nccl", let several ranks share a GPU if there are fewer GPUs than ranks (gpu/found.py).
+        share_gpus: on "nccl", let several ranks share a GPU if there are fewer GPUs than ranks (gpu/sharing.py).
 
     Returns:
         The run. Tensors in its values are on the CPU; those with a graph come detached.

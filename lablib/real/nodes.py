@@ -23,7 +23,7 @@ import sys
 import time
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from functools import partial
 
@@ -35,7 +35,7 @@ from lablib.process.lifetime import ends_well
 from lablib.real.gpu.kernel_notes import kernel_notes
 from lablib.real.launch import measured_records
 from lablib.real.measurement.measure import measure
-from lablib.real.measurement.plain import measurement_of, plain_measurement, shifted
+from lablib.real.measurement.plain import measurement_of, shifted
 from lablib.real.measurement.profiler import warm_up_kernel_count
 from lablib.run import Run
 from lablib.text.units import format_quantity, plural
@@ -82,7 +82,7 @@ def main(words: Sequence[str]) -> None:
     program = partial(_run, script, arguments)
     _, measured = measure(program, lambda: _all_are_here(store, at), True, on_gpu, warm_up_kernel_count(2))
     wall_s = time.perf_counter() - began
-    _put(store, f"measured/{at.rank}", json.dumps(plain_measurement(shifted(measured, offset_ns))))
+    _put(store, f"measured/{at.rank}", json.dumps(asdict(shifted(measured, offset_ns))))
     store.set(f"within/{at.rank}", str(within_ns))
     if at.rank == 0:
         _collect(store, at, "nccl" if on_gpu else "gloo", wall_s).save(out)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -103,18 +104,8 @@ def _tracker(process: Process, device: Any = None) -> Any:
     if tracker is None:
         refuse("torch.cuda's memory statistics", "this run counts no memory", "run it with trace=True")
     # A rank uses one device of the node: it holds no memory on the others.
-    return tracker if _index(process, device) == process.local_rank else _Nothing()
-
-
-class _Nothing:
-    def allocated_bytes(self) -> int:
-        return 0
-
-    def peak_bytes(self) -> int:
-        return 0
-
-    def reset_peak(self) -> None:
-        pass
+    nothing = types.SimpleNamespace(allocated_bytes=lambda: 0, peak_bytes=lambda: 0, reset_peak=lambda: None)
+    return tracker if _index(process, device) == process.local_rank else nothing
 
 
 def _allocated(process: Process, device: Any = None) -> int:
@@ -149,28 +140,12 @@ def _memory_summary(process: Process, device: Any = None, abbreviated: bool = Fa
 # ---- random numbers ----
 
 
-def _manual_seed(process: Process, seed: int) -> None:
-    process.placement.generator.manual_seed(int(seed))
-
-
 def _seed(process: Process) -> None:
     # Seeds from the operating system would differ in every run; the rank's number makes ranks differ.
     process.placement.generator.manual_seed(device_seed(process.rank.rank))
 
 
-def _get_rng_state(process: Process, device: Any = "cuda") -> torch.Tensor:
-    return process.placement.generator.get_state()
-
-
-def _set_rng_state(process: Process, new_state: torch.Tensor, device: Any = "cuda") -> None:
-    process.placement.generator.set_state(new_state)
-
-
 # ---- time ----
-
-
-def _synchronize(process: Process, device: Any = None) -> None:
-    process.streams.synchronize()
 
 
 def _nvtx_push(process: Process, msg: str) -> int:
@@ -224,7 +199,7 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "get_device_capability": _initialized(_capability),
     "can_device_access_peer": _always(True),
     "get_arch_list": _always([]),
-    "synchronize": _initialized(_synchronize),
+    "synchronize": _initialized(lambda process, device=None: process.streams.synchronize()),
     "current_stream": _initialized(lambda process, device=None: process.streams.current),
     "default_stream": _initialized(lambda process, device=None: process.streams.default),
     "set_stream": lambda process, stream: process.streams.switch(stream),
@@ -246,15 +221,17 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "memory_summary": _memory_summary,
     "mem_get_info": _initialized(_mem_get_info),
     "set_per_process_memory_fraction": _nothing,
-    "manual_seed": _manual_seed,
-    "manual_seed_all": _manual_seed,
+    "manual_seed": lambda process, seed: process.placement.generator.manual_seed(int(seed)),
+    "manual_seed_all": lambda process, seed: process.placement.generator.manual_seed(int(seed)),
     "seed": _seed,
     "seed_all": _seed,
     "initial_seed": lambda process: process.placement.generator.seed,
-    "get_rng_state": _initialized(_get_rng_state),
-    "get_rng_state_all": lambda process: [_get_rng_state(process)] * process.num_devices,
-    "set_rng_state": _set_rng_state,
-    "set_rng_state_all": lambda process, states: _set_rng_state(process, states[process.placement.device_index]),
+    "get_rng_state": _initialized(lambda process, device="cuda": process.placement.generator.get_state()),
+    "get_rng_state_all": lambda process: [process.placement.generator.get_state()] * process.num_devices,
+    "set_rng_state": lambda process, new_state, device="cuda": process.placement.generator.set_state(new_state),
+    "set_rng_state_all": lambda process, states: process.placement.generator.set_state(
+        states[process.placement.device_index]
+    ),
     "_get_rng_state_offset": lambda process, device="cuda": process.placement.generator.offset,
     "_set_rng_state_offset": lambda process, offset, device="cuda": process.placement.generator.set_offset(offset),
     "set_sync_debug_mode": _nothing,
@@ -270,7 +247,7 @@ ACCELERATOR: dict[str, Callable[..., Any]] = {name: ANSWERS[name] for name in _A
     "current_device_idx": ANSWERS["current_device"],
     "set_device_index": _set_device,
     "set_device_idx": _set_device,
-    "synchronize": _synchronize,
+    "synchronize": lambda process, device=None: process.streams.synchronize(),
     "get_memory_info": _mem_get_info,
 }
 NVTX = {"range_push": _nvtx_push, "range_pop": _nvtx_pop, "range": _nvtx_range, "mark": _nothing}
@@ -297,7 +274,8 @@ def answer_cuda(patches: Patches) -> None:
             elif _is_unanswered(name, value) and isinstance(value, type):
                 patches.replace(owner, name, _refusing_class(f"torch.cuda.{name}"))
             elif _is_unanswered(name, value):
-                patches.answer(owner, name, _refusing(f"torch.cuda.{name}"))
+                refusing = partial(refuse, f"torch.cuda.{name}", _WHY, _REMEDY)
+                patches.answer(owner, name, lambda process, *args, refusing=refusing, **kwargs: refusing())
     for name, function in NVTX.items():
         patches.answer(torch.cuda.nvtx, name, function)
     for name in vars(torch.accelerator).copy():
@@ -319,10 +297,6 @@ def _is_unanswered(name: str, value: Any) -> bool:
         return False
     is_legacy = isinstance(value, type) and name.endswith(("Tensor", "Storage"))
     return isinstance(value, types.FunctionType) or is_legacy or name in ("CUDAGraph", "MemPool", "ExternalStream")
-
-
-def _refusing(call: str) -> Callable[..., Any]:
-    return lambda process, *args, **kwargs: refuse(call, _WHY, _REMEDY)
 
 
 def _refusing_class(call: str) -> type:

@@ -64,11 +64,7 @@ class SharedLibraryError(LaunchError):
 
 
 class Libraries:
-    """Changes by the ranks of one run to the state of libraries.
-
-    Args:
-        num_ranks: number of ranks; a single rank shares nothing.
-    """
+    """Changes by the ranks of one run to the state of libraries; a single rank shares nothing."""
 
     def __init__(self, num_ranks: int) -> None:
         self._is_shared = num_ranks > 1

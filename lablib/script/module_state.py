@@ -63,11 +63,7 @@ Change = tuple[tuple[Any, ...], Record | None, Record | None]
 
 
 def record_modules(is_watched: Callable[[str, str | None], bool]) -> dict[str, Record]:
-    """Records by dotted name, as in "accelerate.state.PartialState._shared_state".
-
-    Args:
-        is_watched: whether to record a module, from its name and file.
-    """
+    """Records by dotted name, as in "accelerate.state.PartialState._shared_state", of the watched (name, file)."""
     found: dict[str, Record] = {}
     for name, module in sys.modules.copy().items():
         if type(name) is str and is_watched(name, module_file(module)):
@@ -94,10 +90,7 @@ def changes(before: Record | None, after: Record | None) -> Iterator[Change]:
 def is_of_a_rank(where: Sequence[Any], record: Record | None, numbers: frozenset[int]) -> bool:
     """Whether a record contains a value that differs by rank: its number, its device, or its process group.
 
-    Args:
-        where: the path of names to the value.
-        record: the record of the value.
-        numbers: the global and the local number of the rank.
+    `where` is the path of names to the value; `numbers` are the global and the local number of the rank.
     """
     if record is None:
         return False

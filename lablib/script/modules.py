@@ -39,8 +39,7 @@ def is_library_file(path: str | None) -> bool:
 class ModuleFinder:
     """Notices imports of the script's modules. One per run, in front of `sys.meta_path`.
 
-    Args:
-        libraries: may replace the spec of every other module.
+    `libraries` may replace the spec of every other module.
     """
 
     def __init__(self, libraries: Libraries) -> None:
@@ -88,9 +87,8 @@ def _module_locks() -> dict[str, Any]:
 class HostModules:
     """Context manager that removes the host's own modules for the run, and restores them.
 
-    Args:
-        folder: the script's; its modules take priority over those of the host.
-        libraries: rejected libraries are removed too, so that their import is noticed.
+    Modules in the script's folder take priority over the host's. Rejected libraries are removed too, so that their
+    import is noticed.
     """
 
     def __init__(self, folder: str, libraries: Libraries):

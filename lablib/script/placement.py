@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from typing import Any
 
@@ -116,23 +116,22 @@ class Placement(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # see lablib/sim/operators/clock.py
 
-    @contextmanager
-    def wanting(self, index: int) -> Iterator[None]:
+    def wanting(self, index: int) -> AbstractContextManager[None]:
         """Allocate inside this context on device `index`, or on the HOST."""
-        before, self._wanted = self._wanted, index
-        try:
-            yield
-        finally:
-            self._wanted = before
+        return self._with("_wanted", index)
+
+    def assuming(self, index: int) -> AbstractContextManager[None]:
+        """Allocate inside this context on device `index` (or the HOST) without marked arguments."""
+        return self._with("_assumed", index)
 
     @contextmanager
-    def assuming(self, index: int) -> Iterator[None]:
-        """Allocate inside this context on device `index` (or the HOST) without marked arguments."""
-        before, self._assumed = self._assumed, index
+    def _with(self, name: str, index: int) -> Iterator[None]:
+        before = getattr(self, name)
+        setattr(self, name, index)
         try:
             yield
         finally:
-            self._assumed = before
+            setattr(self, name, before)
 
     def use(self, index: int) -> int:
         """Record that the script uses device `index`."""
@@ -178,11 +177,7 @@ class Placement(TorchDispatchMode):
         process.streams.host_works(traits_of(func).name, size_bytes / bandwidth, size_bytes)
 
     def _computed(self, func: Any, args: tuple, kwargs: dict, index: int | None) -> Any:
-        """Run the operator.
-
-        Raises:
-            NotSimulatedError: torch has the operator only for GPUs.
-        """
+        """Run the operator. Raises NotSimulatedError: torch has the operator only for GPUs."""
         if index is None or index == HOST:
             return func(*args, **kwargs)
         try:

@@ -62,14 +62,8 @@ class Process:
     """One rank of a script.
 
     Attributes:
-        rank: the simulated rank.
-        ranks: number of ranks.
         local_rank: its place in its node: the device it should use.
         num_devices: devices of its node.
-        cluster: the simulated cluster.
-        store: the store of the ranks.
-        placement: placement of its tensors on the device.
-        streams: its CUDA streams.
         calls: the mode that handles its device arguments.
         autocast: settings of `torch.autocast("cuda")`.
         is_importing: inside the import of a library.

@@ -6,7 +6,6 @@ run the `atexit` handlers, last first. The file is compiled once for all ranks.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +20,7 @@ _MAX_BYTES = 4 * 2**20  # larger scripts take seconds to compile
 
 
 def compiled(path: Path) -> CodeType:
-    """The script's code.
-
-    Raises:
-        ValueError: there is no such file, or it is not Python.
-    """
+    """The script's code. Raises ValueError: there is no such file, or it is not Python."""
     try:
         source = read_bytes(path, _MAX_BYTES)
     except (OSError, ValueError) as error:
@@ -82,8 +77,3 @@ def _run_exit_handlers() -> None:
             function(*args, **kwargs)
         except Exception as error:
             print(traceback_text(error), file=sys.stderr)
-
-
-def script_folder(path: Path) -> str:
-    """The folder that Python puts first on `sys.path` for a script."""
-    return os.path.dirname(os.path.realpath(path))

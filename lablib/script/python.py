@@ -103,18 +103,13 @@ def _answer_interpreter(patches: Patches) -> None:
         process.exit_handlers.clear()  # os._exit runs none
         raise SystemExit(status)
 
-    def rank_closes(process: Process, fd: int) -> None:
-        if fd not in _STREAMS:
-            close(fd)
-
-    def rank_duplicates(process: Process, fd: int, fd2: int, *args: Any, **kwargs: Any) -> int:
-        return fd2 if fd2 in _STREAMS else duplicate(fd, fd2, *args, **kwargs)
-
     patches.answer(atexit, "register", rank_registers)
     patches.answer(atexit, "unregister", rank_unregisters)
     patches.answer(os, "_exit", rank_exits)
-    patches.answer(os, "close", rank_closes)
-    patches.answer(os, "dup2", rank_duplicates)
+    patches.answer(os, "close", lambda process, fd: None if fd in _STREAMS else close(fd))
+    patches.answer(
+        os, "dup2", lambda process, fd, fd2, *a, **k: fd2 if fd2 in _STREAMS else duplicate(fd, fd2, *a, **k)
+    )
 
 
 def _answer_clocks(patches: Patches) -> None:
@@ -174,9 +169,8 @@ def _answer_children(patches: Patches) -> None:
         return code << 8 if code >= 0 else -code
 
     def rank_forks(process: Process) -> NoReturn:
-        refuse(
-            "os.fork", "the child would be a copy of the simulator with all its ranks", "use subprocess, or torchrun"
-        )
+        why = "the child would be a copy of the simulator with all its ranks"
+        refuse("os.fork", why, "use subprocess, or torchrun")
 
     patches.answer(subprocess.Popen, "__init__", rank_starts)
     patches.answer(os, "system", rank_runs)
@@ -192,11 +186,8 @@ def _answer_compile(patches: Patches) -> None:
         process.note(_COMPILE)
         return (lambda function: function) if model is None else model
 
-    def rank_compiles_module(process: Process, module: Any, *args: Any, **kwargs: Any) -> None:
-        process.note(_COMPILE)
-
     patches.answer(torch, "compile", rank_compiles)
-    patches.answer(torch.nn.Module, "compile", rank_compiles_module)
+    patches.answer(torch.nn.Module, "compile", lambda process, module, *args, **kwargs: process.note(_COMPILE))
 
 
 # ---- data ----
@@ -234,10 +225,7 @@ def _answer_checkpoints(patches: Patches) -> None:
         return storage
 
     def to_device(process: Process, storage: Any, device: Any = None, *args: Any, **kwargs: Any) -> Any:
-        copied = storage.clone()
-        index = device if isinstance(device, int) else torch.device(device or "cuda").index
-        mark_storage(copied, process.placement.use(process.placement.device_index if index is None else index))
-        return copied
+        return at_location(storage.clone(), f"cuda:{device}" if isinstance(device, int) else str(device or "cuda"))
 
     # torch's hook for unknown devices: functions that give a storage's location, and move it back there.
     registry = [(0, location, at_location), *current("saved_devices")]

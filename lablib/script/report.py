@@ -54,11 +54,7 @@ def write_output(output: Iterable[str], folder: Path) -> None:
 
 
 class IncompleteReport(OSError):
-    """Files that could not be written, and the reason, in a sentence.
-
-    Attributes:
-        summary: the summary of the run, as text.
-    """
+    """Files that could not be written, and the reason, in a sentence; `summary` is that of the run, as text."""
 
     def __init__(self, text: str, summary: str):
         super().__init__(text)

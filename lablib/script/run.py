@@ -26,7 +26,7 @@ from lablib.script.modules import HostModules, Modules
 from lablib.script.own import Output, begins_with
 from lablib.script.patches import Patches
 from lablib.script.process import Process, here
-from lablib.script.program import compiled, main_module, run_program, script_folder
+from lablib.script.program import compiled, main_module, run_program
 from lablib.script.python import answer_python
 from lablib.signature import whole_number
 from lablib.sim import run_sim
@@ -35,11 +35,7 @@ from lablib.sim.ranks.rank import Rank
 
 
 class Script:
-    """A script and the environment of its ranks (`lablib.sim.simulation.RankEnvironment`). Runs once.
-
-    Attributes:
-        processes: one per rank, once it runs.
-    """
+    """A script and the environment of its ranks (`lablib.sim.simulation.RankEnvironment`). Runs once."""
 
     def __init__(
         self,
@@ -109,7 +105,7 @@ class Script:
     @contextmanager
     def of_the_run(self, ranks: list[Rank], store: SimStore, cluster: Cluster) -> Iterator[None]:
         """Context of the run: replaced functions, and the host's modules removed."""
-        folder = script_folder(self.path)
+        folder = os.path.dirname(os.path.realpath(self.path))  # which Python puts first on `sys.path` for a script
         with ExitStack() as stack:
             self._libraries = Libraries(len(ranks))
             hidden = stack.enter_context(HostModules(folder, self._libraries))

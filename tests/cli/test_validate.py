@@ -8,7 +8,6 @@ import pytest
 
 from lablib.cli import validate as cli_validate
 from lablib.cli.main import main
-from lablib.cli.validate import validate_command
 from lablib.validation.rows import published_mixtures, published_rows
 
 ROW: dict[str, Any] = {
@@ -138,8 +137,3 @@ def test_a_readme_without_marks_is_said(file: Path, tmp_path: Path, capsys: pyte
     readme.write_text("# A\n", "utf-8")
     assert main(["validate", str(file), "--page", str(tmp_path / "a.md"), "--readme", str(readme)]) == 2
     assert "README.md: it has no marks" in capsys.readouterr().err
-
-
-def test_another_predictor_can_be_asked(file: Path, capsys: pytest.CaptureFixture):
-    assert validate_command(file, as_json=True, predictor=lambda **_: Predicted(4.0)) == 0
-    assert json.loads(capsys.readouterr().out)["all"]["mape"] == 0

@@ -100,13 +100,6 @@ def test_a_deadlock_is_diagnosed():
     assert all(f"rank {rank}" in result.saw for rank in range(4))
 
 
-def test_the_doctors_program_runs_on_sim():
-    from lablib.course.running.doctor import all_probes, look
-
-    [probe] = [probe for probe in all_probes() if probe.name == "sim"]
-    assert look(probe).state == "ok", look(probe)
-
-
 def drops_the_handle(x: torch.Tensor) -> None:
     dist.all_reduce(x, async_op=True)
 
@@ -118,26 +111,12 @@ def waits_for_one_of_two(x: torch.Tensor) -> None:
     work.wait()
 
 
-@pytest.mark.parametrize("answer", [drops_the_handle, waits_for_one_of_two])
-def test_a_handle_that_is_dropped_breaks_a_rule_of_its_own_whatever_the_values(answer):
-    result = run_check("90", all_reduce, answer)
-    assert (result.status, result.rule) == ("failed", "every communication is waited for")
-    assert "ranks 0 to 3 never waited for all_reduce" in result.saw and "async_op=True" in result.saw
-
-
 def scales_too_early(x: torch.Tensor) -> None:
     """The values are right."""
     work = dist.all_reduce(x, async_op=True)
     x *= 1.0
     assert work is not None
     work.wait()
-
-
-def test_a_write_to_what_is_in_flight_breaks_a_rule_of_its_own_whatever_the_values():
-    result = run_check("90", all_reduce, scales_too_early)
-    assert (result.status, result.rule) == ("failed", "nothing is written to before the wait() of its communication")
-    assert "ranks 0 to 3 wrote to a tensor in flight" in result.saw and "x *= 1.0" in result.saw
-    assert result.expected == "the wait() first, or a copy"
 
 
 def reads_too_early(x: torch.Tensor) -> None:
@@ -148,10 +127,29 @@ def reads_too_early(x: torch.Tensor) -> None:
     work.wait()
 
 
-def test_a_read_of_what_is_in_flight_breaks_a_rule_of_its_own_whatever_the_values():
-    result = run_check("90", all_reduce, reads_too_early)
-    assert result.rule == "nothing is read before the wait() of the communication that fills it"
-    assert "ranks 0 to 3 read a tensor in flight" in result.saw and "_ = x + 1" in result.saw
+@pytest.mark.parametrize(
+    ("answer", "rule", "saw"),
+    [
+        (drops_the_handle, "every communication is waited for", ["never waited for all_reduce", "async_op=True"]),
+        (waits_for_one_of_two, "every communication is waited for", ["never waited for all_reduce", "async_op=True"]),
+        (
+            scales_too_early,
+            "nothing is written to before the wait() of its communication",
+            ["wrote to a tensor in flight", "x *= 1.0"],
+        ),
+        (
+            reads_too_early,
+            "nothing is read before the wait() of the communication that fills it",
+            ["read a tensor in flight", "_ = x + 1"],
+        ),
+    ],
+)
+def test_what_is_right_by_chance_breaks_a_rule_of_its_own_whatever_the_values(answer, rule: str, saw: list[str]):
+    result = run_check("90", all_reduce, answer)
+    assert (result.status, result.rule) == ("failed", rule)
+    assert f"ranks 0 to 3 {saw[0]}" in result.saw and saw[1] in result.saw
+    if answer is scales_too_early:
+        assert result.expected == "the wait() first, or a copy"
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # new names since torch 2.13

@@ -58,7 +58,7 @@ def test_everything_of_the_course_is_examined():
 
 def test_the_quick_probes_work_on_this_machine(labs):
     for probe in all_probes():
-        if probe.name in ("python", "torch", "papermill", "kernel", "labs"):
+        if probe.name in ("python", "torch", "papermill", "kernel", "labs", "sim"):
             assert look(probe).state == "ok", look(probe)
 
 

@@ -104,12 +104,13 @@ def test_a_disk_that_is_full_while_running_leaves_nothing(lab: Lab, tmp_path: Pa
     assert "\n" not in str(raised.value) and list((tmp_path / "runs").iterdir()) == []
 
 
-def test_a_disk_that_is_full_at_the_page_keeps_the_notebook(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def execute_nothing(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict, path: Path) -> str:
-        notebook.metadata["papermill"] = {}
-        nbformat.write(notebook, path)
-        return ""
+def execute_nothing(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict, path: Path) -> str:
+    notebook.metadata["papermill"] = {}
+    nbformat.write(notebook, path)
+    return ""
 
+
+def test_a_disk_that_is_full_at_the_page_keeps_the_notebook(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(execute, "_execute", execute_nothing)
     monkeypatch.setattr(execute, "_write_page", full)
     with pytest.raises(CourseFailure, match="The notebook is kept"):
@@ -162,11 +163,6 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> None:
         @staticmethod
         def now() -> datetime:
             return datetime(2026, 1, 2, 3, 4, 5)
-
-    def execute_nothing(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict, path: Path) -> str:
-        notebook.metadata["papermill"] = {}
-        nbformat.write(notebook, path)
-        return ""
 
     def write_page(notebook: nbformat.NotebookNode, path: Path) -> Path:
         path.write_text("page")

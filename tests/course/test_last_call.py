@@ -71,7 +71,7 @@ def test_a_wrong_answer_is_shown_with_its_input_and_fails_on_that_input():
         assert result.call in result.message and result.call.startswith("twice(")
         value = eval(result.call, {"torch": torch, "twice": wrong})
         assert f"{value[int(result.saw[result.saw.index('[') + 1])]:.6g}" == f"{float(result.saw.split()[0]):.6g}"
-        exec(result._seed, {})
+        exec(dict(result._rows())["seed"], {})
         assert run_check("90", twice, wrong).saw == result.saw  # the seed is read from the environment
 
 

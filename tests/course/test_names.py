@@ -28,3 +28,22 @@ from lablib.course.building.names import bound_at_once, names
 def test_what_every_run_binds_before_it_uses_it(source, bound):
     assert bound_at_once(source) == bound
     assert bound <= names(source)[0]
+
+
+@pytest.mark.parametrize(
+    ("source", "bound", "used"),
+    [
+        ("import math as m\nfrom a import b", {"m", "b"}, set()),
+        ("def area(r):\n    s = m.pi\n    return s * scale(r)", {"area"}, {"m", "scale"}),
+        ("for i in range(n):\n    x = i", {"i", "x"}, {"range", "n", "i"}),
+        ("y = [x for x in xs]", {"y"}, {"xs"}),
+        ("y = [x for x in xs]\nx = {x for (x, z) in y}", {"x", "y"}, {"xs"}),
+        ("def x():\n    pass\ny = [x for x in xs]", {"x", "y"}, {"xs"}),
+        ("import x\ny = {x: z for x, z in xs}", {"x", "y"}, {"xs"}),
+        ("with a() as b:\n    c += 1", {"b", "c"}, {"a", "c"}),
+        ("class A(B):\n    def f(self):\n        return g(self)", {"A"}, {"B", "g"}),
+    ],
+)
+def test_names_bound_and_used_are_read_from_the_source(source: str, bound: set[str], used: set[str]):
+    found_bound, found_used = names(source)
+    assert found_bound == bound and used <= found_used

@@ -1,3 +1,4 @@
+# pyright: reportFunctionMemberAccess=false, reportOptionalMemberAccess=false
 """An answer that reaches the library's own solution is found out however it is wrapped; what is allowed passes."""
 
 import functools
@@ -6,10 +7,14 @@ import inspect
 import pickle
 import pkgutil
 import sys
+import weakref
 from collections.abc import Callable
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
@@ -96,26 +101,10 @@ def test_a_function_of_lablib_is_found_in_whatever_holds_it(solution: str, aroun
     )
 
 
-def by_the_store(x):
-    dist.distributed_c10d._get_default_store().set("x", "1")
-
-
 def by_a_store_imported(x):
     from torch.distributed import TCPStore as Shelf  # pyright: ignore[reportPrivateImportUsage]
 
     Shelf("localhost", 1)
-
-
-def by_the_world_of_groups(x):
-    return dist.distributed_c10d._world.pg_map
-
-
-def by_sys_modules(x):
-    sys.modules["lablib.parallel"].ring_all_reduce(x)
-
-
-def by_sys(x):
-    getattr(sys, "mod" + "ules")
 
 
 def by_modules_imported(x):
@@ -124,38 +113,10 @@ def by_modules_imported(x):
     return modules
 
 
-def by_globals_of_another(x):
-    parallel.exchange.__globals__["ring_all_reduce"](x)  # pyright: ignore[reportFunctionMemberAccess]
-
-
-def by_inspect(x):
-    inspect.getmodule(parallel.exchange).ring_all_reduce(x)  # pyright: ignore[reportOptionalMemberAccess]
-
-
 def by_inspect_imported(x):
     from inspect import getmodule as g
 
     g(parallel.exchange)
-
-
-def by_importlib(x):
-    importlib.import_module("lab" + "lib")
-
-
-def by_globals(x):
-    globals()["parallel"].ring_all_reduce(x)
-
-
-def by_text(x):
-    exec("parallel.ring_all_reduce(x)")
-
-
-def by_frame(x):
-    return sys._getframe(1)
-
-
-def by_a_generators_frame(x):
-    return x.gi_frame.f_back
 
 
 def by_another_name(x):
@@ -187,10 +148,6 @@ def by_import_of_a_file(x):
     ring(x)
 
 
-def as_a_value(x):
-    return [parallel][0]
-
-
 def in_a_nested_function(x):
     p = parallel
     return lambda: p.ring_all_reduce(x)
@@ -200,31 +157,7 @@ def in_a_default_module(x, p=parallel):
     p.ring_all_reduce(x)
 
 
-def by_getattr_of_another_library(x):
-    getattr(torch, "sys").modules["lab" + x]  # noqa: B009
-
-
-def by_vars_of_another_library(x):
-    vars(torch)["sys"].modules[x]
-
-
-def by_a_name_of_python_in_a_text(x):
-    getattr(print, "__globals__")[x]  # noqa: B009
-
-
-def by_a_name_in_a_text(x):
-    return f"lablib.{x}"
-
-
 NAMES = {"ring": "lablib.parallel"}
-
-
-def by_a_name_in_a_variable(x):
-    return NAMES["ring"]
-
-
-def by_pkgutil(x):
-    pkgutil.resolve_name(x)
 
 
 def by_pydoc(x):
@@ -233,41 +166,40 @@ def by_pydoc(x):
     locate(x)
 
 
-def by_pickle(x):
-    pickle.loads(x)
-
-
 @pytest.mark.parametrize(
     ("answer", "named"),
     [
-        (by_getattr_of_another_library, "the text 'sys'"),
-        (by_vars_of_another_library, "the text 'sys'"),
-        (by_a_name_of_python_in_a_text, "the text '__globals__'"),
-        (by_a_name_in_a_text, "the text 'lablib.'"),
-        (by_a_name_in_a_variable, "the text 'lablib.parallel'"),
-        (by_pkgutil, "pkgutil"),
+        (lambda x: getattr(torch, "sys").modules["lab" + x], "the text 'sys'"),  # noqa: B009
+        (lambda x: vars(torch)["sys"].modules[x], "the text 'sys'"),
+        (lambda x: getattr(print, "__globals__")[x], "the text '__globals__'"),  # noqa: B009
+        (lambda x: f"lablib.{x}", "the text 'lablib.'"),
+        (lambda x: NAMES["ring"], "the text 'lablib.parallel'"),
+        (lambda x: pkgutil.resolve_name(x), "pkgutil"),
         (by_pydoc, "pydoc"),
-        (by_pickle, "_pickle"),
-        (by_the_store, "torch's store"),
+        (lambda x: pickle.loads(x), "_pickle"),
+        (lambda x: dist.distributed_c10d._get_default_store().set("x", "1"), "torch's store"),
         (by_a_store_imported, "torch's store"),
-        (by_the_world_of_groups, "torch's store"),
-        (by_sys_modules, "sys.modules"),
-        (by_sys, "sys"),
+        (lambda x: dist.distributed_c10d._world.pg_map, "torch's store"),
+        (lambda x: sys.modules["lablib.parallel"].ring_all_reduce(x), "sys.modules"),
+        (lambda x: getattr(sys, "mod" + "ules"), "sys"),
         (by_modules_imported, "sys.modules"),
-        (by_globals_of_another, "__globals__"),
-        (by_inspect, "inspect"),
+        (lambda x: parallel.exchange.__globals__["ring_all_reduce"](x), "__globals__"),
+        (lambda x: inspect.getmodule(parallel.exchange).ring_all_reduce(x), "inspect"),
         (by_inspect_imported, "inspect"),
-        (by_importlib, "importlib"),
-        (by_globals, "globals"),
-        (by_text, "exec"),
-        (by_frame, "sys._getframe"),
-        (by_a_generators_frame, "f_back"),
+        (lambda x: importlib.import_module("lab" + "lib"), "importlib"),
+        (lambda x: globals()["parallel"].ring_all_reduce(x), "globals"),
+        (lambda x: exec("parallel.ring_all_reduce(x)"), "exec"),
+        (lambda x: sys._getframe(1), "sys._getframe"),
+        (lambda x: x.gi_frame.f_back, "f_back"),
         (by_another_name, "parallel.ring_all_reduce"),
         (by_import_as, "parallel.ring_all_reduce"),
         (by_import, "parallel.ring_all_reduce"),
+        (lambda x: __import__("lablib.parallel"), "__import__"),
+        (lambda x: [by_another_name(each) for each in x], "parallel.ring_all_reduce"),
+        (lambda x: getattr(parallel, "ring_all_reduce")(x), "lablib.parallel as a whole"),  # noqa: B009
         (by_import_of_a_module, "parallel.ring_all_reduce"),
         (by_import_of_a_file, "parallel.ring_all_reduce"),
-        (as_a_value, "lablib.parallel as a whole"),
+        (lambda x: [parallel][0], "lablib.parallel as a whole"),
         (in_a_nested_function, "parallel.ring_all_reduce"),
         (in_a_default_module, "parallel.ring_all_reduce"),
     ],
@@ -326,6 +258,10 @@ def modules_of_torch(x):
     return [list(layer.parameters()) for layer in torch.nn.Linear(2, 2).modules()], type(x), isinstance(x, int), len(x)
 
 
+def imports_another_library(x):
+    import sys  # noqa: F401
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -337,6 +273,7 @@ def modules_of_torch(x):
         names_its_phase,
         names_it_in_its_docstring,
         modules_of_torch,
+        imports_another_library,
     ],
 )
 def test_what_is_allowed_may_be_named_in_any_way(answer: Callable):
@@ -363,3 +300,53 @@ def test_objects_of_a_refused_class_are_refused():
         not_from_lablib(by_its_type, refused=[parallel.Mesh])
     not_from_lablib(by_its_type)
     not_from_lablib(another, allowed=["Combination"], refused=[parallel.Mesh])
+
+
+def imports_a_part(x):
+    from lablib import parallel  # noqa: F401
+
+
+def imports_it_under_another_name(x):
+    import lablib.parallel as p  # noqa: F401
+
+
+def imports_all_in_a_helper(x):
+    def helper():
+        import lablib  # noqa: F401
+
+
+@pytest.mark.parametrize("answer", [imports_a_part, imports_it_under_another_name, imports_all_in_a_helper])
+def test_an_import_that_is_not_used_is_refused_too(answer):
+    with pytest.raises(RuleBroken, match="lablib.* as a whole"):
+        not_from_lablib(answer)
+
+
+@pytest.mark.parametrize(
+    "held", [weakref.ref(by_another_name), np.array([by_another_name]), pd.Series([len, by_another_name])]
+)
+def test_a_reference_and_an_array_of_functions_are_looked_into(held):
+    with pytest.raises(RuleBroken, match="ring_all_reduce"):
+        not_from_lablib(lambda x: held)
+
+
+def test_a_function_of_another_library_is_refused_under_any_name():
+    not_from_lablib(lambda xs: accumulate(xs), refused=[np.cumsum])
+    total = np.cumsum
+    with pytest.raises(RuleBroken, match="it uses numpy.cumsum"):
+        not_from_lablib(lambda xs: total(xs), refused=[np.cumsum])
+    with pytest.raises(RuleBroken, match="it uses numpy.cumsum"):
+        not_from_lablib(lambda xs: np.cumsum(xs), refused=[np.cumsum])
+
+
+def test_a_module_may_be_refused_as_a_whole_and_its_parts_not():
+    by_name = "cum" + "sum"
+    not_from_lablib(lambda xs: np.linalg.norm(xs), refused=[np, np.linalg])
+    with pytest.raises(RuleBroken, match="it uses numpy as a whole"):
+        not_from_lablib(lambda xs: getattr(np, by_name)(xs), refused=[np])
+    with pytest.raises(RuleBroken, match=r"it uses numpy\.linalg as a whole"):
+        not_from_lablib(lambda xs: getattr(np.linalg, by_name)(xs), refused=[np.linalg])
+
+
+def test_an_attribute_of_the_same_name_and_a_number_are_no_use_of_lablib():
+    not_from_lablib(lambda x: x.launch + x.helper)
+    not_from_lablib(5)

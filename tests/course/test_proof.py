@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from lablib.course.building.master import Cell, Master, read_master
-from lablib.course.building.names import names
 from lablib.course.checks.proof import _one_of_each, answers_of, needed_cells, prove, try_answer
 from lablib.course.errors import CourseError
 from lablib.course.places import Lab
@@ -31,25 +30,6 @@ def test_nothing_is_recorded(lab: Lab, tmp_path: Path):
     exercise, check = master.exercises[0]
     try_answer(master, exercise, check, exercise.source)
     assert not (tmp_path / "progress.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("source", "bound", "used"),
-    [
-        ("import math as m\nfrom a import b", {"m", "b"}, set()),
-        ("def area(r):\n    s = m.pi\n    return s * scale(r)", {"area"}, {"m", "scale"}),
-        ("for i in range(n):\n    x = i", {"i", "x"}, {"range", "n", "i"}),
-        ("y = [x for x in xs]", {"y"}, {"xs"}),
-        ("y = [x for x in xs]\nx = {x for (x, z) in y}", {"x", "y"}, {"xs"}),
-        ("def x():\n    pass\ny = [x for x in xs]", {"x", "y"}, {"xs"}),
-        ("import x\ny = {x: z for x, z in xs}", {"x", "y"}, {"xs"}),
-        ("with a() as b:\n    c += 1", {"b", "c"}, {"a", "c"}),
-        ("class A(B):\n    def f(self):\n        return g(self)", {"A"}, {"B", "g"}),
-    ],
-)
-def test_names_bound_and_used_are_read_from_the_source(source: str, bound: set[str], used: set[str]):
-    found_bound, found_used = names(source)
-    assert found_bound == bound and used <= found_used
 
 
 def cells(lab: Lab, *sources: str) -> Master:

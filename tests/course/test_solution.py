@@ -10,28 +10,28 @@ def region(body: str, indent: str = "    ") -> str:
     return f"{indent}### BEGIN SOLUTION\n{body}\n{indent}### END SOLUTION"
 
 
-def test_a_solution_in_a_function_becomes_a_raise_with_the_same_indentation():
-    source = f"def f(x):\n    '''Twice.'''\n{region('    return 2 * x')}"
-    assert to_stub(source) == "def f(x):\n    '''Twice.'''\n    raise NotImplementedError(\"your turn\")"
+RAISE = 'raise NotImplementedError("your turn")'
+METHOD = f"class A:\n    def f(self):\n{region('        pass', 8 * ' ')}\n\n    def g(self):\n        return 1"
 
 
-def test_a_solution_in_a_method_keeps_its_depth():
-    source = f"class A:\n    def f(self):\n{region('        pass', 8 * ' ')}\n\n    def g(self):\n        return 1"
-    assert '        raise NotImplementedError("your turn")\n\n    def g' in to_stub(source)
-
-
-def test_a_solution_at_top_level_becomes_ellipses():
-    source = region("a: int = 1\nb = c = 2", "") + "\nprint(a)"
-    assert to_stub(source) == "a = ...  # your turn\nb = ...  # your turn\nc = ...  # your turn\nprint(a)"
-
-
-def test_what_stands_around_the_markers_stays():
-    source = f"def f(x):\n    # a hint\n{region('    y = 1')}\n    return y"
-    assert to_stub(source).splitlines()[1:] == [
-        "    # a hint",
-        '    raise NotImplementedError("your turn")',
-        "    return y",
-    ]
+@pytest.mark.parametrize(
+    ("source", "stub"),
+    [
+        (f"def f(x):\n    '''Twice.'''\n{region('    return 2 * x')}", f"def f(x):\n    '''Twice.'''\n    {RAISE}"),
+        (METHOD, f"class A:\n    def f(self):\n        {RAISE}\n\n    def g(self):\n        return 1"),
+        (
+            region("a: int = 1\nb = c = 2", "") + "\nprint(a)",
+            "a = ...  # your turn\nb = ...  # your turn\nc = ...  # your turn\nprint(a)",
+        ),
+        (
+            f"def f(x):\n    # a hint\n{region('    y = 1')}\n    return y",
+            f"def f(x):\n    # a hint\n    {RAISE}\n    return y",
+        ),
+    ],
+    ids=["function", "method", "top level", "text around"],
+)
+def test_a_solution_becomes_a_stub_of_its_depth(source: str, stub: str):
+    assert to_stub(source) == stub
 
 
 def test_every_stub_is_python_and_holds_no_marker():

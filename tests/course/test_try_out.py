@@ -40,10 +40,24 @@ def stub(*values) -> None:
     raise NotImplementedError("your turn")
 
 
-@pytest.mark.parametrize("ranks", [None, 3])
-def test_a_stub_is_not_attempted_yet(capsys, ranks):
-    try_out(stub, ranks=ranks)
+@pytest.mark.parametrize(("function", "ranks"), [(stub, None), (stub, 3), (..., None)])
+def test_a_stub_or_no_value_is_not_attempted_yet(capsys, function, ranks):
+    try_out(function, ranks=ranks)
     assert said(capsys).startswith("Not attempted yet")
+
+
+@pytest.mark.parametrize(
+    ("function", "ranks", "words"),
+    [
+        (lambda: {}["key"], None, ["KeyError: 'key'", '{}["key"]']),
+        (lambda: dist.recv(torch.ones(1), src=1 - dist.get_rank()), 2, ["rank 0 waits in recv"]),
+        (stub, 0, ["ranks"]),
+    ],
+)
+def test_an_exception_a_deadlock_and_a_wrong_argument_are_told(capsys, function, ranks, words):
+    try_out(function, ranks=ranks)
+    told = said(capsys)
+    assert all(word in told for word in words)
 
 
 def half_filled(x):
@@ -80,26 +94,6 @@ def test_the_line_of_a_stub_below_code_is_named(capsys, function, ranks):
 def test_nothing_is_said_of_the_line_where_the_stub_is_all(capsys, function):
     try_out(function, torch.ones(2))
     assert said(capsys) == "Not attempted yet: solve the exercise above, run its cell, then this one.\n"
-
-
-def test_a_value_not_yet_given_is_not_attempted_yet(capsys):
-    try_out(...)
-    assert said(capsys).startswith("Not attempted yet")
-
-
-def test_an_exception_is_told_with_the_line(capsys):
-    try_out(lambda: {}["key"])
-    assert "KeyError: 'key'" in (text := said(capsys)) and '{}["key"]' in text
-
-
-def test_a_deadlock_is_diagnosed(capsys):
-    try_out(lambda: dist.recv(torch.ones(1), src=1 - dist.get_rank()), ranks=2)
-    assert "rank 0 waits in recv" in said(capsys)
-
-
-def test_a_wrong_argument_of_the_launch_is_told(capsys):
-    try_out(stub, ranks=0)
-    assert "ranks" in said(capsys)
 
 
 def test_a_solution_is_folded_until_its_exercise_is_passed(labs):

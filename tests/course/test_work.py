@@ -213,6 +213,6 @@ def test_an_update_that_fails_at_writing_leaves_the_old_copy(lab: Lab, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(work, "write_text", full)
-    with pytest.raises(CourseFailure, match="free some space"):
+    with pytest.raises(CourseFailure, match="free some disk space"):
         update(lab)
     assert lab.work.read_bytes() == mine and kept(lab) == []

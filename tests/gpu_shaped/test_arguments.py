@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from lablib.real.workers.worker import _call
 
 TWO_DEVICES = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
 OUTSIDE = torch.ones(3)
+META = torch.device("meta")  # stands for a GPU: every tensor tells where it is
 
 
 @dataclass
@@ -31,7 +32,7 @@ ARGUMENTS: dict[str, Callable[[], Any]] = {
     "a tensor": lambda: torch.ones(3),
     "in a list in a dictionary": lambda: {"a": [torch.ones(3)]},
     "a module": lambda: nn.Linear(2, 2),
-    "of a partial": lambda: partial(helper, torch.ones(3)),
+    "of a partial": lambda: partial(dict, {"a": torch.ones(3)}, b=torch.ones(3)),
     "held by an object": lambda: Held(torch.ones(3)),
     "a method of a module": lambda: nn.Linear(2, 2).forward,
 }
@@ -46,7 +47,7 @@ def where(value: Any) -> list[str]:
     if isinstance(value, Held):
         return where(value.tensor)
     if isinstance(value, partial):
-        return where(value.args)
+        return where([*value.args, value.keywords])
     if hasattr(value, "__self__"):
         return where(value.__self__)
     return [one for part in (value.values() if isinstance(value, dict) else value) for one in where(part)]
@@ -55,9 +56,35 @@ def where(value: Any) -> list[str]:
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_the_simulated_gpu_has_those_arguments_that_a_real_one_gets(name):
     (simulated,) = launch(where, ARGUMENTS[name](), ranks=1, device="cuda").values
-    real = where(placed(ARGUMENTS[name](), torch.device("meta")))
+    real = where(placed(ARGUMENTS[name](), META))
     assert [one == "cuda" for one in simulated] == [one == "meta" for one in real]
     assert ("cpu" in simulated) == (name == "held by an object")
+
+
+class Pair(NamedTuple):
+    inputs: Tensor
+    targets: Tensor
+
+
+def test_tensors_in_lists_dicts_and_named_tuples_are_moved_and_the_rest_is_as_it_was():
+    given = ([torch.ones(2)], {"a": Pair(torch.ones(1), torch.ones(3))}, 7, "text", None, helper)
+    lists, dicts, *rest = placed(given, META)
+    assert lists[0].device == dicts["a"].inputs.device == dicts["a"].targets.device == META
+    assert isinstance(dicts["a"], Pair) and rest == [7, "text", None, helper]
+
+
+def test_a_leaf_stays_a_leaf_with_its_gradient_and_a_parameter_a_parameter():
+    leaf, param = torch.ones(2, requires_grad=True), nn.Parameter(torch.ones(3))
+    leaf.grad = torch.ones(2)
+    there, moved = placed((leaf, param), META)
+    assert there.is_leaf and there.requires_grad and there.grad is not None and there.grad.device == META
+    assert isinstance(moved, nn.Parameter) and moved.device == META
+
+
+def test_what_two_arguments_share_they_share_there():
+    x, layer = torch.ones(2), nn.Linear(2, 1)
+    a, (b,), first, second = placed((x, [x], layer, layer), META)
+    assert a is b and first is second and first.weight.device == META
 
 
 def test_an_error_names_the_tensors_that_the_launch_left_in_host_memory():

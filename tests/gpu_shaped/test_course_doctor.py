@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 import lablib.launch  # noqa: F401 - the module that `launch` is imported from
-from lablib.course.running import doctor_gpus
+from lablib.course.running import doctor, doctor_gpus
 from lablib.course.running.doctor import all_probes, examine, look
 from lablib.errors import WorkerError
 
@@ -22,7 +22,7 @@ NAMES = ["nccl", "tracing", "sharing", "/dev/shm"]
 @pytest.fixture
 def machine(monkeypatch):
     """A machine with two GPUs on which all is well; its launches answer what `answers` says for a program."""
-    answers = {doctor_gpus._sum_of_ranks: lambda ranks: [ranks * (ranks + 1) / 2] * ranks}
+    answers = {doctor.sum_of_ranks: lambda ranks: [ranks * (ranks + 1) / 2] * ranks}
     answers[doctor_gpus._kernels_seen] = lambda ranks: [3]
     seen: list[tuple[int, str | None]] = []
 
@@ -61,7 +61,7 @@ def test_sharing_is_tried_on_the_first_gpu_that_is_visible(machine):
 @pytest.mark.parametrize("gpus", [1, 2, 8])
 def test_broken_nccl_fails_the_examination_where_there_are_gpus(machine, capsys, gpus):
     machine.patch.setattr(torch.cuda, "device_count", lambda: gpus)
-    machine.answers[doctor_gpus._sum_of_ranks] = broken
+    machine.answers[doctor.sum_of_ranks] = broken
     found = findings()
     assert (found["nccl"].state, found["sharing"].state) == ("FAILED", "missing")
     assert "NCCL error" in found["nccl"].text and "not needed" not in found["nccl"].text
@@ -70,7 +70,7 @@ def test_broken_nccl_fails_the_examination_where_there_are_gpus(machine, capsys,
 
 
 def test_ranks_that_add_wrong_numbers_are_broken(machine):
-    machine.answers[doctor_gpus._sum_of_ranks] = lambda ranks: [0.0] * ranks
+    machine.answers[doctor.sum_of_ranks] = lambda ranks: [0.0] * ranks
     assert "2 ranks added 1 to 2 and got" in findings()["nccl"].text
 
 

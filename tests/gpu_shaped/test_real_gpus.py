@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lablib import launch
 from lablib.errors import WorkerError
 from lablib.real import launch as real_launch
-from lablib.real.gpu.found import SHARE_VARIABLE, require_gpus
+from lablib.real.gpu.sharing import SHARE_VARIABLE, require_gpus
 
 
 @pytest.fixture

@@ -6,14 +6,11 @@ import pytest
 import torch
 
 from lablib.real import launch as real_launch
-from lablib.real import run_real
 from lablib.real.gpu.kernel_notes import kernel_notes
 from lablib.real.gpu.kernels import KernelCount
 from lablib.real.measurement import measure as real_measure
 from lablib.real.measurement.measure import Measurement, measure
 from lablib.real.measurement.profiler import run_warm_up_kernels, warm_up_kernel_count
-from lablib.real.workers.messages import Finished
-from lablib.real.workers.pickling import pack
 from tests.gpu_shaped.kineto import LAUNCH, STREAM, Recording
 
 BEFORE_NS = 20_000_000
@@ -163,43 +160,42 @@ def test_a_sacrifice_is_so_many_kernels_on_the_gpu_and_ends_with_waiting(monkeyp
 # ---- what the run says ----
 
 
-def run_of(monkeypatch, reports):
+@pytest.fixture
+def run_on_gpus(monkeypatch, run_of):
     monkeypatch.setattr(real_launch, "require_gpus", lambda ranks, share_gpus: None)
     monkeypatch.setattr(real_launch, "sharing_note", lambda backend, ranks: "")
     monkeypatch.setattr(real_launch, "_machine", lambda backend: "GPUs")
-    finished = [Finished(pack(None), "", "", one) for one in reports]
-    monkeypatch.setattr(real_launch, "_launch", lambda job, backend, ranks, timeout_s: finished)
-    return run_real(int, ranks=len(reports), backend="nccl")
+    return run_of
 
 
-def test_a_run_whose_profiler_records_no_kernel_has_no_compute_and_says_why(gpu, monkeypatch):
+def test_a_run_whose_profiler_records_no_kernel_has_no_compute_and_says_why(gpu, run_on_gpus):
     recording, _ = gpu
 
     def program():
         work(recording, kernels=2)()
         recording.raws[:] = [raw for raw in recording.raws if raw.thread != STREAM and raw.label != LAUNCH]
 
-    run = run_of(monkeypatch, [measured(program)] * 2)
+    run = run_on_gpus([measured(program)] * 2)
     assert len(run.timeline) == 0, "no host times as GPU times"
     (note,) = run.notes
     assert note.startswith("the profiler recorded no kernel of any GPU work on ranks 0,1") and "CUPTI" in note
 
 
-def test_a_run_without_kernels_whose_profiler_works_says_that_the_program_launched_none(gpu, monkeypatch):
-    run = run_of(monkeypatch, [measured(int)])
+def test_a_run_without_kernels_whose_profiler_works_says_that_the_program_launched_none(gpu, run_on_gpus):
+    run = run_on_gpus([measured(int)])
     assert run.notes == ("the program launched no kernel on rank 0: its timeline has none of the GPU",)
 
 
-def test_a_run_that_lost_kernels_says_how_many(gpu, monkeypatch):
+def test_a_run_that_lost_kernels_says_how_many(gpu, run_on_gpus):
     recording, _ = gpu
-    run = run_of(monkeypatch, [measured(work(recording, kernels=3, lost=2))])
+    run = run_on_gpus([measured(work(recording, kernels=3, lost=2))])
     (note,) = run.notes
     assert "lost 2 of 3 kernels that rank 0 launched" in note and len(run.timeline) == 1
 
 
-def test_a_run_with_all_kernels_says_nothing_and_one_without_a_trace_neither(gpu, monkeypatch):
+def test_a_run_with_all_kernels_says_nothing_and_one_without_a_trace_neither(gpu, run_on_gpus):
     recording, _ = gpu
-    assert run_of(monkeypatch, [measured(work(recording))]).notes == ()
+    assert run_on_gpus([measured(work(recording))]).notes == ()
     untimed = measure(int, lambda: None, trace=False, on_gpu=True)[1]
     assert untimed.kernels is None and kernel_notes([untimed, Measurement()]) == []
 

@@ -8,12 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_memory, figure_peaks, table
-from lablib.real import launch as real_launch
-from lablib.real import run_real
 from lablib.real.gpu import memory as gpu_memory
 from lablib.real.measurement.measure import Measurement
-from lablib.real.workers.messages import Finished
-from lablib.real.workers.pickling import pack
 from lablib.record.memory import Memory
 from lablib.record.summary import Summary
 from lablib.record.timeline import Timeline
@@ -65,14 +61,8 @@ def test_a_cpu_is_not_asked():
     assert gpu_memory.peak_bytes(CPU) is None
 
 
-def run_of(monkeypatch: pytest.MonkeyPatch, peaks: list[int | None]):
-    reports = [Finished(pack(1), "", "", Measurement(start_ns=1), peak) for peak in peaks]
-    monkeypatch.setattr(real_launch, "_launch", lambda job, backend, ranks, timeout_s: reports)
-    return run_real(int, ranks=len(peaks), backend="gloo")
-
-
-def test_a_run_on_gpus_knows_the_peak_of_each_rank_and_says_what_it_does_not_know(monkeypatch):
-    memory = run_of(monkeypatch, [3_000_000, 5_000_000]).memory
+def test_a_run_on_gpus_knows_the_peak_of_each_rank_and_says_what_it_does_not_know(run_of):
+    memory = run_of([Measurement(start_ns=1)] * 2, "gloo", [3_000_000, 5_000_000]).memory
     assert (memory.num_ranks, memory.peak_rank(), memory.peak_bytes()) == (2, 1, 5_000_000)
     assert [memory.peak_bytes(rank) for rank in range(2)] == [3_000_000, 5_000_000]
     assert memory.at_peak() == {} and memory.peak_phase() == "" and memory.peak_at_s() != memory.peak_at_s()
@@ -86,16 +76,16 @@ def test_a_run_on_gpus_knows_the_peak_of_each_rank_and_says_what_it_does_not_kno
 
 
 @pytest.mark.parametrize("draw", [figure_memory, figure_peaks])
-def test_figures_of_such_a_run_show_the_peaks_and_name_the_allocator(monkeypatch, draw: Callable):
-    figure = draw(run_of(monkeypatch, [3_000_000, 5_000_000]).memory)
+def test_figures_of_such_a_run_show_the_peaks_and_name_the_allocator(run_of, draw: Callable):
+    figure = draw(run_of([Measurement(start_ns=1)] * 2, "gloo", [3_000_000, 5_000_000]).memory)
     assert "allocator" in describe(figure) and "5 MB" in describe(figure)
     if draw is figure_peaks:
         assert list(table(figure)["peak (B)"]) == [3_000_000, 5_000_000]
         assert not any("activation" in column for column in table(figure).columns), "which nobody counted"
 
 
-def test_a_run_on_cpus_says_that_nobody_counted(monkeypatch):
-    memory = run_of(monkeypatch, [None, None]).memory
+def test_a_run_on_cpus_says_that_nobody_counted(run_of):
+    memory = run_of([Measurement(start_ns=1)] * 2, "gloo").memory
     assert not memory.is_known and Summary.of(Timeline((), 2), memory=memory).peak_memory_bytes is None
     assert "on nccl the GPUs' allocators" in describe(figure_peaks(memory))
 

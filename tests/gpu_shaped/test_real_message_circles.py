@@ -9,12 +9,9 @@ from hypothesis import strategies as st
 from lablib import launch
 from lablib.errors import DeadlockError, NotOnNcclWarning
 from lablib.real import launch as real_launch
-from lablib.real import run_real
 from lablib.real.gpu.message_circles import circle_note, waiting_circle
 from lablib.real.measurement.calls import Call
 from lablib.real.measurement.measure import Measurement
-from lablib.real.workers.messages import Finished
-from lablib.real.workers.pickling import pack
 
 Script = list[tuple[str, int]]  # what one rank does: ("send", to), ("recv", from), ("all", 0)
 
@@ -73,12 +70,11 @@ def test_a_message_that_nobody_takes_is_no_circle():
     assert waiting_circle(calls_of([[("send", 1)], []])) == [] == waiting_circle([])
 
 
-def test_a_run_with_a_circle_says_so_and_warns(monkeypatch):
+def test_a_run_with_a_circle_says_so_and_warns(monkeypatch, run_of):
     calls = calls_of([[("send", 1), ("recv", 1)], [("send", 0), ("recv", 0)]])
-    reports = [Finished(pack(1), "", "", Measurement(start_ns=1, calls=mine)) for mine in calls]
-    monkeypatch.setattr(real_launch, "_launch", lambda job, backend, ranks, timeout_s: reports)
+    measured = [Measurement(start_ns=1, calls=mine) for mine in calls]
     monkeypatch.setattr(real_launch, "require_gpus", lambda *ranks: None)
     with pytest.warns(NotOnNcclWarning, match=r"ranks 0, 1 send .* dist.batch_isend_irecv") as warned:
-        run = run_real(int, ranks=2, backend="nccl")
+        run = run_of(measured)
     assert run.notes == (circle_note(calls),) and len(warned) == 1
-    assert run_real(int, ranks=2, backend="gloo").notes == (), "gloo makes them at the same time"
+    assert run_of(measured, "gloo").notes == (), "gloo makes them at the same time"

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lablib.real.workers import pools as pools_module
-from lablib.real.workers.fixed_environment import fixed_environment
 from lablib.real.workers.pools import Pools
+from lablib.real.workers.processes import fixed_environment
 
 
 class FakePool:

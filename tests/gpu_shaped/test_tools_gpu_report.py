@@ -21,7 +21,7 @@ from torch.cuda import nccl
 from lablib.course.building.master import read_master
 from lablib.course.building.parameters import check_values, read_parameters
 from lablib.course.places import find_labs
-from lablib.real.gpu.found import SHARE_VARIABLE
+from lablib.real.gpu.sharing import SHARE_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 _spec = importlib.util.spec_from_file_location("gpu_report", ROOT / "tools" / "gpu_report.py")

@@ -10,11 +10,7 @@ from lablib import phase
 from lablib.calibration.machine import machine_text
 from lablib.precision.best_format import find_device
 from lablib.process.visible_gpus import VisibleGpu, gpus_text, visible_gpus
-from lablib.real import launch as real_launch
-from lablib.real import run_real
 from lablib.real.measurement.measure import Measurement
-from lablib.real.workers.messages import Finished
-from lablib.real.workers.pickling import pack
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -99,13 +95,11 @@ def test_without_gpus_nvml_is_not_asked(monkeypatch):
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_a_launch_on_nccl_leaves_cuda_alone_in_its_own_process(monkeypatch, ranks):
+def test_a_launch_on_nccl_leaves_cuda_alone_in_its_own_process(monkeypatch, run_of, ranks):
     with_gpus(monkeypatch, [H100])
     monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
     monkeypatch.setenv("LABLIB_SHARE_GPUS", "1")
-    finished = Finished(pack(1), "", "", Measurement(start_ns=1))
-    monkeypatch.setattr(real_launch, "_launch", lambda job, backend, ranks, timeout_s: [finished] * ranks)
-    run = run_real(int, ranks=ranks, backend="nccl")
+    run = run_of([Measurement(start_ns=1)] * ranks)
     assert run.cluster.endswith(f"(1 x {H100})") and bool(run.notes) == (ranks > 1)
 
 

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from lablib.errors import LaunchTimeoutError, RankError, WorkerError
 from lablib.real import run_real
+from tests.real.ended import assert_all_end, is_running
 
 
 class BrokenModel(Exception):
@@ -26,27 +27,6 @@ class NeedsTwo(Exception):
 
     def __init__(self, a, b):
         super().__init__(f"{a} and {b}")
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process exists and is not merely waiting to be collected."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    if not Path("/proc/self/stat").exists():
-        return True
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # gone since
-        return False
-
-
-def assert_all_end(pids: list[int]) -> None:
-    deadline = time.monotonic() + 30
-    while any(map(is_running, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(map(is_running, pids)), f"still running: {[pid for pid in pids if is_running(pid)]}"
 
 
 def test_an_exception_comes_with_rank_cause_and_traceback_and_the_next_launch_is_new():

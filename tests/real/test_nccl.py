@@ -1,79 +1,17 @@
-"""NCCL: what is said without GPUs, how its kernels would be read, and, where there is a GPU, real runs."""
+"""NCCL: what is said without GPUs, and, where there is a GPU, real runs. (tests/gpu_shaped: all that needs none.)"""
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.cuda import nccl
 
 from lablib.errors import WorkerError
 from lablib.real import run_real
-from lablib.real.gpu.found import require_gpus
-from lablib.real.gpu.sharing import environments, sharing_note
-from lablib.real.measurement.calls import Call
-from lablib.real.measurement.events import Event
-from lablib.real.measurement.spans import spans_of
-
-
-def call(op: str, name: str) -> Call:
-    return Call(op, name, "world", "0", (0, 1), 0, 0, 1, 0, 64.0, 64.0, thread=1)
-
-
-def host(name: str, start: int, end: int, event_id: int, operation: bool = False) -> Event:
-    return Event(name, start, end, thread=1, id=event_id, is_operation=operation)
-
-
-def kernel(name: str, start: int, end: int, launched_by: int) -> Event:
-    return Event(name, start, end, thread=7, launched_by=launched_by, on_device=True)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what is missing on a machine without GPUs")
 def test_without_gpus_one_sentence_says_what_was_found_and_what_is_needed():
     with pytest.raises(WorkerError, match="needs .*4 NVIDIA GPUs for 4 ranks.*: found .*; use backend='gloo'"):
         run_real(int, ranks=4, backend="nccl")
-
-
-def test_more_ranks_than_gpus_share_them_by_nccls_own_ways_and_the_run_says_so(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(dist, "is_nccl_available", lambda: True)
-    monkeypatch.setattr(nccl, "version", lambda: (2, 30, 3))
-    require_gpus(3)
-    (hosts,) = environments("nccl", 3)  # the switch is for two ranks a GPU
-    assert len({one["NCCL_HOSTID"] for one in hosts}) == 3 and all(one["NCCL_NET"] == "Socket" for one in hosts)
-    first, switch = environments("nccl", 2)
-    assert first == hosts[:2] and all(one["NCCL_MULTI_RANK_GPU_ENABLE"] == "1" for one in switch)
-    assert sharing_note("nccl", 3) == "3 ranks shared 1 GPU: values are right, times mean nothing"
-    monkeypatch.setattr(nccl, "version", lambda: (2, 28, 9))
-    assert environments("nccl", 3) == [hosts], "this version has no such switch"
-    assert environments("nccl", 1) == [[{}]] and sharing_note("nccl", 1) == ""
-
-
-def test_gpu_spans_are_the_times_of_kernels_and_batched_sends_share_one():
-    events = [
-        host("aten::addmm", 0, 10, 1, operation=True),
-        host("cudaLaunchKernel", 3, 4, 0),
-        host("aten::empty", 11, 12, 2, operation=True),
-        host("c10d::allreduce_", 20, 30, 3, operation=True),
-        host("record_param_comms", 22, 28, 4),
-        host("c10d::send", 40, 42, 5, operation=True),
-        host("c10d::recv_", 43, 45, 6, operation=True),
-        kernel("gemm", 100, 200, launched_by=1),
-        kernel("split_k", 200, 210, launched_by=1),
-        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 150, 400, launched_by=4),
-        host("lablib::batch 1", 46, 50, 99, operation=True),
-        kernel("ncclDevKernel_SendRecv", 60_000, 61_000, launched_by=99),
-        kernel("triton_fused", 500, 600, launched_by=0),
-    ]
-    calls = [call("allreduce_", "all_reduce"), call("send", "send"), call("recv_", "recv")]
-    for one in calls[1:]:
-        one.batch = 1
-    spans = {(s.stream, s.name): (s.start_ns, s.end_ns) for s in spans_of(events, calls, main_thread=1, on_gpu=True)}
-    assert spans == {
-        ("compute", "aten.addmm"): (100, 210),
-        ("compute", "triton_fused"): (500, 600),
-        ("comm:world", "all_reduce"): (150, 400),
-        ("comm:world:send", "send to 1"): (60_000, 61_000),
-        ("comm:world:recv", "recv from 0"): (60_000, 61_000),
-    }
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ import json
 import os
 import random
 from argparse import Namespace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from lablib.cli.nodes import checked
 from lablib.course.errors import CourseError
 from lablib.real.measurement.calls import Call
 from lablib.real.measurement.measure import Measurement
-from lablib.real.measurement.plain import measurement_of, plain_measurement, shifted
+from lablib.real.measurement.plain import measurement_of, shifted
 from lablib.real.measurement.spans import RawSpan
 from lablib.real.nodes import _ask
 
@@ -172,7 +173,7 @@ MEASURED = st.builds(Measurement, TIMES, st.lists(SPANS, max_size=3), st.lists(C
 
 @given(MEASURED)
 def test_a_measurement_is_the_same_behind_the_network(measured: Measurement):
-    assert measurement_of(json.loads(json.dumps(plain_measurement(measured)))) == measured
+    assert measurement_of(json.loads(json.dumps(asdict(measured)))) == measured
 
 
 @given(MEASURED, st.integers(-(2**60), 2**60))

@@ -1,14 +1,11 @@
 """Workers are forked from one process that has imported torch: as torchrun would start them, and gone in every case."""
 
-import contextlib
 import errno
-import json
 import os
 import resource
 import signal
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from multiprocessing.connection import Connection, Pipe
@@ -26,8 +23,9 @@ from lablib.real import run_real
 from lablib.real.workers import processes
 from lablib.real.workers.pools import pools
 from lablib.real.workers.processes import Processes
+from tests.real.ended import assert_all_end
+from tests.torchrun_environment import assert_given
 
-GIVEN = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_")  # by torchrun
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="forks on Linux only, and reads /proc")
 
 
@@ -35,20 +33,6 @@ def total_and_parent():
     x = torch.full((3,), dist.get_rank() + 1.0)
     dist.all_reduce(x)
     return x[0].item(), os.getppid()
-
-
-def assert_gone(pids: list[int], within_s: float = 5.0) -> None:
-    def states() -> list[str]:
-        found = []
-        for pid in pids:
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # gone, also between two looks
-                found.append(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0])
-        return found
-
-    deadline = time.monotonic() + within_s
-    while set(states()) - {"Z"} and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not set(states()) - {"Z"}
 
 
 @pytest.fixture
@@ -110,7 +94,7 @@ def test_workers_end_with_the_server_and_the_next_launch_has_a_new_one():
     assert server == again
     pids = run_real(os.getpid, ranks=2, backend="gloo").values
     os.kill(server, signal.SIGKILL)
-    assert_gone([server, *pids])
+    assert_all_end([server, *pids], within_s=5)
     (total, new), _ = run_real(total_and_parent, ranks=2, backend="gloo").values
     assert total == 3.0 and new != server
 
@@ -237,7 +221,7 @@ def test_an_interrupt_in_the_middle_of_a_message_ends_the_server_and_the_next_la
     with pytest.raises(KeyboardInterrupt):
         run_real(int, ranks=3, backend="gloo")
     monkeypatch.setattr(Connection, "send", send)
-    assert_gone([before])
+    assert_all_end([before], within_s=5)
     (total, after), *_ = run_real(total_and_parent, ranks=2, backend="gloo").values
     assert total == 3.0 and after != before
 
@@ -278,7 +262,7 @@ def test_what_a_worker_has_started_ends_with_it(tmp_path):
 
     with pytest.raises(Exception, match="over"):
         run_real(program, ranks=2, backend="gloo")
-    assert_gone([int((tmp_path / str(rank)).read_text()) for rank in range(2)])
+    assert_all_end([int((tmp_path / str(rank)).read_text()) for rank in range(2)], within_s=5)
 
 
 @pytest.mark.parametrize("end", [lambda: os._exit(0), lambda: os.kill(os.getpid(), signal.SIGKILL)])
@@ -290,7 +274,7 @@ def test_what_a_worker_has_started_ends_with_it_also_when_the_worker_ends_first(
 
     with pytest.raises(WorkerError):
         run_real(program, ranks=1, backend="gloo")
-    assert_gone([int((tmp_path / "child").read_text())])
+    assert_all_end([int((tmp_path / "child").read_text())], within_s=5)
 
 
 def test_a_child_that_cannot_be_forked_is_reported_and_told(monkeypatch):
@@ -313,26 +297,8 @@ def test_a_child_that_cannot_be_forked_is_reported_and_told(monkeypatch):
 
 
 def test_children_have_the_environment_that_torchrun_gives(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import json, os, sys
-            with open(os.path.join(sys.argv[1], os.environ["RANK"]), "w") as file:
-                json.dump(dict(os.environ), file)
-            """
-        )
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, tmp_path]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
-    ours = [child.environment for child in processes._children(2, tmp_path)]
-    differ = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "ROLE_NAME"}
-    differ |= {"TORCHELASTIC_ERROR_FILE"}
-    for rank in range(2):
-        theirs = json.loads((tmp_path / str(rank)).read_text())
-        given = {name for name in theirs if name.startswith(GIVEN)}
-        assert len(given) >= 14 and given <= set(ours[rank])
-        assert {name: theirs[name] for name in given - differ} == {name: ours[rank][name] for name in given - differ}
+    for rank, child in enumerate(processes._children(2, tmp_path)):
+        assert_given(child.environment, rank, but=frozenset({"ROLE_NAME"}))
 
 
 @linux_only

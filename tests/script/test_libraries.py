@@ -62,7 +62,7 @@ SINGLETON = (
     "class Meta(type):\n    _instances = {}\n    def __call__(cls):\n"
     "        return cls._instances.setdefault(cls, super().__call__())\nclass Hub(metaclass=Meta):\n    pass"
 )
-# State that one rank sets, and that need not concern the others.
+# State that one rank sets, or that a library calls a cache, and that need not concern the others.
 NOTED = {
     "a singleton": (SINGLETON, "lib.Hub()", "Meta._instances"),
     "a counter of one rank": ("count = 0", "lib.count += rank == 0\ndist.barrier()\nlib.count += rank == 0", "count"),
@@ -76,6 +76,10 @@ NOTED = {
     "the same entry by all": ("table = {}", "lib.table['size'] = 4", "table"),
     "a handle made late": ("class H:\n    pass\nhandle = None", "lib.handle = lib.handle or lib.H()", "handle"),
     "rank of a matrix": ("config = {}", "lib.config['lora_rank'] = 8", "config"),
+    "a flag": ("has_warned = False", "lib.has_warned = True", "has_warned"),
+    "a cache of a class": ("class A:\n    aCache = []", "lib.A.aCache.append(rank)", "A.aCache"),
+    "a cache of a function": ("def f():\n    pass", "lib.f.cache = rank", "f.cache"),
+    "a cache": ("_CACHE = {}", "lib._CACHE['a'] = rank", "_CACHE"),
 }
 # What a library may do: caches of code, parts that it loads late, and what is the same for every rank.
 HARMLESS = {
@@ -149,28 +153,6 @@ def test_what_one_rank_sets_is_a_note(library, style):
 def test_alone_a_rank_shares_nothing(library):
     text, change, _ = STATES["a counter"]
     assert library(text, change, ranks=1).values == [0]
-
-
-def test_a_flag_is_a_note(library):
-    run = library("has_warned = False", "lib.has_warned = True")
-    assert "ranks share stand_in_" in run.notes[0] and "has_warned" in run.notes[0]
-
-
-@pytest.mark.parametrize(
-    ("text", "change", "name"),
-    [
-        (
-            "class Parser:\n    sharedContextCache = []",
-            "lib.Parser.sharedContextCache.append(rank)",
-            "sharedContextCache",
-        ),
-        ("def f():\n    pass", "lib.f.cache = rank", "f.cache"),
-        ("_CACHE = {}", "lib._CACHE['a'] = rank", "_CACHE"),
-    ],
-)
-def test_what_a_library_calls_a_cache_is_a_note(library, text, change, name):
-    (note,) = library(text, change).notes
-    assert "ranks share stand_in_" in note and name in note
 
 
 def test_the_state_of_a_logger_is_a_note(library, monkeypatch):

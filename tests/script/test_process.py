@@ -1,7 +1,6 @@
 """What a script finds around it: a process of its own on every rank. What goes wrong ends in one clear error."""
 
 import json
-import subprocess
 import sys
 import textwrap
 
@@ -17,6 +16,7 @@ from lablib import (
     simulate_script,
 )
 from lablib.text.units import format_quantity
+from tests.torchrun_environment import SCRIPT, assert_given
 
 pytestmark = pytest.mark.usefixtures("everything_is_given_back")
 INIT = "import torch.distributed as dist\ndist.init_process_group()\nrank = dist.get_rank()\n"
@@ -128,11 +128,6 @@ def test_a_file_that_is_missing_a_folder_or_no_python_is_refused_before_anything
     (tmp_path / "broken.py").write_text("def f(:\n", "utf-8")
     with pytest.raises(ValueError, match=r"broken\.py \(line 1\): invalid syntax"):
         simulate_script(tmp_path / "broken.py")
-    (tmp_path / "fine.py").write_text("", "utf-8")
-    with pytest.raises(ValueError, match="ranks must be a whole number, 1 or more: got 0; try ranks=8"):
-        simulate_script(tmp_path / "fine.py", ranks=0)
-    with pytest.raises(ValueError, match="args must be a list of words: got '--a 1'"):
-        simulate_script(tmp_path / "fine.py", "--a 1")
 
 
 def test_a_script_cannot_be_simulated_from_inside_a_rank(tmp_path):
@@ -252,25 +247,9 @@ def test_a_run_that_failed_leaves_the_next_one_as_it_should_be(simulated):
 
 
 def test_a_script_finds_every_variable_that_torchrun_gives(simulated, tmp_path):
-    script = tmp_path / "print_environment.py"
-    script.write_text(
-        "import json, os, sys\nwith open(os.path.join(sys.argv[1], os.environ['RANK']), 'w') as file:\n"
-        "    json.dump(dict(os.environ), file)\n"
-    )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script, tmp_path]
-    subprocess.run(command, check=True, capture_output=True, timeout=300)
-    theirs = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(2)]
-    simulated(script.read_text(), str(tmp_path))
-    of_the_job = {"MASTER_PORT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
-    of_the_job |= {"TORCHELASTIC_USE_AGENT_STORE"}
-    for rank, real in enumerate(theirs):
-        ours = json.loads((tmp_path / str(rank)).read_text())
-        given = ("RANK", "LOCAL_", "GROUP_", "ROLE_", "WORLD_", "MASTER_", "TORCHELASTIC_", "TORCH_NCCL_", "OMP_")
-        new = {name: value for name, value in real.items() if name.startswith(given)}
-        assert len(new) > 14 and set(new) <= set(ours)
-        assert {name: ours[name] for name in set(new) - of_the_job} == {
-            name: new[name] for name in set(new) - of_the_job
-        }
+    simulated(SCRIPT, str(tmp_path))
+    for rank in range(2):
+        assert_given(json.loads((tmp_path / str(rank)).read_text()), rank)
 
 
 @pytest.mark.parametrize(("ranks", "nodes"), [(3, "1"), (8, "1"), (9, "2"), (17, "3")])

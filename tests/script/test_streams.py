@@ -39,27 +39,15 @@ def test_an_events_time_is_the_virtual_time_of_its_stream(simulated):
     assert one_ms * 1e-3 >= 2 * 4 * 2**24 / device.memory_bandwidth_bytes_per_s  # reads and writes 64 MiB
 
 
-def test_work_on_two_streams_overlaps(simulated):
-    run = simulated(
-        SETUP
-        + """
+OVERLAP = """
 a.record()
 with torch.cuda.stream(side):
     work(5)
     b.record()
 work(3)
 c.record()
-print(ms(a, b), ms(a, c))
-""",
-        ranks=1,
-    )
-    assert printed(run) == [5, 3]
-
-
-def test_a_stream_waits_for_an_event_of_another(simulated):
-    run = simulated(
-        SETUP
-        + """
+"""
+WAIT_FOR_AN_EVENT = """
 a.record()
 work(4)
 ready = torch.cuda.current_stream().record_event()
@@ -71,17 +59,8 @@ with torch.cuda.stream(side):
 torch.cuda.current_stream().wait_stream(side)
 work(1)
 c.record()
-print(ms(a, b), ms(a, c))
-""",
-        ranks=1,
-    )
-    assert printed(run) == [6, 7]
-
-
-def test_synchronizing_holds_back_what_every_stream_does_next(simulated):
-    run = simulated(
-        SETUP
-        + """
+"""
+SYNCHRONIZE = """
 a.record()
 with torch.cuda.stream(side):
     work(5)
@@ -92,29 +71,31 @@ other = torch.cuda.Stream()
 with torch.cuda.stream(other):
     work(1)
     c.record()
-print(ms(a, b), ms(a, c))
-""",
-        ranks=1,
-    )
-    # After the wait each launch takes its time, 0.1 of a kernel.
-    assert printed(run) == pytest.approx([6, 6], abs=0.25)
-
-
-def test_reading_a_value_makes_the_host_wait_for_the_stream(simulated):
-    run = simulated(
-        SETUP
-        + """
+"""
+READ_A_VALUE = """
 a.record()
 work(4)
 x[0].item()
 with torch.cuda.stream(side):
     work(1)
     b.record()
-print(ms(a, b))
-""",
-        ranks=1,
-    )
-    assert printed(run) == pytest.approx([5], abs=0.15)  # one launch after the wait
+c.record()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "to_b_and_c", "within"),
+    [
+        (OVERLAP, [5, 3], 0),
+        (WAIT_FOR_AN_EVENT, [6, 7], 0),
+        (SYNCHRONIZE, [6, 6], 0.25),  # after the wait each launch takes its time, 0.1 of a kernel
+        (READ_A_VALUE, [5, 4], 0.15),  # one launch after the wait
+    ],
+    ids=["overlap", "event", "synchronize", "item"],
+)
+def test_streams_overlap_unless_one_waits(simulated, program: str, to_b_and_c: list[int], within: float):
+    run = simulated(SETUP + program + "print(ms(a, b), ms(a, c))", ranks=1)
+    assert printed(run) == pytest.approx(to_b_and_c, abs=within, rel=0)
 
 
 def test_a_communication_issued_on_a_side_stream_is_hidden_behind_compute(simulated):

@@ -14,8 +14,7 @@ from nbformat import NotebookNode
 from lablib.course.building.lint import lint
 from lablib.course.building.master import Master, read_master
 from lablib.course.building.notebook import Version, has_outputs, make_notebook, notebook_of, to_text
-from lablib.course.errors import CourseError, CourseFailure
-from lablib.course.files import cannot_write
+from lablib.course.errors import CourseError, CourseFailure, cannot_write
 from lablib.course.grading.settings import write_config
 from lablib.course.places import Lab
 from lablib.course.work import moved_from_labs

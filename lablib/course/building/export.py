@@ -16,8 +16,7 @@ from pathlib import Path
 
 from lablib.course.building.build import load_all
 from lablib.course.building.notebook import Version, make_notebook, to_text
-from lablib.course.errors import CourseError
-from lablib.course.files import cannot_write
+from lablib.course.errors import CourseError, cannot_write
 from lablib.course.places import Lab
 from lablib.text.files import read_text, write_text
 from lablib.text.units import plural
@@ -38,7 +37,11 @@ def export_students(labs: Sequence[Lab], folder: Path) -> str:
     if not labs:
         raise CourseError("no masters here to export from: run lab export in the project that has the masters.")
     root = labs[0].labs.parent
-    files = {path: root / path for path in _tracked(root) if _is_handed_out(path)}
+    files = {
+        path: root / path
+        for path in _tracked(root)
+        if _KEPT.fullmatch(path) or not (path.startswith(_LEFT_OUT) or re.fullmatch(r"labs/.*\.ipynb", path))
+    }
     for lab in labs:
         read = [lab.checks, *lab.folder.glob("*.json"), lab.folder.parent / "README.md"]
         files |= {path.relative_to(root).as_posix(): path for path in read if path.is_file()}
@@ -77,11 +80,6 @@ def _tracked(root: Path) -> list[str]:
             f"lab export copies lablib and the labs: there is no lablib in {root}; run it in the project."
         )
     return paths
-
-
-def _is_handed_out(path: str) -> bool:
-    is_notebook = path.startswith("labs/") and path.endswith(".ipynb")
-    return _KEPT.fullmatch(path) is not None or not (path.startswith(_LEFT_OUT) or is_notebook)
 
 
 def _earlier(folder: Path) -> list[str]:

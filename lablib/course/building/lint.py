@@ -85,10 +85,11 @@ def _parameters(master: Master) -> Findings:
 
 def _checks_for(master: Master) -> Findings:
     checks = [cell for cell in master.cells if cell.tagged("check")]
-    wanted = f'checks_for("{master.lab.number}")'
     before = [cell for cell in master.cells if checks and cell.line < checks[0].line and cell.kind == "code"]
-    if checks and not any(_calls_checks_for(cell, master.lab.number) for cell in before):
-        yield checks[0], f"a cell before the first check must say `check = {wanted}`; add it to the imports."
+    statements = {ast.unparse(node) for cell in before for node in ast.parse(cell.source).body}
+    if checks and f"check = checks_for('{master.lab.number}')" not in statements:
+        wanted = f'check = checks_for("{master.lab.number}")'
+        yield checks[0], f"a cell before the first check must say `{wanted}`; add it to the imports."
 
 
 def _pairs(master: Master) -> Findings:
@@ -237,10 +238,3 @@ def _lists(master: Master) -> Findings:
             goes_on = before.strip() and not before.startswith(" ") and not _ITEM.match(before)
             if goes_on and _ITEM.match(line):
                 yield cell, f"a line in a paragraph would begin a list: got {line[:30]!r}; break the line elsewhere."
-
-
-def _calls_checks_for(cell: Cell, number: str) -> bool:
-    return any(
-        isinstance(node, ast.Assign) and ast.unparse(node) in (f"check = checks_for('{number}')",)
-        for node in ast.parse(cell.source).body
-    )

@@ -147,11 +147,7 @@ class Master:
 
 
 def read_master(lab: Lab) -> Master:
-    """Read a lab's master.
-
-    Raises:
-        CourseFailure: it is missing, is not UTF-8, or is not Python (with file and line).
-    """
+    """Read a lab's master. Raises CourseFailure: it is missing, is not UTF-8, or is not Python (with file and line)."""
     import jupytext  # takes a third of a second, and most commands do not need it
 
     path = lab.master

@@ -94,18 +94,9 @@ class _FirstUse(ast.NodeVisitor):
     visit_ClassDef = visit_FunctionDef
 
     def generic_visit(self, node: ast.AST) -> None:
-        certain = (
-            ast.Expr,
-            ast.With,
-            ast.withitem,
-            ast.Assert,
-            ast.Tuple,
-            ast.List,
-            ast.Starred,
-            ast.Call,
-            ast.keyword,
-        )
-        if isinstance(node, (*certain, ast.Attribute, ast.Subscript, ast.BinOp, ast.JoinedStr, ast.FormattedValue)):
+        parts = ast.With | ast.withitem | ast.Assert | ast.Tuple | ast.List | ast.Starred | ast.Call | ast.keyword
+        parts |= ast.Expr | ast.Attribute | ast.Subscript | ast.BinOp | ast.JoinedStr | ast.FormattedValue
+        if isinstance(node, parts):
             super().generic_visit(node)
         else:
             self._maybe(node)

@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-from lablib.course.errors import CourseError
-from lablib.course.files import cannot_write
+from lablib.course.errors import CourseError, cannot_write
 from lablib.course.places import Lab, find_labs
 from lablib.text.files import read_text, write_text
 
@@ -13,12 +12,7 @@ _WORDS = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 
 def new_lab(labs: Path, number: str, name: str) -> Lab:
-    """Write a new lab's folder from the template.
-
-    Args:
-        labs: the labs folder.
-        number: "5" or "05".
-        name: words of small letters, joined by "_": "mixed_precision".
+    """Write the folder of a new lab, such as ("05", "mixed_precision"), from the template into the labs folder.
 
     Raises:
         CourseError: no such number or name, or a lab has it already.
@@ -33,15 +27,12 @@ def new_lab(labs: Path, number: str, name: str) -> Lab:
     taken = [other for other in find_labs(labs) if other.number == lab.number or other.name[3:] == name]
     if taken or lab.folder.exists():
         raise CourseError(f"there is a lab {(taken[0].name if taken else lab.name)} already: choose another number.")
+    title = name.replace("_", " ").capitalize()
     try:
         for path in (lab.master, lab.checks, lab.wrong_answers):
             text = read_text(_TEMPLATE / f"{path.name}.template")
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, text.replace("{number}", lab.number).replace("{title}", _title(name)))
+            write_text(path, text.replace("{number}", lab.number).replace("{title}", title))
     except OSError as error:
         raise cannot_write(Path(error.filename or lab.folder), error) from None
     return lab
-
-
-def _title(name: str) -> str:
-    return name.replace("_", " ").capitalize()

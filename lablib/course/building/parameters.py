@@ -50,11 +50,7 @@ class Parameter:
 
 
 def read_parameters(source: str) -> list[Parameter]:
-    """The parameters of a cell.
-
-    Raises:
-        CourseError: a line that is not `name: type = literal  # help`.
-    """
+    """The parameters of a cell. Raises CourseError: a line that is not `name: type = literal  # help`."""
     lines = [line for line in source.splitlines() if line.strip() and not line.startswith("#")]
     return [_read_line(line) for line in lines]
 

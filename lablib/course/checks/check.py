@@ -14,8 +14,8 @@ exercise that is not passed raises.
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stderr
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +48,8 @@ class Check:
         Raises:
             AssertionError: the exercise is not passed, and `LAB_STRICT=1`.
         """
-        with _stderr_in_place():
+        # nbgrader gives no points to a cell that writes to stderr, and a right answer may make a library warn.
+        with redirect_stderr(sys.stdout) if "NBGRADER_EXECUTION" in os.environ else nullcontext():
             result = run_check(self.lab, self.exercise, *answer, with_input=True, **options)
         entry, notes = self._progress.change(self.lab, self.exercise.name, lambda e: e.attempted(result.status))
         result = replace(result, next_step=self._next_step(result, entry), notes=tuple(notes))
@@ -82,8 +83,8 @@ class Check:
     @property
     def _has_solution(self) -> bool:
         """Are solutions shown here? Not where nbgrader runs a learner's code next to the masters."""
-        is_grading = "NBGRADER_EXECUTION" in os.environ
-        return self._solutions and not is_grading and find_lab(self.lab, find_labs_folder()).master.is_file()
+        is_allowed = self._solutions and "NBGRADER_EXECUTION" not in os.environ
+        return is_allowed and find_lab(self.lab, find_labs_folder()).master.is_file()
 
     def __repr__(self) -> str:
         entry = self._progress.entry(self.lab, self.exercise.name)
@@ -97,16 +98,6 @@ class Check:
             more = f" check.{self.exercise.name}.solution() shows the solution."
             return f"{result.next_step}{more if self._has_solution else ''}"
         return f"{result.next_step} check.{self.exercise.name}.hint() gives a hint ({left} left)."
-
-
-@contextmanager
-def _stderr_in_place() -> Iterator[None]:
-    """Redirect stderr to stdout while nbgrader grades: it gives no points to a cell that writes to stderr.
-
-    A right answer may make a library warn.
-    """
-    with redirect_stderr(sys.stdout) if "NBGRADER_EXECUTION" in os.environ else nullcontext():
-        yield
 
 
 class Checks:

@@ -19,13 +19,9 @@ _MAX_SEED = 10**6  # short enough to type
 
 
 class Draw:
-    """Draws numbers, tensors and permutations.
+    """Draws numbers, tensors and permutations. `seed`: from 0 up; None: `$LAB_CHECK_SEED`, or a new one each time.
 
-    Args:
-        seed: from 0 up; None: `$LAB_CHECK_SEED`, or a new one each time.
-
-    Raises:
-        CourseError: `$LAB_CHECK_SEED` is no such number.
+    Raises CourseError: `$LAB_CHECK_SEED` is no such number.
     """
 
     def __init__(self, seed: int | None = None):

@@ -31,11 +31,7 @@ class Exercise:
 
 @checked
 def exercise(title: str, hints: Sequence[str] = ()) -> Callable[[Callable[..., None]], Exercise]:
-    """Declare a check; its name is the function's name.
-
-    Args:
-        title: title shown to the learner.
-        hints: from the first nudge to nearly the answer.
+    """Declare a check with a title, and hints from the first nudge to nearly the answer. Its name is the function's.
 
     Raises:
         ValueError: a name that the notebook uses otherwise, or hints that are not a list.

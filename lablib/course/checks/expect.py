@@ -165,7 +165,9 @@ class Expect:
         _refuse_stub(saw)
         if not condition:
             raise RuleBroken(rule, _text(saw), _text(expected))
-        self.measured.append(Measured(rule, _text(expected if isinstance(saw, str) or _is_nothing(saw) else saw)))
+        is_empty = hasattr(saw, "__len__") and not is_array(saw) and len(saw) == 0  # pyright: ignore
+        is_value = not (saw is None or isinstance(saw, str) or is_empty)  # 0 and False are values
+        self.measured.append(Measured(rule, _text(saw if is_value else expected)))
 
     def raises(self, rule: str, error: type[E], call: Callable[[], object]) -> E:
         """Calling `call()` raises an `error`, which is returned.
@@ -204,16 +206,7 @@ def _times(factor: float, digits: int = 4) -> str:
     return f"{factor:.{digits}g}"
 
 
-def _is_nothing(saw: object) -> bool:
-    """Is it None or an empty container or text? 0 and False are values."""
-    return saw is None or (hasattr(saw, "__len__") and not is_array(saw) and len(saw) == 0)  # pyright: ignore
-
-
 def _text(value: object) -> str:
-    return (
-        value
-        if isinstance(value, str)
-        else format_quantity(value, digits=4)
-        if isinstance(value, float)
-        else short_repr(value)
-    )
+    if isinstance(value, float):
+        return format_quantity(value, digits=4)
+    return value if isinstance(value, str) else short_repr(value)

@@ -53,7 +53,9 @@ def not_from_lablib(answer: Any, allowed: Iterable[str] = (), refused: Iterable[
     allowed = tuple(allowed)
     seen = {}
     name = next(_refused(answer, {*allowed, *_ALWAYS}, seen), None)
-    name = name or next((_name_of(one) for one in refused if id(one) in seen or _has_object(seen, one)), None)
+    found = next((one for one in refused if id(one) in seen or _has_object(seen, one)), None)
+    if name is None and found is not None:
+        name = f"{_home(found)} as a whole" if isinstance(found, ModuleType) else f"{_home(found)}.{found.__name__}"
     if name is not None:
         but = " and ".join(_public_name(one) for one in allowed)
         expected = f"your own lines: no ready solution, and nothing of lablib{' but ' if but else ''}{but}"
@@ -95,10 +97,8 @@ def _reason(value: Any, allowed: set[str]) -> str:
         return "sys as a whole"
     if isinstance(value, FunctionType | type) and _is_lablib(home) and value.__name__ not in allowed:
         return _public_name(value.__name__, value)
-    is_code = isinstance(value, ModuleType) or callable(value)
-    return (
-        f"{home}, by which anything can be reached" if is_code and home in _MODULES and not _is_builtin(value) else ""
-    )
+    is_code = isinstance(value, ModuleType) or (callable(value) and home != "builtins")  # `len`, `int` are allowed
+    return f"{home}, by which anything can be reached" if is_code and home in _MODULES else ""
 
 
 def _refused_text(value: str | bytes) -> str:
@@ -106,11 +106,6 @@ def _refused_text(value: str | bytes) -> str:
     text = value.decode("latin-1") if isinstance(value, bytes) else value
     is_refused = "lablib" in text or text == "sys" or text in _ATTRIBUTES
     return f"the text {short_repr(value)}, by which anything can be reached" if is_refused else ""
-
-
-def _is_builtin(value: Any) -> bool:
-    """Is it `len`, `int` or another member of `builtins`?"""
-    return _home(value) == "builtins" and not isinstance(value, ModuleType)
 
 
 def _parts(value: Any) -> Iterable[Any]:
@@ -292,10 +287,6 @@ def _has_object(seen: dict[int, Any], kind: Any) -> bool:
     of_lablib = (each for each in seen.values() if not isinstance(each, type) and _is_lablib(_home(type(each))))
     held = [part for each in of_lablib for part in getattr(each, "__dict__", {}).values()]
     return isinstance(kind, type) and any(issubclass(type(each), kind) for each in [*seen.values(), *held])
-
-
-def _name_of(value: Any) -> str:
-    return f"{_home(value)} as a whole" if isinstance(value, ModuleType) else f"{_home(value)}.{value.__name__}"
 
 
 def _home(value: Any) -> str:

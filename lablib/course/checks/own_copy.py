@@ -32,12 +32,9 @@ _SHARED = (type(threading.Lock()), type(threading.RLock()), threading.local, io.
 def with_own_copies(
     program: Callable[..., Any], args: Sequence[Any], answers: Sequence[Any], ranks: int
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The program and its arguments, with a separate copy of the answers for every rank.
+    """The program and its arguments, with a separate copy of the answers, the check's callable values, for every rank.
 
     An answer that cannot be copied stays as it is; locks and open files in it are shared.
-
-    Args:
-        answers: the values passed to the check; functions and callable objects are copied.
     """
     answers = [answer for answer in answers if callable(answer)]
     shelves = SharedObjects()

@@ -35,9 +35,7 @@ _KEPT = ("__name__", "__doc__", "__package__", "__spec__", "__file__", "__path__
 class SharedObjects:
     """The library's classes and functions that an answer reaches, and whether it sets attributes of them.
 
-    Attributes:
-        names: names in the answer's code.
-        rank: the rank that ran last.
+    `names` are those in the answer's code; `rank` ran last.
     """
 
     def __init__(self) -> None:
@@ -84,11 +82,7 @@ class SharedObjects:
 
 
 class OwnModules:
-    """The stand-ins of one rank.
-
-    Args:
-        shared: the objects shared by all ranks.
-    """
+    """The stand-ins of one rank; `shared` are the objects shared by all ranks."""
 
     def __init__(self, rank: int, shared: SharedObjects):
         self._rank, self._shared = rank, shared

@@ -22,7 +22,9 @@ def print_error(error: BaseException) -> None:
 @checked
 def print_text(text: str) -> None:
     """Print other text, wrapped between words."""
-    print("\n".join(wrapped for line in text.splitlines() or [""] for wrapped in _wrap(line)))
+    for line in text.splitlines() or [""]:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        print(textwrap.fill(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False))
 
 
 def _lines_of_program(text: str) -> list[str]:
@@ -42,10 +44,3 @@ def _lines_of_program(text: str) -> list[str]:
         else:
             kept.append(line)
     return kept
-
-
-def _wrap(line: str) -> list[str]:
-    indent = " " * (len(line) - len(line.lstrip()) + 4)
-    return textwrap.wrap(line, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [
-        ""
-    ]

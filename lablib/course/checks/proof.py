@@ -48,13 +48,7 @@ SETTINGS = {"backend": "sim", "interactive": False, "quick": True}
 
 @dataclass(frozen=True)
 class WrongAnswer:
-    """A plausible mistake.
-
-    Attributes:
-        label: the mistake.
-        answer: source that replaces the exercise's cell (text), or the answer itself (a function, a number).
-        message: part of the expected message.
-    """
+    """A plausible mistake: its label, its answer as in `try_answer`, and part of the expected message."""
 
     label: str
     answer: Any
@@ -100,13 +94,9 @@ def answers_of(lab: Lab) -> Answers:
 
 
 def prove(lab: Lab, only: str = "", seeds: Sequence[int] = (0,), *, every_answer: bool = True) -> Iterator[Proof]:
-    """Prove every exercise of a lab, or the one called `only`.
+    """Prove every exercise of a lab, or the one called `only`, with each seed of the inputs.
 
-    Args:
-        lab: the lab.
-        only: name of an exercise; "" for all.
-        seeds: seeds of the inputs; every exercise is proven with each.
-        every_answer: try every wrong answer; otherwise the first for each message.
+    `every_answer`: try every wrong answer; otherwise the first for each message.
 
     Raises:
         CourseError: no such exercise, or a master, checks or answers that do not match.

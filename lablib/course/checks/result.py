@@ -63,11 +63,7 @@ class Result:
         return "\n".join([f"{self.status}: {self.title}", *rows])
 
     def require(self) -> "Result":
-        """This result, if the exercise is passed.
-
-        Raises:
-            AssertionError: it is not.
-        """
+        """This result, if the exercise is passed. Raises AssertionError: it is not."""
         if self.status != "passed":
             raise AssertionError(f"lab {self.lab}, {self.name}: {self.message}")
         return self
@@ -101,20 +97,10 @@ class Result:
             held = list(dict.fromkeys(m.rule for m in self.measured if m.rule != self.rule))  # it held in another case
             more = [f"and {len(held) - _MAX_HELD} more"] if len(held) > _MAX_HELD else []
             rows.append(("held", "; ".join(held[:_MAX_HELD] + more)))
-        rows += [
-            ("printed", self.printed),
-            ("last call", self.call),
-            ("seed", self._seed),
-            ("next", self.next_step),
-            *(("note", note) for note in self.notes),
-        ]
+        again = f'import os; os.environ["LAB_CHECK_SEED"] = "{self.seed}"  # the next checks draw these inputs again'
+        rows += [("printed", self.printed), ("last call", self.call), ("seed", "" if self.seed is None else again)]
+        rows += [("next", self.next_step), *(("note", note) for note in self.notes)]
         return [(label, text) for label, text in rows if text]
-
-    @property
-    def _seed(self) -> str:
-        if self.seed is None:
-            return ""
-        return f'import os; os.environ["LAB_CHECK_SEED"] = "{self.seed}"  # the next checks draw these inputs again'
 
 
 def _table(rows: Sequence[tuple[str, str]]) -> str:
@@ -154,11 +140,13 @@ class Hint:
         return f"{self.left} left" if self.left else "that was the last one"
 
 
+@dataclass(frozen=True)
 class Source:
     """Source to show: text in a terminal, folded or open in a notebook."""
 
-    def __init__(self, title: str, text: str, is_open: bool):
-        self.title, self.text, self.is_open = title, text, is_open
+    title: str
+    text: str
+    is_open: bool
 
     def __repr__(self) -> str:
         return self.text if self.is_open else self.title

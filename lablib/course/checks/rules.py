@@ -1,25 +1,8 @@
-"""Rules that many checks share. The first argument is the check's `expect`.
+"""Rules that many checks share: functions of a recorded run, which communicate nothing.
 
-Effects of a call on its tensors (the program returns `observe(answer, ...)`, so `run.values` are `Observed`):
-
-    returns_tensors       a tensor of the right shape and type, on every rank
-    returns_new_tensors   the same, with memory that no argument has
-    changes_nothing       arguments are unchanged, lists too
-    works_in_place        the first argument holds the result
-Values:
-    is_mean               a mean, and not a sum or a mean of other values
-    same_on_every_rank    all ranks agree
-    equals_one_device     gradients equal the whole batch's on one device
-Communication and memory of a run:
-    calls_only            only these calls, by their names in `run.traffic`
-    communications_within number of calls
-    same_calls            a block in which all ranks make the same calls, with any data
-    sent_bytes_within     bytes that each rank sends: at most a good algorithm's, at least the task's
-    peak_bytes_within     memory of a rank
-The answer's source (own_code.py):
-    not_from_lablib       it does not call the library's own solution
-
-They are functions of a recorded run; none of them communicates.
+The first argument is the check's `expect`. Rules on effects of a call (a new tensor, nothing changed, work in place)
+read `Observed` calls: the program returns `observe(answer, ...)`, so `run.values` are these. `not_from_lablib` is a
+rule on the answer's source (own_code.py).
 """
 
 from collections.abc import Iterator, Sequence
@@ -92,7 +75,8 @@ def changes_nothing(expect: Expect, calls: Calls) -> None:
 
 def works_in_place(expect: Expect, calls: Calls, expected: Sequence[Tensor], what: str = "the result") -> None:
     """The first argument holds `expected`, one per call, after the call. The order of sums is free."""
-    with expect.grouped(f"x holds {what}{_everywhere(calls)}", "in place"):
+    everywhere = f" on all {calls.ranks} ranks" if isinstance(calls, Run) and calls.ranks > 1 else ""
+    with expect.grouped(f"x holds {what}{everywhere}", "in place"):
         for (where, call), wanted in zip(_places(calls), expected, strict=True):
             if 0 in call.moved:
                 raise RuleBroken(
@@ -109,10 +93,8 @@ def works_in_place(expect: Expect, calls: Calls, expected: Sequence[Tensor], wha
 
 
 def _in_words(x: Tensor) -> str:
-    return (
-        f"{plural(x.numel(), 'elements')}, {str(x.dtype).removeprefix('torch.')}, shape "
-        f"{' x '.join(map(str, x.shape)) or '()'}"
-    )
+    shape = " x ".join(map(str, x.shape)) or "()"
+    return f"{plural(x.numel(), 'elements')}, {str(x.dtype).removeprefix('torch.')}, shape {shape}"
 
 
 def _refuse_float32_accuracy(what: str, saw: Tensor, wanted: Tensor) -> None:
@@ -137,18 +119,18 @@ def _why_unchanged(call: Observed, where: str) -> str:
     return f"nothing wrote to x{where}: did the function return early?"
 
 
-def is_mean(expect: Expect, calls: Calls, expected: Tensor, over: str = "ranks") -> None:
+def is_mean(expect: Expect, calls: Calls, expected: Tensor) -> None:
     """Every call returned `expected`, which is a mean over as many ranks as there are calls."""
     values = [call.value for _, call in _places(calls)]
     for (where, _), value in zip(_places(calls), values, strict=True):
         factor = _factor(value, expected)
         if factor is not None and abs(factor - 1) > 1e-3:
-            said = _times_the_mean(factor, len(values), over)
-            raise RuleBroken(f"the result is the mean over {over}", said + where, "1")
+            said = _times_the_mean(factor, len(values))
+            raise RuleBroken("the result is the mean over ranks", said + where, "1")
         is_alike = isinstance(value, Tensor) and value.shape == expected.shape
         if not is_alike or _differs(value, expected):  # its place is computed only for a broken rule
-            expect.close(f"the result is the mean over {over}{where}", value, expected, rtol=0.0, atol=_atol(expected))
-    expect.that(f"the result is the mean over {over}", True, f"on every one of {len(values)}", "the mean")
+            expect.close(f"the result is the mean over ranks{where}", value, expected, rtol=0.0, atol=_atol(expected))
+    expect.that("the result is the mean over ranks", True, f"on every one of {len(values)}", "the mean")
 
 
 def same_on_every_rank(expect: Expect, values: Sequence[Any], what: str) -> None:
@@ -174,7 +156,7 @@ def equals_one_device(expect: Expect, gradients: Sequence[Tensor], reference: Te
     if factor is not None:
         rule = f"the gradient has the size of one device's, so it is a mean{where}"
         if abs(factor - 1) > 1e-6:
-            raise RuleBroken(rule, _times_the_mean(factor, len(gradients), "ranks"), "1")
+            raise RuleBroken(rule, _times_the_mean(factor, len(gradients)), "1")
         expect.that(rule, True, "1 time the mean", "1")
     rule = f"the gradient is that of the whole batch on one device{where}"
     # Terms that cancel leave an element near zero with the rounding error of the terms.
@@ -190,13 +172,8 @@ def calls_only(expect: Expect, run: Run, *names: str) -> None:
 
 def communications_within(expect: Expect, run: Run, at_most: int, at_least: int = 0) -> None:
     """The number of calls: a collective of a group counts once, and so does a send with its receive."""
-    expect.budget(
-        f"communications on {plural(run.ranks, 'ranks')}",
-        len(run.traffic),
-        at_most,
-        "calls",
-        at_least=at_least,
-    )
+    where = plural(run.ranks, "ranks")
+    expect.budget(f"communications on {where}", len(run.traffic), at_most, "calls", at_least=at_least)
 
 
 @contextmanager
@@ -239,21 +216,11 @@ def sent_bytes_within(
             expect.budget(f"fewest bytes {which}", min(sent), at_most, "B", at_least=at_least)
 
 
-def peak_bytes_within(expect: Expect, run: Run, at_most: float) -> None:
-    """Peak bytes of each rank."""
-    peaks = [run.memory.peak_bytes(rank) for rank in range(run.ranks)]
-    expect.budget(f"peak memory of a rank ({plural(run.ranks, 'ranks')})", max(peaks), at_most, "B")
-
-
 def _places(calls: Calls) -> list[tuple[str, Observed]]:
     """Each call, with a description of its place."""
     if isinstance(calls, Run):
         return [(f" on rank {rank} of {calls.ranks}", call) for rank, call in enumerate(calls.values)]
     return [("", call) for call in calls]
-
-
-def _everywhere(calls: Calls) -> str:
-    return f" on all {calls.ranks} ranks" if isinstance(calls, Run) and calls.ranks > 1 else ""
 
 
 def _differs(saw: Tensor, expected: Tensor) -> bool:
@@ -269,9 +236,9 @@ def _atol(expected: Tensor) -> float:
     return _rtol(expected) * float(expected.abs().max()) if expected.numel() else 0.0
 
 
-def _times_the_mean(factor: float, number: int, over: str) -> str:
+def _times_the_mean(factor: float, number: int) -> str:
     times = f"{distinguishable(lambda value, digits=4: f'{value:.{digits}g}', factor, 1.0)[0]} times the mean"
-    return times + (f", as a sum over {number} {over} is" if abs(factor - number) < 1e-3 else "")
+    return times + (f", as a sum over {number} ranks is" if abs(factor - number) < 1e-3 else "")
 
 
 def _factor(saw: Any, expected: Tensor) -> float | None:

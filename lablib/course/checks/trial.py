@@ -22,7 +22,7 @@ from lablib.course.checks.learner_code import (
     unfinished,
 )
 from lablib.course.checks.result import Result
-from lablib.course.checks.time_limit import CLOCK_LIMIT_S, CPU_LIMIT_S, TimeIsUp, time_limit
+from lablib.course.checks.time_limit import CPU_LIMIT_S, TimeIsUp, time_limit
 from lablib.errors import (
     LaunchError,
     LaunchTimeoutError,
@@ -70,26 +70,20 @@ def run_check(
     *answer: Any,
     seed: int | None = None,
     cpu_limit_s: float = CPU_LIMIT_S,
-    clock_limit_s: float = CLOCK_LIMIT_S,
     with_input: bool = False,
     **options: Any,
 ) -> Result:
-    """Try one answer. Records nothing, and raises no exception of the learner's code.
+    """Try one answer: `answer` and `options` are the arguments of the check in the notebook.
 
-    Args:
-        lab: number of the lab, for the result.
-        exercise: the exercise.
-        answer, options: arguments of the check in the notebook.
-        seed: seed of the check's inputs; None: a new one.
-        cpu_limit_s, clock_limit_s: seconds after which the trial is ended (time_limit.py).
-        with_input: run the check of a wrong answer again, for the input that failed (last_call.py).
+    Records nothing, and raises no exception of the learner's code. `cpu_limit_s` is time_limit.py's. With
+    `with_input`, the check of a wrong answer runs again, for the input that failed (last_call.py).
     """
     result = Result(lab, exercise.name, exercise.title, "not attempted", next_step="solve the exercise above.")
     if not answer or answer[0] is None or answer[0] is Ellipsis or is_empty(answer[0]):
         return result
     expect = Expect(seed, answers=answer)
     try:
-        with time_limit(cpu_limit_s, clock_limit_s), _one_thread(), _no_luck(), _same_grad_mode():
+        with time_limit(cpu_limit_s), _torch_as_before(), _no_luck():
             try:
                 exercise.run(expect, *answer, **options)
             except SystemExit as end:
@@ -127,7 +121,7 @@ def _last_call(exercise: Exercise, answer: Sequence[Any], options: dict[str, Any
     calls = LastCalls(answer[0], exercise.name)
     with warnings.catch_warnings(), suppress(Exception, SystemExit), redirect_stdout(StringIO()):
         warnings.simplefilter("ignore")
-        with time_limit(), _one_thread(), _same_grad_mode(), calls:
+        with time_limit(), _torch_as_before(), calls:
             exercise.run(Expect(seed, answers=answer), *answer, **options)
     return calls.text(said)
 
@@ -140,25 +134,20 @@ def _printed(expect: Expect) -> str:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread: waiting threads use CPU too, on many cores more than the answer's limit."""
+def _torch_as_before() -> Iterator[None]:
+    """Compute with one thread, and restore torch's threads and gradient mode, which an answer may switch off.
+
+    Waiting threads use CPU too, on many cores more than the answer's limit.
+    """
     import torch  # here: `lab --help` needs no torch
 
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        yield
+        with torch.set_grad_enabled(torch.is_grad_enabled()):
+            yield
     finally:
         torch.set_num_threads(before)
-
-
-@contextmanager
-def _same_grad_mode() -> Iterator[None]:
-    """Restore the gradient mode after an answer that switches gradients off."""
-    import torch
-
-    with torch.set_grad_enabled(torch.is_grad_enabled()):
-        yield
 
 
 @contextmanager

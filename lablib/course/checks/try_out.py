@@ -22,7 +22,6 @@ def try_out(function: Any, *args: Any, ranks: int | None = None, **options: Any)
 
     Args:
         function: the function, or `...` if it is not written yet.
-        args: its arguments.
         ranks: number of ranks; None: call it here, without ranks.
         options: of `launch`: cluster, backend, ...
     """

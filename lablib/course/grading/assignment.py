@@ -36,11 +36,15 @@ def make_assignment(master: Master) -> NotebookNode:
         for cell in master.cells[first + 1 : last + 1]:
             if cell.kind == "code":
                 needed |= {master.cells.index(one) for one in needed_cells(master, exercise, cell)}
+    name_of = {cell: check.check_name or "" for exercise, check in master.exercises for cell in (exercise, check)}
     cells = []
     for position in sorted(shown | needed):
         cell, made = master.cells[position], notebook.cells[position]
-        if cell.tagged("exercise") or cell.tagged("check"):
-            cells.append(_graded(cell, made, _name_of_exercise(master, cell)))
+        if cell.tagged("exercise"):
+            cells.append(_marked(made, name_of[cell], is_solution=True))
+        elif cell.tagged("check"):
+            made.source = _requiring(cell)
+            cells.append(_marked(made, f"check-{name_of[cell]}", is_locked=True, points=cell.points))
         elif position in needed:
             cells.append(_marked(made, f"needed-{made.id}", is_locked=True))
             made.source = _CHECKS.sub(r"\1, solutions=False)", made.source)
@@ -60,18 +64,6 @@ def _section_start(master: Master, exercise: int) -> int:
         n for n in range(exercise, 0, -1) if master.cells[n].kind != "code" and _HEADING.search(master.cells[n].source)
     )
     return next(headed, exercise)
-
-
-def _name_of_exercise(master: Master, cell: Cell) -> str:
-    return next(check.check_name or "" for exercise, check in master.exercises if cell in (exercise, check))
-
-
-def _graded(cell: Cell, made: NotebookNode, name: str) -> NotebookNode:
-    """An exercise, from which nbgrader removes the solution, or a check, which it grades."""
-    if cell.tagged("exercise"):
-        return _marked(made, name, is_solution=True)
-    made.source = _requiring(cell)
-    return _marked(made, f"check-{name}", is_locked=True, points=cell.points)
 
 
 def _marked(

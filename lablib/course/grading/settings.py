@@ -17,8 +17,7 @@ from typing import Any
 
 from nbformat import NotebookNode
 
-from lablib.course.errors import CourseFailure
-from lablib.course.files import cannot_write
+from lablib.course.errors import CourseFailure, cannot_write
 from lablib.text.files import read_text, write_text
 
 CELL_TIMEOUT_S = 600  # twice the longest time of a check

@@ -30,14 +30,7 @@ class Absent(Exception):
 
 @dataclass(frozen=True)
 class Probe:
-    """One thing to examine.
-
-    Attributes:
-        name: name in the report.
-        look: returns the finding; raises for a failure.
-        remedy: the remedy for a failure.
-        required: whether the course needs it.
-    """
+    """One thing to examine: `look` returns the finding, or raises for a failure, which has this remedy."""
 
     name: str
     look: Callable[[], str]
@@ -91,8 +84,12 @@ def all_probes() -> list[Probe]:
         Probe("kernel", _kernel, "run `python -m ipykernel install --sys-prefix`"),
         Probe("labs", _labs, "run `lab` inside the project, or set LAB_LABS to its labs/ folder"),
         Probe("accelerators", _accelerators, "not needed: every lab runs on a simulated cluster", required=False),
-        Probe("sim", _backend("sim"), REINSTALL),
-        Probe("gloo", _backend("gloo"), "the labs still run on `sim`; check that 127.0.0.1 accepts connections"),
+        Probe("sim", lambda: ranks_agree("sim", 2, "2 simulated ranks"), REINSTALL),
+        Probe(
+            "gloo",
+            lambda: ranks_agree("gloo", 2, "2 processes"),
+            "the labs still run on `sim`; check that 127.0.0.1 accepts connections",
+        ),
         *gpu_probes(),
         Probe(
             "c++",
@@ -168,21 +165,25 @@ def _accelerators() -> str:
     raise Absent("none found")
 
 
-def _backend(name: str) -> Callable[[], str]:
-    """A probe for a backend: two ranks add their numbers."""
+def ranks_agree(backend: str, ranks: int, who: str, timeout_s: float = _PROBE_TIMEOUT_S) -> str:
+    """Ranks of a backend add their numbers. Raises RuntimeError for a wrong sum."""
+    from lablib.launch import launch
 
-    def look() -> str:
-        from lablib.launch import launch
+    start = time.perf_counter()
+    run = launch(sum_of_ranks, ranks=ranks, backend=backend, timeout_s=timeout_s)
+    if [float(value) for value in run.values] != [ranks * (ranks + 1) / 2] * ranks:
+        raise RuntimeError(f"{ranks} ranks added 1 to {ranks} and got {run.values}")
+    return f"{who} agree, {1e3 * (time.perf_counter() - start):.0f} ms"
 
-        start = time.perf_counter()
-        shares = name == "nccl"  # one GPU is enough to test NCCL
-        run = launch(_sum_of_ranks, ranks=2, backend=name, timeout_s=_PROBE_TIMEOUT_S, share_gpus=shares)
-        if [float(value) for value in run.values] != [3.0, 3.0]:
-            raise RuntimeError(f"two ranks added 1 and 2 and got {run.values}")
-        kind = "simulated ranks" if name == "sim" else "processes"
-        return f"2 {kind} agree, {1e3 * (time.perf_counter() - start):.0f} ms"
 
-    return look
+def sum_of_ranks() -> float:
+    """The program that tests a backend: 1 + 2 + ..."""
+    import torch
+    import torch.distributed as dist
+
+    x = torch.tensor([dist.get_rank() + 1.0])
+    dist.all_reduce(x)
+    return x.item()
 
 
 def _cpp_compiler() -> str:
@@ -193,16 +194,6 @@ def _cpp_compiler() -> str:
         return torch_compiler.find_cpp_compiler()
     except torch_compiler.NoCppCompiler:
         raise Absent("no C++ compiler that torch.compile can use") from None
-
-
-def _sum_of_ranks() -> float:
-    """The program that tests `sim` and `gloo`: 1 + 2."""
-    import torch
-    import torch.distributed as dist
-
-    x = torch.tensor([dist.get_rank() + 1.0])
-    dist.all_reduce(x)
-    return x.item()
 
 
 def _chromium() -> str:

@@ -11,11 +11,10 @@ without NCCL a lab cannot run on them, without tracing its timelines have no ker
 
 import os
 import shutil
-import time
 
-from lablib.course.running.doctor import Absent, Probe
+from lablib.course.running.doctor import Absent, Probe, ranks_agree
 from lablib.course.running.environment import environment
-from lablib.text.units import format_quantity
+from lablib.text.units import format_quantity, plural
 
 _TIMEOUT_S = 120.0
 _SHARED_MEMORY = "/dev/shm"
@@ -34,7 +33,7 @@ def gpu_probes() -> list[Probe]:
     """The probes for this machine, with or without GPUs."""
     if not _num_gpus():
         remedy = "not needed: `sim` and `gloo` do everything but real GPU times"
-        return [Probe("nccl", _no_gpus, remedy, required=False)]
+        return [Probe("nccl", nccl, remedy, required=False)]
     return [
         Probe("nccl", nccl, "this machine has GPUs, which labs cannot use: NCCL_DEBUG=INFO `lab doctor` says more"),
         Probe("tracing", tracing, _NO_TRACING),
@@ -45,16 +44,19 @@ def gpu_probes() -> list[Probe]:
 
 def nccl() -> str:
     """Ranks with a GPU each, at most two, add their numbers."""
+    if not _num_gpus():
+        raise Absent("no CUDA device")
     from lablib.process.visible_gpus import gpus_text
 
-    return _agree(min(2, _num_gpus()), f"on {gpus_text()}")
+    ranks = min(2, _num_gpus())
+    return ranks_agree("nccl", ranks, f"{plural(ranks, 'ranks')} on {gpus_text()}", _TIMEOUT_S)
 
 
 def sharing() -> str:
     """Two ranks on the first GPU add their numbers."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     with environment(CUDA_VISIBLE_DEVICES=first, LABLIB_SHARE_GPUS="1"):
-        return _agree(2, "on one GPU")
+        return ranks_agree("nccl", 2, "2 ranks on one GPU", _TIMEOUT_S)
 
 
 def tracing() -> str:
@@ -76,10 +78,6 @@ def shared_memory() -> str:
     return text
 
 
-def _no_gpus() -> str:
-    raise Absent("no CUDA device")
-
-
 def _num_gpus() -> int:
     """Number of GPUs; 0 if torch is broken, which another probe reports."""
     try:
@@ -88,27 +86,6 @@ def _num_gpus() -> int:
         return torch.cuda.device_count()
     except Exception:
         return 0
-
-
-def _agree(ranks: int, where: str) -> str:
-    from lablib.launch import launch
-
-    start = time.perf_counter()
-    run = launch(_sum_of_ranks, ranks=ranks, backend="nccl", timeout_s=_TIMEOUT_S)
-    expected = ranks * (ranks + 1) / 2
-    if [float(value) for value in run.values] != [expected] * ranks:
-        raise RuntimeError(f"{ranks} ranks added 1 to {ranks} and got {run.values}")
-    whose = "1 rank" if ranks == 1 else f"{ranks} ranks"
-    return f"{whose} {where} agree, {1e3 * (time.perf_counter() - start):.0f} ms"
-
-
-def _sum_of_ranks() -> float:
-    import torch
-    import torch.distributed as dist
-
-    x = torch.tensor([dist.get_rank() + 1.0], device="cuda")
-    dist.all_reduce(x)
-    return x.item()
 
 
 def _kernels_seen() -> int:

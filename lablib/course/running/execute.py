@@ -22,8 +22,7 @@ import nbformat
 from lablib.course.building.master import Master, of_notebook, read_master
 from lablib.course.building.notebook import Version, make_notebook, read_notebook, to_text
 from lablib.course.building.parameters import Literal, check_values
-from lablib.course.errors import CourseError, CourseFailure
-from lablib.course.files import cannot_write
+from lablib.course.errors import CourseError, CourseFailure, cannot_write
 from lablib.course.places import Lab
 from lablib.course.running.environment import environment
 from lablib.course.work import handed_out, moved_from_labs
@@ -38,7 +37,6 @@ def run_lab(
     """Run a lab and return the files written: notebook and HTML.
 
     Args:
-        lab: the lab.
         values: parameters to set; text is converted to the type the lab declares.
         instructor: run the master's solutions; every check must pass, and no progress is recorded.
         out: output folder; default `runs/` next to the labs folder.
@@ -55,7 +53,8 @@ def run_lab(
     try:
         kept, unfinished = _reserved(folder, name)
         write_text(unfinished, to_text(notebook))  # a folder without write permission fails here, not after the run
-        with environment(**_inherited(lab, instructor)):
+        strict = {"LAB_STRICT": "1", "LAB_PROGRESS": "off"} if instructor else {}
+        with environment(LAB_LABS=str(lab.labs), **strict):
             failure = _execute(lab, notebook, parameters, unfinished)
         executed = read_notebook(unfinished)
         executed.metadata.papermill.update(input_path=str(lab.notebook.name), output_path=kept.name)
@@ -103,11 +102,6 @@ def _parameters(about: Master, values: Mapping[str, str | Literal]) -> dict[str,
     if any(parameter.name == "interactive" for parameter in about.parameters):
         chosen = {"interactive": False} | chosen
     return chosen
-
-
-def _inherited(lab: Lab, instructor: bool) -> dict[str, str]:
-    """Environment of the kernel: the labs folder; for an instructor also strict checks, and no progress."""
-    return {"LAB_LABS": str(lab.labs)} | ({"LAB_STRICT": "1", "LAB_PROGRESS": "off"} if instructor else {})
 
 
 def _execute(lab: Lab, notebook: nbformat.NotebookNode, parameters: dict[str, Literal], path: Path) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from lablib.course.errors import CourseError, CourseFailure
 from lablib.course.places import Lab, find_labs
 from lablib.course.work import handed_out, open_copies
+from lablib.process.torchrun import free_port
 
 _CONFIG = Path(__file__).parent / "jupyter_config"
 
@@ -106,7 +107,7 @@ def _check_port(text: str, host: str) -> None:
             if family == socket.AF_INET6 and error.errno != errno.EADDRINUSE:
                 continue  # no IPv6 on this machine: Jupyter skips it too
             raise CourseFailure(
-                f"port {port} is in use by another program: try --port {_free_port()}, or stop that program "
+                f"port {port} is in use by another program: try --port {free_port()}, or stop that program "
                 "(`jupyter server list` shows running Jupyter servers)."
             ) from None
 
@@ -118,9 +119,3 @@ def _bind(family: int, address: tuple) -> None:
         if family == socket.AF_INET6:
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         probe.bind(address)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

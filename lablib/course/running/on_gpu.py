@@ -44,10 +44,8 @@ def try_on_gpu(master: Master, exercise: Cell, check: Cell, seed: int | None = 0
 def cells_on_gpu(master: Master, **settings: Any) -> Iterator[str]:
     """Errors that the stand-in finds in the cells of a lab, one per cell. A failing cell does not stop the others.
 
-    Cells that check an answer are left out: `try_on_gpu` runs them.
-
-    Args:
-        settings: values for parameters that the lab has, such as `ranks=2`.
+    Cells that check an answer are left out: `try_on_gpu` runs them. `settings` are values for parameters that the lab
+    has, such as `ranks=2`.
     """
     namespace: dict[str, Any] = {"__name__": f"lab_{master.lab.number}", "display": lambda *shown, **options: None}
     with contextlib.chdir(master.lab.labs), contextlib.redirect_stdout(io.StringIO()), _gpus_for_everything():

@@ -46,11 +46,7 @@ def _set_pythons(state: Any) -> None:
 
 
 class RandomStates:
-    """The three states, taken at construction.
-
-    Args:
-        before: the states put last; faster if numpy's generator has not been used since.
-    """
+    """The three states, taken at construction; faster if numpy's generator was not used since `before` was put."""
 
     __slots__ = ("_torch", "_python", "_numpy", "_numpy_bytes", "_is_plain")
 

@@ -15,11 +15,7 @@ BATCH_MARK = "lablib::batch "  # name of the event around the end of a batch, fo
 
 
 class Batches:
-    """Numbers the batches of this process, from 1.
-
-    Args:
-        ended: called with the number and the work of each batch that has ended.
-    """
+    """Numbers the batches of this process, from 1. `ended` is called with number and work of each that has ended."""
 
     def __init__(self, ended: Callable[[int, Any], None]):
         self._ended = ended
@@ -33,23 +29,12 @@ class Batches:
     @contextmanager
     def numbering(self) -> Iterator[None]:
         """Number and mark batches within this context."""
-        setattr(*place("start_coalescing"), self._start())
-        setattr(*place("end_coalescing"), self._end())
-        try:
-            yield
-        finally:
-            setattr(*place("start_coalescing"), start_coalescing)
-            setattr(*place("end_coalescing"), end_coalescing)
 
-    def _start(self) -> Callable[[Any, Any], None]:
         def start(group: Any, device: Any) -> None:
             self._count += 1
             self._open[group.group_name] = self._count
             start_coalescing(group, device)
 
-        return start
-
-    def _end(self) -> Callable[[Any, Any], Any]:
         def end(group: Any, device: Any) -> Any:
             batch = self._open.pop(group.group_name, 0)
             with mark(f"{BATCH_MARK}{batch}"):
@@ -57,4 +42,10 @@ class Batches:
             self._ended(batch, work)
             return work
 
-        return end
+        setattr(*place("start_coalescing"), start)
+        setattr(*place("end_coalescing"), end)
+        try:
+            yield
+        finally:
+            setattr(*place("start_coalescing"), start_coalescing)
+            setattr(*place("end_coalescing"), end_coalescing)

@@ -1,4 +1,4 @@
-"""More ranks than GPUs under NCCL: ranks share a GPU, for correct values without meaningful times.
+"""GPUs for NCCL: one per rank, or on request fewer, for correct values without meaningful times.
 
 NCCL expects a GPU for each rank, and rejects two ranks of one host on one GPU. To try out a program there are two ways
 around that (sources are NCCL's files, by release):
@@ -16,20 +16,47 @@ every version and for any number of ranks; the switch is tried if that fails.
 
 Ranks that share a GPU take turns on it. A program's values are correct then. Its times mean nothing, and each rank sees
 the memory of the whole GPU, so such a run is no measurement: its note is shown below each figure, and a calibration
-starts one process per GPU instead (`ranks_with_own_gpu`).
+starts one process per GPU instead (`ranks_with_own_gpu`). The request is `launch(..., share_gpus=True)`, or
+LABLIB_SHARE_GPUS=1 in the environment. A prediction gives each rank a GPU, on more nodes.
 """
 
+import os
 from math import ceil
 
 import torch
+import torch.distributed as dist
 from torch.cuda import nccl
 
+from lablib.errors import WorkerError
 from lablib.run import TIMES_MEAN_NOTHING
 from lablib.text.units import plural
 
 Environment = dict[str, str]
+SHARE_VARIABLE = "LABLIB_SHARE_GPUS"  # "1" allows sharing in every launch, without a change of the notebook
 SWITCH_SINCE = (2, 30)  # first release with NCCL_MULTI_RANK_GPU_ENABLE: not in 2.29.7, in 2.30.3
 _MAX_RANKS_WITH_SWITCH = 2  # per GPU, "with the default configuration" (NCCL 2.30.7, env.rst)
+
+
+def require_gpus(ranks: int, share_gpus: bool = True) -> None:
+    """Check that NCCL can run, and that ranks share a GPU only on request."""
+    if not dist.is_nccl_available():
+        raise WorkerError(
+            f"backend 'nccl' needs a CUDA build of torch and {ranks} NVIDIA GPUs for "
+            f"{plural(ranks, 'ranks')}: found torch "
+            f"{torch.__version__}, which has no NCCL; use backend='gloo' or 'sim' on this machine"
+        )
+    if torch.cuda.device_count() == 0:
+        raise WorkerError(
+            f"backend 'nccl' needs {ranks} NVIDIA GPUs for {plural(ranks, 'ranks')} (at least one, which "
+            "they would share): found "
+            f"none; use backend='gloo' or 'sim' on this machine"
+        )
+    if ranks > (gpus := torch.cuda.device_count()) and not (share_gpus or os.environ.get(SHARE_VARIABLE) == "1"):
+        raise WorkerError(
+            f"backend 'nccl' needs a GPU for each rank: got {plural(ranks, 'ranks')}, and this machine has "
+            f"{plural(gpus, 'GPUs')}; try ranks={gpus}, more nodes (`lab run SCRIPT.py --nnodes 2`), or "
+            f"share_gpus=True ({SHARE_VARIABLE}=1 for every launch): then values are right and times mean nothing"
+        )
 
 
 def environments(backend: str, ranks: int) -> list[list[Environment]]:

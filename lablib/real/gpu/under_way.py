@@ -1,7 +1,10 @@
-"""Incomplete communications of a rank on a GPU, to explain a program that hangs.
+"""Incomplete communications of a rank on a GPU, to explain a program that hangs, and errors that a GPU reports late.
 
 NCCL's calls return before the GPU has run them, so a hang shows where the program next waits for the GPU, far from the
 unmatched call. Each call's work is kept until it is complete. The query takes 1 us, on any thread.
+
+A kernel's failed assertion is raised by the next call that waits for the GPU. That may be any line of the program, or
+the launcher's own wait at the end; the kernel's output is in the rank's stderr.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+
+from lablib.text.messages import safe_str
 
 if TYPE_CHECKING:
     from lablib.real.measurement.calls import Call
@@ -68,3 +73,17 @@ def _told(call: Call) -> str:
     number = f" #{call.sequence}" if call.sequence >= 0 else ""
     where = f"  ({call.line})" if call.line else ""
     return f"{call.span_name}{number} of group {call.group}, {call.size_bytes:.0f} bytes{where}"
+
+
+def explain(error: RuntimeError, under_way: str, has_returned: bool) -> None:
+    """Add to a CUDA error where it surfaced, and how to find its cause. Other errors stay unchanged."""
+    if "CUDA error" not in safe_str(error):
+        return
+    where = "while the launcher waited for the GPU, after the program had returned" if has_returned else "at this line"
+    error.add_note(
+        f"this error surfaced {where}; the kernel that failed was launched before, and what it printed stands in the "
+        "rank's stderr. To see the line that launched it, set CUDA_LAUNCH_BLOCKING=1 before the first launch of a "
+        "new notebook kernel"
+    )
+    if under_way:
+        error.add_note(f"communications that were not complete then:\n{under_way}")

@@ -122,11 +122,7 @@ class Call:
 
 
 class CallRecorder:
-    """Collects the calls of this process while `recording`.
-
-    Args:
-        on_gpu: whether the library is NCCL, which batches calls and works asynchronously.
-    """
+    """Collects the calls of this process while `recording`. `on_gpu`: of NCCL, which batches calls."""
 
     def __init__(self, on_gpu: bool = False) -> None:
         self.calls: list[Call] = []

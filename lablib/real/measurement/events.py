@@ -81,7 +81,9 @@ def _event(raw: Any) -> Event:
     end_ns = start_ns + raw.duration_ns()
     if raw.device_type() != ProfiledDevice.CPU:
         launched_by, is_label = raw.linked_correlation_id(), raw.is_user_annotation()
-        size_bytes = _copied_bytes(raw) if name.startswith("Memcpy") else 0.0
+        # Bytes of a copy, from the metadata of torch 2.13 on: `"device": 0, "bytes": 4096, ...`.
+        metadata = getattr(raw, "metadata_json", str)() if name.startswith("Memcpy") else ""
+        size_bytes = float(found[1]) if (found := re.search(r'"bytes": (\d+)', metadata)) else 0.0
         number = raw.correlation_id()
         return Event(name, start_ns, end_ns, thread, 0, launched_by, True, is_label, False, 0.0, number, size_bytes)
     scope = raw.scope()
@@ -93,13 +95,6 @@ def _event(raw: Any) -> Event:
     # Other events linked to an operation have ids that are not torch's.
     event_id = 0 if raw.linked_correlation_id() else raw.correlation_id()
     return Event(name, start_ns, end_ns, thread, event_id, 0, False, scope == _USER_SCOPE, is_operation, flops)
-
-
-def _copied_bytes(raw: Any) -> float:
-    """Bytes of a copy, from the metadata of torch 2.13 on: `"device": 0, "bytes": 4096, ...`; 0 without them."""
-    metadata = getattr(raw, "metadata_json", str)()
-    found = re.search(r'"bytes": (\d+)', metadata)
-    return float(found[1]) if found else 0.0
 
 
 def walk(events: Iterable[Event]) -> Iterator[Operation]:

@@ -6,7 +6,6 @@ thread of gloo serves one group. A receive ends when the program has waited for 
 gloo's event of a send begins when the bytes are under way, which may be after they have arrived.
 """
 
-from collections.abc import Iterator
 from itertools import takewhile
 
 from lablib.real.measurement.calls import Call, Issued
@@ -29,7 +28,10 @@ def host_spans(events: list[Event], calls: list[Call], phases: Phases) -> list[R
     spans: list[RawSpan] = []
     queues = Issued(calls)
     issued: list[tuple[Call, Event]] = []
-    for op in walk(_program_events(events, calls)):
+    # Events of the threads that run the program and its backward, without gloo's threads.
+    gloo_threads = {e.thread for e in events if _is_transport(e)} - {call.thread for call in calls}
+    own = (e for e in events if not e.on_device and e.thread not in gloo_threads and not _is_transport(e))
+    for op in walk(own):
         phase = phases.at(op.event.start_ns, op.event.thread, op.in_backward)
         if not op.event.name.startswith("c10d::"):
             spans.append(compute_span(op, phase, op.event.start_ns, op.event.end_ns))
@@ -43,13 +45,6 @@ def host_spans(events: list[Event], calls: list[Call], phases: Phases) -> list[R
 
 def _is_transport(event: Event) -> bool:
     return event.name.startswith("gloo:")
-
-
-def _program_events(events: list[Event], calls: list[Call]) -> Iterator[Event]:
-    """Events of the threads that run the program and its backward, without gloo's threads."""
-    issuing = {call.thread for call in calls}
-    gloo_threads = {e.thread for e in events if _is_transport(e)} - issuing
-    return (e for e in events if not e.on_device and e.thread not in gloo_threads and not _is_transport(e))
 
 
 def _match(issued: list[tuple[Call, Event]], transport: list[Event]) -> None:

@@ -23,12 +23,7 @@ _NOTHING: State = ("", False)
 
 
 class Phases:
-    """The phase at any time on any thread.
-
-    Args:
-        events: everything the profiler recorded.
-        main_thread: system id of the thread that ran the program.
-    """
+    """The phase at any time on any thread; `main_thread` is the system id of the thread that ran the program."""
 
     def __init__(self, events: Iterable[Event], main_thread: int):
         labels: dict[int, list[Event]] = defaultdict(list)

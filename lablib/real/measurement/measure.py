@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.autograd.profiler import profile
 
-from lablib.real.gpu.errors import explain
 from lablib.real.gpu.kernels import KernelCount, count_kernels, lowest_stream
+from lablib.real.gpu.under_way import explain
 from lablib.real.measurement.calls import Call, CallRecorder
 from lablib.real.measurement.events import Event, RawSpan, read_events
 from lablib.real.measurement.profiler import profiler_of, run_warm_up_kernels
@@ -45,19 +45,11 @@ def measure(
     warm_up_kernels: int = 0,
     recorder: CallRecorder | None = None,
 ) -> tuple[Any, Measurement]:
-    """Run a program and measure it; `wait_for_start` is called last before the start.
+    """Run a program and measure it. Returns its value and the measurement; raises the program's exceptions.
 
-    Without `trace` the profiler stays off: communication is counted, but neither timed nor drawn.
-
-    Args:
-        program: without arguments.
-        wait_for_start: returns when all ranks begin.
-        trace: whether to measure times.
-        on_gpu: whether the rank computes on a GPU.
-        warm_up_kernels: number of kernels to launch before it, if times are measured on a GPU (profiler.py).
-        recorder: of its communication; None: a new one.
-
-    Returns the program's return value and the measurement. Raises the program's exceptions.
+    `wait_for_start` is called last before the start, and returns when all ranks begin. Without `trace` the profiler
+    stays off: communication is counted, but neither timed nor drawn. `warm_up_kernels` are launched before the program,
+    if times are measured on a GPU (profiler.py).
     """
     recorder = recorder or CallRecorder(on_gpu)
     profiler = profiler_of(trace, on_gpu)

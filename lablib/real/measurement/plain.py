@@ -3,20 +3,15 @@
 A record is rebuilt only from the types of its fields: network input creates no objects of other classes.
 """
 
-from dataclasses import asdict, fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from lablib.real.measurement.measure import Measurement
 
 
-def plain_measurement(measured: Measurement) -> dict[str, Any]:
-    """The measurement as dictionaries, lists, numbers and texts."""
-    return asdict(measured)
-
-
 def measurement_of(plain: Any) -> Measurement:
-    """Inverse of `plain_measurement`. Raises TypeError or ValueError for other contents."""
+    """A measurement from `asdict` of one, through JSON. Raises TypeError or ValueError for other contents."""
     return _rebuilt(Measurement, plain)
 
 

@@ -34,11 +34,9 @@ def spans_of(
     on_gpu: bool = False,
     default_stream: int | None = None,
 ) -> list[RawSpan]:
-    """The spans of one rank. Changes `calls`: fills in phase and times.
+    """The spans of one rank. Changes `calls`, in the order in which they were made: fills in phase and times.
 
     Args:
-        events: everything the profiler recorded.
-        calls: the rank's communication calls, in the order in which they were made.
         main_thread: system id of the thread that ran the program.
         on_gpu: whether the rank computes on a GPU: then only GPU work is a span.
         default_stream: the number of its default stream; None: the lowest used one.

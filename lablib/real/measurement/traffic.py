@@ -22,12 +22,9 @@ _NEVER_NS = 2**63
 
 
 def traffic_of(measured: Sequence[Measurement], zero_ns: int, backend: str) -> Traffic:
-    """The communications of a run.
+    """The communications of a run that began at `zero_ns` of the host, from the measurements in rank order.
 
-    Args:
-        measured: the measurements, in rank order.
-        zero_ns: the host's time at which the run began.
-        backend: used as the algorithm's name: the library does not report its choice.
+    The backend is used as the algorithm's name: the library does not report its choice.
     """
     transfers = [
         transfer
@@ -45,7 +42,8 @@ def communications(measured: Sequence[Measurement], zero_ns: int) -> Iterator[Sp
             if call.end_ns:
                 end_ns = min(call.end_ns, over_ns)
                 rank, met_ns = max(place, ~place), min(last_ns, end_ns)
-                tie = {"transfer_id": number, "place": _among(call, rank)}
+                among = int(call.name == "recv") if call.is_point_to_point else call.members.index(rank)
+                tie = {"transfer_id": number, "place": among}
                 if call.start_ns < met_ns:
                     stream = f"{WAIT}{call.group}"
                     waited = RawSpan(stream, call.span_name, call.phase, call.start_ns, met_ns)
@@ -61,11 +59,6 @@ def _meetings(measured: Sequence[Measurement]) -> list[Meeting]:
             pair = (call.source, call.target, call.tag) if call.is_point_to_point else ()
             meetings.setdefault((call.group_id, call.sequence, *pair), {})[_place(call, rank)] = call
     return list(meetings.values())
-
-
-def _among(call: Call, rank: int) -> int:
-    """The place of a rank in its transfer."""
-    return int(call.name == "recv") if call.is_point_to_point else call.members.index(rank)
 
 
 def _last_ns(calls: Meeting) -> int:

@@ -35,14 +35,7 @@ _CALLS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def volume(op_name: str, arguments: dict[str, Any], me: int, n: int) -> tuple[float, float]:
-    """S and the bytes sent by this rank.
-
-    Args:
-        op_name: the dispatcher's name, "allreduce_".
-        arguments: the call's arguments by the names of its schema.
-        me: this rank's number in the group.
-        n: number of ranks in the group.
-    """
+    """S and the bytes sent by rank `me` of a group of `n`, from the dispatcher's name ("allreduce_") and arguments."""
     match op_name:
         case "alltoall_":
             inputs = arguments["input_tensors"]

@@ -13,5 +13,4 @@ peers               rejection of connections of other users
 failure             the cause among several failures
 timeouts            time limits of communication
 numa                the cores nearest to a rank's GPU
-fixed_environment   environment variables that a library reads once
 """

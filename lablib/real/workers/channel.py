@@ -22,9 +22,7 @@ from lablib.real.workers.private import is_own_user
 class Channel:
     """One end of a connection. `send` may be called from several threads, `receive` from one.
 
-    Args:
-        connection: the socket.
-        patience_s: longest time for which the receiver may read nothing of a message; None: no limit.
+    `patience_s`: longest time for which the receiver may read nothing of a message; None: no limit.
     """
 
     def __init__(self, connection: socket.socket, patience_s: float | None = None):

@@ -57,15 +57,9 @@ def timeout_error(
     stderr: dict[int, str] | None = None,
     interference: str = "",
 ) -> LaunchTimeoutError:
-    """The error for ranks that had not returned.
+    """The error for ranks that had not returned, by rank: stack, incomplete communications (on GPUs), and stderr.
 
-    Args:
-        timeout_s: the time limit.
-        ranks: number of ranks.
-        stacks: the stack of each rank that had not returned.
-        under_way: the incomplete communications of a rank, as text, if known (on GPUs).
-        stderr: the stderr of each of them.
-        interference: other users' connections to them (peers.py).
+    `interference`: other users' connections to them (peers.py).
     """
     names = ", ".join(map(str, stacks))
     lines = [

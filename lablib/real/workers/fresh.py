@@ -25,9 +25,7 @@ _END_OF_THREAD_S = 0.2  # threads of an executor end when it is collected
 class FreshState:
     """The state in which a rank starts every program, taken when the worker starts.
 
-    Args:
-        rank: this rank.
-        device: "cpu", or the rank's GPU, the default device for new tensors (default_device.py).
+    `device`: "cpu", or the rank's GPU, the default device for new tensors (default_device.py).
     """
 
     def __init__(self, rank: int, device: torch.device):

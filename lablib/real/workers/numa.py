@@ -25,7 +25,8 @@ def stay_near(device: torch.device) -> None:
     """Bind this process to the cores near its GPU. No effect if Linux does not report them, or they are not allowed."""
     with suppress(OSError, ValueError, AttributeError):  # no Linux, no PCI device, a container without /sys
         allowed = os.sched_getaffinity(0)
-        near = cores_near(_pci_address(device)) & allowed
+        gpu = torch.cuda.get_device_properties(device)
+        near = cores_near(f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0") & allowed
         if near and near != allowed:
             os.sched_setaffinity(0, near)
 
@@ -44,8 +45,3 @@ def cores_of(text: str) -> set[int]:
     """Parse a list of cores: "0-2,8" -> {0, 1, 2, 8}."""
     parts = [part.split("-") for part in text.strip().split(",") if part]
     return {core for first, *last in parts for core in range(int(first), int(last[0] if last else first) + 1)}
-
-
-def _pci_address(device: torch.device) -> str:
-    gpu = torch.cuda.get_device_properties(device)
-    return f"{gpu.pci_domain_id:04x}:{gpu.pci_bus_id:02x}:{gpu.pci_device_id:02x}.0"

@@ -62,9 +62,7 @@ def check_new_groups() -> None:
 def check_callers(addresses: set[str], lines: Sequence[str] = ()) -> None:
     """Check the callers that have connected to these addresses, at which this process listens.
 
-    Args:
-        addresses: in the form of the table of connections.
-        lines: of the table, read since the group was made (that takes milliseconds); none: read now.
+    `lines`: of the table, read since the group was made (that takes milliseconds); none: read now.
     """
     for _ in range(_LOOKS):
         strange = strangers(connections(lines or connection_lines(), addresses), addresses)

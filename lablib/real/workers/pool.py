@@ -53,9 +53,7 @@ class PoolIsStale(Exception):
 class Pool:
     """Worker processes that can run programs. Not for use by two threads at the same time.
 
-    Args:
-        backend: "gloo" or "nccl".
-        environments: additions to the environment of each rank; one entry per rank.
+    `environments`: additions to the environment of each rank.
 
     Raises:
         WorkerError: the workers could not be started, or could not connect to each other.

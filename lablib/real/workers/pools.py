@@ -2,7 +2,7 @@
 
 On "nccl" there is at most one: a waiting worker holds memory of its GPU (the context of CUDA, NCCL's buffers), which
 the ranks of another size would lack. Workers started under other values of variables that libraries read once
-(fixed_environment.py) are ended, too.
+(processes.py) are ended, too.
 """
 
 import atexit
@@ -14,9 +14,8 @@ from functools import cache
 
 from lablib.errors import WorkerError
 from lablib.real.gpu.sharing import environments
-from lablib.real.workers.fixed_environment import FixedEnvironment, fixed_environment
 from lablib.real.workers.pool import Pool
-from lablib.real.workers.processes import servers
+from lablib.real.workers.processes import FixedEnvironment, fixed_environment, servers
 
 _MAX_IDLE_WORKERS = 16  # each holds some 200 MB, of which 170 are shared on gloo
 _Key = tuple[str, int, FixedEnvironment]  # backend, ranks, variables read by the workers' libraries

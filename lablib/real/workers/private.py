@@ -23,12 +23,7 @@ _LOCAL_PEERCRED = 1  # macOS, sys/un.h; the result is a version, the user's id, 
 
 
 class PrivateFolder:
-    """A folder for the output of workers, and a path for the socket to which they report.
-
-    Attributes:
-        path: the folder.
-        address: the path of the socket, valid once the launcher listens there.
-    """
+    """A folder (`path`) for the output of workers, and a path (`address`) for the socket to which they report."""
 
     def __init__(self) -> None:
         self.path = _new_folder(None)

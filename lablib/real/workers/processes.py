@@ -11,6 +11,11 @@ Forked workers share the seed of Python's string hashes, unlike new interpreters
 on all ranks, and a program that orders its communication by one works here and hangs under torchrun. With LAB_FORK=off
 in the environment each worker is a new interpreter (or each has PYTHONHASHSEED, if that is set).
 
+Some variables are read only once: NCCL_* when NCCL makes its first communicator, CUDA_VISIBLE_DEVICES when CUDA is
+initialised, others when Python, torch and their math libraries are loaded. Workers started under other values keep
+those, so these variables are part of the key of a pool (pools.py) and of a server, and a launch under changed values
+gets new ones.
+
 Simplified: one machine. For several, `torchrun` itself is the launcher (for its open ports see docs/security.md).
 """
 
@@ -24,6 +29,7 @@ import sys
 import tempfile
 import threading
 import uuid
+from collections.abc import Mapping
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,9 +37,7 @@ from pathlib import Path
 from lablib.errors import WorkerError
 from lablib.inside import RANK_VARIABLE
 from lablib.process.fork_server import Child, End, Ended, Start, code_of
-from lablib.process.torchrun import worker_environment
-from lablib.real.workers.fixed_environment import FixedEnvironment, fixed_environment
-from lablib.real.workers.rendezvous import free_port
+from lablib.process.torchrun import free_port, worker_environment
 from lablib.text.messages import error_text
 
 _WORKER = "lablib.real.workers.worker"
@@ -50,6 +54,13 @@ _ENVIRONMENT = {
     "TORCH_GLOO_LAZY_INIT": "0",
     "KINETO_LOG_LEVEL": "99",  # hide the profiler's own log lines
 }
+# Variables that a library reads once.
+_PREFIXES = (
+    *("CUDA_", "NCCL_", "PYTORCH_", "NVIDIA_", "GLOO_", "TORCH_", "KINETO_", "CUBLAS_"),
+    *("PYTHON", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "LD_", "MALLOC_"),
+    *("GOMP_", "GLIBC_", "LC_", "LANG", "TZ"),
+)
+FixedEnvironment = tuple[tuple[str, str], ...]
 # Libraries of programs that take long to import. Not torch's compiler and lablib.data: they start processes.
 _LIBRARIES = (
     *("torch.distributed.", "torch.utils."),
@@ -59,14 +70,16 @@ _LIBRARIES = (
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
-class Processes:
-    """One set of workers.
+def fixed_environment(variables: Mapping[str, str] | None = None) -> FixedEnvironment:
+    """The variables that a worker keeps for its life, sorted; those of this process by default."""
+    variables = os.environ if variables is None else variables
+    return tuple(sorted((name, value) for name, value in variables.items() if name.startswith(_PREFIXES)))
 
-    Args:
-        backend: "gloo" or "nccl".
-        ranks: number of workers.
-        address: the socket path at which they report to the launcher.
-        directory: folder of their output (see capture.py) and of the rendezvous file.
+
+class Processes:
+    """One set of workers, which report at a socket path.
+
+    `directory` holds their output (capture.py) and the rendezvous file.
     """
 
     def __init__(self, backend: str, ranks: int, address: str, directory: Path):
@@ -142,8 +155,7 @@ def _children(ranks: int, directory: Path) -> tuple[Child, ...]:
 class _Server:
     """The launcher's end of a fork server. The server ends with this process, however that ends.
 
-    Args:
-        does_imports: whether workers are forked after their imports; otherwise each is a new interpreter.
+    Without `does_imports` each worker is a new interpreter.
     """
 
     def __init__(self, does_imports: bool):

@@ -10,7 +10,6 @@ MASTER_ADDR and MASTER_PORT name a free port of loopback, for programs that open
 """
 
 import os
-import socket
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -20,17 +19,12 @@ from torch.distributed import FileStore, PrefixStore, Store  # pyright: ignore[r
 
 from lablib.torch_compat import rendezvous_handlers
 
-LOOPBACK = "127.0.0.1"
 _OPEN_FILES = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
 _TIMEOUT = timedelta(seconds=60)
 
 
 class MeetingFile:
-    """The store of a rank.
-
-    Args:
-        path: a file of this user alone, the same for all ranks. Its name may be removed once all have opened it.
-    """
+    """The store of a rank, in a file of this user alone. Its name may be removed once all ranks have opened it."""
 
     def __init__(self, path: str):
         self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -55,10 +49,3 @@ class MeetingFile:
         store = PrefixStore(f"lablib/{self._generation}/own/{self._meetings}/{master}", self._store)
         store.set_timeout(timeout)
         yield store, rank, world_size
-
-
-def free_port() -> int:
-    """A port of loopback that is free now."""
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        return probe.getsockname()[1]

@@ -46,7 +46,10 @@ def ship(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any], trace: boo
         program = _pack_program(fn, args, kwargs)
     settings = owners.taken(owners.TRAVELLING)
     path = [os.path.abspath(entry) for entry in sys.path]
-    return Job(program, trace, settings | {"sys.path": (path, tuple(path))}, _source_lines())
+    # The source of code without a file, such as notebook cells, for tracebacks and `inspect` on a rank.
+    cached = list(linecache.cache.items())
+    lines = {name: entry[2] for name, entry in cached if len(entry) == 4 and not os.path.exists(name)}
+    return Job(program, trace, settings | {"sys.path": (path, tuple(path))}, lines)
 
 
 def _pack_program(fn: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> Packed:
@@ -90,7 +93,10 @@ def _by_value(fn: Any) -> Iterator[None]:
     """Let cloudpickle copy code of modules that a worker would not find, or find in another version."""
     own = {getattr(part, "__module__", None) for part in _layers(fn)}
     importable = _Importable()
-    modules = [m for m in list(sys.modules.values()) if _is_users(m) and (m.__name__ in own or m not in importable)]
+    # Programs put odd things into sys.modules.
+    loaded = [m for m in list(sys.modules.values()) if issubclass(type(m), ModuleType)]
+    users = [m for m in loaded if (file := module_file(m)) is not None and is_users(file)]
+    modules = [m for m in users if m.__name__ in own or m not in importable]
     # cloudpickle's registry has names: one module may be loaded twice (debugpy's are), or under another name.
     left_out = {"__main__", *cloudpickle.list_registry_pickle_by_value()}
     by_name = {m.__name__: m for m in modules if m.__name__ in sys.modules and m.__name__ not in left_out}
@@ -114,14 +120,6 @@ def _layers(fn: Any) -> Iterator[Any]:
         fn = getattr(fn, "__wrapped__", None) or getattr(fn, "func", None) or getattr(fn, "__func__", None)
 
 
-def _is_users(module: Any) -> bool:
-    """Whether a module is user code (lablib/process/whose_code.py)."""
-    if not issubclass(type(module), ModuleType):  # programs put odd things into sys.modules
-        return False
-    file = module_file(module)
-    return file is not None and is_users(file)
-
-
 class _Importable:
     """The modules that another process with the same `sys.path` can import."""
 
@@ -142,9 +140,3 @@ class _Importable:
         root = file.parents[parents] if parents < len(file.parents) else None
         expected = module.__name__.split(".")[-1] in (file.stem, file.parent.name)
         return expected and root is not None and str(root) in self._path
-
-
-def _source_lines() -> dict[str, list[str]]:
-    """The source of code without a file, such as notebook cells, for tracebacks and `inspect` on a rank."""
-    cached = list(linecache.cache.items())
-    return {name: entry[2] for name, entry in cached if len(entry) == 4 and not os.path.exists(name)}

@@ -53,12 +53,7 @@ _LOST_PEER = ("closed by peer", "reset by peer", "broken pipe", "connection refu
 
 
 def main(address: str, meeting_file: str) -> None:
-    """Serve the launcher that listens at this socket path until it ends. Does not return.
-
-    Args:
-        address: the socket path.
-        meeting_file: the file for rendezvous of the ranks.
-    """
+    """Serve the launcher that listens at this socket path until it ends. Does not return."""
     faulthandler.enable(all_threads=False)  # write the stack of a crash in C code to stderr, which the launcher reads
     meeting = MeetingFile(meeting_file)
     channel = Channel.connect(address)

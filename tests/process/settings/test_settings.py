@@ -196,19 +196,6 @@ def test_a_rank_keeps_all_that_it_changes_in_one_turn_in_whatever_order(first: l
     assert launch(program, ranks=2).values == [[], []]
 
 
-@pytest.mark.parametrize("name", ["random generators"])
-def test_a_rank_that_knows_its_number_starts_the_next_launch_as_it_started_the_last(name: str):
-    setting = next(setting for setting in SETTINGS if setting.name == name)
-
-    def program(changes: bool) -> Any:
-        start = setting.take()
-        if changes:
-            CHANGES[name](1)
-        return start
-
-    assert launch(program, True, ranks=2).values == launch(program, False, ranks=2).values
-
-
 def test_on_processes_it_is_the_same():
     def program() -> dict[str, tuple[str, bool, bool]]:
         from lablib.process.settings import SETTINGS  # the worker's own, not a copy
@@ -300,14 +287,6 @@ def launch_until(end: str, program: Callable[[], None], **options: Any) -> None:
 
 
 @pytest.mark.parametrize("end", ENDS)
-@pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
-def test_however_a_run_ends_a_setting_that_ranks_changed_is_as_before(setting: ProcessSetting, end: str):
-    host, classes = all_seen(), (type(sys), type(os.environ))
-    launch_until(end, lambda: CHANGES[setting.name](1 + dist.get_rank()))
-    assert all_seen() == host and (type(sys), type(os.environ)) == classes
-
-
-@pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("fidelity", ["values", "shapes"])
 def test_however_a_run_ends_the_process_is_as_before(end: str, fidelity: str):
     def program() -> None:
@@ -315,9 +294,9 @@ def test_however_a_run_ends_the_process_is_as_before(end: str, fidelity: str):
             change(1 + dist.get_rank())
 
     launch(lambda: torch.ones(2).sum().item() if fidelity == "values" else None, ranks=2, fidelity=fidelity)
-    host, functions = all_seen(), functions_in_place()
+    host, functions, classes = all_seen(), functions_in_place(), (type(sys), type(os.environ))
     launch_until(end, program, fidelity=fidelity)
-    assert all_seen() == host and functions_in_place() == functions
+    assert all_seen() == host and functions_in_place() == functions and (type(sys), type(os.environ)) == classes
 
 
 def test_what_the_notebook_has_set_holds_on_its_ranks():
