@@ -129,7 +129,8 @@ class FlatLayout:
     def pieces(self, rank: int) -> list[Piece]:
         """What of each parameter lies on a rank's shard, in order; parameters with nothing there are left out."""
         shard, found = self.shard_of(rank), []
-        for name, start, numel in zip(self.names, self._starts(), self.numels, strict=True):
+        starts = list(accumulate(self.numels, initial=0))[:-1]
+        for name, start, numel in zip(self.names, starts, self.numels, strict=True):
             first, end = max(start, shard.start), min(start + numel, shard.stop)
             if first < end:
                 found.append(Piece(name, first - start, first - shard.start, end - first))
@@ -139,9 +140,6 @@ class FlatLayout:
         """The parameters, as views of a flat buffer."""
         parts = full[: self.numel].split(self.numels)
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
-
-    def _starts(self) -> list[int]:
-        return list(accumulate(self.numels, initial=0))[:-1]
 
 
 class FlatUnit:
