@@ -122,10 +122,6 @@ class FlatLayout:
         """The part of the buffer that this rank of the group owns."""
         return slice(rank * self.shard_numel, (rank + 1) * self.shard_numel)
 
-    def real_numel(self, rank: int) -> int:
-        """Elements of a rank's shard that are parameters; the last ranks hold fewer, or padding alone."""
-        return min(max(self.numel - rank * self.shard_numel, 0), self.shard_numel)
-
     def pieces(self, rank: int) -> list[Piece]:
         """What of each parameter lies on a rank's shard, in order; parameters with nothing there are left out."""
         shard, found = self.shard_of(rank), []
