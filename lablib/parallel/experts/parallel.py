@@ -3,9 +3,6 @@
     naive   GShard's: masks, and as many slots for every expert on every rank: all-to-alls of equal parts
     real    dropless or not: counts first, then as many rows as there are
 
-    rank 0: tokens sorted by expert   0 0 0 1 | 2 3 3      experts 0, 1 on rank 0; 2, 3 on rank 1
-    rank 1:                           1 1 | 2 2 2 3
-
     1. sort       the choices by expert, that is by rank
     2. counts     all-to-all of E numbers: how many rows come from each rank for each expert of mine
     3. there      uneven all-to-all of rows

@@ -57,7 +57,7 @@ def padded_product(
     if longest * groups == len(x_MD):  # all equal: nothing to fill up
         return (x_MD.view(groups, longest, -1) @ w_EDF).flatten(0, 1)
     # Row m of group e lies in place e C + its number in the group: m moves on by what earlier groups were filled up.
-    moved = [group * longest - start for group, start in enumerate(_starts(counts))]
+    moved = [group * longest - start for group, start in enumerate([0, *accumulate(counts)][:-1])]
     by_group = torch.tensor([moved, list(counts)], device=x_MD.device)
     places_M = torch.arange(len(x_MD), device=x_MD.device)
     places_M = places_M + by_group[0].repeat_interleave(by_group[1], output_size=len(x_MD))
@@ -92,10 +92,6 @@ def grouped_product(
     if y_MF.requires_grad:
         y_MF.register_hook(torch.Tensor.contiguous)  # the kernel refuses the gradient of a sum, whose strides are 0
     return y_MF
-
-
-def _starts(counts: Sequence[int]) -> list[int]:
-    return [0, *accumulate(counts)][:-1]
 
 
 def _require_groups(x_MD: Tensor, w_EDF: Tensor, counts: Sequence[int]) -> None:

@@ -122,14 +122,11 @@ class FlatLayout:
         """The part of the buffer that this rank of the group owns."""
         return slice(rank * self.shard_numel, (rank + 1) * self.shard_numel)
 
-    def real_numel(self, rank: int) -> int:
-        """Elements of a rank's shard that are parameters; the last ranks hold fewer, or padding alone."""
-        return min(max(self.numel - rank * self.shard_numel, 0), self.shard_numel)
-
     def pieces(self, rank: int) -> list[Piece]:
         """What of each parameter lies on a rank's shard, in order; parameters with nothing there are left out."""
         shard, found = self.shard_of(rank), []
-        for name, start, numel in zip(self.names, self._starts(), self.numels, strict=True):
+        starts = list(accumulate(self.numels, initial=0))[:-1]
+        for name, start, numel in zip(self.names, starts, self.numels, strict=True):
             first, end = max(start, shard.start), min(start + numel, shard.stop)
             if first < end:
                 found.append(Piece(name, first - start, first - shard.start, end - first))
@@ -139,9 +136,6 @@ class FlatLayout:
         """The parameters, as views of a flat buffer."""
         parts = full[: self.numel].split(self.numels)
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
-
-    def _starts(self) -> list[int]:
-        return list(accumulate(self.numels, initial=0))[:-1]
 
 
 class FlatUnit:
