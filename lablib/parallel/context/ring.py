@@ -150,5 +150,5 @@ def require_shard(q_BHtK: Tensor, k_BGtK: Tensor, order: Order, group: Group) ->
     if found != {order.lengths[rank]}:
         raise ValueError(
             f"rank {rank} must have {order.lengths[rank]} of {order.seq_len} tokens, as the order says: "
-            f"got {' and '.join(map(str, sorted(found)))}; take them by `own_of_order`."
+            f"got {' and '.join(map(str, sorted(found)))}; take those of `order.tokens({rank})`."
         )
