@@ -48,28 +48,6 @@ def figure_packing(packings: Packings) -> go.Figure:
     return chart("Documents in blocks", panels, sentence, columns, barmode="stack", bargap=0.15)
 
 
-@checked
-def figure_block_fill(packings: Packings) -> go.Figure:
-    """A line for each packing: the tokens of each block, the fullest first; above it, up to the block's size, is waste.
-
-    Args:
-        packings: name -> packing of the same documents, of any number.
-    """
-    marks = []
-    for index, (name, packing) in enumerate(packings.items()):
-        filled = sorted((_used(packing, block) for block in packing.blocks), reverse=True)
-        numbers = [*range(1, len(filled) + 1), len(filled)]  # down to the axis: no more blocks
-        words = f"<b>{name}</b><br>{plural(len(filled), 'blocks')}, {packing.waste:.2%} waste"
-        marks.append(line(index, name, numbers, [*filled, 0], [words] * len(numbers)).styled(mode="lines"))
-    size = next(iter(packings.values())).block_size
-    panel = Panel(
-        Axis("block, the fullest first", "count", from_zero=True),
-        Axis("filled", "tokens", span=(0, 1.05 * size)),
-        marks,
-    )
-    return chart("How full blocks are", panel, _packed(packings), packing_table(packings))
-
-
 def packing_table(packings: Mapping[str, Packing]) -> dict[str, Sequence[object]]:
     """Blocks, tokens and waste of each way, and the work of attention: pairs of tokens in blocks and in documents."""
     every = list(packings.values())

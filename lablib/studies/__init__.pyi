@@ -35,8 +35,6 @@ from .expert_against_dense import (
     dense_of_equal_flops as dense_of_equal_flops,
     dense_of_equal_parameters as dense_of_equal_parameters,
     rows_of_an_expert as rows_of_an_expert,
-    grouped_shares as grouped_shares,
-    fewest_rows as fewest_rows,
 )
 from .expert_published import (
     OLMOE as OLMOE,

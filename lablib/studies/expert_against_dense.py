@@ -28,8 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lablib.cost import matmul_flops, matmul_time_s
-from lablib.hardware import Cluster, Device
+from lablib.hardware import Cluster
 from lablib.hardware.catalogue import find_cluster
 from lablib.models.published import find_transformer
 from lablib.models.transformer import Experts, Transformer
@@ -147,30 +146,6 @@ def rows_of_an_expert(model: Transformer, tokens: int, expert_ranks: int = 1) ->
     """
     experts = _experts_of(model)
     return tokens * expert_ranks * experts.num_active / experts.num_experts
-
-
-@checked
-def grouped_shares(
-    rows: Sequence[Count], columns: int, width: int, num_experts: int, device: Device, dtype: str = "bfloat16"
-) -> list[float]:
-    """Share of the device's peak that a grouped product reaches, [rows, width] x [width, columns] per expert of a rank.
-
-    Arguments:
-        rows: tokens per expert, one share for each.
-        num_experts: experts of the rank, in one kernel.
-    """
-    shares = []
-    for each in rows:
-        size = (each, columns, width)
-        time_s = float(matmul_time_s(*size, dtype, device, batch=num_experts)) + device.queued_s
-        shares.append(float(matmul_flops(*size, batch=num_experts)) / time_s / device.peak(dtype))
-    return shares
-
-
-@checked
-def fewest_rows(device: Device, dtype: str = "bfloat16", element_bytes: int = 2) -> float:
-    """Rows below which reading an expert's weights takes longer than the product: w R / (2 M)."""
-    return element_bytes * device.peak(dtype) / (2 * device.memory_bandwidth_bytes_per_s)
 
 
 def _rows_in(model: Transformer, plan: Prediction) -> float:

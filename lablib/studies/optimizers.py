@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lablib.errors import unknown_name
 from lablib.signature import checked
 from lablib.studies.optimizer_search import best_of_means
 from lablib.text.files import read_text
@@ -206,29 +205,6 @@ def about(path: Path = RECORDED) -> str:
         f"{len(rows)} rows, {seconds / 60:.0f} minutes of one core ({all_of('machine')}), {all_of('date')}; torch "
         f"{all_of('torch')}, Python {all_of('python')}; settings {all_of('settings')}."
     )
-
-
-@checked
-def within_noise(results: Mapping[str, Result], name: str) -> list[str]:
-    """The other optimizers with a difference from this one within noise.
-
-    Raises:
-        ValueError: no result with this name.
-    """
-    if name not in results:
-        raise unknown_name("optimizer", name, list(results))
-    others = (other for other in results if other != name)
-    return [other for other in others if difference(results[name].losses, results[other].losses).is_noise]
-
-
-@checked
-def verdicts(results: Mapping[str, Result]) -> "pd.DataFrame":
-    """Every pair: whether the optimizer of the row loses less or more than the column's, or it is noise."""
-    import pandas as pd
-
-    names = list(results)
-    pairs = {second: {first: _verdict(results[first], results[second]) for first in names} for second in names}
-    return pd.DataFrame(pairs, index=names, columns=names)
 
 
 @checked

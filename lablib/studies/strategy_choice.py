@@ -193,18 +193,6 @@ def strategy_verdicts(rows: Sequence[StrategyRow]) -> tuple[StrategyVerdict, ...
 
 
 @checked
-def communication_holds_on(rows: Sequence[StrategyRow]) -> tuple[int, ...]:
-    """The ranks on which data sends more than model, and model more than pipeline: "high, medium, low"."""
-    sent: dict[int, dict[str, float]] = {}
-    for row in rows:
-        sent.setdefault(row.ranks, {})[row.strategy] = row.sent_bytes
-    words = ("data", "model", "pipeline")
-    return tuple(
-        n for n, by in sent.items() if all(name in by for name in words) and by["data"] > by["model"] > by["pipeline"]
-    )
-
-
-@checked
 def efficiencies(rows: Sequence[StrategyRow], ranks: Sequence[int]) -> dict[str, list[float]]:
     """Strategy -> its efficiency on each of these ranks, for strategies with all of them: for `figure_scaling`."""
     found = {(row.strategy, row.ranks): row.efficiency for row in rows}

@@ -12,7 +12,6 @@ from lablib.batches.noise_scale import StepsLaw
 from lablib.batches.packing import best_fit, one_per_block
 from lablib.figures import describe, figure_batch_splits, table
 from lablib.labs.lab04 import (
-    figure_block_fill,
     figure_coordinates,
     figure_packing,
     figure_rates,
@@ -106,11 +105,6 @@ def test_bars_of_a_packing_are_its_documents_and_fill_every_block():
 def test_of_many_blocks_forty_are_drawn_and_the_sentence_says_so():
     figure = figure_packing({"alone": one_per_block([1] * 90, 2)})
     assert {len(bar.y) for bar in figure.data} == {40} and "40 blocks are drawn" in describe(figure)
-
-
-def test_fill_falls_from_the_fullest_block():
-    alone, best = figure_block_fill(PACKINGS).data
-    assert list(alone.y) == [7, 5, 4, 3, 2, 1, 0] and list(best.y) == [8, 8, 6, 0]
 
 
 def test_splits_of_a_batch_are_bars_of_memory_and_time(examples):

@@ -15,8 +15,6 @@ from lablib.studies import (
     against_dense,
     dense_of_equal_flops,
     dense_of_equal_parameters,
-    fewest_rows,
-    grouped_shares,
     predicted_rates,
     rows_of_an_expert,
 )
@@ -44,11 +42,11 @@ def test_rows_of_an_expert_grow_with_the_ranks_that_share_experts():
 
 def test_few_rows_reach_little_of_the_peak():
     """Half as many rows, half as fast, where weights are read from memory; a dense product of as many FLOPs is not."""
-    few, twice, many = grouped_shares([32, 64, 4096], 2048, 2048, 64, H100)
+    times_s = [matmul_time_s(rows, 2048, 2048, "bfloat16", H100, batch=64) + H100.queued_s for rows in (32, 64, 4096)]
+    few, twice, many = (rows / time_s for rows, time_s in zip((32, 64, 4096), times_s, strict=True))
     assert twice == pytest.approx(2 * few, rel=0.1) and many > 4 * twice
-    assert fewest_rows(H100) == pytest.approx(2 * 989.4e12 / (2 * 3.35e12), rel=0.01)
     # The bound of the head: reading the weights alone, at all of the memory's bandwidth, is slower than the product.
-    rows = int(fewest_rows(H100) / 4)
+    rows = int(2 * 989.4e12 / (2 * 3.35e12) / 4)  # a quarter of w R / (2 M)
     weights_s = 64 * 2048 * 2048 * 2 / H100.memory_bandwidth_bytes_per_s
     assert matmul_time_s(rows, 2048, 2048, "bfloat16", H100, batch=64) >= weights_s
     assert 2 * 64 * rows * 2048 * 2048 / H100.peak("bfloat16") < weights_s / 3
@@ -107,7 +105,6 @@ def test_predicted_beside_published():
         (rows_of_an_expert, ("llama-3-8b", 8), "the model must have experts"),
         (against_dense, (OLMOE, "dgx-h100", [0]), "num_gpus must be .*whole numbers, each 1 or more: got 0"),
         (against_dense, (OLMOE, "dgx-h100", [1], 0), "sequences_a_gpu must be a whole number"),
-        (grouped_shares, ([0], 8, 8, 1, H100), "rows must be .*whole numbers, each 1 or more: got 0"),
         (predicted_rates, (PUBLISHED_MIXTURES[0], 0), "micro_batch must be a whole number"),
     ],
 )

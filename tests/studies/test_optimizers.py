@@ -13,7 +13,7 @@ from lablib.models import GPT, GPTConfig
 from lablib.optim.memory import OPTIMIZERS, state_bytes
 from lablib.studies.optimizer_choice import choose, state_of
 from lablib.studies.optimizer_search import best_of_means, search
-from lablib.studies.optimizers import PUBLISHED, Result, difference, recorded_results, table, verdicts, within_noise
+from lablib.studies.optimizers import PUBLISHED, Result, difference, recorded_results, table
 
 # ---- the search ----
 
@@ -175,13 +175,12 @@ def test_ties_share_a_place_and_the_smaller_state_stands_first():
         ("worse", 4),
     ]
     assert "as good as best, at most 0.032 nats more; needs 8.00" in choose(SOME, 30.0)[0].reason
-    assert set(within_noise(SOME, "best")) == {"as good", "larger"}
 
 
 def test_every_pair_has_a_verdict_and_the_other_way_round_its_opposite():
-    found = verdicts(SOME)
-    assert list(found.loc["best"]) == ["itself", "noise", "noise", "less"]
-    assert list(found["best"]) == ["itself", "noise", "noise", "more"]
+    found = {name: dict(table(SOME, name)["verdict"]) for name in SOME}
+    assert [found[name]["best"] for name in SOME] == ["itself", "noise", "noise", "less"]
+    assert list(found["best"].values()) == ["itself", "noise", "noise", "more"]
 
 
 def test_a_budget_leaves_out_and_says_why():
@@ -222,11 +221,6 @@ def test_every_optimizer_stands_in_the_list_once(budget, slowest):
     assert sorted(one.name for one in found) == sorted(SOME)
     places = [one.place for one in found if one.place]
     assert places == sorted(places) and all(one.reason for one in found)
-
-
-def test_an_unknown_name_is_refused():
-    with pytest.raises(ValueError, match="best"):
-        within_noise(SOME, "beast")
 
 
 @given(layers=st.integers(1, 3), width=st.sampled_from([64, 96]))
