@@ -33,6 +33,7 @@ from lablib.parallel.experts.dispatch import expert_capacity
 from lablib.parallel.experts.routing import check_choices
 from lablib.parallel.tensor.regions import Group, exchange_rows, shard_range
 from lablib.signature import Count, checked
+from lablib.text.units import largest_divisor
 
 # ---- who has which experts ----
 
@@ -64,7 +65,7 @@ def check_experts(
     check_choices(num_experts, k)
     spread = ranks if cuts_experts else ranks * tensor_ranks
     if num_experts % spread:
-        near = next(n for n in range(min(spread, num_experts), 0, -1) if num_experts % n == 0)
+        near = largest_divisor(num_experts, spread)
         raise ValueError(
             f"the experts must be a multiple of the ranks they are spread over: got {num_experts} experts on {spread} "
             f"ranks; try {near} ranks, or {-(-num_experts // spread) * spread} experts."

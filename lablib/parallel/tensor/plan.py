@@ -36,6 +36,7 @@ from lablib.parallel.tensor.regions import TENSOR, Region
 from lablib.parallel.tensor.sequence_parallel import SEQUENCE
 from lablib.parallel.tensor.vocabulary import padded_vocabulary
 from lablib.signature import Count, OneOf, check_fields, check_type, checked
+from lablib.text.units import largest_divisor
 
 Uneven = Annotated[str, OneOf(("refuse", "chunk", "pad"))]
 
@@ -241,7 +242,7 @@ def _check_units(name: str, match: Match, units: str, ranks: int) -> None:
             f"got {num_units!r} of {type(match.owner).__name__}."
         )
     if num_units % ranks:
-        near = next(n for n in range(min(ranks, num_units), 0, -1) if num_units % n == 0)
+        near = largest_divisor(num_units, ranks)
         raise ValueError(
             f"{units} must be a multiple of the ranks: got {num_units} of {name!r} on {ranks} ranks; try {near} ranks."
         )

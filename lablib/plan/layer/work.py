@@ -60,32 +60,11 @@ class Work(NamedTuple):
 
     def plus(self, other: "Work") -> "Work":
         """Both, one after the other: everything adds up, except that the larger `peak_bytes` counts."""
-        return Work(
-            self.forward.plus(other.forward),
-            self.input.plus(other.input),
-            self.weight.plus(other.weight),
-            self.core.plus(other.core),
-            self.saved_bytes + other.saved_bytes,
-            self.core_bytes + other.core_bytes,
-            maximum(self.peak_bytes, other.peak_bytes),
-            self.output_bytes + other.output_bytes,
-            self.attention_bytes + other.attention_bytes,
-            self.accumulate.plus(other.accumulate),
-            self.skipped.plus(other.skipped),
-        )
+        pairs = zip(self, other, strict=True)
+        added = (one.plus(two) if isinstance(one, Pass) else one + two for one, two in pairs)
+        return Work(*added)._replace(peak_bytes=maximum(self.peak_bytes, other.peak_bytes))
 
     def times(self, n: Numbers) -> "Work":
         """n of them (or a share of one)."""
-        return Work(
-            self.forward.times(n),
-            self.input.times(n),
-            self.weight.times(n),
-            self.core.times(n),
-            n * self.saved_bytes,
-            n * self.core_bytes,
-            self.peak_bytes,
-            n * self.output_bytes,
-            n * self.attention_bytes,
-            self.accumulate.times(n),
-            self.skipped.times(n),
-        )
+        times = (one.times(n) if isinstance(one, Pass) else n * one for one in self)
+        return Work(*times)._replace(peak_bytes=self.peak_bytes)
