@@ -1,8 +1,24 @@
-"""Rules that many checks share: functions of a recorded run, which communicate nothing.
+"""Rules that many checks share. The first argument is the check's `expect`.
 
-The first argument is the check's `expect`. Rules on effects of a call (a new tensor, nothing changed, work in place)
-read `Observed` calls: the program returns `observe(answer, ...)`, so `run.values` are these. `not_from_lablib` is a
-rule on the answer's source (own_code.py).
+Effects of a call on its tensors (the program returns `observe(answer, ...)`, so `run.values` are `Observed`):
+
+    returns_tensors       a tensor of the right shape and type, on every rank
+    returns_new_tensors   the same, with memory that no argument has
+    changes_nothing       arguments are unchanged, lists too
+    works_in_place        the first argument holds the result
+Values:
+    is_mean               a mean, and not a sum or a mean of other values
+    same_on_every_rank    all ranks agree
+    equals_one_device     gradients equal the whole batch's on one device
+Communication of a run:
+    calls_only            only these calls, by their names in `run.traffic`
+    communications_within number of calls
+    same_calls            a block in which all ranks make the same calls, with any data
+    sent_bytes_within     bytes that each rank sends: at most a good algorithm's, at least the task's
+The answer's source (own_code.py):
+    not_from_lablib       it does not call the library's own solution
+
+They are functions of a recorded run; none of them communicates.
 """
 
 from collections.abc import Iterator, Sequence

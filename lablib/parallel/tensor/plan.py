@@ -2,7 +2,7 @@
 
     plan = {"mlp.up": Column(), "mlp.down": Row()}
 
-A pattern is a module's name, in which `*` stands for any one part: "blocks.*.mlp.up". What may be said of a module:
+A pattern is a module's name, in which `*` matches any one part: "blocks.*.mlp.up". What may be said of a module:
 
     Column()        a Linear by columns
     Row()           a Linear by rows
@@ -11,7 +11,7 @@ A pattern is a module's name, in which `*` stands for any one part: "blocks.*.ml
     OnTokens()      a norm or the position embedding, which sees this rank's tokens alone (sequence parallelism)
 
 The plans of a GPT of L layers: `GPT_PLAN`, with f and g: 2 L + 1 all-reduces forward (one more for the embedding), and
-2 L + 1 backward (for the head), beside those of the loss. `GPT_SEQUENCE_PLAN` has an all-gather or a reduce-scatter at
+2 L + 1 backward (for the head), next to those of the loss. `GPT_SEQUENCE_PLAN` has an all-gather or a reduce-scatter at
 either end of each region. Both leave the logits cut, for `vocabulary_parallel_loss`. To have them whole:
 
     GPT_PLAN | {"head": Vocabulary(gathers=True)}
@@ -19,8 +19,8 @@ either end of each region. Both leave the logits cut, for `vocabulary_parallel_l
 `check_plan` needs no rank: a plan that it refuses would give a wrong gradient, or a deadlock, later.
 
 Cost: a look at every module for each pattern. Shapes: none.
-Source: a plan as a dict: torch.distributed.tensor.parallel.parallelize_module (torch 2.13, documentation); what is cut
-how: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3; Korthikanti et al., 2022, arXiv 2205.05198.
+Source: a plan as a dict: torch.distributed.tensor.parallel.parallelize_module (torch 2.13, documentation); the cuts:
+Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3; Korthikanti et al., 2022, arXiv 2205.05198.
 Simplified: one kind of region for the whole model; with sequence parallelism every layer with parameters is named.
 """
 
@@ -198,7 +198,7 @@ def _styles_of(names: Names, plan: Plan) -> dict[nn.Module, Style]:
 
 
 def fits(name: str, pattern: str) -> bool:
-    """Whether a pattern of a plan stands for a module's name."""
+    """Whether a pattern of a plan matches a module's name."""
     parts, wanted = name.split("."), pattern.split(".")
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
