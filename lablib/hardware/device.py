@@ -47,6 +47,8 @@ class Device:
             the device computes more slowly than it reads and writes them: functions on a CPU. Empty: none, as on GPUs
             (lablib/cost/elements.py). The planner, for runs on GPUs, does not read it.
         matmul_efficiency_by_dtype: `matmul_efficiency` of dtypes with a different one, by dtype name.
+        step_share: share of its rate alone and repeated that a product reaches within a training step, where power and
+            cold operands slow it, in (0, 1]; 1 where it was not measured.
         power_w: thermal design power in watts, where the source states it.
         row_alignment_bytes: a power of two; matrices with rows that are multiples of it are loaded at full width. 0:
             any.
@@ -72,6 +74,7 @@ class Device:
     cache_bytes: Cache = 0.0
     cache_bandwidth_bytes_per_s: Cache = 0.0
     matmul_efficiency_by_dtype: Mapping[str, PositiveFraction] = field(default_factory=dict, hash=False)
+    step_share: PositiveFraction = 1.0
     power_w: Power | None = None
     row_alignment_bytes: Annotated[int, PowerOfTwo(or_zero=True)] = 0
     flops_per_joule: Size | None = None

@@ -393,7 +393,7 @@ def op_time_s(op: Any, args: tuple, kwargs: dict, out: Any, device: Device, size
     if has_arithmetic(op):
         compute_s = _SECONDS.get(schema(op).name.removeprefix("aten::"), _plain)(
             OperatorCall(op, args, kwargs, out), device
-        )
+        ) / (1.0 if "attention" in schema(op).name else device.step_share)
         time_s = max(compute_s, stream_time_s(size_bytes, device))
     else:
         elements = num_elements(args, kwargs, out) if device.is_gpu or device.element_s else 0

@@ -59,11 +59,12 @@ class Derating:
 
         FLOPs of a narrower dtype take less energy, in proportion to its higher peak.
         """
+        share = min(self.matmul_share, device.step_share)
         if not (self.is_power_limited and device.power_w and device.flops_per_joule):
-            return self.matmul_share
+            return share
         scale = device.peak(dtype) / device.peak("float16")
         sustained = device.power_w * device.flops_per_joule * scale
-        return min(self.matmul_share, sustained / device.matmul_rate(dtype))
+        return min(share, sustained / device.matmul_rate(dtype))
 
 
 USUAL = Derating()

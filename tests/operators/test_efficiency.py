@@ -177,12 +177,10 @@ def _train(row) -> None:
     optimizer.step()
 
 
-# Products reach in a step 0.91 to 0.92 of their rate alone, where power and cold operands do not slow them: that
-# is the planner's `matmul_share` (lablib/plan/derating.py), which the simulator leaves out.
-@pytest.mark.parametrize(("tag", "error"), [("small eager", 0.045), ("small eager fused", 0.045), ("big eager", 0.06)])
-def test_a_whole_step_on_an_h200(tag, error):
-    """Time, and peak memory within 1%."""
+@pytest.mark.parametrize("tag", ["small eager", "small eager fused", "big eager"])
+def test_a_whole_step_on_an_h200(tag):
+    """Time within 3%, and peak memory within 1%."""
     row = _STEPS[tag]
     run = launch(_train, row, ranks=1, cluster="hgx-h200", fidelity="shapes")
-    assert run.timeline.without("setup").makespan_s == pytest.approx(row["step_s"], rel=error)
+    assert run.timeline.without("setup").makespan_s == pytest.approx(row["step_s"], rel=0.03)
     assert run.memory.peak_bytes(0) == pytest.approx(row["peak_bytes"], rel=0.01)

@@ -590,8 +590,8 @@ explore(errors, draw_errors, sliders, interactive=interactive, examples=examples
 #
 # Now forward and backward on this computer, in both formats. `torch.autocast` casts what goes into products, and
 # leaves the model in FP32. To *calibrate* is to measure how fast this computer is; it takes half a minute once.
-# `reconcile` predicts the program, runs it several times, and compares. Not every CPU has units for BF16: then
-# its product in BF16 is hardly faster.
+# `reconcile` predicts the program, runs it several times, and compares. Not every CPU has units for BF16: without them
+# a product in BF16 takes much longer than in FP32.
 
 # %%
 from lablib import phase, reconcile
@@ -599,7 +599,8 @@ from lablib.calibration import batch_for, this_machine
 from lablib.course import print_text, recorded_comparison
 from lablib.models import GPT, GPTConfig, next_token_loss
 
-gpt_config = GPTConfig(num_layers=4, d_model=512, num_heads=8, vocab_size=256, max_seq_len=256)
+# small: a CPU without units for BF16 multiplies in it at a fortieth of FP32's rate
+gpt_config = GPTConfig(num_layers=2, d_model=256, num_heads=4, vocab_size=256, max_seq_len=256)
 dtypes = {"FP32": torch.float32, "BF16": torch.bfloat16}
 num_parameters = sum(param.numel() for param in GPT(gpt_config).parameters())
 print(f"a GPT of {num_parameters:,} parameters, one sequence of 256 tokens")

@@ -567,7 +567,7 @@ print("steps of", ", ".join(stepped))
 # %%
 real = "nccl" if torch.cuda.device_count() else "gloo"
 here = this_machine(ranks=2, backend=real)
-count, width = (2, 1024) if real == "gloo" else (8, 4096)  # matrices: larger on a GPU
+count, width = 8, 256 if real == "gloo" else 4096  # matrices: larger on a GPU
 
 
 def steps():
