@@ -12,7 +12,8 @@ import torch
 from lablib.figures.chart import Axis, Mark, Panel, chart, points
 from lablib.hardware import LINKS, find_cluster
 from lablib.memory.ways_to_fit import PricedLayer, Way, price_layers, ways_to_fit
-from lablib.models.gpt import Block, GPTConfig
+from lablib.models.gpt import Block
+from lablib.models.sizes import GPTConfig
 from lablib.signature import NonEmpty, checked
 from lablib.text.units import format_quantity
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from lablib.errors import unknown_name
-from lablib.models.gpt import GPTConfig
+from lablib.models.sizes import GPTConfig
 from lablib.signature import checked
 
 _OURS = "lablib: a byte-level model for the labs"

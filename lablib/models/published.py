@@ -17,7 +17,7 @@ from typing import Any
 
 from lablib.errors import unknown_name
 from lablib.models.catalogue import MODELS
-from lablib.models.gpt import GPTConfig
+from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Experts, Latent, Transformer
 from lablib.signature import checked
 

@@ -1,4 +1,4 @@
-"""Parameter count of a GPT, part by part, as a closed form.
+"""Sizes of a GPT, and its parameter count, part by part, as a closed form.
 
 With L layers, width D, hidden width F, vocabulary V and P positions:
 
@@ -12,8 +12,53 @@ For large D and F = 4 D that is 12 L D^2, the rule of thumb.
 Source: counted from `gpt.py`; the sum agrees with the released GPT-2 checkpoints (tests/models/test_sizes.py).
 """
 
-from lablib.models.gpt import GPTConfig
-from lablib.signature import checked
+from dataclasses import dataclass
+
+from lablib.signature import check_fields, checked
+
+
+@dataclass(frozen=True, slots=True)
+class GPTConfig:
+    """The sizes of a GPT.
+
+    Attributes:
+        num_layers: blocks.
+        d_model: width D of the residual stream; a multiple of `num_heads`.
+        num_heads: attention heads H.
+        vocab_size: tokens V; 256 for bytes.
+        max_seq_len: longest T for which there are position embeddings.
+        d_ff: hidden width F of the MLP; None means 4 D.
+        tied_head: the head's matrix is the token embedding's, one parameter used twice.
+    """
+
+    num_layers: int
+    d_model: int
+    num_heads: int
+    vocab_size: int = 50257
+    max_seq_len: int = 1024
+    d_ff: int | None = None
+    tied_head: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("num_layers", "d_model", "num_heads", "vocab_size", "max_seq_len", "hidden_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1: got {getattr(self, name)}.")
+        if self.d_model % self.num_heads:
+            near = max(1, round(self.d_model / self.num_heads)) * self.num_heads
+            raise ValueError(
+                f"d_model must be a multiple of num_heads: got {self.d_model} and {self.num_heads}; try {near}."
+            )
+
+    @property
+    def hidden_size(self) -> int:
+        """Width F of the MLP's hidden layer."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+    @property
+    def d_head(self) -> int:
+        """Width K of one attention head."""
+        return self.d_model // self.num_heads
 
 
 @checked

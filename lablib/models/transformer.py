@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lablib.errors import unknown_name
-from lablib.models.gpt import GPTConfig
+from lablib.models.sizes import GPTConfig
 from lablib.signature import whole_number
 
 ACTIVATIONS = ("gelu", "swiglu")

@@ -10,8 +10,8 @@ from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.link import Link
 from lablib.hardware.links import LINKS
-from lablib.models.gpt import GPTConfig
 from lablib.models.published import find_transformer
+from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import WITH_CLOSED_FORM
 from lablib.plan.default_stack import NAMED, Software, default_stack

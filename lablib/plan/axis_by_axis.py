@@ -25,7 +25,7 @@ from typing import Any
 
 from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
-from lablib.models.gpt import GPTConfig
+from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.plan.arguments import find_model
 from lablib.plan.parallel import Parallel

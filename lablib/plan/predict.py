@@ -12,7 +12,7 @@ import numpy as np
 
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.link import Link
-from lablib.models.gpt import GPTConfig
+from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import step_flops
 from lablib.plan.arguments import possible, setup_of

@@ -21,7 +21,7 @@ import numpy as np
 from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
 from lablib.hardware.link import Link
-from lablib.models.gpt import GPTConfig
+from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.models.transformer_flops import step_flops
 from lablib.plan.arguments import find_model

@@ -19,7 +19,7 @@ import numpy as np
 from lablib.errors import unknown_name
 from lablib.hardware.catalogue import find_cluster
 from lablib.hardware.cluster import Cluster
-from lablib.models.gpt import GPTConfig
+from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.pipeline.closed_form import WITH_CLOSED_FORM
 from lablib.plan.arguments import find_model

@@ -25,7 +25,7 @@ from functools import cached_property
 from typing import Any
 
 from lablib.hardware import Cluster, find_cluster
-from lablib.models.gpt import GPTConfig
+from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.parallel.mesh.mesh import Mesh
 from lablib.plan import Parallel, Prediction

@@ -28,8 +28,8 @@ from lablib.hardware.device import Device
 from lablib.hardware.devices import DEVICES
 from lablib.memory.step_script import StepScript, is_plain
 from lablib.memory.step_trace import Kind, Op, Step, line_of
-from lablib.models.gpt import GPTConfig
 from lablib.models.published import find_transformer
+from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.plan.recompute import recompute_policy
 from lablib.signature import Count, OneOf, checked

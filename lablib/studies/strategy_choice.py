@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import Annotated, Any
 
 from lablib.hardware import Cluster, find_cluster
-from lablib.models.gpt import GPTConfig
+from lablib.models.sizes import GPTConfig
 from lablib.models.transformer import Transformer
 from lablib.parallel.mesh.mesh import Mesh
 from lablib.plan import Parallel, Prediction

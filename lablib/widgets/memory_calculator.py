@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from lablib.figures.run.step_memory import figure_step_memory
 from lablib.hardware.devices import DEVICES
-from lablib.models.gpt import GPTConfig
 from lablib.models.published import TRANSFORMERS
+from lablib.models.sizes import GPTConfig
 from lablib.signature import checked
 from lablib.studies.step_memory import OPTIMIZERS, PRECISIONS, StepMemory, memory_of_step
 from lablib.text.units import unit_for

@@ -28,7 +28,8 @@ from typing import Annotated
 import torch
 
 from lablib.errors import unknown_name
-from lablib.models.gpt import GPT, GPTConfig
+from lablib.models.gpt import GPT
+from lablib.models.sizes import GPTConfig
 from lablib.parallel.context.model import Attend, MakeOrder, check_context
 from lablib.parallel.context.order import zigzag_order
 from lablib.parallel.context.ring import ring_attention
