@@ -802,7 +802,7 @@ except LaunchError as error:
 # **What next.** Lab 08 builds `all_reduce` from `send` and `recv` and computes its cost. Lab 09 trains a model on many
 # ranks and hides the communication behind the backward pass.
 #
-# To go on here: run this lab on four real processes with `lab run 00 --backend gloo --ranks 4`, or set `cluster` to
+# To continue here: run this lab on four real processes with `lab run 00 --backend gloo --ranks 4`, or set `cluster` to
 # `pcie-a100` above.
 
 # %% [markdown]

@@ -349,7 +349,7 @@ print("guess:", my_guess_values)
 def orthogonalize(x, num_steps, coefficients):
     """Divide by the norm, then `num_steps` steps of Newton-Schulz; a new tensor like x.
 
-    x: a matrix, tall or wide; stays as it is. coefficients: a, b, c.
+    x: a matrix, tall or wide; stays unchanged. coefficients: a, b, c.
     Products by torch: their FLOPs are counted. Budget of a step: 6 m^2 n, m the shorter side.
     """
     a, b, c = coefficients
@@ -447,9 +447,9 @@ then = np.interp(end, [muon.step_ratio * tokens for tokens in muon.tokens], muon
 print(f"when AdamW is done, at {of_adamw.curve[-1]:.3f} nats per byte, Muon is at {then:.3f}")
 
 # %% [markdown]
-# When AdamW is done, Muon has about the same loss, and its rate has still to fall. (Products in 16 bits are slow on
-# this CPU; in a large model they are small next to the model's own products.) And this is one small model, one text and
-# 400 steps, 1.7 tokens per parameter where 20 are usual: only the beginning of a training. Other studies found that the
+# When AdamW is done, Muon has about the same loss, before its rate has fallen. (Products in 16 bits are slow on this
+# CPU; in a large model they are small next to the model's own products.) And this is one small model, one text and 400
+# steps, 1.7 tokens per parameter where 20 are usual: only the beginning of a training. Other studies found that the
 # lead of Muon and SOAP shrinks with model size, from 1.4 times AdamW's speed to 1.1 (Wen et al., 2025), or persists, if
 # rates are scaled to larger models by the right rule (Qiu et al., 2025).
 
