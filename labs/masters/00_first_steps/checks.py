@@ -32,8 +32,8 @@ CLUSTER = "dgx-h100"
 @exercise(
     "The mean over ranks",
     hints=[
-        "Which collective leaves a sum on every rank? And what is a mean, once you have the sum?",
-        "`all_reduce` writes its result into the tensor that it is given, and `x` must stay as it is: give it a copy.",
+        "Which collective leaves a sum on every rank? How does a mean follow from the sum?",
+        "`all_reduce` writes its result into its argument, and `x` must stay unchanged: pass it a copy.",
         "Copy `x` with `.clone()`, let `dist.all_reduce` add up the copies, and divide by the number of ranks.",
     ],
 )
@@ -54,18 +54,18 @@ def mean_over_ranks(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     cases = [(some[0], (3, 5)), (some[1], (2, 1, 3, 4)), (1, (expect.draw.integer(6, 20),)), (many, ())]
     for ranks, shape in cases:
         xs = [expect.draw.tensor(shape) for _ in range(ranks)]
-        if not shape:  # one number: terms that cancel would leave little but rounding
+        if not shape:  # one number: terms that cancel would leave only rounding
             xs = [x.abs() + 0.5 for x in xs]
-        if len(shape) == 2:  # a part of a larger tensor, of which no view is flat
+        if len(shape) == 2:  # a slice of a larger tensor, which has no flat view
             xs = [expect.draw.tensor((3, 7), torch.float64, contiguous=False)[:, :5] for _ in range(ranks)]
         run = mean(xs)
         calls_only(expect, run, "all_reduce")
         communications_within(expect, run, at_most=1, at_least=int(ranks > 1))
         if ranks > 1:
-            _sends_as(expect, run, dist.all_reduce, xs[0].contiguous())  # NCCL takes no others
+            _sends_as(expect, run, dist.all_reduce, xs[0].contiguous())  # NCCL accepts only contiguous ones
 
-    # Large: the ring, which sends least. On another number of ranks than the first: a mistake with large tensors alone
-    # is told apart by it.
+    # Large: the ring, which sends least. The number of ranks differs from the first case, which identifies a mistake
+    # with large tensors alone.
     ranks = expect.draw.choice([number for number in range(2, 9) if number != some[0]])
     x = expect.draw.tensor((1000, 1000))
     run = mean([x + rank for rank in range(ranks)])
@@ -73,13 +73,13 @@ def mean_over_ranks(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     sent_bytes_within(expect, run, at_most=size_bytes, at_least=size_bytes)
     first, second = ([1 + expect.draw.tensor((5,)).abs() for _ in range(3)] for _ in range(2))
     wanted = [torch.stack(xs).mean(0) for xs in (first, second)]
-    with expect.grouped("two calls return means of their own", "equal"):
+    with expect.grouped("two calls return separate means", "equal"):
         for rank, means in enumerate(_two_calls(expect, answer, first, second)):
-            expect.close(f"two calls return means of their own (rank {rank})", means, wanted, rtol=1e-5)
+            expect.close(f"two calls return separate means (rank {rank})", means, wanted, rtol=1e-5)
 
 
 def _two_calls(expect: Expect, answer: Callable[[Tensor], object], first: list[Tensor], second: list[Tensor]) -> list:
-    """What two calls of one run returned, on each rank: looked at after both, so that neither wrote to the other's."""
+    """The results of two calls in one run, on each rank: read after both, so a shared buffer shows."""
 
     def program(first: list[Tensor], second: list[Tensor]):
         return [answer(xs[dist.get_rank()]) for xs in (first, second)]
@@ -91,18 +91,18 @@ def _sends_as(expect: Expect, run: Run, program: Callable[[Tensor], object], x: 
     """No rank sends more than in a run of `program(x)`, and none less."""
     plain = launch(program, x, ranks=run.ranks, cluster=CLUSTER)
     sent = [plain.traffic.sent_bytes(rank) for rank in range(run.ranks)]
-    # Shown without bytes: small tensors go along a tree, which the lab leaves out, and whose ranks send unequal shares.
-    with expect.grouped(f"bytes a rank sends ({plural(run.ranks, 'ranks')})", "those of one all_reduce of x"):
+    # Shown without bytes: small tensors use a tree, which the lab leaves out. Its ranks send unequal shares.
+    with expect.grouped(f"bytes a rank sends ({plural(run.ranks, 'ranks')})", "as many as one all_reduce of x"):
         sent_bytes_within(expect, run, at_most=max(sent), at_least=min(sent))
 
 
 @exercise(
     "Pass to the right",
     hints=[
-        "If every rank first waits for a message, who sends one? What must each have begun before it waits?",
-        "`dist.batch_isend_irecv` begins a send and a receive together. Right of `rank` is (rank + 1) % world_size.",
+        "If every rank first waits for a message, which rank sends one? What must each rank start before it waits?",
+        "`dist.batch_isend_irecv` starts a send and a receive together. Right of `rank` is (rank + 1) % world_size.",
         "Make an empty tensor like `x`. Put a `dist.P2POp` that sends to the right and one that receives from the "
-        "left into a list, begin both with `dist.batch_isend_irecv`, and `.wait()` for each handle.",
+        "left into a list, start both with `dist.batch_isend_irecv`, and `.wait()` for each handle.",
     ],
 )
 def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
@@ -115,7 +115,7 @@ def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
     some = expect.draw.integer(20, 40)
     cases = [((some, some + 1), torch.float64), ((1000, some), torch.float32), ((some, 2, 3), torch.bfloat16)]
     cases += [((), torch.float32)]
-    counts = [expect.draw.choice([5, 7]), expect.draw.choice([4, 6, 8]), 2]  # an odd one always: see the seconds
+    counts = [expect.draw.choice([5, 7]), expect.draw.choice([4, 6, 8]), 2]  # one is odd: the budget below needs it
     counts += [expect.draw.integer(10, 33)]
     for ranks, (shape, dtype) in zip(counts, cases, strict=True):
         xs = [(1000 * expect.draw.tensor(shape, torch.float64)).to(dtype) for _ in range(ranks)]
@@ -123,42 +123,42 @@ def pass_to_right(expect: Expect, answer: Callable[[Tensor], Tensor]) -> None:
         returns_new_tensors(expect, run, like=xs[0])
         changes_nothing(expect, run)
         got = [call.value for call in run.values]
-        _on_each(expect, "holds what its left neighbour gave", got, [xs[-1], *xs[:-1]])
+        _on_each(expect, "holds the x of its left neighbour", got, [xs[-1], *xs[:-1]])
         calls_only(expect, run, "send")
         size_bytes = xs[0].numel() * xs[0].element_size()
         sent_bytes_within(expect, run, at_most=size_bytes, at_least=size_bytes)
         one_message_s = max(cluster.edge(rank, (rank + 1) % ranks).transfer_s(size_bytes) for rank in range(ranks))
         expect.budget(
-            f"seconds on {plural(ranks, 'ranks')}, at most those of two messages",
+            f"seconds on {plural(ranks, 'ranks')}, at most the time of two messages",
             run.timeline.makespan_s,
             2 * one_message_s,
             "s",
         )
     first, second = ([expect.draw.tensor((5,)) for _ in range(3)] for _ in range(2))
     wanted = [[first[rank - 1], second[rank - 1]] for rank in range(3)]
-    _on_each(expect, "holds what two calls gave", _two_calls(expect, answer, first, second), wanted)
+    _on_each(expect, "holds the results of two calls", _two_calls(expect, answer, first, second), wanted)
     expect.launch(program, first, ranks=3, cluster=cluster, like="nccl")  # single messages may wait for one another
-    expect.that("it ends on GPUs, with messages of any size", True, "as NCCL takes them", "an end")
+    expect.that("it finishes on GPUs, with messages of any size", True, "it finished", "it finishes")
 
 
 def _on_each(expect: Expect, rule: str, saw: list, expected: list) -> None:
-    """Every rank's value is the expected one; a rank whose value is not is named."""
+    """Every rank has the expected value; the message names a rank with another one."""
     with expect.grouped(f"every rank of {len(saw)} {rule}", "equal"):
         for rank, (mine, wanted) in enumerate(zip(saw, expected, strict=True)):
             expect.equal(f"rank {rank} of {len(saw)} {rule}", mine, wanted)
 
 
-MAX_SEED, MAX_RANKS = 999, 32  # what the exercise promises
+MAX_SEED, MAX_RANKS = 999, 32  # the limits in the exercise
 
 
 @exercise(
     "Equal weights, different data",
     hints=[
-        "`torch.manual_seed` may be called more than once. What should the weights depend on, and what the data?",
-        "Weights: a seed made from `seed` alone. Data: one made from `seed` and the rank, far from all that may be a "
-        "`seed`. Or: all ranks draw the data of all, and each takes its own.",
-        "With at most 32 ranks, `100 * seed + rank` is another number for each pair. What must be added, so that it is "
-        "none of 0 to 999? (Keep below 2**32: of a seed, torch takes the lowest 32 bits.)",
+        "`torch.manual_seed` may be called more than once. On what should the weights depend, and on what the data?",
+        "Weights: a seed made from `seed` alone. Data: one made from `seed` and the rank, far from all values of "
+        "`seed`. Or: all ranks draw the data of all ranks, and each takes its own.",
+        "With at most 32 ranks, `100 * seed + rank` is a different number for each pair. What must be added to keep it "
+        "out of 0 to 999? (Stay below 2**32: torch uses the lowest 32 bits of a seed.)",
     ],
 )
 def weights_and_data(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]]) -> None:
@@ -175,7 +175,7 @@ def _draws_well(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]], 
         draws = []
         for seed in seeds:
             first = answer(seed)
-            torch.rand(3)  # whoever draws without a seed goes on from here
+            torch.rand(3)  # an answer that sets no seed continues from here
             draws.append((first, answer(seed)))
         return draws
 
@@ -186,14 +186,14 @@ def _draws_well(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]], 
             expect.that(rule, not problem, f"{problem} on rank {rank} of {ranks}", wanted) if problem else None
     expect.that(rule, True, "two", wanted)
     sent = f"{format_quantity(run.traffic.sent_bytes(), 'B')} in {plural(len(run.traffic), 'communications')}"
-    expect.that("nothing is sent, and nobody waits for another", not len(run.traffic), sent, "no communication")
+    expect.that("nothing is sent, and no rank waits for another", not len(run.traffic), sent, "no communication")
     weights = [[draws[i][0][0] for draws in run.values] for i in range(len(seeds))]  # [seed][rank]
     data = [[draws[i][0][1] for draws in run.values] for i in range(len(seeds))]
     for seed, one in zip(seeds, weights, strict=True):
-        with expect.grouped("the weights are those of rank 0", "equal"):
+        with expect.grouped("the weights are the same as on rank 0", "equal"):
             _on_each(expect, f"has the weights of rank 0, with seed {seed}", one, [one[0]] * ranks)
     again = [
-        f"other {name} in the second call with seed {seeds[i]}, on rank {rank}"
+        f"different {name} in the second call with seed {seeds[i]}, on rank {rank}"
         for i in range(len(seeds))
         for rank, draws in enumerate(run.values)
         for index, name in enumerate(("weights", "data"))
@@ -204,7 +204,7 @@ def _draws_well(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]], 
     for by_seed, name in ((weights, "weights"), (data, "data")):
         pairs = combinations(zip(seeds, by_seed, strict=True), 2)
         same = [f"the same {name} with seeds {a} and {b}" for (a, x), (b, y) in pairs if torch.equal(x[0], y[0])]
-        _none(expect, f"another seed gives other {name}", same, "a seed that depends on `seed`")
+        _none(expect, f"another seed gives different {name}", same, "a seed that depends on `seed`")
 
 
 def _keeps_its_promise(expect: Expect, answer: Callable[[int], tuple[Tensor, Tensor]]) -> None:
@@ -213,7 +213,7 @@ def _keeps_its_promise(expect: Expect, answer: Callable[[int], tuple[Tensor, Ten
     all_seeds, on_all = list(range(MAX_SEED + 1)), (0, *expect.draw.integers(2, 1, MAX_RANKS - 2), MAX_RANKS - 1)
 
     def program():
-        with _disable_current_modes():  # 4000 calls, whose time and memory nobody asks for
+        with _disable_current_modes():  # 4000 calls; their time and memory are not needed
             return {seed: answer(seed) for seed in (all_seeds if dist.get_rank() in on_all else everywhere)}
 
     with _short_stacks():
@@ -228,7 +228,7 @@ def _keeps_its_promise(expect: Expect, answer: Callable[[int], tuple[Tensor, Ten
     drawn = [{seed: (w.detach(), x.detach()) for seed, (w, x) in pairs.items()} for pairs in drawn]
     weights = [drawn[0][seed][0] for seed in all_seeds]
     other = [
-        f"other weights on rank {rank} of {MAX_RANKS} than on rank 0, with seed {seed}"
+        f"rank {rank} of {MAX_RANKS} has different weights from rank 0, with seed {seed}"
         for rank, pairs in enumerate(drawn)
         for seed, (mine, _) in pairs.items()
         if not torch.equal(mine, weights[seed])
@@ -242,13 +242,13 @@ def _keeps_its_promise(expect: Expect, answer: Callable[[int], tuple[Tensor, Ten
         for rank, pairs in enumerate(drawn)
         for seed, (_, one) in pairs.items()
     ]
-    rule = f"no numbers over again, for seeds 0 to {MAX_SEED} and {MAX_RANKS} ranks"
-    _none(expect, rule, _shared(named), "other numbers in each tensor")
+    rule = f"no two tensors share numbers, for seeds 0 to {MAX_SEED} and {MAX_RANKS} ranks"
+    _none(expect, rule, _shared(named), "different numbers in each tensor")
 
 
 @contextmanager
 def _short_stacks() -> Iterator[None]:
-    """torch.manual_seed notes where it was called, for GPUs that start later: for a whole stack half a millisecond."""
+    """Shorten the stack that torch.manual_seed records for GPUs that start later: a full one takes 0.5 ms."""
     before = getattr(sys, "tracebacklimit", None)
     sys.tracebacklimit = 0
     try:
@@ -261,43 +261,43 @@ def _short_stacks() -> Iterator[None]:
 
 
 def _are_normal(expect: Expect, drawn: Tensor) -> None:
-    """Rows of 16,000 numbers, the weights first: each as of torch.randn, and none follows another."""
+    """Rows of 16,000 numbers, the weights first: each as from torch.randn, and no two correlate."""
     tied = drawn.double().corrcoef() - torch.eye(len(drawn))
     for rule, most in (("data do not follow the weights", tied[0]), ("ranks' data do not follow each other", tied)):
         most = float(most.abs().max())
         expect.that(rule, most < 0.05, f"correlation {most:.2f}", "independent draws")
     for index, name in enumerate(["the weights"] + ["the data"] * (len(drawn) - 1)):
         mean, spread = float(drawn[index].mean()), float(drawn[index].std())
-        is_normal = abs(mean) < 0.05 and abs(spread - 1) < 0.05  # six times what chance does, and more
+        is_normal = abs(mean) < 0.05 and abs(spread - 1) < 0.05  # at least six standard errors
         saw = f"{name} have mean {mean:.2f} and standard deviation {spread:.2f}"
         expect.that("weights and data are from torch.randn", is_normal, saw, "0 and 1") if not is_normal else None
 
 
 def _shared(named: list[tuple[str, Tensor]]) -> list[str]:
-    """The first two tensors that hold two numbers or more in common, in any order and with any sign; else nothing.
+    """The first two tensors with two or more numbers in common, in any order and with any sign; [] if there are none.
 
-    A single number may well come twice among a hundred thousand of 24 random bits.
+    A single number may well occur twice among a hundred thousand of 24 random bits.
     """
     numbers = torch.stack([one.flatten() for _, one in named]).abs()
     _, first, at = np.unique(numbers.numpy(), return_index=True, return_inverse=True)
-    owner = first[at.reshape(numbers.shape)] // numbers.shape[1]  # of each number: the tensor that had it first
+    owner = first[at.reshape(numbers.shape)] // numbers.shape[1]  # for each number: the first tensor that has it
     for mine, owners in enumerate(owner):
         before, times = np.unique(owners[owners != mine], return_counts=True)
         if times.size and times.max() > 1:
             (name, one), (other, two) = named[mine], named[before[times.argmax()]]
             if torch.equal(one, two):
                 return [f"{name} are {other}"]
-            return [f"{name} share {times.max()} of {owners.size} numbers, signs apart, with {other}"]
+            return [f"{name} share {times.max()} of {owners.size} numbers with {other}, ignoring signs"]
     return []
 
 
 def _none(expect: Expect, rule: str, found: list[str], expected: str) -> None:
-    """Nothing was found that breaks a rule."""
-    expect.that(rule, not found, found[0] if found else "so it is", expected)
+    """Check that nothing was found that breaks a rule."""
+    expect.that(rule, not found, found[0] if found else "none", expected)
 
 
 def _not_a_pair(pair: object) -> str:
-    """What keeps a value from being two tensors as of torch.randn(4, 4); "" if nothing."""
+    """Why a value is not two tensors as of torch.randn(4, 4); "" if it is."""
     if not isinstance(pair, tuple | list):
         return f"a {type(pair).__name__}"
     if len(pair) != 2:
@@ -311,16 +311,16 @@ def _not_a_pair(pair: object) -> str:
 
 
 def _are_random(expect: Expect, seed: int, weights: Tensor, data: list[Tensor]) -> None:
-    """Each holds 16 different numbers, and none is another in disguise: shifted, scaled, in another order, squared."""
+    """Each holds 16 different numbers; no tensor is another one shifted, scaled, reordered or squared."""
     named = [("the weights", weights), *((f"rank {rank}'s data", one) for rank, one in enumerate(data))]
     constant = [f"{name}: {len(one.unique())} different numbers of 16" for name, one in named if len(one.unique()) < 16]
     _none(expect, "weights and data are random", constant, "torch.randn(4, 4)")
     copies = [f"{name} with seed {seed} are the weights{_made_from(weights, one)}" for name, one in named[1:]]
     copies = [text for text in copies if not text.endswith("are the weights")]
-    _none(expect, "data are draws of their own", copies, "a draw of its own, from another seed")
+    _none(expect, "data are drawn separately", copies, "a separate draw, from another seed")
     pairs = [(a, b, _made_from(x, y)) for (a, x), (b, y) in combinations(named[1:], 2)]
-    alike = [f"{b} are {a}{how}" for a, b, how in pairs if how]
-    _none(expect, "every rank draws data of its own", alike, "a seed that depends on the rank")
+    same = [f"{b} are {a}{how}" for a, b, how in pairs if how]
+    _none(expect, "every rank draws different data", same, "a seed that depends on the rank")
 
 
 def _made_from(a: Tensor, b: Tensor) -> str:
@@ -344,11 +344,11 @@ def _is_line(a: Tensor, b: Tensor) -> bool:
 
 
 @exercise(
-    "Mend a deadlock",
+    "Fix a deadlock",
     hints=[
-        "Which rank waits in the broken program, and who is not there?",
-        "A collective belongs to all ranks. Only the text belongs to rank 0.",
-        "Two of the lines of `broken_report` must be in another order: which of them may stand under the `if`?",
+        "Which rank waits in the broken program, and for which ranks?",
+        "All ranks must call a collective. Only the text is for rank 0 alone.",
+        "Two of the lines of `broken_report` must be in another order: which of them may be under the `if`?",
     ],
 )
 def report(expect: Expect, answer: Callable[[Tensor], str | None]) -> None:
@@ -360,11 +360,12 @@ def report(expect: Expect, answer: Callable[[Tensor], str | None]) -> None:
     large = expect.draw.integer(500, 790) + expect.draw.choice([0.2, 0.3, 0.7, 0.8])
     _reports(expect, program, 16, large)  # 16 bits hold quarters and halves of such a mean, no tenths
     counts, digits = expect.draw.integers(3, 2, 9), (0, 5, expect.draw.integer(1, 9))
-    for ranks, last_digit in zip(counts, digits, strict=True):  # two digits behind the point, the last perhaps a 0
+    for ranks, last_digit in zip(counts, digits, strict=True):  # two decimals, the last perhaps a 0
         _reports(expect, program, ranks, expect.draw.integer(10, 98) / 10 + last_digit / 100)
     _reports(expect, program, expect.draw.integer(2, 9), -expect.draw.integer(110, 980) / 100)
     _reports(expect, program, 1, expect.draw.integer(110, 980) / 100)
-    for mean in (expect.draw.integer(1000, 3000) + 0.25, expect.draw.integer(11, 98) / 100):  # four digits, and none
+    # Four digits before the point, and none:
+    for mean in (expect.draw.integer(1000, 3000) + 0.25, expect.draw.integer(11, 98) / 100):
         _reports(expect, program, expect.draw.integer(2, 4), mean)
     for mean in (float("nan"), float("inf")):
         _reports(expect, program, expect.draw.integer(2, 9), mean)
@@ -382,10 +383,10 @@ def _reports(
     mean: float,
     given: Sequence[float] = (),
 ) -> None:
-    """The text on rank 0 alone, for losses whose mean is nearly `mean`: the third digit is rounded, not cut off.
+    """The text on rank 0 alone, for losses with a mean near `mean`: the third digit is rounded, not cut off.
 
     Args:
-        given: the losses; else they are drawn.
+        given: the losses; drawn if empty.
     """
     spread = [1.0] + [expect.draw.number(-0.5, 0.5) for _ in range(ranks - 1)]  # rank 0's is far from the mean
     third = expect.draw.number(0.002, 0.004) * (-1 if mean > 0 else 1)
@@ -412,10 +413,10 @@ def _ranks(count: int) -> str:
 
 
 @exercise(
-    "Whose gradient is it?",
+    "Find the corrupted ranks",
     hints=[
-        "What can one rank find out without the others? What must all of them then learn?",
-        "`grad.isfinite().all()` is a rank's own answer: one number. Which collective shows everybody's to everybody?",
+        "What can one rank compute without the others? What must it then send to all of them?",
+        "`grad.isfinite().all()` is one number on each rank. Which collective gives all of these to every rank?",
         "`dist.all_gather` fills a list of n tensors of one number, the r-th from rank r. Which positions do you keep?",
     ],
 )
@@ -425,13 +426,13 @@ def corrupted_ranks(expect: Expect, answer: Callable[[Tensor], list[int]]) -> No
     draw, ranks = expect.draw, expect.draw.integers(3, 4, 9)
     one, two = sorted(draw.integers(2, 1, 3))
     shape = (draw.integer(10, 14), draw.integer(5, 9))
-    grads = [draw.tensor(shape).T for _ in range(ranks[0])]  # of which no view is flat
+    grads = [draw.tensor(shape).T for _ in range(ranks[0])]  # transposed: no flat view
     hit = {one: (0, nan), 0: (1, nan), two: (draw.integer(8, 40), nan)}
     _finds(expect, answer, grads, hit, f"a NaN on ranks 0, {one} and {two}")
     grads = [draw.tensor((3, *shape), torch.bfloat16) for _ in range(ranks[1])]
     hit = {one: (draw.integer(8, 20), -inf), two: (-1, inf)}  # the last place
     _finds(expect, answer, grads, hit, f"an infinity on ranks {one} and {two}")
-    # Finite in their type. The norm of the first is not, nor the sum of the others: nor, in float64, that of two.
+    # Finite in their type. The norm of the first overflows, and the sum of the others, in float64 the sum of two.
     sizes = [
         (1e30, torch.float32),
         (3e38, torch.float32),
@@ -444,11 +445,11 @@ def corrupted_ranks(expect: Expect, answer: Callable[[Tensor], list[int]]) -> No
         grads = [size * draw.tensor(of, dtype).abs().clamp(0.7, 1.0) for _ in range(ranks[2])]
         _finds(expect, answer, grads, {}, f"all numbers are finite, of {size:g}")
     _finds(expect, answer, [torch.zeros(())] * ranks[0], {}, "all numbers are finite, and zero")
-    many = [draw.tensor((40, 60)) for _ in range(ranks[1])]  # of so many, torch prints only the first and the last
+    many = [draw.tensor((40, 60)) for _ in range(ranks[1])]  # torch prints only the first and the last of so many
     hit = {rank: (draw.integer(1100, 1300) if rank else 3, draw.choice([nan, inf, -inf])) for rank in range(ranks[1])}
     _finds(expect, answer, many, hit, "every rank is hit")
     _finds(expect, answer, [draw.tensor(shape[:1])], {0: (8, inf)}, "the only rank is hit")
-    count = draw.integer(66, 72)  # a bit for each rank fits no number
+    count = draw.integer(66, 72)  # too many for one bit per rank in a number
     who = (0, *draw.integers(10, 25, 60), count - 1)
     hit = {rank: (draw.integer(8, 44), draw.choice([nan, inf, -inf])) for rank in who}
     _finds(expect, answer, [draw.tensor(shape) for _ in range(count)], hit, "twelve ranks of many are hit")
@@ -459,7 +460,7 @@ def corrupted_ranks(expect: Expect, answer: Callable[[Tensor], list[int]]) -> No
     calls = [[torch.tensor([nan if rank == bad else 1.0]) for rank in range(3)] for bad in draw.integers(2, 0, 2)]
     wanted = tuple([rank for rank, grad in enumerate(grads) if grad.isnan()] for grads in calls)
     run = expect.launch(twice, *calls, ranks=3, cluster=CLUSTER)
-    _on_each(expect, "tells two calls apart", run.values, [wanted] * 3)
+    _on_each(expect, "returns separate results for two calls", run.values, [wanted] * 3)
 
 
 def _finds(
@@ -469,12 +470,12 @@ def _finds(
     hit: dict[int, tuple[int, float]],
     what: str,
 ) -> None:
-    """The right list on every rank, nothing changed, one collective of a number each.
+    """The right list on every rank, nothing changed, one collective with one number from each rank.
 
     Args:
-        grads: one a rank.
-        hit: of each rank that is hit, the place and what is put there.
-        what: in words.
+        grads: one per rank.
+        hit: for each rank that is hit, the index and the value to put there.
+        what: the case, in words.
     """
     for rank, (place, value) in hit.items():
         grads[rank][tuple(np.unravel_index(place % grads[rank].numel(), grads[rank].shape))] = value
@@ -493,11 +494,11 @@ def _finds(
     _none(expect, "the list holds whole numbers", other, "ranks as int")
     changes_nothing(expect, run)
     communications_within(expect, run, at_most=1, at_least=int(ranks > 1))
-    told = sum(_numbers(transfer) for transfer in run.traffic.transfers)
-    expect.budget(f"numbers told by {_ranks(ranks)}: one each", told, ranks, "numbers")
+    shared = sum(_numbers(transfer) for transfer in run.traffic.transfers)
+    expect.budget(f"numbers shared by {_ranks(ranks)}: one each", shared, ranks, "numbers")
 
 
 def _numbers(transfer: Transfer) -> float:
-    """How many numbers its tensor has. One of more than 8 bytes is two; bytes of no one type are numbers themselves."""
+    """How many numbers its tensor has. A number of over 8 bytes counts as two; without a type, each byte counts."""
     size_bytes = getattr(torch, transfer.dtype).itemsize if transfer.dtype else 1
     return transfer.tensor_bytes / min(size_bytes, 8)

@@ -4,7 +4,8 @@
 # **Question.** What does a distributed program look like?
 #
 # You need Python and a little PyTorch, and no GPU. You will run one program on eight simulated GPUs and on real
-# processes. You will see who works, who waits and what is sent; you will make it hang, and break it.
+# processes. You will see which rank works, which one waits and how much data is sent. Then you will make it hang, and
+# break it.
 
 # %% [markdown] minutes=2
 # ## How to use a lab
@@ -30,9 +31,9 @@ check = checks_for("00")
 check
 
 # %% [markdown]
-# That list is your progress; it is saved. If an exercise resists, run `check.mean_over_ranks.hint()` in a cell of its
-# own: there are three hints, and the first is a nudge. After the last, `check.mean_over_ranks.solution()` shows the
-# solution. To begin afresh, run `lab reset 00` in a terminal: it keeps your old copy beside the new one.
+# That list is your progress; it is saved. If you are stuck, run `check.mean_over_ranks.hint()` in a new cell. There are
+# three hints, and the first gives little away. After the last, `check.mean_over_ranks.solution()` shows the solution.
+# To start over, run `lab reset 00` in a terminal: it keeps your old copy next to the new one.
 #
 # The next cell holds the settings. Run it as it is; change it on a second reading. A `dgx-h100` is a computer by NVIDIA
 # with eight H100 GPUs; NVLink, a fast connection, joins them.
@@ -49,9 +50,9 @@ quick: bool = True  # small matrices
 # ## A prediction
 #
 # Eight GPUs train one model together. Each has computed a tensor of 8 MB (a megabyte is a million bytes). They add
-# these tensors up, so that in the end every GPU holds the sum. How many megabytes does each GPU send?
+# these tensors, so that in the end every GPU holds the sum. How many megabytes does each GPU send?
 #
-# Write your guess in place of `None`, even if you are unsure: you will remember the answer better.
+# Replace `None` by your guess, even if you are unsure: you will remember the answer better.
 
 # %%
 my_guess_mb = None  # megabytes that each GPU sends
@@ -80,8 +81,8 @@ run = launch(hello, ranks=ranks, cluster=cluster, backend=backend)
 print("".join(run.stdout), "\nvalues:", run.values)
 
 # %% [markdown]
-# `run.stdout` holds what each rank printed, `run.values` what each returned. Nothing in `hello` says how many ranks
-# there are, or on which machine: it is plain `torch.distributed`, PyTorch's library for programs of many ranks.
+# `run.stdout` holds the printed text of each rank, and `run.values` the return values. Nothing in `hello` depends on
+# the number of ranks or the machine: it is plain `torch.distributed`, PyTorch's library for programs of many ranks.
 #
 # Real ranks are processes, often on different machines, so they share no variables. To share data, they must
 # communicate.
@@ -89,7 +90,7 @@ print("".join(run.stdout), "\nvalues:", run.values)
 # %% [markdown] minutes=7
 # ## A sum over all ranks
 #
-# Each rank makes a tensor of one number, its own rank. `all_reduce` adds these up.
+# Each rank makes a tensor of one number, its own rank. `all_reduce` adds these tensors.
 
 
 # %%
@@ -106,8 +107,7 @@ print("values:", run.values, " expected:", sum(range(ranks)))
 # `all_reduce` is a **collective**: a call that every rank of a **process group** must make. The group here is the
 # default one, *world*: all ranks. The result is written into `x` itself, on every rank.
 #
-# Now to your prediction. A run keeps a record of its **traffic**: every communication, and how many bytes left each
-# rank.
+# Now to your prediction. A run records its **traffic**: every communication, and the bytes sent by each rank.
 
 
 # %%
@@ -120,8 +120,8 @@ print(f"guessed {my_guess_mb}, sent {sent_mb:g} MB")
 
 # %% [markdown]
 # If each GPU sent its 8 MB to the seven others, it would send 56 MB. The **ring** sends less: each of n ranks passes
-# small pieces of partial sums to its neighbour, first to add them up, then to hand out the result. In each half it
-# sends (n-1)/n of the tensor, so 2(n-1)/n times the tensor in all, never more than twice:
+# small pieces of partial sums to its neighbour, first to add them up, then to distribute the result. In each half it
+# sends (n-1)/n of the tensor. In total that is 2(n-1)/n times the tensor, never more than twice:
 
 # %%
 for n in (2, 4, 8):
@@ -129,12 +129,12 @@ for n in (2, 4, 8):
     print(f"{n} ranks: sent {sent_mb:g} MB, by the formula {2 * (n - 1) / n * 8:g} MB")
 
 # %% [markdown]
-# In the mean over ranks, nobody sends less without help. The switch of a DGX H100, the box that joins its GPUs, can
+# No algorithm on the ranks alone sends less, averaged over ranks. The switch that connects the GPUs of a DGX H100 can
 # help: it adds numbers itself.
 
 # %% [markdown]
-# **Exercise 1.** Write the mean over ranks, with one `all_reduce`. It must hold for any number of ranks and any shape,
-# and leave `x` as it was. The check also counts bytes: each rank sends as much as one `all_reduce` of `x` needs.
+# **Exercise 1.** Write the mean over ranks, with one `all_reduce`. It must work for any number of ranks and any shape,
+# and leave `x` unchanged. The check also counts bytes: each rank sends as many as one `all_reduce` of `x` needs.
 
 
 # %% tags=["exercise"]
@@ -161,8 +161,8 @@ check.mean_over_ranks(mean_over_ranks)
 # %% [markdown] minutes=8
 # ## From one rank to another
 #
-# The other way to communicate is **point to point**: one rank sends, one receives. Here rank 0 sends a note to
-# everybody else.
+# The other way to communicate is **point to point**: one rank sends, one receives. Here rank 0 sends a note to every
+# other rank.
 
 
 # %%
@@ -179,14 +179,14 @@ run = launch(notes_to_all, ranks=ranks, cluster=cluster, backend=backend)
 print("values:", run.values)
 
 # %% [markdown]
-# All ranks run the same function; `if` gives one of them a part of its own. Each `send` needs a `recv` on the other
-# side, with a tensor of the same size and type to write into. On the simulator both return when the message has passed:
-# a rank that sends can do nothing else meanwhile.
+# All ranks run the same function; `if` selects the code of one rank. Each `send` needs a `recv` on the other side, with
+# a tensor of the same size and type to write into. On the simulator both return when the message has arrived: a rank
+# can do nothing else during a `send`.
 
 # %% [markdown]
-# `dist.isend` begins a send and returns at once, with a handle; `handle.wait()` returns when the message has passed.
-# Until then leave the tensor as it is. Here rank 0 multiplies after sending, or while it sends. The **makespan** is the
-# time from the launch to the end of the last work. Which run is shorter, and by what?
+# `dist.isend` begins a send and immediately returns a handle; `handle.wait()` returns when the message has arrived.
+# Until then do not change the tensor. Here rank 0 multiplies after sending, or while it sends. The **makespan** is the
+# time from the launch to the end of the last work. Which run is shorter, and by how much?
 
 
 # %%
@@ -213,26 +213,26 @@ for wait_first in (True, False):
     )
 
 # %% [markdown]
-# The difference is the message, which the product hides. On `dgx-h100` it takes 37.5 µs: 16 MB take 35.6 µs at 450
-# GB/s, the speed of NVLink in one direction, and the simulator adds 1.9 µs that even the smallest message needs.
+# The difference is the time of the message, which the product hides. On `dgx-h100` it is 37.5 µs: 16 MB take 35.6 µs at
+# 450 GB/s, the speed of NVLink in one direction, and the simulator adds a latency of 1.9 µs, the time of the smallest
+# message.
 
 # %% [markdown]
-# A rank that both sends and receives begins the two as a **batch**: `dist.batch_isend_irecv` takes a list of
+# A rank that both sends and receives starts the two as a **batch**: `dist.batch_isend_irecv` takes a list of
 # `dist.P2POp(dist.isend, x, to)` and `dist.P2POp(dist.irecv, inbox, from)`, and returns handles to wait for. On GPUs
-# this matters: NCCL makes single messages one after another, and a circle of ranks that all send first can wait for
-# ever.
+# this matters: NCCL runs single messages one after another, and a circle of ranks that all send first can wait forever.
 
 # %% [markdown]
-# **Exercise 2.** The ranks stand in a circle. Each gives `x` to its right neighbour and returns what its left one gave.
-# Right of rank r is (r + 1) % n: the remainder by n, so that rank 0 is right of the last.
+# **Exercise 2.** The ranks form a circle. Each sends `x` to its right neighbour and returns the tensor of its left
+# neighbour. The right neighbour of rank r is (r + 1) % n: the remainder by n, so that rank 0 is right of the last rank.
 #
-# Budget (the check measures it): the time of two messages, for any number of ranks from 2 up. It must end on GPUs too,
-# whatever the size of `x`.
+# Budget (the check measures it): the time of two messages, for any number of ranks from 2 up. It must finish on GPUs
+# too, for any size of `x`.
 
 
 # %% tags=["exercise"]
 def pass_to_right(x):
-    """Send `x` to the right neighbour; return what came from the left one, as a new tensor."""
+    """Send `x` to the right neighbour; return the tensor of the left one, as a new tensor."""
     ### BEGIN SOLUTION
     rank, world_size = dist.get_rank(), dist.get_world_size()
     inbox = torch.empty_like(x)
@@ -257,11 +257,11 @@ check.pass_to_right(pass_to_right)
 # %% [markdown] minutes=2
 # ## One program, three machines
 #
-# | backend | what runs your program | where |
+# | backend | your program runs on | where |
 # |:---|:---|:---|
 # | `sim` | a simulated cluster: real values, predicted times | any laptop |
 # | `gloo` | a real process for each rank, on the CPU | any machine |
-# | `nccl` | a real process for each rank, with a GPU of its own | machines with NVIDIA GPUs |
+# | `nccl` | a real process for each rank, each with its own GPU | machines with NVIDIA GPUs |
 #
 # Starting real processes takes some seconds. They stay ready, so the second launch is quick.
 
@@ -274,12 +274,12 @@ for machine in ("sim", "gloo", "gloo", "nccl"):
         print_error(error)
 
 # %% [markdown]
-# Every machine that could run it returned the same values. One that could not says what it found and what it needs;
-# the error is caught here, so that the notebook goes on.
+# Every backend that could run it returned the same values. The error of one that could not lists what is missing; it is
+# caught here, so that the notebook continues.
 #
-# They differ in when a call returns. With gloo, a library for CPUs, `send`, `recv` and `wait()` return when the message
-# has passed, as on the simulator. With NCCL, NVIDIA's library for GPUs, they return sooner: the GPU waits, and the
-# program goes on until it needs a value.
+# The backends differ in when a call returns. With gloo, a library for CPUs, `send`, `recv` and `wait()` return when the
+# message has arrived, as on the simulator. With NCCL, NVIDIA's library for GPUs, they return sooner: the GPU waits, and
+# the program continues until it needs a value.
 
 # %% [markdown] minutes=5
 # ## A timeline
@@ -303,23 +303,23 @@ def step(rows, side, factor=1):
 
 side = 512 if quick else 1024
 run = launch(step, side, side, ranks=ranks, cluster=cluster)
-shown = range(min(ranks, 4))  # the first ranks do for a picture
+shown = range(min(ranks, 4))  # a few ranks are enough for a picture
 show(figure_timeline(run.timeline, shown, title="One step, the same work for all"))
 
 # %% [markdown]
 # Each rank has two lanes, because a GPU can compute and communicate at the same time. A lane is a **stream**: a queue
 # of work done in order. The lower one is named after its process group, *world*. Communication is **hidden** while the
-# rank computes, and **exposed** where the upper lane is blank. Point at a bar to read what it is.
+# rank computes, and **exposed** where the upper lane is blank. Point at a bar for details.
 #
-# **Before you run the next cell:** rank 1 gets eight times the data. What will the others do?
+# **Before you run the next cell:** rank 1 gets eight times the data. What will the other ranks do?
 
 # %%
 run = launch(step, side, side, 8, ranks=ranks, cluster=cluster)
 show(figure_timeline(run.timeline, shown, title="The same step, rank 1 has more data"))
 
 # %% [markdown]
-# They wait: the hatched stretch without colour. The collective begins when its last rank has come, so one slow rank, a
-# **straggler**, slows down all. On a thousand ranks nobody finds it by eye; `run.summary()` names it:
+# They wait: the hatched stretch without colour. The collective begins when its last rank arrives, so one slow rank, a
+# **straggler**, slows down all. Among a thousand ranks it is hard to find by eye; `run.summary()` names it:
 
 # %%
 summary = run.summary()
@@ -328,19 +328,19 @@ seconds = summary.table()[["busy_s", "exposed_s", "waiting_s", "idle_s"]]
 seconds.iloc[[0, 1, -1]].map(lambda value: format_quantity(value, "s"))
 
 # %% [markdown]
-# Every second of a rank is one of four: **busy** computing; **exposed**, communicating while it computes nothing;
-# **waiting** for a rank that has not come; or **idle**, with nothing to do. The row "all" is the mean over all ranks.
-# (MFU, model FLOPs utilization, is the share of the GPUs' peak speed that was used.)
+# Every second of a rank has one of four kinds: **busy** computing; **exposed**, communicating while it computes
+# nothing; **waiting** for a rank that has not arrived; or **idle**, with nothing to do. The row "all" is the mean over
+# all ranks. (MFU, model FLOPs utilization, is the share of the GPUs' peak speed that was used.)
 #
-# These are predicted seconds of the simulated cluster, not seconds of your computer. They come out the same on any
-# laptop, every time.
+# These are predicted seconds of the simulated cluster, not seconds of your computer. They are the same on any laptop,
+# every time.
 
 # %% [markdown] minutes=8
 # ## Random numbers, rank by rank
 #
 # Look at `step` again: every rank draws its own weights with `torch.randn`. In a real training run they must be equal:
-# ranks that start from different weights train different models. Here are three ways of **seeding**, which means to say
-# where the random numbers begin.
+# ranks that start from different weights train different models. Here are three ways of **seeding**, which sets the
+# start of the random numbers.
 
 
 # %%
@@ -356,12 +356,12 @@ ways = ("no seed", "same seed", "seed + rank")
 pd.DataFrame({way: launch(draw, way, ranks=4).values for way in ways}).rename_axis("rank")
 
 # %% [markdown]
-# Without a seed, each rank draws numbers of its own. `launch` draws the same ones each time, so that runs repeat; plain
-# processes draw others in each run. With one seed, all ranks draw the same.
+# Without a seed, each rank draws different numbers. `launch` repeats them in each run, so that runs are reproducible;
+# plain processes draw new ones each time. With one seed, all ranks draw the same.
 #
 # **Weights** need one seed. **Noise and dropout** (which switches off random parts of a layer) need different ones. And
-# the **order of the data**? Predict: what do three ranks train on if each shuffles with a seed of its own, and what if
-# with the same?
+# the **order of the data**? Predict: which examples do three ranks train on if each shuffles with a different seed, and
+# which with the same seed?
 
 
 # %%
@@ -385,12 +385,12 @@ for seeds in ((7, 8, 9), (7, 7, 7)):
     )
 
 # %% [markdown]
-# With seeds of their own, ranks train on some examples twice and miss others. So all shuffle with the **same** seed and
-# each takes its own part of one order; PyTorch's `DistributedSampler` does that, too.
+# With different seeds, ranks train on some examples twice and miss others. So all shuffle with the **same** seed and
+# each takes its own part of one order, as PyTorch's `DistributedSampler` does.
 
 # %% [markdown]
 # **Exercise 3.** From one `seed`, make weights that are equal on all ranks and data that differ on every rank, without
-# sending a byte. For seeds 0 to 999 and up to 32 ranks, no two of all these tensors may be alike.
+# sending a byte. For seeds 0 to 999 and up to 32 ranks, no two of all these tensors may be equal.
 
 
 # %% tags=["exercise"]
@@ -438,19 +438,19 @@ except LaunchError as error:
     print_error(error)
 
 # %% [markdown]
-# Nobody does. Each waits for a message that the other would send afterwards: a **deadlock**. The simulator sees that no
-# rank can go on, and says for each what it waits for and in which line. (A tag is a number that tells messages apart; 0
-# unless you give one. A send is posted once it has begun.) As a picture:
+# Neither rank does. Each waits for a message that the other would send afterwards: a **deadlock**. The simulator
+# detects that no rank can continue, and lists for each rank the call that waits, and its line. (A tag is a number that
+# distinguishes messages; the default is 0. A send is posted once it has begun.) As a picture:
 
 # %%
 show(figure_waits(deadlock))
 
 # %% [markdown]
-# Real processes know nothing of each other's waiting. They hang until a time limit ends them: with NCCL ten minutes by
-# default, with gloo thirty. So try a program on the simulator first.
+# Real processes do not detect a deadlock. They hang until a time limit ends them: with NCCL ten minutes by default,
+# with gloo thirty. So try a program on the simulator first.
 #
-# In the next program only rank 0 shall report the mean loss, so somebody put the whole report under `if`. Predict:
-# where will ranks 1 to 3 be?
+# In the next program only rank 0 should report the mean loss, so the whole report is under `if`. Predict: where will
+# ranks 1 to 3 be?
 
 
 # %%
@@ -468,13 +468,13 @@ except LaunchError as error:
 # %% [markdown]
 # `all_reduce #0` is the first call in its group: calls are counted from 0.
 #
-# **Exercise 4.** Mend it: rank 0 returns the text, all others return `None`, and the ranks communicate once. You may
+# **Exercise 4.** Fix it: rank 0 returns the text, all others return `None`, and the ranks communicate once. You may
 # overwrite `loss`. Budget: the bytes of one `all_reduce`.
 
 
 # %% tags=["exercise"]
 def report(loss):
-    """On rank 0 the text "mean loss 1.23", the mean over ranks, 2 decimals; else None."""
+    """On rank 0 the text "mean loss 1.23", the mean over ranks, 2 decimals; otherwise None."""
     ### BEGIN SOLUTION
     dist.all_reduce(loss)
     if dist.get_rank() == 0:
@@ -495,17 +495,18 @@ check.report(report)
 # %% [markdown]
 # Two rules prevent most hangs:
 #
-# 1. Every rank of a group makes the same collectives, in the same order, with the same shapes. (What other shapes
-#    do stands under "Further: how real processes hang".)
-# 2. For every `recv` somebody sends, and not all wait at once. To mend `swap`, begin both as a batch, as in exercise 2.
+# 1. Every rank of a group makes the same collectives, in the same order, with the same shapes. ("Further: how real
+#    processes hang" shows the effect of different shapes.)
+# 2. Every `recv` has a matching `send`, and not all ranks wait at once. To fix `swap`, start both as a batch, as in
+#    exercise 2.
 
 # %% [markdown] minutes=8
 # ## Something breaks
 #
-# A correct program can stop as well. Llama 3 405B was trained on 16,384 GPUs, and in 54 days something unexpected
-# interrupted it 419 times: once in three hours.
+# A correct program can stop as well. Llama 3 405B was trained on 16,384 GPUs. In 54 days the training had 419
+# unexpected interruptions: one every three hours.
 #
-# We let rank 1 die in the middle of a step. Predict: where will each of the others be found?
+# We let rank 1 die in the middle of a step. Predict: where will each of the others stop?
 
 # %%
 healthy = launch(step, side, side, ranks=4, cluster=cluster)
@@ -517,16 +518,15 @@ except LaunchError as error:
     print_error(error)
 
 # %% [markdown]
-# They finish what they can do alone, then stand in the `all_reduce`. The simulator names the rank that died. Gloo sees
-# the broken connection and fails at once; with NCCL the others hang until a time limit, and the logs are full of ranks
-# that waited: look for the rank that is missing there. The error holds the run as far as it came; a cross marks the
-# death:
+# They finish their own work, then wait in the `all_reduce`. The simulator names the rank that died. Gloo detects the
+# broken connection and fails at once. With NCCL the others hang until a time limit, and the logs list the ranks that
+# waited: look for the rank that is missing there. The error holds the run up to that point; a cross marks the death:
 
 # %%
 show(figure_timeline(broken.run.timeline, title="Rank 1 dies; the others wait for it"))
 
 # %% [markdown]
-# A death is at least noticed. A wrong number is not. The fault below puts one NaN ("not a number") into the gradient of
+# A dead rank stops the run; a wrong number does not. The fault below puts one NaN ("not a number") into the gradient of
 # rank 2, as a defective chip might. Are the gradients finite before the ranks add them up, and after?
 
 
@@ -545,10 +545,10 @@ run = launch(finite_gradients, ranks=4, cluster=cluster, faults=[nan])
 pd.DataFrame(run.values).rename_axis("rank")
 
 # %% [markdown]
-# The sum hands the NaN to everybody, and afterwards all ranks look alike. Who had it can be told only before.
+# The sum spreads the NaN to every rank. The rank that had it can only be found before the sum.
 #
-# Ranks tell each other something with one more collective. `dist.all_gather(tensors, x)` fills a list of n tensors, all
-# of the shape and type of `x`: the r-th with what rank r gave.
+# Another collective shares a value of each rank with all ranks. `dist.all_gather(tensors, x)` fills a list of n
+# tensors, all of the shape and type of `x`: the r-th is the `x` of rank r.
 
 
 # %%
@@ -561,16 +561,16 @@ def ask_everybody():
 print("values:", launch(ask_everybody, ranks=3, cluster=cluster).values)
 
 # %% [markdown]
-# **Exercise 5.** Before the sum, find out which ranks hold a number that is not finite: NaN, or infinite of either
-# sign. Every rank returns the same sorted list, an empty one if all is well. Leave `grad` as it is; it may have any
-# shape and type of float.
+# **Exercise 5.** Before the sum, find the ranks with a number that is not finite: NaN, or infinite of either sign.
+# Every rank returns the same sorted list, an empty one if all numbers are finite. Leave `grad` unchanged; it may have
+# any shape and any floating-point type.
 #
-# Budget: one collective, in which every rank tells the others one number.
+# Budget: one collective, in which every rank contributes one number.
 
 
 # %% tags=["exercise"]
 def corrupted_ranks(grad):
-    """The ranks whose `grad` holds a NaN or an infinity, as a sorted list, on every rank."""
+    """The ranks with a NaN or an infinity in `grad`, as a sorted list, on every rank."""
     ### BEGIN SOLUTION
     is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
     flags = [torch.zeros(1) for _ in range(dist.get_world_size())]
@@ -593,9 +593,9 @@ check.corrupted_ranks(corrupted_ranks)
 # %% [markdown] minutes=6
 # ## Predict, run, reconcile
 #
-# A prediction is worth something once it is compared with a run. A `dgx-h100` may not be here, but your machine is.
-# First we **calibrate**: measure how fast its processes compute and send, and describe it as one more cluster. That
-# takes half a minute or more, once: the result is kept. ("Further" below shows what was measured.)
+# A prediction has to be compared with a run. You may not have a `dgx-h100`, so we use your machine. First we
+# **calibrate**: measure how fast its processes compute and send, and describe it as one more cluster. That takes half a
+# minute or more, once: the result is saved. ("Further" below shows the measurements.)
 
 # %%
 real = "gloo" if backend == "sim" else backend
@@ -603,8 +603,8 @@ machine = this_machine(ranks=real_ranks, backend=real)
 print(f"{machine.device.name}, measured on {machine.profile['date']}")
 
 # %% [markdown]
-# The next program has four layers. `phase` names a part of it, so that it can be left out. The prediction knows how
-# long each operation takes, and each message. What does it not know: will it be too short or too long?
+# The next program has four layers. `phase` names a part of it, so that it can be left out. The prediction uses the time
+# of each operation and of each message. Which time does it lack: will it be too short or too long?
 
 
 # %%
@@ -627,17 +627,16 @@ show(comparison.figure(title="Predicted and measured"))
 
 # %% [markdown]
 # `reconcile` ran `train` on the simulated copy of your machine, and on real processes: once to warm up, then five
-# times. It draws the run in the middle. An **error** of -30% means: predicted too short by 30 percent. **Noise** is
-# half the spread of the runs, as a share of their median; an error smaller than it says nothing. Was your
-# machine quiet?
+# times. It draws the median run. An **error** of -30% means: predicted too short by 30 percent. **Noise** is half the
+# spread of the runs, as a share of their median; a smaller error is not significant. Was your machine quiet?
 
 # %%
 print_text(comparison.reading())
 
 # %% [markdown]
-# Other programs make measured seconds longer, and nobody can say by how much. So here is your comparison beside one
-# that was recorded on a quieter machine, of another make. (Its **load average** is how many programs wanted to compute
-# at once.) Errors and noise are in percent.
+# Other programs make measured seconds longer, by an unknown amount. So here is your comparison next to one recorded on
+# a quieter machine of another model. (Its **load average** is the number of programs that wanted to compute at once.)
+# Errors and noise are in percent.
 
 # %%
 recorded = recorded_comparison("00")
@@ -646,15 +645,16 @@ print_text(recorded.reading)
 comparison.beside(recorded).map("{:.0f}".format, na_action="ignore")
 
 # %% [markdown]
-# Read the recorded columns; yours may be too noisy. `forward` and `backward` err by less than their noise: they may be
-# right. `idle` and `waiting` are what the prediction lacks, an error of -100: Python works between operations, and a
-# rank waits for one that is late. Both are in `makespan`. The all-reduces vary more than they err, and say nothing.
+# Read the recorded columns; yours may be too noisy. The errors of `forward` and `backward` are smaller than their
+# noise: the predictions may be right. `idle` and `waiting` are missing from the prediction, an error of -100: Python
+# works between operations, and a rank waits for one that is late. Both are part of `makespan`. The all-reduces have
+# more noise than error, so they show nothing.
 
 # %% [markdown] tags=["instructor"]
 # **For the instructor.** Let the class vote on the prediction (8, 14, 16, 56 MB) before the traffic is shown, and again
 # after drawing a ring of four people who pass slips of paper. For the deadlock, have two people shake hands under the
-# rule "wait until the other's hand is out". On a quiet machine of your own, `comparison.save("recorded.json")` writes
-# the recorded comparison; it belongs beside this lab's master.
+# rule "wait until the other's hand is out". On your own quiet machine, `comparison.save("recorded.json")` writes the
+# recorded comparison; put it next to this lab's master.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: explore
@@ -665,7 +665,7 @@ comparison.beside(recorded).map("{:.0f}".format, na_action="ignore")
 
 # %%
 def simulate(ranks, rows, factor, cluster):
-    faults = [SlowRank(1, factor)]  # each operation of rank 1 takes so many times as long
+    faults = [SlowRank(1, factor)]  # each operation of rank 1 takes `factor` times as long
     return launch(step, rows, 256, ranks=ranks, cluster=cluster, faults=faults).timeline
 
 
@@ -681,20 +681,20 @@ explore(simulate, figure_timeline, controls, interactive, examples)
 # %% [markdown]
 # <details><summary>Answers</summary>
 #
-# Only the last bar of backward grows, the product that sums over the rows. In the one of forward, each number is a sum
-# of 256 terms, however many rows there are, and a GPU has room for all rows at once. All other operations take about
-# 5 µs, which the simulator reckons with for the smallest one on a GPU.
+# Only the last bar of backward grows, the product that sums over the rows. In the forward product, each number is a sum
+# of 256 terms for any number of rows, and a GPU has room for all rows at once. All other operations take about 5 µs,
+# the simulator's time of the smallest operation on a GPU.
 #
-# Communication takes the largest part on `laptop`, whose processes exchange messages slowly. Among the GPUs it does so
-# on `pcie-a100`, which lacks NVLink.
+# Communication takes the largest part on `laptop`, where processes exchange messages slowly. Among the GPU clusters it
+# is `pcie-a100`, which lacks NVLink.
 #
 # </details>
 
 # %% [markdown] tags=["further"] minutes=3
-# ## Further: what was calibrated
+# ## Further: the calibration
 #
-# What was measured of your machine, beside what the simulator reckons with for an H100: it has a catalogue of known
-# machines. FLOP/s are floating-point operations in a second; a multiplication and an addition are two of them.
+# The measurements of your machine, next to the simulator's values for an H100, from its catalogue of machines. FLOP/s
+# are floating-point operations per second; a multiplication and an addition are two of them.
 
 
 # %%
@@ -713,16 +713,16 @@ def speeds(cluster):
 pd.DataFrame({"here": speeds(machine), "H100": speeds(find_cluster("dgx-h100"))})
 
 # %% [markdown]
-# The smallest operation is launched and run; for GPUs the catalogue has a rough 5 µs. A **hop** is one message between
-# two ranks, in a collective that runs already: NCCL reckons with 1.9 µs over NVLink. Here it must wake another process;
-# that was measured on cores as free as they were then, and takes longer on busy ones. NCCL adds some microseconds for
-# the call itself; the catalogue does not, and counts it as nothing.
+# The smallest operation includes its launch; for GPUs the catalogue has a rough 5 µs. A **hop** is one message between
+# two ranks in a running collective: NCCL's model uses 1.9 µs over NVLink. Here a hop must wake another process. It was
+# measured under the load of that moment, and takes longer on busy cores. NCCL adds some microseconds for the call
+# itself; the catalogue counts them as zero.
 
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: where the bytes are
 #
-# Time is one budget, memory the other: an H100 has 80 GB. `train` has four layers; their weights are its
-# **parameters**. Predict: when does a rank's memory rise, and when does it fall?
+# Memory is limited too: an H100 has 80 GB. `train` has four layers; their weights are its **parameters**. Predict: when
+# does a rank's memory rise, and when does it fall?
 
 # %%
 num_layers, rows, width = 4, 2 * side, side // 2
@@ -731,19 +731,19 @@ memory = figure_memory(run.memory, timeline=run.timeline, rank=0)
 show(memory)
 
 # %% [markdown]
-# Forward piles up: each layer leaves a result that backward needs, an **activation**. Backward takes the pile down,
-# layer by layer, and leaves gradients. So memory is highest soon after backward begins. (`other`, on top, is the data,
-# and what is needed for a moment only. One activation stays: the program still holds the last `x`.) Which lines of the
-# program made it?
+# Memory grows in forward: each layer stores a result that backward needs, an **activation**. Backward frees them, layer
+# by layer, and stores gradients. So memory is highest soon after backward begins. (`other`, on top, is the data and
+# temporary tensors. One activation stays: the program still holds the last `x`.) Which lines of the program allocated
+# it?
 
 # %%
 print_text(run.memory.explain(rank=0))
 
 # %% [markdown]
 # (`mm` is a matrix product, `threshold_backward` the backward of `relu`; a block is a piece of memory.) Such sizes can
-# be known beforehand. In each layer weights and gradients have `width` x `width` numbers of 4 bytes, activations `rows`
-# x `width`. At the end of forward there is one activation more: the last product, which `relu` reads while it writes
-# its own. Formula beside count; "own peak" is the most that there was of one kind:
+# be computed in advance. In each layer weights and gradients have `width` x `width` numbers of 4 bytes, activations
+# `rows` x `width`. At the end of forward there is one more activation: the last product, which `relu` reads while it
+# writes its result. Formula next to count; "own peak" is the highest memory of one category:
 
 # %%
 weights = num_layers * width**2 * 4
@@ -753,14 +753,14 @@ most = table(memory).set_index("category")["own peak (B)"]
 pd.DataFrame({"formula (B)": formula, "counted (B)": most[list(formula)]})
 
 # %% [markdown]
-# Equal to the byte. With so many rows, the activations outweigh everything else: they grow with the data, not with the
-# model alone.
+# They are equal to the byte. With so many rows, the activations are larger than everything else: they grow with the
+# data, not with the model alone.
 
 # %% [markdown] tags=["further"] minutes=2
 # ## Further: how real processes hang
 #
-# The simulator sees a deadlock at once. Real processes wait until somebody's patience ends. We allow two seconds, and
-# ask each process where it stands:
+# The simulator detects a deadlock at once. Real processes wait until a time limit. We set two seconds, and get from
+# each process the line where it waits:
 
 # %%
 try:
@@ -770,7 +770,7 @@ except LaunchError as error:
     print_error(error)
 
 # %% [markdown]
-# The lines name where each rank is stuck. On a cluster you would collect such lines from every machine.
+# The message shows where each rank is stuck. On a cluster you would collect such lines from every machine.
 #
 # Another mistake: all ranks make the call, but not the *same* call. Real libraries may hang here, crash, or return
 # wrong numbers.
@@ -791,18 +791,18 @@ except LaunchError as error:
 # %% [markdown] minutes=2
 # ## Summary
 #
-# - A distributed program is one function run by many **ranks**, which share nothing but messages.
+# - A distributed program is one function run by many **ranks**, which share data only by messages.
 # - A **collective** needs every rank of its group; `send` needs a `recv`. Where one is missing, the others wait.
-# - With the ring, a large `all_reduce` makes each rank send up to twice its tensor, however many ranks there are.
-# - The slowest rank sets the pace, and a dead one stops everybody.
-# - Equal weights, and one order of the data, need equal seeds; noise needs different ones.
-# - Predict, run, reconcile: the gap shows what the prediction leaves out.
+# - With the ring, a large `all_reduce` makes each rank send up to twice its tensor, for any number of ranks.
+# - The slowest rank sets the pace, and a dead one stops all.
+# - Equal weights and one order of the data need equal seeds; noise needs different ones.
+# - Predict, run, reconcile: the error points to costs that the prediction leaves out.
 
 # %% [markdown]
-# **What next.** Lab 08 builds `all_reduce` from `send` and `recv` and asks what it costs. Lab 09 trains a model on many
+# **What next.** Lab 08 builds `all_reduce` from `send` and `recv` and computes its cost. Lab 09 trains a model on many
 # ranks and hides the communication behind the backward pass.
 #
-# To go on here: run this lab on four real processes with `lab run 00 --backend gloo --ranks 4`, or set `cluster` to
+# To continue here: run this lab on four real processes with `lab run 00 --backend gloo --ranks 4`, or set `cluster` to
 # `pcie-a100` above.
 
 # %% [markdown]
@@ -810,13 +810,13 @@ except LaunchError as error:
 #
 # - PyTorch, *Distributed communication package: torch.distributed*: every call used here, and the time limits.
 # - PyTorch, *torch.utils.data*, section DistributedSampler: one order of the data for all ranks.
-# - S. Bekman, *Machine Learning Engineering*, and NVIDIA, *H100 Tensor Core GPU*, datasheet: the catalogue's speeds
-#   and memory. NVIDIA, NCCL, `src/graph/tuning.cc`: 1.9 µs a hop (ring over NVLink). The 5 µs of an operation are a
-#   rough figure that nobody measured. `find_cluster("dgx-h100").device.source` has the rest.
+# - S. Bekman, *Machine Learning Engineering*, and NVIDIA, *H100 Tensor Core GPU*, datasheet: the catalogue's speeds and
+#   memory. NVIDIA, NCCL, `src/graph/tuning.cc`: 1.9 µs per hop (ring over NVLink). The 5 µs of an operation are a rough
+#   figure, not measured. `find_cluster("dgx-h100").device.source` has the rest.
 # - F. Darema, D. George, V. Norton, G. Pfister, "A single-program-multiple-data computational model for EPEX/FORTRAN",
 #   Parallel Computing 7(1), 1988: SPMD.
 # - P. Patarasuk, X. Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", Journal of Parallel
-#   and Distributed Computing 69(2), 2009: the ring, and that no ranks alone can send less.
+#   and Distributed Computing 69(2), 2009: the ring, and a proof that ranks alone cannot send less.
 # - B. Klenk, N. Jiang, G. Thorson, L. Dennison, "An in-network architecture for accelerating shared-memory
 #   multiprocessor collectives", ISCA 2020: switches that add.
 # - E. G. Coffman, M. J. Elphick, A. Shoshani, "System deadlocks", ACM Computing Surveys 3(2), 1971.

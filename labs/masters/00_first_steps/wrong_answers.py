@@ -23,7 +23,7 @@ WRONG_ANSWERS = {
             "times the mean",
         ),
         (
-            "returns what all_reduce returns",
+            "returns the result of all_reduce",
             """
             def mean_over_ranks(x):
                 return dist.all_reduce(x.clone())
@@ -31,7 +31,7 @@ WRONG_ANSWERS = {
             "a tensor is returned",
         ),
         (
-            "gives everybody rank 0's numbers",
+            "gives every rank the numbers of rank 0",
             """
             def mean_over_ranks(x):
                 mean = x.clone()
@@ -203,7 +203,7 @@ WRONG_ANSWERS = {
             "KeyError",
         ),
         (
-            "one rank has nothing to do, and says nothing",
+            "returns x itself on a single rank",
             """
             def mean_over_ranks(x):
                 if dist.get_world_size() == 1:
@@ -345,10 +345,10 @@ WRONG_ANSWERS = {
                 sending.wait()
                 return inbox
             """,
-            "holds what its left neighbour gave",
+            "holds the x of its left neighbour",
         ),
         (
-            "the last rank keeps its x to itself",
+            "the last rank does not send",
             """
             def pass_to_right(x):
                 rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -361,7 +361,7 @@ WRONG_ANSWERS = {
                     sending.wait()
                 return inbox
             """,
-            "holds what its left neighbour gave",
+            "holds the x of its left neighbour",
         ),
         (
             "does not wait for the send",
@@ -400,16 +400,16 @@ WRONG_ANSWERS = {
             "every communication is waited for",
         ),
         (
-            "sends nothing: knows what the left one holds",
+            "sends nothing: guesses the left neighbour's x",
             """
             def pass_to_right(x):
                 rank, world_size = dist.get_rank(), dist.get_world_size()
                 return torch.full_like(x, float((rank - 1) % world_size))
             """,
-            "holds what its left neighbour gave",
+            "holds the x of its left neighbour",
         ),
         (
-            "looks at another rank's memory",
+            "reads another rank's memory",
             """
             shelf = {}
 
@@ -540,10 +540,10 @@ WRONG_ANSWERS = {
                 sending.wait()
                 return inbox
             """,
-            "holds what its left neighbour gave",
+            "holds the x of its left neighbour",
         ),
         (
-            "clears what it still sends",
+            "clears a tensor that is still being sent",
             """
             def pass_to_right(x):
                 rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -557,7 +557,7 @@ WRONG_ANSWERS = {
             "wrote to a tensor in flight",
         ),
         (
-            "receives into what it still sends",
+            "receives into a tensor that is still being sent",
             """
             def pass_to_right(x):
                 rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -582,7 +582,7 @@ WRONG_ANSWERS = {
                 sending.wait()
                 return inbox
             """,
-            "what two calls gave",
+            "the results of two calls",
         ),
         (
             "two dimensions at most",
@@ -599,10 +599,10 @@ WRONG_ANSWERS = {
                 sending.wait()
                 return inbox
             """,
-            "of 2 holds what its left neighbour gave",
+            "of 2 holds the x of its left neighbour",
         ),
         (
-            "knows two types of float",
+            "supports only two floating-point types",
             """
             def pass_to_right(x):
                 rank, n = dist.get_rank(), dist.get_world_size()
@@ -635,7 +635,7 @@ WRONG_ANSWERS = {
                 sending.wait()
                 return inbox
             """,
-            "what two calls gave",
+            "the results of two calls",
         ),
         (
             "begins to send, then receives: on GPUs, only while messages are small",
@@ -718,7 +718,7 @@ WRONG_ANSWERS = {
             "are the weights with seed",
         ),
         (
-            "100 * (rank + 1) is no better",
+            "seed + 100 * (rank + 1) is too",
             """
             def weights_and_data(seed):
                 torch.manual_seed(seed)
@@ -786,7 +786,7 @@ WRONG_ANSWERS = {
                 torch.manual_seed(time.time_ns() + dist.get_rank())
                 return weights, torch.randn(4, 4)
             """,
-            "other data in the second call",
+            "different data in the second call",
         ),
         (
             "a seed from the clock, in whole years",
@@ -799,7 +799,7 @@ WRONG_ANSWERS = {
                 torch.manual_seed(1000 * time.gmtime().tm_year + dist.get_rank())
                 return weights, torch.randn(4, 4)
             """,
-            "another seed gives other data",
+            "another seed gives different data",
         ),
         (
             "one fixed seed for the weights",
@@ -810,7 +810,7 @@ WRONG_ANSWERS = {
                 torch.manual_seed(1000 * (seed + 1) + dist.get_rank())
                 return weights, torch.randn(4, 4)
             """,
-            "another seed gives other weights",
+            "another seed gives different weights",
         ),
         (
             "the weights, and the rank added",
@@ -948,7 +948,7 @@ WRONG_ANSWERS = {
             "are the data of rank 0 with seed",
         ),
         (
-            "data that begin again after 500 seeds",
+            "data that repeat after 500 seeds",
             """
             def weights_and_data(seed):
                 torch.manual_seed(seed)
@@ -959,7 +959,7 @@ WRONG_ANSWERS = {
             "the data of rank 0 with seed 500 are the data of rank 0 with seed 0",
         ),
         (
-            "weights that begin again after 500 seeds",
+            "weights that repeat after 500 seeds",
             """
             def weights_and_data(seed):
                 torch.manual_seed(seed % 500)
@@ -981,7 +981,7 @@ WRONG_ANSWERS = {
             "are the weights with seed 500",
         ),
         (
-            "another run's weights, turned round",
+            "another run's weights, transposed",
             """
             def weights_and_data(seed):
                 torch.manual_seed(seed)
@@ -1075,7 +1075,7 @@ WRONG_ANSWERS = {
             "nothing is sent",
         ),
         (
-            "only its data",
+            "returns only the data",
             """
             def weights_and_data(seed):
                 torch.manual_seed(1000 + 100 * seed + dist.get_rank())
@@ -1100,7 +1100,7 @@ WRONG_ANSWERS = {
     ],
     "report": [
         (
-            "as it was",
+            "the broken program",
             """
             def report(loss):
                 if dist.get_rank() == 0:
@@ -1244,7 +1244,7 @@ WRONG_ANSWERS = {
             "rank 0 reports the mean loss",
         ),
         (
-            "takes no loss below zero",
+            "drops the sign of the loss",
             """
             def report(loss):
                 total = loss.abs()
@@ -1256,7 +1256,7 @@ WRONG_ANSWERS = {
             "mean loss -",
         ),
         (
-            "hides what is not a number",
+            "hides NaN",
             """
             def report(loss):
                 total = loss.nan_to_num()
@@ -1374,7 +1374,7 @@ WRONG_ANSWERS = {
             "two calls report two means",
         ),
         (
-            "an object whose text is right for everything",
+            "an object that equals every text",
             """
             def report(loss):
                 rank, n = dist.get_rank(), dist.get_world_size()
@@ -1400,7 +1400,7 @@ WRONG_ANSWERS = {
             "a NaN on ranks 0",
         ),
         (
-            "each rank knows of itself alone",
+            "each rank checks only its own gradient",
             """
             def corrupted_ranks(grad):
                 return [] if grad.isfinite().all() else [dist.get_rank()]
@@ -1408,7 +1408,7 @@ WRONG_ANSWERS = {
             "a NaN on ranks 0",
         ),
         (
-            "only rank 0 is told",
+            "only rank 0 gets the flags",
             """
             def corrupted_ranks(grad):
                 is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
@@ -1430,7 +1430,7 @@ WRONG_ANSWERS = {
             "an infinity on ranks",
         ),
         (
-            "knows one sign of infinity",
+            "finds one sign of infinity",
             """
             def corrupted_ranks(grad):
                 is_bad = torch.tensor([1.0 if grad.isnan().any() or (grad == float("inf")).any() else 0.0])
@@ -1441,7 +1441,7 @@ WRONG_ANSWERS = {
             "an infinity on ranks",
         ),
         (
-            "asks the norm, which overflows",
+            "checks the norm, which overflows",
             """
             def corrupted_ranks(grad):
                 is_bad = torch.tensor([0.0 if grad.norm().isfinite() else 1.0])
@@ -1452,7 +1452,7 @@ WRONG_ANSWERS = {
             "all numbers are finite, of 1e+30",
         ),
         (
-            "asks the sum, which overflows",
+            "checks the sum, which overflows",
             """
             def corrupted_ranks(grad):
                 is_bad = torch.tensor([0.0 if grad.sum().isfinite() else 1.0])
@@ -1505,7 +1505,7 @@ WRONG_ANSWERS = {
             "Overflow",
         ),
         (
-            "knows one rank, the highest",
+            "finds only the highest rank",
             """
             def corrupted_ranks(grad):
                 worst = torch.tensor([-1 if grad.isfinite().all() else dist.get_rank()])
@@ -1515,7 +1515,7 @@ WRONG_ANSWERS = {
             "a NaN on ranks 0",
         ),
         (
-            "names rank -1 when all is well",
+            "returns rank -1 when all numbers are finite",
             """
             def corrupted_ranks(grad):
                 mine = torch.tensor([-1 if grad.isfinite().all() else dist.get_rank()])
@@ -1572,7 +1572,7 @@ WRONG_ANSWERS = {
                 dist.all_gather(grads, grad)
                 return [rank for rank, each in enumerate(grads) if not each.isfinite().all()]
             """,
-            "numbers told by",
+            "numbers shared by",
         ),
         (
             "in single precision",
@@ -1586,7 +1586,7 @@ WRONG_ANSWERS = {
             "of 1e+300",
         ),
         (
-            "one rank knows by itself",
+            "a single rank is never corrupted",
             """
             def corrupted_ranks(grad):
                 if dist.get_world_size() == 1:
@@ -1599,7 +1599,7 @@ WRONG_ANSWERS = {
             "the only rank is hit",
         ),
         (
-            "takes rows for granted",
+            "assumes that there are rows",
             """
             def corrupted_ranks(grad):
                 is_bad = torch.tensor([0.0 if all(row[:].isfinite().all() for row in grad) else 1.0])
@@ -1610,7 +1610,7 @@ WRONG_ANSWERS = {
             "IndexError",
         ),
         (
-            "all of them are none",
+            "an empty list when all ranks are hit",
             """
             def corrupted_ranks(grad):
                 is_bad = torch.tensor([0.0 if grad.isfinite().all() else 1.0])
@@ -1654,7 +1654,7 @@ WRONG_ANSWERS = {
             " hit; float32",
         ),
         (
-            "tells four numbers",
+            "sends four numbers",
             """
             def corrupted_ranks(grad):
                 kinds = [grad.isnan().any(), grad.isinf().any(), grad.isposinf().any(), grad.isneginf().any()]
@@ -1665,7 +1665,7 @@ WRONG_ANSWERS = {
             "4 times the budget",
         ),
         (
-            "tells two numbers of 4 bytes",
+            "sends two numbers of 4 bytes",
             """
             def corrupted_ranks(grad):
                 kinds = [grad.isnan().any(), grad.isinf().any()]
@@ -1676,7 +1676,7 @@ WRONG_ANSWERS = {
             "2 times the budget",
         ),
         (
-            "tells eight numbers of one byte",
+            "sends eight numbers of one byte",
             """
             def corrupted_ranks(grad):
                 mine = (~grad.isfinite()).any().byte().repeat(8)
@@ -1687,7 +1687,7 @@ WRONG_ANSWERS = {
             "8 times the budget",
         ),
         (
-            "tells a number for each row",
+            "sends a number for each row",
             """
             def corrupted_ranks(grad):
                 rows = (~grad.isfinite()).view(len(grad), -1).any(1).byte()
@@ -1698,7 +1698,7 @@ WRONG_ANSWERS = {
             "times the budget",
         ),
         (
-            "numpy, which knows no bfloat16",
+            "numpy, which has no bfloat16",
             """
             import numpy as np
 
@@ -1711,7 +1711,7 @@ WRONG_ANSWERS = {
             "BFloat16",
         ),
         (
-            "a flat view, which a transposed gradient has not",
+            "a flat view, which a transposed gradient does not have",
             """
             def corrupted_ranks(grad):
                 bad = not grad.view(-1).isfinite().all()
@@ -1722,7 +1722,7 @@ WRONG_ANSWERS = {
             "view",
         ),
         (
-            "takes it apart, which a single number does not allow",
+            "iterates over rows, which a single number does not have",
             """
             def corrupted_ranks(grad):
                 bad = not all(part.isfinite().all() for part in grad)
@@ -1810,7 +1810,7 @@ WRONG_ANSWERS = {
                 dist.all_gather(flags, torch.tensor([float(bad)]))
                 return [rank for rank, flag in enumerate(flags) if flag.item()]
             """,
-            "tells two calls apart",
+            "separate results for two calls",
         ),
         (
             "remembers who was ever hit",
@@ -1824,10 +1824,10 @@ WRONG_ANSWERS = {
                     flags[r] = flags.get(r, 0) + flag.item()
                 return [r for r in flags if flags[r]]
             """,
-            "tells two calls apart",
+            "separate results for two calls",
         ),
         (
-            "swallows what is raised",
+            "catches every exception",
             """
             def corrupted_ranks(grad):
                 try:
@@ -1964,7 +1964,7 @@ RIGHT_ANSWERS = {
     ],
     "weights_and_data": [
         (
-            "all draw everybody's data, each takes its own",
+            "all draw the data of all ranks, each takes its own",
             """
             def weights_and_data(seed):
                 torch.manual_seed(seed)
@@ -1974,7 +1974,7 @@ RIGHT_ANSWERS = {
             """,
         ),
         (
-            "generators of its own",
+            "separate generators",
             """
             def weights_and_data(seed):
                 first = torch.Generator().manual_seed(seed)
@@ -2174,7 +2174,7 @@ RIGHT_ANSWERS = {
             """,
         ),
         (
-            "one rank has nobody to ask",
+            "a single rank does not communicate",
             """
             def corrupted_ranks(grad):
                 is_bad = torch.tensor([not bool(grad.isfinite().all())])
@@ -2186,7 +2186,7 @@ RIGHT_ANSWERS = {
             """,
         ),
         (
-            "everybody tells everybody",
+            "every rank sends to every rank",
             """
             def corrupted_ranks(grad):
                 mine = torch.full((dist.get_world_size(),), 0.0 if grad.isfinite().all() else 1.0)

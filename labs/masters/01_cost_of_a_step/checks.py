@@ -1,4 +1,4 @@
-"""Checks of lab 01: the cost of a step. Sizes are drawn anew; counts are held to torch and to the memory tracker."""
+"""Checks of lab 01: the cost of a step. Sizes are random; torch and the memory tracker give the reference counts."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,11 +26,11 @@ from lablib.text.units import plural
 
 _cross_entropy = F.cross_entropy  # as it is before any answer runs
 _TORCHS_OWN = [vars(F)[name] for name in ("linear_cross_entropy",) if name in vars(F)]  # from torch 2.13 on
-_THERE = 2.0  # a gradient that is there before the answer is called, in the runs that measure no memory
+_THERE = 2.0  # an existing gradient before the answer is called, in the runs that measure no memory
 
 
 def _number(value: Any, what: str) -> Any:
-    """The answer as one number, whatever its type; counts and shares are not below 0."""
+    """The answer of any type as one number; counts and shares are not below 0."""
     if value is Ellipsis:
         raise NotAttempted
     number = plain_number(value)
@@ -39,12 +39,12 @@ def _number(value: Any, what: str) -> Any:
         raise RuleBroken("one number is returned", said, what)
     number = number if type(number) is int else float(number)
     if number < 0:
-        raise RuleBroken("not less than nothing", f"{number:,} (do 32 bits overflow?)", what)
+        raise RuleBroken("a number of at least 0", f"{number:,} (do 32 bits overflow?)", what)
     return number
 
 
 def _twice_the_same(call: Callable[[], float]) -> float:
-    """What the call returns, twice."""
+    """The result of the call, which must be the same twice."""
     first, second = call(), call()
     if first != second:
         raise RuleBroken("a second call with the same sizes gives the same", f"{first:,}, then {second:,}", "the same")
@@ -52,14 +52,14 @@ def _twice_the_same(call: Callable[[], float]) -> float:
 
 
 def _sizes(draw: Draw) -> list[dict[str, int]]:
-    """Three layers: a small one, a large one whose counts 32 bits do not hold, and one of one token."""
+    """Three layers: a small one, a large one with counts that overflow 32 bits, and one with one token."""
     small = (draw.integer(4, 7), draw.integer(6, 19), draw.integer(2, 5), draw.integer(3, 8), 4)
     large = (draw.integer(16, 30), draw.integer(2100, 9000), draw.integer(17, 40), 128, 2)
     names = ("batch", "seq_len", "width", "hidden", "heads")
     layers = []
     for batch, seq_len, heads, d_head, hidden_by_width in (small, large, (1, 1, 1, 8, 0)):
         width = heads * d_head
-        # Nothing is a multiple of anything else that it should not be.
+        # Avoid accidental multiples between sizes.
         hidden = hidden_by_width * width + draw.integer(1, 7)
         layers.append(dict(zip(names, (batch, seq_len, width, hidden, heads), strict=True)))
     return layers
@@ -75,14 +75,14 @@ def _told(sizes: dict[str, int]) -> str:
         "Write down each product as [M, K] x [K, N]. How many rows, M, has a matrix of all tokens of the batch?",
         "Four products [B T, D] x [D, D]; two of the MLP; and for each sequence queries with keys, scores with values. "
         "The H heads of width D / H together cost as much as one of width D.",
-        "The scores of one sequence: [T, D] x [D, T], 2 T D T FLOPs; with the values as many again. Times B. A product "
-        "of the MLP: 2 (B T) D F.",
+        "The scores of one sequence: [T, D] x [D, T], 2 T D T FLOPs; the product with the values takes the same. Times "
+        "B. A product of the MLP: 2 (B T) D F.",
     ],
 )
 def layer_flops(expect: Expect, layer_flops: Callable[[int, int, int, int], float]) -> None:
     not_from_lablib(layer_flops)
     for sizes in _sizes(expect.draw):
-        expect.measured.clear()  # what holds is shown for the last sizes
+        expect.measured.clear()  # the result shows only the rules of the last sizes
         _expect_flops(expect, layer_flops, sizes)
 
 
@@ -101,9 +101,7 @@ def _expect_flops(expect: Expect, answer: Callable[[int, int, int, int], float],
     if whole in (2 * reference, 3 * reference):
         said = f"{whole:,}: {round(whole / reference)} times as many{on}"
         raise RuleBroken("forward alone is counted", said, f"{reference:,}")
-    expect.close(
-        f"as many FLOPs again for as many sequences again{on}", flops(2 * batch, seq_len, width, hidden), 2 * whole
-    )
+    expect.close(f"twice the sequences, twice the FLOPs{on}", flops(2 * batch, seq_len, width, hidden), 2 * whole)
     one_more = flops(batch, seq_len, width, hidden + 1) - whole
     expect.close(
         f"hidden + 1 adds a column to the first product of the MLP and a row to the second{on}",
@@ -111,8 +109,8 @@ def _expect_flops(expect: Expect, answer: Callable[[int, int, int, int], float],
         4 * batch * seq_len * width,
     )
     if seq_len > 1 and whole == reference - 2 * batch * seq_len * (seq_len - 1) * width:
-        raise RuleBroken("every score is counted", f"{whole:,}: those that the mask leaves{on}", f"{reference:,}")
-    # What grows with the square of T: in f(2 T) - 2 f(T) all else cancels.
+        raise RuleBroken("every score is counted", f"{whole:,}: without masked scores{on}", f"{reference:,}")
+    # The part that grows with the square of T: in f(2 T) - 2 f(T) all other parts cancel.
     bend = flops(batch, 2 * seq_len, width, hidden) - 2 * whole
     expect.close(
         f"two products with the scores of every pair of tokens: f(2 T) - 2 f(T){on}",
@@ -131,7 +129,7 @@ def _counted_flops(sizes: dict[str, int], heads: int) -> int:
     return counter.get_total_flops()
 
 
-# What Chowdhery et al., 2022, arXiv 2204.02311, appendix B, give for Megatron-Turing NLG; and llm-foundry
+# From Chowdhery et al., 2022, arXiv 2204.02311, appendix B, for Megatron-Turing NLG; and from llm-foundry
 # (scripts/train/benchmarking) for MPT-70B.
 _PUBLISHED = (
     ("Megatron-Turing NLG", (65_430, 529.6e9, 105, 20480, 2048, 2240, 312e12), 0.302),
@@ -142,8 +140,8 @@ _PUBLISHED = (
 @exercise(
     "The MFU of a published run",
     hints=[
-        "How many FLOPs does one token take, by the formula above? How many tokens are there in a second?",
-        "Above the line: FLOPs done in a second. Below it: the FLOPs that all devices could do in a second.",
+        "How many FLOPs does one token take, by the formula above? How many tokens are there per second?",
+        "Numerator: FLOPs computed per second. Denominator: peak FLOPs per second of all devices.",
         "`tokens_per_s * (6 * num_params + ...)`, over `num_devices * peak_flops_per_s`.",
     ],
 )
@@ -154,7 +152,7 @@ def utilization(expect: Expect, utilization: Callable[..., float]) -> None:
     for seq_len, devices, share in (
         (draw.integer(2049, 9999), draw.integer(3, 5000), draw.number(0.1, 0.6)),
         (long, draw.integer(3, 5000), draw.number(0.1, 0.6)),
-        (short, 1, draw.number(1.1, 3.0)),  # more than there is: the inputs are wrong, and the MFU tells it
+        (short, 1, draw.number(1.1, 3.0)),  # above the peak: the inputs are wrong, and the MFU shows it
     ):
         expect.measured.clear()
         n, layers, width = draw.integer(10**8, 10**9), draw.integer(9, 99), draw.integer(500, 9000)
@@ -178,20 +176,20 @@ def _expect_mfu(expect: Expect, answer: Callable[..., float], given: tuple[Any, 
     twice = _mfu(answer, (2 * tokens_per_s, *given[1:]))
     for saw, wanted in (mfu, expected), (twice, 2 * expected):
         if saw == 1 < wanted:
-            rule = "an MFU above 1 is returned as it is: it tells that an input is wrong"
+            rule = "an MFU above 1 is returned unchanged: it shows that an input is wrong"
             raise RuleBroken(rule, f"1{shown}", f"{wanted:.4g}")
-    expect.close(f"twice the tokens in a second, twice the MFU{shown}", twice, 2 * mfu)
+    expect.close(f"twice the tokens per second, twice the MFU{shown}", twice, 2 * mfu)
     spread = _mfu(answer, (*given[:5], 2 * devices, peak))
     expect.close(f"the same tokens by twice the devices, half the MFU{shown}", spread, mfu / 2)
     faster = _mfu(answer, (*given[:6], 2 * peak))
     expect.close(f"twice the peak, half the MFU{shown}", faster, mfu / 2)
-    # FLOPs of a token, by what the answer says: from parameters, and from scores.
+    # FLOPs of a token, according to the answer: from parameters, and from scores.
     per_token = devices * peak / tokens_per_s
     parameters = (_mfu(answer, (tokens_per_s, 2 * n, *given[2:])) - mfu) * per_token / n
     expect.close(f"FLOPs of a token for each parameter, forward and backward{shown}", parameters, 6, rtol=1e-6)
     scores = (_mfu(answer, (*given[:4], 2 * seq_len, devices, peak)) - mfu) * per_token / seq_len
     expect.close(
-        f"FLOPs of a token, of its scores with one token more in all layers{shown}",
+        f"FLOPs of a token's scores for each token of the sequence, in all layers{shown}",
         scores,
         12 * layers * width,
         rtol=1e-6,
@@ -202,11 +200,12 @@ def _expect_mfu(expect: Expect, answer: Callable[..., float], given: tuple[Any, 
 @exercise(
     "The activations of a layer",
     hints=[
-        "Go through the layer in its order, and ask of each tensor that is made: who keeps it? If nobody does, it is "
-        "not counted.",
-        "Of width D: what leaves the first norm, queries, keys, values, what leaves attention, the first sum, what "
-        "leaves the second norm, the second sum. What leaves `out` and `down` goes into a sum, which keeps nothing.",
-        "Of width F: what goes into GELU and what leaves it. The scores: B H T T numbers. Each number has 2 bytes.",
+        "Go through the layer in its order, and ask for each new tensor: which operation keeps it? If no operation "
+        "does, it is not counted.",
+        "Of width D: the output of the first norm, queries, keys, values, attention's output, the first sum, the "
+        "output of the second norm, the second sum. The outputs of `out` and `down` go into a sum, which keeps no "
+        "tensor.",
+        "Of width F: the input and the output of GELU. The scores: B H T T numbers. Each number has 2 bytes.",
     ],
 )
 def activation_bytes(expect: Expect, activation_bytes: Callable[..., float]) -> None:
@@ -228,14 +227,12 @@ def _expect_bytes(expect: Expect, answer: Callable[..., float], sizes: dict[str,
     if 2 * whole == reference:
         raise RuleBroken("a number has 2 bytes", f"{whole:,}: the numbers{on}", f"{reference:,} bytes")
     expect.close(
-        f"as many bytes again for as many sequences again{on}",
+        f"twice the sequences, twice the bytes{on}",
         kept(2 * batch, seq_len, width, hidden, heads),
         2 * whole,
     )
     one_more = kept(batch, seq_len, width, hidden + 1, heads) - whole
-    expect.close(
-        f"hidden + 1 widens what goes into GELU and what leaves it, 2 bytes each{on}", one_more, 4 * batch * seq_len
-    )
+    expect.close(f"hidden + 1 widens GELU's input and output, 2 bytes each{on}", one_more, 4 * batch * seq_len)
     scores = kept(batch, seq_len, width, hidden, heads, keeps_scores=True) - whole
     if scores < 0:
         raise RuleBroken("keeps_scores keeps more", f"{-scores:,} bytes less with it{on}", "more bytes with it")
@@ -245,12 +242,12 @@ def _expect_bytes(expect: Expect, answer: Callable[..., float], sizes: dict[str,
     if tensors and tensors % 1 == 0:
         said = f"{plural(abs(int(tensors)), 'tensors')} too {'many' if tensors > 0 else 'few'}: {whole:,}{on}"
         raise RuleBroken("fused: tensors of [B, T, D] as many as the memory tracker's", said, f"{reference:,}")
-    expect.close(f"fused: as much as the memory tracker of a layer{on}", whole, reference)
+    expect.close(f"fused: as many bytes as the memory tracker counts in a layer{on}", whole, reference)
     expect.close(f"not fused: 2 bytes more for each score of each head{on}", scores, 2 * batch * heads * seq_len**2)
 
 
 def _tracked_bytes(sizes: dict[str, int]) -> int:
-    """What one layer of gpt.py keeps in 16 bits, by the memory tracker: without one number for each token or head."""
+    """Bytes that a layer of gpt.py keeps in 16 bits, by the memory tracker, without per-token and per-head numbers."""
     batch, seq_len, width, hidden, heads = sizes.values()
     config = GPTConfig(1, width, heads, 16, seq_len, hidden)
 
@@ -262,15 +259,15 @@ def _tracked_bytes(sizes: dict[str, int]) -> int:
 
     blocks = launch(one_layer, ranks=1, fidelity="shapes").memory.allocations
     kept = sum(block.size_bytes for block in blocks if block.category == "activation" and block.end_event == NEVER)
-    per_token = 4 * 2 * 2 + 4 * heads  # mean and deviation of two norms; of each head the logarithm of softmax's sum
+    per_token = 4 * 2 * 2 + 4 * heads  # mean and deviation of two norms; for each head the logarithm of softmax's sum
     return kept - batch * seq_len * per_token
 
 
 @exercise(
     "The loss in chunks",
     hints=[
-        "Cut `hidden` and `targets` along the tokens. What must be added up over chunks, so that chunks of unlike size "
-        "still give the mean over all tokens?",
+        "Cut `hidden` and `targets` along the tokens. Which quantity must be added over chunks, so that chunks of "
+        "different size still give the mean over all tokens?",
         "Write a function of one chunk: its logits, and the sum of its losses. Its logits stay alive if autograd keeps "
         "them: `checkpoint` calls the function without that.",
         "`total = total + checkpoint(summed, part, targets_of_part, use_reentrant=False)`, with `hidden.chunk(...)` "
@@ -286,9 +283,9 @@ def chunked_loss(expect: Expect, chunked_loss: Callable[..., Tensor]) -> None:
         (1, 1),
         (tokens, 1),
         (tokens - draw.integer(1, 9), 1),
-        (draw.integer(2, 7), 1000),  # logits whose exponential no number holds
+        (draw.integer(2, 7), 1000),  # logits with an exponential that overflows
     ):
-        expect.measured.clear()  # what holds is shown for the last sizes
+        expect.measured.clear()  # the result shows only the rules of the last sizes
         _expect_loss(expect, chunked_loss, tokens, num_chunks, scale)
     for num_chunks in (4, draw.integer(9, 16), draw.integer(40, 50)):
         _expect_budgets(expect, chunked_loss, draw.choice([401, 419, 431, 443, 457, 467, 479, 491, 503]), num_chunks)
@@ -301,10 +298,10 @@ def _example(draw: Draw, tokens: int, width: int, vocab: int, dtype: torch.dtype
 
 
 def _program(answer: Callable[..., Tensor], hidden: Tensor, weight: Tensor, targets: Tensor, num_chunks: int) -> Any:
-    """Losses of all calls, both gradients, which of them changed before backward, and what else was changed."""
+    """Losses of all calls, both gradients, which of them changed before backward, and which inputs changed."""
     inputs = {"hidden": hidden.requires_grad_(), "weight": weight.requires_grad_(), "targets": targets}
     given, losses, there = [x.detach().clone() for x in inputs.values()], [], None
-    if hidden.dtype == torch.float64:  # no memory is measured: a call before, and gradients that are there
+    if hidden.dtype == torch.float64:  # no memory is measured: an earlier call, and existing gradients
         copies = (x.detach().clone().requires_grad_() for x in (hidden, weight))
         losses.append(answer(*copies, targets, num_chunks))
         there = _THERE
@@ -320,7 +317,7 @@ def _program(answer: Callable[..., Tensor], hidden: Tensor, weight: Tensor, targ
     return losses, gradients, early, changed
 
 
-_IN_ITS_DTYPE = "all is computed in the dtype of hidden, and nothing is added"
+_IN_ITS_DTYPE = "all results are in the dtype of hidden, and no constant is added"
 _NOTHING_ELSE = "no .float(), no .double(), no 1e-9"
 
 
@@ -349,7 +346,7 @@ def _expect_loss(expect: Expect, answer: Callable[..., Tensor], tokens: int, num
 
 
 def _expect_values(expect: Expect, run: Run, example: tuple[Tensor, Tensor, Tensor], on: str) -> None:
-    """The value and both gradients of the loss that is not in chunks; nothing else is changed."""
+    """The value and both gradients equal the loss without chunks; no input changes."""
     losses, gradients, early, changed = run.values[0]
     first, loss = losses[0], losses[-1]
     dtype, targets = example[0].dtype, example[2]
@@ -358,7 +355,7 @@ def _expect_values(expect: Expect, run: Run, example: tuple[Tensor, Tensor, Tens
     reference = _cross_entropy(x @ w.T, targets)
     (3 * reference).backward()
     said = f"{' and '.join(changed)} changed" if changed else "no change"
-    expect.that("hidden, weight and targets stay as they were", not changed, said, "no change")
+    expect.that("hidden, weight and targets stay unchanged", not changed, said, "no change")
     if loss is not Ellipsis and not isinstance(loss, Tensor):
         said = "None: is there a return?" if loss is None else f"{type(loss).__name__} {short_repr(loss)}"
         raise RuleBroken("the loss is returned, a tensor of no dimension", said, "a tensor")
@@ -366,19 +363,19 @@ def _expect_values(expect: Expect, run: Run, example: tuple[Tensor, Tensor, Tens
         said = f"a loss of {loss.dtype}" if loss.dtype != dtype else "a loss as exact as float32"
         raise RuleBroken(_IN_ITS_DTYPE + on, said, f"{dtype}: {_NOTHING_ELSE}")
     if _is_off(loss, first, 1e-9, inf):
-        rule = f"a second call gives the same loss: nothing stays from the first{on}"
+        rule = f"a second call gives the same loss: no state stays from the first{on}"
         raise RuleBroken(rule, f"{first.item():.5g}, then {loss.item():.5g}", "the same")
     expect.close(f"the mean loss over all tokens{on}", loss, reference.detach(), rtol=rtol)
     if gradients is None:
         raise RuleBroken(
             f"gradients can be computed from the loss{on}", "the loss has no graph", "no torch.no_grad, no .item()"
         )
-    said = f"{' and '.join(early)}: .grad is another before it" if early else ""
-    expect.that("backward is left to the caller, and no gradient that is there changes before it", not early, said, "")
+    said = f"{' and '.join(early)}: .grad changed before it" if early else ""
+    expect.that("the caller calls backward, and no existing gradient changes before it", not early, said, "")
     there = _THERE if dtype == torch.float64 else 0
-    added = f", added to what was there ({there:g})" if there else ""
+    added = f", added to the existing gradient ({there:g})" if there else ""
     for name, got, own in zip(("hidden", "weight"), gradients, (x.grad, w.grad), strict=True):
-        rule = f"the gradient of {name} is that of the loss not in chunks{added}{on}"
+        rule = f"the gradient of {name} is the same as without chunks{added}{on}"
         if got is None or there and _is_all(got, there):
             raise RuleBroken(rule, "none", "a gradient: was it detached?")
         assert own is not None
@@ -388,7 +385,7 @@ def _expect_values(expect: Expect, run: Run, example: tuple[Tensor, Tensor, Tens
 
 
 def _is_near(got: Any, wanted: Tensor, rtol: float) -> bool:
-    """Within that of the number itself; in the size of the largest, where they differ in size."""
+    """Within `rtol` of each number; for a large `rtol`, within `rtol` of the largest number."""
     if not isinstance(got, Tensor) or got.shape != wanted.shape or got.dtype != wanted.dtype:
         return False
     atol = 1e-12 if rtol < 1e-8 else rtol * float(wanted.abs().max())
@@ -407,7 +404,7 @@ def _expect_budgets(expect: Expect, answer: Callable[..., Tensor], tokens: int, 
     example = _example(expect.draw, tokens, width, vocab, torch.float32)
     run = _run(expect, answer, example, num_chunks)
     on = f" ({tokens} tokens, {num_chunks} chunks)"
-    # Inputs, copies of the check, gradients, and gradients of one chunk on their way: all without a logit.
+    # Inputs, copies of the check, gradients, and temporary gradients of one chunk: all without a logit.
     small = 4 * 6 * (tokens + vocab) * width + 2 * 8 * tokens
     of_a_chunk = -(-tokens // num_chunks)
     expect.budget(
@@ -419,7 +416,7 @@ def _expect_budgets(expect: Expect, answer: Callable[..., Tensor], tokens: int, 
     product = 2 * width * vocab  # of one token
     made = [span.flops for span in run.timeline if span.flops]
     expect.budget(
-        f"FLOPs: the head's product, its backward, and once more forward (torch's are counted){on}",
+        f"FLOPs: the head's product, its backward, and once more forward (as torch counts them){on}",
         sum(made),
         4 * product * of_a_chunk * num_chunks,  # as for chunks that are filled up
         "FLOP",
@@ -437,17 +434,17 @@ def _expect_budgets(expect: Expect, answer: Callable[..., Tensor], tokens: int, 
     _expect_values(expect, run, example, on)
 
 
-_PER_SEQUENCE = 5000  # sequences for which memory is asked where bytes of one are measured
+_PER_SEQUENCE = 5000  # number of sequences in memory when the bytes of one are measured
 
 
 @exercise(
     "The largest micro-batch",
     hints=[
-        "Which bytes are there whatever the number of sequences? How many does one sequence add, in its layers and in "
+        "Which bytes do not depend on the number of sequences? How many does one sequence add, in its layers and in "
         "its logits? Exercise 3 and the picture of the peak have counted both.",
-        "One sequence: each of L layers keeps 32 bytes for each of T D numbers, the loss takes 12 for each of T V. And "
-        "there are 14 bytes a parameter. And memory for less than 24 bytes a parameter fits no step.",
-        "First `if memory_bytes < 24 * num_params: return 0`. Then what is left of memory after 14 N, divided by "
+        "One sequence: each of L layers keeps 32 bytes for each of T D numbers, the loss takes 12 for each of T V. In "
+        "addition there are 14 bytes per parameter. Memory for less than 24 bytes per parameter fits no step.",
+        "First `if memory_bytes < 24 * num_params: return 0`. Then the memory minus 14 N, divided by "
         "32 L T D + 12 T V, without the remainder.",
     ],
 )
@@ -455,7 +452,7 @@ def largest_micro_batch(expect: Expect, largest_micro_batch: Callable[..., float
     not_from_lablib(largest_micro_batch)
     draw = expect.draw
     heads = draw.integer(4, 7)
-    # The logits are most of it; then the layers, and a sequence is about as large as the parameters.
+    # First the logits take most of the memory; then the layers, with a sequence about as large as the parameters.
     logits = GPTConfig(2, 64 * draw.integer(1, 3), 1, draw.integer(30_000, 50_000), draw.integer(200, 400))
     layers = GPTConfig(draw.integer(12, 16), 64 * heads, heads, draw.integer(300, 999), draw.integer(20, 24) * heads)
     for config in (logits, layers):
@@ -466,7 +463,7 @@ def largest_micro_batch(expect: Expect, largest_micro_batch: Callable[..., float
 
 
 def _sequences(answer: Callable[..., float], memory_bytes: int, num_params: int, config: GPTConfig) -> float:
-    """What the answer says: a whole number."""
+    """The answer, which must be a whole number."""
     sizes = (config.num_layers, config.d_model, config.max_seq_len, config.vocab_size)
     number = _number(answer(memory_bytes, num_params, *sizes), "sequences")
     on = f"{memory_bytes / 1e9:.4g} GB, {num_params / 1e6:.4g} million parameters"
@@ -476,7 +473,7 @@ def _sequences(answer: Callable[..., float], memory_bytes: int, num_params: int,
 
 
 def _expect_bytes_of_a_sequence(expect: Expect, answer: Callable[..., float], config: GPTConfig) -> None:
-    """With so much memory that thousands fit, memory over their number is what one of them takes."""
+    """If thousands fit, the memory divided by their number gives the bytes of one."""
 
     def bytes_of_one(config: GPTConfig) -> float:
         memory_bytes = _PER_SEQUENCE * _of_a_sequence(config)
@@ -503,18 +500,18 @@ def _expect_bytes_of_a_sequence(expect: Expect, answer: Callable[..., float], co
 
 def _expect_bytes_of_parameters(expect: Expect, answer: Callable[..., float], config: GPTConfig) -> None:
     one = _of_a_sequence(config)
-    few, many = 10**6, 10**6 + one  # parameters; so many more take as much as 14 sequences
+    few, many = 10**6, 10**6 + one  # parameters; the difference takes as much memory as 14 sequences
     memory_bytes = 24 * few + 100 * one + one // 2
     saw = _sequences(answer, memory_bytes + 14 * one, many, config)
-    rule = "14 bytes more for one parameter more: as many sequences fit (2 + 12, no gradient is there yet)"
+    rule = "14 more bytes for one more parameter: the same number of sequences fits (2 + 12, no gradient yet)"
     expect.equal(rule, saw, _sequences(answer, memory_bytes, few, config))
     short = replace(config, max_seq_len=1)
     many = 100 * _of_a_sequence(short)
     for each in (8, 21, 23.9):
-        rule = f"AdamW holds 24 bytes a parameter while it works: memory for {each} fits no step"
+        rule = f"AdamW holds 24 bytes per parameter while it works: memory for {each} fits no step"
         expect.equal(rule, _sequences(answer, int(each * many), many, short), 0)
     fit = _sequences(answer, int(24.1 * many), many, short)
-    expect.that("memory for 24.1 bytes a parameter fits a step", fit > 0, saw=f"{fit:g} sequences", expected="some")
+    expect.that("memory for 24.1 bytes per parameter fits a step", fit > 0, saw=f"{fit:g} sequences", expected="some")
 
 
 def _expect_most_that_fit(expect: Expect, answer: Callable[..., float], config: GPTConfig) -> None:
@@ -534,12 +531,12 @@ def _expect_most_that_fit(expect: Expect, answer: Callable[..., float], config: 
 
 
 def _of_a_sequence(config: GPTConfig) -> int:
-    """Bytes, but for what is one number for each token or head, the first layer's input and the head's."""
+    """Bytes, without per-token and per-head numbers and without the inputs of the first layer and of the head."""
     return config.max_seq_len * (32 * config.num_layers * config.d_model + 12 * config.vocab_size)
 
 
 def _peak_bytes(config: GPTConfig, sequences: int) -> int:
-    """The most that a step of the lab holds, by the memory tracker."""
+    """Peak memory of a step of the lab, by the memory tracker."""
 
     def step() -> None:
         with phase("setup"):

@@ -5,7 +5,7 @@
 #
 # Before you train a model you want to know two things: how long a step takes, and whether it fits into the GPU. Three
 # counts answer both: the *FLOPs* (additions and multiplications) that a step computes, the bytes that it moves, and the
-# bytes that it keeps. You count them by hand, and hold each count against what a simulator or torch measures.
+# bytes that it keeps. You count them by hand, and compare each count with the measurement of a simulator or torch.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -37,10 +37,10 @@ quick: bool = True  # few repeats
 # %% [markdown] minutes=6
 # ## One step of GPT-2
 #
-# GPT-2 is a language model of 12 *layers*, alike, one after the other. It reads *tokens*, pieces of words: a *batch* of
-# several *sequences* at once. For each token it computes `vocab_size` numbers, the *logits*, one for each token that
-# could come next. The numbers that it learns are its *parameters*. A GPU's *peak* is the most FLOPs that it computes in
-# a second. (The vocabulary is padded from 50,257 to a multiple of 64, which GPUs multiply faster.)
+# GPT-2 is a language model of 12 equal *layers*, one after the other. It reads *tokens*, pieces of words: a *batch* of
+# several *sequences* at once. For each token it computes `vocab_size` numbers, the *logits*, one for each possible next
+# token. The numbers that it learns are its *parameters*. A GPU's *peak* is its maximum FLOPs per second. (The
+# vocabulary is padded from 50,257 to a multiple of 64, which GPUs multiply faster.)
 
 # %%
 config = replace(model_config("gpt2"), vocab_size=50304)
@@ -50,15 +50,15 @@ print(config)
 print(f"{num_params:,} parameters; a batch has {sequences * seq_len:,} tokens")
 peak_flops, bandwidth = device.peak("bfloat16"), device.memory_bandwidth_bytes_per_s
 print(
-    f"{device.name}: peak {format_quantity(peak_flops, 'FLOP/s')} in bfloat16, 2 bytes a number"
+    f"{device.name}: peak {format_quantity(peak_flops, 'FLOP/s')} in bfloat16 (2-byte numbers)"
 )
 print(f"{format_quantity(device.memory_bytes, 'B')} of memory", end=", ")
 print(f"which it reads or writes at {format_quantity(bandwidth, 'B/s')}, its bandwidth")
 
 # %% [markdown]
-# A step has three parts. *Forward* computes the *loss*, how badly the tokens were foretold. *Backward* computes the
+# A step has three parts. *Forward* computes the *loss*, the error of the predicted tokens. *Backward* computes the
 # *gradient*: how the loss changes with each parameter. The *optimizer*, here AdamW, changes the parameters. In *mixed
-# precision* the model computes with 2 bytes a number, in bfloat16, and AdamW on a copy with 4, the *master*
+# precision* the model computes in bfloat16, with 2 bytes per number. AdamW works on a copy with 4 bytes, the *master*
 # parameters: `update` gives it the gradients, and copies its parameters back.
 
 
@@ -70,7 +70,7 @@ def update(model, masters, optimizer):
     with torch.no_grad():
         for param, master in zip(model.parameters(), masters, strict=True):
             param.copy_(master)
-            param.grad = master.grad = None  # as zero_grad does: the next step makes them anew
+            param.grad = master.grad = None  # as zero_grad: the next step makes new ones
 
 
 def usual_loss(model, tokens):
@@ -88,14 +88,14 @@ def train_step(loss_of=usual_loss, num_sequences=sequences, shape=config):
     loss_of(model, tokens).backward()
     with phase("optimizer"):
         update(model, masters, optimizer)
-    return model, optimizer  # what lives on to the next step
+    return model, optimizer  # the objects that the next step needs
 
 
 # %% [markdown]
 # `launch` runs this on a *simulator*, which gives each operation the time that it would take on the GPU. Its *memory
-# tracker* notes every allocation. With `fidelity="shapes"` tensors have shapes and no numbers: even a
-# large model takes no memory here, and any tokens do as targets. `phase` names a part of the step. A run's processes
-# are its *ranks*: here one. From its first operation to its last is the *makespan*. Guess first.
+# tracker* records every allocation. With `fidelity="shapes"` tensors have shapes and no numbers: even a large model
+# takes no memory here, and any tokens can be targets. `phase` names a part of the step. A run's processes are its
+# *ranks*: here one. The *makespan* is the time from its first operation to its last. Guess first.
 
 # %%
 my_guess_s = None  # seconds of one step
@@ -117,13 +117,13 @@ for name in ("forward", "backward", "optimizer"):
 print(f"together {format_quantity(step.makespan_s, 's')}; you guessed {my_guess_s}")
 
 # %% [markdown] minutes=12
-# ## FLOPs: what a step computes
+# ## FLOPs of a step
 #
-# A product of matrices [M, K] and [K, N] has M x N results, each a sum of K products: M N K multiply-adds (*MACs*),
-# so **2 M N K FLOPs**. In such products are nearly all FLOPs of a transformer.
+# A product of matrices [M, K] and [K, N] has M x N results, each a sum of K products: M N K multiply-adds (*MACs*), so
+# **2 M N K FLOPs**. Nearly all FLOPs of a transformer are in such products.
 
 # %% [markdown]
-# A batch has B sequences of T tokens, and D numbers stand for a token: D is the *width*. A layer has two parts.
+# A batch has B sequences of T tokens, and a token is represented by D numbers: D is the *width*. A layer has two parts.
 # *Attention* multiplies all B T tokens by four matrices [D, D]: query, key, value and out. In each of H *heads*, of
 # width D / H, the T queries of a sequence are multiplied with its T keys. That gives [T, T] *scores*, and these
 # multiply the values. The *MLP* multiplies by [D, F], then by [F, D]; F, its hidden width, is 4 D here.
@@ -131,9 +131,9 @@ print(f"together {format_quantity(step.makespan_s, 's')}; you guessed {my_guess_
 # %% [markdown]
 # ### Exercise 1: the FLOPs of a layer
 #
-# Count the products of one layer's forward pass. Leave out all that computes with one number or one row at a time:
-# sums, norms, the softmax of the scores, GELU between the MLP's products. Count every score, though a token uses only
-# its own and those of tokens before it. Stuck? Run `check.layer_flops.hint()` in a new cell.
+# Count the products of one layer's forward pass. Leave out operations on one number or one row at a time: sums, norms,
+# the softmax of the scores, GELU between the MLP's products. Count every score, although a token uses only its own
+# score and the scores of tokens before it. Stuck? Run `check.layer_flops.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -158,10 +158,10 @@ try_out(layer_flops, batch=1, seq_len=2, width=3, hidden=5)  # by hand: 312
 check.layer_flops(layer_flops)
 
 # %% [markdown]
-# After the layers one more matrix, the model's *head* (no head of attention), makes the logits: [B T, D] x [D, V],
-# with V tokens in the vocabulary. Backward makes two products for each one of forward: if Y = X W, then the gradient
-# of X is dY W^T, and that of W is X^T dY. Each takes as many FLOPs as Y. So **backward takes twice forward**. Does
-# it? Below: a formula, a counter that comes with torch, and the simulator.
+# After the layers one more matrix, the model's *head* (not a head of attention), computes the logits: [B T, D] x [D,
+# V], with V tokens in the vocabulary. Backward computes two products for each one in forward: if Y = X W, then the
+# gradient of X is dY W^T, and the gradient of W is X^T dY. Each takes as many FLOPs as Y. So **backward takes twice the
+# FLOPs of forward**. Is that right? Below: a formula, torch's own counter, and the simulator.
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -189,18 +189,18 @@ columns = ["formula", "torch's counter", "simulator"]
 pd.DataFrame(rows, index=columns).T.map(lambda flops: format_quantity(flops, "FLOP", 5))
 
 # %% [markdown]
-# One number is larger. A *kernel* is a program that runs on the GPU; one that does the work of several operations is
-# *fused*. The simulator's attention is one fused kernel, *flash attention*: it does not keep the scores, so its
-# backward multiplies queries with keys once more. (Torch's counter met plain products: so "meta" tensors make
-# attention.) What the model needs are its *model FLOPs*; what is computed are *hardware FLOPs*.
+# One number is larger. A *kernel* is a program that runs on the GPU; a kernel that does the work of several operations
+# is *fused*. The simulator's attention is one fused kernel, *flash attention*: it does not keep the scores, so its
+# backward multiplies queries with keys once more. (Torch's counter saw plain products, because attention on "meta"
+# tensors uses them.) *Model FLOPs* are the FLOPs that the model needs; *hardware FLOPs* are all that are computed.
 
 # %% [markdown] minutes=3
 # ## Six FLOPs for each parameter and token
 #
-# Forward, each parameter of a matrix is multiplied once with each token: 2 FLOPs. Backward 4. So with N parameters a
-# token takes about **6 N FLOPs** (Kaplan et al., 2020), and a training 6 N times its tokens. The scores of attention
-# come from no parameters: the rule forgets them. For which models and sequences does that matter? Guess, then look: 1
-# means that the rule is right.
+# In forward, each parameter of a matrix is multiplied once with each token: 2 FLOPs. Backward takes 4. So with N
+# parameters a token takes about **6 N FLOPs** (Kaplan et al., 2020), and a training 6 N times its tokens. The scores of
+# attention involve no parameters: the rule leaves them out. For which models and sequences does that matter? Guess,
+# then look: 1 means that the rule is right.
 
 # %%
 from lablib.models.training_compute import over_six_n_d
@@ -210,20 +210,20 @@ named = [find_transformer(name) for name in ("gpt2", "gpt3-6.7b", "gpt3-175b")]
 models = {f"{model.name}, width {model.d_model}": model for model in named}
 lengths = np.array(LENGTHS)
 ratios = {name: over_six_n_d(model, lengths).tolist() for name, model in models.items()}
-look = {"title": "FLOPs of a token, over those by the rule", "log_x": True, "log_y": True}
+look = {"title": "FLOPs of a token, over the rule's FLOPs", "log_x": True, "log_y": True}
 show(figure_lines(LENGTHS, ratios, "sequence", "FLOPs over 6 N", "tokens", **look))
 
 # %% [markdown]
-# Forward, scores take 4 T D FLOPs a token and layer, matrices 24 D^2. So in large models the rule errs by about
-# T / 6D: a sixth where a sequence is as long as the model is wide, and by more than the rule itself beyond six times
-# that. In GPT-2 by less: at 1,024 tokens a quarter of its FLOPs are the head's.
+# In forward, scores take 4 T D FLOPs per token and layer, matrices 24 D^2. So in large models the error of the rule is
+# about T / 6D: a sixth where a sequence is as long as the model is wide, and over 100% beyond six times that length. In
+# GPT-2 it is smaller: at 1,024 tokens a quarter of its FLOPs are in the head.
 
 # %% [markdown] minutes=5
 # ## From FLOPs and bytes to seconds
 #
-# The step needs FLOPs / peak seconds at least. But an operation also reads and writes memory, and a GPU
-# does both at once. So it takes at least **max(FLOPs / peak, bytes / bandwidth)**: the *roofline* (Williams et al.,
-# 2009). Guess: of all operations, how many multiply matrices? What share of the time do the others take?
+# The step needs at least FLOPs / peak seconds. But an operation also reads and writes memory, and a GPU does both at
+# once. So it takes at least **max(FLOPs / peak, bytes / bandwidth)**: the *roofline* (Williams et al., 2009). Guess: of
+# all operations, how many multiply matrices? Which share of the time do the others take?
 
 # %%
 rows = {}
@@ -246,42 +246,42 @@ for name, spans in {
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# A quarter of the operations multiply matrices, and these have all the FLOPs that were counted. The others are
-# *limited by memory*: they compute next to nothing, and wait for bytes. (Simulated times are longer: the head's
-# products reach some 80% of the peak, those of a layer, too small to fill the GPU, 30 to 75%.) Now each kind of
-# operation under its roof. (`mm` and `addmm` are products, `_to_copy` changes the bytes of a number.)
+# A quarter of the operations multiply matrices, and these have all counted FLOPs. The others are *limited by memory*:
+# they compute little, and wait for bytes. (Simulated times are longer: the head's products reach some 80% of the peak.
+# A layer's products are too small to fill the GPU and reach 30 to 75%.) The next figure shows each kind of operation
+# and its limit. (`mm` and `addmm` are products, `_to_copy` changes the bytes per number.)
 
 # %%
 show(figure_roofline(step, run.device))
 
 # %% [markdown]
-# *Intensity* is FLOPs per byte: left of the bend memory is the limit, right of it arithmetic. Operations without
-# FLOPs have no intensity: they stand left of the dashed line, as far below the roof as their bytes a second are below
-# the bandwidth. (A point above the roof finds its tensors in the *cache*, a small fast memory; or it is attention,
-# which skips the scores of later tokens, though they are counted.)
+# *Intensity* is FLOPs per byte: left of the bend memory is the limit, right of it arithmetic. Operations without FLOPs
+# have no intensity: they are left of the dashed line, as far below the roof as their bytes per second are below the
+# bandwidth. (A point above the roof finds its tensors in the *cache*, a small fast memory; or it is attention, which
+# skips the scores of later tokens, although they are counted.)
 
 # %% [markdown]
-# So a product needs many tokens: it reads its matrix once for all of them. With few it is limited by memory, too.
-# That is why a GPU wants a batch.
+# So a product needs many tokens: it reads its matrix once for all of them. With few tokens it is limited by memory,
+# too. That is why a GPU needs a batch.
 
 # %% [markdown] tags=["further"] minutes=9
 # ## Further: how well is a GPU used?
 #
-# *Model FLOPs utilization*, MFU, is the model FLOPs of a second over the peak of all GPUs together (Chowdhery et al.,
-# 2022, appendix B). It follows from what is usually published: tokens per second. A token takes 6 N FLOPs, and those
-# of its scores: forward 4 T D in each of L layers, backward twice that.
+# *Model FLOPs utilization*, MFU, is the model FLOPs per second over the peak of all GPUs together (Chowdhery et al.,
+# 2022, appendix B). It follows from tokens per second, which most publications state. A token takes 6 N FLOPs, and its
+# scores take 4 T D in forward in each of L layers, twice that in backward.
 
 # %% [markdown]
 # ### Exercise 2: the MFU of a published run
 #
-# What share of the peak did a run reach? `tokens_per_s` is that of all devices together.
+# Which share of the peak did a run reach? `tokens_per_s` is the total of all devices.
 
 
 # %% tags=["exercise"]
 def utilization(
     tokens_per_s, num_params, num_layers, width, seq_len, num_devices, peak_flops_per_s
 ):
-    """MFU as a share, such as 0.4. `peak_flops_per_s` is that of one device."""
+    """MFU as a share, such as 0.4. `peak_flops_per_s` is the peak of one device."""
     ### BEGIN SOLUTION
     flops_per_token = 6 * num_params + 12 * num_layers * width * seq_len
     return tokens_per_s * flops_per_token / (num_devices * peak_flops_per_s)
@@ -319,20 +319,20 @@ for recompute in ("none", "selective", "full"):
     print(f"{recompute:9s} HFU / MFU = {ratio:.3f}: where HFU is 50%, MFU is {0.5 / ratio:.1%}")
 
 # %% [markdown]
-# "Selective" makes the scores again, "full" whole layers. (The HFU that Korthikanti et al. published double all FLOPs
-# of the scores, backward's too: a ratio of 1.027 here.) A run with full recomputation can report a higher utilization
-# than a faster one without: so ask which of the two a published number is. What counts is tokens per second.
+# "Selective" recomputes the scores, "full" whole layers. (The HFU that Korthikanti et al. published double all FLOPs of
+# the scores, backward's too: a ratio of 1.027 here.) A run with full recomputation can report a higher utilization than
+# a faster one without: so ask which of the two a published number is. The real measure is tokens per second.
 
 # %%
 hfu = sum(simulated.values()) / step.makespan_s / device.peak("bfloat16")
-print(f"this lab's step (flash attention makes the scores again): HFU {hfu:.2%}, MFU {mfu:.2%}")
+print(f"this lab's step (flash attention recomputes the scores): HFU {hfu:.2%}, MFU {mfu:.2%}")
 
 # %% [markdown] minutes=3
-# ## Bytes: what a step keeps
+# ## Bytes that a step keeps
 #
-# Now the bytes that are kept. In mixed precision a parameter has 2, and its gradient 2. AdamW holds 4 of the master
-# copy and two *states* of 4: running means of the gradient and of its square. That is **2 + 2 + 12 = 16 bytes** a
-# parameter when backward ends. In which of the three rows will the memory tracker differ, and by what?
+# In mixed precision a parameter takes 2 bytes, and its gradient 2. AdamW holds 4 for the master copy and two *states*
+# of 4: running means of the gradient and of its square. That is **2 + 2 + 12 = 16 bytes** per parameter when backward
+# ends. In which of the three rows will the memory tracker differ, and by how much?
 
 # %%
 ends_s = [span.end_s for span in run.timeline.select(0) if span.phase == "backward"]
@@ -341,7 +341,7 @@ rows = {}
 for name, bytes_a_param in {"parameter": 2, "gradient": 2, "optimizer state": 12}.items():
     formula = bytes_a_param * num_params
     rows[name] = {
-        "bytes a parameter": bytes_a_param,
+        "bytes per parameter": bytes_a_param,
         "formula": formula,
         "memory tracker": held[name],
     }
@@ -349,28 +349,28 @@ for name, bytes_a_param in {"parameter": 2, "gradient": 2, "optimizer state": 12
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# AdamW also counts its steps: 4 bytes for each tensor of the model. While it works it holds 8 bytes a parameter more,
-# the gradient in 4 bytes and a square root: 24 in all, 3 GB, whatever the batch. Afterwards gradients are freed, and
-# **14 are kept** from step to step. Yet this step held far more than 3 GB: the rest depends on the batch.
+# AdamW also counts its steps: 4 bytes for each tensor of the model. While it works it holds 8 more bytes per parameter,
+# the gradient in 4 bytes and a square root: 24 in all, 3 GB, for any batch. Afterwards gradients are freed, and **14
+# are kept** from step to step. But this step held far more than 3 GB: the rest depends on the batch.
 
 # %% [markdown] minutes=12
-# ## Activations: what forward keeps for backward
+# ## Activations that forward keeps for backward
 #
-# Backward needs values of forward, *activations*. The gradient of a product's matrix is X^T dY, so X is kept: a
-# product keeps its input. So do GELU and a *norm* (which scales each token's numbers). A sum keeps nothing. Flash
-# attention keeps queries, keys, values and its output. A tensor that two operations keep is there once.
+# Backward needs values of forward, *activations*. The gradient of a product's matrix is X^T dY, so X is kept: a product
+# keeps its input. So do GELU and a *norm* (which scales each token's numbers). A sum keeps nothing. Flash attention
+# keeps queries, keys, values and its output. A tensor that two operations keep is in memory once.
 
 # %% [markdown]
 # The layer, in order: norm; query, key and value; attention; out; *add the layer's input*; norm; up; GELU; down; *add
-# what went into this norm*. The layer's input is another layer's output, and is counted there. So this layer's output
-# is counted here: the next norm keeps it.
+# the input of this second norm*. The layer's input is another layer's output, and is counted there. So this layer's
+# output is counted here: the next norm keeps it.
 
 # %% [markdown]
 # ### Exercise 3: the activations of a layer
 #
-# Count the bytes that one layer keeps, 2 for each number: first the tensors of width D, then those of width F. Leave
-# out what is one number for each token or head. Attention that is not fused keeps the output of its softmax as well:
-# [T, T] for each head of each sequence.
+# Count the bytes that one layer keeps, 2 for each number: first the tensors of width D, then the tensors of width F.
+# Leave out tensors with one number for each token or head. Attention that is not fused keeps the output of its softmax
+# as well: [T, T] for each head of each sequence.
 
 
 # %% tags=["exercise"]
@@ -413,15 +413,15 @@ print(f"a layer keeps {kept:,} B: {kept / one_tensor:.2f} tensors of [B, T, D]. 
 try_out(activation_bytes, *batch, 4 * config.d_model, config.num_heads, keeps_scores=False)
 
 # %% [markdown]
-# Where F is 4 D these are 16 tensors of 2 bytes a number, **32 bytes for each of B T D**. The rest is small change: a
-# norm keeps two numbers for each token, flash attention one for each token and head.
+# Where F is 4 D these are 16 tensors of 2 bytes per number, **32 bytes for each of B T D**. The rest is small: a norm
+# keeps two numbers for each token, flash attention one for each token and head.
 
 # %% [markdown] minutes=4
 # ## Where the peak is
 #
-# Forward, twelve layers pile up their activations. Backward takes them from the pile, the last layer's first. So the
-# most is held near the turn, unless the batch is so small that AdamW holds more. Parameters and states, 14 bytes a
-# parameter, take 1.7 GB then. Guess before you look: what else holds the most?
+# In forward, the activations of twelve layers add up. Backward frees them, the last layer's first. So the peak is
+# between the two, unless the batch is so small that AdamW holds more. Parameters and states, 14 bytes per parameter,
+# take 1.7 GB then. Guess before you look: which of the other tensors take the most memory?
 
 # %%
 show(figure_memory(run.memory, timeline=step, rank=0))
@@ -433,9 +433,10 @@ pd.DataFrame(rows)
 
 # %% [markdown]
 # The surprise is the loss (`usual_loss`, the line that the figure names). The logits are [B T, V], and V is 65 times D.
-# They are widened to 4 bytes for the softmax, whose logarithm is kept, an activation. Backward makes two gradients of
-# that size, which the memory tracker calls "other": all alive at one moment, **12 bytes for each of B T V numbers**.
-# Each of the three is as large as the activations of eight layers. (AdamW's gradients in 4 bytes count as its state.)
+# They are converted to 4 bytes for the softmax; its logarithm is kept as an activation. Backward makes two gradients of
+# that size, which the memory tracker calls "other". All three are in memory at one moment, **12 bytes for each of B T V
+# numbers**. Each of them is as large as the activations of eight layers. (AdamW's gradients in 4 bytes count as its
+# state.)
 
 # %%
 logits = sequences * seq_len * config.vocab_size
@@ -446,17 +447,17 @@ print(f"the peak is {format_quantity(peak, 'B')}; you guessed {my_guess_bytes} B
 # %% [markdown] minutes=11
 # ## A loss in chunks
 #
-# A token's loss needs its own V logits, and no other token's. So take the tokens in *chunks*: make a chunk's logits,
-# add up its losses, free them. But autograd, which runs backward, keeps what it will need. `checkpoint(f, x, y,
+# A token's loss needs only its own V logits. So take the tokens in *chunks*: compute a chunk's logits, add up its
+# losses, free them. But autograd, which runs backward, keeps the tensors that backward needs. `checkpoint(f, x, y,
 # use_reentrant=False)` computes f(x, y) and keeps only x and y; backward computes f(x, y) again.
 
 # %% [markdown]
 # ### Exercise 4: the loss in chunks
 #
-# `hidden` [B T, D] goes into the head, whose matrix is `weight` [V, D]: the logits are `hidden @ weight.T`. Return
+# `hidden` [B T, D] is the input of the head with the matrix `weight` [V, D]: the logits are `hidden @ weight.T`. Return
 # the mean loss of all tokens, computed in the dtype of `hidden`. `tensor.tensor_split(num_chunks)` cuts along the
 # tokens into chunks that differ by at most one. The budgets: memory of five times a chunk's logits, and three or four
-# products a chunk. (`F` is `torch.nn.functional`.)
+# products per chunk. (`F` is `torch.nn.functional`.)
 
 
 # %% tags=["exercise"]
@@ -492,9 +493,9 @@ from lablib.memory.linear_cross_entropy import chunked_linear_cross_entropy
 show_source(chunked_linear_cross_entropy, after=check.chunked_loss)
 
 # %% [markdown]
-# The library's does the same, with logits widened to 4 bytes. Now GPT-2's step with it. By the formula the loss holds
-# 12 B T V / chunks bytes, and the peak falls by the rest. Guess: by how much does the step grow with 8 chunks, by how
-# much with 32?
+# The library's function does the same, with logits converted to 4 bytes. Now run GPT-2's step with it. By the formula
+# the loss holds 12 B T V / chunks bytes, and the peak falls by the rest. Guess: by how much does the step grow with 8
+# chunks, by how much with 32?
 
 
 # %%
@@ -517,17 +518,18 @@ for num_chunks, one in runs.items():
 pd.DataFrame(rows).T.rename_axis("chunks")
 
 # %% [markdown]
-# What the loss holds falls as 1 / chunks; parameters, states and activations remain, and a gradient of the head's
-# matrix. The price: the head and the loss forward once more; for each chunk a gradient [V, D] that is added up; and
-# products of few tokens fill the GPU less. A kernel written for it keeps a chunk's logits on the chip, and never writes
-# them to memory (Wijmans et al., 2024).
+# The memory of the loss falls as 1 / chunks; parameters, states, activations and a gradient of the head's matrix
+# remain. The cost: the head and the loss run forward once more; each chunk adds a gradient [V, D]; and products of few
+# tokens use the GPU less well. A special kernel can keep a chunk's logits on the chip, and never write them to memory
+# (Wijmans et al., 2024).
 
 # %% [markdown] minutes=3
 # ## Explore: will it fit?
 #
-# The calculator does this lab's counting for a model of the list, or of your own width and layers. (It begins with
-# GPT-2's own vocabulary, and its times are the rooflines alone.) Click on a moment, and it names the operation. A
-# *micro-batch* is what goes through the model at once. Take one larger model: what is its largest micro-batch?
+# The calculator does this lab's counting for a model from the list, or with your own width and layers. (It begins with
+# GPT-2's own vocabulary, and its times are the rooflines alone.) Click on a moment to see the operation. A
+# *micro-batch* is the set of sequences that goes through the model at once. Choose one larger model: how large is its
+# largest micro-batch?
 
 # %%
 from lablib.widgets import memory_calculator
@@ -538,18 +540,17 @@ memory_calculator(interactive=interactive, **begin)
 # %% [markdown]
 # <details><summary>And with "Recompute": full?</summary>
 #
-# Recomputation (lab 03) keeps one tensor of [B, T, D] a layer instead of some 16. The logits stay, and the bytes a
-# parameter: from a few billion parameters on these alone fill a GPU. To split them over GPUs is the matter of later
-# labs.
+# Recomputation (lab 03) keeps one tensor of [B, T, D] per layer instead of some 16. The logits and the bytes per
+# parameter stay: from a few billion parameters on, the latter alone fill a GPU. Later labs split them over GPUs.
 #
 # </details>
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: with dropout, and without flash attention
 #
-# The well-known count is `s b h (34 + 5 a s / h)` bytes (Korthikanti et al., 2022, section 4.1); s is T, h is D, a
-# are heads. Of the 34, 2 are masks of *dropout*, which sets some numbers to zero: this GPT has none. The other term is
-# what flash attention does not keep.
+# The well-known count is `s b h (34 + 5 a s / h)` bytes (Korthikanti et al., 2022, section 4.1); s is T, h is D, a are
+# heads. Of the 34, 2 are masks of *dropout*, which sets some numbers to zero: this GPT has none. The other term is the
+# scores, which flash attention does not keep.
 
 # %%
 scores = 5 * config.num_heads * seq_len / config.d_model
@@ -559,9 +560,10 @@ print(f"by Korthikanti's count 34 + {scores:.0f} = {34 + scores:.0f}")
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: reconcile, predicted and measured
 #
-# Now a step on real processes of this computer. To *calibrate* is to measure how fast they multiply and move bytes;
-# it takes half a minute once. `reconcile` predicts the step, runs it several times and compares. Two processes train,
-# each for itself, as the calibration measures two. Guess: is the prediction too short or too long, and by what factor?
+# Now run a step on real processes of this computer. To *calibrate* is to measure how fast they multiply and move bytes;
+# it takes half a minute, once. `reconcile` predicts the step, runs it several times and compares. Two processes train
+# independently, because the calibration also measures two. Guess: is the prediction too short or too long, and by which
+# factor?
 
 # %%
 import torch.distributed as dist
@@ -596,10 +598,10 @@ show(comparison.figure())
 print_text(comparison.reading())
 
 # %% [markdown]
-# A negative error is a prediction that is too short. *Noise* is half the spread of the few runs over their median: an
-# error smaller than it says nothing, and a machine that is busy throughout is slow without noise. The calibration
-# measures products of matrices and bandwidth; all else is priced by its bytes. That a CPU also computes GELU, softmax
-# and AdamW for a while, the prediction does not know. Beside it another machine's numbers, recorded:
+# A negative error is a prediction that is too short. *Noise* is half the spread of the few runs over their median: a
+# smaller error is not significant, and a machine that is busy all the time is slow without noise. The calibration
+# measures matrix products and bandwidth; the prediction for all other operations uses their bytes. It leaves out the
+# time that a CPU needs to compute GELU, softmax and AdamW. The next table adds recorded numbers of another machine:
 
 # %%
 recorded = recorded_comparison("01")
@@ -610,21 +612,21 @@ comparison.beside(recorded).loc[parts].map("{:.0f}%".format)
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: the largest micro-batch that fits
 #
-# Two moments decide. In the loss's backward the step holds 14 bytes a parameter (no gradient is there yet), and for
-# each sequence what all layers keep and what its logits take. While AdamW works it holds 24 bytes a parameter, and
-# nothing of the sequences.
+# Two moments decide. In the loss's backward the step holds 14 bytes per parameter (there are no gradients yet), and for
+# each sequence the activations of all layers and the logits. While AdamW works it holds 24 bytes per parameter, and no
+# bytes of the sequences.
 
 # %% [markdown]
 # ### Exercise 5: the largest micro-batch
 #
-# How many sequences at most fit into the memory? As in this lab: F is 4 D, attention is flash attention, the loss is
-# not in chunks. Leave out what is one number for each token or head, what goes into the first layer, and what goes into
-# the head.
+# How many sequences at most fit into the memory? As in this lab, F is 4 D, attention is flash attention, and the loss
+# is not in chunks. Leave out tensors with one number for each token or head, the input of the first layer, and the
+# input of the head.
 
 
 # %% tags=["exercise"]
 def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vocab_size):
-    """The most sequences whose step never holds more than memory_bytes; 0 if no step fits."""
+    """The most sequences in a step that never exceeds memory_bytes; 0 if no step fits."""
     ### BEGIN SOLUTION
     if memory_bytes < 24 * num_params:
         return 0
@@ -641,8 +643,8 @@ try_out(largest_micro_batch, memory_bytes=1000, **tiny)  # by hand: 2
 check.largest_micro_batch(largest_micro_batch)
 
 # %% [markdown]
-# Now the lab's model and GPU. By the memory tracker each sequence takes as much as the one before, so two runs give the
-# largest batch. What does it hold, with one sequence more, and with the loss in chunks?
+# Now for the lab's model and GPU. In the memory tracker each sequence takes the same memory, so two runs give the
+# largest batch. How much memory does it take, also with one more sequence, and with the loss in chunks?
 
 # %%
 few = [simulate(usual_loss, n).memory.peak_bytes(0) for n in (8, 9)]
@@ -655,16 +657,16 @@ sizes = (num_params, config.num_layers, config.d_model, seq_len, config.vocab_si
 try_out(largest_micro_batch, device.memory_bytes, *sizes)
 
 # %% [markdown]
-# Yours may be one more: it leaves out about half a percent. And real memory is not all yours: CUDA and
-# the libraries take a gigabyte or so, and an allocator cannot use every gap. (On the other hand a data sheet's GB of
-# memory are GiB, 7% more than those of this lab: torch sees 79 GiB, 85e9 bytes, of an A100's "80 GB".)
+# Your result may be one more: it leaves out about half a percent. And real memory is not all available: CUDA and the
+# libraries take a gigabyte or so, and an allocator cannot use every gap. (On the other hand a data sheet's GB of memory
+# are GiB, 7% more than the GB of this lab: torch sees 79 GiB, 85e9 bytes, of an A100's "80 GB".)
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: a larger batch
 #
 # The optimizer's time does not depend on the batch, and products of few tokens do not fill the GPU. So tokens get
-# cheaper in larger batches. Guess how much: the share of the GPU's peak that the model's FLOPs reach (*MFU*), with one
-# sequence and with 32.
+# cheaper in larger batches. Guess the share of the GPU's peak that the model's FLOPs reach (*MFU*), with one sequence
+# and with 32.
 
 # %%
 from lablib.models.transformer_flops import step_flops
@@ -704,9 +706,9 @@ print(f"at 2 dollars an hour: {1024 * days * 24 * 2 / 1e6:.1f} million dollars")
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: no logits twice
 #
-# When the logits of a chunk are there, so is their gradient: softmax minus one at the target. So the gradients of
-# `hidden` and `weight` can be made in forward, and no product is made twice (Hsu et al., 2024). Backward only
-# multiplies by the gradient of the loss. The price: both gradients are there from forward on, that of `weight` in 4
+# The logits of a chunk give their gradient at once: softmax minus one at the target. So the gradients of `hidden` and
+# `weight` can be computed in forward, and no product is computed twice (Hsu et al., 2024). Backward only multiplies by
+# the gradient of the loss. The cost: both gradients are in memory from forward on. The gradient of `weight` is in 4
 # bytes, so that chunks do not round it; each chunk adds to it.
 
 # %%
@@ -723,14 +725,14 @@ show_source(FusedLoss, after=check.chunked_loss)
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - Three counts explain a step: FLOPs and bytes moved tell its time, bytes kept tell whether it fits.
+# - Three counts explain a step: FLOPs and bytes moved give its time, bytes kept show whether it fits.
 # - A product [M, K] x [K, N] takes 2 M N K FLOPs; backward needs twice forward; a step about 6 for each parameter and
 #   token.
-# - An operation takes max(FLOPs / peak, bytes / bandwidth) at least. Large products are limited by arithmetic, nearly
-#   all else by memory.
-# - Mixed precision with AdamW and gradients of 2 bytes: 16 bytes a parameter, 24 while AdamW works. GPT-2's layer with
-#   flash attention keeps 32 bytes for each of B T D.
-# - The logits, 12 bytes for each of B T V, can be most of the peak: in n chunks they are an n-th of that.
+# - An operation takes at least max(FLOPs / peak, bytes / bandwidth). Large products are limited by arithmetic, nearly
+#   all other operations by memory.
+# - Mixed precision with AdamW and gradients of 2 bytes takes 16 bytes per parameter, 24 while AdamW works. GPT-2's
+#   layer with flash attention keeps 32 bytes for each of B T D.
+# - The logits, 12 bytes for each of B T V, can be most of the peak: n chunks divide this by n.
 
 # %% [markdown]
 # ### Sources

@@ -1,4 +1,4 @@
-"""Wrong answers to lab 01: the cost of a step, and right ones in an unusual style."""
+"""Wrong answers to lab 01: the cost of a step, and unusual right ones."""
 
 _FLOPS = "def layer_flops(batch, seq_len, width, hidden):\n    "
 _MFU = "def utilization(tokens_per_s, num_params, num_layers, width, seq_len, num_devices, peak_flops_per_s):\n    "
@@ -15,7 +15,7 @@ def _largest(of_a_sequence: str) -> str:
 WRONG_ANSWERS = {
     "layer_flops": [
         (
-            "adds up over calls",
+            "adds over calls",
             "flops = 0\n\n\n"
             + _FLOPS
             + "global flops\n    "
@@ -49,7 +49,7 @@ WRONG_ANSWERS = {
             "two products with the scores of every pair",
         ),
         (
-            "counts the half of the scores that the mask leaves",
+            "counts only unmasked scores",
             _FLOPS + "return 2 * batch * seq_len * (4 * width**2 + 2 * width * hidden + (seq_len + 1) * width)",
             "every score is counted",
         ),
@@ -57,15 +57,15 @@ WRONG_ANSWERS = {
             "multiplies the tokens of all sequences with each other",
             _FLOPS
             + "rows = batch * seq_len\n    return 2 * rows * (4 * width**2 + 2 * width * hidden + 2 * rows * width)",
-            "as many FLOPs again for as many sequences again",
+            "twice the sequences, twice the FLOPs",
         ),
         (
             "forgets the batch",
             _FLOPS + "return 2 * seq_len * (4 * width**2 + 2 * width * hidden + 2 * seq_len * width)",
-            "as many FLOPs again for as many sequences again",
+            "twice the sequences, twice the FLOPs",
         ),
         (
-            "takes the hidden width for 4 D",
+            "assumes a hidden width of 4 D",
             _FLOPS + "return batch * (24 * seq_len * width**2 + 4 * seq_len**2 * width)",
             "hidden + 1 adds a column",
         ),
@@ -101,7 +101,7 @@ WRONG_ANSWERS = {
             "is there a return",
         ),
         (
-            "asks the library",
+            "calls the library",
             "from lablib.models.transformer_flops import forward_flops\nfrom lablib.models import Transformer\n"
             + _FLOPS
             + "flops = forward_flops(Transformer('x', 1, width, 1, 1, seq_len, hidden))\n"
@@ -109,7 +109,7 @@ WRONG_ANSWERS = {
             "your own code",
         ),
         (
-            "asks the library, by way of a series",
+            "calls the library by way of a series",
             "from lablib.models.transformer_flops import step_flops\nfrom lablib.models import Transformer\n"
             + "held = pd.Series([step_flops])\n"
             + _FLOPS
@@ -118,14 +118,14 @@ WRONG_ANSWERS = {
             "your own code",
         ),
         (
-            "overflows in 32 bits as soon as the model is real",
+            "overflows in 32 bits with a real model",
             _FLOPS
             + "b, t, d, f = np.array([batch, seq_len, width, hidden], dtype=np.int32)[:, None]\n    "
             + "return 2 * b * t * (4 * d * d + 2 * d * f + 2 * t * d)",
             "",
         ),
         (
-            "lets a token see the last 1,024 alone",
+            "counts only the last 1,024 keys of a token",
             _FLOPS
             + "keys = min(seq_len, 1024)\n    "
             + "return 2 * batch * seq_len * (4 * width**2 + 2 * width * hidden + 2 * keys * width)",
@@ -139,24 +139,24 @@ WRONG_ANSWERS = {
             "hidden + 1 adds a column",
         ),
         (
-            "has no scores where there is one token",
+            "has no scores for one token",
             _FLOPS
             + "scores = 2 * seq_len * width if seq_len > 1 else 0\n    "
             + "return 2 * batch * seq_len * (4 * width**2 + 2 * width * hidden + scores)",
             "f(2 T) - 2 f(T)",
         ),
         (
-            "returns a number that equals every other",
+            "returns a number that equals every number",
             "class Same(float):\n    def __sub__(self, other):\n        return Same(0.0)\n\n"
             + "    def __rmul__(self, k):\n        return Same(1.5)\n\n"
             + _FLOPS
             + "return Same(0.5)",
-            "as many FLOPs again",
+            "twice the sequences, twice the FLOPs",
         ),
     ],
     "utilization": [
         (
-            "adds up over calls",
+            "adds over calls",
             "done = []\n\n\n"
             + _MFU
             + "done.append(tokens_per_s * (6 * num_params + 12 * num_layers * width * seq_len))\n"
@@ -171,7 +171,7 @@ WRONG_ANSWERS = {
             "for each parameter, forward and backward",
         ),
         (
-            "counts what full recomputation computes",
+            "counts full recomputation",
             _MFU
             + "flops = 8 * num_params + 16 * num_layers * width * seq_len\n"
             + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
@@ -180,35 +180,35 @@ WRONG_ANSWERS = {
         (
             "forgets the scores",
             _MFU + "return 6 * num_params * tokens_per_s / (num_devices * peak_flops_per_s)",
-            "of its scores with one token more",
+            "FLOPs of a token's scores",
         ),
         (
             "counts the scores of forward alone",
             _MFU
             + "flops = 6 * num_params + 4 * num_layers * width * seq_len\n"
             + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
-            "of its scores with one token more",
+            "FLOPs of a token's scores",
         ),
         (
             "counts the scores of one layer",
             _MFU
             + "flops = 6 * num_params + 12 * width * seq_len\n"
             + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
-            "of its scores with one token more",
+            "FLOPs of a token's scores",
         ),
         (
-            "counts the scores that the mask leaves",
+            "counts only unmasked scores",
             _MFU
             + "flops = 6 * num_params + 6 * num_layers * width * seq_len\n"
             + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
-            "of its scores with one token more",
+            "FLOPs of a token's scores",
         ),
         (
-            "takes the scores of a whole sequence for those of a token",
+            "uses the scores of a whole sequence for each token",
             _MFU
             + "flops = 6 * num_params + 12 * num_layers * width * seq_len**2\n"
             + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
-            "of its scores with one token more",
+            "FLOPs of a token's scores",
         ),
         (
             "forgets the devices",
@@ -225,18 +225,18 @@ WRONG_ANSWERS = {
             "half the MFU",
         ),
         (
-            "divides the peak by what was done",
+            "divides the peak by the FLOPs computed",
             _MFU
             + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
             + "    return num_devices * peak_flops_per_s / (tokens_per_s * flops)",
-            "twice the tokens in a second",
+            "twice the tokens per second",
         ),
         (
-            "forgets the tokens in a second",
+            "forgets the tokens per second",
             _MFU
             + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
             + "    return flops / (num_devices * peak_flops_per_s)",
-            "twice the tokens in a second",
+            "twice the tokens per second",
         ),
         (
             "returns percent",
@@ -246,7 +246,7 @@ WRONG_ANSWERS = {
             "a share is returned",
         ),
         (
-            "knows only an A100's peak",
+            "uses an A100's peak",
             _MFU
             + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
             + "    return tokens_per_s * flops / (num_devices * 312e12)",
@@ -257,10 +257,10 @@ WRONG_ANSWERS = {
             _MFU
             + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
             + "    return round(tokens_per_s * flops / (num_devices * peak_flops_per_s), 2)",
-            "twice the tokens in a second",
+            "twice the tokens per second",
         ),
         (
-            "takes tokens for sequences",
+            "treats tokens as sequences",
             _MFU
             + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
             + "    return tokens_per_s / seq_len * flops / (num_devices * peak_flops_per_s)",
@@ -287,14 +287,14 @@ WRONG_ANSWERS = {
             + "length = seq_len if seq_len >= 2048 else 0\n"
             + "    flops = 6 * num_params + 12 * num_layers * width * length\n"
             + "    return tokens_per_s * flops / (num_devices * peak_flops_per_s)",
-            "of its scores with one token more",
+            "FLOPs of a token's scores",
         ),
         (
             "hides an MFU above 1",
             _MFU
             + "flops = 6 * num_params + 12 * num_layers * width * seq_len\n"
             + "    return min(1.0, tokens_per_s * flops / (num_devices * peak_flops_per_s))",
-            "above 1 is returned as it is",
+            "above 1 is returned unchanged",
         ),
     ],
     "activation_bytes": [
@@ -317,17 +317,17 @@ WRONG_ANSWERS = {
             "2 bytes each",
         ),
         (
-            "keeps what goes into GELU alone",
+            "keeps only GELU's input",
             _BYTES + "return 2 * (batch * seq_len * (8 * width + hidden) + keeps_scores * batch * heads * seq_len**2)",
             "hidden + 1 widens",
         ),
         (
-            "takes the hidden width for 4 D",
+            "assumes a hidden width of 4 D",
             _BYTES + "return 2 * (batch * seq_len * 16 * width + keeps_scores * batch * heads * seq_len**2)",
             "hidden + 1 widens",
         ),
         (
-            "keeps what leaves out and down as well",
+            "also keeps the outputs of out and down",
             _BYTES
             + "return 2 * (batch * seq_len * (10 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
             "as many as the memory tracker's",
@@ -339,7 +339,7 @@ WRONG_ANSWERS = {
             "as many as the memory tracker's",
         ),
         (
-            "forgets what attention puts out",
+            "forgets attention's output",
             _BYTES
             + "return 2 * (batch * seq_len * (7 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
             "as many as the memory tracker's",
@@ -354,7 +354,7 @@ WRONG_ANSWERS = {
         (
             "always keeps the scores",
             _BYTES + "return 2 * (batch * seq_len * (8 * width + 2 * hidden) + batch * heads * seq_len**2)",
-            "as many bytes again",
+            "twice the sequences, twice the bytes",
         ),
         (
             "never keeps the scores",
@@ -373,22 +373,22 @@ WRONG_ANSWERS = {
             "not fused: 2 bytes more",
         ),
         (
-            "keeps the scores the other way round",
+            "reverses keeps_scores",
             _BYTES + "return 2 * batch * seq_len * (8 * width + 2 * hidden + (not keeps_scores) * heads * seq_len)",
             "keeps_scores keeps more",
         ),
         (
             "forgets the batch",
             _BYTES + "return 2 * (seq_len * (8 * width + 2 * hidden) + keeps_scores * batch * heads * seq_len**2)",
-            "as many bytes again",
+            "twice the sequences, twice the bytes",
         ),
         (
             "keeps the matrices",
             _BYTES + "return 2 * (batch * seq_len * (8 * width + 2 * hidden) + 4 * width**2 + 2 * width * hidden)",
-            "as many bytes again",
+            "twice the sequences, twice the bytes",
         ),
         (
-            "overflows in 32 bits as soon as the model is real",
+            "overflows in 32 bits with a real model",
             _BYTES
             + "b, t, d, f, h = np.array([batch, seq_len, width, hidden, heads], dtype=np.int32)[:, None]\n    "
             + "return 2 * (b * t * (8 * d + 2 * f) + keeps_scores * b * h * t * t)",
@@ -419,7 +419,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "peak memory",
         ),
         (
-            "goes in chunks, and lets autograd keep all their logits",
+            "uses chunks, but autograd keeps all their logits",
             """
 def chunked_loss(hidden, weight, targets, num_chunks):
     total = 0.0
@@ -467,7 +467,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "the mean loss over all tokens",
         ),
         (
-            "takes num_chunks for the size of a chunk",
+            "uses num_chunks as the size of a chunk",
             """
 def chunked_loss(hidden, weight, targets, num_chunks):
     def summed(part, of_part):
@@ -567,7 +567,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
         total = total + loss.detach()
     return total + 0 * (hidden.sum() + weight.sum())
 """,
-            "backward is left to the caller",
+            "the caller calls backward",
         ),
         (
             "makes the logits of a chunk three times",
@@ -612,7 +612,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "the mean loss over all tokens",
         ),
         (
-            "calls torch's own by a name that is put together",
+            "calls torch's function by a composed name",
             """
 def chunked_loss(hidden, weight, targets, num_chunks):
     return getattr(F, "linear_" + "cross_entropy")(hidden, weight, targets)
@@ -658,7 +658,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
         total = total + checkpoint(summed, part, of_part, use_reentrant=False)
     return total / len(hidden)
 """,
-            "stay as they were",
+            "stay unchanged",
         ),
         (
             "returns nothing",
@@ -687,7 +687,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "the mean loss over all tokens",
         ),
         (
-            "computes in half precision where it is given float32",
+            "computes in half precision for float32",
             """
 def chunked_loss(hidden, weight, targets, num_chunks):
     dtype = hidden.dtype
@@ -734,7 +734,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "the gradient of weight",
         ),
         (
-            "returns float64 whatever it is given",
+            "always returns float64",
             """
 def chunked_loss(hidden, weight, targets, num_chunks):
     def summed(part, of_part):
@@ -816,7 +816,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
         total = total + checkpoint(summed, part, of_part, use_reentrant=False)
     return total / len(hidden)
 """,
-            "stay as they were",
+            "stay unchanged",
         ),
         (
             "collects losses in a list that every call shares",
@@ -831,7 +831,7 @@ def chunked_loss(hidden, weight, targets, num_chunks, losses=[]):
             "a second call gives the same",
         ),
         (
-            "writes the gradient of the matrix over the one that is there",
+            "overwrites an existing gradient of the matrix",
             """
 class Fused(torch.autograd.Function):
     @staticmethod
@@ -864,7 +864,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "the gradient of weight",
         ),
         (
-            "writes both gradients over those that are there",
+            "overwrites both existing gradients",
             """
 class Fused(torch.autograd.Function):
     @staticmethod
@@ -927,7 +927,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "the gradient of hidden",
         ),
         (
-            "frees the gradients that are there",
+            "frees existing gradients",
             """
 def chunked_loss(hidden, weight, targets, num_chunks):
     def summed(part, of_part):
@@ -938,7 +938,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
         total = total + checkpoint(summed, part, of_part, use_reentrant=False)
     return total / len(hidden)
 """,
-            "no gradient that is there changes",
+            "no existing gradient changes",
         ),
         (
             "makes at most 16 chunks",
@@ -969,7 +969,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "",
         ),
         (
-            "takes for granted that rows lie one behind the other",
+            "assumes contiguous rows",
             """
 def chunked_loss(hidden, weight, targets, num_chunks):
     def summed(part, of_part):
@@ -983,7 +983,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "view size is not compatible",
         ),
         (
-            "puts all that is left into the last chunk",
+            "puts all remaining tokens into the last chunk",
             """
 def chunked_loss(hidden, weight, targets, num_chunks):
     def summed(part, of_part):
@@ -1008,10 +1008,10 @@ def chunked_loss(hidden, weight, targets, num_chunks):
         total = total + checkpoint(summed, part, of_part, use_reentrant=False)
     return total / len(hidden)
 """,
-            "nothing is added",
+            "no constant is added",
         ),
         (
-            "calls torch's own for each chunk",
+            "calls torch's function for each chunk",
             """
 from torch.nn.functional import linear_cross_entropy as loss_of
 
@@ -1059,9 +1059,9 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "a whole number",
         ),
         (
-            "says less than nothing",
+            "returns a negative number",
             _LARGEST + _ONE + "return (memory_bytes - 14 * num_params) // one",
-            "not less than nothing",
+            "a number of at least 0",
         ),
         (
             "forgets that AdamW must fit, too",
@@ -1069,24 +1069,24 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "fits no step",
         ),
         (
-            "counts what AdamW holds while it works beside the sequences",
+            "counts AdamW's temporary tensors together with the sequences",
             _LARGEST + _ONE + "return max(0, (memory_bytes - 24 * num_params) // one)",
-            "14 bytes more for one parameter",
+            "14 more bytes for one more parameter",
         ),
         (
-            "counts the gradient, which is not there yet",
+            "counts gradients, which do not exist yet",
             _LARGEST + _GUARD + _ONE + "return (memory_bytes - 16 * num_params) // one",
-            "14 bytes more for one parameter",
+            "14 more bytes for one more parameter",
         ),
         (
             "forgets the parameters",
             _LARGEST + _GUARD + _ONE + "return memory_bytes // one",
-            "14 bytes more for one parameter",
+            "14 more bytes for one more parameter",
         ),
         (
             "forgets AdamW's states",
             _LARGEST + _GUARD + _ONE + "return (memory_bytes - 2 * num_params) // one",
-            "14 bytes more for one parameter",
+            "14 more bytes for one more parameter",
         ),
         (
             "keeps one layer alone",
@@ -1119,7 +1119,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "each of T V logits",
         ),
         (
-            "knows only GPT-2's vocabulary",
+            "uses GPT-2's vocabulary",
             _largest("seq_len * (32 * num_layers * width + 12 * 50304)"),
             "each of T V logits",
         ),
@@ -1162,14 +1162,14 @@ def chunked_loss(hidden, weight, targets, num_chunks):
             "is there a return",
         ),
         (
-            "asks the library",
+            "calls the library",
             "from lablib.studies.step_memory import memory_of_step\n"
             + _LARGEST
             + "return memory_of_step('gpt2', seq_len).largest_micro_batch",
             "your own code",
         ),
         (
-            "says one where none fits",
+            "returns 1 if none fits",
             """
 def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vocab_size):
     if memory_bytes < 24*num_params: return 0
@@ -1195,7 +1195,7 @@ def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vo
     if memory_bytes < adamw: return 0
     return int((memory_bytes - 14*num_params) // (seq_len*(32*num_layers*width+12*vocab_size)))
 """,
-            "24.1 bytes a parameter fits a step",
+            "24.1 bytes per parameter fits a step",
         ),
     ],
 }
@@ -1231,7 +1231,7 @@ def layer_flops(batch, seq_len, width, hidden):
     ],
     "utilization": [
         (
-            "seconds of a token beside what they should be",
+            "ideal over actual seconds of a token",
             """
 def utilization(tokens_per_s, num_params, num_layers, width, seq_len, num_devices, peak_flops_per_s):
     ideal_s = 6 * (num_params + 2 * num_layers * width * seq_len) / peak_flops_per_s
@@ -1281,7 +1281,7 @@ def activation_bytes(batch, seq_len, width, hidden, heads, keeps_scores):
     ],
     "chunked_loss": [
         (
-            "with logsumexp, and slices of its own",
+            "with logsumexp, and its own slices",
             """
 def chunked_loss(hidden, weight, targets, num_chunks):
     def summed(part, of_part):
@@ -1335,7 +1335,7 @@ def chunked_loss(hidden, weight, targets, num_chunks):
 """,
         ),
         (
-            "in chunks that are filled up, with a target that is ignored",
+            "in padded chunks, with an ignored target",
             """
 def chunked_loss(hidden, weight, targets, num_chunks):
     def summed(part, of_part):
@@ -1361,7 +1361,7 @@ def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vo
 """,
         ),
         (
-            "by halving, with what goes into the first layer and into the head",
+            "by bisection, with the inputs of the first layer and of the head",
             """
 def largest_micro_batch(memory_bytes, num_params, num_layers, width, seq_len, vocab_size):
     def fits(n):

@@ -1,4 +1,4 @@
-"""Checks of lab 02: mixed precision. Patterns, gradients, blocks, formats and devices are drawn anew."""
+"""Checks of lab 02: mixed precision. Patterns, gradients, blocks, formats and devices are random."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,20 +26,20 @@ from lablib.text.units import plural
 
 _SAMPLE = 610  # patterns of a kind: an answer may look at them one by one
 _PLACES = {
-    "nearer to the lower pattern goes there": (0x0001, 0x7FFF),
-    "nearer to the higher pattern goes there": (0x8001, 0xFFFF),
-    "halfway between two goes to the one whose last bit is 0": (0x8000, 0x8000),
+    "nearer to the lower pattern rounds to it": (0x0001, 0x7FFF),
+    "nearer to the higher pattern rounds to it": (0x8001, 0xFFFF),
+    "halfway between two rounds to the even one (last bit 0)": (0x8000, 0x8000),
 }
 
 
 @exercise(
     "Round to BF16",
     hints=[
-        "The upper 16 bits are the lower neighbour, and upper + 1 the next one. What do the lower 16 bits say?",
+        "The upper 16 bits are the lower neighbour, and upper + 1 the next one. What do the lower 16 bits mean?",
         "Compare the lower bits with 0x8000, half a step. At exactly half, look at the last bit of the upper ones. "
-        "What does upper + 1 make of a mantissa of all ones? And of the bits of a NaN?",
+        "How does upper + 1 change a mantissa of all ones? And the bits of a NaN?",
         "`upper, lower = bits >> 16, bits & 0xFFFF`; add 1 where lower is above 0x8000, or equal to it with upper odd. "
-        "A NaN has `bits & 0x7FFFFFFF` above 0x7F800000: give back a pattern that is surely one, 0x7FC0.",
+        "A NaN has `bits & 0x7FFFFFFF` above 0x7F800000: return a pattern that is always a NaN, 0x7FC0.",
     ],
 )
 def bf16_bits(expect: Expect, bf16_bits: Callable[[Tensor], Tensor]) -> None:
@@ -50,9 +50,9 @@ def bf16_bits(expect: Expect, bf16_bits: Callable[[Tensor], Tensor]) -> None:
     _stays(expect, lambda: bf16_bits(one), lambda: bf16_bits(other))
     for shape in ((3, 5), (2, 0), (), (2, 3, 4), (1, 4, 1)):
         bits = (_uppers(expect.draw, 0, 0x7F7F, math.prod(shape)) | 1).reshape(shape) << 16 | 0x8000
-        _expect_bits(expect, bf16_bits, f"any shape will do: {tuple(shape)}", bits)
+        _expect_bits(expect, bf16_bits, f"any shape works: {tuple(shape)}", bits)
     bits = (_uppers(expect.draw, 0, 0x7F7F, 40).reshape(4, 10) << 16 | 0x8000)[:, ::2].T
-    _expect_bits(expect, bf16_bits, "a view of every second column will do", bits)
+    _expect_bits(expect, bf16_bits, "a view of every second column works", bits)
 
 
 def _patterns(draw: Draw) -> Iterator[tuple[str, Tensor]]:
@@ -60,7 +60,7 @@ def _patterns(draw: Draw) -> Iterator[tuple[str, Tensor]]:
     every = torch.arange(2**16)
     ends = every[((every >> 7) + 2) % 256 < 4]  # of the exponents, the two lowest and the two highest, with each sign
     exact = torch.cat([ends, _uppers(draw, 0x0000, 0xFFFF, 4000)])
-    yield "a BF16 pattern that is no NaN stays as it is", exact[(exact & 0x7FFF) <= 0x7F80] << 16
+    yield "a BF16 pattern that is not a NaN stays unchanged", exact[(exact & 0x7FFF) <= 0x7F80] << 16
     signs = (torch.arange(_SAMPLE) // 61 % 2) << 15
     kinds = {
         "a positive number": _without_carry(_uppers(draw, 0x0080, 0x7F7E)),
@@ -71,7 +71,7 @@ def _patterns(draw: Draw) -> Iterator[tuple[str, Tensor]]:
     for kind, uppers in kinds.items():
         for rule, (low, high) in _PLACES.items():
             lower = torch.tensor([low, high, *(draw.integer(low, high) for _ in range(59))])
-            yield f"{kind}, {rule}", uppers << 16 | lower.repeat(_SAMPLE // 61 + 1)[: len(uppers)]
+            yield f"{kind} {rule}", uppers << 16 | lower.repeat(_SAMPLE // 61 + 1)[: len(uppers)]
     above = torch.tensor([0x7F7F8000, 0x7F7F8001, 0x7F7FFFFF, draw.integer(0x7F7F8000, 0x7F7FFFFF)])
     below = torch.tensor([0x7F7F7FFF, 0x7F7F0001])
     sign = 1 << 31
@@ -84,12 +84,12 @@ def _patterns(draw: Draw) -> Iterator[tuple[str, Tensor]]:
 
 
 def _without_carry(uppers: Tensor) -> Tensor:
-    """The same, but no mantissa of all ones, which has a rule of its own."""
+    """The same, without a mantissa of all ones, which has a separate rule."""
     return torch.where((uppers & 0x7F) == 0x7F, uppers - 2, uppers)
 
 
 def _uppers(draw: Draw, low: int, high: int, count: int = _SAMPLE) -> Tensor:
-    """Upper halves from `low` to `high`, both ends among them where there is room."""
+    """Upper halves from `low` to `high`, with both ends if `count` is above 1."""
     spread = torch.rand(count, generator=torch.Generator().manual_seed(draw.integer(0, 10**6)), dtype=torch.float64)
     uppers = low + (spread * (high - low + 1)).long()
     if count > 1:
@@ -123,13 +123,13 @@ def _expect_bits(expect: Expect, answer: Callable[[Tensor], Tensor], rule: str, 
 
 
 def _stays(expect: Expect, first: Callable[[], Tensor], second: Callable[[], Tensor]) -> None:
-    """The result of one call is not written over by the next."""
+    """The next call does not overwrite the result of the first."""
     kept = first()
     before = kept.clone()
     second()
-    rule, saw = "a result stays as it was when the next one is computed", "the first call's result changed"
+    rule, saw = "a result stays unchanged when the next one is computed", "the first call's result changed"
     is_kept = torch.equal(kept, before)
-    expect.that(rule, is_kept, saw="it did" if is_kept else saw, expected="a new tensor for each call")
+    expect.that(rule, is_kept, saw="unchanged" if is_kept else saw, expected="a new tensor for each call")
 
 
 def _value(bits: int) -> str:
@@ -147,7 +147,7 @@ def _told(value: Any) -> str:
 
 
 class _NoBF16(Operators):
-    """Notes the first operator that reads or makes a BF16 tensor: then torch may have done the rounding."""
+    """Notes the first operator that reads or makes a BF16 tensor: torch may have done the rounding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -176,11 +176,11 @@ def _without_bf16() -> Iterator[None]:
 # ---- Unscale, agree, update the scale -------------------------------------------------------------------------------
 
 _LARGE = torch.finfo(torch.float32).max  # the sum of two of them is infinite; so is one over a scale below 1
-_HANDED = (2.0**40, 2.0**-20, 24.0)  # scales that are handed in now and then
+_HANDED = (2.0**40, 2.0**-20, 24.0)  # scales that some steps get instead of the last one
 
 
 class _Step:
-    """What happens in one step: gradients of each rank, and what they are."""
+    """One step: gradients of each rank, whether they overflow, and a description."""
 
     def __init__(self, gradients: list[list[Tensor]], overflow: bool, words: str):
         self.gradients, self.overflow, self.words = gradients, overflow, words
@@ -195,10 +195,10 @@ class _Step:
 @exercise(
     "Unscale and update",
     hints=[
-        "First find out, on this rank: is every number of every gradient finite? Then all ranks must know whether "
-        "any of them found one that is not.",
+        "First check on this rank: is every number of every gradient finite? Then all ranks need the information "
+        "whether any rank found one that is not.",
         "A tensor with one number, 1.0 for an overflow, and one `dist.all_reduce(flag, op=dist.ReduceOp.MAX)`: after "
-        "it all ranks decide alike. Every rank makes this call in every step.",
+        "it all ranks decide the same. Every rank makes this call in every step.",
         "`found = any(not g.isfinite().all() for g in gradients)`; all-reduce it; `g.div_(scale)` for each. An "
         "overflow: `True, scale / 2, 0`. Otherwise count; at `interval`: `False, 2 * scale, 0`.",
     ],
@@ -210,12 +210,12 @@ def unscale_and_update(expect: Expect, unscale_and_update: Callable[..., tuple[b
         for interval in (draw.integer(3, 4), 1):
             scale = draw.choice([2.0 ** draw.integer(3, 16), 1000.0 * draw.integer(1, 9)])
             good_steps = draw.integer(0, interval - 1) if ranks > 1 else 0
-            expect.measured.clear()  # what holds is shown for the last run
+            expect.measured.clear()  # the result shows only the rules of the last run
             _expect_steps(expect, unscale_and_update, ranks, interval, scale, good_steps)
 
 
 def _steps(draw: Draw, ranks: int, interval: int, scale: float) -> list[_Step]:
-    """Overflows of every kind, and between them enough steps without to grow."""
+    """Overflows of every kind, and between them enough steps without overflow to grow."""
     last, inf = ranks - 1, math.inf
     finite = [_step(draw, ranks, scale, "finite gradients")]
     bad = [
@@ -232,14 +232,14 @@ def _steps(draw: Draw, ranks: int, interval: int, scale: float) -> list[_Step]:
     together = [_overflow_on(draw, ranks, scale, range(ranks)), _overflow_on(draw, ranks, scale, sorted({0, last}))]
     many = _step(draw, ranks, scale, f"256 infinities on rank {last}", (last, 0, []), overflow=True)
     many.gradients[last][0] = torch.full((256,), math.inf)  # a count of 8 bits is 0 again
-    everywhere = _step(draw, ranks, scale, "finite gradients whose largest ones' sum is not")
+    everywhere = _step(draw, ranks, scale, "finite gradients, infinite sum of the largest ones")
     for of_rank in everywhere.gradients:
         for gradient in of_rank:
             gradient.view(-1)[0] = _LARGE
     large = [
-        _step(draw, ranks, scale, "finite gradients whose squares are not", (0, 0, [1e30])),
+        _step(draw, ranks, scale, "finite gradients, infinite squares", (0, 0, [1e30])),
         everywhere,
-        _step(draw, ranks, scale, "finite gradients whose sum is not", (0, 1, [_LARGE, _LARGE])),
+        _step(draw, ranks, scale, "finite gradients, infinite sum", (0, 1, [_LARGE, _LARGE])),
     ]
     zeros = _step(draw, ranks, 0.0, "gradients that are all zero")
     tiny = _step(draw, ranks, 1e-6, "small gradients")
@@ -281,7 +281,7 @@ def _step(
     special: tuple[int, int, list[float]] = (0, 0, []),
     overflow: bool = False,
 ) -> _Step:
-    """Three gradients a rank, with special values in one of them; of three ranks and more, one has none."""
+    """Three gradients per rank, with special values in one of them; with three ranks or more, one has none."""
     rank, number, values = special
     gradients = [
         [
@@ -306,7 +306,7 @@ def _expect_steps(
     def program(steps: list[_Step]) -> list[tuple[Any, list[Tensor]]]:
         state, seen = (scale, good_steps), []
         for number, step in enumerate(steps):
-            # Matrices are handed in transposed: not contiguous, as some gradients are.
+            # Matrices are transposed: not contiguous, like some gradients.
             mine = [
                 gradient.T.contiguous().T if gradient.ndim == 2 else gradient.clone()
                 for gradient in step.gradients[dist.get_rank()]
@@ -316,9 +316,7 @@ def _expect_steps(
             if len(handed) != len(mine):
                 raise RuleBroken("the list of gradients keeps its items", f"{len(handed)} left", f"{len(mine)}")
             if places != [gradient.data_ptr() for gradient in mine]:
-                said = (
-                    "a gradient was given other memory (`x.data = ...`, `x.set_(...)`): its views hold the old numbers"
-                )
+                said = "a gradient got other memory (`x.data = ...`, `x.set_(...)`): its views hold the old numbers"
                 raise RuleBroken(
                     f"gradients are divided in place (step {number + 1})",
                     said,
@@ -332,7 +330,7 @@ def _expect_steps(
     for number, step in enumerate(steps):
         grows = not step.overflow and at[1] + 1 >= intervals[number]
         at = (at[0] / 2 if step.overflow else 2 * at[0] if grows else at[0], 0 if step.overflow or grows else at[1] + 1)
-        if number % 5 == 4 and number + 1 < len(steps):  # other values are handed in: nothing may be remembered
+        if number % 5 == 4 and number + 1 < len(steps):  # pass other values: the answer must not keep a state
             intervals[number + 1] = expect.draw.choice([interval, expect.draw.integer(5, 3000)])
             later = intervals[number + 1] - (1 if number == 4 else expect.draw.integer(1, 3))
             at = (_HANDED[number // 5 % 3], max(0, later))
@@ -358,7 +356,7 @@ def _expect_steps(
     fewest = min(run.traffic.sent_bytes(rank) for rank in range(ranks))
     if ranks > 1 and fewest < len(steps):
         raise RuleBroken(
-            f"every rank tells the others by communication ({on})",
+            f"every rank sends its flag to the others ({on})",
             f"{fewest} bytes in {len(steps)} steps",
             "a flag in each step",
         )
@@ -386,9 +384,9 @@ def _expect_step(
     """The rules of one step; the state after it."""
     scale, good_steps = state
     skips = [bool(returned[0]) for returned, _ in seen]
-    told = ", ".join(f"rank {rank} {'skips' if skip else 'steps'}" for rank, skip in enumerate(skips))
+    said = ", ".join(f"rank {rank} {'skips' if skip else 'steps'}" for rank, skip in enumerate(skips))
     expect.that(
-        f"all ranks skip together, or none ({where})", len(set(skips)) == 1, saw=told, expected="all do the same"
+        f"all ranks skip together, or none ({where})", len(set(skips)) == 1, saw=said, expected="all do the same"
     )
     rule = "a step with an overflow is skipped" if step.overflow else "a step without overflow is not skipped"
     expect.that(
@@ -400,7 +398,7 @@ def _expect_step(
     grows = not step.overflow and good_steps + 1 >= interval
     rules = {
         "an overflow halves the scale": (step.overflow, scale / 2),
-        f"the {interval}. step in a row without overflow doubles the scale": (grows, 2 * scale),
+        f"step {interval} in a row without overflow doubles the scale": (grows, 2 * scale),
         "a step without overflow leaves the scale until there are enough in a row": (True, scale),
     }
     rule, new_scale = next((rule, new) for rule, (applies, new) in rules.items() if applies)
@@ -422,10 +420,10 @@ def _expect_step(
 @exercise(
     "Quantize in blocks",
     hints=[
-        "Reshape, so that the numbers of a block lie in a dimension of their own: `x.unflatten(-1, (-1, block))`.",
-        "The largest |x| of a block must become the largest number of the format. What is that for a block of zeros?",
+        "Reshape, so that the numbers of a block have a separate dimension: `x.unflatten(-1, (-1, block))`.",
+        "The largest |x| of a block must become the largest number of the format. Which scale has a block of zeros?",
         "`scales = blocks.abs().amax(-1) / format.largest`, 1 where that is 0. `round_to(blocks / scales[..., None], "
-        "format)` are the codes; `flatten(-2)` brings back the shape.",
+        "format)` are the codes; `flatten(-2)` restores the shape.",
     ],
 )
 def quantize_blocks(expect: Expect, quantize_blocks: Callable[..., tuple[Tensor, Tensor]]) -> None:
@@ -455,14 +453,14 @@ def _blocks(draw: Draw) -> Iterator[tuple[Tensor, int, str]]:
     some = x.clone()
     some[0, 0], some[0, block - 1], some[-1, :block] = 0.0, 0.0, 0.0
     some[-1, 1], some[-1, 2] = 1.5, -1.5
-    yield some, block, "blocks with some zeros, one whose sum is zero"
+    yield some, block, "blocks with some zeros, one with sum zero"
     yield torch.zeros_like(x), block, "zeros alone"
     yield 1e-30 * x, block, "very small numbers"
     yield 1e36 * x, block, "very large numbers"
     yield x[:1], block, "one row"
     yield draw.tensor((2, 1, 2, block * count)), block, "four dimensions"
-    yield x, 1, "one number a block"
-    yield x, block * count, "one block a row"
+    yield x, 1, "one number per block"
+    yield x, block * count, "one block per row"
     yield draw.tensor((block * count,)), block, "a vector"
     yield draw.tensor((2, 3, block * count)), block, "three dimensions"
     yield draw.tensor((block * count, rows)).T, block, "a transposed matrix"
@@ -475,7 +473,8 @@ def _expect_quantized(expect: Expect, call: Observed, x: Tensor, block: int, for
     changes_nothing(expect, [call])
     codes, scales = (part.detach() for part in value)
     blocks = x.unflatten(-1, (-1, block))
-    shapes = {"codes have the shape of x": (codes, x.shape), "there is one scale a block": (scales, blocks.shape[:-1])}
+    of_blocks = blocks.shape[:-1]
+    shapes = {"codes have the shape of x": (codes, x.shape), "there is one scale per block": (scales, of_blocks)}
     for rule, (part, shape) in shapes.items():
         if part.shape != shape:
             raise RuleBroken(f"{rule} ({on})", str(tuple(part.shape)), str(tuple(shape)))
@@ -522,9 +521,9 @@ _ORDER = {
 @exercise(
     "Choose a format",
     hints=[
-        "Which formats may be used at all? Those that the device has, and that are wide enough.",
-        "The fastest of these; where several are equally fast, the first in the order of the table. What does Python's "
-        "`max` return of several that are equal?",
+        "Which formats are allowed? The formats of the device that are wide enough.",
+        "The fastest of these; if several are equally fast, the first in the order of the table. Which of several "
+        "equal ones does Python's `max` return?",
         "`names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]`, then `max(names, "
         "key=peaks.get)`. float16 needs a loss scale, float8 scales of tensors, float4 of blocks, the rest nothing.",
     ],
@@ -536,7 +535,7 @@ def choose_format(expect: Expect, choose_format: Callable[[Mapping[str, float], 
         ("a device without BF16", {"float64": 3e14, "float32": 1e13, "tfloat32": 5e13, "float16": 1e14}, 16),
         ("a device with a slow FP16", {"float32": 2e14, "float16": 1e14}, 16),
         ("a device with a slow BF16", {"float32": 1e14, "bfloat16": 1e13, "float16": 2e14}, 16),
-        ("a device whose formats are equally fast", dict.fromkeys(("float32", "tfloat32", "bfloat16"), 1e14), 16),
+        ("a device with equally fast formats", dict.fromkeys(("float32", "tfloat32", "bfloat16"), 1e14), 16),
     ]
     for bits in (16, 8, 4, 32):
         for name, device in draw.shuffled(list(DEVICES.items())):
@@ -545,7 +544,7 @@ def choose_format(expect: Expect, choose_format: Callable[[Mapping[str, float], 
     for number in range(20):
         kept = ["float32", *draw.shuffled(["float64", *_ORDER])[: draw.integer(1, 6)]]
         peaks = {name: draw.integer(1, 4) * 1e14 for name in draw.shuffled([*dict.fromkeys(kept)])}
-        cases.append((f"a drawn device, number {number + 1}", peaks, draw.choice([4, 8, 16, 32])))
+        cases.append((f"a random device, number {number + 1}", peaks, draw.choice([4, 8, 16, 32])))
         close = {name: 1e14 * draw.number(1, 1.02) for name in draw.shuffled(["int8", *peaks])}
         cases.append((f"a device with similar peaks, number {number + 1}", close, draw.choice([3, 6, 12, 24])))
     for first, second in zip(names := list(_ORDER), names[1:], strict=False):
@@ -556,7 +555,7 @@ def choose_format(expect: Expect, choose_format: Callable[[Mapping[str, float], 
         nearly = {"float32": 1e13, first: 1e14, second: 1e14 * (1 + 1e-9)}
         cases.append(("a device with two peaks that are nearly the same", nearly, 4))
     for name, peaks, bits in cases:
-        expect.measured.clear()  # what holds is shown for the last device
+        expect.measured.clear()  # the result shows only the rules of the last device
         _expect_choice(expect, choose_format, peaks, bits, name)
 
 
@@ -565,13 +564,11 @@ def _expect_choice(expect: Expect, answer: Callable, peaks: dict[str, float], bi
     wanted = max(names, key=lambda name: peaks[name])
     call = observe(answer, dict(peaks), bits)
     if not isinstance(call.value, tuple | list) or len(call.value) != 2:
-        raise RuleBroken(
-            "a format and what it needs are returned", _told(call.value), 'two words: ("bfloat16", "nothing")'
-        )
+        raise RuleBroken("a format and its need are returned", _told(call.value), 'two words: ("bfloat16", "nothing")')
     changes_nothing(expect, [call])
     name, needs = call.value
-    told = ", ".join(f"{dtype} {peak / 1e12:.4g}" for dtype, peak in peaks.items())
-    on = f"{device}, at least {bits} bits; TFLOP/s: {told}"
+    listed = ", ".join(f"{dtype} {peak / 1e12:.4g}" for dtype, peak in peaks.items())
+    on = f"{device}, at least {bits} bits; TFLOP/s: {listed}"
     _expect_allowed(name, peaks, bits, on)
     why = (
         "of equally fast formats the first in the table"
@@ -579,7 +576,7 @@ def _expect_choice(expect: Expect, answer: Callable, peaks: dict[str, float], bi
         else "the fastest is taken"
     )
     expect.equal(f"{why} ({on})", name, wanted)
-    expect.equal(f"what {wanted} needs ({on})", needs, _ORDER[wanted][1])
+    expect.equal(f"the need of {wanted} ({on})", needs, _ORDER[wanted][1])
 
 
 def _expect_allowed(name: Any, peaks: Mapping[str, float], bits: int, on: str) -> None:
@@ -588,4 +585,4 @@ def _expect_allowed(name: Any, peaks: Mapping[str, float], bits: int, on: str) -
     if name not in peaks:
         raise RuleBroken(f"the device has the format ({on})", name, f"one of {', '.join(peaks)}")
     if _ORDER[name][0] < bits:
-        raise RuleBroken(f"the format has the bits that are asked for ({on})", f"{name}: {_ORDER[name][0]}", f"{bits}")
+        raise RuleBroken(f"the format has at least the required bits ({on})", f"{name}: {_ORDER[name][0]}", f"{bits}")

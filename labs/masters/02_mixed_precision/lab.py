@@ -3,9 +3,9 @@
 #
 # **Question.** Why does FP16 need a loss scale, and BF16 not?
 #
-# Today's GPUs for data centres have matrix units, which multiply 16-bit numbers some 8 to 31 times as fast as 32-bit
-# ones are multiplied without them. So nearly all large models are trained in 16 bits. But 16 bits cannot say all that
-# 32 can. What is lost, and what brings it back?
+# Today's GPUs for data centres have matrix units, which multiply 16-bit numbers some 8 to 31 times as fast as other
+# units multiply 32-bit numbers. So nearly all large models are trained in 16 bits. But 16 bits represent fewer numbers
+# than 32. Which numbers are lost, and which methods compensate?
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -48,8 +48,8 @@ quick: bool = True  # a short training and few repeats
 #
 # `(-1)^sign * 2^(e - bias) * (1 + m / 2^M)`
 #
-# The *bias* belongs to the format: 127 in FP32 and BF16, 15 in FP16. The exponent says between which powers of two a
-# number lies, the mantissa where between them.
+# The *bias* is a constant of the format: 127 in FP32 and BF16, 15 in FP16. The exponent gives the two powers of two
+# around a number, the mantissa its position between them.
 
 
 # %%
@@ -65,16 +65,16 @@ for one in (FP32, BF16, FP16):
     print(f"{one.name:5s} {kept:.9f}   {bits_of(math.pi, one)}")
 
 # %% [markdown]
-# BF16 is FP32, cut in half: as many bits of exponent, fewer of mantissa. FP16 has fewer of exponent, and more of
-# mantissa. So each has what the other lacks: BF16 *range* (how large and how small), FP16 *precision* (how many
-# digits).
+# BF16 is the upper half of FP32: it has as many exponent bits and fewer mantissa bits. FP16 has fewer exponent bits and
+# more mantissa bits than BF16. So each has an advantage: BF16 *range* (how large and how small), FP16 *precision* (how
+# many digits).
 
 # %% [markdown] minutes=3
 # ## Formats as data
 #
-# A *format* is a number of exponent bits and of mantissa bits; nearly all else follows. *Epsilon* is the step from 1
-# to the next number, 2^-M. At the lowest exponent the step no longer shrinks: numbers there, the *subnormal* ones,
-# lose digit by digit on the way to zero.
+# A *format* has a number of exponent bits and a number of mantissa bits; nearly all other properties follow. *Epsilon*
+# is the step from 1 to the next number, 2^-M. At the lowest exponent the step no longer shrinks: the *subnormal*
+# numbers there have fewer digits the closer they are to zero.
 
 # %%
 rows = {}
@@ -89,14 +89,14 @@ pd.DataFrame(rows).T
 
 # %% [markdown]
 # E5M2 and E4M3 are the two formats of 8 bits (FP8), E2M1 has 4 (FP4). E4M3 has no infinities, and uses their patterns
-# for larger numbers. TF32: from the A100 on NVIDIA's matrix units can read the numbers of FP32 with this mantissa, if
-# the program allows it.
+# for larger numbers. TF32: NVIDIA's matrix units, from the A100 on, can read FP32 numbers with this mantissa, if the
+# program allows it.
 
 # %% [markdown] tags=["further"] minutes=2
 # ## Further: range and precision in one picture
 #
-# The step from a number to the next, as a share of the number itself, at each power of two: low is precise, and a line
-# that ends is a range that ends.
+# The figure shows the step from a number to the next, as a share of the number, at each power of two: low is precise,
+# and a line ends where the range ends.
 
 # %%
 numbers = [2.0**exponent for exponent in range(-42, 21)]
@@ -109,8 +109,8 @@ def relative_step(x, format):
 
 shown = (FP32, BF16, FP16, E5M2, E4M3, E2M1)
 steps = {f.name: [relative_step(x, f) for x in numbers] for f in shown}
-labels = ("number", "step, as a share of it", "", "")
-said = "FP16 is finer than BF16 above 2^-17, and ends at 2^-24; BF16 goes on to both sides."
+labels = ("number", "step, as a share of the number", "", "")
+said = "FP16 is finer than BF16 above 2^-17, and ends at 2^-24; BF16 extends further on both."
 figure = figure_lines(
     numbers, steps, *labels, "Range and precision", log_x=True, log_y=True, summary=said
 )
@@ -126,16 +126,16 @@ show(figure)
 # %% [markdown] minutes=12
 # ## Round by hand
 #
-# Between two neighbours of a format a number must be *rounded*: to the nearer one. Of two that are equally near,
-# hardware takes the *even* one, whose last bit is 0, so that errors do not add up (IEEE 754, section 4.3.1). The
-# upper 16 bits of an FP32 are its BF16 neighbour nearer to zero; the lower 16 tell how far it is from there.
+# A number between two neighbours of a format must be *rounded* to the nearer one. If both are equally near, hardware
+# takes the *even* one, with 0 as its last bit, so that errors do not add up (IEEE 754, section 4.3.1). The upper 16
+# bits of an FP32 number are its BF16 neighbour nearer to zero; the lower 16 give the distance from it.
 
 # %% [markdown]
 # ### Exercise 1: round to BF16
 #
-# Write it for the bits themselves, as whole numbers (hexadecimal 0x8000 is 2^15). An *infinity* has an exponent of
-# all ones and mantissa 0: upper bits 0x7F80, with the sign 0xFF80. A *NaN*, "not a number", has that exponent and
-# another mantissa; it must stay one. What rounds up beyond the largest becomes an infinity. Do it without
+# Work on the bits themselves, as whole numbers (hexadecimal 0x8000 is 2^15). An *infinity* has an exponent of all ones
+# and mantissa 0: upper bits 0x7F80, with the sign 0xFF80. A *NaN*, "not a number", has that exponent and another
+# mantissa; it must stay a NaN. A number that rounds up beyond the largest becomes an infinity. Do not use
 # torch.bfloat16. Stuck? Run `check.bf16_bits.hint()` in a new cell.
 
 
@@ -144,7 +144,7 @@ def bf16_bits(bits):
     """The 16 bits of the BF16 numbers nearest to FP32 numbers, ties to even.
 
     bits: whole numbers (int64) of any shape, 0 to 2^32 - 1: bits of FP32 numbers.
-    Returns whole numbers of the same shape, 0 to 2^16 - 1; `bits` stays as it is.
+    Returns whole numbers of the same shape, 0 to 2^16 - 1; `bits` stays unchanged.
     """
     ### BEGIN SOLUTION
     upper, lower = bits >> 16, bits & 0xFFFF
@@ -164,24 +164,25 @@ try_out(lambda: [hex(x) for x in bf16_bits(patterns)])
 check.bf16_bits(bf16_bits)
 
 # %% [markdown]
-# Adding 1 to the upper bits is all that rounding up takes: a mantissa of all ones carries into the exponent, and the
-# largest number becomes an infinity by itself. The library's `round_to(x, format)` does it for any format: divide by
-# the step, round to a whole number, multiply by the step.
+# To round up, it is enough to add 1 to the upper bits: a mantissa of all ones carries into the exponent, and the
+# largest number becomes an infinity. The library's `round_to(x, format)` rounds to any format: divide by the step,
+# round to a whole number, multiply by the step.
 
 # %% [markdown] minutes=8
-# ## Where gradients lie
+# ## The range of gradients
 #
 # Which numbers occur in training? A small GPT, a language model, learns real text in FP32: at each byte (its *tokens*)
-# it predicts the next. Its *loss* is minus the logarithm of the probability that it gave to the true one, the mean over
+# it predicts the next. Its *loss* is minus the logarithm of the predicted probability of the true byte, the mean over
 # all tokens of a step. *Backward* computes how the loss changes with each output of a layer (*activations*), and from
 # that with each *weight*.
 
 # %% [markdown]
-# A mean divides each token's gradient by the number of tokens. The models of GPT-3 took 0.5 million a step and more
-# (Brown et al., 2020, table 2.1). Here 512 are computed, and the loss is divided by 1,024 more, as where one GPU adds
-# up 0.5 million; GPUs that share them divide by less. After backward the gradients are multiplied by 1,024, in FP32.
+# A mean divides each token's gradient by the number of tokens. The models of GPT-3 used 0.5 million tokens per step and
+# more (Brown et al., 2020, table 2.1). Here a step computes 512, and the loss is also divided by 1,024, as if one GPU
+# added up 0.5 million; GPUs that share them divide by less. After backward the gradients are multiplied by 1,024, in
+# FP32.
 #
-# Guess: what share of the activations' gradients would FP16 round to zero?
+# Guess: which share of the activations' gradients would FP16 round to zero?
 
 # %%
 my_guess_fp16 = None  # a share such as 0.1
@@ -191,17 +192,17 @@ print("guess:", my_guess_fp16)
 watch = train_on_text(torch.float32, num_steps=10 if quick else 40, watches=True).watch
 counts = {"weights": watch.weights, "activations": watch.activations}
 formats, axis = (BF16, FP16, E5M2, E4M3), (-45, 20)
-show(lab02.figure_exponents(counts, formats, axis, "Gradients, and what formats keep"))
+show(lab02.figure_exponents(counts, formats, axis, "Gradients, and the range of formats"))
 lost = {one.name: f"{watch.activations.shares(one).lost:.0%}" for one in (FP16, BF16)}
 print(f"of the activations' gradients are lost: {lost}; you guessed {my_guess_fp16}")
 few = train_on_text(torch.float32, num_steps=10, tokens_per_step=512, watches=True).watch
 print(f"in a mean over 512 tokens FP16 would lose {few.activations.shares(FP16).lost:.0%}")
 
 # %% [markdown]
-# A number nearer to zero than to the smallest one of a format is rounded to zero: it *underflows*. (Above half of that
-# one it is rounded up: there the bars begin.) Here FP16 loses most of what backward works on, and keeps the rest in
-# subnormal numbers of few digits. BF16 has FP32's exponents. And FP16's upper half stands empty. Does the model
-# notice? Now all of it is in the format, and only weights and loss in FP32.
+# A number nearer to zero than to the smallest number of a format is rounded to zero: it *underflows*. (Above half of
+# the smallest number it is rounded up: the bars begin there.) Here FP16 loses most of the gradients of activations, and
+# keeps the rest in subnormal numbers of few digits. BF16 has FP32's exponents. And FP16's upper half is empty. Does
+# this affect training? In the next runs everything is in the format except weights and loss, which stay in FP32.
 
 # %%
 num_steps = 60 if quick else 200
@@ -213,7 +214,7 @@ runs["FP16"] = train_on_text(torch.float16, num_steps=num_steps)
 def draw_losses(title):
     curves = {name: run.losses for name, run in runs.items()}
     last = ", ".join(f"{name} {sum(losses[-10:]) / 10:.2f}" for name, losses in curves.items())
-    of_a_run = {"x_label": "step", "y_label": "loss", "x_unit": "", "y_unit": "nats a byte"}
+    of_a_run = {"x_label": "step", "y_label": "loss", "x_unit": "", "y_unit": "nats per byte"}
     of_a_run["summary"] = f"Mean of the last 10 steps: {last}."
     show(figure_lines(range(num_steps), curves, **of_a_run, title=title))
 
@@ -224,16 +225,16 @@ for name, run in runs.items():
     print(f"  {name} {run.zero_shares[0]:.0%}, {run.zero_shares[-1]:.0%}")
 
 # %% [markdown]
-# It does (a *nat* is the natural logarithm's unit). BF16 learns as FP32 does, FP16 falls behind: from a gradient that
-# was rounded to zero a weight learns nothing in that step, and the others have few digits.
+# It does (a *nat* is the unit of the natural logarithm). BF16 learns like FP32, FP16 falls behind: if its gradient was
+# rounded to zero, a weight does not change in that step, and the other gradients have few digits.
 
 # %% [markdown] minutes=15
 # ## Too small for FP16: scale the loss
 #
-# Backward is linear: a loss that is S times as large has gradients S times as large. On the axis above they all move
-# to the right by log2(S), into FP16's range. Before the optimizer changes the weights, they are divided by S in FP32,
-# where there is room. This is *loss scaling* (Micikevicius et al., 2017, section 3.2). Move S: from where on is
-# less than 1% lost, and until where does nothing overflow?
+# Backward is linear: a loss that is S times as large has gradients S times as large. On the axis above they all move to
+# the right by log2(S), into FP16's range. Before the optimizer changes the weights, the gradients are divided by S in
+# FP32, which has the range. This is *loss scaling* (Micikevicius et al., 2017, section 3.2). Move S: from which S on is
+# less than 1% lost, and up to which S is there no overflow?
 
 
 # %%
@@ -253,27 +254,27 @@ explore(scaled, draw_scaled, controls, interactive=interactive, examples=example
 # %% [markdown]
 # <details><summary>Which S?</summary>
 #
-# FP16 has room for nearly all at S from about 2^16 to 2^24; E4M3 at no S.
+# FP16 has room for nearly all gradients at S from about 2^16 to 2^24; E4M3 at no S.
 #
 # </details>
 
 # %% [markdown]
 # Gradients change while a model learns. So S follows them (*dynamic* loss scaling). After an *overflow*, a gradient
-# that is infinite or NaN, skip the step and halve S. After `interval` steps in a row without one, double it: so S
-# stays as large as it can be.
+# that is infinite or NaN, skip the step and halve S. After `interval` steps in a row without overflow, double it: so S
+# stays as large as possible.
 
 # %% [markdown]
 # ### Exercise 2: the rule, on several ranks
 #
-# A *rank* is one process with one GPU. Each may keep another part of the gradients, so an overflow may be seen on one
-# rank alone. If only that one skipped its step, the ranks' models would no longer fit together. `dist.all_reduce(x,
-# op=dist.ReduceOp.MAX)` replaces x on every rank by the largest of all. The budget of a step: a rank sends at most 64
-# bytes, in at most two calls.
+# A *rank* is one process with one GPU. Each may hold a different part of the gradients, so an overflow may occur on one
+# rank alone. If only that rank skipped its step, the ranks' models would no longer match. `dist.all_reduce(x,
+# op=dist.ReduceOp.MAX)` replaces x on every rank by the largest x of all ranks. The budget of a step: a rank sends at
+# most 64 bytes, in at most two calls.
 
 
 # %% tags=["exercise"]
 def unscale_and_update(gradients, scale, good_steps, interval):
-    """Unscale, agree whether to skip, say which scale comes next.
+    """Unscale, agree whether to skip, return the next scale.
 
     Every rank calls it after backward.
 
@@ -330,24 +331,24 @@ scale = figure_lines(range(num_steps), {"loss scale S": powers_of_2}, **labels, 
 show(scale.update_traces(line_shape="hv"))
 
 # %% [markdown]
-# With a scale FP16 learns as well as FP32. Skipped steps are the price of a large S; with 2,000 steps between attempts
-# it is small. (S climbs above what the widget shows to fit: its counts are of the first steps, later gradients are
-# smaller.)
+# With a scale FP16 learns as well as FP32. The cost of a large S is skipped steps; with 2,000 steps between attempts it
+# is small. (S rises above the largest S that fits in the widget: the widget shows the first steps, and later gradients
+# are smaller.)
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: the rule in libraries, and clipping
 #
 # PyTorch's `torch.amp.GradScaler` has this rule for one rank, with an interval of 2,000 steps. Where every rank holds
-# all gradients, their mean over ranks carries an infinity to each; where ranks hold parts (FSDP, sharded data
-# parallel), `ShardedGradScaler` asks all. The library DeepSpeed waits 1,000 steps, and lets one overflow pass before S
-# falls (*hysteresis* 2). Here is lablib's.
+# all gradients, their mean over ranks spreads an infinity to every rank; where ranks hold parts (FSDP, sharded data
+# parallel), `ShardedGradScaler` checks all ranks. The library DeepSpeed waits 1,000 steps, and S falls only at the
+# second overflow (*hysteresis* 2). Here is lablib's rule.
 
 # %%
 show_source(ScaleRule.after, after=check.unscale_and_update)
 
 # %% [markdown]
-# *Clipping* shortens a gradient whose norm (length) is above a limit. It must see true gradients, so unscale first: a
-# gradient of norm 5, clipped to 1, in either order.
+# *Clipping* shortens a gradient with a norm (length) above a limit. It needs true gradients, so unscale first: here is
+# a gradient of norm 5, clipped to 1, in either order.
 
 # %%
 for order in ("unscale, clip", "clip, unscale"):
@@ -363,8 +364,8 @@ for order in ("unscale, clip", "clip, unscale"):
 # %% [markdown] minutes=4
 # ## Small updates
 #
-# BF16 needs no S. Its weakness is the mantissa. A weight is a sum of many small updates. What becomes of a weight of 1
-# that a thousand updates raise by 0.001 each, rounded after each?
+# BF16 needs no S. Its weakness is the mantissa. A weight is a sum of many small updates. Start with a weight of 1 and
+# add 0.001 a thousand times, rounded after each update. Which value results?
 
 # %%
 my_guess_weight = None  # where it ends, in BF16, rounded to nearest; exactly it would be 2
@@ -391,22 +392,22 @@ for one in (BF16, FP16, FP32):
     print(f"in {one} updates of 0.001 are lost from {stalls_at(0.001, one):,g} on")
 
 # %% [markdown]
-# From 1 to the next BF16 number is 2^-7, about 0.008: an update of less than half of it is rounded away. Two remedies.
-# *Master weights*: keep the weights in FP32, and give each product a copy in 16 bits. *Stochastic rounding*: go up with
-# probability (x - lower) / step, so that the sum is right in the mean (Gupta et al., 2015; the line is one draw). The
-# runs above had master weights, in FP16 and BF16 alike (Micikevicius et al., 2017, section 3.1): FP16, with three bits
-# more, loses updates as well, from larger weights on.
+# The step from 1 to the next BF16 number is 2^-7, about 0.008: an update of less than half of it is rounded away. There
+# are two remedies. *Master weights*: keep the weights in FP32, and give each product a copy in 16 bits. *Stochastic
+# rounding*: round up with probability (x - lower) / step, so that the mean of the sum is right (Gupta et al., 2015; the
+# line is one draw). The runs above had master weights, both in FP16 and BF16 (Micikevicius et al., 2017, section 3.1):
+# FP16, with three more bits, loses updates as well, from larger weights on.
 
 # %% [markdown] minutes=5
-# ## What it saves
+# ## Savings in memory and time
 #
-# This is *mixed precision*: forward and backward in 16 bits, weights and updates in FP32. Often one reads that it
+# This is *mixed precision*: forward and backward in 16 bits, weights and updates in FP32. A common claim is that it
 # halves memory and makes steps 1.5 to 3 times as fast. Guess for GPT-2 (124 million parameters), 8 sequences of 1,024
-# tokens, one step on one GPU of `cluster`. The optimizer AdamW keeps two numbers for each parameter. lablib's
-# simulator prices each operation, and computes no numbers; *TF32* is FP32 whose products may be read in TF32.
+# tokens, one step on one GPU of `cluster`. The optimizer AdamW keeps two numbers for each parameter. lablib's simulator
+# computes the time of each operation, but no numbers; *TF32* means FP32 with products that may be read in TF32.
 
 # %%
-my_guess_memory = None  # memory in BF16 over that in FP32: 0.5 if it halves
+my_guess_memory = None  # memory in BF16 over memory in FP32: 0.5 if it halves
 my_guess_speedup = None  # how many times as fast
 print("guesses:", my_guess_memory, "and", my_guess_speedup)
 
@@ -433,16 +434,16 @@ print(f"It is {' and '.join(faster)}; you guessed {my_guess_speedup}. Memory at 
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Parameters take more, for there are two copies; the optimizer's two numbers for each stay in FP32. Activations
-# shrink, not by half: the *logits*, a score for each of 50,257 tokens at each place, go to the loss in FP32, 1.6 GB
-# each time they are held; "other" is two of those, in backward. How much faster depends on what FP32 means. Here
-# neither claim holds.
+# Parameters take more, because there are two copies; the optimizer's two numbers for each stay in FP32. Activations
+# shrink, but not by half: the *logits*, a score for each of 50,257 tokens at each position, go to the loss in FP32, 1.6
+# GB per copy; "other" is two more copies, in backward. The speedup depends on the meaning of FP32. Here neither claim
+# holds.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: one product
 #
 # Speed also depends on the size of the products. V100 and A100 are GPUs of NVIDIA, of 2017 and 2020; a *peak* is the
-# most that matrix units reach.
+# highest rate of the matrix units.
 
 # %%
 from lablib.hardware import DEVICES
@@ -457,7 +458,7 @@ pairs = (
 lines = {}
 for gpu, narrow, base in pairs:
     speeds = product_speeds(DEVICES[gpu], narrow, SIZES, base)
-    lines[f"{gpu[:4]}, {narrow} beside {base}"] = [speed.speedup for speed in speeds]
+    lines[f"{gpu[:4]}, {narrow} over {base}"] = [speed.speedup for speed in speeds]
 of_sizes = {
     "x_label": "rows and columns",
     "y_label": "times as fast",
@@ -471,16 +472,16 @@ show(
 )
 
 # %% [markdown]
-# A product gains what the peaks promise if it is large. What is no product (norms, the loss, the optimizer) gains at
-# best what it moves in fewer bytes.
+# Large products gain the ratio of the peaks. Other operations (norms, the loss, the optimizer) gain at most by the
+# bytes that they save.
 
 # %% [markdown] minutes=9
 # ## A scale for each block
 #
-# FP8 and FP4 go further: on the newest GPUs each halving again gives two to three times the speed. They need *scales*:
-# x becomes *codes*, numbers of the format, so that code * scale is near x. FP8 often does with one scale for each
-# tensor. But E2M1 has eight sizes, from 0 to 6, and the largest is 12 times the smallest above 0. A single *outlier*,
-# a number much larger than the rest, takes the scale of a whole tensor.
+# FP8 and FP4 go further: on the newest GPUs each further halving gives two to three times the speed. They need
+# *scales*: x becomes *codes*, numbers of the format, so that code * scale is near x. For FP8 one scale for each tensor
+# is often enough. But E2M1 has eight sizes, from 0 to 6, and the largest is 12 times the smallest above 0. A single
+# *outlier*, a number much larger than the rest, sets the scale of a whole tensor.
 
 # %%
 print("all sizes of E2M1:", [x / 2 for x in (0, 1, 2, 3, 4, 6, 8, 12)])
@@ -497,16 +498,16 @@ for block in (128, 32, 16):
 # %% [markdown]
 # ### Exercise 3: quantize in blocks
 #
-# *Quantize* x: give back codes and scales. Cut the last dimension into blocks of `block` neighbours (it divides evenly;
-# x may be a transposed view). A block's scale brings its largest |x| to the format's largest number. `format` may be
-# any. You may use `round_to(x, format)`, the library's rounding, and `format.largest`.
+# *Quantize* x: return codes and scales. Cut the last dimension into blocks of `block` neighbours (it divides evenly; x
+# may be a transposed view). A block's scale maps its largest |x| to the format's largest number. `format` may be any
+# format. You may use `round_to(x, format)`, the library's rounding, and `format.largest`.
 
 
 # %% tags=["exercise"]
 def quantize_blocks(x, block, format):
     """Codes, in the shape of x, and scales, of shape (..., C / block); both in float32.
 
-    x: float32, shape (..., C); stays as it is. A block of zeros has scale 1.
+    x: float32, shape (..., C); stays unchanged. A block of zeros has scale 1.
     """
     ### BEGIN SOLUTION
     blocks = x.unflatten(-1, (-1, block))
@@ -532,7 +533,7 @@ check.quantize_blocks(quantize_blocks)
 # power of two. *NVFP4* has blocks of 16, a scale in E4M3 for each, and one in FP32 for the tensor (NVIDIA, 2025).
 # DeepSeek-V3 gives 128 activations in E4M3 one scale, and 128 x 128 weights (DeepSeek-AI, 2024).
 #
-# Guess: how large must an outlier be before E4M3 gains by small blocks? Then move it.
+# Guess: how large must an outlier be before small blocks help E4M3? Then move it.
 
 # %%
 BLOCKS = [2**power for power in range(3, 11)]
@@ -563,7 +564,7 @@ from lablib.widgets import LogSlider
 
 
 def draw_errors(series):
-    labels = ("numbers in a block", "error of the others, beside their size", "", "")
+    labels = ("numbers in a block", "error of the others, relative to their size", "", "")
     return figure_lines(
         BLOCKS, series, *labels, "Error against block size", log_x=True, log_y=True
     )
@@ -577,21 +578,21 @@ examples = [{"outlier": 1.0}, {"outlier": 1000.0}]
 explore(errors, draw_errors, sliders, interactive=interactive, examples=examples)
 
 # %% [markdown]
-# <details><summary>Does E4M3 gain by small blocks?</summary>
+# <details><summary>Do small blocks help E4M3?</summary>
 #
-# Hardly, by none of these outliers. The numbers of E4M3 span 2^-9 to 448, a factor of 229,376: beside an outlier of 30
-# the others keep their mantissa, whatever the block. In E2M1 the scale is then 30 / 6 = 5, and what is below a quarter
-# of it is rounded to zero: most numbers of the block.
+# Hardly, for any of these outliers. The numbers of E4M3 span 2^-9 to 448, a factor of 229,376: with an outlier of 30
+# the others keep their mantissa in any block. In E2M1 the scale is then 30 / 6 = 5, and numbers below a quarter of it
+# are rounded to zero: most numbers of the block.
 #
 # </details>
 
 # %% [markdown] tags=["further"] minutes=7
 # ## Further: reconcile, predicted and measured
 #
-# Now forward and backward on this computer, in both formats. `torch.autocast` casts what goes into products, and
-# leaves the model in FP32. To *calibrate* is to measure how fast this computer is; it takes half a minute once.
-# `reconcile` predicts the program, runs it several times, and compares. Not every CPU has units for BF16: without them
-# a product in BF16 takes much longer than in FP32.
+# Now run forward and backward on this computer, in both formats. `torch.autocast` casts the inputs of products, and
+# leaves the model in FP32. To *calibrate* is to measure the speed of this computer; it takes half a minute, once.
+# `reconcile` predicts the program, runs it several times, and compares. On a CPU without units for BF16, a
+# product in BF16 takes much longer than in FP32.
 
 # %%
 from lablib import phase, reconcile
@@ -661,17 +662,17 @@ print(f"FP32's seconds over BF16's; you guessed {my_guess_whole}")
 pd.DataFrame(ratios).T.round(1)
 
 # %% [markdown]
-# Read first whether the machine was busy: if FP32 alone took much longer than predicted, other programs had their
-# share, and no ratio says much. And a prediction of the ratio is hard on a CPU. The calibration measures products in
-# each format; what is none weighs the more the faster they are. Attention's own kernel and gelu (the function between
-# two products) are measured in FP32 alone, and autocast's casts are priced by the bytes they move. The recording is
-# older: there all but products was priced by its bytes, and a CPU also has to compute it.
+# First check whether the machine was busy: if FP32 alone took much longer than predicted, other programs used the CPU,
+# and the ratios mean little. And the ratio is hard to predict on a CPU. The calibration measures products in each
+# format; the faster they are, the more other operations count. Attention's own kernel and gelu (the function between
+# two products) are measured in FP32 alone, and the time of autocast's casts is computed from their bytes. The recording
+# is older: its prediction computed everything but products from bytes, and left out a CPU's computing time for them.
 
 # %% [markdown] tags=["further"] minutes=9
 # ## Further: which format for which device?
 #
-# A device multiplies some formats fast, others slowly or not at all. Here are *peaks*, the most that matrix units
-# reach, of four GPUs of NVIDIA (2017, 2020, 2022 and 2024), one of Google's TPUs, and one core of a laptop.
+# A device multiplies some formats fast, others slowly or not at all. Here are *peaks*, the highest rates of matrix
+# units, of four GPUs of NVIDIA (2017, 2020, 2022 and 2024), one of Google's TPUs, and one core of a laptop.
 
 # %%
 from lablib.course import print_text
@@ -692,9 +693,9 @@ of_devices.map(lambda peak: "-" if math.isnan(peak) else format_quantity(peak, "
 # %% [markdown]
 # ### Exercise 4: choose a format
 #
-# Take the fastest format of at least `fewest_bits` bits; of equally fast ones the first in BITS. And say what
-# training in it needs at least, one of NEEDS: from what you have seen, which format needs a loss scale, which one a
-# scale for each tensor, and which one for each block?
+# Take the fastest format of at least `fewest_bits` bits; if several are equally fast, the first in BITS. Also return
+# the least that training in it needs, one of NEEDS: from the results above, which format needs a loss scale, which one
+# a scale for each tensor, and which one for each block?
 
 # %%
 BITS = {"float32": 32, "tfloat32": 32, "bfloat16": 16, "float16": 16, "float8": 8, "float4": 4}
@@ -704,10 +705,10 @@ print(BITS, NEEDS, sep="\n")
 
 # %% tags=["exercise"]
 def choose_format(peaks, fewest_bits):
-    """The name of the format to train in, and what it needs, one of NEEDS.
+    """The name of the format to train in, and its need, one of NEEDS.
 
-    peaks: dict, name -> FLOP/s; has "float32", perhaps formats that are not in BITS; stays as
-        it is.
+    peaks: dict, name -> FLOP/s; has "float32", perhaps formats that are not in BITS; stays
+        unchanged.
     """
     ### BEGIN SOLUTION
     names = [name for name, bits in BITS.items() if name in peaks and bits >= fewest_bits]
@@ -727,19 +728,19 @@ try_out(choose_format, dict(DEVICES["laptop-core"].peak_flops_per_s), fewest_bit
 check.choose_format(choose_format)
 
 # %% [markdown]
-# The library's answer, for at least 16 bits, says why, for devices or for what it finds in this machine. It is the
-# lab's question once more: a V100 trains with a loss scale because it lacks BF16.
+# The library's function, for at least 16 bits, also gives the reason, for listed devices or for this machine's own. It
+# answers the lab's question again: a V100 trains with a loss scale because it lacks BF16.
 
 # %%
 for name in SHOWN:
     print_text(best_format(DEVICES[name]).reason)
 
 # %% [markdown] tags=["further"] minutes=5
-# ## Further: what autocast casts
+# ## Further: the rules of autocast
 #
-# Under autocast each operator has a rule: inputs go to the *lower* format, to *float32*, to the *widest* among them,
-# or are *untouched*. The table is computed: each operator runs, on tensors that have a shape and a format, and no
-# numbers. Where do GPU and CPU differ?
+# Under autocast each operator has a rule: inputs go to the *lower* format, to *float32*, to the *widest* among them, or
+# are *untouched*. The table is computed: each operator runs on tensors that have a shape and a format, but no numbers.
+# Where do GPU and CPU differ?
 
 # %%
 from dataclasses import asdict
@@ -752,8 +753,8 @@ pd.DataFrame({name: autocast_casts(*place) for name, place in places.items()})
 
 # %% [markdown]
 # A GPU's rules are the same for both lower formats: products go to the lower one; most other sums, powers, logarithms
-# and losses to FP32. A CPU casts the products and the losses, and leaves softmax, norms and sums in what they come in.
-# Other libraries do it otherwise, some by layers or for the whole model:
+# and losses to FP32. A CPU casts the products and the losses, and leaves softmax, norms and sums in their input format.
+# Other libraries have other rules, some by layers or for the whole model:
 
 # %%
 pd.DataFrame([asdict(one) for one in COUNTERPARTS]).set_index("what").style
@@ -761,9 +762,9 @@ pd.DataFrame([asdict(one) for one in COUNTERPARTS]).set_index("what").style
 # %% [markdown] tags=["further"] minutes=7
 # ## Further: training in 4 bits
 #
-# In backward an error that always points one way adds up over the steps. Stochastic rounding is off at random: each
-# rounding is worse, the mean is right. A *recipe* says which format each factor has, what shares a scale, and how to
-# round; NVFP4's uses stochastic rounding for gradients alone.
+# In backward an error that always has the same sign adds up over the steps. The errors of stochastic rounding are
+# random: each is larger, but their mean is zero. A *recipe* sets the format of each factor, the numbers that share a
+# scale, and the rounding; NVFP4's uses stochastic rounding for gradients alone.
 
 # %%
 from lablib.precision.block_scaling import find_recipe
@@ -782,9 +783,9 @@ for recipe in (nvfp4, nvfp4.stochastic()):
     )
 
 # %% [markdown]
-# And an outlier can be spread before rounding. A *Hadamard matrix* H has entries 1 and -1, over the square root of
-# its size, and H times H transposed is 1. So (A H) (B H)^T = A B^T: both factors of a product may be transformed, and
-# a large number becomes many small ones.
+# An outlier can also be spread before rounding. A *Hadamard matrix* H has entries 1 and -1, over the square root of its
+# size, and H times H transposed is 1. So (A H) (B H)^T = A B^T: both factors of a product may be transformed, and a
+# large number becomes many small ones.
 
 # %%
 a, b = (torch.randn(64, 256, generator=generator) for _ in range(2))
@@ -801,16 +802,16 @@ print("error of a product in E2M1")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Here H helps the more, the more numbers share a scale. In these blocks of 16 it harms: now all pay for the outlier a
-# little. NVFP4's recipe uses it in the weights' gradients alone, where it was seen to help (NVIDIA, 2025, section 4).
+# Here H helps more if more numbers share a scale. In these blocks of 16 it increases the error: the outlier affects all
+# numbers a little. NVFP4's recipe uses it in the weights' gradients alone, where it helped (NVIDIA, 2025, section 4).
 
 # %% [markdown] tags=["further"] minutes=7
 # ## Further: a real run in each recipe
 #
-# A linear layer has three products, one forward and two backward. *Current* scales come from the tensor at hand;
-# *delayed* ones from the steps before, which saves a look at it. Here is the same run of a small GPT in several
-# recipes; INT4 are whole numbers of 4 bits. Each is *emulated*: numbers are rounded, and products computed in FP32.
-# That is slow, so the losses were recorded. How far are they from BF16's?
+# A linear layer has three products, one forward and two backward. *Current* scales come from the current tensor;
+# *delayed* scales come from earlier steps, which saves a pass over the tensor. Here is the same run of a small GPT in
+# several recipes; INT4 uses whole numbers of 4 bits. Each is *emulated*: numbers are rounded, and products computed in
+# FP32. That is slow, so the losses were recorded. How far are they from the loss in BF16?
 
 # %%
 from lablib.hardware import DEVICES
@@ -826,14 +827,15 @@ above = {
     "x_label": "step",
     "y_label": "loss above BF16's",
     "x_unit": "",
-    "y_unit": "nats a byte",
+    "y_unit": "nats per byte",
 }
-show(figure_lines(ends, lines, **above, title="Means of 20 steps, beside BF16"))
+show(figure_lines(ends, lines, **above, title="Means of 20 steps, compared with BF16"))
 
 # %% [markdown]
-# FP32 itself parts from BF16 by 0.01: no less can be told from one run of each. INT4 even leads for a while, and loses
-# most of its lead: in a short run of a small model noise may look like progress. What recipes lose shows in long runs
-# of large models. So claims of speed are made twice: *throughput*, and *time to equal loss*, here to 2.6.
+# FP32 itself differs from BF16 by 0.01: one run of each cannot show smaller differences. INT4 even leads for a while,
+# and loses most of its lead: in a short run of a small model noise may look like progress. The loss caused by a recipe
+# shows in long runs of large models. So a claim of speed needs two numbers: *throughput*, and *time to equal loss*,
+# here to 2.6.
 
 # %%
 rows = {}
@@ -853,12 +855,12 @@ for gpu, name in claims:
         values = {"throughput": claim.throughput, "time to equal loss": claim.to_equal_loss}
         row = {key: f"{value:.2f}" for key, value in values.items()}
         rows[f"{gpu[:4]}, {name}, width {width:,}"] = row
-print("a linear layer beside BF16: how many times as fast")
+print("a linear layer: how many times as fast as in BF16")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Quantizing reads and writes every number once more. Narrow layers gain little or lose by it; wide ones keep
-# two thirds to four fifths of the ratio of the peaks.
+# Quantizing reads and writes every number once more. So narrow layers gain little or get slower; wide ones keep two
+# thirds to four fifths of the ratio of the peaks.
 
 # %% [markdown] minutes=1
 # ## Summary
@@ -867,8 +869,8 @@ pd.DataFrame(rows).T
 # - Small gradients fall out of FP16's range: scale the loss, follow the overflows, skip on all ranks together. BF16
 #   has the range of FP32.
 # - Small updates fall below the precision of 16 bits: keep FP32 master weights, or round stochastically.
-# - FP8 and FP4 have little of either: a scale for each tensor, and in FP4 for each block.
-# - Mixed precision shortens products and some activations, and not weights or the optimizer's states.
+# - FP8 and FP4 have little range and precision: use a scale for each tensor, and in FP4 for each block.
+# - Mixed precision makes products faster and some activations smaller, but not weights or the optimizer's states.
 
 # %% [markdown]
 # ### Sources

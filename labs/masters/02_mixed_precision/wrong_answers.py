@@ -1,4 +1,4 @@
-"""Wrong answers to lab 02: mixed precision, and right ones in an unusual style."""
+"""Wrong answers to lab 02: mixed precision, and unusual right ones."""
 
 _BF16 = """
 def bf16_bits(bits):
@@ -88,17 +88,21 @@ WRONG_ANSWERS = {
         (
             "cuts the lower half off",
             "def bf16_bits(bits):\n    return bits >> 16",
-            "nearer to the higher pattern goes there",
+            "nearer to the higher pattern rounds to it",
         ),
-        ("rounds every half up", _bf16(up="lower >= 0x8000"), "halfway between two goes to the one"),
-        ("rounds every half down", _bf16(up="lower > 0x8000"), "halfway between two goes to the one"),
-        ("sends a half to the odd one", _bf16(up=_UP.replace("== 1", "== 0")), "halfway between two goes to the one"),
+        ("rounds every half up", _bf16(up="lower >= 0x8000"), "halfway between two rounds to the even one"),
+        ("rounds every half down", _bf16(up="lower > 0x8000"), "halfway between two rounds to the even one"),
         (
-            "looks at the highest of the lower bits and the even rule alone",
-            _bf16(up="(lower >= 0x8000) & (upper % 2 == 1)"),
-            "nearer to the higher pattern goes there",
+            "sends a half to the odd one",
+            _bf16(up=_UP.replace("== 1", "== 0")),
+            "halfway between two rounds to the even one",
         ),
-        ("always rounds up", _bf16(up="lower > 0"), "nearer to the lower pattern goes there"),
+        (
+            "checks only the highest of the lower bits and the even rule",
+            _bf16(up="(lower >= 0x8000) & (upper % 2 == 1)"),
+            "nearer to the higher pattern rounds to it",
+        ),
+        ("always rounds up", _bf16(up="lower > 0"), "nearer to the lower pattern rounds to it"),
         (
             "forgets NaN: rounding turns it into an infinity or worse",
             _bf16(returned="upper + up"),
@@ -110,9 +114,9 @@ WRONG_ANSWERS = {
             "a NaN with bits in its lower half alone stays a NaN",
         ),
         (
-            "takes an infinity for a NaN",
+            "treats an infinity as a NaN",
             _bf16(nan="(bits & 0x7FFFFFFF) >= 0x7F800000"),
-            "a BF16 pattern that is no NaN stays as it is",
+            "a BF16 pattern that is not a NaN stays unchanged",
         ),
         (
             "forgets the sign of a NaN's pattern: negative NaN are rounded",
@@ -120,12 +124,12 @@ WRONG_ANSWERS = {
             "a NaN with bits in its lower half alone stays a NaN",
         ),
         (
-            "takes every negative number for a NaN",
+            "treats every negative number as a NaN",
             _bf16(nan="bits > 0x7F800000"),
-            "a BF16 pattern that is no NaN stays as it is",
+            "a BF16 pattern that is not a NaN stays unchanged",
         ),
         (
-            "saturates: the largest number in place of an infinity",
+            "saturates: the largest number instead of an infinity",
             _bf16(returned="torch.where(is_nan, 0x7FC0, torch.where((upper & 0x7FFF) == 0x7F7F, upper, upper + up))"),
             "half a step beyond the largest number and more is an infinity",
         ),
@@ -139,10 +143,10 @@ WRONG_ANSWERS = {
             _bf16(
                 returned="torch.where((upper & 0x7F80) == 0, upper & 0x8000, torch.where(is_nan, 0x7FC0, upper + up))"
             ),
-            "a BF16 pattern that is no NaN stays as it is",
+            "a BF16 pattern that is not a NaN stays unchanged",
         ),
         (
-            "leaves subnormal numbers where they are cut",
+            "truncates subnormal numbers",
             _bf16(returned="torch.where(is_nan, 0x7FC0, torch.where((upper & 0x7F80) == 0, upper, upper + up))"),
             "a subnormal number",
         ),
@@ -171,11 +175,11 @@ def bf16_bits(bits):
         ),
         ("keeps 32 bits", _bf16(returned="torch.where(is_nan, 0x7FC00000, (upper + up) << 16)"), "16 bits wide"),
         (
-            "gives signed patterns",
+            "returns signed patterns",
             _bf16(returned="torch.where(is_nan, 0x7FC0, upper + up).to(torch.int16)"),
             "16 bits wide",
         ),
-        ("gives back the numbers", _bf16(returned="((upper + up) << 16).int().view(torch.float32)"), "whole numbers"),
+        ("returns the numbers", _bf16(returned="((upper + up) << 16).int().view(torch.float32)"), "whole numbers"),
         ("flattens", _bf16(returned=_RETURNED + ".flatten()"), "the shape of the input"),
         (
             "works in the input's memory",
@@ -197,7 +201,7 @@ def bf16_bits(bits):
             "your own code",
         ),
         (
-            "looks at the upper byte of the lower half alone",
+            "checks only the upper byte of the lower half",
             """
 def bf16_bits(bits):
     upper, lower = bits >> 16, bits & 0xFFFF
@@ -206,10 +210,10 @@ def bf16_bits(bits):
     pass
     return torch.where(is_nan, 0x7FC0, upper + up)
 """,
-            "a positive number, nearer to the higher pattern goes there",
+            "a positive number nearer to the higher pattern rounds to it",
         ),
         (
-            "negative subnormal numbers are cut",
+            "negative subnormal numbers are truncated",
             """
 def bf16_bits(bits):
     upper, lower = bits >> 16, bits & 0xFFFF
@@ -218,7 +222,7 @@ def bf16_bits(bits):
     up = up & ~((upper >= 0x8000) & ((upper & 0x7F80) == 0))
     return torch.where(is_nan, 0x7FC0, upper + up)
 """,
-            "a subnormal number, nearer to the higher pattern goes there",
+            "a subnormal number nearer to the higher pattern rounds to it",
         ),
         (
             "negative subnormal numbers become minus zero when they are not exact",
@@ -230,10 +234,10 @@ def bf16_bits(bits):
     lost = (upper >= 0x8000) & ((upper & 0x7F80) == 0) & (lower > 0)
     return torch.where(lost, 0x8000, torch.where(is_nan, 0x7FC0, upper + up))
 """,
-            "a subnormal number, nearer to the lower pattern goes there",
+            "a subnormal number nearer to the lower pattern rounds to it",
         ),
         (
-            "negative numbers: a mantissa of all ones does not carry but at the largest",
+            "negative numbers: a mantissa of all ones carries only at the largest",
             """
 def bf16_bits(bits):
     upper, lower = bits >> 16, bits & 0xFFFF
@@ -242,7 +246,7 @@ def bf16_bits(bits):
     up = up & ~((upper >= 0x8000) & ((upper & 0x7F) == 0x7F) & (upper != 0xFF7F))
     return torch.where(is_nan, 0x7FC0, upper + up)
 """,
-            "a mantissa of all ones, nearer to the higher pattern goes there",
+            "a mantissa of all ones nearer to the higher pattern rounds to it",
         ),
         (
             "squeezes the result",
@@ -257,7 +261,7 @@ def bf16_bits(bits):
             "the result has the shape of the input",
         ),
         (
-            "swallows: any exception gives the cut bits",
+            "catches every exception and returns truncated bits",
             """
 def bf16_bits(bits):
     try:
@@ -268,7 +272,7 @@ def bf16_bits(bits):
     except Exception:
         return bits >> 16
 """,
-            "any shape will do:",
+            "any shape works:",
         ),
         (
             "lets torch round into a tensor made before, in a list",
@@ -282,7 +286,7 @@ def bf16_bits(bits):
             "the rounding is your own",
         ),
         (
-            "keeps one result for each shape, and writes over it",
+            "keeps one result for each shape, and overwrites it",
             """
 KEPT = {}
 def bf16_bits(bits):
@@ -291,7 +295,7 @@ def bf16_bits(bits):
     rounded = torch.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FC0, upper + up)
     return KEPT.setdefault(bits.shape, torch.zeros_like(bits)).copy_(rounded)
 """,
-            "a result stays as it was when the next one is computed",
+            "a result stays unchanged when the next one is computed",
         ),
     ],
     "unscale_and_update": [
@@ -307,7 +311,7 @@ def bf16_bits(bits):
             "a step with an overflow is skipped",
         ),
         (
-            "takes rank 0's word",
+            "uses rank 0's flag",
             _scaler(agree="dist.broadcast(flag, src=0)"),
             "a step with an overflow is skipped",
         ),
@@ -342,7 +346,7 @@ def bf16_bits(bits):
             "a step without overflow is not skipped",
         ),
         (
-            "takes zeros for an underflow, and skips",
+            "treats zeros as an underflow, and skips",
             _scaler(found="any(not gradient.isfinite().all() or not gradient.any() for gradient in gradients)"),
             "a step without overflow is not skipped",
         ),
@@ -376,11 +380,11 @@ def unscale_and_update(gradients, scale, good_steps, interval):
         ("keeps the scale after an overflow", _scaler(skipped="True, scale, 0"), "an overflow halves the scale"),
         ("keeps counting after an overflow", _scaler(skipped="True, scale / 2, good_steps"), "good_steps counts"),
         ("counts a skipped step", _scaler(skipped="True, scale / 2, good_steps + 1"), "good_steps counts"),
-        ("skips, and does not say so", _scaler(skipped="False, scale / 2, 0"), "a step with an overflow is skipped"),
+        ("skips, but returns False", _scaler(skipped="False, scale / 2, 0"), "a step with an overflow is skipped"),
         ("grows one step late", _scaler(is_full="good_steps >= interval"), "doubles the scale"),
-        ("grows and goes on counting", _scaler(grown="False, 2 * scale, good_steps + 1"), "good_steps counts"),
+        ("grows and continues counting", _scaler(grown="False, 2 * scale, good_steps + 1"), "good_steps counts"),
         (
-            "grows after two steps, whatever the interval",
+            "grows after two steps, for any interval",
             _scaler(is_full="good_steps + 1 >= 2"),
             "leaves the scale until",
         ),
@@ -401,7 +405,7 @@ def unscale_and_update(gradients, scale, good_steps, interval):
             "a flag, and no gradients",
         ),
         (
-            "asks once for each gradient, and ranks have different numbers of them",
+            "communicates once per gradient; ranks have different numbers of them",
             """
 def unscale_and_update(gradients, scale, good_steps, interval):
     skip = False
@@ -422,7 +426,7 @@ def unscale_and_update(gradients, scale, good_steps, interval):
         ),
         ("returns the scale alone", _scaler(kept="scale", grown="2 * scale", skipped="scale / 2"), "three values"),
         (
-            "tells ranks by a variable that only threads share",
+            "shares the flag in a variable that only threads share",
             """
 found_by = {}
 def unscale_and_update(gradients, scale, good_steps, interval):
@@ -512,7 +516,7 @@ def unscale_and_update(gradients, scale, good_steps, interval):
             "a step with an overflow is skipped",
         ),
         (
-            "tells through an open file",
+            "shares the flag in an open file",
             """
 import tempfile
 
@@ -535,7 +539,7 @@ def unscale_and_update(gradients, scale, good_steps, interval):
         return False, 2 * scale, 0
     return False, scale, good_steps + 1
 """,
-            "every rank tells the others by communication",
+            "every rank sends its flag to the others",
         ),
         (
             "floor of 1",
@@ -623,7 +627,7 @@ def unscale_and_update(gradients, scale, good_steps, interval):
             "a step without overflow leaves the scale until there are enough in a row",
         ),
         (
-            "leaves gradients whose largest is below one",
+            "skips gradients with a maximum below one",
             """
 def unscale_and_update(gradients, scale, good_steps, interval):
     found = any(not gradient.isfinite().all() for gradient in gradients)
@@ -650,19 +654,19 @@ def unscale_and_update(gradients, scale, good_steps, interval):
             "a step with an overflow is skipped",
         ),
         (
-            "gives the gradients other memory",
+            "moves the gradients to other memory",
             _scaler(unscale="gradient.data = gradient / scale"),
-            "was given other memory",
+            "got other memory",
         ),
         (
-            "takes what is above 3.2e38 for an infinity",
+            "treats numbers above 3.2e38 as an infinity",
             _scaler(found="any(not (gradient.abs() < 3.2e38).all() for gradient in gradients)"),
             "a step without overflow is not skipped",
         ),
         ("cap of 2**32", _scaler(grown="False, min(2 * scale, 2.0**32), 0"), "doubles the scale"),
         ("floor of 2**-14", _scaler(skipped="True, max(scale / 2, 2.0**-14), 0"), "an overflow halves the scale"),
         (
-            "counts the overflows of all ranks in eight bits: 256 are none",
+            "counts the overflows of all ranks in eight bits: 256 become 0",
             """
 def unscale_and_update(gradients, scale, good_steps, interval):
     count = torch.zeros((), dtype=torch.uint8)
@@ -696,19 +700,19 @@ def unscale_and_update(gradients, scale, good_steps, interval):
         ),
         ("scales to 1", _blocks(scales="blocks.abs().amax(-1)"), "a block's scale is its largest |x|"),
         (
-            "knows one format",
+            "uses the largest number of one format",
             _blocks(scales="blocks.abs().amax(-1) / 448"),
             "a block's scale is its largest |x|",
         ),
         ("divides zero by zero", _blocks(safe="scales"), "the scale of a block of zeros is 1"),
         ("adds a little to every scale", _blocks(safe="scales + 1e-12"), "the scale of a block of zeros is 1"),
         (
-            "keeps scales above a little",
+            "keeps scales above a small minimum",
             _blocks(safe="torch.where(scales > 1e-12, scales, 1.0)"),
             "a block's scale is its largest |x|",
         ),
         (
-            "turns the scale around",
+            "inverts the scale",
             _blocks(returned="codes.flatten(-2), 1 / scales"),
             "a block's scale is its largest |x|",
         ),
@@ -719,7 +723,7 @@ def unscale_and_update(gradients, scale, good_steps, interval):
         ),
         ("does not round", _blocks(codes="blocks / scales[..., None]"), "codes are numbers of the format"),
         (
-            "gives back the numbers, not the codes",
+            "returns the numbers, not the codes",
             _blocks(codes="round_to(blocks / scales[..., None], format) * scales[..., None]"),
             "codes are numbers of the format",
         ),
@@ -741,7 +745,7 @@ def unscale_and_update(gradients, scale, good_steps, interval):
         (
             "cuts blocks from rows and columns the wrong way",
             _blocks(blocks="x.unflatten(-1, (block, -1))"),
-            "one scale a block",
+            "one scale per block",
         ),
         (
             "takes neighbours in the first dimension",
@@ -754,15 +758,15 @@ def unscale_and_update(gradients, scale, good_steps, interval):
         (
             "leaves a dimension of 1 in the scales",
             _blocks(returned="codes.flatten(-2), scales[..., None]"),
-            "one scale a block",
+            "one scale per block",
         ),
         (
             "spreads the scales over x",
             _blocks(returned="codes.flatten(-2), scales.repeat_interleave(block, -1)"),
-            "one scale a block",
+            "one scale per block",
         ),
         (
-            "knows matrices only",
+            "supports only matrices",
             _blocks(blocks="x.reshape(x.shape[0], x.shape[1] // block, block)"),
             "",
         ),
@@ -799,12 +803,12 @@ def quantize_blocks(x, block, format):
             "your own code",
         ),
         (
-            "takes powers of two for scales",
+            "uses powers of two as scales",
             _blocks(safe="torch.where(scales > 0, 2.0 ** scales.log2().ceil(), 1.0)"),
             "a block's scale is its largest |x|",
         ),
         (
-            "scale 1 where any number of the block is zero",
+            "scale 1 if any number of the block is zero",
             """
 def quantize_blocks(x, block, format):
     blocks = x.unflatten(-1, (-1, block))
@@ -816,7 +820,7 @@ def quantize_blocks(x, block, format):
             "a block's scale is its largest |x| over the format's largest number",
         ),
         (
-            "scale 1 where the sum is zero",
+            "scale 1 if the sum is zero",
             """
 def quantize_blocks(x, block, format):
     blocks = x.unflatten(-1, (-1, block))
@@ -878,7 +882,7 @@ def quantize_blocks(x, block, format):
             "the scale of a block of zeros is 1",
         ),
         (
-            "keeps one result for each shape, and writes over it",
+            "keeps one result for each shape, and overwrites it",
             """
 KEPT = {}
 def quantize_blocks(x, block, format):
@@ -888,10 +892,10 @@ def quantize_blocks(x, block, format):
     codes = round_to(blocks / scales[..., None], format).flatten(-2)
     return KEPT.setdefault(x.shape, torch.zeros_like(codes)).copy_(codes), scales
 """,
-            "a result stays as it was when the next one is computed",
+            "a result stays unchanged when the next one is computed",
         ),
         (
-            "knows the largest numbers of five formats",
+            "has a table with five formats",
             """
 LARGEST = {"e4m3": 448, "e2m1": 6, "e5m2": 57344, "fp16": 65504, "e3m2": 28}
 def quantize_blocks(x, block, format):
@@ -907,11 +911,11 @@ def quantize_blocks(x, block, format):
         ("always BF16", _choice(best="'bfloat16'"), "the device has the format"),
         ("the narrowest", _choice(best="min(names, key=lambda name: BITS[name])"), "the fastest"),
         (
-            "BF16 where there is one",
+            "BF16 if there is one",
             _choice(best="'bfloat16' if 'bfloat16' in names else max(names, key=lambda name: peaks[name])"),
             "the fastest",
         ),
-        ("forgets the bits", _choice(allowed="name in peaks"), "bits that are asked for"),
+        ("forgets the bits", _choice(allowed="name in peaks"), "at least the required bits"),
         ("more bits than asked for", _choice(allowed="name in peaks and bits > fewest_bits"), ""),
         ("forgets that a device may lack it", _choice(allowed="bits >= fewest_bits"), ""),
         (
@@ -920,30 +924,30 @@ def quantize_blocks(x, block, format):
             "the format is one of the table",
         ),
         (
-            "of equally fast ones the last",
+            "the last of equally fast ones",
             _choice(table="reversed(BITS.items())"),
             "of equally fast formats the first",
         ),
         (
-            "of equally fast ones the first of the device",
+            "the device's first of equally fast ones",
             _choice(best="max((name for name in peaks if name in names), key=lambda name: peaks[name])"),
             "of equally fast formats the first",
         ),
         ("the slowest", _choice(best="min(names, key=lambda name: peaks[name])"), "the fastest"),
-        ("nothing is ever needed", _choice(returned="best, NEEDS[0]"), "needs"),
+        ("always needs nothing", _choice(returned="best, NEEDS[0]"), "the need of"),
         (
             "every 16 bits need a loss scale",
             _choice(returned=_WHAT.replace("best, {", "best, {'bfloat16': NEEDS[1], ")),
-            "what bfloat16 needs",
+            "the need of bfloat16",
         ),
         (
-            "FP8 needs nothing but a loss scale",
+            "FP8 needs only a loss scale",
             _choice(returned="best, NEEDS[0] if BITS[best] > 16 or best == 'bfloat16' else NEEDS[1]"),
-            "what float8 needs",
+            "the need of float8",
         ),
         ("FP8 needs block scales, as FP4", _choice(returned=_WHAT.replace("NEEDS[2]", "NEEDS[3]")), "tensor scales"),
-        ("FP16 needs block scales", _choice(returned=_WHAT.replace("NEEDS[1]", "NEEDS[3]")), "what float16 needs"),
-        ("returns the name alone", _choice(returned="best"), "a format and what it needs"),
+        ("FP16 needs block scales", _choice(returned=_WHAT.replace("NEEDS[1]", "NEEDS[3]")), "the need of float16"),
+        ("returns the name alone", _choice(returned="best"), "a format and its need"),
         (
             "empties the device's table",
             _choice(best="max(names, key=lambda name: peaks.pop(name))"),
@@ -979,7 +983,7 @@ def choose_format(peaks, fewest_bits):
             "the fastest is taken",
         ),
         (
-            "knows float64 as the only other format",
+            "handles float64 as the only other format",
             """
 def choose_format(peaks, fewest_bits):
     names = sorted((n for n in peaks if n != "float64" and BITS[n] >= fewest_bits), key=list(BITS).index)
@@ -989,7 +993,7 @@ def choose_format(peaks, fewest_bits):
             "your code runs without an exception",
         ),
         (
-            "knows four widths by a table",
+            "has a table of four widths",
             """
 ALLOWED = {32: 2, 16: 4, 8: 5, 4: 6}
 def choose_format(peaks, fewest_bits):
@@ -1130,7 +1134,7 @@ def unscale_and_update(gradients, scale, good_steps, interval):
 """,
         ),
         (
-            "multiplies by zero, adds up what is then zero or NaN",
+            "multiplies by zero, and adds the zeros or NaNs",
             """
 def unscale_and_update(gradients, scale, good_steps, interval):
     flag = sum(((g * 0).sum() for g in gradients), torch.zeros(()))

@@ -1,4 +1,4 @@
-"""Checks of lab 03: activation memory. Chains, sizes and seconds are drawn anew; gradients are in float64."""
+"""Checks of lab 03: activation memory. Chains, sizes and seconds are random; gradients are in float64."""
 
 import copy
 import gc
@@ -26,7 +26,7 @@ from lablib.text.units import format_quantity, plural
 
 
 class _Layer(nn.Module):
-    """A product, dropout and two functions: keeps some times its input. Notes its number when its forward runs."""
+    """A product, dropout and two functions: saves a few times its input. Notes its number when its forward runs."""
 
     def __init__(self, draw: Draw, width: int, number: int, dtype: torch.dtype):
         super().__init__()
@@ -46,7 +46,7 @@ def _returned(value: Any) -> str:
 
 
 def _look(module: nn.Module) -> dict[str, Any]:
-    """What a module and those inside it are: training or not, their attributes and plain values, how many hooks."""
+    """State of a module and its submodules: training mode, attributes and plain values, number of hooks."""
     plain = bool | int | float | str | None
     looks: dict[str, Any] = {}
     for path, one in module.named_modules():
@@ -60,7 +60,7 @@ def _look(module: nn.Module) -> dict[str, Any]:
 
 
 def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """Names of what looks otherwise than before."""
+    """Names of the entries that changed."""
     nothing = object()
     names = [name for name in before | after if before.get(name, nothing) != after.get(name, nothing)]
     return ", ".join(names[:3])
@@ -74,10 +74,10 @@ def _changed(before: dict[str, Any], after: dict[str, Any]) -> str:
     hints=[
         "Which layers does the segment hold that begins at layer `start`? And where does the next one begin?",
         "`for start in range(0, len(layers), k)`: the segment's layers are `layers[start : start + k]`, a shorter list "
-        "at the end. What comes out of a segment goes into the next.",
-        "In the loop: `segment = nn.Sequential(*layers[start : start + k])`, and `x` becomes what `checkpoint` returns "
-        "for this segment and x. A `lambda` in its place would look up the layers only in backward, when the loop is "
-        "over.",
+        "at the end. The output of a segment is the input of the next.",
+        "In the loop: `segment = nn.Sequential(*layers[start : start + k])`, and `x` becomes the result of "
+        "`checkpoint` for this segment and x. A `lambda` instead of the module would look up the layers only in "
+        "backward, after the loop.",
     ],
 )
 def run_in_segments(expect: Expect, run_in_segments: Callable[[list[nn.Module], int, Tensor], Tensor]) -> None:
@@ -94,16 +94,16 @@ def run_in_segments(expect: Expect, run_in_segments: Callable[[list[nn.Module], 
         (draw.integer(12, 14), 2, True),
     ]
     for number, case in enumerate(cases):
-        expect.measured.clear()  # what holds is shown for the last chain
+        expect.measured.clear()  # the result shows only the rules of the last chain
         _expect_segments(expect, run_in_segments, *case, comes_second=number == 0)
 
 
 def _expect_segments(
     expect: Expect, answer: Callable, num_layers: int, k: int, needs_gradient: bool, comes_second: bool
 ) -> None:
-    """`comes_second`: another chain runs before this one, and nothing of either may be left."""
+    """`comes_second`: another chain runs before this one, and no memory of either may be left."""
     draw = expect.draw
-    width, tokens = draw.integer(8, 20), draw.integer(200, 300)  # activations weigh more than parameters
+    width, tokens = draw.integer(8, 20), draw.integer(200, 300)  # activations are larger than parameters
     dtype = torch.float64 if needs_gradient else torch.float32
     layers = [_Layer(draw, width, number, dtype) for number in range(num_layers)]
     for number in (0, draw.integer(0, num_layers - 1)):
@@ -136,7 +136,7 @@ def _expect_segments(
         told["forward"] = list(runs)
         if not y.requires_grad:
             rule = f"backward can go through the output ({on})"
-            raise RuleBroken(rule, "an output that knows nothing of its layers", "an output with a graph")
+            raise RuleBroken(rule, "an output without a graph", "an output with a graph")
         torch.manual_seed(seeds[1])
         before = torch.get_rng_state()
         try:
@@ -145,7 +145,7 @@ def _expect_segments(
             rule = f"a segment runs the same layers again in backward ({on})"
             saw = (
                 "torch found other tensors: does a function look up a variable of the loop (`start`, `segment`) "
-                "when the loop is over?"
+                "after the loop?"
             )
             raise RuleBroken(rule, saw, "the layers of forward") from None
         told["same generator"] = torch.equal(before, torch.get_rng_state())
@@ -171,27 +171,27 @@ def _expect_segments(
     saw, wanted = run.values[0], reference.values[0]
     is_same = saw["same list"] and saw["same x"]
     expect.that(
-        "the list of layers and x stay as they were",
+        "the list of layers and x stay unchanged",
         is_same,
         "as given" if is_same else f"{'x' if saw['same list'] else 'the list'} changed",
         "as given",
     )
     expect.equal(f"each layer runs once in forward, in order ({on})", saw["forward"], list(range(num_layers)))
-    expect.equal(f"the output is that of the chain ({on})", saw["output"], wanted["output"])
-    rule = f"the generator is after forward where the chain leaves it ({on})"
+    expect.equal(f"the output is the same as the chain's ({on})", saw["output"], wanted["output"])
+    rule = f"the generator has the same state as after the chain's forward ({on})"
     is_same = torch.equal(saw["generator"], wanted["generator"])
     expect.that(rule, is_same, "the chain's state" if is_same else "another state", "the chain's state")
-    rule = f"layers stay as they were: mode, attributes, hooks ({on})"
-    expect.that(rule, not saw["changed"], saw["changed"] or "as they were", "as they were")
+    rule = f"layers stay unchanged: mode, attributes, hooks ({on})"
+    expect.that(rule, not saw["changed"], saw["changed"] or "unchanged", "unchanged")
     names = [*(f"of layer {number}'s weight" for number in range(num_layers)), "of x"]
     _expect_gradients(expect, saw["gradients"], wanted["gradients"], names, on)
-    rule = f"backward leaves the generator as it was ({on})"
-    expect.that(rule, saw["same generator"], "as it was" if saw["same generator"] else "another state", "as it was")
+    rule = f"backward leaves the generator unchanged ({on})"
+    expect.that(rule, saw["same generator"], "unchanged" if saw["same generator"] else "another state", "unchanged")
     most = max(map(saw["again"].count, range(num_layers)))
     expect.budget(f"runs of a layer in backward ({on})", most, 1, "runs")
     segments = [list(range(start, min(start + k, num_layers))) for start in range(0, num_layers, k)]
     order = [number for segment in reversed(segments) for number in segment]
-    # What the last segment saves may be kept: backward begins there, so the peak is the same.
+    # The last segment may be kept: backward begins there, so the peak is the same.
     wanted_order = order if saw["again"] != order[len(segments[-1]) :] else saw["again"]
     rule = f"segments of k layers run again in backward, the last segment first ({on})"
     is_same = saw["again"] == wanted_order
@@ -206,7 +206,7 @@ def _expect_segments(
 
 @contextmanager
 def _quick_collections() -> Iterator[None]:
-    """`gc.collect()` looks at what was made inside only, not at the million objects that a notebook holds."""
+    """Limit `gc.collect()` to objects made inside, without the million objects of a notebook."""
     gc.freeze()
     try:
         yield
@@ -215,14 +215,14 @@ def _quick_collections() -> Iterator[None]:
 
 
 def _activations(run: Run) -> Any:
-    """Bytes after each event of all that is neither a parameter nor its gradient, with a graph or without."""
+    """Bytes after each event, without parameters and their gradients."""
     curves = run.memory.curve(0)[1]
     first, *others = (curve for name, curve in curves.items() if name not in ("parameter", "gradient"))
     return sum(others, first)
 
 
 def _expect_gradients(expect: Expect, saw: Sequence[Any], wanted: Sequence[Any], names: Sequence[str], on: str) -> None:
-    rule = f"gradients are those of the chain without checkpoints ({on})"
+    rule = f"gradients are the same as without checkpoints ({on})"
     missing = [name for name, gradient in zip(names, saw, strict=False) if gradient is None]
     if missing:
         raise RuleBroken(rule, f"{len(missing)} of {len(saw)} gradients are None: {missing[0]}", "a gradient for each")
@@ -236,7 +236,7 @@ def _expect_gradients(expect: Expect, saw: Sequence[Any], wanted: Sequence[Any],
 
 
 class _RunningMean(nn.Module):
-    """As batch norm, it keeps running statistics and a counter, which do not enter its result."""
+    """Like batch norm, it keeps running statistics and a counter, which do not affect its result."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -252,7 +252,7 @@ class _RunningMean(nn.Module):
 
 
 class _Power(nn.Module):
-    """Keeps the mean power of what it has seen, in a buffer that no state dictionary holds."""
+    """Keeps the mean power of its inputs, in a buffer outside the state dictionary."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -272,7 +272,7 @@ class _Noise(nn.Module):
 
 
 class _Checkpoint(torch.autograd.Function):
-    """The lab's, which notes what the answer is given and leaves behind."""
+    """The lab's checkpoint; it also records the state before and after the answer's call."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, segment: nn.Module, recompute: Callable, told: dict[str, Any]) -> Tensor:
@@ -321,20 +321,20 @@ def _state(segment: nn.Module) -> _State:
 def _generator(told: dict[str, Any]) -> str:
     """Where the answer left the generator."""
     is_first = torch.equal(told["after"].rng, told["call"].args[2])
-    return "the state before the first run" if is_first else "another state: it was not set back"
+    return "the state before the first run" if is_first else "another state: it was not restored"
 
 
 def _buffer(told: dict[str, Any], name: str) -> str:
-    """How the answer left a buffer; the segment itself writes to it once."""
+    """The state of a buffer after the answer's call; the segment itself writes to it once."""
     before, after = told["before"], told["after"]
     written = after.writes[name] - before.writes[name] > 1
     value, old = after.buffers[name], before.buffers[name]
     if not written:
-        return "the value after the second run: not written back, or with itself (is the noted value a copy?)"
+        return "the value after the second run: not written back, or the saved value is no copy"
     return (
-        "written back, with another value: was it noted before the run?"
+        "written back, with another value: was it saved before the run?"
         if value.any() or not old.any()
-        else "zero, which is not what the first run left"
+        else "zero, not the value after the first run"
     )
 
 
@@ -342,10 +342,10 @@ def _buffer(told: dict[str, Any], name: str) -> str:
     "Recompute without a trace",
     hints=[
         "Which state does the second run need, and which one do the next lines of the program expect?",
-        "Note the generator's state and a copy of each buffer first. Then set the generator to `rng_state`, run the "
-        "segment, and set back what you noted.",
-        "`list(segment.buffers())` holds the buffers themselves: note `buffer.clone()` of each. Write each back in "
-        "place, behind the back of autograd, which may have saved it: `buffer.data.copy_(old)`.",
+        "Save the generator's state and a copy of each buffer first. Then set the generator to `rng_state`, run the "
+        "segment, and restore the saved state and values.",
+        "`list(segment.buffers())` holds the buffers themselves: save `buffer.clone()` of each. Write each back in "
+        "place, hidden from autograd, which may have saved it: `buffer.data.copy_(old)`.",
     ],
 )
 def recompute(expect: Expect, recompute: Callable[[nn.Module, Tensor, Tensor], Tensor]) -> None:
@@ -354,26 +354,26 @@ def recompute(expect: Expect, recompute: Callable[[nn.Module, Tensor, Tensor], T
     state = torch.get_rng_state()
     try:
         for kind in _KINDS:
-            expect.measured.clear()  # what holds is shown for the last segment
+            expect.measured.clear()  # the result shows only the rules of the last segment
             _expect_no_trace(expect, recompute, kind, width=draw.integer(3, 9))
     finally:
         torch.set_rng_state(state)
 
 
-# What follows a linear layer.
+# The modules after a linear layer.
 _KINDS: dict[str, Callable[[int], list[nn.Module]]] = {
     "dropout": lambda width: [nn.Dropout(0.5)],
     "a linear layer alone": lambda width: [],
     "a running mean": lambda width: [_RunningMean(width)],
     "dropout in eval mode": lambda width: [nn.Dropout(0.5).eval()],
-    "random numbers of its own": lambda width: [_Noise()],
+    "other random numbers than dropout's": lambda width: [_Noise()],
     "a running power": lambda width: [_Power(width)],
     "both, one inside another": lambda width: [
         nn.Sequential(nn.Sequential(_RunningMean(width)), nn.Dropout(0.5)),
         *(_RunningMean(width) for _ in range(3)),
     ],
     "torch's batch norm": lambda width: [nn.BatchNorm1d(width, dtype=torch.float64), nn.Dropout(0.5)],
-    "torch's batch norm without statistics, whose buffers are None": lambda width: [
+    "torch's batch norm without statistics, with None as buffers": lambda width: [
         nn.BatchNorm1d(width, dtype=torch.float64, track_running_stats=False)
     ],
     "all of it in eval mode": lambda width: [_RunningMean(width), nn.Dropout(0.5), _Noise()],
@@ -388,12 +388,12 @@ def _segment(draw: Draw, kind: str, width: int) -> nn.Sequential:
     return segment.eval() if kind.startswith("all ") else segment
 
 
-# Words of torch's error, what happened, what to do.
+# Words of torch's error, the cause, the remedy.
 _BACKWARD_ERRORS = [
     (
         "inplace operation",
         "a parameter or a buffer was written after the run, and autograd had saved it",
-        "buffers written as `buffer.data`, which autograd does not watch",
+        "buffers written as `buffer.data`, which autograd does not track",
     ),
     ("a second time", "a graph that backward has gone through already", "an output; the caller calls `y.backward(dy)`"),
 ]
@@ -416,7 +416,7 @@ def _expect_step(expect: Expect, answer: Callable, segment: nn.Module, reference
 
     def seeded() -> None:
         torch.manual_seed(seed)
-        torch.rand(skipped)  # the first run begins at a state that no seed names
+        torch.rand(skipped)  # the first run begins at a state that no manual_seed gives
 
     seeded()
     reference(x).square().sum().backward()
@@ -425,7 +425,7 @@ def _expect_step(expect: Expect, answer: Callable, segment: nn.Module, reference
     told: dict[str, Any] = {"runs": []}
     seeded()
     y = _Checkpoint.apply(x, segment, answer, told)
-    torch.rand(draw.integer(1, 50))  # what the program draws between forward and backward
+    torch.rand(draw.integer(1, 50))  # the program draws between forward and backward
     error = ("", "")
     try:
         y.square().sum().backward()
@@ -440,31 +440,31 @@ def _expect_step(expect: Expect, answer: Callable, segment: nn.Module, reference
     if not isinstance(call.value, Tensor):
         raise RuleBroken("the segment's output is returned", _returned(call.value), "a tensor")
     expect.equal(f"the segment runs once ({on})", len(told["runs"]), 1)
-    expect.equal(f"the second output is the first ({on})", call.value.detach(), told["output"])
+    expect.equal(f"both runs have the same output ({on})", call.value.detach(), told["output"])
     rule = f"backward can go through the output ({on})"
     has_graph = call.value.requires_grad
     expect.that(rule, has_graph, "it can" if has_graph else "an output without a graph", "an output with a graph")
-    rule = f"the segment is after the call as it was: mode, attributes, hooks ({on})"
-    expect.that(rule, not told["changed"], told["changed"] or "as it was", "as it was")
-    rule = f"buffers are after the call the same tensors ({on})"
+    rule = f"the call leaves the segment unchanged: mode, attributes, hooks ({on})"
+    expect.that(rule, not told["changed"], told["changed"] or "unchanged", "unchanged")
+    rule = f"buffers are the same tensors after the call ({on})"
     expect.that(rule, told["same objects"], "the same" if told["same objects"] else "other tensors", "the same")
     changed = [("segment's parameters", "x", "rng_state")[i] for i in call.changed if i]
-    rule = f"x and rng_state stay as they were ({on})"
-    expect.that(rule, not changed, " and ".join(changed) + " changed" if changed else "as they were", "as they were")
-    rule = f"the generator is after the call what it was before ({on})"
+    rule = f"x and rng_state stay unchanged ({on})"
+    expect.that(rule, not changed, " and ".join(changed) + " changed" if changed else "unchanged", "unchanged")
+    rule = f"the generator has the same state before and after the call ({on})"
     is_same = torch.equal(told["before"].rng, told["after"].rng)
     expect.that(rule, is_same, "the same" if is_same else _generator(told), "the same state")
     for name, before in told["before"].buffers.items():
-        rule = f"the buffer {name} is after the call what it was before ({on})"
+        rule = f"the buffer {name} has the same value before and after the call ({on})"
         is_same = torch.equal(before, told["after"].buffers[name])
         expect.that(rule, is_same, "the same" if is_same else _buffer(told, name), "the same value")
-    rule = f"backward finds what the second run saved ({on})"
+    rule = f"backward finds the tensors that the second run saved ({on})"
     expect.that(rule, not error[0], *error)
     saw = [x.grad, *(parameter.grad for parameter in segment.parameters())]
     names = ["of x", *(f"of {name}" for name, _ in segment.named_parameters())]
     _expect_gradients(expect, saw, wanted, names, on)
     for (name, buffer), once in zip(segment.named_buffers(), reference.buffers(), strict=True):
-        expect.equal(f"the buffer {name} moves once in a step ({on})", buffer, once)
+        expect.equal(f"the buffer {name} is updated once in a step ({on})", buffer, once)
 
 
 # ---- how many copies hide ----
@@ -494,7 +494,7 @@ def _most_hidden(*seconds: Sequence[float]) -> int:
 
 
 def _decisive(draw: Draw) -> dict[str, tuple[list[float], list[float], list[float]]]:
-    """One chain for each rule, where that rule alone decides; the rule, and seconds."""
+    """One chain for each rule, in which that rule alone decides; the rule, and seconds."""
     a, long_s = float(draw.integer(2, 5)), 50.0
     never, ample, fine = 9999.0, [long_s] * 3, a + 2048
     return {
@@ -526,7 +526,7 @@ def _decisive(draw: Draw) -> dict[str, tuple[list[float], list[float], list[floa
 
 
 def _copies(draw: Draw, num: int) -> dict[str, tuple[list[float], list[float], list[float]]]:
-    """Chains in which each of the rules decides, of quarters of seconds: ends that are exactly in time occur."""
+    """Chains in which each of the rules decides, in quarters of seconds, so that some ends are exactly in time."""
     unit_s = draw.choice([0.25, 0.5, 0.75])
 
     def some(low: int, high: int) -> list[float]:
@@ -535,12 +535,12 @@ def _copies(draw: Draw, num: int) -> dict[str, tuple[list[float], list[float], l
     f, c = float(draw.integer(2, 5)), float(draw.integer(1, 4))
     bursts = [some(1, 3)[0] if i % 3 else 20.0 for i in range(num)]
     return {
-        "alike, the way out decides": ([f] * num, [50.0] * num, [f + c] * num),
-        "alike, the way back decides": ([50.0] * num, [1.0] * num, [c] * num),
+        "equal, the way out decides": ([f] * num, [50.0] * num, [f + c] * num),
+        "equal, the way back decides": ([50.0] * num, [1.0] * num, [c] * num),
         "copies shorter than a layer": ([9.0] * num, [18.0] * num, [c] * num),
         "copies longer than all of forward": ([1.0] * num, [2.0] * num, [num + 1.0] * num),
-        "unlike layers, slow copies": (some(1, 6), some(2, 12), some(3, 9)),
-        "unlike layers, quick copies": (some(4, 9), some(1, 4), some(1, 4)),
+        "different layers, slow copies": (some(1, 6), some(2, 12), some(3, 9)),
+        "different layers, quick copies": (some(4, 9), some(1, 4), some(1, 4)),
         "large copies among small ones": (some(2, 4), some(3, 8), bursts),
         "a slow first layer": ([30.0, *some(1, 3)[1:]], some(1, 9), some(1, 6)),
         "a slow last layer": ([*some(1, 3)[1:], 30.0], [*some(1, 2)[1:], 40.0], some(1, 6)),
@@ -553,9 +553,9 @@ def _copies(draw: Draw, num: int) -> dict[str, tuple[list[float], list[float], l
         "Try every m, the largest first. For one m there are two questions: are all copies out when forward ends? Is "
         "each back when its layer's backward starts?",
         "Out: as in a queue, `end = max(end, forward is over) + copy_s[i]` for i from 0 to m-1. In: the copy of layer "
-        "i comes after those of layers m-1 down to i+1.",
+        "i comes after the copies of layers m-1 down to i+1.",
         "Layer i is back after `sum(copy_s[i:m])`, and needed after `sum(backward_s[i + 1:])`. The last `end` of the "
-        "way out is at most `sum(forward_s)`. Return the first m for which all of that holds, else 0.",
+        "way out is at most `sum(forward_s)`. Return the first m for which all of that holds, otherwise 0.",
     ],
 )
 def num_hidden(expect: Expect, num_hidden: Callable[[list[float], list[float], list[float]], int]) -> None:
@@ -578,7 +578,7 @@ def num_hidden(expect: Expect, num_hidden: Callable[[list[float], list[float], l
 
 def _expect_hidden(expect: Expect, saw: Any, name: str, seconds: tuple[list[float], ...]) -> None:
     wanted, num = _most_hidden(*seconds), len(seconds[0])
-    if isinstance(saw, int | float) and not isinstance(saw, bool):  # a subclass might compare as it likes
+    if isinstance(saw, int | float) and not isinstance(saw, bool):  # a subclass might override comparison
         saw = int.__int__(saw) if isinstance(saw, int) else float.__float__(saw)
     told = f" ({name})"
     if num <= 12:
@@ -590,7 +590,7 @@ def _expect_hidden(expect: Expect, saw: Any, name: str, seconds: tuple[list[floa
     if isinstance(saw, int | float) and wanted < saw <= num:
         why = "its last copy out ends after forward" if _is_late_out(int(saw), seconds) else "a copy comes back late"
         raise RuleBroken(f"no copy delays the step{told}", f"{int(saw)}, but {why}", str(wanted))
-    expect.equal(f"as many copies hide as can{told}", saw, wanted)
+    expect.equal(f"as many copies hide as possible{told}", saw, wanted)
 
 
 def _is_late_out(m: int, seconds: tuple[list[float], ...]) -> bool:
@@ -602,7 +602,7 @@ def _is_late_out(m: int, seconds: tuple[list[float], ...]) -> bool:
 
 
 def _all_plans(num_layers: int) -> Iterable[Plan]:
-    """Every way to cut a chain, and every choice for the segments; what is kept need not be cut."""
+    """Every way to cut a chain, and every choice for the segments."""
     for cuts in product((False, True), repeat=num_layers - 1):
         ends = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), num_layers]
         pieces = list(zip(ends, ends[1:], strict=False))
@@ -613,12 +613,12 @@ def _all_plans(num_layers: int) -> Iterable[Plan]:
 @exercise(
     "The split of a chain",
     hints=[
-        "For short chains all plans can be tried. Each layer either is kept, or begins a checkpointed segment, or goes "
-        "on with the one before it.",
+        "For short chains all plans can be tried. Each layer either is kept, or begins a checkpointed segment, or "
+        "continues the segment before it.",
         "Or from the front: `best(start, kept)` is the cheapest plan for the layers from `start` on, with `kept` bytes "
-        "there already. Its first segment ends at any `stop`, and is kept or checkpointed.",
+        "in memory already. Its first segment ends at any `stop`, and is kept or checkpointed.",
         "A first segment is allowed where `kept + sum(layer_bytes[start:stop])` is within the budget. Then follows "
-        "`best(stop, kept + ...)` with what stays of the segment: all of it, or `input_bytes[start]`.",
+        "`best(stop, kept + ...)` with the bytes that the segment leaves: all of it, or `input_bytes[start]`.",
     ],
 )
 def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
@@ -626,14 +626,14 @@ def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
     draw = expect.draw
     s = draw.integer(1, 9)
     decisive = [  # costs, bytes of layers and of their inputs, budget
-        ([2, 3, 4], [20, 20, 20], [10, 10, 10], 60),  # nothing need be computed again
+        ([2, 3, 4], [20, 20, 20], [10, 10, 10], 60),  # no recomputation is needed
         ([9, 1, 5], [20, 20, 20], [5, 5, 5], 45),  # the second layer alone
-        ([4, 3, 9], [30, 22, 30], [2, 2, 2], 62),  # the second again, though the first saves more for its cost
-        ([9, 1, 1, 5], [30, 20, 20, 30], [2, 8, 8, 2], 76),  # two cheap layers, not a dear one
+        ([4, 3, 9], [30, 22, 30], [2, 2, 2], 62),  # the second again, although the first saves more for its cost
+        ([9, 1, 1, 5], [30, 20, 20, 30], [2, 8, 8, 2], 76),  # two cheap layers, not an expensive one
         ([1, 1, 1], [12, 12, 12], [10, 10, 10], 24),  # a segment of two layers
         ([1, 1, 1], [12, 12, 12], [10, 10, 10], 23),  # no plan
-        ([3, 1, 1, 7], [22, 24, 18, 36], [3, 11, 9, 1], 77),  # a segment of two, though single layers fit
-        ([3, 3, 9, 4], [32, 15, 22, 50], [5, 6, 10, 9], 68),  # neighbours, each its own
+        ([3, 1, 1, 7], [22, 24, 18, 36], [3, 11, 9, 1], 77),  # a segment of two, although single layers fit
+        ([3, 3, 9, 4], [32, 15, 22, 50], [5, 6, 10, 9], 68),  # neighbours in separate segments
         ([2, 9, 5, 3, 4], [30, 38, 32, 27, 28], [3, 9, 12, 1, 6], 64),  # four segments
         ([1] * 6, [12] * 5 + [55], [10] * 5 + [2], 65),  # a long one
         ([2, 3, 4], [20, 20, 30], [10, 10, 10], 60),  # costs and budget of the first chain, and no plan
@@ -643,7 +643,7 @@ def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
         ([9, 1, 9, 1, 9], [20] * 5, [5] * 5, 70),  # kept, checkpointed, kept, checkpointed, kept
         ([1] * 5, [40] * 4 + [55], [30] * 4 + [2], 115),  # two segments of several layers
         ([1] * 4, [40, 40, 40, 55], [10, 10, 30, 2], 90),  # a segment longer than the one before
-        ([4, 5, 5, 5, 9, 6], [13, 24, 49, 41, 24, 24], [3, 12, 12, 12, 8, 10], 81),  # shorter, neighbours unlike
+        ([4, 5, 5, 5, 9, 6], [13, 24, 49, 41, 24, 24], [3, 12, 12, 12, 8, 10], 81),  # shorter, neighbours differ
         ([5, 8, 9, 7, 1], [24, 32, 52, 35, 17], [8, 4, 12, 7, 7], 108),  # the first layer's input stays
         ([1], [400], [100], 398),  # a plan that is less than a hundredth too large
     ]
@@ -653,7 +653,7 @@ def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
     ]
     for num_layers in [1, *draw.integers(2, 3, 5), 6]:
         costs = [draw.integer(1, 36) / 4 for _ in range(num_layers)]
-        unit = 10**6 if num_layers == 6 else 1  # a byte too many is one, however many there are
+        unit = 10**6 if num_layers == 6 else 1  # one byte over a large budget is over it, too
         input_bytes = [float(draw.integer(1, 9) * unit) for _ in range(num_layers)]
         layer_bytes = [size + draw.integer(1, 30) * unit for size in input_bytes]
         peaks = sorted({peak_bytes(plan, layer_bytes, input_bytes) for plan in _all_plans(num_layers)})
@@ -663,7 +663,7 @@ def cheapest_plan(expect: Expect, cheapest_plan: Callable[..., Any]) -> None:
         costs, layer_bytes, input_bytes = chain
         plans = [(peak_bytes(p, layer_bytes, input_bytes), recomputed(p, costs)) for p in _all_plans(len(costs))]
         for budget_bytes in budgets:
-            expect.measured.clear()  # what holds is shown for the last chain
+            expect.measured.clear()  # the result shows only the rules of the last chain
             best = min(((cost, peak) for peak, cost in plans if peak <= budget_bytes), default=None)
             _expect_cheapest(expect, cheapest_plan, (costs, layer_bytes, input_bytes), budget_bytes, best)
 
@@ -683,21 +683,21 @@ def _expect_cheapest(
         expect.equal("a plan is returned", call.value, None)
     changes_nothing(expect, [call])
     if best is None:
-        expect.that(f"None is returned where no plan fits ({on})", call.value is None, short_repr(call.value), "None")
+        expect.that(f"None is returned if no plan fits ({on})", call.value is None, short_repr(call.value), "None")
         return
     if not isinstance(call.value, list | tuple) or not all(isinstance(one, Segment) for one in call.value):
         saw = _returned(call.value)
-        if call.value is None and sum(layer_bytes) > budget_bytes:  # where everything may be kept, a return is missing
-            saw = f"None, though a plan fits: its peak is {format_quantity(best[1], 'B')}"
-        raise RuleBroken(f"segments are returned where a plan fits ({on})", saw, "a plan")
+        if call.value is None and sum(layer_bytes) > budget_bytes:  # otherwise a return is missing
+            saw = f"None, but a plan fits: its peak is {format_quantity(best[1], 'B')}"
+        raise RuleBroken(f"segments are returned if a plan fits ({on})", saw, "a plan")
     plan = tuple(
         Segment(int(one.start), int(one.stop), bool(one.is_checkpointed)) for one in call.value
-    )  # looked at once
+    )  # read only once
     try:
         checkpointing.require_plan(plan, len(costs))
     except ValueError:
         rule = f"segments cover every layer once, in order ({on})"
         raise RuleBroken(rule, short_repr(plan), f"segments from 0 to {len(costs)}") from None
     expect.budget(f"peak of the plan ({on})", peak_bytes(plan, layer_bytes, input_bytes), budget_bytes, "B")
-    rule = f"cost of what is computed again ({on})"
+    rule = f"cost of the recomputation ({on})"
     expect.budget(rule, recomputed(plan, costs), best[0], "FLOPs", at_least=best[0])

@@ -4,8 +4,8 @@
 # **Question.** What must be kept for backward?
 #
 # Training computes *forward*, from the input to a loss, and then *backward*, from the loss to the gradients. Backward
-# needs numbers that forward has made. Until it comes they lie in memory, and often they are most of it. You will see
-# what is kept and why, and then keep less: compute it again, or move it away. What does each cost?
+# needs numbers that forward has computed. Until then they stay in memory, and often they take most of it. You will see
+# which tensors are kept and why. Then you keep fewer: compute them again, or move them away. How much does each cost?
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -47,11 +47,12 @@ interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
 # %% [markdown] minutes=7
-# ## What an operator keeps
+# ## The tensors that an operator saves
 #
-# *Autograd* is the part of PyTorch that computes gradients. While forward runs it notes every operator, and *saves*
-# the tensors that the operator's derivative will need. Those of them that forward has made are called *activations*. A
-# *hook*, a function of ours that autograd calls, sees each tensor as it is saved; a second one brings it back.
+# *Autograd* is the part of PyTorch that computes gradients. During forward it records every operator, and *saves* the
+# tensors that the operator's derivative will need. Saved tensors that forward computed are called *activations*. A
+# *hook*, a function of ours that autograd calls, gets each tensor when it is saved; a second hook returns it in
+# backward.
 
 # %%
 x = torch.randn(4, 8, requires_grad=True)
@@ -61,7 +62,7 @@ saved = []
 
 def note(tensor):
     saved.append(tensor)
-    return tensor  # what autograd is to keep in its place: the same
+    return tensor  # autograd keeps the returned object: here the tensor itself
 
 
 with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
@@ -69,15 +70,15 @@ with torch.autograd.graph.saved_tensors_hooks(note, lambda kept: kept):
 print(f"exp saves {len(saved)} tensor; is it y? {saved[0].data_ptr() == y.data_ptr()}")
 
 # %% [markdown]
-# Write dx for the gradient of the loss with respect to x, dy for that with respect to y. Here dx = dy y, element by
-# element: so y is all that backward needs, and x could be forgotten. Now predict the same for six operators. Each can
-# save its input x, its output y, its weight w, several of them, or nothing.
+# Write dx for the gradient of the loss with respect to x, dy for the gradient with respect to y. Here dx = dy y,
+# element by element: backward needs only y, and x could be freed. Now predict the same for six operators. Each can save
+# its input x, its output y, its weight w, several of them, or nothing.
 #
 # | operator | derivative |
 # |---|---|
 # | x + 1 | dx = dy |
 # | square: x^2 | dx = 2 x dy |
-# | relu: max(x, 0) | dx = dy where x > 0, else 0 |
+# | relu: max(x, 0) | dx = dy where x > 0, otherwise 0 |
 # | softmax | dx = y (dy - sum(dy y)) |
 # | gelu: a smooth relu | dx = dy gelu'(x) |
 # | linear: x w^T | dx = dy w, dw = dy^T x |
@@ -113,18 +114,18 @@ for name, guess in my_guesses.items():
 pd.DataFrame(rows).T.rename_axis("operator")
 
 # %% [markdown]
-# That linear saves w costs nothing: parameters stay in memory anyway. Relu could save x, since y > 0 exactly where
-# x > 0. It saves y, because the next operator, mostly a linear one, saves that same tensor as its input: one memory,
-# two users. Gelu's derivative cannot be had from y, so it saves x; and its output stays too, as the next one's input.
-# (Some save a little of their own: dropout a mask of what it dropped.)
+# Linear saves w at no cost: parameters stay in memory anyway. Relu could save x, because y > 0 exactly where x > 0. It
+# saves y, because the next operator, mostly a linear one, saves the same tensor as its input: one memory, two users.
+# Gelu's derivative cannot be computed from y, so it saves x; and its output stays too, as the input of the next
+# operator. (Some operators save extra tensors: dropout saves a mask of the dropped elements.)
 
 # %% [markdown] minutes=6
 # ## A step of sixteen blocks
 #
 # Now a real size: sixteen *blocks*, the layers of a GPT. Each has *attention*, in which a token reads the tokens before
 # it, and two wide linear layers with a gelu between, the *MLP*. `launch` runs a program on a simulated GPU. With
-# `fidelity="shapes"` tensors have shapes but no values, so that a large model fits here. `phase("setup")` is left out
-# of pictures and times.
+# `fidelity="shapes"` tensors have shapes but no values, so that a large model fits here. `phase("setup")` is excluded
+# from pictures and times.
 
 # %%
 config = GPTConfig(num_layers=16, d_model=2048, num_heads=16, max_seq_len=1024)
@@ -149,9 +150,9 @@ print(f"a block's input: {sequences} x {config.max_seq_len} x {config.d_model} n
 print(f"b = {format_quantity(input_bytes, 'B')}")
 
 # %% [markdown]
-# `checkpointing.run` runs a chain by a *plan*, which says what is kept; the first keeps everything. The *memory
-# tracker* of the simulator notes each block of memory, when it comes and goes. Before you look: draw the activations
-# against time, forward and then backward. Where is the most held?
+# `checkpointing.run` runs a chain by a *plan*, which selects the layers to keep; the first plan keeps everything. The
+# *memory tracker* of the simulator records each allocation and when it is freed. Before you look: draw the activations
+# against time, forward and then backward. Where is the peak?
 
 # %%
 GPU = {"ranks": 1, "cluster": cluster, "fidelity": "shapes"}
@@ -173,9 +174,10 @@ everything = launch(step, keep_all(16), **GPU)
 show_memory(everything, "All activations are kept")
 
 # %% [markdown]
-# Forward (F) piles activations up, block by block. Backward (B) begins with the last block, uses what that block saved,
-# and frees it. So activations peak at the turn. Here all memory does, too: gradients of the parameters grow in
-# backward, but take less than a block frees. What made the pile? We count in units of b, the bytes of a block's input.
+# In forward (F) activations grow, block by block. Backward (B) begins with the last block, uses the saved tensors of
+# that block, and frees them. So activations peak between forward and backward. Here the peak of all memory is there,
+# too: gradients of the parameters grow in backward, but take less than a block frees. Which operators made the
+# activations? We count in units of b, the bytes of a block's input.
 
 # %%
 unit = config.num_layers * input_bytes  # b for each block
@@ -188,20 +190,20 @@ print(f"in all {activations(everything) / unit:.1f} b in each block")
 pd.DataFrame({"b in each block": rows}).head(5).rename_axis("made by")
 
 # %% [markdown]
-# `addmm` is a linear layer. What comes out of it is saved by the next operator: attention's three inputs, b each, and
-# gelu's, 4 b. Gelu's result, the next linear layer's input, is 4 b more. Two layer norms, two sums and attention add 5
-# b. Together a block saves a = 16 b. (Attention is *fused*: its scores, a number for each two tokens, are never
-# stored.)
+# `addmm` is a linear layer. Its output is saved by the next operator: attention's three inputs, b each, and gelu's
+# input, 4 b. Gelu's result, the input of the next linear layer, is 4 b more. Two layer norms, two sums and attention
+# add 5 b. Together a block saves a = 16 b. (Attention is *fused*: its scores, one number for each pair of tokens, are
+# never stored.)
 
 # %% [markdown] minutes=11
 # ## Compute it again
 #
-# What was computed once can be computed again. *Checkpointing* cuts the chain into segments. Of a segment only the
-# input is kept, the *checkpoint*; forward throws the rest away. When backward comes to the segment, it runs the
-# segment's forward once more, this time saving everything, and goes on.
+# Activations can be computed again. *Checkpointing* cuts the chain into segments. Forward keeps only the input of each
+# segment, the *checkpoint*, and frees the rest. When backward reaches the segment, it runs the segment's forward once
+# more, this time saving everything, and continues.
 #
 #     forward    F0 F1 | F2 F3               only the inputs of F0 and F2 stay
-#     backward   F2 F3 B3 B2 | F0 F1 B1 B0   each segment is made again when its turn comes
+#     backward   F2 F3 B3 B2 | F0 F1 B1 B0   each segment runs again when backward reaches it
 
 # %%
 # all 16 blocks as one segment: what share of the peak of activations is left?
@@ -216,23 +218,23 @@ print(
 show_memory(whole, "One segment of all 16 blocks")
 
 # %% [markdown]
-# R is the forward that runs again. The first saved its input alone, and still nothing was won: when backward starts,
-# the whole segment is there at once. Segments must be shorter than the chain.
+# R is the forward that runs again. The first forward saved its input alone, but the peak is the same: when backward
+# starts, the whole segment is in memory at once. Segments must be shorter than the chain.
 
 # %% [markdown]
 # ### Exercise 1: checkpoint every k layers
 #
-# `checkpoint(function, x, use_reentrant=False)` returns `function(x)`, and keeps `x` alone. `nn.Sequential(*layers)` is
-# a module that runs layers one after another. The budgets: on the memory tracker activations peak at most 2% and two
-# inputs above such segments, and no layer's forward runs more than twice. Stuck? Run `check.run_in_segments.hint()` in
-# a new cell.
+# `checkpoint(function, x, use_reentrant=False)` returns `function(x)`, and keeps only `x`. `nn.Sequential(*layers)` is
+# a module that runs layers one after another. The budgets: the peak of activations in the memory tracker is at most 2%
+# and two inputs above such segments, and no layer's forward runs more than twice. Stuck? Run
+# `check.run_in_segments.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
 def run_in_segments(layers, k, x):
     """The output of a chain, its segments of `k` layers checkpointed; the last may be shorter.
 
-    layers: a list of modules, which stays as it is. k: at least 1. x: the chain's input.
+    layers: a list of modules, which stays unchanged. k: at least 1. x: the chain's input.
     """
     ### BEGIN SOLUTION
     for start in range(0, len(layers), k):
@@ -243,7 +245,7 @@ def run_in_segments(layers, k, x):
 
 
 # %%
-# Five layers note when they run. What must stand there for k=2?
+# Five layers note when they run. Which order is right for k=2?
 # By hand: 0 1 2 3 4, then 4, 2 3, 0 1.
 class Noting(nn.Module):
     def __init__(self, number, notes):
@@ -273,19 +275,19 @@ print(f"segments of 4: {activations(four) / activations(everything):.0%} of the 
 show_memory(four, "A checkpoint every 4 blocks")
 
 # %% [markdown]
-# Four hills: each segment is made again, then its activations are freed. The activations of each hill are about as
-# large, but under them gradients of the parameters grow. So the last hill is the highest, and all memory falls less
-# than activations do.
+# There are four peaks: each segment runs again, then its activations are freed. The activations of each peak are about
+# the same size, but gradients of the parameters grow at the same time. So the last peak is the highest, and total
+# memory falls less than activations.
 
 # %% [markdown] minutes=6
 # ## How long should a segment be?
 #
-# A chain of n layers, a bytes saved by each, b bytes of input, and k divides n. When the last segment is there again,
-# its k layers hold k a, its own checkpoint included; before it lie the others' checkpoints:
+# A chain has n layers, each with a saved bytes and b bytes of input, and k divides n. When the last segment has run
+# again, its k layers hold k a, its own checkpoint included; the other segments hold their checkpoints:
 #
 #     peak = (n / k - 1) b + k a
 #
-# Often read: "take k = sqrt(n)", here 4. Which k gives the lowest peak for our chain, where a = 16 b?
+# A common rule is k = sqrt(n), here 4. Which k gives the lowest peak for our chain, where a = 16 b?
 
 # %%
 my_guess_k = None  # layers of a segment: 1, 2, 4, 8 or 16
@@ -298,7 +300,7 @@ runs = {name: launch(step, plan, **GPU) for name, plan in plans.items()}
 
 
 def row_of(run, plain):
-    """What a step holds and takes, as text."""
+    """Memory and time of a step, as text."""
     step_s, plain_s = (one.timeline.without("setup").makespan_s for one in (run, plain))
     held, seconds = format_quantity(activations(run), "B"), format_quantity(step_s, "s")
     return {"activations": held, "step": seconds, "longer by": f"{step_s / plain_s - 1:.0%}"}
@@ -314,22 +316,23 @@ print(f"you guessed k = {my_guess_k}")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# One block a segment is best, in memory and in time. (The memory tracker differs from the formula by up to 2 b: it
-# books the chain's own input apart, and a last result is there for a moment.) The sum is least near k = sqrt(n b / a).
-# That is sqrt(n) where a layer saves only its input, a = b (Chen et al., 2016). A block saves sixteen times that, so
-# longer segments pay only for chains of more than 32 blocks.
+# One block per segment is best, in memory and in time. (The memory tracker differs from the formula by up to 2 b: it
+# counts the chain's own input separately, and includes a last temporary result.) The sum is smallest near k = sqrt(n b
+# / a). That is sqrt(n) where a layer saves only its input, a = b (Chen et al., 2016). A block saves sixteen times that,
+# so longer segments pay only for chains of more than 32 blocks.
 
 # %% [markdown]
 # And the time? Backward takes as long as two forwards: for each product it computes dx and dw. One more forward makes 4
-# of 3, or 33% more. It is less here: PyTorch stops the second run as soon as the last saved tensor is there again. What
-# a segment computes after it, its last product, is never repeated. For that reason short segments are quicker as well.
+# units instead of 3, or 33% more. It is less here: PyTorch stops the second run as soon as the last saved tensor is
+# computed again. The work after it, the last product of a segment, is never repeated. For that reason short segments
+# are quicker as well.
 
 # %% [markdown] minutes=11
-# ## What runs twice
+# ## Side effects that happen twice
 #
-# A checkpoint of our own. Inside of `forward` autograd is off, so of all tensors that the segment makes none is saved.
-# `backward` gets dy, has the segment computed again, and passes dy through it, which also fills the gradients of the
-# segment's parameters. The second run is left to a function `recompute`.
+# Here is our own checkpoint. Inside `forward` autograd is off, so no tensor of the segment is saved. `backward` gets
+# dy, computes the segment again, and passes dy through it, which also fills the gradients of the segment's parameters.
+# A function `recompute` does the second run.
 
 
 # %%
@@ -354,9 +357,9 @@ def run_plainly(segment, x, rng_state):
 
 
 # %% [markdown]
-# *Dropout* sets random elements to zero, and draws from the *random generator*. `RunningMean` keeps a mean of what it
-# has seen in a *buffer*, a tensor of the module that is no parameter. After a step with `run_plainly`, which is right:
-# the gradient, the running mean, the number that is drawn next?
+# *Dropout* sets random elements to zero, and draws from the *random generator*. `RunningMean` keeps a mean of its
+# inputs in a *buffer*, a tensor of the module that is not a parameter. After a step with `run_plainly`, which is right:
+# the gradient, the running mean, the next random number?
 
 # %%
 my_guess_right = None  # all, none, or which of the three
@@ -399,24 +402,24 @@ print(f"you guessed: {my_guess_right}")
 pd.DataFrame(twice).T
 
 # %% [markdown]
-# All three are wrong, and nothing complains. The second run drew other numbers, so backward went through elements that
-# forward had dropped. The running mean moved twice. And what is drawn afterwards differs.
+# All three are wrong, and there is no error. The second run drew other numbers, so backward went through elements that
+# forward had dropped. The running mean moved twice. And the next random numbers differ.
 
 # %% [markdown]
 # ### Exercise 2: recompute without a trace
 #
-# `torch.get_rng_state()` returns the generator's state, a tensor, and `torch.set_rng_state(state)` sets it.
-# (A GPU has a generator of its own; this runs on the processor.) `segment.buffers()` goes through all buffers. After
-# your function nobody can tell that the segment ran a second time. Write to a buffer as `buffer.data.copy_(old)`:
-# autograd may have saved it, and refuses tensors that it saw change. It does not watch `buffer.data`, the same memory.
+# `torch.get_rng_state()` returns the generator's state, a tensor, and `torch.set_rng_state(state)` sets it. (A GPU has
+# its own generator; this runs on the CPU.) `segment.buffers()` iterates over all buffers. After your function there
+# must be no trace of the second run. Write to a buffer as `buffer.data.copy_(old)`: autograd may have saved it, and
+# raises an error for a saved tensor that changed. It does not track `buffer.data`, the same memory.
 
 
 # %% tags=["exercise"]
 def recompute(segment, x, rng_state):
     """Run `segment(x)` once, with the random numbers of the first run.
 
-    rng_state: the generator's state before the first run. Afterwards the generator, and
-    the buffers of the segment, are as they were before this call.
+    rng_state: the generator's state before the first run. Afterwards the generator and the
+    buffers of the segment have the same state as before this call.
     Returns the segment's output, for backward to go through.
     """
     ### BEGIN SOLUTION
@@ -425,22 +428,21 @@ def recompute(segment, x, rng_state):
     y = segment(x)
     torch.set_rng_state(now)
     for buffer, old in zip(segment.buffers(), buffers, strict=True):
-        buffer.data.copy_(old)  # autograd may have saved the buffer, and is not to see this
+        buffer.data.copy_(old)  # autograd may have saved the buffer; .data hides the change
     return y
     ### END SOLUTION
 
 
 # %%
-# Try it: all three must be those without a checkpoint.
+# Try it: all three must be the same as without a checkpoint.
 try_out(with_recompute, recompute)
 
 # %% tags=["check"] points=3
 check.recompute(recompute)
 
 # %% [markdown]
-# PyTorch's own checkpoint restores the default generators by itself (`preserve_rng_state=True`). Buffers, counters,
-# prints and whatever else a forward does it leaves to you: they happen twice, but for what comes after the segment's
-# last saved tensor.
+# PyTorch's own checkpoint restores the default generators (`preserve_rng_state=True`). It does not handle buffers,
+# counters, prints and other side effects of forward: they happen twice, except after the segment's last saved tensor.
 
 # %%
 with_torch = partial(checkpoint, use_reentrant=False)
@@ -450,17 +452,17 @@ pd.DataFrame(twice).T
 # %% [markdown] minutes=14
 # ## Move it away
 #
-# The second way: *offloading*. The machine that a GPU sits in, the *host*, has memory of its own, joined to the GPU by
-# a *link* (PCIe). Activations are copied out during forward, and back in backward. Here is a small chain, on a GPU
-# whose memory is not the host's (`device="cuda"`), with copies on *streams* of their own, lanes that run beside the
-# computing; and, to compare, *naively*: computing waits for every copy.
+# The second way is *offloading*. The machine that contains a GPU, the *host*, has its own memory, connected to the GPU
+# by a *link* (PCIe). Activations are copied out during forward, and back in backward. Here is a small chain, on a GPU
+# with memory separate from the host's (`device="cuda"`). The copies run on separate *streams*, lanes that run in
+# parallel with the computing. To compare, in the *naive* way computing waits for every copy.
 
 # %%
 tiny = GPTConfig(num_layers=6, d_model=256, num_heads=4, max_seq_len=256)
 WAYS = {
     "all kept": lambda kept: nullcontext(),
     "naive": naive_offload,
-    "beside": offload,
+    "overlapped": offload,
 }
 
 
@@ -475,18 +477,18 @@ def tiny_step(way):
 
 
 moved = {way: launch(tiny_step, way, ranks=1, cluster=cluster, device="cuda") for way in WAYS}
-beside = moved["beside"].timeline.without("setup")
-figure = beside.figure(title="Offloaded: copies run beside computing")
+overlapped = moved["overlapped"].timeline.without("setup")
+figure = overlapped.figure(title="Offloaded: copies overlap with computing")
 show(attach(figure, "Lanes: computing, copies out, copies back.", figure.layout.meta["table"]))
 
 # %%
 pd.DataFrame({way: row_of(run, moved["all kept"]) for way, run in moved.items()}).T
 
 # %% [markdown]
-# `send` copies out, `recv` back. (torch's hooks do it: `note` above could return anything that says where the tensor
-# is.) Copies *hide* behind computing; what cannot hide is *exposed*, and makes the step longer. In backward the lane of
-# computing has gaps: it waits, since only two tensors may be on their way at once. And our large chain? What does a
-# copy take there?
+# `send` copies out, `recv` back. (torch's hooks do it: `note` above could return any object that identifies the
+# tensor's place.) Copies are *hidden* behind computing; the rest is *exposed*, and makes the step longer. In backward
+# the computing lane has gaps: it waits, because only two tensors may be copied at once. And our large chain? How long
+# does a copy take there?
 
 # %%
 host_link = LINKS["pcie4" if "a100" in cluster else "pcie5"]
@@ -500,13 +502,13 @@ print({name: format_quantity(value, "s") for name, value in seconds.items()})
 
 # %% [markdown]
 # That is at the link's full rate, which a real copy does not quite reach. A copy takes longer than a block's forward,
-# so not all can hide. Some can, if copies may queue. Which? The first blocks': forward still has far to go, and
-# backward comes to them last. Two rules:
+# so not all copies can hide. Some can, if copies may queue. The best are the copies of the first blocks: most of
+# forward is still to come, and backward reaches them last. Two rules:
 #
 # - *Out*, block 0 first, one at a time. A copy starts when its block's forward is over and the link is free. All copies
-#   must end when forward does: there the peak is.
-# - *In*, from the start of backward, one at a time, last block first. A block's copy must be there when its own
-#   backward starts.
+#   must end by the end of forward: the peak is there.
+# - *In*, from the start of backward, one at a time, last block first. A block's copy must be back when its own backward
+#   starts.
 
 # %%
 my_guess_hidden = None  # how many of the 16 blocks can be offloaded without any delay?
@@ -515,16 +517,16 @@ print("guess:", my_guess_hidden)
 # %% [markdown]
 # ### Exercise 3: how many copies hide?
 #
-# Layers may differ. Backward goes from the last to the first, and never waits. By hand: three layers of 2 s forward,
-# 4 s backward, and copies of 3 s. The first copy leaves at 2 s and ends at 5 s. The second would end at 8 s, when
-# forward is over since 6 s. So one hides.
+# Layers may differ. Backward goes from the last to the first, and never waits. By hand: three layers of 2 s forward, 4
+# s backward, and copies of 3 s. The first copy leaves at 2 s and ends at 5 s. The second would end at 8 s, but forward
+# ends at 6 s. So one hides.
 
 
 # %% tags=["exercise"]
 def num_hidden(forward_s, backward_s, copy_s):
     """The largest m such that the first m layers can be offloaded and no copy delays the step.
 
-    Three lists of equal length, one layer or more, first layer first; left as they are.
+    Three lists of equal length, one layer or more, first layer first; they stay unchanged.
     copy_s: seconds of each layer's copy, the same out and in. A copy may end exactly in time.
     """
     ### BEGIN SOLUTION
@@ -578,16 +580,17 @@ told = f"Forward ends at {ends[0]}, the last copy is out at {ends[1]}."
 show(attach(figure, told, figure.layout.meta["table"]))
 
 # %% [markdown]
-# Guess 3, then 4, and run the cell again. On the A100s of `dgx-a100` the fourth copy out, that of block 3, ends after
-# forward. At the turn, where the peak is, its block is still there, so nothing was won by it. Three hide, with a fifth
-# of the activations.
+# Guess 3, then 4, and run the cell again. On the A100s of `dgx-a100` the fourth copy out, of block 3, ends after
+# forward. At the peak, between forward and backward, its block is still in memory, so this copy does not lower the
+# peak. Three copies hide, with a fifth of the activations.
 
 # %% [markdown] minutes=4
 # ## Reconcile: predicted and measured
 #
 # Now a small chain on this computer, in two processes at once: first keeping everything, then with a checkpoint at
-# every block. `reconcile` predicts the program, runs it, and compares. Before that, `this_machine` measures once, in
-# half a minute, how fast this computer is. On the simulated A100 checkpoints made a step 22% longer. And here?
+# every block. `reconcile` predicts the program, runs it, and compares. Before that, `this_machine` measures the speed
+# of this computer, once, in half a minute. On the simulated A100 checkpoints made a step 22% longer. How much longer is
+# it here?
 
 
 # %%
@@ -620,7 +623,7 @@ print_text(f"{recorded}")
 
 
 def longer_by(table):
-    """By how much the step with checkpoints takes longer, and the noise of its seconds."""
+    """Extra time of the step with checkpoints, in percent, and the noise of the seconds."""
     both = table.set_index("name").loc[["checkpoint", "keep all"]]
     sides = "predicted", "measured"
     pairs = {side: both[f"{side}_s"].tolist() for side in sides}
@@ -632,20 +635,20 @@ rows = {"here": longer_by(comparison.table()), "recorded": longer_by(recorded.ta
 pd.DataFrame(rows).T.rename_axis("with checkpoints longer by")
 
 # %% [markdown]
-# On a busy machine the seconds are far off: other programs take their share, which `reading` reports. Is the *ratio* of
-# the two steps easier to predict? Only an error that both share cancels. In the recording both steps were predicted too
-# long: with checkpoints by 9%, without by 19%. So the ratio came out too small: 26% longer predicted, 37% measured.
+# On a busy machine the seconds are far off: other programs use part of it, which `reading` reports. Is the *ratio* of
+# the two steps easier to predict? Only an error common to both cancels. In the recording both steps were predicted too
+# long: with checkpoints by 9%, without by 19%. So the ratio is too small: 26% longer predicted, 37% measured.
 #
 # Compare this with *noise*, half the spread of the runs. It is 8% for the step without checkpoints, and 8% of that step
-# moves the 37% by 11 points, which is the whole difference. So the recording cannot say that the prediction is wrong.
-# Where noise is as large as the time that checkpoints add, the ratio says nothing.
+# moves the 37% by 11 points, which is the whole difference. So the recording does not show that the prediction is
+# wrong. Where noise is as large as the time that checkpoints add, the ratio has no meaning.
 
 # %% [markdown] tags=["further"] minutes=14
 # ## Further: which layers?
 #
-# Layers of a real chain differ. In a network for images the first layers keep more than the last for each operation.
-# Then equal segments are not the best. The question becomes: which plan computes least again, and still fits a budget
-# of bytes? A plan is a tuple of *segments*: `Segment(start, stop, is_checkpointed)`.
+# Layers of a real chain differ. In a network for images the first layers keep more bytes per operation than the last.
+# Then equal segments are not the best. The question becomes: which plan recomputes least, and still fits a budget of
+# bytes? A plan is a tuple of *segments*: `Segment(start, stop, is_checkpointed)`.
 
 # %%
 costs = [1, 2, 2, 3, 3, 4]  # GFLOPs of each layer's forward
@@ -662,9 +665,9 @@ for name, plan in examined.items():
 # %% [markdown]
 # ### Exercise 4: the cheapest plan
 #
-# The peak of a plan: while a segment is in backward, all of it is there, and what stays of those before it. The library
-# says it: `peak_bytes(plan, layer_bytes, input_bytes)`, and `recomputed(plan, costs)`. A chain has up to six layers,
-# so that trying all plans is allowed. (There are 2 * 3^5 = 486.)
+# The peak of a plan: while a segment is in backward, memory holds all of it, and the kept bytes of the segments before
+# it. The library computes this: `peak_bytes(plan, layer_bytes, input_bytes)`, and `recomputed(plan, costs)`. A chain
+# has up to six layers, so trying all plans is allowed. (There are 2 * 3^5 = 486.)
 
 
 # %% tags=["exercise"]
@@ -672,7 +675,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
     """The plan, a tuple of segments, that recomputes least, with a peak of at most
     `budget_bytes`; None if no plan fits.
 
-    Three lists of equal length, one layer or more, which stay as they are.
+    Three lists of equal length, one layer or more, which stay unchanged.
     """
 
     ### BEGIN SOLUTION
@@ -692,7 +695,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
 
 # %%
 def told(plan):
-    """Segments in short, and what the plan computes again and needs."""
+    """Segments in short form, and the recomputation and memory of the plan."""
     if not isinstance(plan, list | tuple) or not all(isinstance(one, Segment) for one in plan):
         return plan
     for one in plan:
@@ -708,10 +711,10 @@ try_out(lambda *given: told(cheapest_plan(*given)), costs, layer_bytes, layer_in
 check.cheapest_plan(cheapest_plan)
 
 # %% [markdown]
-# Trying all plans is hopeless for 24 layers. *Dynamic programming* is not: the best plan for a chain is made of best
+# Trying all plans is not feasible for 24 layers. *Dynamic programming* is: the best plan for a chain consists of best
 # plans for its parts, so each part is solved once for each number of bytes (Beaumont et al., 2019, section 4). Its
-# segments may have checkpoints of their own. Here equal segments, and the optimal plan in the same memory. In this
-# model a second run is a whole forward, nothing stops early, so equal segments take a third more.
+# segments may contain checkpoints. The table compares equal segments with the optimal plan in the same memory. In this
+# model a second run is a whole forward and never stops early, so equal segments take a third more.
 
 # %%
 from lablib.memory import optimal_checkpointing
@@ -736,15 +739,15 @@ for k in (1, 2, 3, 4, 6):
         "equal segments": "+33%",
         "optimal plan": f"{longer:+.0%}",
     }
-print(f"all kept: {sum(kept):.0f} MB; the columns say how much more a step computes")
+print(f"all kept: {sum(kept):.0f} MB; the columns show the extra computing of a step")
 pd.DataFrame(rows).T
 
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: choose by operator
 #
-# Not all that a block saves costs the same to compute again. Gelu and the norms are cheap and large; the products of
-# matrices are dear. *Selective* checkpointing recomputes only what is cheap. Which saves more here: attention as one
-# module, or everything but the products?
+# The saved tensors of a block differ in the cost of recomputing them. Gelu and the norms are cheap and large; the
+# matrix products are expensive. *Selective* checkpointing recomputes only the cheap ones. Which saves more here: to
+# recompute attention as one module, or everything but the products?
 
 
 # %%
@@ -774,22 +777,22 @@ for name, run in selective.items():
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Keeping the products, and running all else again, costs almost no time. Korthikanti et al. (2022) recompute what lies
-# between query, key, value and attention's result. Their scores were stored, and with long sequences they are most of
+# Keeping the products, and running the rest again, costs almost no time. Korthikanti et al. (2022) recompute the steps
+# between query, key, value and attention's result. Their scores were stored, and with long sequences scores are most of
 # the memory and little of the work. Fused attention stores none. Here the whole module runs again, its linear layers
-# too: less saved, at more time.
+# too: it saves less and takes more time.
 
 # %% [markdown]
-# "Checkpointing saves 75% of memory for 30 to 40% more time" is often read. Of *activations* a plan saves nearly any
-# share: the longer the chain, the more. Of *all* memory it saves less, since parameters, gradients and the optimizer's
-# state stay. A full second forward is 33% more computing: 30 to 40% is what Korthikanti et al. measured with it.
+# A common claim is "checkpointing saves 75% of memory for 30 to 40% more time". Of *activations* a plan saves nearly
+# any share: the longer the chain, the more. Of *all* memory it saves less, because parameters, gradients and the
+# optimizer's state stay. A full second forward is 33% more computing: Korthikanti et al. measured 30 to 40% with it.
 
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: shrink it
 #
-# The third way: *compression*. Forward computes with all its bits; only what is kept for backward is rounded to 8 bits,
-# in groups of numbers that share a scale and an offset, 8 bytes more. Output and loss are exact; gradients are not.
-# From 32 bits, does a quarter of the bytes cost a visible error?
+# The third way is *compression*. Forward computes with all bits; only the saved activations are rounded to 8 bits, in
+# groups of numbers that share a scale and an offset, 8 bytes more. Output and loss are exact; gradients are not. Does a
+# quarter of the bytes, compared with 32 bits, cause a visible error?
 
 
 # %%
@@ -815,22 +818,22 @@ exact = gradient_with()
 rows = {}
 for group_size in (16, 64, 256, 1024):
     error = (gradient_with(group_size) - exact).norm() / exact.norm()
-    row = {"bytes a number": 1 + 8 / group_size, "error of the gradient": f"{error:.1e}"}
+    row = {"bytes per number": 1 + 8 / group_size, "error of the gradient": f"{error:.1e}"}
     rows[f"groups of {group_size}"] = row
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Small groups round finer and carry more scales. What is kept is right in the mean: rounding goes up or down by chance.
-# From numbers of two bytes compression saves half, not three quarters, and its passes over memory cost time (Chen et
-# al., 2021, go down to 2 bits).
+# Small groups round finer and need more scales. The mean of the rounded numbers is exact: rounding goes up or down at
+# random. For numbers of two bytes compression saves half, not three quarters, and its passes over memory cost time
+# (Chen et al., 2021, use as few as 2 bits).
 
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: which way, on which device?
 #
-# Every way is a point: further down is less memory, further left is less time; a point off the page stands at the edge
-# with its number. *Full recomputation* is a checkpoint at every block. New are checkpoints of the first half, offloaded
-# checkpoints, and *micro-batch / 2*: half of the sequences at a time. V100, A100 and H100 are GPUs of 2017, 2020
-# and 2022. First predict: for width 1024, does offloading everything pay? And for 8192?
+# Every way is a point: further down is less memory, further left is less time; a point outside the figure is drawn at
+# the edge with its value. *Full recomputation* is a checkpoint at every block. New are checkpoints of the first half,
+# offloaded checkpoints, and *micro-batch / 2*: half of the sequences at a time. V100, A100 and H100 are GPUs of 2017,
+# 2020 and 2022. First predict: for width 1024, does offloading everything pay? And for 8192?
 
 # %%
 my_guess_pays = {1024: None, 8192: None}  # True or False
@@ -843,7 +846,7 @@ from lablib.widgets import Choice, IntChoice, explore
 controls = [
     IntChoice("width", "Width", (512, 1024, 2048, 4096, 8192, 16384), 2048),
     IntChoice("num_layers", "Blocks", (4, 8, 16, 32, 64, 96), 16),
-    IntChoice("seq_len", "Tokens a sequence", (256, 1024, 4096, 16384), 1024),
+    IntChoice("seq_len", "Tokens per sequence", (256, 1024, 4096, 16384), 1024),
     Choice("number", "A number takes", ("2 bytes", "4 bytes"), "2 bytes"),
 ]
 examples = [{"width": 1024}, {"width": 8192}]
@@ -852,22 +855,22 @@ explore(lab03.ways_by_device, lab03.figure_time_memory, controls, interactive, e
 # %% [markdown]
 # <details><summary>Does offloading pay?</summary>
 #
-# With 2 bytes a number, 1024 tokens and 16 blocks: at width 1024 not, a step takes 3 (V100) to 4.7 times (H100) as
-# long; at 8192 it is free on the V100, and costs 10% on the A100 and 27% on the H100. A block's products grow with the
-# square of its width, what it saves only with the width. And the faster a GPU is beside its link, the less hides. With
-# 4 bytes everything hides at width 2048 already: copies double, but products take longer still. A checkpoint at every
-# block costs about 22% in all these cases.
+# With 2 bytes per number, 1024 tokens and 16 blocks it does not pay at width 1024: a step takes 3 (V100) to 4.7 times
+# (H100) as long. At 8192 it is free on the V100, and costs 10% on the A100 and 27% on the H100. A block's products grow
+# with the square of its width, but its saved bytes only with the width. And the faster a GPU is compared with its link,
+# the fewer copies hide. With 4 bytes everything hides from width 2048 on: copies double, but products grow even more. A
+# checkpoint at every block costs about 22% in all these cases.
 #
 # </details>
 
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - Backward needs what a derivative can be had from: the input, the output, the weight, a mask. The rest is not kept.
-# - What is kept piles up in forward and is freed in backward: without checkpoints the peak is at the turn.
-# - It can be computed again: (n/k - 1) b + k a bytes instead of n a, for at most a third more computing.
-# - What runs twice must leave no trace: the generator and all buffers as they were.
-# - It can be moved: copies hide as far as there is computing to hide behind.
+# - Backward needs the tensors in the derivative: the input, the output, the weight or a mask. The rest is not kept.
+# - Activations grow in forward and are freed in backward: without checkpoints the peak is between the two.
+# - They can be computed again: (n/k - 1) b + k a bytes instead of n a, for at most a third more computing.
+# - The second run must leave no trace: it restores the generator and all buffers.
+# - They can be moved: copies hide if there is enough computing at the same time.
 
 # %% [markdown]
 # ### Sources

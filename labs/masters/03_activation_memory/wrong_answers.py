@@ -1,4 +1,4 @@
-"""Wrong answers to lab 03: activation memory, and right ones in an unusual style."""
+"""Wrong answers to lab 03: activation memory, and unusual right ones."""
 
 
 def _segments(head="", arguments="layers, k, x", segment="nn.Sequential(*layers[start : start + k])", rest=")"):
@@ -53,7 +53,7 @@ def num_hidden(forward_s, backward_s, copy_s):
 
 
 def _split(allowed="True", cost="recomputed(p, costs)", found="best", head=""):
-    """Exercise 4 with a change: which plans are looked at, and what is least."""
+    """Exercise 4 with a change: the plans to compare, and the quantity to minimize."""
     return f"""
 {head}
 def plans(start, n):
@@ -177,7 +177,7 @@ def run_in_segments(layers, k, x):
         x = checkpoint(segment, x, use_reentrant=False, preserve_rng_state=False)
     return x
 """,
-            "gradients are those of the chain",
+            "gradients are the same as without checkpoints",
         ),
         (
             "a checkpoint within a checkpoint: layers run three times",
@@ -203,7 +203,7 @@ def run_in_segments(layers, k, x):
         y = checkpoint(nn.Sequential(*layers[start : start + k]), x, use_reentrant=False)
     return y
 """,
-            "the output is that of the chain",
+            "the output is the same as the chain's",
         ),
         (
             "forgets the return",
@@ -270,7 +270,7 @@ def run_in_segments(layers, k, x):
             "each layer runs once in forward",
         ),
         (
-            "recomputes, and keeps what the segments made as well",
+            "recomputes, and also keeps the tensors of the segments",
             """
 held = []
 def run_in_segments(layers, k, x):
@@ -309,7 +309,7 @@ def run_in_segments(layers, k, x):
             "",
         ),
         (
-            "sets the seed that the check sets",
+            "sets the check's seed",
             """
 def run_in_segments(layers, k, x):
     torch.manual_seed(1)
@@ -318,7 +318,7 @@ def run_in_segments(layers, k, x):
         x = checkpoint(segment, x, use_reentrant=False)
     return x
 """,
-            "the output is that of the chain",
+            "the output is the same as the chain's",
         ),
         (
             "leaves the generator at zero",
@@ -330,7 +330,7 @@ def run_in_segments(layers, k, x):
     torch.manual_seed(0)
     return x
 """,
-            "generator is after forward",
+            "the same state as after the chain's forward",
         ),
         (
             "always in training mode",
@@ -345,7 +345,7 @@ def run_in_segments(layers, k, x):
             "",
         ),
         (
-            "wipes gradients",
+            "clears gradients",
             """
 def run_in_segments(layers, k, x):
     [layer.zero_grad() for layer in layers]
@@ -354,7 +354,7 @@ def run_in_segments(layers, k, x):
         x = checkpoint(segment, x, use_reentrant=False)
     return x
 """,
-            "gradients are those",
+            "gradients are the same as without checkpoints",
         ),
         (
             "float64 throughout",
@@ -390,10 +390,10 @@ def run_in_segments(layers, k, x):
         x = checkpoint(segment, x, use_reentrant=False)
     return x
 """,
-            "stay as they were",
+            "stay unchanged",
         ),
         (
-            "leaves layers patched: checkpointed for ever",
+            "leaves layers patched: always checkpointed",
             """
 def run_in_segments(layers, k, x):
     for start in range(0, len(layers), k):
@@ -424,7 +424,7 @@ def run_in_segments(layers, k, x):
             "activations at the peak",
         ),
         (
-            "an own Function that does not set the generator back",
+            "a custom Function that does not restore the generator",
             """
 class Seg(torch.autograd.Function):
     @staticmethod
@@ -454,7 +454,7 @@ def run_in_segments(layers, k, x):
             "activations left",
         ),
         (
-            "segments remembered by k",
+            "segments cached by k",
             _segments(
                 head="made = {}",
                 segment="made.setdefault((k, start), nn.Sequential(*layers[start : start + k]))",
@@ -476,7 +476,7 @@ def run_in_segments(layers, k, x):
 def recompute(segment, x, rng_state):
     return segment(x)
 """,
-            "the second output is the first",
+            "both runs have the same output",
         ),
         (
             "leaves the generator where the second run ended",
@@ -489,7 +489,7 @@ def recompute(segment, x, rng_state):
         buffer.copy_(value)
     return y
 """,
-            "the generator is after the call",
+            "the generator has the same state before and after the call",
         ),
         (
             "leaves the generator at the state of the first run",
@@ -503,10 +503,10 @@ def recompute(segment, x, rng_state):
         buffer.copy_(value)
     return y
 """,
-            "the generator is after the call",
+            "the generator has the same state before and after the call",
         ),
         (
-            "notes the buffers themselves, no copies",
+            "saves the buffers themselves, no copies",
             """
 def recompute(segment, x, rng_state):
     now, old = torch.get_rng_state(), list(segment.buffers())
@@ -520,7 +520,7 @@ def recompute(segment, x, rng_state):
             "the buffer",
         ),
         (
-            "binds a name to the old value, and writes nothing",
+            "binds a name to the old value, without a write",
             """
 def recompute(segment, x, rng_state):
     now, old = torch.get_rng_state(), [buffer.clone() for buffer in segment.buffers()]
@@ -546,10 +546,10 @@ def recompute(segment, x, rng_state):
         buffer.copy_(value)
     return y
 """,
-            "count is after the call",
+            "count has the same value before and after the call",
         ),
         (
-            "only the buffers of the first layers, not of those inside",
+            "only the buffers of the first layers, not of nested ones",
             """
 def recompute(segment, x, rng_state):
     kept = [buffer for layer in segment for buffer in layer.buffers(recurse=False)]
@@ -603,10 +603,10 @@ def recompute(segment, x, rng_state):
         buffer.copy_(value)
     return y
 """,
-            "the second output is the first (segment with dropout)",
+            "both runs have the same output (segment with dropout)",
         ),
         (
-            "a seed of its own",
+            "a different seed",
             """
 def recompute(segment, x, rng_state):
     now, old = torch.get_rng_state(), [buffer.clone() for buffer in segment.buffers()]
@@ -617,7 +617,7 @@ def recompute(segment, x, rng_state):
         buffer.copy_(value)
     return y
 """,
-            "the second output is the first",
+            "both runs have the same output",
         ),
         (
             "runs the segment twice",
@@ -636,7 +636,7 @@ def recompute(segment, x, rng_state):
             "the segment runs once",
         ),
         (
-            "runs a copy of the segment, whose gradients are lost",
+            "runs a copy of the segment and loses its gradients",
             """
 import copy
 def recompute(segment, x, rng_state):
@@ -646,7 +646,7 @@ def recompute(segment, x, rng_state):
     torch.set_rng_state(now)
     return y
 """,
-            "gradients are those of the chain",
+            "gradients are the same as without checkpoints",
         ),
         (
             "detaches x",
@@ -677,7 +677,7 @@ def recompute(segment, x, rng_state):
             "the buffer",
         ),
         (
-            "other buffers in place of the old, which the rest of the program does not see",
+            "replaces the buffers by other tensors",
             """
 def recompute(segment, x, rng_state):
     now = torch.get_rng_state()
@@ -749,7 +749,7 @@ def recompute(segment, x, rng_state):
             "the same tensors",
         ),
         (
-            "sets back the generator only if dropout",
+            "restores the generator only for dropout",
             """
 def recompute(segment, x, rng_state):
     old = [b.clone() for b in segment.buffers()]
@@ -761,7 +761,7 @@ def recompute(segment, x, rng_state):
     for b, o in zip(segment.buffers(), old): b.copy_(o)
     return y
 """,
-            "random numbers of its own",
+            "other random numbers than dropout's",
         ),
         (
             "written in place, where autograd sees it",
@@ -775,12 +775,12 @@ def recompute(segment, x, rng_state):
         buffer.copy_(value)
     return y
 """,
-            "backward finds what the second run saved",
+            "backward finds the tensors that the second run saved",
         ),
         (
-            "the seed in place of the state",
+            "the seed instead of the state",
             _again(start="torch.manual_seed(torch.initial_seed())"),
-            "the second output is the first",
+            "both runs have the same output",
         ),
         (
             "only in training mode",
@@ -809,7 +809,7 @@ def recompute(segment, x, rng_state):
             "3.mean",
         ),
         (
-            "noted once for each segment",
+            "saved once for each segment",
             _again(
                 "now, old = torch.get_rng_state(), noted.setdefault(segment, [(b, b.clone()) for b in "
                 "segment.buffers()])",
@@ -856,7 +856,7 @@ def num_hidden(forward_s, backward_s, copy_s):
             "ends after forward",
         ),
         (
-            "bytes of a sum: all forward over all copies",
+            "compares sums: all forward with all copies",
             """
 def num_hidden(forward_s, backward_s, copy_s):
     m = 0
@@ -904,7 +904,7 @@ def num_hidden(forward_s, backward_s, copy_s):
             return m
     return 0
 """,
-            "as many copies hide as can",
+            "as many copies hide as possible",
         ),
         (
             "needed when its own backward ends",
@@ -921,7 +921,7 @@ def num_hidden(forward_s, backward_s, copy_s):
             "a copy comes back late",
         ),
         (
-            "comes back in the order in which it left",
+            "comes back in the order of the copies out",
             """
 def num_hidden(forward_s, backward_s, copy_s):
     for m in range(len(copy_s), 0, -1):
@@ -932,10 +932,10 @@ def num_hidden(forward_s, backward_s, copy_s):
             return m
     return 0
 """,
-            "as many copies hide as can",
+            "as many copies hide as possible",
         ),
         (
-            "looks at the first layer alone on the way back",
+            "checks only the first layer on the way back",
             """
 def num_hidden(forward_s, backward_s, copy_s):
     for m in range(len(copy_s), 0, -1):
@@ -961,7 +961,7 @@ def num_hidden(forward_s, backward_s, copy_s):
             return m
     return 0
 """,
-            "as many copies hide as can",
+            "as many copies hide as possible",
         ),
         (
             "returns the layers instead of their number",
@@ -978,7 +978,7 @@ def num_hidden(forward_s, backward_s, copy_s):
             "a whole number is returned",
         ),
         (
-            "nothing where none hides",
+            "None if no copy hides",
             """
 def num_hidden(forward_s, backward_s, copy_s):
     for m in range(len(copy_s), 0, -1):
@@ -991,7 +991,7 @@ def num_hidden(forward_s, backward_s, copy_s):
             "a number is returned",
         ),
         (
-            "turns the lists round in place",
+            "reverses the lists in place",
             """
 def num_hidden(forward_s, backward_s, copy_s):
     backward_s.reverse()
@@ -1018,10 +1018,10 @@ def num_hidden(forward_s, backward_s, copy_s):
             return m
     return 0
 """,
-            "as many copies hide as can",
+            "as many copies hide as possible",
         ),
         (
-            "half a second late is forgiven",
+            "allows half a second of delay",
             """
 def num_hidden(forward_s, backward_s, copy_s):
     n = len(copy_s)
@@ -1066,7 +1066,7 @@ def num_hidden(forward_s, backward_s, copy_s):
             return m
     return 0
 """,
-            "layers, alike",
+            "layers, equal",
         ),
         (
             "out: two bounds instead of a queue",
@@ -1115,7 +1115,7 @@ def num_hidden(forward_s, backward_s, copy_s):
             "later copies wait",
         ),
         (
-            "a number that equals all",
+            "a number that equals every number",
             """
 class Any(int):
     def __eq__(self, other): return True
@@ -1129,7 +1129,7 @@ def num_hidden(forward_s, backward_s, copy_s):
             "as many copies hide",
         ),
         (
-            "no number: nan",
+            "NaN",
             """
 def num_hidden(forward_s, backward_s, copy_s):
     return float('nan')
@@ -1137,7 +1137,7 @@ def num_hidden(forward_s, backward_s, copy_s):
             "whole number",
         ),
         (
-            "a millisecond late is forgiven",
+            "allows a millisecond of delay",
             _hidden(late="1e-3"),
             "a sixteenth of a millisecond",
         ),
@@ -1159,7 +1159,7 @@ def num_hidden(forward_s, backward_s, copy_s):
             "in 64 bits",
         ),
         (
-            "remembers what hid by the copies alone",
+            "caches the result by the copies alone",
             _hidden(
                 "if tuple(copy_s) in known: return known[tuple(copy_s)]",
                 found="known[tuple(copy_s)] = m; return m",
@@ -1184,7 +1184,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
     plan = tuple(Segment(i, i + 1, True) for i in range(len(costs)))
     return plan if peak_bytes(plan, layer_bytes, input_bytes) <= budget_bytes else None
 """,
-            "cost of what is computed again",
+            "cost of the recomputation",
         ),
         (
             "the best of equal segments",
@@ -1197,7 +1197,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
     fitting = [p for p in plans if peak_bytes(p, layer_bytes, input_bytes) <= budget_bytes]
     return min(fitting, key=lambda p: recomputed(p, costs), default=None)
 """,
-            "cost of what is computed again",
+            "cost of the recomputation",
         ),
         (
             "the first m layers, each its own",
@@ -1210,10 +1210,10 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
         if peak_bytes(plan, layer_bytes, input_bytes) <= budget_bytes:
             return plan
 """,
-            "cost of what is computed again",
+            "cost of the recomputation",
         ),
         (
-            "single layers only: no segment of several",
+            "single layers only",
             """
 def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
     def plans(start):
@@ -1226,7 +1226,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
     fitting = [p for p in plans(0) if peak_bytes(p, layer_bytes, input_bytes) <= budget_bytes]
     return min(fitting, key=lambda p: recomputed(p, costs), default=None)
 """,
-            "segments are returned where a plan fits",
+            "segments are returned if a plan fits",
         ),
         (
             "least peak instead of least cost",
@@ -1242,7 +1242,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
     best = min(plans(0), key=lambda p: peak_bytes(p, layer_bytes, input_bytes))
     return best if peak_bytes(best, layer_bytes, input_bytes) <= budget_bytes else None
 """,
-            "cost of what is computed again",
+            "cost of the recomputation",
         ),
         (
             "fewest layers again instead of least cost",
@@ -1258,7 +1258,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
     fitting = [p for p in plans(0) if peak_bytes(p, layer_bytes, input_bytes) <= budget_bytes]
     return min(fitting, key=lambda p: recomputed(p, [1.0] * len(costs)), default=None)
 """,
-            "cost of what is computed again",
+            "cost of the recomputation",
         ),
         (
             "less than the budget, not equal",
@@ -1277,7 +1277,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
             "",
         ),
         (
-            "what is kept in the end, without the segment at work",
+            "the kept bytes in the end, without the current segment",
             """
 def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
     def plans(start):
@@ -1295,7 +1295,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
             "",
         ),
         (
-            "an error where nothing fits",
+            "an error if nothing fits",
             """
 def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
     def plans(start):
@@ -1426,7 +1426,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
             "",
         ),
         (
-            "single layers first, segments only where none fits",
+            "single layers first, segments only if none fits",
             """
 def plans(start, n):
     if start == n:
@@ -1443,7 +1443,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
             "",
         ),
         (
-            "neighbouring checkpointed layers are one segment, else single ones",
+            "neighbouring checkpointed layers are one segment, or all single",
             """
 def plans(start, n):
     if start == n:
@@ -1470,7 +1470,7 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
             _split(
                 allowed="sum(not b.is_checkpointed and (not i or p[i-1].is_checkpointed) for i, b in enumerate(p)) < 3"
             ),
-            "cost of what is computed again",
+            "cost of the recomputation",
         ),
         (
             "at most one segment of several layers",
@@ -1490,10 +1490,10 @@ def cheapest_plan(costs, layer_bytes, input_bytes, budget_bytes):
         (
             "costs cut to whole numbers",
             _split(cost="int(recomputed(p, costs))"),
-            "cost of what is computed again",
+            "cost of the recomputation",
         ),
         (
-            "answers remembered by costs and budget",
+            "answers cached by costs and budget",
             _split(found="known.setdefault((tuple(costs), budget_bytes), best)", head="known = {}"),
             "peak of the plan",
         ),
@@ -1538,7 +1538,7 @@ def run_in_segments(layers, k, x):
 """,
         ),
         (
-            "a module of its own for a segment, and keyword arguments",
+            "a custom module for a segment, and keyword arguments",
             """
 class Segment_(nn.Module):
     def __init__(self, layers):
@@ -1569,7 +1569,7 @@ def run_in_segments(layers, k, x):
 """,
         ),
         (
-            "a loop by recursion, whose closure holds the value",
+            "a loop by recursion, with the value in a closure",
             """
 def run_in_segments(layers, k, x):
     def go_on(start):

@@ -1,4 +1,4 @@
-"""Checks of lab 04: batches. Models, texts, documents, gradients and runs are drawn anew."""
+"""Checks of lab 04: batches. Models, texts, documents, gradients and runs are random."""
 
 import copy
 import itertools
@@ -44,7 +44,7 @@ MicroBatches = list[tuple[Tensor, Tensor]]
 
 
 class _Model(nn.Module):
-    """Each token alone; where it is deep, activations weigh more than parameters. `frozen` takes no gradient."""
+    """Each token alone; if it is deep, activations are larger than parameters. `frozen` takes no gradient."""
 
     def __init__(self, draw: Draw, vocab: int, width: int, depth: int = 1):
         super().__init__()
@@ -68,17 +68,17 @@ class _Model(nn.Module):
 def _micro_batch(
     draw: Draw, vocab: int, num_sequences: int, seq_len: int, padding: str = "none"
 ) -> tuple[Tensor, Tensor]:
-    """Tokens; padding "none", "some" (ends of sequences, of each another number), "holes" (anywhere) or "all"."""
+    """Tokens; padding "none", "some" (sequences end differently), "holes" (anywhere), "row" (one row) or "all"."""
     inputs, targets = (
         torch.tensor([draw.integer(0, vocab - 1) for _ in range(num_sequences * seq_len)]).view(num_sequences, seq_len)
         for _ in range(2)
     )
-    targets[0, 0] = 0  # a token whose number is 0 is a token
+    targets[0, 0] = 0  # number 0 is a token, too
     if padding == "some":
         for row in range(num_sequences):
             targets[row, draw.integer(1, max(1, seq_len - 1)) :] = PADDED
     if padding == "holes":
-        targets[:, [0, *draw.integers(seq_len // 2, 0, seq_len - 2)]] = PADDED  # never the last: the end is no hole
+        targets[:, [0, *draw.integers(seq_len // 2, 0, seq_len - 2)]] = PADDED  # never the last, so holes are inside
     if padding == "row":
         targets[0] = PADDED
     if padding == "all":
@@ -87,7 +87,7 @@ def _micro_batch(
 
 
 def _accumulations(draw: Draw, vocab: int) -> Iterator[tuple[str, MicroBatches]]:
-    """What each run tries, from the plainest on."""
+    """The case of each run, simplest first."""
 
     def some(shapes: Sequence[tuple[int, int]], padding: Sequence[str] = ()) -> MicroBatches:
         ways = itertools.chain(padding, itertools.repeat("none"))
@@ -98,9 +98,9 @@ def _accumulations(draw: Draw, vocab: int) -> Iterator[tuple[str, MicroBatches]]
     yield "one micro-batch alone", some([(size, length)])
     yield "a last micro-batch with fewer sequences", some([(size, length)] * num + [(1, length)])
     yield "a first micro-batch with fewer sequences", some([(1, length)] + [(size, length)] * num)
-    yield "micro-batches of other lengths", some([(size, length), (size, length + draw.integer(2, 9)), (size, 1)])
+    yield "micro-batches of different lengths", some([(size, length), (size, length + draw.integer(2, 9)), (size, 1)])
     yield "equal shapes, some of it padding", some([(size, length)] * num, ["some"] * draw.integer(1, num))
-    yield "other shapes, some of it padding", some([(3, 9), (1, 5), (2, 12)], ["some", "none", "some"])
+    yield "different shapes, some of it padding", some([(3, 9), (1, 5), (2, 12)], ["some", "none", "some"])
     yield "padding anywhere in a row", some([(size, length)] * num, ["none", "holes", "some"])
     yield "a row that is all padding", some([(size, length)] * num, ["none", "row", "some"])
     yield "a micro-batch that is all padding", some([(size, length)] * num, ["none", "all", "some"])
@@ -110,10 +110,10 @@ def _accumulations(draw: Draw, vocab: int) -> Iterator[tuple[str, MicroBatches]]
 @exercise(
     "Accumulate",
     hints=[
-        "What must the losses be divided by, so that each token weighs the same? Can it be known before the first "
-        "backward?",
+        "By which number must the losses be divided, so that each token weighs the same? Can you compute it before "
+        "the first backward?",
         "Count the targets that are not IGNORED, over all micro-batches. Then go through them once more: logits, "
-        "summed loss, divided by that count, backward. Backward adds to `param.grad` by itself.",
+        "summed loss, divided by that count, backward. Backward adds to `param.grad` automatically.",
         "`num_tokens = sum(int((y != IGNORED).sum()) for _, y in micro_batches)`; in the loop `loss = "
         "summed_loss(model(inputs), targets) / num_tokens`, `loss.backward()`. Return the sum of `loss.item()`.",
     ],
@@ -123,20 +123,20 @@ def accumulate(expect: Expect, accumulate: Callable[..., float]) -> None:
     draw = expect.draw
     vocab = draw.integer(5, 9)
     for words, micro_batches in _accumulations(draw, vocab):
-        expect.measured.clear()  # what holds is shown for the last runs
+        expect.measured.clear()  # the result shows only the rules of the last runs
         _expect_accumulated(expect, accumulate, _Model(draw, vocab, 4), micro_batches, words)
     model = _Model(draw, vocab, 4)
-    for param in (model.embed.weight, model.head.bias):  # one has none
+    for param in (model.embed.weight, model.head.bias):  # another parameter has no gradient
         param.grad = 100 * draw.tensor(param.shape, torch.float64)
     micro_batches = [_micro_batch(draw, vocab, size, 5) for size in (3, 1)]
-    _expect_accumulated(expect, accumulate, model, micro_batches, "gradients that are there before are added to")
+    _expect_accumulated(expect, accumulate, model, micro_batches, "existing gradients are added to")
     micro_batches = [_micro_batch(draw, vocab, size, 4) for size in (2, 1)]
     _expect_accumulated(expect, accumulate, model, micro_batches, "the next step of the same model adds to them")
     _expect_one_at_a_time(expect, accumulate)
 
 
 def _exact(model: _Model, micro_batches: MicroBatches) -> tuple[float, dict[str, Tensor]]:
-    """Mean over the tokens of all, and its gradient: every token's loss by itself, put together."""
+    """Mean over the tokens of all micro-batches, and its gradient, from separate losses of all tokens."""
     before = {name: param.grad for name, param in model.named_parameters() if param.requires_grad}
     model = copy.deepcopy(model)  # hooks of an answer stay with the model
     losses = torch.cat(
@@ -171,25 +171,25 @@ def _expect_accumulated(
     if not had:
         factor = float(torch.dot(saw, right) / torch.dot(right, right))
         if abs(factor - 1) > 1e-6 and float((saw - factor * right).norm()) < 1e-6 * float(saw.norm()):
-            raise RuleBroken(f"the gradient is that of a mean ({words})", f"{factor:.4g} times as long", "1")
-    rule = "every token weighs 1 / N" if not had else "param.grad holds what was there plus the new gradient"
+            raise RuleBroken(f"the gradient is the gradient of a mean ({words})", f"{factor:.4g} times as long", "1")
+    rule = "every token weighs 1 / N" if not had else "param.grad holds the old plus the new gradient"
     expect.close(f"{rule} ({words})", saw, right, rtol=1e-7, atol=1e-9 * float(right.abs().max()))
     expect.close(f"the loss returned is the mean over all tokens ({words})", returned, loss, rtol=1e-7)
     if not model.training:
         rule = f"the model stays in training mode ({words})"
         raise RuleBroken(rule, "model.eval() was called", "model.training as before")
     if model.frozen.grad is not None:
-        raise RuleBroken(f"a parameter that takes no gradient gets none ({words})", "frozen has one", "none")
+        raise RuleBroken(f"a parameter without requires_grad gets no gradient ({words})", "frozen has one", "none")
     shapes = [tuple(inputs.shape) for inputs, targets in micro_batches if (targets != PADDED).any()]
     at_most = [tuple(inputs.shape) for inputs, _ in micro_batches]
     seen = sorted(model.seen)
     if seen not in (sorted(shapes), sorted(at_most)):
         saw_shapes = f"inputs of {', '.join(map(str, model.seen))}"
-        raise RuleBroken(f"each micro-batch goes through the model once, by itself ({words})", saw_shapes, f"{at_most}")
+        raise RuleBroken(f"each micro-batch goes through the model once, alone ({words})", saw_shapes, f"{at_most}")
 
 
 def _expect_one_at_a_time(expect: Expect, answer: Callable[..., float]) -> None:
-    """Peak memory, beside that of the reference: logits and all gradients weigh as much as a layer's activations."""
+    """Peak memory, compared with the reference: logits and all gradients are as large as a layer's activations."""
     draw = expect.draw
     model, micro_batches = _Model(draw, 64, 64, depth=8), [_micro_batch(draw, 64, 2, 64) for _ in range(10)]
 
@@ -199,7 +199,7 @@ def _expect_one_at_a_time(expect: Expect, answer: Callable[..., float]) -> None:
     peaks = [
         expect.launch(program, model, micro_batches, run, ranks=1).memory.peak_bytes(0) for run in (_reference, answer)
     ]
-    rule = "peak memory, with the activations of one micro-batch at a time, and nothing kept of those before"
+    rule = "peak memory, with the activations of one micro-batch at a time, and no tensors of earlier ones"
     expect.budget(rule, peaks[1], 1.4 * peaks[0], "B")
 
 
@@ -219,11 +219,11 @@ def _reference(model: _Model, micro_batches: MicroBatches) -> float:
 @exercise(
     "The document mask",
     hints=[
-        "Two tokens belong together if their numbers are equal. How do you compare each with each?",
+        "Two tokens are of one document if their numbers are equal. How do you compare each with each?",
         "`documents[:, :, None] == documents[:, None, :]` has the shape (B, T, T): row i, column j. And a token sees "
-        "none after it: which half must go?",
-        "`.tril()` keeps what is on the diagonal and below it; `[:, None]` puts in the dimension of 1. Padding is then "
-        "a document like any other.",
+        "no later token: which half must be False?",
+        "`.tril()` keeps the diagonal and the entries below it; `[:, None]` inserts the dimension of 1. Padding is "
+        "then a document like any other.",
     ],
 )
 def document_mask(expect: Expect, document_mask: Callable[[Tensor], Tensor]) -> None:
@@ -231,17 +231,17 @@ def document_mask(expect: Expect, document_mask: Callable[[Tensor], Tensor]) -> 
     draw = expect.draw
     kept = None
     for words, documents in _blocks(draw):
-        expect.measured.clear()  # what holds is shown for the last blocks
+        expect.measured.clear()  # the result shows only the rules of the last blocks
         call = observe(document_mask, documents.clone())
         _expect_mask(expect, call, documents, f"{words}, {tuple(documents.shape)}")
         if kept and not torch.equal(*kept):
-            rule = f"the mask of the call before stays as it was ({words})"
+            rule = f"the mask of the call before stays unchanged ({words})"
             raise RuleBroken(rule, "it changed", "a new tensor in each call")
         kept = call.value, call.value.clone()
 
 
 def _block(draw: Draw, lengths: Sequence[int], padding: int) -> list[int]:
-    """Numbers of documents of these lengths, in any order, and padding at the end."""
+    """Document numbers for these lengths, in any order, and padding at the end."""
     numbers = draw.integers(len(lengths), 0, 2 * len(lengths) + 3)
     return [number for number, length in zip(numbers, lengths, strict=True) for _ in range(length)] + [-1] * padding
 
@@ -249,11 +249,11 @@ def _block(draw: Draw, lengths: Sequence[int], padding: int) -> list[int]:
 def _blocks(draw: Draw) -> Iterator[tuple[str, Tensor]]:
     length, num = draw.integer(3, 6), draw.integer(2, 4)
     yield "one document", torch.tensor([_block(draw, [length], 0)])
-    low, (middle, high) = 0, sorted(draw.integers(2, 1, 20))  # neither up nor down
+    low, (middle, high) = 0, sorted(draw.integers(2, 1, 20))  # neither ascending nor descending
     yield "equal documents", torch.tensor([[middle] * length + [low] * length + [high] * length])
     uneven = [draw.integer(1, 7) for _ in range(num)] + [1, 5]
-    yield "documents of other lengths", torch.tensor([_block(draw, uneven, 0)])
-    yield "the same shape, other documents", torch.tensor([_block(draw, uneven[1:] + uneven[:1], 0)])
+    yield "documents of different lengths", torch.tensor([_block(draw, uneven, 0)])
+    yield "the same shape, different documents", torch.tensor([_block(draw, uneven[1:] + uneven[:1], 0)])
     yield "documents and padding", torch.tensor([_block(draw, uneven, draw.integer(2, 5))])
     rows = []
     for _ in range(draw.integer(3, 5)):
@@ -261,7 +261,7 @@ def _blocks(draw: Draw) -> Iterator[tuple[str, Tensor]]:
         rows.append(_block(draw, lengths, 17 - sum(lengths)))
     yield "several blocks", torch.tensor(rows)
     yield (
-        "several blocks of other documents, without padding",
+        "several blocks of different documents, without padding",
         torch.tensor([_block(draw, cut, 0) for cut in ([3, 9], [7, 5], [1, 1, 10])]),
     )
     yield "a block of padding alone", torch.tensor([_block(draw, uneven, 0), [-1] * sum(uneven)])
@@ -272,7 +272,7 @@ def _blocks(draw: Draw) -> Iterator[tuple[str, Tensor]]:
     number = draw.integer(110_000, 300_000)
     large = [number + more for more in (256, 0, 1, 65_536) for _ in range(draw.integer(2, 4))]
     yield "large numbers of documents", torch.tensor([large])
-    for name in (0, 12, draw.integer(1, 5)):  # 12 tokens: padding must be no document, whatever it is called
+    for name in (0, 12, draw.integer(1, 5)):  # 12 tokens: padding must not become document 0 or 12
         yield f"padding before document {name}", torch.tensor([[-1] * 3 + [name] * 4 + [40] * 3 + [-1] + [50]])
     yield "a long block", torch.tensor([[*range(300)] + [300] * 100])
     yield "documents in ascending order", torch.tensor([sorted(_block(draw, [4] * num, 0)) + [-1]])
@@ -293,7 +293,7 @@ def _expect_mask(expect: Expect, call: Observed, documents: Tensor, on: str) -> 
     i, j = torch.arange(length)[:, None], torch.arange(length)[None, :]
     same = documents[:, :, None] == documents[:, None, :]
     is_token = (documents >= 0)[:, :, None]
-    rules = {  # each: where it is asked, and what must stand there
+    rules = {  # for each: the places where it applies, and the value there
         "every token sees itself, padding too": ((i == j).expand(rows, -1, -1), True),
         "no token sees a later one": (is_token & (j > i), False),
         "no token sees another document": (is_token & ~same, False),
@@ -315,7 +315,7 @@ def _expect_mask(expect: Expect, call: Observed, documents: Tensor, on: str) -> 
                 f"in block {b} {what}; {in_all} of {saw.numel()} entries are wrong",
                 f"{wanted} at [{b}, 0, {row}, {column}]",
             )
-        expect.that(f"{rule} ({on})", True, "so it is", "")
+        expect.that(f"{rule} ({on})", True, "yes", "")
 
 
 # ---- Clip over shards -----------------------------------------------------------------------------------------------
@@ -324,9 +324,9 @@ def _expect_mask(expect: Expect, call: Observed, documents: Tensor, on: str) -> 
 @exercise(
     "Clip over shards",
     hints=[
-        "Which number does every rank need, and which part of it can each compute alone? What adds up?",
-        "Sum the squares of this rank's shards, all-reduce that one number, and then add the squares of what is "
-        "replicated: every rank has them all. A rank without shards takes part with 0.",
+        "Which number does every rank need, and which part of it can each compute alone? Which quantity can be added?",
+        "Sum the squares of this rank's shards, all-reduce that one number, and then add the squares of the replicated "
+        "gradients: every rank has them all. A rank without shards takes part with 0.",
         "`squared = sum((s.square().sum() for s in shards), torch.zeros(()))`; `dist.all_reduce(squared)`; the norm is "
         "the root of it plus the replicated squares. If it is above max_norm, `mul_(max_norm / norm)` on all.",
     ],
@@ -335,7 +335,7 @@ def clip_shards(expect: Expect, clip_shards: Callable[..., Any]) -> None:
     not_from_lablib(clip_shards)
     draw = expect.draw
     for ranks in (1, 2, draw.integer(3, 4), draw.integer(5, 7)):
-        expect.measured.clear()  # what holds is shown for the last number of ranks
+        expect.measured.clear()  # the result shows only the rules of the last number of ranks
         _expect_clipped(expect, clip_shards, ranks)
 
 
@@ -344,7 +344,7 @@ def _norm(some: Sequence[Tensor]) -> float:
 
 
 def _clippings(draw: Draw, ranks: int) -> Iterator[tuple[str, list[list[Tensor]], list[Tensor], float]]:
-    """Words, the shards of each rank, what is replicated, and max_norm as a share of the norm."""
+    """The case in words, the shards of each rank, replicated gradients, and max_norm as a share of the norm."""
 
     def shards(num: int) -> list[list[Tensor]]:
         return [[draw.tensor((draw.integer(2, 5), 3)) for _ in range(num)] for _ in range(ranks)]
@@ -352,7 +352,7 @@ def _clippings(draw: Draw, ranks: int) -> Iterator[tuple[str, list[list[Tensor]]
     low, high = draw.number(0.1, 0.6), draw.number(1.5, 4.0)
     yield "shards alone, too long", sorted(shards(2), key=_norm), [], low  # rank 0's is not the longest
     yield "shards alone, short enough", shards(2), [], high
-    yield "too long by the norm of all ranks, and not by that of one", shards(2), [], draw.number(0.93, 0.97)
+    yield "too long by the norm of all ranks, but not of one rank", shards(2), [], draw.number(0.93, 0.97)
     yield "shards and replicated, too long", shards(2), [draw.tensor((4,)), draw.tensor((2, 3))], low
     yield "shards and replicated, short enough", shards(1), [draw.tensor((4,))], high
     yield "mostly replicated", shards(1), [8 * draw.tensor((4, 4)), draw.tensor((1,))], draw.number(0.8, 0.95)
@@ -380,7 +380,7 @@ def _expect_clipped(expect: Expect, answer: Callable[..., Any], ranks: int) -> N
     def program(cases: list[Any]) -> list[tuple[float, list[Tensor], list[Tensor]]]:
         seen = []
         for words, shards, replicated, max_norm, _ in cases:
-            # The second of several is not contiguous, as some gradients are.
+            # The second of several is not contiguous, like some gradients.
             mine = [
                 [_scattered(one) if place == 1 else one.clone() for place, one in enumerate(some)]
                 for some in (shards[dist.get_rank()], replicated)
@@ -389,10 +389,10 @@ def _expect_clipped(expect: Expect, answer: Callable[..., Any], ranks: int) -> N
             memory = [one.data_ptr() for some in mine for one in some]
             norm = _number(answer(*handed, max_norm), f"the norm is returned ({words})")
             if [[id(one) for one in some] for some in handed] != [[id(one) for one in some] for some in mine]:
-                saw = "the lists hold other tensors than before"
+                saw = "the lists hold different tensors"
                 raise RuleBroken(f"tensors are changed in place ({words})", saw, "the same tensors: gradient.mul_(...)")
             if [one.data_ptr() for some in mine for one in some] != memory:
-                saw = "a tensor was given other memory: whoever shares the old sees no change"
+                saw = "a tensor got other memory: tensors that share the old memory see no change"
                 raise RuleBroken(f"tensors are changed in place ({words})", saw, "the same memory: gradient.mul_(...)")
             seen.append((norm, *mine))
         return seen
@@ -408,14 +408,14 @@ def _expect_clipped(expect: Expect, answer: Callable[..., Any], ranks: int) -> N
             norms = [value[number][0] for value in run.values]
             expect.equal(f"the norm is the same on every rank, to the last digit ({on})", norms, norms[:1] * ranks)
             factor = min(1.0, max_norm / norm) if norm else 1.0
-            what = "is shortened to max_norm, in place" if factor < 1 else "that is short enough stays as it is"
+            what = "is shortened to max_norm, in place" if factor < 1 else "that is short enough stays unchanged"
             for rank, value in enumerate(run.values):
                 _, mine, shared = value[number]
                 for after, before in ((mine, shards[rank]), (shared, replicated)):
                     if factor < 1 and _only_the_first_is_shortened(after, before, factor):
                         rule = f"a gradient that is not contiguous is shortened, too ({on}, rank {rank})"
                         remedy = "gradient.mul_(...) on it; flatten and reshape copy it"
-                        raise RuleBroken(rule, "it stays as it was", remedy)
+                        raise RuleBroken(rule, "it is unchanged", remedy)
                 rule = f"a gradient {what} ({on}"
                 expect.close(f"{rule}, shards of rank {rank})", mine, [factor * one for one in shards[rank]], rtol=1e-4)
                 expect.close(
@@ -430,7 +430,7 @@ def _expect_clipped(expect: Expect, answer: Callable[..., Any], ranks: int) -> N
 
 
 def _only_the_first_is_shortened(after: list[Tensor], before: list[Tensor], factor: float) -> bool:
-    """The second, which is not contiguous, stays as it was."""
+    """Whether the second, which is not contiguous, is unchanged."""
     if len(after) < 2 or not torch.equal(after[1], before[1]):
         return False
     return torch.allclose(after[0], factor * before[0], rtol=1e-4)
@@ -449,10 +449,10 @@ def _scattered(x: Tensor) -> Tensor:
 @exercise(
     "Signal and noise",
     hints=[
-        "Write the expected square twice, for B = b and for B = k b, and subtract one from the other: which unknown is "
-        "gone?",
+        "Write the expected square twice, for B = b and for B = k b, and subtract one from the other: which unknown "
+        "cancels?",
         "tr(Sigma) = (small - large) / (1 / b - 1 / (k b)), with `small` the mean over the rows of their squares and "
-        "`large` the square of the mean row. What is left for |G|^2?",
+        "`large` the square of the mean row. Which equation then gives |G|^2?",
         "`small = gradients.square().sum(1).mean()`, `large = gradients.mean(0).square().sum()`. The signal is "
         "`large - noise / (k * part_size)`, and may be negative.",
     ],
@@ -463,7 +463,7 @@ def signal_and_noise(expect: Expect, signal_and_noise: Callable[[Tensor, int], S
     for k, part_size in ((3, 1), (2, 1), (2, 2)):
         expect.measured.clear()
         _expect_unbiased(expect, signal_and_noise, k, part_size)
-    with expect.grouped("the estimates of five other batches", "right"):
+    with expect.grouped("the estimates of five more batches", "right"):
         for number in range(4):
             k, part_size, params = draw.integer(2, 9), draw.integer(1, 64), draw.integer(2, 30)
             gradients = draw.number(0.0, 0.5) + draw.tensor((k, params), torch.float64)
@@ -483,7 +483,7 @@ def _two(value: Any, on: str) -> tuple[float, float]:
 
 
 def _expect_unbiased(expect: Expect, answer: Callable, k: int, part_size: int) -> None:
-    """The mean of the estimates over every batch that could be drawn is exact."""
+    """The mean of the estimates over all possible batches is exact."""
     data = expect.draw.number(0.1, 0.6) + expect.draw.tensor((3, 3), torch.float64)
     exact_signal = float(data.mean(0).square().sum())
     exact_noise = float((data - data.mean(0)).square().sum(1).mean())
@@ -529,9 +529,9 @@ def _expect_estimate(expect: Expect, answer: Callable, gradients: Tensor, part_s
 @exercise(
     "WSD",
     hints=[
-        "Three parts of the run: for each, what is the factor at its first step, and at its last?",
+        "Three parts of the run: for each, which factor has its first step, and its last?",
         "The decay begins at `num_steps - num_decay`. How many steps are left there, and at the next?",
-        "In the decay `(num_steps - step) / num_decay`; beyond it 0. With no decay at all nothing may be divided by 0.",
+        "In the decay `(num_steps - step) / num_decay`; beyond it 0. Without a decay avoid a division by 0.",
     ],
 )
 def wsd(expect: Expect, wsd: Callable[[int, int, int, int], float]) -> None:
@@ -552,7 +552,7 @@ def wsd(expect: Expect, wsd: Callable[[int, int, int, int], float]) -> None:
         "a long run": (draw.integer(10**5, 10**6), draw.integer(500, 2000), draw.integer(10**4, 2 * 10**4)),
     }
     for words, (num_steps, warmup, decay) in cases.items():
-        expect.measured.clear()  # what holds is shown for the last run
+        expect.measured.clear()  # the result shows only the rules of the last run
         borders = (0, warmup, num_steps - decay, num_steps)
         near = {at + off for at in borders for off in range(-12, 13)} | set(draw.integers(8, 0, num_steps + 30))
         on = f"{words}: N {num_steps}, W {warmup}, D {decay}"
@@ -562,7 +562,7 @@ def wsd(expect: Expect, wsd: Callable[[int, int, int, int], float]) -> None:
 def _expect_factors(
     expect: Expect, answer: Callable, steps: Sequence[int], num_steps: int, warmup: int, decay: int, on: str
 ) -> None:
-    """The first wrong step is told, and how many are."""
+    """The message shows the first wrong steps and their number."""
     wrong = []
     for step in steps:
         if step < warmup:

@@ -4,8 +4,8 @@
 # **Question.** How large should a batch be, and does it matter how it is cut?
 #
 # Training goes in *steps*: compute a loss on some text, its *gradient* (how the loss changes with each weight), and
-# move the weights against it. The text of one step is the *batch*. You will cut batches between moments, GPUs and
-# documents without changing the gradient, and then see what a larger batch buys, and when it no longer buys much.
+# move the weights against it. The text of one step is the *batch*. You will split batches over time, GPUs and documents
+# without changing the gradient. Then you will see the gain of a larger batch, and where the gain ends.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -46,18 +46,18 @@ quick: bool = True  # few repeats
 # ## One equation
 #
 # A GPU has room for a few sequences at a time, a *micro-batch*. It can work on several of them, one after another, and
-# add up their gradients: *accumulation*. And several GPUs with the same weights, the *data ranks*, can do so side by
-# side and add up theirs. Then all take the same step. So
+# add their gradients: *accumulation*. And several GPUs with the same weights, the *data ranks*, can do so in parallel
+# and add their gradients. Then all take the same step. So
 #
 # `micro-batch x accumulations x data ranks = global batch`
 #
-# in sequences; times the length of a sequence it is the tokens of a step. GPT-3 took 3.2 million.
+# in sequences; multiplied by the length of a sequence, this is the number of tokens in a step. GPT-3 used 3.2 million.
 
 # %% [markdown]
 # Below is a model of 1.6 billion parameters on 16 GPUs, with all ways to cut the same global batch. *Activations* are
-# what forward leaves for backward, *optimizer state* is what the optimizer stores for each weight, and MFU is the share
-# of a GPU's peak speed that is used. Which cut takes least memory? Which is the fastest, and by how much? Then give the
-# work to 64 GPUs, with the same global batch.
+# tensors that forward keeps for backward, *optimizer state* is the data that the optimizer stores for each weight, and
+# MFU is the share of a GPU's peak speed that is used. Which cut takes the least memory? Which is the fastest, and by
+# how much? Then give the work to 64 GPUs, with the same global batch.
 
 # %%
 from lablib.widgets import batch_calculator
@@ -65,24 +65,24 @@ from lablib.widgets import batch_calculator
 batch_calculator(interactive)
 
 # %% [markdown]
-# <details><summary>Which?</summary>
+# <details><summary>Answers</summary>
 #
-# One sequence at a time takes least memory: activations grow with the micro-batch, all else stays. It is also the
-# slowest, 1.53 s a step; two take 1.07 s, sixteen 0.87 s, as larger products of matrices use a GPU better. Beyond that
-# there is no room. More ranks need fewer accumulations for the same batch. None of this changes what the model learns,
-# if the gradient stays the same. That is up to you.
+# One sequence at a time takes the least memory: activations grow with the micro-batch, the rest is constant. It is also
+# the slowest, 1.53 s per step; two take 1.07 s, sixteen 0.87 s, because larger matrix products use a GPU better. Larger
+# ones do not fit. More ranks need fewer accumulations for the same batch. None of this affects the model, if the
+# gradient stays the same. The exercises make sure of that.
 #
 # </details>
 
 # %% [markdown] minutes=14
 # ## A sum over tokens
 #
-# The loss of a batch is the mean over its N tokens, of what each token's prediction cost. The gradient of a sum is the
-# sum of the gradients. So every token adds its own gradient over N, and the sum may be cut anywhere. PyTorch adds by
-# itself: `loss.backward()` adds to `param.grad` what it finds there.
+# The loss of a batch is the mean of the losses of its N tokens. The gradient of a sum is the sum of the gradients. So
+# every token contributes its own gradient over N, and the sum may be split anywhere. PyTorch adds automatically:
+# `loss.backward()` adds the new gradient to `param.grad`.
 #
-# Cut a batch into two micro-batches, one of 100 tokens, one of 10. Take the mean loss of each, and the mean of the
-# two. How many times as much does a token of the short one now weigh as a token of the long one?
+# Cut a batch into two micro-batches, one of 100 tokens, one of 10. Take the mean loss of each, and the mean of the two.
+# How many times as much does a token of the short one weigh now as a token of the long one?
 
 # %%
 my_guess_weight = None  # 1 if all tokens weigh the same
@@ -99,18 +99,18 @@ print(f"a token of the short one weighs {times:.0f} times as much;", end=" ")
 print("you guessed", my_guess_weight)
 
 # %% [markdown]
-# This *mean of means* is a real mistake: reported for a widely used trainer in July 2023, with losses of 100 and 10
-# tokens as here, and first mended in October 2024 (huggingface/transformers, issue 24725, pull requests 34191 and, for
-# several devices, 34373). It hides well. Where all micro-batches have as many tokens it is exact. But text differs in
-# length: short sequences are filled up with *padding*, which is no token and has no loss. Its targets are -100,
-# `IGNORED`. So micro-batches of the same shape have different numbers of tokens.
+# This *mean of means* is a real mistake: it was reported for a widely used trainer in July 2023, with losses of 100 and
+# 10 tokens as here, and first fixed in October 2024 (huggingface/transformers, issue 24725, pull requests 34191 and,
+# for several devices, 34373). It is hard to notice: if all micro-batches have the same number of tokens, it is exact.
+# But text differs in length: short sequences are filled with *padding*, which is not a token and has no loss. Its
+# targets are -100, `IGNORED`. So micro-batches of the same shape have different numbers of tokens.
 
 # %% [markdown]
 # ### Exercise 1: accumulate
 #
-# Make the gradient of the mean over *all* tokens, from micro-batches. Work on one after another, each once, so that
-# the activations of only one are in memory. A model returns *logits*, for each token a number for each that may come
-# next; `summed_loss(logits, targets)` is the library's sum of the tokens' losses, without padding. Stuck? Run
+# Compute the gradient of the mean over *all* tokens, from micro-batches. Process one after another, each once, so that
+# the activations of only one are in memory. A model returns *logits*: for each token, one number for each possible next
+# token. `summed_loss(logits, targets)` is the library's sum of the tokens' losses, without padding. Stuck? Run
 # `check.accumulate.hint()` in a new cell.
 
 
@@ -118,9 +118,9 @@ print("you guessed", my_guess_weight)
 def accumulate(model, micro_batches):
     """Add to each `param.grad` the gradient of the mean loss over all tokens.
 
-    micro_batches: a list of (inputs, targets), each of a shape (B, T) of its own;
-    stays as it is. Targets are IGNORED where there is no token, anywhere in a row; some
-    micro-batch may have none at all, but not all of them. model(inputs) are logits, of shape
+    micro_batches: a list of (inputs, targets), each with its own shape (B, T); stays
+    unchanged. Targets are IGNORED where there is no token, anywhere in a row; some
+    micro-batch may have no token, but not all of them. model(inputs) are logits, of shape
     (B, T, V). Returns the mean loss, a number.
     """
     ### BEGIN SOLUTION
@@ -135,7 +135,7 @@ def accumulate(model, micro_batches):
 
 
 # %%
-# Try it. A model that finds two tokens equally likely costs ln 2 = 0.6931 a token.
+# Try it. If a model gives two tokens equal probability, the loss is ln 2 = 0.6931 per token.
 def even_odds():
     pairs = [
         (torch.zeros(2, 3).long(), torch.zeros(2, 3).long()),
@@ -152,9 +152,9 @@ try_out(even_odds)
 check.accumulate(accumulate)
 
 # %% [markdown]
-# Data ranks are one more way to cut the sum. Only the count changes: N counts the tokens of all ranks, so it takes an
-# *all-reduce* (a sum over ranks that all receive) of one number. Here are micro-batches of real text, uneven and
-# padded, and the gradient of all of them as one batch, on one device.
+# Data ranks are another way to split the sum. Only the count changes: N counts the tokens of all ranks, so it needs an
+# *all-reduce* (a sum over ranks that every rank receives) of one number. Here are micro-batches of real text, uneven
+# and padded, and the gradient of all of them as one batch, on one device.
 
 
 # %%
@@ -199,9 +199,9 @@ for one in (accumulation.accumulate, accumulation.accumulate_mean_of_means):
 # %% [markdown] minutes=12
 # ## Documents in blocks
 #
-# Padding is computed and thrown away. Text comes in *documents*: here the modules of Python's standard library, a token
-# being a byte. Take blocks of 16,384 tokens, and cut longer documents into pieces. If each piece has a block to itself,
-# what share of all computed tokens is padding?
+# Results for padding are computed and discarded. Text comes in *documents*: here the modules of Python's standard
+# library, with one token per byte. Take blocks of 16,384 tokens, and cut longer documents into pieces. If each piece
+# has its own block, which share of all computed tokens is padding?
 
 # %%
 modules = documents(load_corpus())
@@ -215,9 +215,9 @@ my_guess_waste = None  # a share such as 0.1
 print("guess:", my_guess_waste)
 
 # %% [markdown]
-# *Packing* puts several documents into one block. *First fit* takes them one after another, each into the first block
-# that has room; *best fit* into the block that then has least room left. To begin with the longest leaves the short
-# ones to fill gaps.
+# *Packing* puts several documents into one block. *First fit* puts them one after another, each into the first block
+# with enough room; *best fit* uses the block that then has the least room left. If the longest come first, the short
+# ones fill the gaps.
 
 # %%
 lengths = [len(piece) for piece in pieces]
@@ -236,7 +236,7 @@ show(lab04.figure_packing(drawn))
 
 # %% [markdown]
 # In *attention* each token reads the *values* of the tokens before it in its block, and its own: the *causal mask*.
-# Below stand ten tokens of three documents in one block, and padding (-1). A loss is taken on document 1 alone. Which
+# Below is a block of ten tokens, from three documents and padding (-1). A loss is computed on document 1 alone. Which
 # of the ten values does its gradient reach?
 
 # %%
@@ -253,14 +253,14 @@ read[0, 0, document_of[0] == 1].square().sum().backward()
 print("gradient ", "  ".join(f"{row.norm():.3f}" for row in value.grad[0, 0]))
 
 # %% [markdown]
-# So a document learns from its neighbours in the block, which chance has put there.
+# So the gradient of a document depends on its neighbours in the block, which are there by chance.
 
 # %% [markdown]
 # ### Exercise 2: the document mask
 #
-# Write the mask under which no gradient crosses a border: a token sees itself and the tokens before it in its own
-# document, and nothing else. Padding has the number -1. It must see at least itself: a softmax over nothing is NaN,
-# and one NaN reaches every weight.
+# Write the mask under which no gradient crosses a border: a token sees only itself and the tokens before it in its own
+# document. Padding has the number -1. It must see at least itself: a softmax over an empty set is NaN, and one NaN
+# reaches every weight.
 
 
 # %% tags=["exercise"]
@@ -268,7 +268,7 @@ def document_mask(documents):
     """True where a token (row) may see another (column).
 
     documents: whole numbers of shape (B, T), each token's document, -1 for padding, which may
-    stand anywhere. Tokens of one document stand together; the numbers are any, in any order.
+    be anywhere. Tokens of one document are adjacent; numbers may have any size and order.
     Returns booleans of shape (B, 1, T, T).
     """
     ### BEGIN SOLUTION
@@ -285,9 +285,10 @@ try_out(lambda: document_mask(torch.tensor([[7, 7, 3, -1]])).int()[0, 0].tolist(
 check.document_mask(document_mask)
 
 # %% [markdown]
-# Does a packed block now give each document the gradients that it has alone? Two more things must hold. *Targets*: a
-# document's last token has none (IGNORED), for the next in the block is another's first. *Positions*: this GPT adds to
-# each token a vector for its place, so each document counts its places from 0. The library's `fill_blocks` does both.
+# Does a packed block now give each document the same gradients as alone? Two more conditions must hold. *Targets*: a
+# document's last token has no target (IGNORED), because the next token in the block is from another document.
+# *Positions*: this GPT adds to each token a vector for its position, so each document counts its positions from 0. The
+# library's `fill_blocks` does both.
 
 # %%
 texts = [b"import os\n", b"x = 1 + 2\nprint(x)\n", b"def f(): pass\n"]
@@ -305,7 +306,7 @@ print(
 )
 
 # %% [markdown]
-# The gradient of the block beside that of the documents alone; and again, with one of the three conditions broken.
+# Compare the gradient of the block with the gradient of the documents alone; then break each of the three conditions.
 
 
 # %%
@@ -323,14 +324,14 @@ places = torch.arange(48)[None]
 print("mask, targets, positions    off by", off_by(blocks, masked))
 print("causal mask alone           off by", off_by(blocks, packed_attention.attend_to_all))
 print("last tokens have targets    off by", off_by(blocks._replace(targets=following), masked))
-print("places counted in the block off by", off_by(blocks._replace(positions=places), masked))
+print("positions within the block  off by", off_by(blocks._replace(positions=places), masked))
 
 # %% [markdown] minutes=11
 # ## Clip the sum
 #
-# Now and then a batch has a gradient many times as long as usual, and one step along it undoes many. *Clipping*
-# shortens it (Pascanu et al., 2012). All gradients of all parameters together are one vector g; its length is the
-# *norm* |g|, the square root of the sum of all squares:
+# Sometimes a batch has a gradient many times as long as usual, and one step along it undoes many. *Clipping* shortens
+# it (Pascanu et al., 2012). All gradients of all parameters together are one vector g; its length is the *norm* |g|,
+# the square root of the sum of all squares:
 #
 # `g <- g * min(1, max_norm / |g|)`
 #
@@ -362,7 +363,7 @@ for name, one in {
 
 # %% [markdown]
 # Take these 16 sequences as one batch, and a max_norm of 4.25, above all ordinary norms. They may be cut into 4, 2 or 1
-# micro-batches; and one may clip the sum of all, or each micro-batch before it is added. Which of the two ends nearer
+# micro-batches; and you may clip the sum of all, or each micro-batch before it is added. Which of the two gets closer
 # to the direction of the text alone? And which gives the same step for each of the three cuts?
 
 # %%
@@ -393,23 +394,23 @@ print("norm, and angle to the gradient of the text alone:")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Clipped one by one, the broken file weighs less, and the step ends nearer to the text: the more so, the smaller the
-# micro-batch that it is in. But tokens no longer weigh the same, and the step depends on the cut, so on memory and the
-# number of GPUs. Clip the sum, and every cut gives one step. It limits how far a bad batch can move the weights, not
-# where to.
+# If each micro-batch is clipped, the broken file weighs less, and the step is closer to the text; the effect is larger
+# for a smaller micro-batch. But tokens no longer weigh the same, and the step depends on the cut, so on memory and the
+# number of GPUs. If the sum is clipped, every cut gives the same step. This limits how far a bad batch can move the
+# weights, not the direction.
 
 # %% [markdown]
 # A *loss scale* (lab 02) makes gradients S times as long, so clip after they are divided by it. The order of a step:
 # accumulate all, unscale, clip, step.
 #
 # Large models do not fit one GPU. Their parameters are *sharded*: each rank holds a part of a matrix and of its
-# gradient, a *shard*. Small parameters every rank holds whole, *replicated*, with equal gradients on all.
+# gradient, a *shard*. Small parameters are *replicated*: every rank holds them whole, with equal gradients.
 
 # %% [markdown]
 # ### Exercise 3: clip over shards
 #
-# All ranks must use the norm of the whole gradient, which none of them has. `dist.all_reduce(x)` replaces the tensor x
-# on every rank by the sum over all ranks. The budget: one such call, of a tensor of at most 64 bytes.
+# All ranks must use the norm of the whole gradient, but each holds only a part of it. `dist.all_reduce(x)` replaces the
+# tensor x on every rank by the sum over all ranks. The budget: one such call, of a tensor of at most 64 bytes.
 
 
 # %% tags=["exercise"]
@@ -447,19 +448,19 @@ check.clip_shards(clip_shards)
 # %% [markdown] minutes=12
 # ## How large? Signal and noise
 #
-# So the cut does not matter. The size does: a batch is a sample. Its gradient is the true one, G, that of all text,
-# plus *noise*, and the mean over B sequences has the less noise the larger B is. With tr(Sigma) for the variance of
-# one sequence's gradient, summed over all weights, the expected square is
+# So the cut does not matter. The size does: a batch is a sample. Its gradient is the true gradient G of all text, plus
+# *noise*, and the mean over B sequences has less noise for larger B. With tr(Sigma) for the variance of one sequence's
+# gradient, summed over all weights, the expected square is
 #
 # `E |g_B|^2 = |G|^2 + tr(Sigma) / B`          (signal, and noise)
 #
 # They are equal at B = tr(Sigma) / |G|^2, the *noise scale* (McCandlish et al., 2018). Far below it, twice the batch
-# makes a step nearly twice as good; far above, twice the work for nearly nothing.
+# makes a step nearly twice as good; far above it, twice the batch helps very little.
 
 # %% [markdown]
-# How can it be measured, without G? The square of one batch's gradient has signal and noise mixed. But accumulation and
-# data ranks have two sizes at hand: k parts of b examples each, and their mean, a batch of k b. Two equations for two
-# unknowns:
+# How can it be measured without G? The square of one batch's gradient contains both signal and noise. But accumulation
+# and data ranks give two sizes: k parts of b examples each, and their mean, a batch of k b. These are two equations for
+# two unknowns:
 #
 # `E |g_b|^2 = |G|^2 + tr(Sigma) / b`
 #
@@ -468,9 +469,9 @@ check.clip_shards(clip_shards)
 # %% [markdown]
 # ### Exercise 4: the unbiased estimate
 #
-# Solve the two: the mean of the parts' squares stands for E |g_b|^2, the square of the mean for E |g_kb|^2. *Unbiased*
-# means right on average, over all batches that might have been drawn. A single estimate of the signal can be
-# negative; leave it so, or the average is no longer right.
+# Solve the two equations: use the mean of the parts' squares for E |g_b|^2, and the square of the mean for E |g_kb|^2.
+# *Unbiased* means right on average over all possible batches. A single estimate of the signal can be negative; keep it,
+# or the average is no longer right.
 
 
 # %% tags=["exercise"]
@@ -478,7 +479,7 @@ def signal_and_noise(gradients, part_size):
     """Unbiased estimates of |G|^2 and tr(Sigma): two numbers.
 
     gradients: shape (k, P), k of at least 2: row i is the gradient of part i, a mean over
-    `part_size` examples. It stays as it is.
+    `part_size` examples. It stays unchanged.
     """
     ### BEGIN SOLUTION
     small, large = part_size, part_size * len(gradients)
@@ -499,7 +500,7 @@ check.signal_and_noise(signal_and_noise)
 
 # %% [markdown]
 # Here is the estimate for a small GPT on real text (recorded: one run, at each step the gradients of 256 sequences).
-# Before you run the cell: is the noise scale below one sequence, or tens, or thousands? Does it stay, over 160 steps?
+# Before you run the cell: is the noise scale below one sequence, or tens, or thousands? Is it constant over 160 steps?
 
 # %%
 recorded_noise = small_runs.recorded_noise()
@@ -514,13 +515,13 @@ for step, loss, found in recorded_noise:
     print(f"step {step:3d}: loss {loss:.2f}, noise scale {found.noise_scale:4.1f}")
 
 # %% [markdown]
-# It falls for ten steps; then it climbs, and from step 80 on it is level. Perhaps every sequence says the same at
-# first, and what is left to learn later is fine. Large runs raise the batch on their way: DeepSeek-V3 from 3,072 to
-# 15,360 sequences (section 4.2).
+# It falls for ten steps, then rises, and is constant from step 80 on. A possible reason: at first all sequences have
+# similar gradients, and later only fine details are left to learn. Large runs raise the batch during training:
+# DeepSeek-V3 from 3,072 to 15,360 sequences (section 4.2).
 
 # %% [markdown]
-# What does that mean for steps? With one noise scale all the way, and the best *learning rate* (how far a step goes) at
-# each size, a law follows for the steps to a given loss:
+# How does this affect the number of steps? With a constant noise scale, and the best *learning rate* (the size of a
+# step) for each batch, a law follows for the steps to a given loss:
 #
 # `steps = fewest steps x (1 + critical batch / B)`
 #
@@ -528,8 +529,8 @@ for step, loss, found in recorded_noise:
 # the noise scale.
 
 # %% [markdown]
-# With 16 sequences a step this GPT needed 139 steps to a loss of 2.5 on *held-out* text, which it is not trained on.
-# How many with 128?
+# With 16 sequences per step this GPT needed 139 steps to a loss of 2.5 on *held-out* text, text outside the training
+# data. How many does it need with 128?
 
 # %%
 my_guess_steps = None  # 139 / 8 = 17 if eight times the batch were eight times as good
@@ -554,20 +555,20 @@ for size, some in measured.items():
     )
 
 # %% [markdown]
-# Three runs for each size, at the best of several rates; steps between two looks at the loss are interpolated. From 16
-# to 128 a third of the steps is saved, for five times the tokens: worth it where time is short, a waste where tokens
-# cost.
+# There are three runs for each size, at the best of several rates; steps between two measurements of the loss are
+# interpolated. From 16 to 128, the run needs a third fewer steps and five times the tokens: useful if time is short,
+# wasteful if tokens are expensive.
 
 # %% [markdown]
-# The critical batch lies within what the noise scale went through, at a quarter of its end: take the order of
-# magnitude, no more. Small batches test the law: at 4 and 8 the three runs differ by factors, and at 2 the law says
-# more steps than all three took.
+# The critical batch is within the range of the noise scale, at a quarter of its last value: it gives only the order of
+# magnitude. Small batches test the law: at 4 and 8 the three runs differ by factors, and at 2 the law predicts more
+# steps than in any of the three runs.
 
 # %% [markdown] tags=["further"] minutes=3
-# ## Further: a noise scale that is known
+# ## Further: a known noise scale
 #
-# Is the estimate right? Take a straight line through 4,096 points in 20 dimensions, where the gradient of every point
-# can be computed, and so the noise scale. The naive way takes the square of the large batch for the signal.
+# Is the estimate right? Fit a straight line to 4,096 points in 20 dimensions, where the gradient of every point can be
+# computed, and so the noise scale. The naive estimate uses the square of the large batch as the signal.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -588,37 +589,37 @@ lines = {"exact": [noise_scale.exact_noise(of_points).noise_scale] * len(counts)
 for name, some in (("unbiased", estimates), ("naive", naive)):
     lines[name] = [noise_scale.average_noise(some[:count]).noise_scale for count in counts]
 axes = {"x_label": "steps averaged", "y_label": "noise scale", "y_unit": "examples"}
-show(figure_lines(counts, lines, **axes, title="A noise scale that is known"))
+show(figure_lines(counts, lines, **axes, title="A known noise scale"))
 pd.DataFrame(lines, index=counts).round().astype(int).rename_axis("steps averaged")
 
 # %% [markdown]
-# From batches of 32 the estimate finds a noise scale 3.5 times as large, but it takes hundreds of steps. The naive one
-# stays wrong, however long one averages. Signal and noise are averaged first and divided then, for a mean of ratios is
-# biased as well.
+# From batches of 32 the estimate finds a noise scale 3.5 times as large, but it takes hundreds of steps. The naive
+# estimate stays wrong for any number of steps. Signal and noise are averaged first and then divided, because a mean of
+# ratios is biased as well.
 
 # %% [markdown] tags=["further"] minutes=10
-# ## Further: the rate falls
+# ## Further: a falling rate
 #
-# Can noise also be averaged over time? With a small learning rate many steps make up one move, as if their batches were
-# one. So rates begin high, for speed, and end low. A *schedule* gives each step's rate as a factor of the highest, the
-# *peak*. At the very start it climbs, the *warmup*: the optimizer here, Adam, divides each gradient by its usual size,
-# which it has yet to learn.
+# Can noise also be averaged over time? With a small learning rate many steps act like one step with one large batch. So
+# rates begin high, for speed, and end low. A *schedule* gives each step's rate as a factor of the highest rate, the
+# *peak*. At the start the rate rises, the *warmup*: the optimizer here, Adam, divides each gradient by its usual size,
+# and needs some steps to estimate it.
 
 # %% [markdown]
-# *Cosine* falls all the way from the warmup to the end, as half a wave; *linear* as a straight line. Both must know
-# the length N of the run from the start. *WSD* (warmup, stable, decay; Hu et al., 2024) falls only at the end.
+# *Cosine* falls from the warmup to the end, as half a wave; *linear* as a straight line. Both need the length N of the
+# run from the start. *WSD* (warmup, stable, decay; Hu et al., 2024) falls only at the end.
 
 # %% [markdown]
 # ### Exercise 5: WSD
 #
-# Steps count from 0; W of them are warmup, the last D of N decay. During warmup the factor is (s + 1) / (W + 1): no
-# step has 0, and the first after it has 1. In the decay it falls on a straight line, from 1 at s = N - D to 0 at
-# s = N, and stays there.
+# Steps s count from 0; the first W are warmup, the last D of N are decay. During warmup the factor is (s + 1) / (W +
+# 1): no step has 0, and the first step after the warmup has 1. In the decay it falls on a straight line, from 1 at s =
+# N - D to 0 at s = N, and stays 0.
 
 
 # %% tags=["exercise"]
 def wsd(step, num_steps, num_warmup, num_decay):
-    """The factor of the peak rate at a step, from 0 up; it may be beyond `num_steps`.
+    """The factor of the peak rate at `step`, 0 or more; it may be beyond `num_steps`.
 
     num_warmup + num_decay is at most num_steps; either may be 0.
     """
@@ -641,7 +642,7 @@ check.wsd(wsd)
 
 # %% [markdown]
 # Now the small GPT for N = 400 steps of 16 sequences (recorded): a constant rate, cosine, linear, and WSD with a decay
-# of D = 80, each with W = 20, at three peaks, and with three seeds. Guess the order at the end, the least loss first.
+# of D = 80, each with W = 20, at three peaks, and with three seeds. Guess the order at the end, the lowest loss first.
 
 # %%
 my_guess_order = None  # of "constant", "cosine", "linear", "WSD"
@@ -673,26 +674,26 @@ print("you guessed", my_guess_order)
 pd.DataFrame(ends).T.round(3).rename_axis("peak rate")
 
 # %% [markdown]
-# Until step 320 WSD is the constant run, to the bit. Then it falls, and gains in every pair (of only three seeds). But
-# cosine and linear end behind the constant rate: here it does not pay to fall from the start. Perhaps as half of so
-# short a run is then small steps; that was not tested. In long runs WSD and cosine come out alike (Hu et al., 2024;
-# Hägele et al., 2024).
+# Until step 320 WSD is bit-identical to the constant run. Then the rate falls, and the loss gets lower in every pair
+# (of only three seeds). But cosine and linear end with a higher loss than the constant rate: here it does not pay to
+# fall from the start. A possible reason is that half of such a short run then has small steps; that was not tested. In
+# long runs WSD and cosine end about equal (Hu et al., 2024; Hägele et al., 2024).
 
 # %% [markdown]
-# The use of WSD is another: N need not be known. Decay from a saved state of the stable part whenever a model is
-# wanted, and go on from that same state for a longer run.
+# WSD has another advantage: N need not be known. Start the decay from a saved state of the stable part whenever you
+# want a model, and continue from that same state for a longer run.
 
 # %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
 #
 # One step of 16 sequences on this computer, cut in three ways: one micro-batch of 16, four of 4, sixteen of 1. The
-# *simulator* runs the same program, and predicts bytes and seconds: it adds up all tensors, and takes the time of each
-# operation from how fast this computer is, which once takes half a minute to measure. You know which cut takes less
-# memory and which is slower. By how much? (A *makespan*, below, is the time from first start to last end.)
+# *simulator* runs the same program, and predicts bytes and seconds: it adds up all tensors, and computes the time of
+# each operation from the speed of this computer, which takes half a minute to measure, once. You know which cut takes
+# less memory and which is slower. By how much? (A *makespan*, below, is the time from first start to last end.)
 
 # %%
-my_guess_memory = None  # peak of 16 micro-batches over that of one, such as 0.5
-my_guess_time = None  # the same of seconds
+my_guess_memory = None  # peak of 16 micro-batches over the peak of one, such as 0.5
+my_guess_time = None  # the same ratio for seconds
 print("guesses:", my_guess_memory, "and", my_guess_time)
 
 # %%
@@ -770,18 +771,18 @@ print("you guessed", my_guess_memory, "of the memory and", my_guess_time, "times
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# What is held follows from the program. Here sixteen micro-batches hold less than a quarter; weights and their
-# gradients stay, whatever the cut. Seconds depend on what else the computer does. Recorded while it was quiet: the
-# predictions are 13 to 56 percent too long, and sixteen micro-batches took an eighth longer than one, where half was
-# predicted. The profile is that of two ranks which compute at once; here one does, with caches and memory to itself. On
-# a busy computer neither seconds nor their ratio say much.
+# Memory follows from the program. Here sixteen micro-batches hold less than a quarter; weights and their gradients are
+# the same for every cut. Seconds depend on the load of the computer. In the recording on a quiet one, the predictions
+# are 13 to 56 percent too long, and sixteen micro-batches took an eighth longer than one; half was predicted. The
+# calibration measured two ranks that compute at once; here one rank computes and has caches and memory alone. On a busy
+# computer neither seconds nor their ratio mean much.
 
 # %% [markdown] tags=["further"] minutes=2
 # ## Further: variable length
 #
-# Under the document mask the scores between documents are computed still, and thrown away. *Kernels* (programs of the
-# GPU) for *variable length* are told where documents end, and leave them out. With k equal documents in a block 1 / k
-# of the work of attention is left. How much here, where long pieces fill their blocks?
+# Under the document mask the scores between documents are still computed, and discarded. *Kernels* (programs of the
+# GPU) for *variable length* get the ends of the documents, and skip these scores. With k equal documents in a block 1 /
+# k of the work of attention is left. How much is left here, where long pieces fill their blocks?
 
 # %%
 best, shape = ways["best fit, longest first"], {"num_layers": 12, "d_model": 768}
@@ -792,23 +793,23 @@ print(f"variable length takes {by_length / by_mask:.0%} of the FLOPs of the docu
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: large batches
 #
-# A batch k times as large makes k times fewer steps of the same text. How much longer should each be? For plain
-# gradient descent the *linear* rule says k times: k small steps are one large one (Goyal et al., 2017). Adam divides
-# each gradient by its usual size, and noise makes that size fall as 1 / sqrt(k): the *square-root* rule says sqrt(k)
-# (Malladi et al., 2022). LAMB, for large batches, makes the step of each layer a share of its weights' size (You et
-# al., 2019).
+# With a batch k times as large, the same text makes k times fewer steps. How much longer should each be? For plain
+# gradient descent the *linear* rule says k times: k small steps equal one large one (Goyal et al., 2017). Adam divides
+# each gradient by its usual size; if noise dominates, that size falls as 1 / sqrt(k), and the *square-root* rule says
+# sqrt(k) (Malladi et al., 2022). LAMB, for large batches, makes the step of each layer a share of its weights' size
+# (You et al., 2019).
 
 # %% [markdown]
-# Here are LAMB and AdamW (Adam that also shrinks weights; lab 05) on the same 8,192 sequences: 1,024 steps of 8, or 64
-# of 128. Which is ahead where? Bars go from the least to the greatest loss of several runs; a point without a bar is
-# one run, of whose scatter nothing is known. A ring is on each rate that *may be best*: some run of it reaches the bar
-# of the lowest rate with several runs, or the lowest point where each rate has one run (batch 32): there a ring stands
-# alone for want of runs, not of rivals. The loss is in *nats*, as its logarithm is the natural one.
+# Here are LAMB and AdamW (Adam with weight decay; lab 05) on the same 8,192 sequences: 1,024 steps of 8, or 64 of 128.
+# Which has the lower loss at which batch? Bars go from the lowest to the highest loss of several runs; a point without
+# a bar is one run with unknown scatter. A ring marks each rate that *may be best*: at least one of its runs reaches the
+# bar of the lowest rate with several runs. At batch 32 each rate has one run, so only the lowest point has a ring:
+# there are too few runs to show other candidates. The loss is in *nats*, the unit of the natural logarithm.
 
 # %%
 large = small_runs.recorded_large_batch()
 show(lab04.figure_rates(large, "batch", "Loss after the same text"))
-print("the rules start from the lowest rate of batch 8; losses in nats a byte")
+print("the rules start from the lowest rate of batch 8; losses in nats per byte")
 lab04.best_rates_by_batch(large)
 
 # %%
@@ -816,16 +817,16 @@ for size in (8, 128):
     print(f"batch {size}: {lab04.adamw_and_lamb(large, size)}")
 
 # %% [markdown]
-# Both end higher with the larger batch, which has a sixteenth of the steps. What the rings leave open is wide. A rule
-# without a ring at 128 missed, here; one with a ring is not confirmed by that. And only the rate was searched. For BERT
-# Adam was as good as LAMB once both were tuned as far (Nado et al., 2021).
+# Both have a higher final loss with the larger batch, which has a sixteenth of the steps. The rings leave a wide range
+# of rates. A rule without a ring at 128 is wrong here; a ring does not confirm a rule. And only the rate was searched.
+# For BERT Adam was as good as LAMB when both were tuned equally (Nado et al., 2021).
 
 # %% [markdown] tags=["further"] minutes=5
 # ## Further: batches for later tokens
 #
-# Laws of the best batch were fitted to many small runs: by the loss reached (Kaplan et al., 2020), by the compute
-# C = 6 N D of N parameters and D tokens (DeepSeek LLM, 2024), by D alone (Li et al., 2025). They differ in what they
-# call best, and by factors; in one thing they agree. Which? The table takes 20 tokens a parameter.
+# Laws of the best batch were fitted to many small runs: as a function of the loss reached (Kaplan et al., 2020), of the
+# compute C = 6 N D with N parameters and D tokens (DeepSeek LLM, 2024), or of D alone (Li et al., 2025). They define
+# "best" differently, and differ by factors; in one point they agree. Which? The table assumes 20 tokens per parameter.
 
 # %%
 from lablib.batches import batch_rules
@@ -846,24 +847,24 @@ print("best batch, in tokens:")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# The batch grows with the length of the training, as the noise scale does. Outside of what was measured, a law is a
-# guess.
+# The batch grows with the length of the training, like the noise scale. Outside the measured range, a law is a guess.
 
 # %% [markdown] tags=["further"] minutes=6
-# ## Further: a rate that stays right
+# ## Further: a rate for every width
 #
-# A wider model wants another rate: one step of Adam changes each weight by about the rate, and a unit with twice as
-# many inputs moves twice as far. *muP* divides rates and starting weights by what grows (Yang et al., 2022), so that a
-# rate found on a narrow model serves a wide one. The *standard* way is one rate for all, and PyTorch's usual starts.
-# The *coordinate check* measures how far activations move in four steps, by width: flat lines are right.
+# A wider model needs another rate: one step of Adam changes each weight by about the rate, and a unit with twice as
+# many inputs moves twice as far. *muP* divides rates and initial weights by the factors that grow (Yang et al., 2022),
+# so that a rate found on a narrow model also suits a wide one. The *standard* way is one rate for all, and PyTorch's
+# default initial weights. The *coordinate check* measures how far activations move in four steps, by width: flat lines
+# are right.
 
 # %%
 show(lab04.figure_coordinates(small_runs.recorded_coordinates()))
 
 # %% [markdown]
-# In the standard way what the blocks change grows with the width, faster than in proportion; under muP it stays
-# (*scores*, the products of queries and keys in attention, level off). Does the best rate follow? Losses after 120
-# steps, by rate and width; rings as before: every rate that may be best.
+# In the standard way the changes of the blocks grow with the width, faster than in proportion; under muP they are
+# constant (*scores*, the products of queries and keys in attention, level off). Does the best rate follow? The figure
+# shows losses after 120 steps, by rate and width; rings as before mark every rate that may be best.
 
 # %%
 by_width = small_runs.recorded_rates()
@@ -871,10 +872,10 @@ show(lab04.figure_rates(by_width, "width", "Loss by rate and width"))
 lab04.best_rates_by_width(by_width)
 
 # %% [markdown]
-# Read the rings, not the lines: where they stand at the same rates for two widths, nothing says that the best rate
-# moved. In the standard way they moved to the left, under muP not. But compare the lowest losses: from width 64 on
-# muP's are higher, and they hardly fall with the width. It hands on what was right for the narrow model, and nothing
-# else: Yang et al. search the output's multiplier at the narrow width, too; here only the rate was searched.
+# Read the rings, not the lines: if they are at the same rates for two widths, there is no evidence that the best rate
+# moved. In the standard way they moved to the left, under muP they did not. But compare the lowest losses: from width
+# 64 on muP's are higher, and they hardly fall with the width. muP transfers only the settings that were searched on the
+# narrow model: Yang et al. also search the output's multiplier there; here only the rate was searched.
 #
 # Here is the check itself, at two widths.
 
@@ -891,16 +892,16 @@ for name, base in (("standard", None), ("mup", NARROW)):
 # %% [markdown] tags=["further"] minutes=7
 # ## Further: how the library accumulates
 #
-# Once your check has passed, here is the library's `accumulate`. Three things are new: a *replica* (`DataParallel`) is
-# the model on one of several ranks; it sends gradients after a backward, but not within `no_sync`, so once a step; and
-# a *scaler* holds a loss scale.
+# Once your check has passed, here is the library's `accumulate`. Three things are new. A *replica* (`DataParallel`) is
+# the model on one of several ranks. It sends gradients after a backward, but not within `no_sync`, so once per step. A
+# *scaler* holds a loss scale.
 
 # %%
 show_source(accumulation.accumulate, after=check.accumulate)
 
 # %% [markdown]
-# A loss scale leaves the sum as it is, as long as it is the same for all micro-batches of a step: unscale once, after
-# the last, and then clip.
+# A loss scale does not change the sum if it is the same for all micro-batches of a step: unscale once, after the last,
+# and then clip.
 
 # %%
 from lablib.precision.loss_scaling import LossScaler
@@ -917,8 +918,8 @@ for name, scaler in {"without": None, "with a loss scale": LossScaler()}.items()
 
 # %% [markdown]
 # A sum of many micro-batches is a running sum, as in lab 02. Under `torch.autocast` the weights stay in FP32, and so do
-# their gradients. A model whose weights are in BF16 has gradients in BF16: each addition rounds to 8 bits. What does
-# that cost, for 64 micro-batches?
+# their gradients. A model with weights in BF16 has gradients in BF16: each addition rounds to 8 bits. How large is the
+# error for 64 micro-batches?
 
 # %%
 singles = []
@@ -939,17 +940,17 @@ axes = {"x_label": "micro-batches", "y_label": "error", "log_x": True, "log_y": 
 show(figure_lines(range(1, 65), errors, **axes, title="A sum of gradients, rounded"))
 
 # %% [markdown]
-# So some frameworks add up in FP32, whatever the weights. PyTorch by itself does not.
+# So some frameworks add in FP32 for weights in any format. PyTorch does not do this automatically.
 
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - A batch is a sum over tokens: micro-batches, ranks and documents cut it, and no cut changes the gradient, if every
-#   token weighs 1 / N, sees its own document alone, and no target crosses a border. Mean of means does change it.
+# - A batch is a sum over tokens: micro-batches, ranks and documents split it. No split changes the gradient, if every
+#   token weighs 1 / N and sees only its own document, and no target crosses a border. Mean of means does change it.
 # - Clip the whole sum, by the norm over all ranks, after unscaling: then the cut does not matter.
-# - How large is a question of noise. Far above the noise scale, tokens are spent for few steps saved. It changes on the
-#   way; here it fell below one sequence, and rose to 37.
-# - Further: a decay of the rate at the end gained; falling from the start cost, in short runs.
+# - The right size depends on noise. Far above the noise scale, more tokens save few steps. The noise scale changes
+#   during training; here it fell below one sequence, and rose to 37.
+# - Further: a decay of the rate at the end lowered the loss; a decay from the start raised it, in short runs.
 
 # %% [markdown]
 # ### Sources

@@ -1,4 +1,4 @@
-"""Wrong answers to lab 04: batches, and right ones in an unusual style."""
+"""Wrong answers to lab 04: batches, and unusual right ones."""
 
 _ACCUMULATE = """
 def accumulate(model, micro_batches):
@@ -136,7 +136,7 @@ WRONG_ANSWERS = {
         (
             "clips the norm to 10",
             _accumulate(after="torch.nn.utils.clip_grad_norm_(model.parameters(), 10.0)"),
-            "gradients that are there before are added to",
+            "existing gradients are added to",
         ),
         (
             "leaves out a micro-batch in which a row is padding",
@@ -152,7 +152,7 @@ WRONG_ANSWERS = {
             "every token weighs 1 / N (a last micro-batch with fewer sequences)",
         ),
         (
-            "torch's mean, by its tokens: NaN where there are none",
+            "torch's mean, by its tokens: NaN without tokens",
             _accumulate(
                 loss="F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()) "
                 "* (targets != IGNORED).sum() / num_tokens"
@@ -166,37 +166,37 @@ WRONG_ANSWERS = {
                 loss="summed_loss(model(inputs), targets) / max(1, int((targets != IGNORED).sum())) "
                 "* len(inputs) / num_tokens",
             ),
-            "every token weighs 1 / N (micro-batches of other lengths)",
+            "every token weighs 1 / N (micro-batches of different lengths)",
         ),
         (
             "counts padding as tokens",
             _accumulate(num_tokens="sum(targets.numel() for _, targets in micro_batches)"),
-            "the gradient is that of a mean (equal shapes, some of it padding)",
+            "the gradient is the gradient of a mean (equal shapes, some of it padding)",
         ),
         (
-            "takes token 0 for padding",
+            "treats token 0 as padding",
             _accumulate(num_tokens="sum(int((targets > 0).sum()) for _, targets in micro_batches)"),
-            "the gradient is that of a mean (micro-batches of equal size)",
+            "the gradient is the gradient of a mean (micro-batches of equal size)",
         ),
         (
             "does not divide",
             _accumulate(loss="summed_loss(model(inputs), targets)"),
-            "the gradient is that of a mean (micro-batches of equal size)",
+            "the gradient is the gradient of a mean (micro-batches of equal size)",
         ),
         (
             "divides by the number of micro-batches alone",
             _accumulate(loss="summed_loss(model(inputs), targets) / len(micro_batches)"),
-            "the gradient is that of a mean (micro-batches of equal size)",
+            "the gradient is the gradient of a mean (micro-batches of equal size)",
         ),
         (
             "divides twice",
             _accumulate(loss="summed_loss(model(inputs), targets) / num_tokens / len(micro_batches)"),
-            "the gradient is that of a mean (micro-batches of equal size)",
+            "the gradient is the gradient of a mean (micro-batches of equal size)",
         ),
         (
             "counts the first micro-batch's tokens, times their number",
             _accumulate(num_tokens="int((micro_batches[0][1] != IGNORED).sum()) * len(micro_batches)"),
-            "the gradient is that of a mean (a last micro-batch with fewer sequences)",
+            "the gradient is the gradient of a mean (a last micro-batch with fewer sequences)",
         ),
         (
             "divides by the tokens seen so far",
@@ -220,16 +220,16 @@ WRONG_ANSWERS = {
         (
             "zeroes the gradients at the start",
             _accumulate(before="model.zero_grad()"),
-            "param.grad holds what was there plus the new gradient",
+            "param.grad holds the old plus the new gradient",
         ),
         (
-            "divides what is in param.grad at the end",
+            "divides param.grad at the end",
             _accumulate(
                 loss="summed_loss(model(inputs), targets)",
                 adds="loss.item() / num_tokens",
                 after="[p.grad.div_(num_tokens) for p in model.parameters() if p.grad is not None]",
             ),
-            "param.grad holds what was there plus the new gradient",
+            "param.grad holds the old plus the new gradient",
         ),
         (
             "no backward",
@@ -242,7 +242,7 @@ WRONG_ANSWERS = {
             "peak memory, with the activations of one micro-batch at a time",
         ),
         (
-            "keeps each graph until the next micro-batch is through",
+            "keeps each graph until the next micro-batch is done",
             _accumulate(backward="loss.backward(retain_graph=True)"),
             "peak memory, with the activations of one micro-batch at a time",
         ),
@@ -264,7 +264,7 @@ def accumulate(model, micro_batches):
             "peak memory, with the activations of one micro-batch at a time",
         ),
         (
-            "backward when the next micro-batch is through",
+            "runs backward after the next micro-batch",
             """
 def accumulate(model, micro_batches):
     num_tokens = sum(int((targets != IGNORED).sum()) for _, targets in micro_batches)
@@ -293,7 +293,7 @@ def accumulate(model, micro_batches):
         total += loss.item()
     return total
 """,
-            "and nothing kept of those before",
+            "and no tensors of earlier ones",
         ),
         (
             "keeps the gradients of all, and adds them at the end",
@@ -310,10 +310,10 @@ def accumulate(model, micro_batches):
         param.grad = sum(some) if param.grad is None else param.grad + sum(some)
     return total
 """,
-            "and nothing kept of those before",
+            "and no tensors of earlier ones",
         ),
         (
-            "takes padding to be at the end of each row",
+            "assumes padding at the end of each row",
             """
 def accumulate(model, micro_batches):
     num_tokens = sum(int((targets != IGNORED).sum()) for _, targets in micro_batches)
@@ -336,7 +336,7 @@ def accumulate(model, micro_batches):
             "the model stays in training mode (micro-batches of equal size)",
         ),
         (
-            "one large batch where shapes allow it",
+            "one large batch if shapes allow it",
             """
 def accumulate(model, micro_batches):
     if len({tuple(inputs.shape[1:]) for inputs, _ in micro_batches}) == 1:
@@ -349,12 +349,12 @@ def accumulate(model, micro_batches):
         total += loss.item()
     return total
 """,
-            "each micro-batch goes through the model once, by itself (micro-batches of equal size)",
+            "each micro-batch goes through the model once, alone (micro-batches of equal size)",
         ),
         (
-            "runs each micro-batch twice, the first time to see its loss",
+            "runs each micro-batch twice, once for its loss",
             _accumulate(adds="summed_loss(model(inputs), targets).item() / num_tokens"),
-            "each micro-batch goes through the model once, by itself (micro-batches of equal size)",
+            "each micro-batch goes through the model once, alone (micro-batches of equal size)",
         ),
         (
             "returns the last micro-batch's share",
@@ -383,7 +383,7 @@ def accumulate(model, micro_batches):
             "argument 2",
         ),
         (
-            "lets padding have a loss of its own",
+            "computes a loss for padding",
             _accumulate(
                 loss="F.cross_entropy(model(inputs).flatten(0, 1), targets.clamp(min=0).flatten(), reduction='sum') "
                 "/ num_tokens"
@@ -391,19 +391,19 @@ def accumulate(model, micro_batches):
             "every token weighs 1 / N (equal shapes, some of it padding)",
         ),
         (
-            "uses the library's",
+            "uses the library's function",
             "def accumulate(model, micro_batches):\n    return accumulation.accumulate(model, micro_batches)",
             "the answer is your own code",
         ),
     ],
     "document_mask": [
         (
-            "takes padding for document 0",
+            "treats padding as document 0",
             _mask(f"{_SAME}.tril()[:, None]", "documents = documents.masked_fill(documents < 0, 0)"),
             "padding before document 0",
         ),
         (
-            "takes padding for the document after the last token",
+            "treats padding as document T",
             _mask(f"{_SAME}.tril()[:, None]", "documents = documents.masked_fill(documents < 0, documents.shape[1])"),
             "padding before document 12",
         ),
@@ -411,10 +411,10 @@ def accumulate(model, micro_batches):
             "has one mask for each shape",
             "OUT = {}\n"
             + _mask(f"OUT.setdefault(documents.shape, {_SAME}[:, None].clone()).copy_({_SAME}.tril()[:, None])"),
-            "the mask of the call before stays as it was",
+            "the mask of the call before stays unchanged",
         ),
         (
-            "counts places in a byte",
+            "counts positions in a byte",
             _mask(
                 f"({_SAME} & (place[:, None] >= place))[:, None]",
                 "place = torch.arange(documents.shape[1]).to(torch.int8)",
@@ -433,7 +433,7 @@ def accumulate(model, micro_batches):
             _mask(f"{_SAME}.tril(-1)[:, None]"),
             "every token sees itself, padding too (one document",
         ),
-        ("True where it must not look", _mask(f"~{_SAME}.tril()[:, None]"), "every token sees itself"),
+        ("True for the tokens that it must not see", _mask(f"~{_SAME}.tril()[:, None]"), "every token sees itself"),
         (
             "padding sees nothing",
             _mask(f"({_SAME}.tril() & (documents >= 0)[:, :, None])[:, None]"),
@@ -468,7 +468,7 @@ def accumulate(model, micro_batches):
             "no token sees another document (equal documents",
         ),
         (
-            "takes document 0 for padding",
+            "treats document 0 as padding",
             _mask(
                 "((same & real).tril() | torch.eye(documents.shape[1], dtype=torch.bool))[:, None]",
                 f"same, real = {_SAME}, (documents > 0)[:, :, None]",
@@ -484,7 +484,7 @@ def document_mask(documents):
     same = (place[:, None] == place[None, :]).tril()
     return same.expand(len(documents), -1, -1)[:, None].clone()
 """,
-            "(documents of other lengths",
+            "(documents of different lengths",
         ),
         (
             "one document after another, numbered 0, 1, 2",
@@ -506,7 +506,7 @@ def document_mask(documents):
             "no token sees another document (padding in front, and between documents",
         ),
         (
-            "lays documents from the start of the block on",
+            "places documents from the start of the block",
             """
 def document_mask(documents):
     rows, length = documents.shape
@@ -531,7 +531,7 @@ def document_mask(documents):
             "no token sees another document (large numbers of documents",
         ),
         (
-            "numbers that are close",
+            "close numbers are equal",
             _mask(
                 "torch.isclose(numbers[:, :, None], numbers[:, None, :]).tril()[:, None]", "numbers = documents.float()"
             ),
@@ -557,7 +557,7 @@ def document_mask(documents, kept={{}}):
         ),
         ("returns nothing", _mask("None"), "the mask is a tensor of booleans (one document"),
         (
-            "uses the library's",
+            "uses the library's function",
             _mask("packed_attention.document_mask(documents)"),
             "the answer is your own code",
         ),
@@ -574,7 +574,7 @@ def document_mask(documents, kept={{}}):
             "the norm is the same on every rank",
         ),
         (
-            "has a norm a little longer on each rank",
+            "returns a slightly larger norm on each rank",
             _clip(norm=f"(squared + {_REPLICATED}).sqrt() * (1 + 1e-6 * dist.get_rank())"),
             "the norm is the same on every rank, to the last digit",
         ),
@@ -588,7 +588,7 @@ def document_mask(documents, kept={{}}):
             "every rank returns the norm before",
         ),
         (
-            "counts what is replicated on every rank",
+            "counts replicated gradients on every rank",
             _clip(
                 squared="sum((one.square().sum() for one in [*shards, *replicated]), torch.zeros(()))",
                 norm="squared.sqrt()",
@@ -596,7 +596,7 @@ def document_mask(documents, kept={{}}):
             "shards and replicated, too long, 2 ranks",
         ),
         (
-            "forgets what is replicated in the norm",
+            "leaves replicated gradients out of the norm",
             _clip(norm="squared.sqrt()"),
             "shards and replicated, too long, 1 rank",
         ),
@@ -619,7 +619,7 @@ def document_mask(documents, kept={{}}):
         (
             "lengthens short gradients",
             _clip(applies="norm > 0"),
-            "that is short enough stays as it is (shards alone, short enough",
+            "that is short enough stays unchanged (shards alone, short enough",
         ),
         (
             "divides by a norm of zero",
@@ -640,7 +640,7 @@ def clip_shards(shards, replicated, max_norm):
             "tensors are changed in place",
         ),
         (
-            "shortens a copy of what is not contiguous",
+            "shortens a copy of a gradient that is not contiguous",
             _clip(scale="[g.reshape(-1).mul_(max_norm / norm) for g in [*shards, *replicated]]"),
             "a gradient that is not contiguous is shortened, too (shards alone, too long, 1 rank",
         ),
@@ -650,12 +650,12 @@ def clip_shards(shards, replicated, max_norm):
             "tensors are changed in place (shards alone, too long)",
         ),
         (
-            "takes a norm of less than 1 for 1",
+            "raises a norm below 1 to 1",
             _clip(scale="[g.mul_(max_norm / max(float(norm), 1.0)) for g in [*shards, *replicated]]"),
             "is shortened to max_norm, in place (small gradients, 1 rank",
         ),
         (
-            "adds to the norm what is not small beside it",
+            "adds an eps that is large for small norms",
             _clip(scale="[g.mul_(max_norm / (norm + 1e-4)) for g in [*shards, *replicated]]"),
             "is shortened to max_norm, in place (small gradients, 1 rank",
         ),
@@ -668,12 +668,12 @@ def clip_shards(shards, replicated, max_norm):
             "is shortened to max_norm, in place (small gradients, 1 rank",
         ),
         (
-            "counts matrices alone",
+            "counts only matrices",
             _clip(squared="sum((s.square().sum() for s in shards if s.ndim == 2), torch.zeros(()))"),
             "every rank returns the norm before, of the whole gradient (shards of one and of three dimensions, 1 rank",
         ),
         (
-            "a rank without shards leaves what is replicated",
+            "a rank without shards does not clip replicated gradients",
             _clip(applies="shards and norm > max_norm"),
             "is shortened to max_norm, in place (replicated alone",
         ),
@@ -698,7 +698,7 @@ def clip_shards(shards, replicated, max_norm):
         ("returns the factor", _clip(returned="max_norm / norm"), "every rank returns the norm before"),
         ("returns nothing", _clip(returned="None"), "the norm is returned"),
         (
-            "a rank without shards stays away",
+            "a rank without shards does not communicate",
             _clip(reduce="dist.all_reduce(squared) if shards else None"),
             "deadlock",
         ),
@@ -738,7 +738,7 @@ def clip_shards(shards, replicated, max_norm):
             "is shortened to max_norm, in place",
         ),
         (
-            "looks at its own norm whether to clip",
+            "decides by its own norm whether to clip",
             _clip(
                 reduce="mine = float(squared.sqrt()); dist.all_reduce(squared)",
                 applies="mine > max_norm",
@@ -761,7 +761,7 @@ def clip_shards(shards, replicated, max_norm):
             "communications",
         ),
         (
-            "uses the library's",
+            "uses the library's function",
             """
 def clip_shards(shards, replicated, max_norm):
     params = [torch.nn.Parameter(one) for one in [*shards, *replicated]]
@@ -773,8 +773,8 @@ def clip_shards(shards, replicated, max_norm):
         ),
     ],
     "signal_and_noise": [
-        ("the large batch for the signal", _noise(signal="of_large"), "the signal is |G|^2 on average"),
-        ("the small batches for the signal", _noise(signal="of_small"), "the signal is |G|^2 on average"),
+        ("uses the large batch as the signal", _noise(signal="of_large"), "the signal is |G|^2 on average"),
+        ("uses the small batches as the signal", _noise(signal="of_small"), "the signal is |G|^2 on average"),
         (
             "the naive noise too",
             _noise(noise="(of_small - of_large) * small", signal="of_large"),
@@ -800,7 +800,7 @@ def clip_shards(shards, replicated, max_norm):
             "the noise is tr(Sigma) on average",
         ),
         (
-            "the sum of parts for the large batch",
+            "uses the sum of parts as the large batch",
             _noise(of_large="gradients.sum(0).square().sum()"),
             "the noise is tr(Sigma) on average",
         ),
@@ -811,7 +811,7 @@ def clip_shards(shards, replicated, max_norm):
         ),
         ("the signal's size", _noise(signal="abs(of_large - noise / large)"), "the signal is |G|^2 on average"),
         (
-            "takes the noise of a small batch off",
+            "subtracts the noise of a small batch",
             _noise(signal="of_large - noise / small"),
             "the signal is |G|^2 on average",
         ),
@@ -841,7 +841,7 @@ def clip_shards(shards, replicated, max_norm):
         ("works in place", _noise(of_small="gradients.square_().sum(1).mean()"), "the input stays as it was"),
         ("adds the noise", _noise(signal="of_large + noise / large"), "the signal is |G|^2 on average"),
         (
-            "uses the library's",
+            "uses the library's function",
             """
 def signal_and_noise(gradients, part_size):
     found = noise_scale.estimate_from_parts(gradients, part_size)
@@ -886,12 +886,12 @@ def signal_and_noise(gradients, part_size):
             "between warmup and decay the factor is 1",
         ),
         (
-            "takes num_decay for the step where decay begins",
+            "uses num_decay as the step where decay begins",
             _wsd(is_stable="step < num_decay", decay="(num_steps - step) / max(1, num_steps - num_decay)"),
             "between warmup and decay",
         ),
         (
-            "takes steps before the warmup out of the run",
+            "adds the warmup to the run",
             _wsd(is_stable="step < num_steps + num_warmup - num_decay"),
             "in the decay",
         ),
@@ -899,14 +899,14 @@ def signal_and_noise(gradients, part_size):
         ("stays at 1 after the run", _wsd(end="1.0"), "from N on the factor is 0"),
         ("stays at its last factor after the run", _wsd(end="1 / max(1, num_decay)"), "from N on the factor is 0"),
         (
-            "begins again after the run",
+            "repeats the warmup after the run",
             _wsd(is_warmup="step % num_steps < num_warmup", warmup="(step % num_steps + 1) / (num_warmup + 1)"),
             "from N on the factor is 0",
         ),
-        ("cannot do without decay", _wsd(is_stable="(num_steps - step) / num_decay > 1"), "ZeroDivisionError"),
+        ("fails without decay", _wsd(is_stable="(num_steps - step) / num_decay > 1"), "ZeroDivisionError"),
         ("returns nothing in the stable part", _wsd(stable="None"), "a number"),
         (
-            "uses the library's",
+            "uses the library's function",
             """
 def wsd(step, num_steps, num_warmup, num_decay):
     from lablib.batches.schedules import warmup_stable_decay
@@ -920,7 +920,7 @@ def wsd(step, num_steps, num_warmup, num_decay):
 RIGHT_ANSWERS = {
     "accumulate": [
         (
-            "weighs torch's means by their tokens, and leaves micro-batches without any out",
+            "weights torch's means by their tokens, and skips micro-batches without tokens",
             """
 def accumulate(model, micro_batches):
     counts = [int((targets >= 0).sum()) for _, targets in micro_batches]
@@ -947,7 +947,7 @@ def accumulate(model, micro_batches):
 """,
         ),
         (
-            "autograd.grad, added by hand, sequence by sequence no more than needed",
+            "autograd.grad, added by hand",
             """
 def accumulate(model, micro_batches):
     params = [p for p in model.parameters() if p.requires_grad]
@@ -976,7 +976,7 @@ def document_mask(documents):
 """,
         ),
         (
-            "by borders, padding for itself alone",
+            "by borders, each padding token alone",
             """
 def document_mask(documents):
     number = (torch.diff(documents, dim=1, prepend=documents[:, :1]) != 0).cumsum(1)
@@ -987,7 +987,7 @@ def document_mask(documents):
 """,
         ),
         (
-            "by sorting out what is not allowed; padding sees everything before it",
+            "by excluding forbidden pairs; padding sees everything before it",
             """
 def document_mask(documents):
     a, b = torch.broadcast_tensors(documents[:, None, :, None], documents[:, None, None, :])
@@ -1013,7 +1013,7 @@ def clip_shards(shards, replicated, max_norm):
 """,
         ),
         (
-            "replicated shared out, over the number of ranks",
+            "replicated gradients, divided by the number of ranks",
             """
 def clip_shards(shards, replicated, max_norm):
     ranks = dist.get_world_size()
@@ -1029,7 +1029,7 @@ def clip_shards(shards, replicated, max_norm):
 """,
         ),
         (
-            "rank 0 alone counts what is replicated",
+            "rank 0 alone counts replicated gradients",
             """
 def clip_shards(shards, replicated, max_norm):
     counted = list(shards) + (list(replicated) if dist.get_rank() == 0 else [])

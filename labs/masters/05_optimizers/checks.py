@@ -1,4 +1,4 @@
-"""Checks of lab 05: optimizers. Weights, states, matrices, code values and losses are drawn anew."""
+"""Checks of lab 05: optimizers. Weights, states, matrices, code values and losses are random."""
 
 import math
 import statistics
@@ -37,18 +37,18 @@ Settings = tuple[float, tuple[float, float], float, float]  # lr, betas, eps, de
     "AdamW",
     hints=[
         "Go line by line through the formula. Which of its symbols are kept from step to step, and which are computed "
-        "anew? What is t in the first step?",
-        "Count t first: in the first step it is 1. Keep m and v as they are, without correction; m^ and v^ are new "
-        "tensors. Decay works on w alone: g, m and v know nothing of it.",
-        '`state["t"] += 1`; `state["m"] = beta1 * state["m"] + (1 - beta1) * g`, and v likewise with `g**2`. Divide '
-        'by `1 - beta1 ** state["t"]`; then one `w.sub_(...)` of lr times the decay and the quotient.',
+        "in each step? Which value has t in the first step?",
+        "Count t first: in the first step it is 1. Keep m and v without correction; m^ and v^ are new tensors. Decay "
+        "changes w alone, not g, m or v.",
+        '`state["t"] += 1`; `state["m"] = beta1 * state["m"] + (1 - beta1) * g`, and the same for v with `g**2`. '
+        'Divide by `1 - beta1 ** state["t"]`; then one `w.sub_(...)` of lr times the decay and the quotient.',
     ],
 )
 def adamw_step(expect: Expect, adamw_step: Callable[..., Any]) -> None:
     not_from_lablib(adamw_step, refused=_TORCHS)
     draw = expect.draw
     for on, shape, settings, sizes in _adamw_cases(draw):
-        expect.measured.clear()  # what holds is shown for the last case
+        expect.measured.clear()  # the result shows only the rules of the last case
         w, *grads = (size * draw.tensor(shape, torch.float64) for size in (1.0, *sizes))
         _expect_adamw(expect, adamw_step, w, _first_state(w), grads, settings, on)
     expect.measured.clear()
@@ -61,7 +61,7 @@ def adamw_step(expect: Expect, adamw_step: Callable[..., Any]) -> None:
 
 
 def _expect_two_weights(expect: Expect, answer: Callable[..., Any]) -> None:
-    """In float32, of one shape, in turn: each has a state of its own, of the weights' type."""
+    """In float32, of one shape, in turn: each has its own state, of the weights' type."""
     expect.measured.clear()
     draw, settings = expect.draw, (0.01, (0.8, 0.97), 1e-6, 0.1)
     weights = [draw.tensor((3, 2)) for _ in range(2)]
@@ -79,15 +79,15 @@ def _expect_two_weights(expect: Expect, answer: Callable[..., Any]) -> None:
                 expect.equal(f"{name} has the type of w ({on})", str(saw.dtype), "torch.float32")
                 own = f"each weight has its own {name} ({on})"
                 expect.close(own, saw.double(), wanted[which][name], rtol=1e-5, atol=1e-7)
-            rule = f"w is that of the formula ({on})"
+            rule = f"w matches the formula ({on})"
             expect.close(rule, weights[which].double(), wanted[which]["w"], rtol=1e-5, atol=1e-6)
 
 
 def _adamw_cases(draw: Draw) -> Iterator[tuple[str, tuple[int, ...], Settings, list[float]]]:
-    """What a case is about, the shape, the settings, and the size of the gradient in each step."""
+    """The case in words, the shape, the settings, and the size of the gradient in each step."""
     lr, eps, decay = draw.number(1e-3, 1e-1), 10 ** draw.number(-9.5, -8.5), draw.number(0.05, 0.5)
     betas = draw.number(0.5, 0.95), draw.number(0.96, 0.999)
-    large = draw.number(0.1, 0.5)  # a place for it that is wrong shows
+    large = draw.number(0.1, 0.5)  # an eps so large that adding it in the wrong place shows
     yield f"the first step, without decay, eps {large:.3g}", (3, 4), (lr, betas, large, 0.0), [1.0]
     yield "the first step, without decay", (2, 1, 3), (lr, betas, eps, 0.0), [1.0]
     yield "five steps, without decay", (5,), (lr, betas, eps, 0.0), [1.0, 3.0, 0.2, 1.0, 0.5]
@@ -112,7 +112,7 @@ def _expect_adamw(
     settings: Settings,
     on: str,
 ) -> None:
-    """`state` is that of the steps before; the answer changes it."""
+    """`state` is the state after the steps before; the answer changes it."""
     lr, betas, eps, decay = settings
     ours, wanted = w.clone(), {"w": w.clone(), "t": state["t"], "m": state["m"].clone(), "v": state["v"].clone()}
     for grad in grads:
@@ -121,15 +121,15 @@ def _expect_adamw(
         _adamw(wanted, grad, lr, betas, eps, decay)
         step = f"{on}, step {wanted['t']}"
         if 1 in call.changed:
-            raise RuleBroken(f"the gradient stays as it was ({step})", "g changed", "as it was: work on a copy")
+            raise RuleBroken(f"the gradient stays unchanged ({step})", "g changed", "unchanged: work on a copy")
         if 0 in call.moved:
-            saw = "w was given other memory: what shares memory with it, such as the model, keeps the old values"
+            saw = "w got other memory: tensors that share memory with it, as in the model, keep the old values"
             raise RuleBroken(f"w itself changes ({step})", saw, "w.sub_(...), which writes into w")
         for name in ("t", "m", "v"):
             if name not in state:
                 raise RuleBroken(f"the state keeps its {name} ({step})", ", ".join(state), "t, m and v")
         expect.equal(f"t counts the steps, with this one ({step})", _number(state["t"]), wanted["t"])
-        with_l2 = " alone: decay is no part of it" if decay else ""
+        with_l2 = " alone: decay is not part of it" if decay else ""
         _expect_digits(expect, f"m is a running mean of the gradients{with_l2} ({step})", state["m"], wanted["m"])
         rule = f"v is a running mean of the gradients' squares{with_l2} ({step})"
         _expect_digits(expect, rule, state["v"], wanted["v"])
@@ -142,15 +142,15 @@ def _expect_weights(
     off = (w - wanted["w"]).abs().max() > 1e-9 * max(1e-3, float(wanted["w"].abs().max()))
     said = next((words for words, other in _mistakes(before, wanted, settings) if off and _near(w, other)), "")
     if off and not said and torch.equal(w, before):
-        saw = "a new tensor was returned" if isinstance(returned, Tensor) else "w is as it was"
+        saw = "a new tensor was returned" if isinstance(returned, Tensor) else "w is unchanged"
         raise RuleBroken(f"w itself changes ({step})", saw, "w.sub_(...), which writes into w")
     if said:
-        raise RuleBroken(f"w is that of the formula ({step})", f"w is as if {said}", "as in the formula")
-    _expect_digits(expect, f"w is that of the formula ({step})", w, wanted["w"])
+        raise RuleBroken(f"w matches the formula ({step})", f"w is as if {said}", "as in the formula")
+    _expect_digits(expect, f"w matches the formula ({step})", w, wanted["w"])
 
 
 def _expect_digits(expect: Expect, rule: str, saw: Any, wanted: Tensor) -> None:
-    """Equal to nine digits; where only seven are, float32 was on the way."""
+    """Equal to nine digits; if only seven are, the message suspects float32."""
     if isinstance(saw, Tensor) and saw.shape == wanted.shape and wanted.any():
         error = float((saw - wanted).abs().max() / wanted.abs().max())
         if error < 1e-6 and not _near(saw.double(), wanted):
@@ -160,7 +160,7 @@ def _expect_digits(expect: Expect, rule: str, saw: Any, wanted: Tensor) -> None:
 
 
 def _adamw(state: dict[str, Any], g: Tensor, lr: float, betas: tuple[float, float], eps: float, decay: float) -> None:
-    """The formula, element by element of nothing clever."""
+    """The formula, written plainly."""
     beta1, beta2 = betas
     state["t"] += 1
     state["m"] = beta1 * state["m"] + (1 - beta1) * g
@@ -170,7 +170,7 @@ def _adamw(state: dict[str, Any], g: Tensor, lr: float, betas: tuple[float, floa
 
 
 def _mistakes(w: Tensor, state: Mapping[str, Any], settings: Settings) -> Iterator[tuple[str, Tensor]]:
-    """Known ways to get m and v right and w wrong: in words, and the w they give."""
+    """Known mistakes with m and v right and w wrong: in words, and the w they give."""
     lr, (beta1, beta2), eps, decay = settings
     m, v, c1, c2 = state["m"], state["v"], 1 - beta1 ** state["t"], 1 - beta2 ** state["t"]
     direction = m / c1 / ((v / c2).sqrt() + eps)
@@ -204,9 +204,9 @@ def _number(value: Any) -> Any:
 @exercise(
     "Quantize a state",
     hints=[
-        "Each row is a block. Which number of a row is its scale, and what would a row of zeros be divided by?",
-        "A number is nearest to the value on whose side of the middle between two neighbours it lies: the middles are "
-        "the borders. The zeros at the end go before codes get the shape of x.",
+        "Each row is a block. Which number of a row is its scale, and by which number would a row of zeros be divided?",
+        "Between two neighbouring values, the middle decides which is nearer: the middles are the borders. Remove the "
+        "zeros at the end before codes get the shape of x.",
         "Scales are `rows.abs().amax(dim=1)`, 0 replaced by 1; codes are `torch.bucketize(rows / scales[:, None], "
         "(values[:-1] + values[1:]) / 2)`. Cut the zeros off, give codes the shape of x, and the dtype uint8.",
     ],
@@ -218,7 +218,7 @@ def quantize_state(expect: Expect, quantize_state: Callable[[Tensor, Tensor, int
         expect.measured.clear()
         call = observe(quantize_state, x, values, block)
         if kept and any(not torch.equal(a, b) for a, b in zip(*kept, strict=True)):
-            rule = f"codes and scales of the call before stay as they were ({on})"
+            rule = f"codes and scales of the call before stay unchanged ({on})"
             raise RuleBroken(rule, "they changed", "new tensors in each call")
         ok = isinstance(call.value, tuple | list) and all(isinstance(one, Tensor) for one in call.value)
         kept = (list(call.value), [one.clone() for one in call.value]) if ok else None
@@ -226,7 +226,7 @@ def quantize_state(expect: Expect, quantize_state: Callable[[Tensor, Tensor, int
 
 
 def _states(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, int]]:
-    """What a case is about, x, values, block."""
+    """The case in words, x, values, block."""
     signed, unsigned, block = codebook(True), codebook(False), draw.integer(3, 9)
     x = draw.tensor((block * 4,))
     yield "whole blocks", x, signed, block
@@ -244,15 +244,15 @@ def _states(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, int]]:
     yield "no number below zero, values from 0", draw.tensor((block * 3,)).square(), unsigned, block
     yield "very small numbers", 1e-33 * draw.tensor((block * 2 + 1,)), signed, block
     count = draw.integer(5, 60)
-    for again in ("", ", and as many again"):  # borders that were kept from before are wrong
+    for again in ("", ", and as many again"):  # borders kept from the first call are wrong in the second
         inner = 2 * torch.sigmoid(3 * draw.tensor((count,))) - 1
         drawn = torch.cat([torch.tensor([-1.0, 0.0, 1.0]), inner]).unique()
         yield f"{len(drawn)} other values{again}", draw.tensor((2, 3, 20)), drawn, block
     yield "a transposed matrix", draw.tensor((block + 2, 3)).T, signed, block
     yield "one number", draw.tensor(()), signed, block
     middles = (signed[1:] + signed[:-1]) / 2
-    beside = torch.cat([signed[-1:], middles * (1 - 1e-4), middles * (1 + 1e-4)]) * draw.number(0.1, 10)
-    yield "just beside the middle of two values", beside, signed, len(beside)
+    close = torch.cat([signed[-1:], middles * (1 - 1e-4), middles * (1 + 1e-4)]) * draw.number(0.1, 10)
+    yield "close to the middle of two values", close, signed, len(close)
     count = 1000 + draw.integer(1, 99)
     many = draw.tensor((count,)) * torch.tensor([1.0, 1e-4]).repeat(count)[:count]
     yield "numbers of many sizes", many[torch.tensor(draw.shuffled(range(count)))], signed, 100
@@ -267,7 +267,7 @@ def _expect_codes(expect: Expect, call: Observed, x: Tensor, values: Tensor, blo
     changes_nothing(expect, [call])
     codes, scales = value
     num_blocks = math.ceil(x.numel() / block)
-    expect.equal(f"there is one scale a block ({on})", tuple(scales.shape), (num_blocks,))
+    expect.equal(f"there is one scale per block ({on})", tuple(scales.shape), (num_blocks,))
     expect.equal(f"codes have the shape of x ({on})", tuple(codes.shape), tuple(x.shape))
     dtypes = tuple(str(part.dtype).removeprefix("torch.") for part in (codes, scales))
     expect.equal(f"a code takes one byte, a scale four ({on})", dtypes, ("uint8", "float32"))
@@ -278,7 +278,7 @@ def _expect_codes(expect: Expect, call: Observed, x: Tensor, values: Tensor, blo
         )
     if scales.untyped_storage().nbytes() > 4 * num_blocks:
         saw = f"{scales.untyped_storage().nbytes()} bytes behind {plural(num_blocks, 'scales')}"
-        raise RuleBroken(f"the scales keep nothing else alive ({on})", saw, "a copy of the part: .clone()")
+        raise RuleBroken(f"the scales keep no other tensor alive ({on})", saw, "a copy of the part: .clone()")
     flat = x.flatten()
     largest = torch.stack([part.abs().max() for part in flat.split(block)])
     if (largest == 0).any():
@@ -286,7 +286,7 @@ def _expect_codes(expect: Expect, call: Observed, x: Tensor, values: Tensor, blo
     wanted = torch.where(largest > 0, largest, 1.0)
     expect.close(f"a scale is the largest |x| of its block ({on})", scales, wanted, rtol=1e-6)
     if int(codes.max()) >= len(values):
-        raise RuleBroken(f"a code is the place of a value ({on})", f"{int(codes.max())}", f"0 to {len(values) - 1}")
+        raise RuleBroken(f"a code is the index of a value ({on})", f"{int(codes.max())}", f"0 to {len(values) - 1}")
     _expect_nearest(expect, codes.flatten(), flat, wanted, values, block, on)
 
 
@@ -301,8 +301,8 @@ def _expect_nearest(
         at = int(wrong[0])
         got, best = int(codes[at]), int(distances[at].argmin())
         saw = f"x / scale = {shares[at]:.6g} became code {got}, the value {values[got]:.6g}; {len(wrong)} are wrong"
-        raise RuleBroken(f"a code is the place of the nearest value ({on})", saw, f"{best}, {values[best]:.6g}")
-    expect.that(f"codes are the places of the nearest values ({on})", True, saw=f"all {len(flat)}", expected="")
+        raise RuleBroken(f"a code is the index of the nearest value ({on})", saw, f"{best}, {values[best]:.6g}")
+    expect.that(f"codes are the indices of the nearest values ({on})", True, saw=f"all {len(flat)}", expected="")
 
 
 # ---- Newton-Schulz --------------------------------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def orthogonalize(expect: Expect, orthogonalize: Callable[[Tensor, int, Sequence
         changes_nothing(expect, [call])
         found = sorted(name for name in operators.names if _is_decomposition(name))
         if found:
-            raise RuleBroken("products are enough: no decomposition", f"a call of {found[0]}", "@, and nothing like it")
+            raise RuleBroken("products are enough: no decomposition", f"a call of {found[0]}", "only products: @")
         _expect_norm(expect, begun, x, where)
         _expect_orthogonal(expect, call.value, begun, num_steps, coefficients, where)
         short, long = sorted(x.shape)
@@ -352,7 +352,7 @@ def orthogonalize(expect: Expect, orthogonalize: Callable[[Tensor, int, Sequence
 
 
 def _matrices(draw: Draw) -> Iterator[tuple[str, Tensor, int, tuple[float, float, float]]]:
-    """What a case is about, the matrix, the number of steps, the coefficients."""
+    """The case in words, the matrix, the number of steps, the coefficients."""
     rows, more = draw.integer(3, 8), draw.integer(20, 40)
     a, b, c = draw.number(1, 3), draw.number(-2, -1), draw.number(0.2, 0.8)
     dtype = torch.float64
@@ -365,7 +365,7 @@ def _matrices(draw: Draw) -> Iterator[tuple[str, Tensor, int, tuple[float, float
     yield "a square matrix", draw.tensor((rows, rows), dtype), 2, (a, b, c)
     yield "a wide matrix", draw.tensor((rows, more), dtype), 2, (a, b, c)
     yield "a tall matrix", draw.tensor((more, rows), dtype), 2, (a, b, c)
-    yield "a tall matrix, nearly square", draw.tensor((rows + 1, rows), dtype), 7, (1.5, -0.5, 0.0)  # stays tame
+    yield "a tall matrix, nearly square", draw.tensor((rows + 1, rows), dtype), 7, (1.5, -0.5, 0.0)  # converges
     yield "one row", draw.tensor((1, rows), dtype), 3, (a, b, c)
     yield "one column", draw.tensor((rows, 1), dtype), 3, (a, b, c)
     yield "a matrix of zeros", torch.zeros(rows, rows + 1, dtype=dtype), 2, (a, b, c)
@@ -375,7 +375,7 @@ def _matrices(draw: Draw) -> Iterator[tuple[str, Tensor, int, tuple[float, float
 
 
 def _expect_norm(expect: Expect, begun: Tensor, x: Tensor, on: str) -> None:
-    """The matrix over its norm, or over a little more: optimizers add up to 1e-7 to the norm, or let it be no less."""
+    """The matrix over its norm, or a little more: optimizers add up to 1e-7 to the norm, or use that as its minimum."""
     norm, rule = float(x.double().norm()), f"x over its norm, to which up to 1e-7 may be added ({on})"
     rtol = 1e-9 if x.dtype == torch.float64 else 1e-5
     least = norm / (norm + 1e-7)
@@ -393,7 +393,7 @@ def _expect_orthogonal(
     for _ in range(num_steps):
         s = a * s + b * s**3 + c * s**5
     rtol, atol = (1e-7, 1e-9 * float(s.abs().max())) if begun.dtype == torch.float64 else (1e-4, 1e-5)
-    rule = f"U and V stay, singular values follow the polynomial ({on})"
+    rule = f"U and V are unchanged, singular values follow the polynomial ({on})"
     expect.close(rule, saw.double(), u * s @ vh, rtol=rtol, atol=atol)
 
 
@@ -406,8 +406,8 @@ _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
     "Choose for a budget",
     hints=[
         "Three questions, one after the other: which fit? Which of these is best? Which of these are as good?",
-        "`interval(losses[name], losses[best])` gives both ends. What `name` may lose more is the upper one: that is "
-        "held against the margin. The best is as good as itself.",
+        "`interval(losses[name], losses[best])` gives both ends. The upper one is the most that `name` may lose: "
+        "compare it with the margin. The best is as good as itself.",
         "`fitting = [name for name in losses if need[name] <= budget]`; none: return None. `best = min(fitting, "
         "key=lambda name: statistics.mean(losses[name]))`; then `min` over those as good by (need, mean loss).",
     ],
@@ -416,7 +416,7 @@ def choose_optimizer(expect: Expect, choose_optimizer: Callable[..., str | None]
     not_from_lablib(choose_optimizer)
     first, *others = (list(_tables(expect.draw, num_seeds)) for num_seeds in (3, 5, 2, 4))
     sharp = list(_sharp_tables(expect.draw.integer(0, 3)))
-    for table in (*first[:10], *sharp, *first[10:], *chain(*others)):  # what is plain comes first
+    for table in (*first[:10], *sharp, *first[10:], *chain(*others)):  # simple cases first
         on, losses = table[:2]
         keeps_order = on == _EQUAL or table in sharp
         order = list(losses) if keeps_order else expect.draw.shuffled(list(losses))
@@ -433,21 +433,21 @@ def _expect_choice(
     bytes_of = {names[name]: need[name] for name in expect.draw.shuffled(order)}
     call = observe(choose_optimizer, given, bytes_of, budget, margin)
     changes_nothing(expect, [call])
-    told = "; ".join(
+    shown = "; ".join(
         f"{name} {need[key]:g} B, {' '.join(f'{x:.4f}' for x in losses[key])}" for key, name in names.items()
     )
-    rule = f"{on} (budget {budget:g}, margin {margin:.4g}; {told})"
+    rule = f"{on} (budget {budget:g}, margin {margin:.4g}; {shown})"
     expect.equal(rule, call.value, wanted and names[wanted])
 
 
 _NAMES = ("adamw", "lion", "muon", "soap", "lamb", "galore", "sophia")
-_EQUAL = "equal losses are as good"  # the best is given first: whoever takes it, and no other, is seen
+_EQUAL = "equal losses are as good"  # the best is given first: an answer that takes only the first one fails
 Table = tuple[str, dict[str, list[float]], dict[str, float], float, float, str | None]
 
 
 def _tables(draw: Draw, num_seeds: int) -> Iterator[Table]:
-    """What a table is about, losses, bytes, budget, margin, the answer. `best` has the least mean loss."""
-    # What is easy and hard about a seed is the same for all, and more than what optimizers differ by.
+    """The table in words, losses, bytes, budget, margin, the answer. `best` has the lowest mean loss."""
+    # The effect of a seed is the same for all optimizers, and larger than their differences.
     seeds = draw.shuffled([2 + 0.3 * place + draw.number(0, 0.1) for place in range(num_seeds)])
     noise = [draw.number(-1, 1) + place for place in range(num_seeds)]
     spread = draw.number(0.01, 0.03)
@@ -456,26 +456,26 @@ def _tables(draw: Draw, num_seeds: int) -> Iterator[Table]:
     margin = 2 * half_width
 
     def ending(end: float) -> list[float]:
-        """Losses whose interval of differences from `best` ends there: the mean lies half its width below."""
+        """Losses with an interval of differences from `best` that ends at `end`: the mean is half a width below."""
         return [seed + one + end - half_width for seed, one in zip(seeds, noise, strict=True)]
 
     def more(loss: float) -> list[float]:
         return [seed + loss for seed in seeds]
 
     clear = {"best": seeds, "b": more(6.0), "c": more(4.0)}
-    yield "of what differs clearly the best is taken", clear, *_need(8, 4, 2), 0.5, "best"
-    yield "what needs more than the budget is out", clear, *_need(8, 4, 2, 5), 0.5, "c"
-    yield "what needs just the budget fits", clear, *_need(8, 4, 2, 8), 0.5, "best"
-    yield "None where nothing fits", clear, *_need(8, 4, 2, 1), 0.5, None
+    yield "of clearly different losses the best is taken", clear, *_need(8, 4, 2), 0.5, "best"
+    yield "an optimizer that needs more than the budget is out", clear, *_need(8, 4, 2, 5), 0.5, "c"
+    yield "an optimizer that needs exactly the budget fits", clear, *_need(8, 4, 2, 8), 0.5, "best"
+    yield "None if nothing fits", clear, *_need(8, 4, 2, 1), 0.5, None
     good = {"best": seeds, "b": ending(0.6 * margin), "c": ending(0.55 * margin)}
-    yield "of those as good the best, where it needs fewest", good, *_need(4, 8, 6), 5.0, "best"
-    yield "of those as good the one with fewest bytes", good, *_need(8, 4, 6), 5.0, "b"
-    yield "what is hard about a seed drops out", good, *_need(8, 4, 6), margin, "b"
+    yield "the best is taken if it needs fewest bytes", good, *_need(4, 8, 6), 5.0, "best"
+    yield "of those as good the one with fewest bytes is taken", good, *_need(8, 4, 6), 5.0, "b"
+    yield "the effect of a seed on all losses cancels", good, *_need(8, 4, 6), margin, "b"
     seedwise = "differences of 0.01 on each seed"
     yield f"{seedwise}, within the margin", {"best": seeds, "b": more(0.01)}, *_need(8, 4), 0.012, "b"
     yield f"{seedwise}, beyond the margin", {"best": seeds, "b": more(0.01)}, *_need(8, 4), 0.008, "best"
     linked = {"best": seeds, "b": ending(3.6 * half_width), "c": ending(6.8 * half_width)}  # c less b: 3.2 on each
-    rule = "as good as one that is as good is not as good as the best"
+    rule = "as good as the second best is not as good as the best"
     yield rule, linked, *_need(8, 4, 2), 4 * half_width, "b"
     wide = {"best": seeds, "b": ending(1.3 * half_width)}
     yield "an interval that holds 0 and ends beyond the margin", wide, *_need(8, 4), 0.9 * half_width, "best"
@@ -486,9 +486,9 @@ def _tables(draw: Draw, num_seeds: int) -> Iterator[Table]:
                 table = {"best": seeds, "b": ending(share * bound)}
                 yield rule, table, *_need(8, 4), bound, "b" if share < 1 else "best"
     out = {"best": more(-5.0), "b": seeds, "c": ending(0.7 * margin)}
-    yield "as good as the best that fits counts, not as the best of all", out, *_need(8, 4, 2, 5), margin, "c"
+    yield "losses are compared with the best that fits, not the best of all", out, *_need(8, 4, 2, 5), margin, "c"
     equal = {"best": seeds, "b": ending(0.6 * margin), "c": ending(0.8 * margin)}
-    yield "of equal bytes the one with less mean loss", equal, *_need(8, 4, 4), margin, "b"
+    yield "at equal bytes the lower mean loss is taken", equal, *_need(8, 4, 4), margin, "b"
     yield _EQUAL, {"best": seeds, "b": list(seeds), "c": more(4.0)}, *_need(8, 4, 2), 0.0, "b"
     yield "one optimizer alone", {"best": seeds}, {"best": 4.0}, draw.number(4, 9), 0.0, "best"
 
@@ -506,39 +506,36 @@ def _sharp_tables(more: int) -> Iterator[Table]:
     yield "an interval around the margin, its mean below it", reaching, *_need(8, 4), 0.1, "best"
     yield "differences are taken seed by seed", {"best": a, "b": row(2.23, 2.03, 2.13)}, *_need(8, 4), 0.2, "best"
     yield "differences that spread widely", {"best": a, "b": row(2.3, 2.3, 2.0)}, *_need(8, 4), 0.45, "best"
-    beside = {
-        "best": a,
-        "b": wide,
-        "c": [loss + 0.11 for loss in a],
-    }  # b less a is 0.1 +- 0.569, c less b 0.01 +- 0.569
-    yield "what is as good as the best counts, whatever it is beside another", beside, *_need(8, 6, 4), 0.15, "c"
+    # b less a is 0.1 +- 0.569, c less b 0.01 +- 0.569
+    middle = {"best": a, "b": wide, "c": [loss + 0.11 for loss in a]}
+    yield "losses are compared with the best alone", middle, *_need(8, 6, 4), 0.15, "c"
     b = row(2.1, 2.0, 2.2)
     bests = {"first": row(2.15, 1.95, 2.05), "middle": row(1.95, 2.15, 2.15)}
     bests |= {"worst": row(1.9, 2.05, 2.3), "least": row(2.02, 2.03, 2.04)}
     for which, best in bests.items():  # by the `which` seed b would be best, and c, 0.03 above b, as good
-        rule = f"the best is that of the least mean, whatever its {which} loss"
+        rule = f"the best has the lowest mean: its {which} loss does not count"
         yield rule, {"b": b, "best": best, "c": [loss + 0.03 for loss in b]}, *_need(8, 6, 4), 0.1, "best"
-    rule, four = "of equal bytes the one with less mean loss", {"best": 8.0, "b": 4.0, "c": 4.0, "d": 4.0}
+    rule, four = "at equal bytes the lower mean loss is taken", {"best": 8.0, "b": 4.0, "c": 4.0, "d": 4.0}
     yield rule, {"best": a, "c": row(2.06, 2.11, 2.19), "d": row(2.07, 2.12, 2.2), "b": near}, four, 10.0, 0.15, "b"
     yield rule, {"best": a, "b": near, "c": row(2.04, 2.13, 2.19)}, *_need(8, 4, 4), 0.15, "b"
     yield rule, {"best": a, "b": row(2.13, 2.14, 2.06), "c": row(2.14, 2.12, 2.1)}, *_need(8, 4, 4), 0.5, "b"
     yield rule, {"best": a, "b": near}, *_need(4, 4), 0.15, "best"
-    yield "a budget has a fraction", {"best": a, "b": apart}, {"best": 2.9, "b": 1.5}, 2.1, 0.5, "b"
+    yield "a budget may have a fraction", {"best": a, "b": apart}, {"best": 2.9, "b": 1.5}, 2.1, 0.5, "b"
     yield "a little more than the budget is out", {"best": a, "b": apart}, {"best": 3.1, "b": 1.5}, 2.96, 0.5, "b"
-    yield "a fraction of a byte is fewer", {"best": a, "b": near}, {"best": 2.5, "b": 2.03}, 3.0, 0.15, "b"
+    yield "a fraction of a byte counts", {"best": a, "b": near}, {"best": 2.5, "b": 2.03}, 3.0, 0.15, "b"
     over = {"best": 2.04, "b": 1.5}
     yield "a hundredth of a byte over the budget is out", {"best": a, "b": apart}, over, 2.03, 0.5, "b"
     tenth = {"best": a, "b": [loss + 0.1 for loss in a]}
-    yield "a hundredth of a byte is fewer", tenth, {"best": 2.04, "b": 2.03}, 3.0, 0.15, "b"
-    yield "one that needs nothing fits", {"best": a, "b": apart}, {"best": 0.0, "b": 0.5}, 1.0, 0.5, "best"
-    yield "a budget of 0 is one", {"best": a, "b": apart}, {"best": 0.0, "b": 0.5}, 0.0, 0.5, "best"
+    yield "a hundredth of a byte counts", tenth, {"best": 2.04, "b": 2.03}, 3.0, 0.15, "b"
+    yield "an optimizer that needs 0 bytes fits", {"best": a, "b": apart}, {"best": 0.0, "b": 0.5}, 1.0, 0.5, "best"
+    yield "a budget may be 0", {"best": a, "b": apart}, {"best": 0.0, "b": 0.5}, 0.0, 0.5, "best"
     b = [loss + 0.0004 for loss in a]
     yield "0.0004 more on each seed, the margin 0.0003", {"best": a, "b": b}, *_need(8, 4), 0.0003, "best"
     fine = {"b": b, "best": a, "c": [loss + 0.0102 for loss in a]}  # as good as b, and not as the best
-    yield "a mean less by 0.0004 is less", fine, *_need(8, 9, 4), 0.01, "best"
+    yield "a mean that is 0.0004 lower counts", fine, *_need(8, 9, 4), 0.01, "best"
 
 
 def _need(*sizes: float) -> tuple[dict[str, float], float]:
-    """Bytes of best, b, c; and the budget, the number after them, or one where all fit."""
+    """Bytes of best, b, c; and the budget: the number after them, or one in which all fit."""
     names = ("best", "b", "c")[: 2 if len(sizes) == 2 else 3]
     return dict(zip(names, map(float, sizes), strict=False)), float(sizes[3]) if len(sizes) > 3 else 10.0

@@ -3,9 +3,9 @@
 #
 # **Question.** What does an optimizer's state buy, and what does it cost?
 #
-# An *optimizer* turns gradients into changes of the weights. Nearly all keep numbers from step to step, their *state*,
-# and these take memory. You will build AdamW, the usual one, shrink its state, see another way to use one, and let
-# evidence decide which to take.
+# An *optimizer* turns gradients into changes of the weights. Nearly all optimizers keep numbers from step to step,
+# their *state*, which takes memory. You will build AdamW, the most common one, shrink its state, build a step that
+# treats a matrix as a whole, and choose an optimizer by evidence.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -36,8 +36,8 @@ quick: bool = True  # a short training and few repeats
 # ## One rate for all
 #
 # *Stochastic gradient descent* (SGD) subtracts from each weight w its gradient g, the slope of the loss, times a *rate*
-# lr: `w = w - lr g`. It keeps nothing. But gradients differ in size from layer to layer. Here some of a small GPT, a
-# language model, after 20 steps; *rms*, the root of the mean square, is the usual size of a number.
+# lr: `w = w - lr g`. It has no state. But gradients differ in size from layer to layer. Here are some of a small GPT, a
+# language model, after 20 steps; *rms*, the root of the mean square, is a typical size of the numbers.
 
 # %%
 training, looks = experiment.run("adamw", lr=8e-3, weight_decay=0.0, seed=1, num_steps=20)
@@ -49,8 +49,8 @@ for name in ("attention.out.weight", "mlp.up.weight", "attention.query.weight"):
         )
 
 # %% [markdown]
-# A rate small enough for the steepest weights hardly moves the others. See what that costs in a valley of 20 weights:
-# the loss is the sum of `c w^2 / 2`, the slope along each c w, with c, how fast the slope grows, from 0.01 to 100; the
+# A rate small enough for the steepest weights hardly moves the others. See the effect in a valley of 20 weights: the
+# loss is the sum of `c w^2 / 2`, so the slope along each weight is c w. The curvatures c range from 0.01 to 100; the
 # weights start at random.
 
 # %%
@@ -72,8 +72,8 @@ for lr in (0.001, 0.016, 0.032):
     print(f"SGD at the rate {lr}: loss {valley(torch.optim.SGD, lr)[-1]:.3g} after 100 steps")
 
 # %% [markdown]
-# *Momentum* keeps a fading sum of past gradients, AdamW a mean of them and one of their squares. Each optimizer gets
-# the best of ten rates, by the worst of the last 20 steps.
+# *Momentum* keeps a decaying sum of past gradients; AdamW keeps a mean of them and a mean of their squares. Each
+# optimizer gets the best of ten rates: the one with the lowest maximum loss over the last 20 steps.
 
 # %%
 makers = {"SGD": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9)}
@@ -87,9 +87,9 @@ axes = {"x_label": "step", "y_label": "loss", "x_unit": "count", "y_unit": "", "
 show(figure_lines(range(100), curves, **axes, title="A valley: each at its best rate"))
 
 # %% [markdown]
-# SGD must stay below the rate 2 / 100, or the steepest weight flies off; then the flattest needs thousands of steps.
-# While the slopes keep their signs, AdamW's step has about the same size for every weight, however steep. That is what
-# its state buys.
+# SGD must stay below the rate 2 / 100, or the steepest weight diverges; then the flattest needs thousands of steps.
+# While the slopes keep their signs, AdamW's step has about the same size for every weight, steep or flat. That is the
+# benefit of its state.
 
 # %% [markdown] minutes=10
 # ## AdamW
@@ -101,18 +101,18 @@ show(figure_lines(range(100), curves, **axes, title="A valley: each at its best 
 #     v = beta2 v + (1 - beta2) g^2          v^ = v / (1 - beta2^t)
 #     w = w - lr lambda w - lr m^ / (sqrt(v^) + eps)
 #
-# Where a gradient keeps its sign and size, the last term is about lr, however large that size.
+# Where a gradient keeps its sign and size, the last term is about lr, for any size.
 
 # %% [markdown]
-# The term `lr lambda w` is *weight decay*: every weight loses the same share. It is *decoupled* from the gradient.
-# Adding lambda w to g instead (*L2 regularization*) sends it through m and v: divided by the root of v, weights with
-# large gradients would hardly decay. The W in AdamW is this difference (Loshchilov and Hutter, 2017).
+# The term `lr lambda w` is *weight decay*: every weight loses the same share. It is *decoupled* from the gradient. With
+# *L2 regularization*, lambda w is added to g instead and goes through m and v: divided by the root of v, weights with
+# large gradients would hardly decay. The W in AdamW stands for this difference (Loshchilov and Hutter, 2017).
 
 # %% [markdown]
 # ### Exercise 1: AdamW
 #
-# Write one step. All of the formula's w on the right side are those before the step. Change w in place (`w.sub_(...)`),
-# and leave g alone. Stuck? Run `check.adamw_step.hint()` in a new cell.
+# Write one step. On the right side of the formula, w is always the value before the step. Change w in place
+# (`w.sub_(...)`), and leave g unchanged. Stuck? Run `check.adamw_step.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -120,8 +120,8 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
     """One step of AdamW: changes w in place, and the state.
 
     w, g: tensors of one shape, perhaps transposed. betas: (beta1, beta2). decay: lambda.
-    state: dict of "t", the steps so far, and of "m" and "v", tensors like w; 0 and zeros at
-        first, or read from a file.
+    state: dict of "t", the steps so far, and of "m" and "v", tensors like w; initially 0 and
+        zeros, or read from a file.
     """
     ### BEGIN SOLUTION
     beta1, beta2 = betas
@@ -149,13 +149,13 @@ try_out(first_step)
 check.adamw_step(adamw_step)
 
 # %% [markdown]
-# The library's own works on lists of tensors: one *batched* (foreach) operator for all weights at once.
+# The library's version works on lists of tensors: one *batched* (foreach) operator for all weights at once.
 
 # %%
 show_source(AdamW.update, after=check.adamw_step)
 
 # %% [markdown] minutes=4
-# ## What the state costs
+# ## The cost of the state
 #
 # The weights and gradients of a model with 7 billion parameters take 2 bytes each in 16 bits, so 28 GB. AdamW's m and v
 # are kept in 32 bits. Guess: how many GB do they take? Does training fit into a GPU of 80 GB?
@@ -166,16 +166,16 @@ print("guess:", my_guess_GB)
 
 
 # %% [markdown]
-# Here is each optimizer's state for one matrix, found in three ways: counted in its tensors, seen by the simulator,
-# which records every allocation, and computed from a formula.
+# Here is each optimizer's state for one matrix, measured in three ways: counted in its tensors, recorded by the
+# simulator, which tracks every allocation, and computed from a formula.
 #
 # - *LAMB* and *Sophia* keep two means, as AdamW does; *Lion* and *Muon* keep one.
 # - *Adafactor* keeps row and column means of the squares, and no m.
-# - *Adam8bit* takes one byte a number, *AdamBF16* two.
-# - *GaLore* keeps a few directions, here a quarter of the width, with m and v in them; *Q-GaLore* all this in 8 bits
-#   or fewer.
+# - *Adam8bit* takes one byte per number, *AdamBF16* two.
+# - *GaLore* keeps a few directions, here a quarter of the width, with m and v in them; *Q-GaLore* stores all this in 8
+#   bits or fewer.
 # - *SOAP* keeps two means and four square matrices: two means of products of gradients, and the directions found in
-#   each.
+#   each of them.
 
 
 # %%
@@ -202,18 +202,19 @@ for name in OPTIMIZERS:
     found = {"counted": run.values[0], "simulator": sum(block.size_bytes for block in states)}
     found["formula"] = state_bytes(name, (256, 256), rank=64)
     rows[name] = {way: size / 256**2 for way, size in found.items()}
-print("bytes of state a parameter; you guessed", my_guess_GB, "GB for AdamW with 7 billion")
+print("bytes of state per parameter; you guessed", my_guess_GB, "GB for AdamW with 7 billion")
 pd.DataFrame(rows).T.round(3)
 
 # %% [markdown]
-# AdamW: 56 GB, together 84, before any activation. Most others do with less. Two of their ideas you will build.
+# AdamW's state takes 56 GB, with weights and gradients 84 GB, before any activation. Most others need less. You will
+# build two of their ideas.
 
 # %% [markdown] minutes=10
 # ## Eight bits in blocks
 #
-# A byte can name 256 values. *Quantizing* a state: divide by a *scale*, the largest |x|, and keep for each number the
-# *code*, the place of the nearest of 256 values between -1 and 1. These lie densely near 0, in seven decades: states
-# span many orders of magnitude. Reading: value times scale.
+# A byte has 256 values. To *quantize* a state, divide by a *scale*, the largest |x|, and store for each number its
+# *code*, the index of the nearest of 256 values between -1 and 1. These lie densely near 0, in seven decades, because
+# states span many orders of magnitude. To read a number, multiply value and scale.
 
 # %%
 from lablib.optim import blockwise
@@ -230,10 +231,10 @@ print(
 )
 
 # %% [markdown]
-# One *outlier*, a number far larger than all others, sets the scale, and the others fall among fewer values. So the
-# state is cut into *blocks* of B numbers with a scale each: 1 + 4 / B bytes a number (Dettmers et al., 2021). Guess: an
-# outlier of 1,000 times the rms; how large is the error of the others, with one scale for all 16,384, and with blocks
-# of 256? (In percent: the norm of their errors over their norm.)
+# One *outlier*, a number far larger than all others, sets the scale, and fewer values are left for the others. So the
+# state is cut into *blocks* of B numbers, each with its own scale: 1 + 4 / B bytes per number (Dettmers et al., 2021).
+# Guess for an outlier of 1,000 times the rms: how large is the error of the others, with one scale for all 16,384, and
+# with blocks of 256? (In percent: the norm of their errors over their norm.)
 
 # %%
 my_guess_errors = None  # two percentages
@@ -256,24 +257,25 @@ largest = max(float(one.abs().max() / one.double().square().mean().sqrt()) for o
 print(f"largest number of all states of this training: {largest:.0f} times its tensor's rms")
 
 # %% [markdown]
-# With one scale an outlier harms all 16,384; in blocks of 256 it harms only its neighbours. In this small training the
-# largest is far below 1,000. Blocks are there for when one comes, and cost 4 / B bytes a number.
+# With one scale an outlier harms all 16,384; in blocks of 256 it harms only its block. In this small training the
+# largest is far below 1,000. Blocks protect against larger ones, at a cost of 4 / B bytes per number.
 
 # %% [markdown]
 # ### Exercise 2: quantize a state
 #
 # Cut x, in the order of `x.flatten()`, into blocks of `block` numbers; the last may be shorter. (Two lines are given.)
-# Each has its own scale: the largest |x|, or 1 for a block of zeros. A code is the place of the value nearest to
-# x / scale. The values ascend: `torch.bucketize(numbers, borders)` says for each number how many borders lie below it.
+# Each has its own scale: the largest |x|, or 1 for a block of zeros. A code is the index of the value nearest to x /
+# scale. The values are in ascending order: `torch.bucketize(numbers, borders)` returns for each number how many borders
+# lie below it.
 
 
 # %% tags=["exercise"]
 def quantize_state(x, values, block):
-    """Codes, uint8 in the shape of x, and scales, float32, one a block.
+    """Codes, uint8 in the shape of x, and scales, float32, one per block.
 
-    x: float32 of any shape with at least one number; stays as it is.
-    values: up to 256 ascending float32, with 0 and 1; where x may be negative from about -1,
-        else from 0.
+    x: float32 of any shape with at least one number; stays unchanged.
+    values: up to 256 ascending float32, with 0 and 1; from about -1 where x may be negative,
+        otherwise from 0.
     Codes own their memory: a slice of longer ones keeps the padding alive, its `.clone()` does
     not.
     """
@@ -296,9 +298,9 @@ try_out(quantize_state, torch.tensor([8.0, -2.1, 0.0, 0.1, 3.0]), few, block=2)
 check.quantize_state(quantize_state)
 
 # %% [markdown]
-# *Adam8bit* reads m and v, takes the gradient in, and quantizes them again: 2.03 bytes a parameter at B = 256. The
-# library rounds to 16 bits and looks the code up in a table, without a search: now and then it is a neighbour of the
-# nearest.
+# *Adam8bit* reads m and v, adds the gradient, and quantizes them again: 2.03 bytes per parameter at B = 256. The
+# library rounds to 16 bits and looks the code up in a table, without a search: sometimes it gets a neighbour of the
+# nearest value.
 
 # %%
 show_source(blockwise.quantize, after=check.quantize_state)
@@ -306,9 +308,9 @@ show_source(blockwise.quantize, after=check.quantize_state)
 # %% [markdown] minutes=10
 # ## Muon: the same step in every direction
 #
-# AdamW treats a matrix as a list of numbers. But a matrix works as a whole: it is a sum of *directions*, each an output
-# vector times an input vector, times its strength, the *singular value* (`torch.linalg.svdvals`). Here the strengths in
-# the mean gradient of one matrix.
+# AdamW treats a matrix as a list of numbers. But a matrix is a sum of *directions*, each an output vector times an
+# input vector, times its strength, the *singular value* (`torch.linalg.svdvals`). Here are the strengths in the mean
+# gradient of one matrix.
 
 # %%
 values_m = torch.linalg.svdvals(m)
@@ -319,16 +321,16 @@ print(f"share of the squares in the strongest five: {share:.0%}")
 
 # %% [markdown]
 # So a gradient step changes the matrix in a few directions. *Muon* (Jordan et al., 2024) keeps one mean of gradients,
-# writes it as U S V^T with the singular values in S, and steps along U V^T: all singular values 1. Computing U and V is
-# slow. *Newton-Schulz* needs only products: divide X by its norm, the root of the sum of squares, then repeat
+# writes it as U S V^T with the singular values in S, and steps along U V^T, with all singular values 1. Computing U and
+# V is slow. *Newton-Schulz* needs only products: divide X by its norm, the root of the sum of squares, then repeat
 #
 #     X = a X + b (X X^T) X + c (X X^T)^2 X
 #
-# U and V stay, and each singular value s becomes a s + b s^3 + c s^5.
+# U and V do not change, and each singular value s becomes a s + b s^3 + c s^5.
 
 # %% [markdown]
-# Muon takes a, b, c = 3.4445, -4.7750, 2.0315, and five steps. Guess: what becomes of the singular values 0.5, 0.05 and
-# 0.0005?
+# Muon takes a, b, c = 3.4445, -4.7750, 2.0315, and five steps. Guess: to which values do the singular values 0.5, 0.05
+# and 0.0005 change?
 
 # %%
 my_guess_values = None  # three numbers
@@ -338,16 +340,16 @@ print("guess:", my_guess_values)
 # ### Exercise 3: Newton-Schulz
 #
 # For an m x n matrix with m <= n one step costs 4 m^2 n + 2 m^3 FLOPs (additions and multiplications), if you begin
-# with X X^T, which is m x m, and multiply X only once more. The formula as it stands takes more: the budget is 6 m^2
-# n. A tall matrix would have a needlessly large X X^T: the lines given transpose it, and its result back. A matrix of
-# zeros stays one of zeros: do not divide 0 by 0. You may add up to 1e-7 to the norm.
+# with X X^T, which is m x m, and multiply X only once more. The formula as written takes more: the budget is 6 m^2 n. A
+# tall matrix would have a needlessly large X X^T: the lines given transpose it, and transpose the result back. For a
+# matrix of zeros return zeros: do not divide 0 by 0. You may add up to 1e-7 to the norm.
 
 
 # %% tags=["exercise"]
 def orthogonalize(x, num_steps, coefficients):
     """Divide by the norm, then `num_steps` steps of Newton-Schulz; a new tensor like x.
 
-    x: a matrix, tall or wide; stays as it is. coefficients: a, b, c.
+    x: a matrix, tall or wide; stays unchanged. coefficients: a, b, c.
     Products by torch: their FLOPs are counted. Budget of a step: 6 m^2 n, m the shorter side.
     """
     a, b, c = coefficients
@@ -382,20 +384,21 @@ print("0.5, 0.05, 0.0005 become", [round(x, 2) for x in s.tolist()])
 print("you guessed", my_guess_values)
 
 # %% [markdown]
-# Values from 0.01 up end between 0.68 and 1.14, not at 1: near enough. Smaller ones grow up to 3.4-fold a step, and
-# the smallest have not arrived. Muon keeps half of AdamW's state, and pays with FLOPs. Embeddings (a row of weights
-# for each byte) and vectors it leaves to AdamW.
+# Values from 0.01 up end between 0.68 and 1.14, near enough to 1. Smaller ones grow up to 3.4-fold per step, and the
+# smallest need more steps. Muon keeps half of AdamW's state, but costs more FLOPs. Embeddings (a row of weights for
+# each byte) and vectors are left to AdamW.
 
 # %% [markdown] minutes=8
 # ## A fair comparison
 #
-# Is AdamW beaten? Many published answers compare a tuned newcomer with an AdamW at somebody's rate. Here the same rule
-# of search held for all: rates in factors of two, at two decays, more until the best lay inside; the best and its
-# neighbour again on another seed. In each run the rate grows for 120 of 400 steps, then falls. Then five *seeds* that
-# no choice had seen. A seed gives the first weights and the order of the text, the same for all.
+# Is AdamW beaten? Many published answers compare a tuned new optimizer with an AdamW at a rate that was not tuned. Here
+# the same search was used for all: rates in factors of two, at two decays, extended until the best was not at the edge;
+# the best and its neighbour again on another seed. In each run the rate grows for 120 of 400 steps, then falls. The
+# final runs used five *seeds* that the search did not use. A seed sets the first weights and the order of the text, the
+# same for all.
 #
-# The loss is that of *held-out* text, on which no run trained, in *nats a byte*: the mean of -ln p, with p the model's
-# probability of the byte that came next.
+# The loss is measured on *held-out* text, on which no run trained, in *nats per byte*: the mean of -ln p, with p the
+# model's probability of the next byte.
 
 # %%
 from lablib.studies.optimizers import about, difference, recorded_results
@@ -410,8 +413,8 @@ print(f"AdamW at its best rate, {of_adamw.lr:g}, five seeds:")
 print("  ".join(f"{loss:.3f}" for loss in of_adamw.losses.values()))
 
 # %% [markdown]
-# The seeds alone differ by some hundredths. So compare seed by seed: of the differences d, with mean and standard
-# deviation s of n seeds, the *95% interval* is mean +- t s / sqrt(n), with Student's t = 2.78 for n = 5. If it holds 0,
+# The seeds alone differ by some hundredths. So compare seed by seed. If the differences for n seeds have standard
+# deviation s, their *95% interval* is mean +- t s / sqrt(n), with Student's t = 2.78 for n = 5. If it contains 0,
 # either may be better: *within noise*. Guess: which of the optimizers end below AdamW, beyond noise?
 
 # %%
@@ -428,11 +431,11 @@ print("below AdamW, beyond noise:", ", ".join(better) or "none")
 print("you guessed", my_guess_better)
 
 # %% [markdown]
-# A line that crosses 0 supports no claim, whatever its mean: *cannot be told apart* is not *equal*.
+# A line that crosses 0 supports no claim, for any mean: *within noise* does not mean *equal*.
 #
-# Muon is below for the same tokens. For the same time? Its step takes longer. Below, the axis is time, in tokens: as
-# many as AdamW trains on in that time. (Curves are of 64 held-out sequences, the losses above of 256: they differ by
-# some hundredths.)
+# Muon is below AdamW for the same tokens. Is it below for the same time? Its step takes longer. In the next figure the
+# axis is time, in units of the tokens that AdamW trains on in that time. (The curves use 64 held-out sequences, the
+# losses above 256: they differ by some hundredths.)
 
 # %%
 import numpy as np
@@ -441,22 +444,22 @@ few = {name: results[name] for name in ("adamw", "muon", "adafactor")}
 show(lab05.figure_loss_curves(few))
 muon, end = results["muon"], of_adamw.tokens[-1] * of_adamw.step_ratio
 then = np.interp(end, [muon.step_ratio * tokens for tokens in muon.tokens], muon.curve)
-print(f"when AdamW is done, at {of_adamw.curve[-1]:.3f} nats a byte, Muon is at {then:.3f}")
+print(f"when AdamW is done, at {of_adamw.curve[-1]:.3f} nats per byte, Muon is at {then:.3f}")
 
 # %% [markdown]
-# When AdamW is done, Muon has about its loss, and its rate has still to fall. (Products in 16 bits are slow on this
-# CPU; in a large model they hide behind the model's own.) And this is one small model, one text and 400 steps, 1.7
-# tokens a parameter where 20 are usual: only the beginning of a training. Others found a lead of Muon and SOAP that
-# shrinks with the model, from 1.4 times AdamW's speed to 1.1 (Wen et al., 2025), or stays, with rates carried to
-# larger models by the right rule (Qiu et al., 2025).
+# When AdamW is done, Muon has about the same loss, before its rate has fallen. (Products in 16 bits are slow on this
+# CPU; in a large model they are small next to the model's own products.) And this is one small model, one text and 400
+# steps, 1.7 tokens per parameter where 20 are usual: only the beginning of a training. Other studies found that the
+# lead of Muon and SOAP shrinks with model size, from 1.4 times AdamW's speed to 1.1 (Wen et al., 2025), or persists, if
+# rates are scaled to larger models by the right rule (Qiu et al., 2025).
 
 # %% [markdown] minutes=7
 # ## Choose for a budget
 #
-# Now loss beside memory. A step also holds temporary tensors, such as the root of v for all weights. What an optimizer
-# *needs* is both together: the bytes beside weights and gradients at the peak of a step. (State here: Adam8bit 3.13
-# bytes and not 2.03, for embeddings and vectors stay in 32 bits.) Left and down is better; a bar goes from the best to
-# the worst seed. Move the budget.
+# Now compare loss and memory. A step also holds temporary tensors, such as the root of v for all weights. The *need* of
+# an optimizer is both together: the bytes in addition to weights and gradients at the peak of a step. (State here:
+# Adam8bit 3.13 bytes and not 2.03, because embeddings and vectors stay in 32 bits.) Left and down is better; a bar goes
+# from the best to the worst seed. Move the budget.
 
 # %%
 from lablib.widgets import LogSlider, explore
@@ -466,14 +469,15 @@ def fitting(budget):
     return {k: one for k, one in results.items() if one.needed_bytes_per_parameter <= budget}
 
 
-budgets = LogSlider("budget", "Bytes a parameter beside weights and gradients", 1.0, 50.0, 50.0)
+label = "Bytes per parameter, without weights and gradients"
+budgets = LogSlider("budget", label, 1.0, 50.0, 50.0)
 figure = lab05.figure_loss_and_bytes
 explore(fitting, figure, [budgets], interactive=interactive, examples=[{"budget": 8.0}])
 
 # %% [markdown]
-# What is within noise of the best may be as good, or its interval is just wide: the noisiest optimizer would tie with
-# all. So ask whether what you may lose matters: the upper end of the interval, held against a *margin*. Here it is 0.05
-# nats, a fifth of Muon's gain, and about what five seeds can show.
+# An optimizer within noise of the best may be as good, or it just has a wide interval: the noisiest optimizer would tie
+# with all. So compare the largest plausible loss, the upper end of the interval, with a *margin*. Here it is 0.05 nats,
+# a fifth of Muon's gain, and about the smallest difference that five seeds can show.
 
 # %%
 T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # number of seeds -> t
@@ -493,17 +497,17 @@ for name in ("adafactor", "sophia"):
 # %% [markdown]
 # ### Exercise 4: choose
 #
-# Of the optimizers within the budget find the *best*, with the least mean loss. Another is *as good* if the
-# interval of its differences from the best ends at or below `margin`; so is the best itself. Among these take the one
-# that needs fewest bytes; of equal ones the one with less mean loss.
+# Of the optimizers within the budget find the *best*, with the lowest mean loss. Another is *as good* if the interval
+# of its differences from the best ends at or below `margin`; the best itself counts as good, too. Among these take the
+# one that needs fewest bytes; if several need the same, the one with the lower mean loss.
 
 
 # %% tags=["exercise"]
 def choose_optimizer(losses, need, budget, margin):
     """The name of the optimizer to take; None if none needs at most `budget`.
 
-    losses: dict, name -> list of losses, one a seed, in the same order for all; 2 to 5 seeds.
-    need: dict, name -> bytes a parameter. Both stay as they are. margin: at least 0.
+    losses: dict, name -> list of losses, one per seed, in the same order for all; 2 to 5 seeds.
+    need: dict, name -> bytes per parameter. Both stay unchanged. margin: at least 0.
     `interval` above may be used.
     """
     ### BEGIN SOLUTION
@@ -529,22 +533,21 @@ try_out(choose_optimizer, three, sizes, budget=2, margin=0.05)  # only c fits
 check.choose_optimizer(choose_optimizer)
 
 # %% [markdown]
-# The library's guide follows the same rule, and says why. Here for the small model of the recorded trials.
+# The library's guide follows the same rule and gives its reasons, here for the small model of the recorded trials.
 
 # %%
 from lablib.studies.optimizer_choice import choose
 
 for budget in (40.0, 8.0, 5.0):
     one = choose(results, budget)[0]
-    print_text(f"{budget:g} bytes a parameter, {one.name}: {one.reason}")
+    print_text(f"{budget:g} bytes per parameter, {one.name}: {one.reason}")
 
 # %% [markdown] minutes=5
 # ## Reconcile: predicted and measured
 #
-# How long does a step take? Nearly all of it is memory: SGD reads w and g and writes w, 12 bytes a parameter, AdamW 28
-# at least. Muon adds products. Adam8bit reads and writes a quarter of AdamW's state: guess, how long is its step beside
-# AdamW's? (A *makespan*, below, is a run's time
-# from the first start to the last end.)
+# How long does a step take? Nearly all of it is memory access: SGD reads w and g and writes w, 12 bytes per parameter,
+# AdamW at least 28. Muon adds products. Adam8bit reads and writes a quarter of AdamW's state. Guess: what is the ratio
+# of its step time to AdamW's? (A *makespan*, below, is a run's time from the first start to the last end.)
 
 # %%
 my_guess_ratio = None  # Adam8bit's step over AdamW's
@@ -590,7 +593,7 @@ comparison = reconcile(steps, **options, repeats=3 if quick else 7)
 print_text(comparison.reading())
 
 # %% [markdown]
-# Beside it a recorded run, whose sentence says how busy that machine was:
+# Next to it a recorded run; its sentence includes the load of that machine:
 
 # %%
 from lablib.course import recorded_comparison
@@ -613,18 +616,18 @@ print("you guessed", my_guess_ratio, "for Adam8bit / AdamW")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# The prediction adds what every operator reads and writes, over the bandwidth. Each of AdamW's eight batched operators
-# goes through memory anew, and coding in 8 bits takes many more: state saved is not time saved. On GPUs one *fused*
-# kernel does it in one pass. On the quiet, recorded machine
-# Muon's step is the longest, for its many products; on a busy one the order may differ. This was the optimizer's step
-# alone; the 1.67 above was a training step, with forward and backward.
+# The prediction divides the bytes that every operator reads and writes by the bandwidth. Each of AdamW's eight batched
+# operators goes through memory again, and coding in 8 bits takes many more: a smaller state is not a faster step. On
+# GPUs one *fused* kernel does it in one pass. On the quiet, recorded machine Muon's step is the longest, because of its
+# many products; on a busy one the order may differ. This was the optimizer's step alone; the 1.67 above was a training
+# step, with forward and backward.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: ten intervals, and a second look
 #
-# Each interval misses one time in twenty, so of ten, half a one on average. At 99.5% each, all ten together miss at
-# most one time in twenty. Which still stand apart? And Lion's loss is above AdamW's on each seed: would three seeds
-# have told?
+# Each interval misses the true difference one time in twenty, so of ten intervals, 0.5 miss on average. At 99.5% each,
+# the chance that any of the ten misses is at most one in twenty. Which intervals still exclude 0? And Lion's loss is
+# above AdamW's on each seed: would three seeds have shown it?
 
 # %%
 wider = 5.598 / 2.776  # t at 99.5% over t at 95%, n = 5
@@ -635,15 +638,16 @@ for n in (3, 5):
     print(f"{n} seeds:", difference(lion, adamw).sentence("Lion", "AdamW"))
 
 # %% [markdown]
-# The same four stand apart. After three seeds Lion's interval still held 0; the two more were run because of that, for
-# all. Such a second look makes a chance hit likelier than 5%: fix the number of seeds before the first run.
+# The same four exclude 0. After three seeds Lion's interval still contained 0; because of that two more were run, for
+# all optimizers. Such a second look makes a false positive likelier than 5%: fix the number of seeds before the first
+# run.
 
 # %% [markdown] tags=["further"] minutes=4
-# ## Further: a guide for a model of yours
+# ## Further: a guide for your model
 #
-# What a step needs differs from model to model. The simulator runs two steps with shapes alone, without numbers, and
-# its memory tracker holds the peak. Here GPT-2, whose embeddings are a third of its parameters: Muon, SOAP, GaLore and
-# 8 bits leave them to AdamW.
+# The need of a step differs from model to model. The simulator runs two steps with shapes alone, without numbers, and
+# its memory tracker records the peak. The example is GPT-2, in which embeddings are a third of the parameters: Muon,
+# SOAP, GaLore and 8 bits leave them to AdamW.
 
 # %%
 from lablib import phase
@@ -673,17 +677,17 @@ for name in kinds(1):
     run = launch(second_step, name, ranks=1, fidelity="shapes")
     peak = run.memory.by_phase(0)["peak_bytes"]["second"] / run.values[0]
     gpt2["need of a step"][name] = peak - 8  # 4 for weights, 4 for gradients
-print("bytes a parameter")
+print("bytes per parameter")
 pd.DataFrame(gpt2).sort_values("need of a step").round(2)
 
 # %% [markdown]
-# The losses remain those of the small model. Change the budget, and read why each stands where it does. What needs too
-# much is out; a smaller need may be bought with steps inside backward, below.
+# The losses are still from the small model. Change the budget, and read the reason for each place. An optimizer that
+# needs too much is out; steps inside backward, below, can reduce the need.
 
 # %%
 from lablib.studies.optimizer_choice import choose
 
-my_budget = 7.0  # bytes a parameter: what is left beside weights and gradients
+my_budget = 7.0  # bytes per parameter, without weights and gradients
 places = choose(results, my_budget, needed_bytes_per_parameter=gpt2["need of a step"])
 rows = [{"place": one.place or "out", "name": one.name, "why": one.reason} for one in places]
 pd.DataFrame(rows).style.hide().set_properties(**{"text-align": "left"})
@@ -691,8 +695,8 @@ pd.DataFrame(rows).style.hide().set_properties(**{"text-align": "left"})
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a part of it live
 #
-# With `quick` the first 50 steps of the 400, on the first of these seeds: still in the warmup, in which the rate grows
-# step by step.
+# With `quick`, run the first 50 steps of the 400, on the first of these seeds: still in the warmup, in which the rate
+# grows step by step.
 
 # %%
 rows = {}
@@ -700,14 +704,15 @@ for name in ("adamw", "muon"):
     result, num_steps = results[name], 50 if quick else 400
     _, looks = experiment.run(name, result.lr, result.weight_decay, seed=1, num_steps=num_steps)
     rows[name] = {"live": looks[-1].loss, "mean of 5 seeds": result.curve[num_steps // 50]}
-print(f"held-out loss after {num_steps} of 400 steps (nats a byte)")
+print(f"held-out loss after {num_steps} of 400 steps (nats per byte)")
 pd.DataFrame(rows).T.round(3)
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a sign and its noise
 #
-# *Lion* steps by the sign of a mean: lr for every number whose mean is not 0, so it keeps no v. Does a sign not throw
-# away how sure a gradient is? Guess the mean step where the gradient's mean is a tenth of its standard deviation.
+# *Lion* steps by the sign of a mean: lr for every number, unless its mean is 0. So it keeps no v. Does a sign lose the
+# information how certain a gradient is? Guess the mean step where the gradient's mean is a tenth of its standard
+# deviation.
 
 # %%
 my_guess_step = None  # over lr, at a signal of 0.1
@@ -721,16 +726,17 @@ show(lab05.figure_sign_of_noise(*mean_steps(signals, num_steps=400)))
 print("you guessed", my_guess_step, "for 0.1")
 
 # %% [markdown]
-# No: where noise drowns the signal, the sign is now +, now -, and its mean is in proportion to the signal, as Adam's
-# is. Noise does what v does. Lion signs a mean over many steps, whose noise is smaller than that of one gradient, by
-# which Adam divides; so its curve lies further left.
+# No: where noise is larger than the signal, the sign varies between + and -, and its mean is proportional to the
+# signal, as in Adam. Noise has the effect of v. Lion takes the sign of a mean over many steps, which has less noise
+# than one gradient; Adam divides by the noise of one gradient. So Lion's curve lies further left.
 
 # %% [markdown] tags=["further"] minutes=3
-# ## Further: what GaLore's projection loses
+# ## Further: the loss of GaLore's projection
 #
 # *GaLore* (Zhao et al., 2024) keeps Adam's means only for the strongest directions of the gradient, found by a
-# decomposition every 200 steps in the paper, every 50 here. What lies in no direction is lost. Guess: how much of the
-# squares, at rank 16 of 64, with the gradient's own directions, with those of 20 steps ago, and with random ones?
+# decomposition every 200 steps in the paper, every 50 here. The part of a gradient in no kept direction is lost. Guess:
+# which share of the squares is lost at rank 16 of 64, with the gradient's own directions, with directions from 20 steps
+# ago, and with random ones?
 
 # %%
 my_guess_lost = None  # three percentages
@@ -749,15 +755,15 @@ show(lab05.figure_projection(*lost_shares(new, sources, [1, 2, 4, 8, 16, 32, 64]
 print("you guessed", my_guess_lost, "at rank 16")
 
 # %% [markdown]
-# This gradient is nearly one direction: its own lose less than 1% at any rank. In 20 steps the strongest direction has
-# turned: at rank 1 the old one loses most, a quarter of the width (16) an eighth. So directions are renewed now and
-# then. What is lost are squares of a gradient, not progress.
+# This gradient is nearly one direction: its own directions lose less than 1% at any rank. In 20 steps the strongest
+# direction has turned: at rank 1 the old direction loses most of the squares, at a quarter of the width (16) an eighth.
+# So directions are renewed regularly. The figure shows lost squares of a gradient, not lost progress.
 
 # %% [markdown] tags=["further"] minutes=3
-# ## Further: Adafactor's guess
+# ## Further: Adafactor's approximation
 #
-# If the squares of a gradient were a column times a row, their row means R and column means C would tell them all:
-# v = R C / mean(R), m + n numbers for m n. Here is AdamW's v beside what R and C make of it.
+# If the squares of a gradient were a column times a row, their row means R and column means C would determine them all:
+# v = R C / mean(R), m + n numbers for m n. Here AdamW's v is compared with this product.
 
 # %%
 v = training.optimizers[0].state[mlp_up]["exp_avg_sq"]
@@ -770,8 +776,9 @@ print(f"{sum(v.shape):,} numbers kept for {v.numel():,}")
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: the optimizer in backward
 #
-# A gradient is needed only until its weight is stepped. With a hook on each weight, backward steps it at once and frees
-# the gradient (Lv et al., 2023). The peak falls; clipping by the norm of all gradients needs a second backward, before.
+# A gradient is needed only until its weight is updated. With a hook on each weight, backward updates it at once and
+# frees the gradient (Lv et al., 2023). The peak falls; clipping by the norm of all gradients then needs an extra
+# backward before this one.
 
 
 # %%
@@ -789,14 +796,14 @@ def two_steps(in_backward):
     for name in ("first", "second"):
         with phase(name):
             layers(torch.ones(4, 256)).square().mean().backward()
-            if not in_backward:  # else every weight is stepped, and its gradient freed
+            if not in_backward:  # otherwise the hooks update the weights and free the gradients
                 optimizer.step()
                 optimizer.zero_grad()
 
 
 def peak_of(in_backward):
     peaks = launch(two_steps, in_backward, ranks=1).memory.by_phase(0)["peak_bytes"]
-    return f"{peaks['second'] / (16 * 256**2):.2f} bytes a parameter"
+    return f"{peaks['second'] / (16 * 256**2):.2f} bytes per parameter"
 
 
 # %%
@@ -806,8 +813,8 @@ print("each stepped in backward: peak of a step", peak_of(True))
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: the usual advice
 #
-# What papers advise, and what comparisons under equal tuning found. Which of it does the figure above support? Mind
-# what it cannot show: batches here are small, and nothing was short of memory.
+# Advice from papers, and results of comparisons under equal tuning. Which of these claims does the figure above
+# support? It has limits: batches here are small, and memory was not short.
 
 # %%
 from lablib.studies.optimizers import PUBLISHED
@@ -823,9 +830,9 @@ for name in apart:
 # ## Further: conventions
 #
 # Two codes of the same name may differ: epsilon after the root (AdamW), or inside it; decay times lr (torch), or times
-# the schedule alone (the paper); momentum as a mean (torch's Muon) or a sum (torch's SGD). Rates do not carry over.
-# How much epsilon's place matters, for a first step; in the third column it is added to the root of v, and the sum is
-# corrected for the start at 0:
+# the schedule alone (the paper); momentum as a mean (torch's Muon) or a sum (torch's SGD). Rates do not carry over. The
+# table shows the effect of epsilon's place on a first step; in the third column it is added to the root of v, and the
+# sum is corrected for the start at 0:
 
 # %%
 eps, rows = 1e-8, {}
@@ -841,12 +848,12 @@ pd.DataFrame(rows).T.map(lambda value: f"{value:.3g}")
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - State buys steps of the right size: AdamW's two means give each number its own, Muon's one mean each direction.
-# - It costs bytes: for a matrix 8 a parameter for AdamW, 4 for Lion and Muon, 2 with 8-bit blocks, nearly none for
-#   Adafactor; embeddings left to AdamW, and temporary tensors, come on top. A step costs passes over memory.
-# - Decay is no part of the gradient; early means are corrected; small blocks keep outliers to themselves.
-# - A comparison needs the same search for all, fresh seeds, and differences seed by seed. Within noise is not equal: as
-#   good is what can lose too little to matter, and among those memory decides.
+# - State gives steps of the right size: AdamW's two means for each number, Muon's one mean for each direction.
+# - It costs bytes: for a matrix 8 per parameter for AdamW, 4 for Lion and Muon, 2 with 8-bit blocks, almost 0 for
+#   Adafactor; embeddings left to AdamW, and temporary tensors, add to this. A step costs passes over memory.
+# - Decay is not part of the gradient; early means are corrected; small blocks limit the harm of outliers.
+# - A comparison needs the same search for all, fresh seeds, and differences seed by seed. Within noise is not equal: an
+#   optimizer is as good if its possible loss is within a margin, and among those memory decides.
 
 # %% [markdown]
 # ### Sources

@@ -1,4 +1,4 @@
-"""Wrong answers to lab 05: optimizers, and right ones in an unusual style."""
+"""Wrong answers to lab 05: optimizers, and unusual right ones."""
 
 _ADAMW = """
 def adamw_step(w, g, state, lr, betas, eps, decay):
@@ -111,12 +111,12 @@ def _choose(
 WRONG_ANSWERS = {
     "adamw_step": [
         (
-            "keeps m in float64 whatever w is",
+            "keeps m in float64 for any w",
             _adamw(m='beta1 * state["m"].double() + (1 - beta1) * g'),
             "m has the type of w",
         ),
         (
-            "keeps v in float64 whatever w is",
+            "keeps v in float64 for any w",
             _adamw(v='beta2 * state["v"] + (1 - beta2) * g.double() ** 2'),
             "v has the type of w",
         ),
@@ -126,12 +126,12 @@ WRONG_ANSWERS = {
             + _adamw(m='KEPT.setdefault(tuple(w.shape), state["m"].clone()).mul_(beta1).add_(g, alpha=1 - beta1)'),
             "",
         ),
-        ("has an eps of at least 1e-8", _adamw(first="eps = max(eps, 1e-8)"), "w is that of the formula"),
-        ("adds the decay to the gradient: L2", _adamw(first="g = g + decay * w"), "alone: decay is no part of it"),
+        ("has an eps of at least 1e-8", _adamw(first="eps = max(eps, 1e-8)"), "w matches the formula"),
+        ("adds the decay to the gradient: L2", _adamw(first="g = g + decay * w"), "alone: decay is not part of it"),
         (
             "adds the decay to the gradient of the second mean alone",
             _adamw(v='beta2 * state["v"] + (1 - beta2) * (g + decay * w) ** 2'),
-            "v is a running mean of the gradients' squares alone: decay is no part of it",
+            "v is a running mean of the gradients' squares alone: decay is not part of it",
         ),
         (
             "divides the decay with the gradient",
@@ -148,7 +148,7 @@ WRONG_ANSWERS = {
         (
             "corrects m with the other beta",
             _adamw(m_hat='state["m"] / (1 - beta2 ** state["t"])'),
-            "w is that of the formula",
+            "w matches the formula",
         ),
         (
             "puts eps into the root",
@@ -203,7 +203,7 @@ WRONG_ANSWERS = {
             "m is a running mean",
         ),
         (
-            "keeps m and v to itself",
+            "keeps m and v outside the state",
             """
 def adamw_step(w, g, state, lr, betas, eps, decay):
     state["t"] += 1
@@ -217,7 +217,7 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
             "m is a running mean",
         ),
         (
-            "gives w other memory",
+            "moves w to other memory",
             _adamw(step="w.data = w - lr * decay * w - lr * m / (v.sqrt() + eps)"),
             "memory",
         ),
@@ -227,7 +227,7 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
             "w itself changes (a transposed w",
         ),
         (
-            "keeps m, v and t in the notebook, anew where t is 0",
+            "keeps m, v and t in the notebook, reset where t is 0",
             """
 def adamw_step(w, g, state, lr, betas, eps, decay):
     if state["t"] == 0:
@@ -260,7 +260,7 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
 
 powers = [1.0, 1.0]
 """,
-            "w is that of the formula (a transposed w, a state from a file",
+            "w matches the formula (a transposed w, a state from a file",
         ),
         (
             "corrects in the first five steps alone",
@@ -288,7 +288,7 @@ powers = [1.0, 1.0]
             "without means",
         ),
         (
-            "lets torch's fused operator do it",
+            "calls torch's fused operator",
             """
 def adamw_step(w, g, state, lr, betas, eps, decay):
     state["t"] += 1
@@ -300,7 +300,7 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
             "it uses torch._fused_adamw_",
         ),
         (
-            "lets a function of torch.optim do it",
+            "calls a function of torch.optim",
             """
 def adamw_step(w, g, state, lr, betas, eps, decay):
     from torch.optim.adam import _single_tensor_adam
@@ -316,7 +316,7 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
             "it uses torch.optim.adam._single_tensor_adam",
         ),
         (
-            "finds torch's class by a text",
+            "finds torch's class by its name as a string",
             """
 def adamw_step(w, g, state, lr, betas, eps, decay):
     made = getattr(torch.optim, "Adam" + "W")
@@ -330,7 +330,7 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
 """,
             "it uses torch.optim as a whole",
         ),
-        ("gives the betas the wrong way round", _adamw(first="beta1, beta2 = beta2, beta1"), "m is a running mean"),
+        ("swaps the betas", _adamw(first="beta1, beta2 = beta2, beta1"), "m is a running mean"),
         ("mixes up beta and 1 - beta", _adamw(m='(1 - beta1) * state["m"] + beta1 * g'), "m is a running mean"),
         ("sums momentum", _adamw(m='beta1 * state["m"] + g'), "m is a running mean"),
         ("squares the mean", _adamw(v='beta2 * state["v"] + (1 - beta2) * state["m"] ** 2'), "v is a running mean"),
@@ -341,9 +341,9 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
             _adamw(step="return w - lr * decay * w - lr * m / (v.sqrt() + eps)"),
             "a new tensor was returned",
         ),
-        ("works in the gradient", _adamw(first="g.mul_(1.0).add_(decay * w)"), "the gradient stays as it was"),
+        ("works in the gradient", _adamw(first="g.mul_(1.0).add_(decay * w)"), "the gradient stays unchanged"),
         (
-            "lets torch do it",
+            "calls torch's optimizer",
             """
 def adamw_step(w, g, state, lr, betas, eps, decay):
     weight = torch.nn.Parameter(w.clone())
@@ -362,7 +362,7 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
             "it uses torch.optim",
         ),
         (
-            "lets the library do it",
+            "calls the library",
             """
 def adamw_step(w, g, state, lr, betas, eps, decay):
     weight = nn.Parameter(w)
@@ -380,7 +380,7 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
                 returned="OUT.setdefault(x.shape, torch.empty(x.shape, dtype=torch.uint8)).copy_("
                 "codes.flatten()[: len(flat)].view(x.shape)), scales"
             ),
-            "codes and scales of the call before stay as they were",
+            "codes and scales of the call before stay unchanged",
         ),
         (
             "reuses its scales from call to call",
@@ -389,7 +389,7 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
                 returned="codes.flatten()[: len(flat)].view(x.shape).to(torch.uint8), "
                 "OUT.setdefault(len(scales), torch.empty(len(scales))).copy_(scales)"
             ),
-            "codes and scales of the call before stay as they were",
+            "codes and scales of the call before stay unchanged",
         ),
         (
             "one scale for all",
@@ -412,25 +412,25 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
         (
             "takes the next value above",
             _quantize(codes="torch.bucketize(padded / scales[:, None], values).clamp(max=len(values) - 1)"),
-            "a code is the place of the nearest value",
+            "a code is the index of the nearest value",
         ),
         (
             "takes the next value below",
             _quantize(codes="(torch.bucketize(padded / scales[:, None], values, right=True) - 1).clamp(min=0)"),
-            "a code is the place of the nearest value",
+            "a code is the index of the nearest value",
         ),
         (
             "spaces the values evenly",
             _quantize(codes="((padded / scales[:, None] + 1) / 2 * (len(values) - 1)).round()"),
-            "a code is the place of the nearest value",
+            "a code is the index of the nearest value",
         ),
         (
             "multiplies by the scale",
             _quantize(codes="torch.bucketize(padded * scales[:, None], (values[:-1] + values[1:]) / 2)"),
-            "a code is the place of the nearest value",
+            "a code is the index of the nearest value",
         ),
         (
-            "drops what does not fill a block",
+            "drops the incomplete last block",
             _quantize(padded="flat[: len(flat) // block * block].view(-1, block)"),
             "is invalid for input of size",
         ),
@@ -444,7 +444,11 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
             _quantize(flat="(x.T if x.ndim == 2 else x).flatten()"),
             "a scale is the largest",
         ),
-        ("gives codes flat", _quantize(returned="codes.flatten()[: len(flat)].to(torch.uint8), scales"), "shape of x"),
+        (
+            "returns flat codes",
+            _quantize(returned="codes.flatten()[: len(flat)].to(torch.uint8), scales"),
+            "shape of x",
+        ),
         ("keeps the padding", _quantize(returned="codes.to(torch.uint8), scales"), "codes have the shape of x"),
         (
             "keeps the padding alive behind a view",
@@ -454,7 +458,7 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
         (
             "keeps all |x| alive behind the scales",
             _quantize(scales="padded.abs().sort(dim=1).values[:, -1]", safe="scales.masked_fill_(scales == 0, 1.0)"),
-            "the scales keep nothing else alive",
+            "the scales keep no other tensor alive",
         ),
         (
             "takes 1 for a tiny scale",
@@ -466,7 +470,7 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
             _quantize(
                 codes="torch.bucketize(padded / scales[:, None], ((values[:-1] + values[1:]) / 2).round(decimals=8))"
             ),
-            "(just beside the middle of two values",
+            "(close to the middle of two values",
         ),
         (
             "keeps the borders from call to call",
@@ -479,26 +483,26 @@ def adamw_step(w, g, state, lr, betas, eps, decay):
         ),
         ("takes the first 1,000 numbers", _quantize(flat="x.flatten()[:1000]"), "is invalid for input of size 1000"),
         (
-            "gives codes of eight bytes",
+            "returns codes of eight bytes",
             _quantize(returned="codes.flatten()[: len(flat)].view(x.shape), scales"),
             "a code takes one byte",
         ),
         (
-            "gives the numbers, not the codes",
+            "returns the numbers, not the codes",
             _quantize(returned="(values[codes] * scales[:, None]).flatten()[: len(flat)].view(x.shape), scales"),
             "a code takes one byte",
         ),
-        ("returns one thing", _quantize(returned="codes.to(torch.uint8)"), "codes and scales are returned"),
+        ("returns only the codes", _quantize(returned="codes.to(torch.uint8)"), "codes and scales are returned"),
         ("works in the input's memory", _quantize(first="x.div_(2.0)"), "the input stays as it was"),
         (
-            "gives one scale a number",
+            "returns one scale per number",
             _quantize(
                 returned=("codes.flatten()[: len(flat)].view(x.shape).to(torch.uint8), scales.repeat_interleave(block)")
             ),
-            "there is one scale a block",
+            "there is one scale per block",
         ),
         (
-            "lets the library do it",
+            "calls the library",
             """
 def quantize_state(x, values, block):
     from lablib.optim import blockwise
@@ -510,7 +514,7 @@ def quantize_state(x, values, block):
     ],
     "orthogonalize": [
         (
-            "multiplies as the formula stands",
+            "multiplies as the formula is written",
             _orthogonal(new="a * x + b * (x @ x.T) @ x + c * (x @ x.T) @ (x @ x.T) @ x"),
             "FLOPs of torch's products",
         ),
@@ -565,7 +569,7 @@ def orthogonalize(x, num_steps, coefficients):
         ),
         ("one step too many", _orthogonal(steps="num_steps + 1"), "x over its norm"),
         ("always five steps", _orthogonal(steps="5"), "x over its norm"),
-        ("knows its coefficients", _orthogonal(abc="(3.4445, -4.7750, 2.0315)"), "(only a"),
+        ("uses fixed coefficients", _orthogonal(abc="(3.4445, -4.7750, 2.0315)"), "(only a"),
         ("forgets the fifth power", _orthogonal(new="a * x + b * gram @ x"), "(one step"),
         ("squares elementwise", _orthogonal(new="a * x + (b * gram + c * gram**2) @ x"), "(one step"),
         ("cubes elementwise", _orthogonal(new="a * x + b * x**3 + c * x**5"), "(a and b"),
@@ -578,7 +582,7 @@ def orthogonalize(x, num_steps, coefficients):
         ),
         ("begins a tall matrix with the large product", _orthogonal(tall="False"), "FLOPs of torch's products"),
         (
-            "calls tall what has two rows more",
+            "treats a matrix as tall from two extra rows on",
             _orthogonal(tall="x.shape[0] > x.shape[1] + 1"),
             "FLOPs of torch's products (a tall matrix, nearly square",
         ),
@@ -606,7 +610,7 @@ def orthogonalize(x, num_steps, coefficients):
         ("changes the type", _orthogonal(returned="(x.T if is_tall else x).float()"), "the type of the result"),
         ("works in place", _orthogonal(divided="x.div_(x.norm().clamp(min=1e-30))"), "the result is a new tensor"),
         (
-            "lets the library do it",
+            "calls the library",
             "from lablib.optim.newton_schulz import newton_schulz\n\n"
             "def orthogonalize(x, n, abc):\n    return newton_schulz(x, n, abc)",
             "it uses optim.newton_schulz",
@@ -614,7 +618,7 @@ def orthogonalize(x, num_steps, coefficients):
     ],
     "choose_optimizer": [
         (
-            "rounds to a tenth what must fit",
+            "rounds the need to a tenth",
             _choose(fitting="[name for name in losses if round(need[name], 1) <= budget]"),
             "a hundredth of a byte over the budget is out",
         ),
@@ -623,32 +627,36 @@ def orthogonalize(x, num_steps, coefficients):
             _choose(chosen="min(as_good, key=lambda name: need[name] * statistics.mean(losses[name]))"),
             "",
         ),
-        ("does not look at the budget", _choose(fitting="list(losses)"), "what needs more than the budget is out"),
         (
-            "takes what needs less than the budget alone",
+            "does not look at the budget",
+            _choose(fitting="list(losses)"),
+            "an optimizer that needs more than the budget is out",
+        ),
+        (
+            "takes only a need below the budget",
             _choose(fitting="[name for name in losses if need[name] < budget]"),
-            "what needs just the budget fits",
+            "an optimizer that needs exactly the budget fits",
         ),
         (
             "takes the smallest where nothing fits",
             _choose(none="min(need, key=need.get)"),
-            "None where nothing fits",
+            "None if nothing fits",
         ),
-        ("takes the best alone", _choose(as_good="[best]"), "of those as good the one with fewest bytes"),
+        ("takes only the best", _choose(as_good="[best]"), "of those as good the one with fewest bytes is taken"),
         (
-            "takes fewest bytes of all",
+            "takes the fewest bytes of all",
             _choose(as_good="fitting"),
-            "of what differs clearly the best is taken",
+            "of clearly different losses the best is taken",
         ),
         (
-            "leaves the best out of those as good",
+            "does not count the best as good",
             _choose(as_good="[name for name in fitting if name != best and is_good(name, best)] or [best]"),
-            "of those as good the best, where it needs fewest",
+            "the best is taken if it needs fewest bytes",
         ),
         (
             "takes the most bytes",
             _choose(chosen="max(as_good, key=lambda name: need[name])"),
-            "of those as good the best, where it needs fewest",
+            "the best is taken if it needs fewest bytes",
         ),
         (
             "compares means with both spreads: not seed by seed",
@@ -657,7 +665,7 @@ def orthogonalize(x, num_steps, coefficients):
                 " / math.sqrt(len(apart))",
                 good="name == best or statistics.mean(apart) + half_width <= margin",
             ),
-            "drops out",
+            "the effect of a seed on all losses cancels",
         ),
         (
             "asks whether the interval holds 0",
@@ -665,17 +673,17 @@ def orthogonalize(x, num_steps, coefficients):
             "0.01 on each seed, within the margin",
         ),
         (
-            "holds the mean against the margin",
+            "compares the mean with the margin",
             _choose(good="statistics.mean(apart) <= margin"),
             "its mean below it",
         ),
         (
-            "holds the lower end against the margin",
+            "compares the lower end with the margin",
             _choose(good="statistics.mean(apart) - half_width <= margin"),
             "its mean above it",
         ),
         (
-            "knows the margin: 1",
+            "uses a fixed margin: 1",
             _choose(good="statistics.mean(apart) + half_width <= 1"),
             "0.01 on each seed, beyond the margin",
         ),
@@ -697,63 +705,63 @@ def orthogonalize(x, num_steps, coefficients):
         (
             "forgets the root of n",
             _choose(half="T[len(apart)] * statistics.stdev(apart)"),
-            "as good as one that is as good",
+            "as good as the second best",
         ),
         (
             "takes t of three seeds",
             _choose(half="4.303 * statistics.stdev(apart) / math.sqrt(len(apart))"),
-            "as good as one that",
+            "as good as the second best",
         ),
         (
             "compares with the best of all",
             _choose(as_good="[n for n in fitting if is_good(n, min(losses, key=lambda n: sum(losses[n])))] or [best]"),
-            "not as the best of all",
+            "not the best of all",
         ),
         (
-            "goes on from one that is as good to the next",
+            "chains from one that is as good to the next",
             _choose(
                 as_good="[name for name in fitting if any("
                 "is_good(name, o) and (is_good(o, best) or o == best) for o in fitting)]"
             ),
-            "as good as one that is as good",
+            "as good as the second best",
         ),
         (
-            "of equal bytes takes any",
+            "takes any of equal bytes",
             _choose(chosen="max(as_good, key=lambda name: (-need[name], statistics.mean(losses[name])))"),
-            "of equal bytes the one with less mean loss",
+            "at equal bytes the lower mean loss is taken",
         ),
         (
-            "takes equal losses apart",
+            "rejects equal losses",
             _choose(good="name == best or statistics.mean(apart) + half_width < margin"),
             "equal losses are as good",
         ),
         (
             "takes the median for the best",
             _choose(best="min(fitting, key=lambda name: statistics.median(losses[name]))"),
-            "least mean, whatever its middle loss",
+            "its middle loss does not count",
         ),
         (
             "takes the first seed's for the best",
             _choose(best="min(fitting, key=losses.get)"),
-            "least mean, whatever its first loss",
+            "its first loss does not count",
         ),
         (
             "takes the worst seed's for the best",
             _choose(best="min(fitting, key=lambda name: max(losses[name]))"),
-            "least mean, whatever its worst loss",
+            "its worst loss does not count",
         ),
         (
             "takes the least seed's for the best",
             _choose(best="min(fitting, key=lambda name: min(losses[name]))"),
-            "least mean, whatever its least loss",
+            "its least loss does not count",
         ),
         (
-            "leaves out what is not as good as all that are better",
+            "requires to be as good as all better ones",
             _choose(
                 as_good="[n for n in fitting if all(statistics.mean(losses[n]) <= statistics.mean(losses[o]) "
                 "or is_good(n, o) for o in fitting)]"
             ),
-            "whatever it is beside another",
+            "compared with the best alone",
         ),
         (
             "takes differences of sorted losses",
@@ -761,29 +769,29 @@ def orthogonalize(x, num_steps, coefficients):
             "differences are taken seed by seed",
         ),
         (
-            "of equal bytes takes the less loss on the first seed",
+            "at equal bytes takes the lower loss on the first seed",
             _choose(chosen="min(as_good, key=lambda name: (need[name], losses[name]))"),
-            "of equal bytes the one with less mean loss",
+            "at equal bytes the lower mean loss is taken",
         ),
         (
-            "of equal bytes takes the less median",
+            "at equal bytes takes the lower median",
             _choose(chosen="min(as_good, key=lambda name: (need[name], statistics.median(losses[name])))"),
-            "of equal bytes the one with less mean loss",
+            "at equal bytes the lower mean loss is taken",
         ),
         (
-            "of equal bytes takes the first",
+            "at equal bytes takes the first",
             _choose(chosen="min(as_good, key=lambda name: need[name])"),
-            "of equal bytes the one with less mean loss",
+            "at equal bytes the lower mean loss is taken",
         ),
         (
-            "of equal bytes takes the other than the best",
+            "at equal bytes takes another than the best",
             _choose(chosen="min(as_good, key=lambda name: (need[name], name == best, statistics.mean(losses[name])))"),
-            "of equal bytes the one with less mean loss",
+            "at equal bytes the lower mean loss is taken",
         ),
         (
             "compares whole bytes with the budget",
             _choose(fitting="[name for name in losses if int(need[name]) <= int(budget)]"),
-            "a budget has a fraction",
+            "a budget may have a fraction",
         ),
         (
             "lets 5% over the budget fit",
@@ -793,37 +801,37 @@ def orthogonalize(x, num_steps, coefficients):
         (
             "chooses by whole bytes",
             _choose(chosen="min(as_good, key=lambda name: (int(need[name]), statistics.mean(losses[name])))"),
-            "a fraction of a byte is fewer",
+            "a fraction of a byte counts",
         ),
         (
-            "leaves out what needs nothing",
+            "leaves out an optimizer that needs 0 bytes",
             _choose(fitting="[name for name in losses if need[name] and need[name] <= budget]"),
-            "one that needs nothing fits",
+            "an optimizer that needs 0 bytes fits",
         ),
         (
-            "takes a budget of 0 for none",
+            "treats a budget of 0 as missing",
             _choose(fitting="[name for name in losses if budget and need[name] <= budget]"),
-            "a budget of 0 is one",
+            "a budget may be 0",
         ),
         (
-            "rounds what it compares",
+            "rounds the end of the interval",
             _choose(good="round(statistics.mean(apart) + half_width, 3) <= margin"),
             "0.0004 more on each seed",
         ),
         (
             "finds the best of rounded means",
             _choose(best="min(fitting, key=lambda name: round(statistics.mean(losses[name]), 2))"),
-            "a mean less by 0.0004 is less",
+            "a mean that is 0.0004 lower counts",
         ),
-        ("returns all that are as good", _choose(chosen="as_good"), "of what differs clearly the best is taken"),
-        ("returns the bytes", _choose(chosen="min(need[name] for name in as_good)"), "of what differs clearly"),
+        ("returns all that are as good", _choose(chosen="as_good"), "of clearly different losses the best is taken"),
+        ("returns the bytes", _choose(chosen="min(need[name] for name in as_good)"), "of clearly different losses"),
         (
             "takes the largest loss",
             _choose(best="max(fitting, key=lambda n: sum(losses[n]))", as_good="[best]"),
-            "of what differs clearly",
+            "of clearly different losses",
         ),
         (
-            "changes what it was given",
+            "changes its arguments",
             """
 def choose_optimizer(losses, need, budget, margin):
     for name in [name for name in need if need[name] > budget]:
@@ -1056,7 +1064,7 @@ def choose_optimizer(losses, need, budget, margin):
 """,
         ),
         (
-            "with the interval's larger end: nothing lies below the best",
+            "with the interval's larger end: no optimizer is below the best",
             _choose(good="max(map(abs, interval(losses[name], losses[best]))) <= margin"),
         ),
     ],

@@ -1,4 +1,4 @@
-"""Checks of lab 06: kernels and compilers. Rows, parts, texts and sizes are drawn anew."""
+"""Checks of lab 06: kernels and compilers. Rows, parts, texts and sizes are random."""
 
 import math
 from collections import Counter
@@ -25,7 +25,7 @@ _SOFTMAXES = (torch.softmax, torch.nn.functional.softmax, torch.log_softmax, tor
     "Softmax in one kernel",
     hints=[
         "Where does row p begin, and which of the BLOCK places after that are still in the row?",
-        "Load the row with a mask. What is masked must not be the maximum and must add 0 to the sum: which number has "
+        "Load the row with a mask. Masked numbers must not be the maximum and must add 0 to the sum: which number has "
         "exp 0?",
         '`x = tl.load(x_ptr + row + at, mask=at < M, other=-float("inf"))`; then `e = tl.exp(x - tl.max(x, axis=0))`, '
         "and one `tl.store` of e over its sum, with the same mask.",
@@ -41,7 +41,7 @@ def softmax_kernel(expect: Expect, softmax_kernel: Callable[..., None]) -> None:
         with record_accesses() as launches:
             jit(softmax_kernel)[(len(x),)](x, y, x.shape[1], BLOCK=block)
         on = f"{on}; {x.shape[0]} x {x.shape[1]}, BLOCK {block}"
-        expect.equal(f"x stays as it was ({on})", x.nan_to_num(9.0), given.nan_to_num(9.0))
+        expect.equal(f"x stays unchanged ({on})", x.nan_to_num(9.0), given.nan_to_num(9.0))
         _expect_accesses(expect, launches[0], on)
         expect.that(f"no number is nan ({on})", not y.isnan().any(), "nan", "a share from 0 to 1")
         total = y.sum(1)
@@ -51,13 +51,13 @@ def softmax_kernel(expect: Expect, softmax_kernel: Callable[..., None]) -> None:
 
 
 def _rows(draw: Draw) -> Iterator[tuple[str, Tensor, int]]:
-    """What a case is about, x, BLOCK."""
+    """The case in words, x, BLOCK."""
     rows, M = draw.integer(3, 6), draw.integer(5, 7)
     yield "a row as long as the tile", draw.tensor((rows, 8)), 8
     yield "one row", draw.tensor((1, 4)), 4
-    # 3 x 5 first: a missing mask and a stride of BLOCK leave x at different places (15, 16), so are told apart.
+    # 3 x 5 first: a missing mask and a stride of BLOCK leave x at different places (15, 16), so messages differ.
     yield "a row shorter than the tile", draw.tensor((3, 5)), 8
-    yield "a row shorter than the tile, drawn", draw.tensor((rows, M)), 8
+    yield "a row shorter than the tile, random", draw.tensor((rows, M)), 8
     yield "a tile much longer than the row", draw.tensor((rows, M)), 32
     yield "numbers far below 0", draw.tensor((rows, M)) - 500, 8
     yield "numbers a million below 0", draw.tensor((rows, M)).round() - 1e6, 8
@@ -103,11 +103,12 @@ def _expect_accesses(expect: Expect, launch: Launch, on: str) -> None:
 @exercise(
     "Join two parts",
     hints=[
-        "What is the maximum of both parts? By which factor does s1 change if another m is subtracted in its exp?",
-        "exp(x - m) = exp(x - m1) exp(m1 - m): each sum is multiplied by exp of its own m less the new one. That is "
+        "Which number is the maximum of both parts? By which factor does s1 change if another m is subtracted in its "
+        "exp?",
+        "exp(x - m) = exp(x - m1) exp(m1 - m): each sum is multiplied by exp of the old m less the new m. This is "
         "never more than 1. What happens where both m are -inf?",
         "`m = torch.maximum(m1, m2)`, and `s1 * torch.exp(m1 - m) + s2 * torch.exp(m2 - m)`; where m is -inf, "
-        "subtract 0 in its place: `torch.where(m == -math.inf, 0.0, m)`.",
+        "subtract 0 instead: `torch.where(m == -math.inf, 0.0, m)`.",
     ],
 )
 def join(expect: Expect, join: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]) -> None:
@@ -125,7 +126,7 @@ def join(expect: Expect, join: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[
                 raise RuleBroken(f"{name} is a tensor like m1 ({on})", saw, f"{m1.dtype} {list(m1.shape)}")
         m, s = _joined(m1, s1, m2, s2)
         rtol = 1e-9 if m1.dtype == torch.float64 else 1e-5
-        expect.that(f"m and s are no nan ({on})", not any(one.isnan().any() for one in found), "nan", "numbers, -inf")
+        expect.that(f"m and s are not nan ({on})", not any(one.isnan().any() for one in found), "nan", "numbers, -inf")
         expect.equal(f"m is the larger maximum ({on})", found[0], m)
         expect.close(f"s is the sum of exp(x - m) ({on})", found[1], s, rtol=rtol, atol=1e-300)
 
@@ -142,7 +143,7 @@ def _joined(m1: Tensor, s1: Tensor, m2: Tensor, s2: Tensor) -> tuple[Tensor, Ten
 
 
 def _parts(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
-    """What a case is about, m1, s1, m2, s2."""
+    """The case in words, m1, s1, m2, s2."""
     kind = torch.float64
 
     def some(shape: tuple[int, ...], low: float = 1.0, high: float = 5.0) -> Tensor:
@@ -183,9 +184,10 @@ def _parts(draw: Draw) -> Iterator[tuple[str, Tensor, Tensor, Tensor, Tensor]]:
 @exercise(
     "One tile of queries",
     hints=[
-        "Which three things are kept from tile to tile, and what are they before the first? Where must the loop end?",
-        "For each tile: scores, hidden ones -inf; the new maximum; both s and o times exp(old - new), then the tile's "
-        "own share is added. Divide once, at the end.",
+        "Which three variables are kept from tile to tile, and which values have they before the first? Where must the "
+        "loop end?",
+        "For each tile: scores, hidden ones -inf; the new maximum; both s and o times exp(old - new), plus the tile's "
+        "own share. Divide once, at the end.",
         "`for start in range(0, first + R, block)`; `hidden = start + torch.arange(len(keys)) > first + "
         "torch.arange(R)[:, None]`; `o = o * torch.exp(m - new) + torch.exp(scores - new) @ values`.",
     ],
@@ -212,7 +214,7 @@ def attend(expect: Expect, attend: Callable[[Tensor, Tensor, Tensor, int, int], 
         wanted = torch.softmax(scores, 1) @ v.double()
         rtol = 1e-8 if q.dtype == torch.float64 else 1e-3
         expect.close(f"each query's mean of the values ({on})", value.double(), wanted, rtol=rtol, atol=rtol / 10)
-        if on.startswith(_LONG):  # where all scores take more than all else: a byte for each is left for a mask
+        if on.startswith(_LONG):  # all scores take more than the rest; a byte for each is left for a mask
             rule = f"scores of at most `block` keys exist at a time: bytes of all tensors of the call ({on})"
             own = sum(x.nbytes for x in (q, k, v)) + 40 * R * (block + d) * q.itemsize
             expect.budget(rule, operators.peak_bytes, at_most=own + R * N, unit="B")
@@ -225,7 +227,7 @@ _LONG = "a long text"
 
 
 def _texts(draw: Draw) -> Iterator[tuple[Any, ...]]:
-    """What a case is about, q, k, v, first, block. R differs from N, d and block."""
+    """The case in words, q, k, v, first, block. R differs from N, d and block."""
     kind = torch.float64
 
     def text(R: int, N: int, first: int, block: int, d: int = 3) -> tuple[Tensor, Tensor, Tensor, int, int]:
@@ -256,7 +258,7 @@ def _texts(draw: Draw) -> Iterator[tuple[Any, ...]]:
     "The end of a step",
     hints=[
         "How many tiles has the output, down and across? How many waves are they?",
-        "So many waves hold waves * cores tiles. How many whole columns of tiles is that, if `down` lie in each?",
+        "These waves hold waves * cores tiles. How many whole columns of tiles is that, with `down` tiles in each?",
         "`waves = ceil(down * across / cores)`; then `waves * cores // down` tiles across, each `columns` wide.",
     ],
 )
@@ -265,15 +267,15 @@ def end_of_step(expect: Expect, end_of_step: Callable[[int, int, int, int, int],
     for on, *sizes in _sizes(expect.draw):
         expect.measured.clear()
         M, N, rows, columns, cores = sizes
-        told = f"M {M}, N {N}, tiles {rows} x {columns}, {cores} cores"
+        given = f"M {M}, N {N}, tiles {rows} x {columns}, {cores} cores"
         found = end_of_step(*sizes)
         whole = isinstance(found, int) and not isinstance(found, bool)
-        expect.that(f"a whole number is returned ({told})", whole, type(found).__name__, "int")
-        expect.equal(f"{on} ({told})", found, _last_width(*sizes))
+        expect.that(f"a whole number is returned ({given})", whole, type(found).__name__, "int")
+        expect.equal(f"{on} ({given})", found, _last_width(*sizes))
 
 
 def _last_width(M: int, N: int, rows: int, columns: int, cores: int) -> int:
-    """Width after width, by counting tiles."""
+    """The same by trying widths and counting tiles."""
 
     def waves(width: int) -> int:
         return math.ceil(math.ceil(M / rows) * math.ceil(width / columns) / cores)
@@ -285,7 +287,7 @@ def _last_width(M: int, N: int, rows: int, columns: int, cores: int) -> int:
 
 
 def _sizes(draw: Draw) -> Iterator[tuple[str, int, int, int, int, int]]:
-    """What a case is about, M, N, rows, columns, cores."""
+    """The case in words, M, N, rows, columns, cores."""
     yield "tiles that are not full", 37, 11, 16, 8, 9
     yield "one row of tiles, one wave", 16, 8, 16, 8, draw.integer(3, 6)
     yield "two rows of tiles", 32, 8, 16, 8, 8
@@ -302,4 +304,4 @@ def _sizes(draw: Draw) -> Iterator[tuple[str, int, int, int, int, int]]:
     for _ in range(20):
         rows, columns = draw.integer(2, 9), draw.integer(2, 9)
         M, N, cores = draw.integer(1, 60), draw.integer(1, 60), draw.integer(1, 20)
-        yield "sizes drawn", M, N, rows, columns, cores
+        yield "random sizes", M, N, rows, columns, cores

@@ -3,9 +3,9 @@
 #
 # **Question.** Why is a fused kernel faster?
 #
-# A *kernel* is a function that a GPU runs over whole tensors, many copies of it side by side. It reads numbers from the
+# A *kernel* is a function that a GPU runs over whole tensors, with many copies in parallel. It reads numbers from the
 # GPU's memory (*HBM*, high-bandwidth memory), calculates on the chip, and writes numbers back. You will count the bytes
-# of kernels, write one, and follow the same count to FlashAttention.
+# of kernels, write one, and use the same count for FlashAttention.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -35,8 +35,8 @@ quick: bool = True  # small sizes, a few seconds
 # ## Bytes of a chain
 #
 # An *element-wise* operator calculates each number of its result from the numbers at the same place. In *eager*
-# PyTorch, where an operator runs as soon as Python reaches it, each one is a kernel of its own. Here four of them in a
-# row, on N numbers of 4 bytes:
+# PyTorch, where an operator runs as soon as Python reaches it, each one is a separate kernel. Here are four of them in
+# a row, on N numbers of 4 bytes:
 #
 #     a = relu(x)     b = a * 2     c = b + y     out = |c|
 #
@@ -63,16 +63,16 @@ print(f"kernels {cost.kernels}, tensors moved by each {tensors}")
 print(f"together {cost.size_bytes / (4 * numel):g} tensors; you guessed {my_guess_tensors}")
 
 # %% [markdown]
-# Every kernel reads what it needs and writes its result: 2, 2, 3 and 2 tensors. A *fused* kernel does the whole chain
-# for one number before the next: a, b and c stay in *registers*, on the chip. Guess what it moves.
+# Every kernel reads its inputs and writes its result: 2, 2, 3 and 2 tensors. A *fused* kernel does the whole chain for
+# one number before the next: a, b and c stay in *registers*, on the chip. Guess how many tensors it moves.
 
 # %%
 my_guess_fused = None  # tensors read and written by the fused kernel
 print("guess:", my_guess_fused)
 
 # %% [markdown]
-# Now the simulator counts both: it sees and prices each operator. `run_fused` is declared to it as one operator, what a
-# compiler would make of the four.
+# Now the simulator counts both: it records each operator and computes its time. `run_fused` is declared to it as one
+# operator, the result of a compiler for the four.
 
 
 # %%
@@ -91,8 +91,8 @@ print("you guessed", my_guess_fused)
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# *Intensity* is FLOPs per byte moved; here each of the four operators counts as one FLOP a number. A *roofline* draws
-# what rate a device allows at each intensity: on the slope memory is the limit, on the flat part arithmetic; between
+# *Intensity* is FLOPs per byte moved; here each of the four operators counts as one FLOP per number. A *roofline* shows
+# the highest rate of a device at each intensity: on the slope memory is the limit, on the flat part arithmetic; between
 # them is the *ridge*. The FLOPs here are the same before and after.
 
 # %%
@@ -106,16 +106,17 @@ labels["summary"] = f"A larger point takes longer: {'; '.join(told)}."
 show(figure_roofline(chain_timeline(costs, h100), h100, **labels))
 
 # %% [markdown]
-# Both points lie on the slope, so seconds follow bytes: 9 tensors against 3. Nothing was computed faster. (The points
-# are not on the roof itself: large kernels reach 85% of the memory's rate, the dotted line, and 1.3 us pass between two
-# kernels. Their launches take no time here: the host launches ahead, as "When the host is the limit" shows below.)
+# Both points are on the slope, so seconds follow bytes: 9 tensors against 3. The arithmetic did not get faster. (The
+# points are not on the roof itself: large kernels reach 85% of the memory's rate, the dotted line, and 1.3 us pass
+# between two kernels. Their launches take no time here: the host launches ahead, as "When the host is the limit" shows
+# below.)
 
 # %% [markdown] minutes=6
 # ## A kernel and its tiles
 #
 # A kernel in Triton is written for one *program*; the GPU runs many copies of it, in any order. Program p takes *tile*
-# p, a block of BLOCK numbers, BLOCK a power of two. Where n is no multiple of it, the last tile reaches beyond the
-# tensor; a *mask* says which of its numbers exist.
+# p, a block of BLOCK numbers; BLOCK is a power of two. If n is not a multiple of BLOCK, the last tile reaches beyond
+# the tensor; a *mask* selects the numbers that exist.
 
 
 # %%
@@ -136,10 +137,10 @@ else:
     print(z)
 
 # %% [markdown]
-# `x_ptr` is where the tensor begins, so `x_ptr + at` are the places of a tile; `tl.load` reads them into registers,
-# `tl.store` writes them. `[(4,)]` starts 4 programs, numbered along axis 0; a `tl.constexpr` is known before they run.
-# The *interpreter* runs them one by one on the CPU, and `record_accesses` notes every element that each asks for, here
-# those of program 3:
+# `x_ptr` points to the beginning of the tensor, so `x_ptr + at` are the places of a tile; `tl.load` reads them into
+# registers, `tl.store` writes them. `[(4,)]` starts 4 programs, numbered along axis 0; a `tl.constexpr` is known before
+# they run. The *interpreter* runs them one by one on the CPU, and `record_accesses` records every element that a
+# program accesses. Here are the accesses of program 3:
 
 # %%
 if tl is not None:
@@ -149,14 +150,14 @@ if tl is not None:
 # %% [markdown] minutes=12
 # ## A fused softmax
 #
-# Softmax of a row x: subtract the row's maximum, take exp, divide by the sum. Written out, max, subtract, exp, sum and
-# divide are five kernels, which read and write the row 8 times. (`torch.softmax` is one already.) A program that holds
-# a row reads it once and writes it once: 2.
+# Softmax of a row x: subtract the row's maximum, take exp, divide by the sum. As separate operators, max, subtract,
+# exp, sum and divide are five kernels, which read and write the row 8 times. (`torch.softmax` is already one kernel.) A
+# program that holds a row reads it once and writes it once: 2.
 #
 # ### Exercise 1: softmax in one kernel
 #
-# One program a row. Rows lie one behind another, M numbers each, and BLOCK is at least M. What must masked numbers be,
-# so that they add nothing? Stuck? `check.softmax_kernel.hint()` in a new cell.
+# Use one program per row. Rows are contiguous, M numbers each, and BLOCK is at least M. Which value must masked numbers
+# have, so that they add nothing? Stuck? Run `check.softmax_kernel.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -164,8 +165,8 @@ def softmax_kernel(x_ptr, y_ptr, M, BLOCK: "tl.constexpr"):
     """Row `tl.program_id(0)` of y becomes the softmax of that row of x; rows have M numbers.
 
     `tl.load(pointers, mask=..., other=...)`, `tl.max(v, axis=0)`, `tl.sum(v, axis=0)`,
-    `tl.exp(v)`. Python's numbers, also `float(...)`, may be written. Each number is read once
-    and written once.
+    `tl.exp(v)`. You may use Python's numbers, also `float(...)`. Each number is read once and
+    written once.
     """
     ### BEGIN SOLUTION
     at = tl.arange(0, BLOCK)
@@ -190,22 +191,22 @@ try_out(softmax_rows, torch.tensor([[0.0, 1.0, 2.0], [5.0, 5.0, 5.0]]), 4)
 check.softmax_kernel(softmax_kernel)
 
 # %% [markdown] minutes=8
-# ## A row that no tile holds
+# ## A row longer than a tile
 #
 # A longer row comes in tiles, and its maximum is known only at the end. For a part of a row keep two numbers: its
-# maximum m, and s, the sum of `exp(x - m)` over the part. Two parts with (m1, s1) and (m2, s2) have a common pair. By
+# maximum m, and s, the sum of `exp(x - m)` over the part. Two parts with (m1, s1) and (m2, s2) have a common pair. With
 # it the row's tiles are joined one by one: *online softmax*.
 #
 # ### Exercise 2: join two parts
 #
-# Find the common pair. A part may be empty: m is -inf and s is 0. Maxima may lie thousands apart: no exp may overflow.
+# Find the common pair. A part may be empty: m is -inf and s is 0. Maxima may differ by thousands: no exp may overflow.
 
 
 # %% tags=["exercise"]
 def join(m1, s1, m2, s2):
-    """The pair (m, s) of both parts together. Four tensors of one shape; they stay as they are.
+    """The pair (m, s) of both parts together. Four tensors of one shape; they stay unchanged.
 
-    Empty parts, m = -inf and s = 0, may be on either side, and on both: then the pair is again
+    Empty parts, m = -inf and s = 0, may be on either side, or on both: then the pair is also
     -inf and 0.
     """
     ### BEGIN SOLUTION
@@ -226,22 +227,23 @@ try_out(join, pairs[0], sums[0], pairs[1], sums[1])
 check.join(join)
 
 # %% [markdown]
-# With the row's pair, a second walk over the tiles gives `exp(x - m) / s`. So a long row is read twice; with one walk
-# for the maximum and another for the sum it would be three times. And where the softmax is only needed for a weighted
-# sum, once: that sum can be carried along, too.
+# With the row's pair, a second pass over the tiles gives `exp(x - m) / s`. So a long row is read twice; with one pass
+# for the maximum and another for the sum it would be three times. If the softmax is only needed for a weighted sum, one
+# pass is enough: it can accumulate that sum, too.
 
 # %% [markdown] minutes=16
 # ## Attention as that loop
 #
-# Attention has for each of N tokens a query, a key and a value, d numbers each: the rows of q, k and v. (One *head*; a
-# model has many side by side.) It weighs values v by the softmax of scores `q k^T / sqrt(d)`, N x N numbers.
-# *FlashAttention* (Dao et al., 2022) never writes them to memory. In its second version (Dao, 2023) a program takes a
-# tile of queries, and walks over tiles of keys and values with three things: m, s and `o`, the sum of
-# `exp(score - m) v`. When m grows, s and o are multiplied by `exp(old m - new m)`. At the end `o / s`.
+# Attention has for each of N tokens a query, a key and a value, d numbers each: the rows of q, k and v. (This is one
+# *head*; a model has many in parallel.) It weights values v by the softmax of scores `q k^T / sqrt(d)`, N x N numbers.
+# *FlashAttention* (Dao et al., 2022) never writes the scores to memory. In its second version (Dao, 2023) a program
+# takes a tile of queries, and loops over tiles of keys and values with three variables: m, s and `o`, the sum of
+# `exp(score - m) v`. When m grows, s and o are multiplied by `exp(old m - new m)`. At the end the result is `o / s`.
 #
 # ### Exercise 3: one tile of queries
 #
-# *Causal* means: query i, counted over the whole text, sees the keys j <= i. Tiles without any such key are skipped.
+# *Causal* means: query i, counted from the start of the text, sees the keys j <= i. Tiles without such a key are
+# skipped.
 
 
 # %% tags=["exercise"]
@@ -278,8 +280,8 @@ check.attend(attend)
 # %% [markdown]
 # Now its bytes. Standard attention writes and reads the scores, then their softmax: 4 N^2 numbers. The loop reads q and
 # writes o once, and reads k and v once for each tile of B queries. (In the loop of 2022 keys were outside: q and o were
-# read for each tile of B keys, o written, too.) Counted is what kernels ask for; a cache between chip and memory may
-# serve some of it. Guess: with twice the tokens, how many times the bytes has each?
+# read for each tile of B keys, and o was written.) The count includes all requests of kernels; a cache between chip and
+# memory may serve some of them. Guess: with twice the tokens, by which factor do the bytes of each grow?
 
 # %%
 my_guess_growth = None  # two factors: standard, the loop
@@ -309,13 +311,13 @@ for name, line in curves.items():
 print("you guessed", my_guess_growth)
 
 # %% [markdown]
-# All grow with N^2, but the loop as 2 N^2 d / B: fewer where B is well above d / 2. The four tiles of q, k, v and o, B
-# x d numbers each, must fit beside the core that works on them. With room for M numbers B is at most M / 4d, so N^2 d^2
-# / M decides.
+# All grow with N^2, but the loop as 2 N^2 d / B: fewer bytes if B is well above d / 2. The four tiles of q, k, v and o,
+# B x d numbers each, must fit into the memory on the chip. With room for M numbers B is at most M / 4d, so the bytes
+# are proportional to N^2 d^2 / M.
 #
-# And the memory that a step needs, for one head of one text? Standard attention keeps the softmax, N x N numbers, for
-# backward, where two gradients of that size join it. The loop keeps one number a query beside q, k, v and o. The
-# simulator's *memory tracker* notes every allocation; here its peak, forward and backward, in 16 bits.
+# How much memory does a step need, for one head of one text? Standard attention keeps the softmax, N x N numbers, for
+# backward, which adds two gradients of that size. The loop keeps one number per query in addition to q, k, v and o. The
+# simulator's *memory tracker* records every allocation; here is the peak of forward and backward, in 16 bits.
 
 # %%
 from torch.nn.functional import scaled_dot_product_attention
@@ -339,18 +341,18 @@ for N in (1024, 4096, 16384):
 pd.DataFrame(rows).T.round(1)
 
 # %% [markdown]
-# Four times the tokens: about 16 times the memory with scores (three times N x N numbers), four times without. That is
-# why long texts need such a loop.
+# Four times the tokens need about 16 times the memory with scores (three times N x N numbers), four times without. That
+# is why long texts need such a loop.
 
 # %% [markdown] minutes=6
 # ## Tiles and waves
 #
 # A matrix product is also cut in tiles of its output. The GPU's *cores*, which NVIDIA calls SMs (132 on an H100 SXM),
 # take one tile each: one *wave*. In the cost model a last tile that reaches beyond the matrix, and a last wave that
-# leaves cores idle, take as long as full ones. So time climbs in steps. With 4,096 rows and tiles of 256 x 128, four
+# leaves cores idle, take as long as full ones. So time rises in steps. With 4,096 rows and tiles of 256 x 128, four
 # waves have 4 x 132 = 528 tiles, 16 x 33: the step ends at a width of 33 x 128 = 4,224. The model takes the best of its
-# tiles at each width. *Useful* is the share of a large product's rate that computes what was asked for. Which rows make
-# its dips deepest?
+# tiles at each width. *Useful* is the share of a large product's rate that computes the requested output. Which number
+# of rows makes its dips deepest?
 
 # %%
 from lablib.kernels.tile_quantization import Product, staircase
@@ -376,13 +378,13 @@ explore(sweep, draw_steps, choices, interactive=interactive, examples=[{"rows": 
 # %% [markdown]
 # ### Exercise 4: the end of a step
 #
-# M rows and N columns of output, tiles of `rows` x `columns`, and so many `cores`. Which is the largest width that
-# takes no more waves than N does?
+# The output has M rows and N columns, in tiles of `rows` x `columns`, on `cores` cores. Which is the largest width that
+# takes no more waves than N?
 
 
 # %% tags=["exercise"]
 def end_of_step(M, N, rows, columns, cores):
-    """The largest width that takes no more waves than N does. All are whole numbers from 1."""
+    """The largest width that takes no more waves than N. All are whole numbers from 1."""
     ### BEGIN SOLUTION
     down, across = -(-M // rows), -(-N // columns)
     waves = -(-down * across // cores)
@@ -400,14 +402,14 @@ check.end_of_step(end_of_step)
 # %% [markdown] minutes=4
 # ## Reconcile: predicted and measured
 #
-# The chain of the first section on this machine. `torch.compile` reads a function into a *graph*, and a *backend*, by
-# default inductor, writes fused kernels for it. On a CPU inductor needs a C++ compiler (`lab doctor` tells), and its
-# first call takes seconds, about 15 on two cores where nothing of it is kept on disk. The quickest of many calls
-# counts: a new result may get pages that the system must provide first, which makes a call two or three times as long.
-# Predicted by bytes alone, fused over unfused is 3/9. Guess what is measured here.
+# Now run the chain of the first section on this machine. `torch.compile` reads a function into a *graph*, and a
+# *backend*, by default inductor, writes fused kernels for it. On a CPU inductor needs a C++ compiler (`lab doctor`
+# checks this), and its first call takes seconds, about 15 on two cores without a cache on disk. The quickest of many
+# calls counts: a new result may get memory pages that the system must provide first, which makes a call two or three
+# times as long. Predicted by bytes alone, fused over unfused is 3/9. Guess the measured ratio.
 
 # %%
-my_guess_share = None  # seconds of the fused chain over those of the unfused
+my_guess_share = None  # seconds of the fused chain over seconds of the unfused one
 print("guess:", my_guess_share)
 
 # %%
@@ -456,7 +458,7 @@ if "fused" in took:
     print(f"fused / unfused {share:.2f}; you guessed {my_guess_share}")
 
 # %% [markdown]
-# Beside it another machine, recorded while little else ran on it:
+# Here are the recorded numbers of another machine that was nearly idle:
 
 # %%
 from lablib.course import recorded_comparison
@@ -470,19 +472,18 @@ for row in recorded.rows:
 print_text(f"{recorded}")
 
 # %% [markdown]
-# In the recording the fused chain took 6% longer than predicted and the unfused one 14%, so the ratio is close: what
-# the count leaves out is in both, such as that a CPU reads a line of memory before it writes to it (1 tensor more of 3
-# fused, 4 of 9 unfused).
-# Bytes predict the ratio only where memory is the limit: a large cache may hold what lies between, and with a costly
-# operator, such as tanh, a CPU may wait for arithmetic instead.
+# In the recording the fused chain took 6% longer than predicted and the unfused one 14%, so the ratio is close: both
+# have the same extra costs. For example, a CPU reads a line of memory before it writes to it (1 more tensor for 3
+# fused, 4 more for 9 unfused). Bytes predict the ratio only if memory is the limit: a large cache may hold the
+# intermediate results, and with an expensive operator, such as tanh, a CPU may be limited by arithmetic.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: widths that load slowly
 #
-# A width may also be slow because of how its rows lie: the fast way to load and store takes 16 bytes at once, and rows
-# of operands and of the result must be multiples of that. *Alignment* is the share of the rate that is left; *useful*
-# the share of a large product's rate that computes what was asked for. Here the last product of GPT-2, as wide as its
-# vocabulary of 50,257. Add widths of your own.
+# A width may also be slow because of the alignment of its rows: the fast way to load and store takes 16 bytes at once,
+# and rows of operands and of the result must be multiples of that. *Alignment* is the share of the rate that is left;
+# *useful* is the share of a large product's rate that computes the requested output. Here is the last product of GPT-2,
+# as wide as its vocabulary of 50,257. Add other widths.
 
 # %%
 my_widths = [50257, 50258, 50264, 50304]
@@ -491,16 +492,16 @@ rows = [(one.time_s * 1e3, one.useful, one.alignment) for one in steps]
 pd.DataFrame(rows, my_widths, ["time (ms)", "useful", "alignment"]).round(2)
 
 # %% [markdown]
-# By the model seven unused words make the product more than three times as fast. Its shares for crooked rows were
-# measured on A100s (Anthony et al., 2024). The program nanoGPT takes 50,304; its whole training was reported to become
-# about 25% faster by it.
+# In the model seven unused words make the product more than three times as fast. Its shares for unaligned rows were
+# measured on A100s (Anthony et al., 2024). The program nanoGPT uses 50,304; this reportedly made its whole training
+# about 25% faster.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a product with a fused epilogue
 #
-# What follows a matrix product, here a bias and a GELU, can be done on its tile before the tile is written: an
-# *epilogue*. Beside its operands only the bias is read more; on its own it would read the product and write it again.
-# (Each tile of a is read by both columns of tiles, and so is b by both rows.)
+# Operators after a matrix product, here a bias and a GELU, can run on its tile before the tile is written: an
+# *epilogue*. It reads only the bias in addition; as a separate kernel it would read the product and write it again.
+# (Both columns of tiles read each tile of a, and both rows read b.)
 
 # %%
 from lablib.kernels.matmul import matmul
@@ -516,7 +517,7 @@ if tl is not None:
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a loop of the library, counted
 #
-# The library's kernel is the loop of Exercise 3 in Triton. All its accesses, as noted by the interpreter:
+# The library's kernel is the loop of Exercise 3 in Triton. Here are its accesses, recorded by the interpreter:
 
 # %%
 from lablib.kernels.flash_attention import flash_attention
@@ -531,9 +532,10 @@ if tl is not None:
     print("k by formula: N / tile times N d numbers of 4 bytes:", N // tile * N * d * 4)
 
 # %% [markdown]
-# Backward has no softmax to read. It computes the scores of each tile again, and from them and the one number kept a
-# query, m + log s, the softmax: `exp(score - m - log s)`. More FLOPs, fewer bytes. A tile of forward has two products;
-# backward has five in the paper, and seven here, where one pass makes the queries' gradients and one the others'.
+# Backward has no stored softmax. It computes the scores of each tile again, and from them and the one number kept per
+# query, m + log s, the softmax: `exp(score - m - log s)`. This takes more FLOPs and fewer bytes. A tile of forward has
+# two products; backward has five in the paper, and seven here, with one pass for the queries' gradients and one for the
+# other gradients.
 
 # %%
 from lablib.kernels.attention_bytes import backward_flops, forward_flops
@@ -550,8 +552,9 @@ for is_causal in (False, True):
 # ## Further: norms and the loss
 #
 # A norm and the loss are chains too. *RMSNorm* divides each row by the root of its mean square. Forward reads x and
-# writes the result; backward reads x and the gradient and writes one: 5 tensors, and a little for the gain.
-# Cross-entropy joins softmax, logarithm and choice; it reads the scores twice and writes only the gradient: 3. Counted:
+# writes the result; backward reads x and the gradient and writes a gradient: 5 tensors, and a little for the gain.
+# Cross-entropy combines softmax, logarithm and selection; it reads the scores twice and writes only the gradient: 3.
+# The counts:
 
 # %%
 from lablib.kernels.cross_entropy import cross_entropy
@@ -574,7 +577,7 @@ if tl is not None:
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a graph that breaks
 #
-# Where Python must see a value, the graph ends, and so does fusing: a *graph break*. Guess: how many graphs does this
+# Where Python needs a value, the graph ends, and fusing ends too: a *graph break*. Guess: how many graphs does this
 # call become?
 
 
@@ -599,8 +602,8 @@ for one in found.breaks:
     print_text(f"line {one.line}, `{one.text}`: {one.reason}")
 
 # %% [markdown]
-# `if` needs a Python truth value, and so the number itself: the host waits for the device, and what comes after is a
-# new graph. `torch.where(x.sum() > 0, x + 1, x)` leaves the choice to the device, in one graph.
+# `if` needs a Python truth value, and so the number itself: the host waits for the device, and the following code is a
+# new graph. `torch.where(x.sum() > 0, x + 1, x)` makes the choice on the device, in one graph.
 
 
 # %%
@@ -614,9 +617,9 @@ print(find_graph_breaks(mended, torch.randn(8)).graphs, "graph")
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: compilers side by side
 #
-# The chain in each compiler that is here. TorchScript is torch's older one; `aot_eager` makes graphs, with backward in
-# them, and fuses nothing; JAX compiles with XLA. On a CPU neither of the first two fuses this chain, so only what they
-# cost is seen. inductor, which fuses, was measured above.
+# The next cell runs the chain in each installed compiler. TorchScript is torch's older one; `aot_eager` makes graphs,
+# with backward in them, and fuses nothing; JAX compiles with XLA. On a CPU neither of the first two fuses this chain,
+# so the times show only their overhead. inductor, which fuses, was measured above.
 
 # %%
 from lablib.kernels.compilers import compare
@@ -656,9 +659,9 @@ for kernel_us in (2, 50):
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: compiled again
 #
-# A compiled function holds for what it has seen; *guards* check that at each call: dtype, sizes, values of Python's own
-# numbers. Where one fails, it is compiled again; a size that has changed once is taken as variable from then on. So the
-# call not printed, the one with 10 numbers, used what was compiled for 9.
+# A compiled function is valid only for inputs like the first; *guards* check this at each call: dtype, sizes, values of
+# Python's own numbers. If a guard fails, the function is compiled again; a size that has changed once is variable from
+# then on. So the call that is not printed, with 10 numbers, used the version compiled for 9.
 
 # %%
 from lablib.kernels.recompiles import find_recompiles
@@ -670,10 +673,10 @@ for one in find_recompiles(lambda x: torch.relu(x) * 2, shapes):
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - A kernel's time is mostly its bytes where its intensity is below the device's ridge.
-# - Fusing keeps what lies between on the chip: the same FLOPs, fewer bytes, fewer kernels.
+# - Bytes mostly determine a kernel's time if its intensity is below the device's ridge.
+# - Fusing keeps intermediate results on the chip: the same FLOPs, fewer bytes, fewer kernels.
 # - Online softmax joins parts of a row by (m, s); FlashAttention is that loop with a product inside.
-# - In the cost model a size costs whole tiles and waves: one column more may cost as much as a thousand.
+# - In the cost model a size costs whole tiles and waves: one more column may cost as much as a thousand.
 #
 # ### Sources
 #

@@ -1,4 +1,4 @@
-"""Wrong answers to lab 06: kernels and compilers, and right ones in an unusual style."""
+"""Wrong answers to lab 06: kernels and compilers, and unusual right ones."""
 
 _SOFTMAX = """
 def softmax_kernel(x_ptr, y_ptr, M, BLOCK: "tl.constexpr"):
@@ -101,7 +101,7 @@ WRONG_ANSWERS = {
             "every row of y has the sum 1 (a row shorter than the tile; 3 x 5, BLOCK 8)",
         ),
         (
-            "masks the rest as a number that is only small",
+            "masks the rest as -10,000",
             _softmax(x="tl.load(x_ptr + row + at, mask=at < M, other=-10000.0)"),
             "every row of y has the sum 1 (numbers a million below 0",
         ),
@@ -113,7 +113,7 @@ WRONG_ANSWERS = {
         ),
         ("does not divide", _softmax(store="tl.store(y_ptr + row + at, e, mask=at < M)"), "has the sum 1"),
         ("divides by BLOCK", _softmax(store="tl.store(y_ptr + row + at, e / BLOCK, mask=at < M)"), "has the sum 1"),
-        ("knows the first row alone", _softmax(row="0"), "every number of x is read"),
+        ("uses only the first row", _softmax(row="0"), "every number of x is read"),
         ("steps by BLOCK", _softmax(row="tl.program_id(0) * BLOCK"), "your code runs without an exception"),
         ("loads without a mask", _softmax(x="tl.load(x_ptr + row + at)"), "your code runs without an exception"),
         (
@@ -150,9 +150,9 @@ WRONG_ANSWERS = {
         (
             "writes into x",
             _softmax(store="tl.store(x_ptr + row + at, e / tl.sum(e, axis=0), mask=at < M)"),
-            "x stays as it was",
+            "x stays unchanged",
         ),
-        ("uses Triton's own", _softmax(e="tl.softmax(x)"), "the answer is your own code"),
+        ("uses Triton's softmax", _softmax(e="tl.softmax(x)"), "the answer is your own code"),
         (
             "masks numbers that are 0",
             """
@@ -196,16 +196,16 @@ def softmax_kernel(x_ptr, y_ptr, M, BLOCK: "tl.constexpr"):
         (
             "goes back to plain exp",
             _join(s="(s1 * torch.exp(m1) + s2 * torch.exp(m2)) / torch.exp(shift)"),
-            "m and s are no nan (both far above 0)",
+            "m and s are not nan (both far above 0)",
         ),
-        ("knows no empty parts", _join(shift="m"), "both parts are empty"),
+        ("does not handle empty parts", _join(shift="m"), "both parts are empty"),
         ("returns s alone", _join(returned="s"), "a pair is returned"),
         ("returns s first", _join(returned="s, m"), "m is the larger maximum"),
         ("works in place", _join(first="s1 *= 1.5"), "the input stays as it was"),
         ("one maximum for all", _join(m="torch.maximum(m1, m2).max().expand_as(m1)"), "m is the larger maximum"),
         ("in float64 always", _join(returned="m.double(), s.double()"), "float32"),
         (
-            "turns empty into the least number",
+            "replaces -inf by -10,000",
             _join(m="torch.maximum(m1, m2).clamp(min=-1e4)"),
             "m is the larger maximum",
         ),
@@ -306,7 +306,7 @@ def softmax_kernel(x_ptr, y_ptr, M, BLOCK: "tl.constexpr"):
             "scores of at most `block` keys",
         ),
         (
-            "torch's own",
+            "torch's attention",
             (
                 "def attend(q, k, v, first, block):\n"
                 "    R, N = len(q), len(k)\n"
