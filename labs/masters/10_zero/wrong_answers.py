@@ -166,7 +166,7 @@ def stage_1_step(flat, gradient, master, optimizer):
     optimizer.step()
     all_gather(flat, master.detach().to(flat.dtype))
 """,
-            "times the mean, as a sum over",
+            "times the mean: a sum over",
         ),
         (
             "divides by four",
