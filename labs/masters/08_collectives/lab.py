@@ -4,8 +4,8 @@
 # **Question.** What does an all-reduce cost?
 #
 # Processes that train copies of one model each compute different gradients, and all need the sum. One call computes it,
-# and it can take longer than the gradients. You will build that call twice, predict its time with a formula of two
-# numbers, and find out which way is faster when.
+# which can take longer than computing the gradients. You will build that call twice, predict its time with a formula of
+# two numbers, and find out which way is faster when.
 
 # %%
 from functools import partial

@@ -286,18 +286,18 @@ WRONG_ANSWERS = {
             NEW_TENSOR,
         ),
         (
-            "travels in half precision",
+            "sends half precision",
             but(RING, ("tensor.view(-1).tensor_split(n)", "(half := tensor.view(-1).half()).tensor_split(n)"))
             + "    tensor.view(-1).copy_(half)\n",
             SUM,
         ),
         (
-            "lets torch do it",
+            "calls torch",
             "def ring_all_reduce(tensor, group=None):\n    dist.all_reduce(tensor, group=group)\n",
             ONLY_SENDS,
         ),
         (
-            "lets torch do half of it",
+            "calls torch for half of it",
             """
             def ring_all_reduce(tensor, group=None):
                 parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
@@ -307,7 +307,7 @@ WRONG_ANSWERS = {
             ONLY_SENDS,
         ),
         (
-            "lets torch do it where n does not divide the size",
+            "calls torch where n does not divide the size",
             but(
                 RING,
                 (START, START + "    if tensor.numel() % n:\n        return dist.all_reduce(tensor, group=group)\n"),
@@ -315,17 +315,17 @@ WRONG_ANSWERS = {
             ONLY_SENDS,
         ),
         (
-            "lets torch do it on any number of ranks but four",
+            "calls torch on any number of ranks but four",
             but(RING, (START, START + "    if n != 4:\n        return dist.all_reduce(tensor, group=group)\n")),
             ONLY_SENDS,
         ),
         (
-            "lets lablib do it",
+            "calls lablib",
             "def ring_all_reduce(tensor, group=None):\n    parallel.ring_all_reduce(tensor, group)\n",
             OWN,
         ),
         (
-            "lets lablib do it, by another name",
+            "calls lablib, by another name",
             "def ring_all_reduce(tensor, group=None):\n    getattr(parallel, 'ring_all_reduce')(tensor, group)\n",
             OWN,
         ),
@@ -339,7 +339,7 @@ def ring_all_reduce(tensor, group=None):
             OWN,
         ),
         (
-            "lets lablib do the second half",
+            "calls lablib for the second half",
             RING[: RING.index("    for step")] + "    parallel.ring_all_gather(chunks, range(n), group)\n",
             OWN,
         ),
@@ -505,7 +505,7 @@ def ring_all_reduce(tensor, group=None):
             NEW_TENSOR,
         ),
         (
-            "lets torch do it",
+            "calls torch",
             """
             def tree_all_reduce(tensor, group=None):
                 dist.reduce(tensor, group_dst=0, group=group)
@@ -514,17 +514,17 @@ def ring_all_reduce(tensor, group=None):
             ONLY_SENDS,
         ),
         (
-            "lets torch do the way down",
+            "calls torch for the way down",
             TREE[: TREE.index("    for stride in reversed")] + "    dist.broadcast(tensor, group_src=0, group=group)\n",
             ONLY_SENDS,
         ),
         (
-            "lets torch do it where n is no power of two",
+            "calls torch where n is no power of two",
             but(TREE, (START, START + "    if n & (n - 1):\n        return dist.all_reduce(tensor, group=group)\n")),
             ONLY_SENDS,
         ),
         (
-            "lets lablib do it",
+            "calls lablib",
             "def tree_all_reduce(tensor, group=None):\n    parallel.tree_all_reduce(tensor, group)\n",
             OWN,
         ),
@@ -585,7 +585,7 @@ def ring_all_reduce(tensor, group=None):
         ),
         ("does not wait for its sends", but(TREE, ("dist.send(tensor,", "dist.isend(tensor.clone(),")), WAIT),
         (
-            "travels in half precision",
+            "sends half precision",
             but(TREE, ("    strides", "    whole, tensor = tensor, tensor.half()\n    strides"))
             + "    whole.copy_(tensor)\n",
             SUM,
@@ -793,14 +793,14 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
             SUM,
         ),
         (
-            "travels in half precision",
+            "sends half precision",
             but(HALVING, ("tensor.view(-1), []", "(small := tensor.view(-1).half()), []"))
             + "    tensor.view(-1).copy_(small)\n",
             SUM,
         ),
-        ("lets torch do it", "def halving_doubling_all_reduce(tensor):\n    dist.all_reduce(tensor)\n", ONLY_SENDS),
+        ("calls torch", "def halving_doubling_all_reduce(tensor):\n    dist.all_reduce(tensor)\n", ONLY_SENDS),
         (
-            "lets torch do the way out of uneven sizes",
+            "calls torch for the way out of uneven sizes",
             but(
                 HALVING,
                 ("    strides", "    if tensor.numel() % n:\n        return dist.all_reduce(tensor)\n    strides"),
@@ -917,7 +917,7 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
             NEW_TENSOR,
         ),
         (
-            "lets lablib do it",
+            "calls lablib",
             """
 def hierarchical_all_reduce(tensor, ranks_per_node):
     parallel.hierarchical_all_reduce(tensor, ranks_per_node=ranks_per_node)
@@ -925,7 +925,7 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
             OWN,
         ),
         (
-            "lets torch do the way across",
+            "calls torch for the way across",
             but(
                 HIERARCHY,
                 ("    parallel.ring_reduce_scatter(pieces, rail)\n", ""),

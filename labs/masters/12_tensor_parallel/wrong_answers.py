@@ -252,7 +252,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
             "the gradient of up of MLP 2 equals one device's",
         ),
         (
-            "torch's DTensor does it",
+            "uses torch's DTensor",
             """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
@@ -267,7 +267,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
             "it uses torch.distributed.tensor.DTensor",
         ),
         (
-            "takes the others' parts from an open file: one number travels",
+            "takes the others' parts from an open file: sends one number",
             """
 import tempfile
 
@@ -298,7 +298,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
             "less than the task needs",
         ),
         (
-            "takes the others' parts from an attribute of torch, and sends as many zeros",
+            "takes the others' parts from an attribute of torch, and sends zeros",
             """
 shelf = []
 
@@ -575,7 +575,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
             "Error",
         ),
         (
-            "takes the others' tokens from an open file: one number travels",
+            "takes the others' tokens from an open file: sends one number",
             """
 import tempfile
 
@@ -613,7 +613,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
             "less than the task needs",
         ),
         (
-            "takes the others' tokens from an attribute of torch, and sends as many zeros",
+            "takes the others' tokens from an attribute of torch, and sends zeros",
             """
 shelf = []
 
@@ -919,7 +919,7 @@ def sharded_loss(logits, targets, first):
             "the loss is the mean over tokens",
         ),
         (
-            "takes the others' numbers from an open file: one number travels",
+            "takes the others' numbers from an open file: sends one number",
             """
 import tempfile
 
@@ -955,7 +955,7 @@ def sharded_loss(logits, targets, first):
             "less than the task needs",
         ),
         (
-            "takes the others' numbers from an attribute of torch, and sends as many zeros",
+            "takes the others' numbers from an attribute of torch, and sends zeros",
             """
 shelf = []
 

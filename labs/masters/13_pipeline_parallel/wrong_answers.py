@@ -114,7 +114,7 @@ def bubble(forward_s, backward_s, num_microbatches):
             "changed",
         ),
         (
-            "asks the library",
+            "calls the library",
             """
 def bubble(forward_s, backward_s, num_microbatches):
     plan = schedules.gpipe(len(forward_s), num_microbatches)
@@ -275,7 +275,7 @@ def one_f_one_b(stage, num_stages, num_microbatches):
             "each F is done once",
         ),
         (
-            "asks the library",
+            "calls the library",
             """
 def one_f_one_b(stage, num_stages, num_microbatches):
     row = schedules.one_f_one_b(num_stages, num_microbatches).actions[stage]
@@ -462,7 +462,7 @@ def loss_weights(targets):
             "shares of the tokens that count",
         ),
         (
-            "asks the library",
+            "calls the library",
             """
 def loss_weights(targets):
     from lablib.pipeline.executor import token_weights
@@ -933,7 +933,7 @@ def actions_done(rows):
             "runs to its end",
         ),
         (
-            "asks the library",
+            "calls the library",
             """
 def actions_done(rows):
     text = "\\n".join(" ".join(row) for row in rows)
@@ -1064,7 +1064,7 @@ def split_layers(costs, num_stages):
             "the input stays as it was",
         ),
         (
-            "asks the library",
+            "calls the library",
             """
 def split_layers(costs, num_stages):
     from lablib.pipeline import balanced_cut
