@@ -666,7 +666,7 @@ print(f"largest difference between the two gradients: {difference:.0e} (rounding
 show(figure_memory(naive_run.memory, timeline=naive, rank=0))
 
 # %% [markdown]
-# Activations accumulate during forward. Backward frees them, last layer first, and adds gradients. So memory peaks at
+# Activations accumulate during forward. Backward frees them, last layer first, and adds gradients. So memory peaks near
 # the end of forward. *Other* is temporary memory of backward. Now overlapped: a bucket is a copy. What does that
 # change?
 
@@ -823,7 +823,7 @@ explore(step_times, draw, others, interactive=interactive, examples=examples)
 #
 # For this lab's model, on A100s with PCIe, some 6 MB on 2 ranks and 2 MB on 4 to 64: it hardly changes, though small
 # buckets cost more with more ranks. GPT-2's line is nearly flat to the left: its embedding, 154 MB, is one bucket at
-# any size, and takes most of the time.
+# any size, and its time dominates.
 #
 # </details>
 

@@ -435,7 +435,9 @@ pd.DataFrame(rows).T
 # sign is never sent. With *error feedback* each rank keeps the dropped part, the *residual*, and adds it to the next
 # gradient (Seide et al., 2014; Karimireddy et al., 2019):
 #
-# a = g + e the gradient and the residual c = C(a) the message e = a - c the new residual
+#     a = g + e          the gradient and the residual
+#     c = C(a)           the message
+#     e = a - c          the new residual
 #
 # So the sum of all messages plus the residual is the sum of all gradients, exactly.
 
