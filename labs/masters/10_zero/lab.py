@@ -323,8 +323,8 @@ def shard_gradients(module):
 
 
 # %%
-# A weight of 5 numbers on 2 ranks, with gradients 0 1 2 3 4 and 0 10 20 30 40, twice. Rank 0
-# must have twice the mean of 0 1 2 and 0 10 20: 0 11 22; rank 1: 33 44 0.
+# A weight of 5 numbers on 2 ranks, with gradients 0 1 2 3 4 and 0 10 20 30 40, twice.
+# Rank 0 must have twice the mean of 0 1 2 and 0 10 20: 0 11 22; rank 1: 33 44 0.
 def two_backwards():
     layer = nn.Linear(5, 1, bias=False)
     shards = shard_gradients(layer)

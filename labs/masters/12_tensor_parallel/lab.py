@@ -332,8 +332,9 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
 
 
 # %%
-# 2 ranks have one token each, of width 1: 1 and -1. Their outputs: 2 gelu(3) = 5.99 and 2
-# gelu(-3) = -0.01. The gradient of gain is the sum over both tokens, on both ranks: 6.14.
+# 2 ranks have one token each, of width 1: 1 and -1.
+# Their outputs: 2 gelu(3) = 5.99 and 2 gelu(-3) = -0.01.
+# The gradient of gain is the sum over both tokens, on both ranks: 6.14.
 def small_sequence():
     x = torch.full((1, 1), 1.0 - 2 * dist.get_rank())
     gain, one = torch.ones(1, requires_grad=True), torch.ones(1, 1)
@@ -435,8 +436,8 @@ def sharded_loss(logits, targets, first):
 
 
 # %%
-# 2 ranks, 2 words on each, one token with four equal logits: a loss of log 4 = 1.386. The
-# gradient of its logits is 0.25, less 1 at the right word: number 2, the first of rank 1.
+# 2 ranks, 2 words on each, one token with four equal logits: a loss of log 4 = 1.386.
+# The gradient of its logits is 0.25, less 1 at the right word: number 2, the first of rank 1.
 def small_loss():
     logits = torch.zeros(1, 2, requires_grad=True)
     loss = sharded_loss(logits, torch.tensor([2]), first=2 * dist.get_rank())

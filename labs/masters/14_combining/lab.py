@@ -501,9 +501,9 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
 
 
 # %%
-# 2 ranks, one expert each: expert 0 adds 100, expert 1 adds 200. One place each. Rank 0's
-# tokens (values 1 and 2) both choose expert 1: only the first has a place. Expected: rank 0
-# [[201.0], [0.0]], rank 1 [[103.0], [204.0]].
+# 2 ranks, one expert each: expert 0 adds 100, expert 1 adds 200. One place each.
+# Rank 0's tokens (values 1 and 2) both choose expert 1: only the first has a place.
+# Expected: rank 0 [[201.0], [0.0]], rank 1 [[103.0], [204.0]].
 def small_mixture():
     rank = dist.get_rank()
     x = torch.tensor([[1.0], [2.0]]) if rank == 0 else torch.tensor([[3.0], [4.0]])
