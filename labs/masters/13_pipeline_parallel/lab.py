@@ -231,8 +231,8 @@ print(f"bubble:   {expected.bubble_fraction:.1%}")
 # The two differ a little, because a mean replaces the seconds of each micro-batch. The bubble is a little larger than
 # (p - 1)/(m + p - 1): no cut makes the stages exactly equal.
 #
-# Do the gradients equal those of one GPU? Forward and backward are the same operations. One thing is easily forgotten:
-# the loss of the batch is the *mean* over its tokens, but each micro-batch has its own mean. The sum of m means gives
+# Do the gradients equal one GPU's? Forward and backward are the same operations. One thing is easily forgotten: the
+# loss of the batch is the *mean* over its tokens, but each micro-batch has its own mean. The sum of m means gives
 # gradients m times too large. Adam hides this: it divides by the gradient's size.
 
 # %%
@@ -315,9 +315,9 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # In *ZB-H1* (Qi et al., 2023) the last stage begins after (p - 1) F, as before, and never waits. Its last I goes back
 # to stage 0 in (p - 1) I, not (p - 1)(I + W). And it comes earlier: after its last I the last stage still has p W's to
-# do, stage 0 only one. The last stage does these p - 1 W's while the gradient goes back. So each stage idles (p -
-# 1)(F + I - W), if W is not longer than F or I: p - 1 seconds instead of 3 (p - 1). Stage 0 holds no more than before;
-# the later stages do.
+# do, stage 0 only one. The last stage does these p - 1 W's while the gradient goes back. So a stage idles (p - 1)(F +
+# I - W), if W is not longer than F or I: p - 1 seconds instead of 3 (p - 1). Stage 0 holds no more than before; the
+# later stages do.
 #
 # *ZB-H2* fills the start as well. Between stage 0's first F and its first I there are p - 1 F's and p - 1 I's of other
 # stages. In this time stage 0 does 2 (p - 1) more forwards, 2p - 1 in total: no stage is idle between its first and

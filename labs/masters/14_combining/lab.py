@@ -151,7 +151,7 @@ print(f"parameters of rank 5's whole model off by {off:.0e} at most")
 # %% [markdown]
 # So the axes are independent. Now a realistic model: 16 layers of width 4096, sequences of 2048 tokens, 16 of them in a
 # batch, in bfloat16 with ZeRO-1; 2 data x 2 pipeline x 4 tensor ranks, 4 micro-batches. On which axis does a rank send
-# most bytes in a step? And how many times as many as on the axis with the fewest?
+# most bytes in a step? Guess also the ratio of most to fewest bytes.
 
 # %%
 my_guess_axis = None  # "data", "pipeline" or "tensor"
