@@ -426,7 +426,7 @@ leader_board(board, max_in_flight=(3, 2, 2))
 # - The plan and the seconds of its actions determine the time of the step, here to 1%, and the memory of each stage.
 
 # %% [markdown] tags=["further"] minutes=8
-# ## Further: deadlocks
+# ## Further: does a plan finish?
 #
 # Three stages, two micro-batches. Do these rows run to their end? If not, which stages wait for one another in a
 # circle? Follow the rows before you look at the picture.

@@ -840,7 +840,7 @@ pd.DataFrame(table).T
 #
 # A mixture of 64 experts, 8 for each token (OLMoE: each token uses 1.3 of 6.9 billion parameters). The dense model with
 # the same FLOPs per token has 1.3 billion. Is the mixture as fast? It learns more from each token (its authors needed a
-# third of the tokens), but a step is slower. On 8 GPUs, what is its speed over the dense model's?
+# third of the tokens), but a step has extra costs. On 8 GPUs, what is its speed over the dense model's?
 
 # %%
 my_guess_speed = None  # such as 0.9
