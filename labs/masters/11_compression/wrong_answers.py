@@ -812,7 +812,7 @@ def error_feedback(compress):
         return compress(accumulated)
     return send
 """,
-            "compress is called once a message",
+            "compress is called once per message",
         ),
         (
             "keeps the gradient, and computes later",
