@@ -59,7 +59,7 @@ def missing_in_order(named: list[tuple[str, str]], called: list[tuple[str, str]]
 def test_each_rank_calls_what_the_page_says_in_its_order():
     first, *_, last = calls_of_one_all_reduce()
     coming, completing, going_on = (
-        section(title) for title in ("The rank that comes first", "The rank that comes last", "Everybody goes on")
+        section(title) for title in ("The rank that comes first", "The rank that comes last", "All ranks go on")
     )
     assert len(coming) > 8 and len(completing) > 8 and len(going_on) > 4
     assert missing_in_order(coming, first) == []

@@ -1,4 +1,4 @@
-"""Checks of lab 07: the data pipeline. Times, traces, orders and stops are drawn anew."""
+"""Checks of lab 07: the data pipeline. Times, traces, orders and stops are drawn at random."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ from lablib.text.units import plural
 @exercise(
     "How many workers?",
     hints=[
-        "How long does the device work on one batch, copy included, where nothing delays it? Does the stream matter?",
+        "How long does the device work on one batch, copy included, if nothing delays it? Does the stream matter?",
         "k workers are enough if load_ms / k is no longer than that. So divide, and round up: 2.1 workers are 3. "
         "Compare with `most` last.",
         "`busy = max(copy_ms, step_ms) if own_stream else copy_ms + step_ms`; rounded up, without fractions, "
@@ -46,7 +46,7 @@ def _is_count_or_none(saw: Any) -> bool:
 
 
 def _typed(value: Any) -> str:
-    """6.0 would be shown as 6: its type is said with it."""
+    """The value with its type: 6.0 would be shown as 6."""
     return "None" if value is None else f"{short_repr(value)}, type {type(value).__name__}"
 
 
@@ -55,8 +55,8 @@ def _same_in_seconds(load_ms: int, busy_ms: int) -> bool:
 
 
 def _settings(draw: Draw) -> Iterator[tuple[str, int, int, int, bool, int]]:
-    """What a case is about, load, copy, step, own stream, most."""
-    # Who divides seconds meets rounding in the cases for it, at the end, and not in those for another mistake.
+    """Rule that a case tests, load, copy, step, own stream, most."""
+    # An answer that divides seconds fails the cases for rounding, at the end, and no case for another mistake.
     times = [(10 * tens, k) for tens in range(5, 16) for k in range(3, 7)]
     multiples = ((1, 1), (2, 1), (3, 3))  # of k steps, and of a step
     step, k = draw.choice([(s, k) for s, k in times if all(_same_in_seconds(a * k * s, b * s) for a, b in multiples)])
@@ -64,7 +64,7 @@ def _settings(draw: Draw) -> Iterator[tuple[str, int, int, int, bool, int]]:
     copy = draw.choice([c for c in range(first, first + 20) if _same_in_seconds(k * (step + c), step + c)])
     yield "no copy, a load that steps divide", k * step, 0, step, False, 99
     yield "a load just short of k steps needs all k workers", k * step - 1, 0, step, False, 99
-    yield "what does not divide is rounded up", k * step + step // 4, 0, step, False, 99
+    yield "a fraction is rounded up", k * step + step // 4, 0, step, False, 99
     yield "a load as short as a step", step, 0, step, False, 99
     yield "in one stream a long copy and the step follow one another", k * (3 * step) + 1, 2 * step, step, False, 99
     yield "in one stream copy and step follow one another", k * (step + copy), copy, step, False, 99
@@ -110,12 +110,12 @@ def smallest_prefetch(expect: Expect, smallest_prefetch: Callable[..., int | Non
     not_from_lablib(smallest_prefetch)
     for rule, loads, step in _traces(expect.draw):
         expect.measured.clear()
-        told = str(loads) if len(loads) <= 12 else f"{len(loads)} loads, the first {loads[:6]}"
+        shown = str(loads) if len(loads) <= 12 else f"{len(loads)} loads, the first {loads[:6]}"
         call = observe(smallest_prefetch, loads, step)
         if call.changed:
             raise RuleBroken(f"the loads stay as they were ({rule})", "they changed", "as they were: work on a copy")
         wanted = next((p for p in range(1, len(loads) + 1) if not _waits(loads, step, p)), None)
-        _expect_count(expect, f"{rule} (steps of {step} ms; {told})", call.value, wanted, loads, step)
+        _expect_count(expect, f"{rule} (steps of {step} ms; {shown})", call.value, wanted, loads, step)
 
 
 def _expect_count(expect: Expect, rule: str, saw: Any, wanted: int | None, loads: list[int], step: int) -> None:
@@ -144,7 +144,7 @@ def _waits(loads: Sequence[int], step: int, prefetch: int) -> list[tuple[int, in
 
 
 def _traces(draw: Draw) -> Iterator[tuple[str, list[int], int]]:
-    """What a case is about, loads, step."""
+    """Rule that a case tests, loads, step."""
     step = 10 * draw.integer(3, 9)
     quick = step // 3
     yield "one batch, loaded in no time", [0], step
@@ -166,7 +166,7 @@ def _traces(draw: Draw) -> Iterator[tuple[str, list[int], int]]:
     yield "slow loads apart from one another", [1, 1, 1, 2 * step, 1, 1, 1, 2 * step, 1, 1], step
     yield "the last load is slow", [1] * 5 + [3 * step], step
     slow_first = [3 * step, 2 * step, 1, 1, 1]
-    yield "batch 0 gives the others time if it takes long: the worker loads on only when free", slow_first, step
+    yield "a long load of batch 0 gives no time to load others: the worker is not free", slow_first, step
     yield "one worker loads in turn", [1, step + 5, step - 5, step + 3, 1, 1], step
     yield "all orders of the start are needed", [1] * 6 + [6 * step - 1], step
     yield "loads of no time", [0, 0, 0, 2 * step, 0], step
@@ -191,11 +191,11 @@ def _traces(draw: Draw) -> Iterator[tuple[str, list[int], int]]:
         yield "drawn at random", drawn, max(1, draw.integer(60, 160))
 
 
-# ---- What is wrong with an order ------------------------------------------------------------------------------------
+# ---- Find the bugs in an order ---------------------------------------------------------------------------------------
 
 
 @exercise(
-    "What is wrong with this order?",
+    "Find the bugs in an order",
     hints=[
         "Two of the bugs are seen in one epoch with all its ranks, one in one rank with all its epochs.",
         "For each epoch count how often each sample came, to all ranks together. For each rank compare every two "
@@ -211,9 +211,9 @@ def order_bugs(expect: Expect, order_bugs: Callable[..., set[str]]) -> None:
         delivered = [[list(part) for part in epoch] for epoch in delivered]  # no two are one object
         call = observe(order_bugs, delivered, num)
         if call.changed:
-            raise RuleBroken(f"what was delivered stays as it was ({rule})", "it changed", "work on a copy")
+            raise RuleBroken(f"delivered stays as it was ({rule})", "it changed", "work on a copy")
         saw = call.value
-        shown = f"{rule}: {_told(delivered)}"
+        shown = f"{rule}: {_shown(delivered)}"
         if not isinstance(saw, set | frozenset) or not all(isinstance(word, str) for word in saw):
             raise RuleBroken(f"a set of words is returned ({shown})", short_repr(saw), 'such as {"lost"}, or set()')
         wanted = _bugs(delivered, num)
@@ -221,7 +221,7 @@ def order_bugs(expect: Expect, order_bugs: Callable[..., set[str]]) -> None:
             raise RuleBroken(shown, _words(saw), _words(wanted))
 
 
-def _told(delivered: list[list[list[int]]]) -> str:
+def _shown(delivered: list[list[list[int]]]) -> str:
     return "; ".join(f"epoch {number} {parts}" for number, parts in enumerate(delivered))
 
 
@@ -245,7 +245,7 @@ Delivered = list[list[list[int]]]
 
 
 def _deliveries(draw: Draw) -> Iterator[tuple[str, Delivered, int]]:
-    """What a case is about, what was delivered, the number of samples. Small enough to be shown whole."""
+    """Rule that a case tests, the delivered samples, their number. Small enough to be shown in full."""
     yield "nothing is wrong", [[[0, 1], [2, 3]], [[3, 0], [1, 2]]], 4
     yield "one epoch, nothing wrong", [[[1, 3], [0, 2]]], 4
     yield "one rank, another order", [[[0, 1, 2]], [[2, 0, 1]]], 3
@@ -260,26 +260,26 @@ def _deliveries(draw: Draw) -> Iterator[tuple[str, Delivered, int]]:
     yield "the padding of a sampler counts as repeated", [[[0, 1], [2, 0]], [[1, 0], [0, 2]]], 3
     yield "a rank keeps its samples and changes their order", [[[0, 1], [2, 3]], [[1, 0], [3, 2]]], 4
     yield "two ranks change parts", [[[0, 1], [2, 3]], [[2, 3], [0, 1]]], 4
-    yield "an epoch begins as the one before", [[[0, 1, 2], [3, 4, 5]], [[0, 2, 1], [3, 5, 4]]], 6
+    yield "an epoch begins like the one before", [[[0, 1, 2], [3, 4, 5]], [[0, 2, 1], [3, 5, 4]]], 6
     yield "most places are the same", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1, 3, 2], [4, 5, 7, 6]]], 8
     yield "all ranks stale", [[[0, 1], [2, 3]], [[0, 1], [2, 3]]], 4
     yield "two of three ranks stale", [[[0, 1], [2, 3], [4, 5]], [[0, 1], [3, 2], [4, 5]]], 6
     yield "the first rank stale", [[[0, 1], [2, 3]], [[0, 1], [3, 2]]], 4
     yield "the last rank stale", [[[0, 1], [2, 3]], [[1, 0], [2, 3]]], 4
-    yield "the first two of three epochs alike", [[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[3, 0], [1, 2]]], 4
-    yield "the second and the third epoch alike", [[[3, 0], [1, 2]], [[0, 1], [2, 3]], [[0, 1], [2, 3]]], 4
-    yield "the first and the third epoch alike", [[[0, 1], [2, 3]], [[3, 0], [1, 2]], [[0, 1], [2, 3]]], 4
+    yield "the first two of three epochs are the same", [[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[3, 0], [1, 2]]], 4
+    yield "the second and the third epoch are the same", [[[3, 0], [1, 2]], [[0, 1], [2, 3]], [[0, 1], [2, 3]]], 4
+    yield "the first and the third epoch are the same", [[[0, 1], [2, 3]], [[3, 0], [1, 2]], [[0, 1], [2, 3]]], 4
     yield "stale and lost", [[[0, 1], [3, 2]], [[0, 1], [2, 3]]], 5
     yield "lost, and as many repeated", [[[0, 1], [2, 2]], [[2, 0], [1, 3]]], 4
     yield "all three at once", [[[0, 1], [1, 2]], [[0, 1], [2, 1]]], 4
     yield "stale and repeated", [[[0, 1], [1, 2]], [[0, 1], [2, 1]]], 3
-    yield "one epoch's part begins the other's", [[[0, 1], [2, 3, 4]], [[0, 1, 2], [4, 3]]], 5
+    yield "a part is the beginning of another epoch's part", [[[0, 1], [2, 3, 4]], [[0, 1, 2], [4, 3]]], 5
     yield "parts of different lengths", [[[0, 1, 2], [3, 4]], [[4, 3, 1], [2, 0]]], 5
     a, b, c, d = [[0, 1], [2, 3]], [[1, 2], [3, 0]], [[2, 0], [1, 3]], [[3, 1], [0, 2]]
     yield "the first sample lost", [[[1, 2], [3, 4]]], 5
     yield "lost in one epoch, repeated in the other", [[[0, 1], [2, 2]], [[1, 0], [3, 3]]], 4
-    yield "the first and the fourth epoch alike", [a, b, c, a], 4
-    yield "the second and the last of five epochs alike", [a, b, c, d, b], 4
+    yield "the first and the fourth epoch are the same", [a, b, c, a], 4
+    yield "the second and the last of five epochs are the same", [a, b, c, d, b], 4
     yield "lost in the middle epoch only", [[[0, 1, 2], [3, 4]], [[2, 0], [1, 3]], [[4, 1, 0], [2, 3]]], 5
     yield "repeated in the middle epoch only", [[[0, 1], [2, 3]], [[1, 2], [3, 0, 1]], [[2, 0], [1, 3]]], 4
     yield "lost and repeated in the fourth epoch", [a, b, c, [[3, 1], [0, 0]]], 4
@@ -295,18 +295,18 @@ def _deliveries(draw: Draw) -> Iterator[tuple[str, Delivered, int]]:
     yield "every rank gets all", [[[0, 2, 1], [0, 2, 1]], [[1, 0, 2], [1, 0, 2]]], 3
     yield "twice within a part, not at its ends", [[[4, 0, 1, 0, 2], [3, 5]]], 6
     yield "shared, not at the ends of the parts", [[[0, 1, 2], [3, 1, 4]]], 5
-    yield "one epoch's part begins the one before", [[[0, 1, 2], [4, 3]], [[0, 1], [2, 3, 4]]], 5
+    yield "a part is the beginning of the part in the epoch before", [[[0, 1, 2], [4, 3]], [[0, 1], [2, 3, 4]]], 5
     yield "one sample more", [[[1, 2], [3, 4, 0]], [[1, 2, 0], [4, 3]]], 5
-    yield "one sample more, which was there", [[[1, 0], [2, 3]], [[1, 0, 0], [3, 2]]], 4
-    yield "the part begins anew", [[[1, 0], [2, 3]], [[1, 0, 1], [3, 2]]], 4
+    yield "one sample more, a repeated one", [[[1, 0], [2, 3]], [[1, 0, 0], [3, 2]]], 4
+    yield "the first sample again at the end", [[[1, 0], [2, 3]], [[1, 0, 1], [3, 2]]], 4
     yield "the same row of samples, cut elsewhere", [[[0, 1, 2], [3, 4]], [[0, 1], [2, 3, 4]]], 5
     yield "stale, and repeated in that part", [[[0, 0, 1], [2, 3]], [[0, 0, 1], [3, 2]]], 4
     middle = [[*range(8)], [*range(8, 16)]], [[0, 1, 3, 2, 4, 5, 6, 7], [8, 9, 11, 10, 12, 13, 14, 15]]
     yield "two of eight places differ", list(middle), 16
     begins_so = [[[0, 1], [2, 3, 4]], [[0, 2], [1, 3, 4]], [[0, 1], [2, 4, 3]]]
-    yield "first and third alike, the second begins so", begins_so, 5
+    yield "first and third the same, the second begins the same way", begins_so, 5
     yield "one rank, second and fourth epoch", [a, b, c, [[1, 2], [0, 3]]], 4
-    yield "the first and the sixth epoch alike", [a, b, c, d, [[1, 3], [2, 0]], a], 4
+    yield "the first and the sixth epoch are the same", [a, b, c, d, [[1, 3], [2, 0]], a], 4
     last_of_five = [[[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]], [[1, 0], [3, 2], [5, 4], [7, 6], [8, 9]]]
     yield "the last of five ranks stale", last_of_five, 10
     for _ in range(60):
@@ -334,10 +334,10 @@ def _deliveries(draw: Draw) -> Iterator[tuple[str, Delivered, int]]:
     "Stop and go on",
     hints=[
         "After one run, which places of the order are used? And of which list are the parts of the second run places?",
-        "Keep a list of what is left, in the epoch's order. For each run: its ranks' parts of that list, of each the "
-        "first `used` samples; take these out, and the list for the next run is there.",
-        "Rank r of a run with W ranks had `left[r::W]`, and used `[:used]` of it. Collect these of all ranks before "
-        "you make the new list. In the end deal it: `left[r::ranks]`.",
+        "Keep a list of the remaining samples, in the epoch's order. For each run: split it into the parts of the "
+        "ranks, and take the first `used` samples of each part out of the list. The next run starts from that list.",
+        "Rank r of a run with W ranks had `left[r::W]`, and used `[:used]` of it. Collect these samples of all ranks "
+        "before you make the new list. In the end deal it: `left[r::ranks]`.",
     ],
 )
 def resume(expect: Expect, resume: Callable[..., list[list[int]]]) -> None:
@@ -369,12 +369,12 @@ def _expect_parts(expect: Expect, saw: Any, order: list[int], runs: Runs, ranks:
     twice = [sample for sample, count in given.items() if count > 1]
     expect.that(f"no sample is dealt twice ({where})", not twice, saw=f"twice: {twice}", expected="each once")
     wanted = [left[rank::ranks] for rank in range(ranks)]
-    rule = f"place i of what is left, in the epoch's order, goes to rank i mod {ranks} ({where})"
+    rule = f"place i of the remaining samples, in the epoch's order, goes to rank i mod {ranks} ({where})"
     expect.equal(rule, [list(part) for part in saw], wanted)
 
 
 def _left(order: Sequence[int], runs: Runs) -> list[int]:
-    """Sample by sample: rank and place in its part of each."""
+    """Remaining samples, from the rank and place in its part of each sample."""
     left = list(order)
     for run in runs:
         ranks = len(run)
@@ -383,22 +383,22 @@ def _left(order: Sequence[int], runs: Runs) -> list[int]:
 
 
 def _stops(draw: Draw) -> Iterator[tuple[str, list[int], Runs, int]]:
-    """What a case is about, the order, the runs, the ranks that go on."""
+    """Rule that a case tests, the order, the runs, the number of ranks that go on."""
 
     def order(num: int) -> list[int]:
         return draw.shuffled(list(range(num)))
 
     yield "no run so far", order(6), [], 2
     yield "one rank, one more goes on", order(6), [[(2, 2)]], 1
-    yield "one rank, what was loaded and not used", order(6), [[(4, 2)]], 1
+    yield "one rank, samples loaded and not used", order(6), [[(4, 2)]], 1
     yield "two ranks used as many, two go on", order(8), [[(2, 2), (2, 2)]], 2
     yield "two ranks used as many, three go on", order(9), [[(2, 2), (2, 2)]], 3
     yield "two ranks used as many, one goes on", order(8), [[(3, 2), (4, 2)]], 1
-    yield "three ranks, each differently far", order(12), [[(2, 1), (1, 0), (4, 3)]], 2
+    yield "three ranks, each at another place", order(12), [[(2, 1), (1, 0), (4, 3)]], 2
     yield "the first rank is ahead", order(8), [[(4, 3), (2, 1)]], 2
     yield "the last rank is ahead", order(8), [[(1, 0), (3, 3)]], 3
     yield "nothing was used, much was loaded", order(7), [[(3, 0), (3, 0)]], 2
-    yield "samples that ranks do not divide", order(7), [[(2, 1), (2, 1), (1, 1)]], 2
+    yield "samples that are no multiple of the ranks", order(7), [[(2, 1), (2, 1), (1, 1)]], 2
     yield "all was used", order(5), [[(3, 3), (2, 2)]], 2
     yield "more ranks than samples left", order(5), [[(2, 2), (2, 1)]], 4
     yield "two runs, the second used more", order(10), [[(2, 0), (2, 2)], [(2, 2), (2, 1)]], 2
@@ -407,7 +407,7 @@ def _stops(draw: Draw) -> Iterator[tuple[str, list[int], Runs, int]]:
     yield "three runs", order(14), [[(2, 1), (2, 2)], [(2, 1), (1, 1), (1, 1)], [(4, 3)]], 3
     yield "a run that used nothing, between two", order(9), [[(1, 1), (2, 1)], [(1, 0)], [(2, 2), (2, 1)]], 2
     numbers = [37 * number + 100 for number in order(8)]
-    yield "samples that are no places", numbers, [[(3, 2), (3, 1)]], 2
+    yield "sample numbers that differ from places", numbers, [[(3, 2), (3, 1)]], 2
     yield "no run so far, one rank", order(6), [], 1
     yield "no run so far, three ranks", order(7), [], 3
     yield "no run so far, more ranks than samples", order(3), [], 5

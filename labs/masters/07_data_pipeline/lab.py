@@ -3,9 +3,9 @@
 #
 # **Question.** Why is the GPU waiting?
 #
-# A training loop takes a *batch* (samples for one step), copies it to the *device* (the GPU) and computes a step. Where
+# A training loop takes a *batch* (samples for one step), copies it to the *device* (the GPU) and computes a step. If
 # batches come too slowly, the most expensive part of the machine does nothing. You will find out why it waits and what
-# helps, and make sure that what arrives is right: every sample once, in an order that changes, also after a stop.
+# helps, and check the data that arrives: every sample once, in an order that changes, also after a stop.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -30,9 +30,9 @@ quick: bool = True  # few batches and few repeats
 # %% [markdown] minutes=6
 # ## The loop as a timeline
 #
-# First the plainest loop: it loads a batch, then computes with it, in turn. To *load* is to read samples, unpack
-# them (*decode*) and collect them in memory of the *host*, the computer that the device belongs to. Here a load takes
-# 250 ms and a step 100. Guess: for which part of the time does the device wait?
+# First the simplest loop: it loads a batch, then computes with it, in turn. To *load* is to read samples, unpack them
+# (*decode*) and collect them in memory of the *host*, the computer that the device belongs to. Here a load takes 250 ms
+# and a step 100 ms. Guess: for what fraction of the time does the device wait?
 
 # %%
 my_guess_alone = None  # percent
@@ -46,9 +46,10 @@ print("you guessed", my_guess_alone, "percent")
 
 # %% [markdown]
 # Each second without computing is in a *gap*, and has a cause; here always that the batch is not loaded. (F+B is a
-# step's computation: forward and backward.) Now *workers*, processes that load side by side while the device computes.
-# Each has at most *prefetch* orders: batches that it is to load, or has loaded and nobody took. (In torch's
-# `DataLoader`: `num_workers` and `prefetch_factor`.) Here two workers. Guess the part of waiting in the long run.
+# step's computation: forward and backward.) Now *workers*, processes that load in parallel while the device computes.
+# Each has at most *prefetch* orders: batches that it has to load, or has loaded and the loop has not taken yet. (In
+# torch's `DataLoader`: `num_workers` and `prefetch_factor`.) Here there are two workers. Guess the fraction of the time
+# that the device waits in the long run.
 
 # %%
 my_guess_workers = None  # percent
@@ -61,12 +62,12 @@ print(f"after the first batch the device waits {two.idle_share_from(0):.0%} of t
 print("you guessed", my_guess_workers, "percent")
 
 # %% [markdown]
-# Two workers bring a batch every 125 ms on average, and the device needs one every 100. So a fifth is lost,
-# and in the long run a larger prefetch changes nothing: a store emptied faster than it is filled is empty, however
-# large.
+# Two workers bring a batch every 125 ms on average, and the device needs one every 100 ms. So a fifth of the time is
+# lost, and in the long run a larger prefetch changes nothing: a buffer that is emptied faster than it is filled is
+# empty at any size.
 #
-# Two more causes: workers must *start*, here anew in every *epoch* (one pass over all samples), and a loaded batch must
-# be *copied* to the device.
+# Two more causes: workers must *start*, here again in every *epoch* (one pass over all samples), and a loaded batch
+# must be *copied* to the device.
 
 # %%
 starting = Loader(workers=3, start_s=0.2, batch_bytes=500e6)  # 500 MB at 25 GB/s: 20 ms
@@ -75,19 +76,19 @@ show(lab07.figure_loading(again, batches=10))
 
 # %% [markdown]
 # Which gap has which cause? Before an epoch's first step all three follow one another. `persistent_workers=True` keeps
-# workers from epoch to epoch, which saves the start; the epoch's first load stays. Where an epoch is long, neither
-# counts much.
+# workers from epoch to epoch, which saves the start but not the epoch's first load. In a long epoch neither counts
+# much.
 
 # %% [markdown] minutes=4
 # ## Copies
 #
 # A device works through *streams*, queues of work. The host's memory is usually *pageable*: the system may move it, and
-# the loop has to wait for its copy. *Pinned* memory stays where it is, so a copy may run while the loop goes on: in the
-# stream of the steps, or on a stream of its own. Here loads are quick, a step takes 100 ms, a copy C = 40. Guess the
-# time a step, copy included, each way.
+# the loop has to wait for its copy. *Pinned* memory is never moved, so a copy may run while the loop goes on: in the
+# stream of the steps, or on a separate stream. Here loads are quick, a step takes 100 ms, a copy C = 40 ms. Guess the
+# time per step, copy included, for each of the three.
 
 # %%
-my_guess_copies = None  # three numbers, in ms: pageable; pinned; pinned, own stream
+my_guess_copies = None  # three numbers, in ms: pageable; pinned; pinned, separate stream
 print("guess:", my_guess_copies)
 
 # %%
@@ -98,20 +99,20 @@ show(lab07.figure_loading(run_loop(loader, [0.05] * 6, [0.1] * 6), batches=6))
 print("you guessed", my_guess_copies)
 
 # %% [markdown]
-# A stream does one thing after another, so in the steps' own stream a pinned copy saves nothing here. It allows the
-# stream of its own, drawn above, where each copy but the first hides behind the step before. (A real pageable copy is
-# also slower itself.) In torch:
+# A stream does one thing after another, so in the stream of the steps a pinned copy saves nothing here. But it allows a
+# separate stream, drawn above, where each copy except the first is hidden behind the step before. (A real pageable copy
+# is also slower itself.) In torch:
 #
 # - `DataLoader(..., pin_memory=True)`;
 # - the next batch's `.to(device, non_blocking=True)` inside `with torch.cuda.stream(own):`, before this step is waited
 #   for;
-# - before the batch is used, `torch.cuda.current_stream().wait_stream(own)`, or a step reads a batch that is half
-#   there;
-# - then `batch.record_stream(torch.cuda.current_stream())`, or its memory may go to the next copy while a step reads
-#   it.
+# - before the batch is used, `torch.cuda.current_stream().wait_stream(own)`, or a step reads a batch that is only
+#   partly copied;
+# - then `batch.record_stream(torch.cuda.current_stream())`, or its memory may be given to the next copy while a step
+#   reads it.
 #
-# When does it matter? When C is a good part of a step. Say the *link* between host and device carries 25 of the 31.5
-# GB/s that PCIe 4.0 x16 has on paper:
+# When does it matter? When C is a large part of a step. Suppose that the *link* between host and device carries 25 of
+# the 31.5 GB/s that PCIe 4.0 x16 has on paper:
 
 # %%
 batches = {"8,192 tokens of 8 bytes": 8192 * 8}
@@ -122,18 +123,18 @@ for name, size_bytes in batches.items():
 # %% [markdown] minutes=5
 # ## Exercise 1: how many workers?
 #
-# Each load takes L, each copy C, each step S. The device needs a batch every S + C where copy and step follow one
-# another; on a stream of its own a copy runs beside a step, and the slower of the two decides. With k workers a batch
-# comes every L / k. In the long run (*steady state*), loading delays nothing if that is no longer. A worker
-# that decodes keeps a core busy, so their number has a limit, `most`.
+# Each load takes L, each copy C, each step S. The device needs a batch every S + C if copy and step follow one another;
+# on a separate stream a copy runs during a step, and the slower of the two decides. With k workers a batch comes every
+# L / k. In the long run (*steady state*), loading delays nothing if L / k is no longer than that. A worker that decodes
+# keeps a core busy, so their number has a limit, `most`.
 
 
 # %% tags=["exercise"]
 def fewest_workers(load_ms, copy_ms, step_ms, own_stream, most):
-    """The fewest workers for which loading delays nothing in steady state; None if over most.
+    """Fewest workers for which loading delays nothing in steady state; None if more than most.
 
     load_ms, copy_ms, step_ms: whole numbers of ms, copy_ms at least 0, the others at least 1.
-    own_stream: copies have a stream of their own. most: at least 1. At least 1 is returned.
+    own_stream: copies use a separate stream. most: at least 1. Returns at least 1.
     """
     ### BEGIN SOLUTION
     busy_ms = max(copy_ms, step_ms) if own_stream else copy_ms + step_ms
@@ -155,9 +156,9 @@ check.fewest_workers(fewest_workers)
 # ## Jitter
 #
 # Real loads differ: a large image, a busy disk. Such *jitter* is given here as standard deviation over mean; times are
-# drawn from a *lognormal* distribution: most are short, a few much longer. One worker loads, in 80 ms on average, for
-# steps of 100. On average it is fast enough. Guess: for which part of the time does the device wait at a jitter of
-# 100%, with prefetch 1 and with prefetch 16?
+# drawn from a *lognormal* distribution: most are short, a few much longer. One worker loads a batch in 80 ms on
+# average, for steps of 100 ms. On average it is fast enough. Guess: for what fraction of the time does the device wait
+# at a jitter of 100%, with prefetch 1 and with prefetch 16?
 
 # %%
 my_guess_jitter = None  # two percentages
@@ -180,28 +181,28 @@ show(figure_idle_shares(prefetches, shares, title="One worker, steps of 100 ms")
 print("you guessed", my_guess_jitter)
 
 # %% [markdown]
-# Two kinds of waiting. A *buffer* of batches loaded ahead carries over slow loads, at the price of host memory, workers
-# x prefetch batches: it takes away what jitter adds. The upper curve is a loader too slow on average: it ends near
-# 1 - 100 / 125 = 20%, and below that only more workers, or quicker loads, help.
+# There are two kinds of waiting. A *buffer* of batches loaded ahead bridges slow loads, at the price of host memory for
+# workers x prefetch batches: it removes the waiting that jitter adds. The upper curve is a loader that is too slow on
+# average: it ends near 1 - 100 / 125 = 20%, and below that only more workers, or quicker loads, help.
 
 # %% [markdown] minutes=13
 # ## Exercise 2: the smallest prefetch
 #
-# You have measured how long each load takes. How far ahead must the one worker load? With prefetch P:
+# You have measured how long each load takes. How far ahead must a single worker load? With prefetch P:
 #
 # - batches 0 to P - 1 are ordered at time 0, batch i when batch i - P is *taken*;
 # - a load begins when its batch is ordered and the load before has ended;
 # - batch i is *due* when the step before has ended; it is taken then or once it is loaded, and its step begins at once.
 #
 # By hand, P = 1, loads 2, 1, 7, 2 and steps of 4: loads end at 2, 3, 13, 15; batches are taken at 2, 6, 13, 17. Batch 2
-# was ordered at 6 and due at 10: the device waits 3. Nothing hides the wait for batch 0: it does not count.
+# was ordered at 6 and due at 10: the device waits 3. The wait for batch 0 cannot be hidden and does not count.
 
 
 # %% tags=["exercise"]
 def smallest_prefetch(loads, step):
-    """The least P with which the device never waits after batch 0; None: no P is enough.
+    """Smallest P with which the device never waits after batch 0; None if no P is enough.
 
-    loads: list of whole numbers of ms, 0 or more, at least one; stays as it is.
+    loads: list of whole numbers of ms, 0 or more, at least one; not changed.
     step: ms, at least 1.
     One worker; batches are taken in order. P from 1 to len(loads): more changes nothing.
     """
@@ -225,16 +226,16 @@ def smallest_prefetch(loads, step):
 try_out(smallest_prefetch, [2, 1, 7, 2], step=4)
 try_out(smallest_prefetch, [3, 4, 4, 4], step=4)  # 1: nothing is ever late
 try_out(smallest_prefetch, [3, 5, 5, 5], step=4)  # None: too slow on average
-try_out(smallest_prefetch, [1, 9, 1, 1, 1, 1], step=4)  # None: slow before it could be ahead
+try_out(smallest_prefetch, [1, 9, 1, 1, 1, 1], step=4)  # None: slow before the worker is ahead
 
 # %% tags=["check"] points=3
 check.smallest_prefetch(smallest_prefetch)
 
 # %% [markdown]
-# More orders never make a batch later, so the library searches by halves: it tries the middle, then the half where the
-# answer must be. The k P batches that k workers have loaded ahead last the device k P steps. So a slow load of X among
-# many quick ones is hidden by P of about X / (k S), rounded up; unless it comes before the workers could get ahead:
-# that no P hides.
+# More orders never make a batch later, so the library uses a binary search: it tries the middle, then the half that
+# contains the answer. The k P batches that k workers have loaded ahead last the device k P steps. So a slow load of X
+# among many quick ones is hidden by P of about X / (k S), rounded up. No P hides a slow load that comes before the
+# workers could get ahead.
 
 # %%
 from lablib.data.loading import smallest_prefetch as library
@@ -244,11 +245,11 @@ print("200 loads of 80 ms, jitter 50%: prefetch", library.smallest_prefetch(load
 show_source(library.smallest_prefetch, after=check.smallest_prefetch)
 
 # %% [markdown]
-# Now turn the knobs. Find settings where workers help and prefetch does not; and some where twice the prefetch does as
-# much as twice the workers, without keeping further cores busy. Two lines are formulas: for constant times (*D/D*, as
-# in *deterministic*), and for *exponential* ones, whose deviation equals their mean (*M/M/k/K*, the name of that
-# queue). In that queue the steps jitter, too, and any free worker takes the next order; torch's take turns, as ours
-# do.
+# Now change the settings. Find some where workers help and prefetch does not; and some where twice the prefetch helps
+# as much as twice the workers, without keeping more cores busy. Two lines are formulas: for constant times (*D/D*, as
+# in *deterministic*), and for *exponential* times, with a deviation equal to their mean (*M/M/k/K*, the name of that
+# queue). In that queue the steps jitter, too, and any free worker takes the next order; torch's workers and ours take
+# turns.
 
 # %%
 from lablib.widgets import loader_calculator
@@ -258,10 +259,10 @@ loader_calculator(interactive=interactive)
 # %% [markdown] minutes=6
 # ## Order
 #
-# Neighbouring batches should differ only by chance, so samples are *shuffled*. Where files are read from front to back,
-# a *shuffle buffer* does it: it holds b samples, gives out one at random and takes the next of the file in its place.
-# Here 5,000 samples lie sorted into ten classes. Guess: how many classes has a batch of 50, with b = 1,000 and with
-# 5,000?
+# Neighbouring batches should differ only by chance, so samples are *shuffled*. For files that are read from front to
+# back there is the *shuffle buffer*: it holds b samples, gives out one at random and replaces it by the next one of the
+# file. Here 5,000 samples are sorted into ten classes. Guess: how many classes does a batch of 50 contain, with b =
+# 1,000 and with 5,000?
 
 # %%
 my_guess_classes = None  # two numbers, up to 10
@@ -275,7 +276,7 @@ for size in (1, 100, 1000, 5000):
     order = list(shuffle_buffer(range(5000), size))
     parts = [order[first : first + 50] for first in range(0, 5000, 50)]
     classes[f"buffer {size:,}"] = [len({sample // 500 for sample in part}) for part in parts]
-told = [
+means = [
     f"{name} {sum(line) / 100:.1f} ({min(line)} to {max(line)})"
     for name, line in classes.items()
 ]
@@ -284,17 +285,17 @@ labels = {
     "y_label": "classes in a batch of 50",
     "title": "Through a shuffle buffer",
 }
-labels["summary"] = f"Classes in a batch, mean: {'; '.join(told)}."
+labels["summary"] = f"Classes in a batch, mean: {'; '.join(means)}."
 show(figure_lines(range(100), classes, **labels))
 print("you guessed", my_guess_classes)
 
 # %% [markdown]
-# A buffer far smaller than what was sorted leaves it nearly sorted. Reading several files, or *shards*, in turn helps,
-# as does a random order of the shards. Where samples can be read by number, the whole order is shuffled.
+# A buffer far smaller than the sorted data leaves the data nearly sorted. Reading several files, or *shards*, in turn
+# helps, as does a random order of the shards. If samples can be read by number, the whole order is shuffled.
 #
 # With several *ranks* (processes with a device each) every rank makes the same order from a seed and the epoch's
-# number, and takes its part: of W ranks, rank r the places r, r + W, and so on. Nobody communicates. Guess: if each of
-# 4 ranks shuffled with a seed of its own, how many of 1,000 samples would no rank get?
+# number, and takes its part: of W ranks, rank r takes the places r, r + W, and so on. No communication is needed.
+# Guess: if each of 4 ranks shuffled with a different seed, how many of 1,000 samples would no rank get?
 
 # %%
 my_guess_lost = None  # of 1,000
@@ -310,21 +311,21 @@ for name, seeds in {"one seed": [0, 0, 0, 0], "a seed for each rank": [0, 1, 2, 
 print(f"you guessed {my_guess_lost}; by chance 1000 x (1 - 1/4)^4 = {1000 * 0.75**4:.0f}")
 
 # %% [markdown] minutes=7
-# ## Exercise 3: what is wrong with this order?
+# ## Exercise 3: find the bugs in an order
 #
-# Bugs of order raise no error: the loss falls all the same. They show in what was *delivered*: the sample numbers
-# that each rank got in each epoch. Write a detector of three of them:
+# Bugs in the order raise no error: the loss still falls. They show in the *delivered* samples: the sample numbers that
+# each rank got in each epoch. Write a detector for three of them:
 #
-# - `"lost"`: in some epoch a sample came to no rank;
+# - `"lost"`: some epoch has a sample that no rank got;
 # - `"repeated"`: in some epoch a sample came more than once, to one rank or to several;
-# - `"stale"`: in two epochs, neighbours or not, some rank got the same samples in the same order.
+# - `"stale"`: in two epochs, adjacent or not, some rank got the same samples in the same order.
 
 
 # %% tags=["exercise"]
 def order_bugs(delivered, num_samples):
-    """The set of what is wrong: of "lost", "repeated", "stale"; empty if nothing is.
+    """Set of the bugs found, from "lost", "repeated", "stale"; empty if there are none.
 
-    delivered: delivered[epoch][rank] is a list of sample numbers, in order; stays as it is.
+    delivered: delivered[epoch][rank] is a list of sample numbers, in order; not changed.
     Samples are 0 to num_samples - 1; all epochs have the same ranks; each rank gets two or
     more.
     """
@@ -358,31 +359,32 @@ check.order_bugs(order_bugs)
 
 # %% [markdown]
 # torch's sampler shuffles from its seed plus the epoch, but does not count epochs: call `sampler.set_epoch(epoch)`
-# before each. By default it also *pads*: where samples do not divide by the ranks, some come twice, so that all ranks
-# have as many steps. Ranks add up their gradients in every step: one with a step fewer would leave the others waiting.
+# before each. By default it also *pads*: if the number of samples is not a multiple of the number of ranks, it repeats
+# some, so that all ranks have the same number of steps. Ranks add up their gradients in every step: the others would
+# wait for a rank with one step fewer.
 
 # %% [markdown] minutes=8
 # ## Exercise 4: stop and go on
 #
-# A run stops in the middle of an epoch and goes on, perhaps with other ranks. Exactly means: over the whole epoch each
-# sample is used once. What must be saved? Not what was *loaded*: workers are ahead, and batches that nobody took are
-# gone. What counts is what the loop has *used*.
+# A run stops in the middle of an epoch and goes on, perhaps with another number of ranks. It resumes *exactly* if over
+# the whole epoch each sample is used once. What must be saved? Not the samples *loaded*: workers are ahead, and batches
+# that the loop has not taken are lost. Only the samples that the loop has *used* count.
 #
-# Each run deals what is left, in the epoch's order: place i to rank i mod W. A rank uses its part from the front. Ranks
-# may have got differently far, and there may have been several runs before. Parts may differ by one sample: a loop then
-# pads or drops the last batch.
+# Each run deals the remaining samples, in the epoch's order: place i to rank i mod W. A rank uses its part from the
+# front. Ranks may have used different numbers of samples, and there may have been several runs before. Parts may differ
+# by one sample: a loop then pads or drops the last batch.
 #
 # By hand: order 5 2 7 0 6 1 4 3 and two ranks. Rank 0 has 5, 7, 6, 4 and used three; rank 1 has 2, 0, 1, 3 and used
-# one. Left, in order: 0 1 4 3.
+# one. Remaining, in order: 0 1 4 3.
 
 
 # %% tags=["exercise"]
 def resume(order, runs, ranks):
-    """What each of `ranks` ranks gets of the rest of the epoch: a list of lists of samples.
+    """Rest of the epoch, dealt to `ranks` ranks: a list of samples for each rank.
 
     order: the epoch's samples, each once. runs: the runs so far, the first one first; a run is
-    a list with a pair (loaded, used) for each of its ranks: how many samples. Both stay as they
-    are. A rank for which nothing is left gets an empty list.
+    a list with a pair (loaded, used) for each of its ranks: how many samples. Neither is
+    changed. A rank gets an empty list if no sample remains for it.
     """
     ### BEGIN SOLUTION
     left = list(order)
@@ -406,8 +408,8 @@ try_out(resume, order, [[(4, 3), (2, 1)], [(2, 1), (2, 1)]], 1)  # then two rank
 check.resume(resume)
 
 # %% [markdown]
-# The library's sampler keeps the used places themselves: all before `first`, and of the later ones those in `more`.
-# Workers do not matter to it: the loop says what it had. Here two ranks with two workers each stop after different
+# The library's sampler saves the used places themselves: all before `first`, and the later ones in `more`. It does not
+# depend on workers: the loop reports which batches it used. Here two ranks with two workers each stop after different
 # numbers of batches, and three ranks go on without workers.
 
 # %%
@@ -435,10 +437,10 @@ show_source(ResumableSampler.load_state_dict, after=check.resume)
 # ## Reconcile: predicted and measured
 #
 # Now torch's own `DataLoader` on this machine. A load is a sleep of 20 ms in a real worker process, a step a sleep of
-# 10 ms in the loop: what is measured beyond the prediction is what the DataLoader costs, and sleeps that last too long.
-# The last two settings have one worker and loads of 8 ms with a jitter of 100%. A step's time is the mean from the
-# start of one step to the start of the next. Guess which prediction is furthest off, and by how many percent of what is
-# measured.
+# 10 ms in the loop: time measured beyond the prediction is the cost of the DataLoader, and of sleeps that last too
+# long. The last two settings have one worker and loads of 8 ms with a jitter of 100%. A step's time is the mean time
+# from the start of one step to the start of the next. Guess which prediction is furthest off, and by how many percent
+# of the measured time.
 
 # %%
 my_guess_off = None  # no, 1 or 2 workers, jitter with prefetch 1 or 8; percent
@@ -477,18 +479,19 @@ print_text(f"{recorded}")
 pd.DataFrame(rows).T.round(2)
 
 # %% [markdown]
-# A sleep lasts at least as long as asked, and a batch must come through a queue between processes: the prediction knows
-# neither, so measured is above it, by about 1 ms a step. The same millisecond is more of a short step, so the three
-# settings of about 10 ms are furthest off in percent, and close together. With prefetch 1 the way to the worker is
-# added, as the next batch is ordered only when one is taken. On a busy machine waking a process takes longer. Real
-# loads also slow each other down, which sleeps do not: ten workers that decode on two cores are no ten workers.
+# A sleep lasts at least as long as asked, and a batch must pass through a queue between processes. The prediction
+# includes neither, so the measured time is higher, by about 1 ms per step. One millisecond is a larger part of a short
+# step, so the three settings of about 10 ms are furthest off in percent, and close together. With prefetch 1 the
+# message to the worker adds time, as the next batch is ordered only when one is taken. On a busy machine waking a
+# process takes longer. Real loads also slow each other down, which sleeps do not: ten workers that decode on two cores
+# are not as fast as on ten.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: from text to tokens
 #
-# Text is loaded as *tokens*, numbers of byte strings that are frequent. *Byte-pair encoding* joins the most frequent
-# pair of neighbours, again and again. Tokens are made once, into a file that is mapped into memory: a load then is a
-# copy of some kilobytes, and a file made by another tokenizer is refused.
+# Text is loaded as *tokens*, numbers for frequent byte strings. *Byte-pair encoding* merges the most frequent pair of
+# neighbours, again and again. Text is encoded once, into a file that is mapped into memory: a load is then a copy of
+# some kilobytes. A file made by another tokenizer is refused.
 
 # %%
 import tempfile
@@ -500,7 +503,7 @@ from lablib.data.tokenizer import corpus_texts, train_tokenizer
 
 texts = corpus_texts(load_corpus("python-stdlib"))[:20]
 tokenizer = train_tokenizer(texts, 1000, "python-stdlib")
-print(tokenizer, f"{tokenizer.bytes_per_token(texts):.2f} bytes a token")
+print(tokenizer, f"{tokenizer.bytes_per_token(texts):.2f} bytes per token")
 with tempfile.TemporaryDirectory() as folder:
     encode_to_file(Path(folder) / "tokens.bin", texts, tokenizer)
     tokens = open_tokens(Path(folder) / "tokens.bin", tokenizer)
@@ -512,7 +515,7 @@ with tempfile.TemporaryDirectory() as folder:
 #
 # Many small files are slow to open, so samples are kept in shards. From `benchmarks/data`, recorded on a 2-core virtual
 # machine with files already in memory (the system's *page cache*), for records of 1,000 bytes of text, without
-# compression. Times are of the processor, over those of a *memory map*, a file read as if it were an array:
+# compression. Processor times are relative to a *memory map*, a file read as if it were an array:
 #
 # | format | bytes on disk / text | read in order | at random |
 # |---|--:|--:|--:|
@@ -521,12 +524,12 @@ with tempfile.TemporaryDirectory() as folder:
 # | TFRecord | 1.10 | 3.4 | 3.3 |
 # | memory map | 1.05 | 1.0 (3.2 us) | 1.0 (3.3 us) |
 #
-# Parquet reads a group of records, of 64 here, to get one. In tar each record is two files, each with a header and
-# filled up to 512 bytes. It and TFRecord can be read at random only once all headers were read, which gives an *index*:
-# where each record begins. A checksum of each record is included.
+# To get one record, Parquet reads a group, here of 64 records. In tar each record is two files, each with a header and
+# padded to a multiple of 512 bytes. Tar and TFRecord can be read at random only after all headers have been read, which
+# gives an *index* of where each record begins. The times include a checksum of each record.
 
 # %%
-tokens_s, bytes_each = 100_000, 4  # say a GPU takes so many a second, of 4 bytes of text each
+tokens_s, bytes_each = 100_000, 4  # suppose a GPU takes 100,000 tokens/s, each 4 bytes of text
 read_us = 3.2 * 12.2  # WebDataset, the slowest in order, for 1,000 bytes
 busy = tokens_s * bytes_each / 1000 * read_us * 1e-6
 print(f"one core reads what this GPU takes in {busy:.1%} of the time")
@@ -534,8 +537,9 @@ print(f"one core reads what this GPU takes in {busy:.1%} of the time")
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: an object store
 #
-# Behind a network each request waits for its first byte. Many requests *in flight* hide that wait, as workers do; large
-# ones make it count less. Here a model of a store with 150 ms, 85 MB/s a request and a link of 10 Gbit/s.
+# Over a network each request waits for its first byte. Many requests *in flight* hide that wait, as workers do; large
+# requests make it count less. Here is a model of a store with 150 ms to the first byte, 85 MB/s per request and a link
+# of 10 Gbit/s.
 
 # %%
 from lablib.data.object_store import S3_10_GBIT, in_flight_to_fill, requests_per_second
@@ -554,10 +558,10 @@ show(figure_lines(flights, rates, **axes, title="An object store: rate by reques
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: damage
 #
-# Of many shards some are damaged. A *manifest* lists them, with the records of each. To skip in silence hides what is
-# missing; to end may stop a cluster for one record. Choose, but name and count it. Here one byte of a shard is flipped,
-# and another shard is cut off. (A worker that dies, such as for want of memory, is named by
-# `lablib/data/loading/dead_worker.py`, and the epoch goes on where the loop was.)
+# Of many shards some are damaged. A *manifest* lists all shards, with the number of records in each. A reader that
+# skips damage silently hides lost records; a reader that ends may stop a cluster for one record. Either way, report and
+# count the lost records. Here one byte of a shard is flipped, and another shard is cut off. (If a worker dies, for
+# example out of memory, `lablib/data/loading/dead_worker.py` names it, and the epoch goes on where the loop was.)
 
 # %%
 import tempfile
@@ -581,9 +585,9 @@ for loss in reading.losses:
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: loaders on other machines
 #
-# Where a machine has too few cores for its GPUs, other machines load. As messages between ranks the loop runs on the
-# simulator too: rank 0 trains, the others send it batches, and a send ends when rank 0 has the batch.
-# A load is 250 units of work, a step 100; a unit is one small operator.
+# If a machine has too few cores for its GPUs, other machines load. The simulator can run this loop with messages
+# between ranks: rank 0 trains, the others send it batches, and a send ends when rank 0 has the batch. A load is 250
+# units of work, a step 100; a unit is one small operator.
 
 # %%
 from lablib import launch
@@ -597,14 +601,14 @@ for loaders in (1, 2, 3):
     )
 
 # %% [markdown] tags=["further"]
-# Three suffice: 250 / 100 = 2.5, as in exercise 1. What then remains is the first load and twelve steps.
+# Three are enough: 250 / 100 = 2.5, as in exercise 1. Only the first load and twelve steps remain.
 
 # %% [markdown] tags=["further"] minutes=3
-# ## Further: torchdata beside ours
+# ## Further: torchdata
 #
-# torchdata's `StatefulDataLoader` has a state, too: it counts the batches given out. It resumes exactly with as many
-# workers; with another number it ends with an error. Its `StatefulDistributedSampler` goes on with as many ranks as
-# before.
+# torchdata's `StatefulDataLoader` also has a state: it counts the batches given out. It resumes exactly with the same
+# number of workers; with another number it raises an error. Its `StatefulDistributedSampler` needs the same number of
+# ranks as before.
 
 # %%
 import warnings
@@ -628,7 +632,7 @@ def go_on(workers, state, used):
 
 # %%
 if StatefulDataLoader:
-    with warnings.catch_warnings(action="ignore"):  # it asks torch for what is deprecated
+    with warnings.catch_warnings(action="ignore"):  # it uses deprecated functions of torch
         data = torch.arange(20)
         first = StatefulDataLoader(data, batch_size=2, shuffle=True, num_workers=2)
         batches = iter(first)
@@ -642,13 +646,13 @@ if StatefulDataLoader:
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - The device waits where loading is slower on average: what is lost so, only more workers, or quicker loads, bring
-#   back. Fewest: L over what the device needs a batch, S + C or the larger of S and C, rounded up.
-# - Or it waits because loads jitter: batches loaded ahead help, at the price of host memory, if workers can get ahead.
-# - Or for workers that start anew in each epoch (keep them), or for copies (pin memory, give copies their own stream).
-# - One seed on all ranks and an epoch that counts: each sample once, in an order that changes. Bugs raise no error, so
-#   look at what was delivered.
-# - To resume exactly, save what the loop has used of the common order, and deal the rest anew.
+# - The device waits if loading is slower on average: only more workers or quicker loads help. The fewest workers: L
+#   divided by the device's time per batch (S + C, or the larger of S and C), rounded up.
+# - It waits if loads jitter: batches loaded ahead help, at the price of host memory, if workers can get ahead.
+# - It waits for workers that start again in each epoch (keep them), and for copies (pin memory, use a separate stream).
+# - One seed on all ranks plus the epoch's number: each sample once, in an order that changes. Bugs raise no error, so
+#   check the delivered samples.
+# - To resume exactly, save which samples of the common order the loop has used, and deal the rest again.
 
 # %% [markdown]
 # ### Sources

@@ -105,7 +105,7 @@ def _resume(
 WRONG_ANSWERS = {
     "fewest_workers": [
         ("rounds down", _workers(workers="max(1, load_ms // busy_ms)"), "just short of k steps"),
-        ("rounds to the nearest", _workers(workers="max(1, round(load_ms / busy_ms))"), "rounded up"),
+        ("rounds to the nearest", _workers(workers="max(1, round(load_ms / busy_ms))"), "a fraction is rounded up"),
         ("always one more", _workers(workers="load_ms // busy_ms + 1"), "a load that steps divide"),
         ("leaves the fraction", _workers(workers="load_ms / busy_ms"), "a whole number of workers, or None"),
         (
@@ -115,7 +115,7 @@ WRONG_ANSWERS = {
         ),
         ("tries 12 at most", _workers(returned="workers if workers <= min(12, most) else None"), "many workers"),
         (
-            "keeps its answers without the most",
+            "caches its answers without the most in the key",
             "kept = {}\n"
             + _workers(
                 workers="kept.setdefault((load_ms, copy_ms, step_ms, own_stream), (-(-load_ms // busy_ms), most))",
@@ -193,14 +193,14 @@ WRONG_ANSWERS = {
             "steps of",
         ),
         ("a worker for each order", _prefetch(loaded="ordered + load"), "steps of"),
-        ("the step does not delay a take", _prefetch(taken="loaded"), "nothing is late"),
+        ("a take does not wait for the step", _prefetch(taken="loaded"), "nothing is late"),
         (
-            "the last gap is not looked at",
+            "ignores the last gap",
             _prefetch(good="all(b - a == step for a, b in zip(takes[:-1], takes[1:-1]))"),
             "the last load is slow",
         ),
         (
-            "one step of waiting is nothing",
+            "ignores waits of up to one step",
             _prefetch(good="all(b - a <= 2 * step for a, b in zip(takes, takes[1:]))"),
             "steps of",
         ),
@@ -213,7 +213,7 @@ WRONG_ANSWERS = {
         ("tries 64 at most", _prefetch(tried="range(1, min(len(loads), 64) + 1)"), "many orders are needed"),
         ("all but two", _prefetch(tried="range(1, max(2, len(loads) - 1))"), "all orders of the start but one"),
         (
-            "sums of 12 loads in place of the times",
+            "sums of 12 loads instead of the times",
             """
 def smallest_prefetch(loads, step):
     if any(sum(loads[1 : n + 1]) > step * n for n in range(1, len(loads))):
@@ -227,7 +227,7 @@ def smallest_prefetch(loads, step):
             "many slow loads one after another",
         ),
         (
-            "late by one in a hundred is not late",
+            "ignores a delay of one percent",
             _prefetch(good="all(b - a <= 1.01 * step for a, b in zip(takes, takes[1:]))"),
             "late by one of many ms",
         ),
@@ -237,7 +237,7 @@ def smallest_prefetch(loads, step):
     "order_bugs": [
         ("nothing is ever wrong", _bugs(returned="set()"), "one epoch, the last sample lost"),
         ("a list", _bugs(returned="sorted(bugs)"), "a set of words is returned"),
-        ("only whether anything is wrong", _bugs(returned="bool(bugs)"), "a set of words is returned"),
+        ("returns only whether there is a bug", _bugs(returned="bool(bugs)"), "a set of words is returned"),
         ("one bug at most", _bugs(returned="set(sorted(bugs)[:1])"), "stale and lost"),
         ("looks at the first epoch only", _bugs(epochs="delivered[:1]"), "lost, in the second epoch only"),
         ("looks at the last epoch only", _bugs(epochs="delivered[-1:]"), "lost"),
@@ -279,15 +279,15 @@ def smallest_prefetch(loads, step):
         (
             "neighbouring epochs only",
             _bugs(stale="any(a == b for a, b in zip(parts, parts[1:]))"),
-            "the first and the third epoch alike",
+            "the first and the third epoch are the same",
         ),
         (
             "only against the first epoch",
             _bugs(stale="any(part == parts[0] for part in parts[1:])"),
-            "the second and the third epoch alike",
+            "the second and the third epoch are the same",
         ),
         (
-            "stale only if all epochs are alike",
+            "stale only if all epochs are the same",
             _bugs(stale="len(parts) > 1 and len({tuple(part) for part in parts}) == 1"),
             "first two of three",
         ),
@@ -297,12 +297,12 @@ def smallest_prefetch(loads, step):
             "another order",
         ),
         (
-            "one place alike is stale",
+            "one place the same is stale",
             _bugs(stale="any(a == b for other in parts[1:] for a, b in zip(parts[0], other))"),
-            "an epoch begins as the one before",
+            "an epoch begins like the one before",
         ),
         (
-            "half of the places alike is stale",
+            "half of the places the same is stale",
             _bugs(stale="any(sum(map(int.__eq__, parts[0], p)) * 2 >= len(p) for p in parts[1:])"),
             "most places are the same",
         ),
@@ -313,7 +313,7 @@ def smallest_prefetch(loads, step):
         ),
         ("never stale", _bugs(stale="False"), "all ranks stale"),
         (
-            "parts are compared by what they hold",
+            "compares only parts that differ",
             _bugs(
                 repeated="any(set(p) & set(q) for p in epoch for q in epoch if p != q) "
                 "or any(len(set(p)) < len(p) for p in epoch)"
@@ -326,7 +326,7 @@ def smallest_prefetch(loads, step):
             "twice within a part, not at its ends",
         ),
         (
-            "whole epochs alike are stale",
+            "two epochs with the same row of samples are stale",
             _bugs(
                 stale="len({tuple(p) for p in parts}) < len(parts) or len({str(sum(e, [])) for e in delivered}) < "
                 "len(delivered)"
@@ -334,11 +334,11 @@ def smallest_prefetch(loads, step):
             "the same row of samples, cut elsewhere",
         ),
         (
-            "sorts what was delivered",
+            "sorts the delivered parts",
             _bugs(samples="sample for part in epoch for sample in (part.sort() or part)"),
-            "what was delivered stays as it was",
+            "delivered stays as it was",
         ),
-        ("words of its own", _bugs(returned="{bug.upper() for bug in bugs}"), "the last sample lost"),
+        ("other words", _bugs(returned="{bug.upper() for bug in bugs}"), "the last sample lost"),
         ("None where nothing is wrong", _bugs(returned="bugs or None"), "a set of words is returned"),
         (
             "lost does not look at sample 0",
@@ -361,7 +361,7 @@ def smallest_prefetch(loads, step):
             "lost in one epoch, repeated in the other",
         ),
         (
-            "ranks beside each other only",
+            "adjacent ranks only",
             _bugs(
                 repeated="any(set(a) & set(b) for a, b in zip(epoch, epoch[1:])) "
                 "or any(len(set(p)) < len(p) for p in epoch)"
@@ -369,7 +369,7 @@ def smallest_prefetch(loads, step):
             "the first and the third rank share",
         ),
         (
-            "what the first rank shares only",
+            "samples of the first rank only",
             _bugs(
                 repeated="any(set(epoch[0]) & set(b) for b in epoch[1:]) or any(len(set(p)) < len(p) for p in epoch)"
             ),
@@ -378,16 +378,16 @@ def smallest_prefetch(loads, step):
         (
             "stale by neighbours, and the last with the first",
             _bugs(stale="any(parts[k] == parts[k - 1] for k in range(len(parts)) if len(parts) > 1)"),
-            "the second and the last of five epochs alike",
+            "the second and the last of five epochs are the same",
         ),
         (
             "stale one and two epochs apart",
             _bugs(stale="any(a == b for d in (1, 2) for a, b in zip(parts, parts[d:]))"),
-            "the first and the fourth epoch alike",
+            "the first and the fourth epoch are the same",
         ),
         ("stale of two ranks only", _bugs(ranks="list(zip(*delivered))[:2]"), "the third of four ranks stale"),
         (
-            "digits one behind another",
+            "joins the digits without a separator",
             _bugs(stale="len({''.join(map(str, part)) for part in parts}) < len(parts)"),
             "numbers of two digits",
         ),
@@ -400,7 +400,7 @@ def smallest_prefetch(loads, step):
     ],
     "resume": [
         (
-            "finds a run by what it holds",
+            "finds a run by its content",
             """
 def resume(order, runs, ranks):
     lefts = [list(order)]
@@ -414,7 +414,7 @@ def resume(order, runs, ranks):
         ),
         ("at most three were used", _resume(used="left[rank :: len(run)][: min(count, 3)]"), "much was used"),
         (
-            "two ranks where nothing was run",
+            "two ranks if there was no run",
             "def resume(order, runs, ranks):\n    if not runs:\n        return [order[0::2], order[1::2]]"
             + _resume()[1:].replace("def resume(order, runs, ranks):", ""),
             "no run so far, one rank",
@@ -426,14 +426,14 @@ def resume(order, runs, ranks):
             "a list for each",
         ),
         (
-            "keeps what is left of an order",
+            "caches the remaining samples of an order",
             "kept = {}\n"
             + _resume(dealt="[kept.setdefault(tuple(order), left)[rank::ranks] for rank in range(ranks)]"),
             "the same order, the second ahead",
         ),
         ("texts", _resume(dealt="[[str(s) for s in left[rank::ranks]] for rank in range(ranks)]"), "hold samples"),
-        ("starts the epoch anew", _resume(runs="[]"), "no sample is used again"),
-        ("counts what was loaded", _resume(pair="(count, used_)"), "no sample is lost (one rank, what was loaded"),
+        ("starts the epoch again", _resume(runs="[]"), "no sample is used again"),
+        ("counts what was loaded", _resume(pair="(count, used_)"), "no sample is lost (one rank, samples loaded"),
         (
             "only the last run",
             _resume(runs="runs[-1:]"),
@@ -457,17 +457,17 @@ def resume(order, runs, ranks):
             "no sample is",
         ),
         (
-            "as if all had used as many as the first",
+            "all used as many as the first rank",
             _resume(used="left[rank :: len(run)][: run[0][1]]"),
             "no sample is lost (three ranks",
         ),
         (
-            "as if all had used as many as the one behind",
+            "all used as many as the rank that used least",
             _resume(used="left[rank :: len(run)][: min(one for _, one in run)]"),
             "used again (three ranks",
         ),
         (
-            "as if all had used as many as the one ahead",
+            "all used as many as the rank that used most",
             _resume(used="left[rank :: len(run)][: max(one for _, one in run)]"),
             "lost (three ranks",
         ),
@@ -495,16 +495,16 @@ def resume(order, runs, ranks):
         ),
         ("gives all to every rank", _resume(dealt="[left for _ in range(ranks)]"), "no sample is dealt twice"),
         (
-            "drops what does not divide",
+            "drops the remainder",
             _resume(dealt="[left[rank::ranks][: len(left) // ranks] for rank in range(ranks)]"),
             "no sample is lost",
         ),
         (
-            "pads with what came first",
+            "pads with the first samples",
             _resume(dealt="[(left + left[: -len(left) % ranks])[rank::ranks] for rank in range(ranks)]"),
             "no sample is dealt twice",
         ),
-        ("sorts what is left", _resume(rest="sorted(set(left) - used)"), "in the epoch's order"),
+        ("sorts the remaining samples", _resume(rest="sorted(set(left) - used)"), "in the epoch's order"),
         ("deals from the last rank on", _resume(dealt="[left[rank::ranks] for rank in range(ranks)][::-1]"), "goes to"),
         ("one list", _resume(dealt="left"), "a list for each rank is returned"),
         (
@@ -525,12 +525,12 @@ def resume(order, runs, ranks):
             "the list of runs stays as it was",
         ),
         (
-            "leaves out places, and takes them for samples",
+            "confuses places and samples",
             _resume(used="range(rank, rank + count * len(run), len(run))"),
             "no sample is",
         ),
         (
-            "takes out while other ranks are dealt",
+            "removes samples while it deals to other ranks",
             """
 def resume(order, runs, ranks):
     left = list(order)

@@ -1,4 +1,4 @@
-"""Checks of lab 08: collectives. Each run is asked for values, calls, bytes, seconds; ranks and sizes are drawn anew.
+"""Checks of lab 08: collectives. Each run is checked for values, calls, bytes and seconds; ranks and sizes are random.
 
 Legend: n ranks, L of them on each of N nodes; S bytes; alpha, 1/beta of a link.
 """
@@ -34,18 +34,18 @@ SENDS = "dist.send, dist.recv, dist.isend, dist.irecv"
 AllReduce = Callable[..., Any]
 Shape = tuple[int, ...]
 Ask = Callable[[int, Shape, torch.dtype], None]
-AGAIN = "each further call in the same program sums as the first did, of another size or the same"
-MIXED = "a call in a group, and one without after it, sum as if each were the first"
+AGAIN = "each further call in the same program sums as the first did, for the same or another size"
+MIXED = "a call in a group, and then one without a group, sum as if each were the first"
 EXACT = "whole numbers are summed exactly, in their own type"
 GROUP_ADVICE = (
     "Is `group` given everywhere: to get_rank, to get_world_size, to each send and receive? `group_dst` and "
-    "`group_src` take ranks of the group, which count its members from 0; `dst` and `src` take those of the world."
+    "`group_src` take ranks of the group, which count its members from 0; `dst` and `src` take ranks of the world."
 )
 ALL_ASKED = "values, calls, bytes and seconds"
 
 
 def drawn(expect: Expect, n: int, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> list[Tensor]:
-    """What each of n ranks puts in; int64 are odd and so large that floats would round them."""
+    """The input of each of n ranks; int64 numbers are odd and so large that floats would round them."""
     large = dtype == torch.int64
     parts = [((2**55 if large else 100) * expect.draw.tensor(shape, torch.float64)).to(dtype) for _ in range(n)]
     return [part | 1 for part in parts] if large else parts
@@ -56,13 +56,13 @@ def total(parts: Sequence[Tensor]) -> Tensor:
 
 
 def call_inside(all_reduce: AllReduce, x: Tensor, *rest: Any) -> Observed:
-    """One call on a view into a larger tensor, whose memory is looked at: `x.data = ...` is not in place."""
+    """One call on a view into a larger tensor; its memory is inspected, since `x.data = ...` is not in place."""
     whole = x.new_zeros(x.numel() + 2)
     inside = whole[1:-1].view(x.shape)
     inside.copy_(x)
     call = observe(lambda whole: all_reduce(whole[1:-1].view(x.shape), *rest), whole)
     if whole[0] or whole[-1]:
-        raise RuleBroken("what lies beside x in memory stays as it was", f"{whole[[0, -1]].tolist()}", "[0, 0]")
+        raise RuleBroken("the memory next to x stays as it was", f"{whole[[0, -1]].tolist()}", "[0, 0]")
     return replace(call, args=(inside,))
 
 
@@ -83,7 +83,7 @@ def run_on(
 
 
 def messages_only(expect: Expect, run: Run, where: str, allowed: str) -> None:
-    """No collective of torch's own; says in which run, since some answers call one in some runs only."""
+    """No collective of torch is called; names the run, since some answers call one only in some runs."""
     others = sorted({transfer.name for transfer in run.traffic.transfers} - {"send"})
     expect.that(
         f"only sends and receives are called, no collective ({where})",
@@ -94,9 +94,9 @@ def messages_only(expect: Expect, run: Run, where: str, allowed: str) -> None:
 
 
 def odd_size(expect: Expect, n: int) -> int:
-    """A number of elements that n does not divide (n is 2 or more); three too many or more, where it can be.
+    """A number of elements that n does not divide (n is 2 or more); three too many or more, if n permits.
 
-    Three, since whoever leaves them all in one chunk sends too unequal shares then, whichever n is drawn.
+    Three, since leaving them all in one chunk then gives too unequal shares, for any n.
     """
     return n * expect.draw.integer(20, 60) + expect.draw.integer(min(3, n - 1), n - 1)
 
@@ -105,13 +105,13 @@ def ask_all(expect: Expect, ask: Ask, counts: Sequence[int]) -> None:
     """On these numbers of ranks and on 1 to 5: sizes that n divides or not, shapes and types, few elements."""
     a, b, c, d, many = counts
     draw = expect.draw
-    with expect.grouped(f"so it is on {', '.join(map(str, counts))} ranks, with other sizes and shapes", ALL_ASKED):
+    with expect.grouped(f"also on {', '.join(map(str, counts))} ranks, with other sizes and shapes", ALL_ASKED):
         ask(a, (a * draw.integer(20, 600),), torch.float32)
         ask(b, (odd_size(expect, b),), torch.float64)
         ask(c, (2, draw.integer(11, 29)), torch.int64)
         ask(d, (draw.integer(1, d - 1),), torch.float64)
         ask(many, (odd_size(expect, many),), torch.int64)
-    with expect.grouped("so it is on 1 to 9 ranks, for a single number and for nothing", ALL_ASKED):
+    with expect.grouped("also on 1 to 9 ranks, for a single number and for an empty tensor", ALL_ASKED):
         for n in range(1, 10):
             ask(n, (7,), torch.int32 if n % 2 else torch.float32)
         ask(draw.integer(2, 3), (), torch.float64)
@@ -119,7 +119,7 @@ def ask_all(expect: Expect, ask: Ask, counts: Sequence[int]) -> None:
 
 
 def call_again(expect: Expect, all_reduce: AllReduce, n: int) -> None:
-    """Calls on each rank, as in steps of training, the first size once more: nothing left behind changes the next."""
+    """Calls on each rank, as in steps of training, the first size twice: no state of a call changes the next."""
     first, second = expect.draw.integers(2, 2 * n, 20 * n)
     calls = [drawn(expect, n, (size,)) for size in (first, second, first)]
 
@@ -151,7 +151,9 @@ def call_mixed(expect: Expect, all_reduce: AllReduce) -> None:
 
 
 def run_in_a_group(expect: Expect, all_reduce: AllReduce, allowed: str = SENDS) -> tuple[Run, list[int], Tensor]:
-    """Some ranks sum among themselves; they neither begin at rank 0 nor are evenly spaced. Also them, and a part."""
+    """Some ranks sum among themselves; they neither begin at rank 0 nor are evenly spaced.
+    Returns the run, these ranks, and a rank's input.
+    """
     n = expect.draw.integer(6, 8)
     group = sorted({1, 2, 4, *expect.draw.integers(2, 4, n - 1)})
     parts = drawn(expect, n, (2, 3, 2 * len(group) + 1))
@@ -169,7 +171,7 @@ def run_in_a_group(expect: Expect, all_reduce: AllReduce, allowed: str = SENDS) 
             raise
         where = f" on rank {error.rank}" if isinstance(error, RankError) else ""
         saw = "\n".join(filter(None, [f"{type(cause).__name__}{where}: {cause}", learner_frames(cause, __file__)]))
-        advice = "" if cause is error else f". {GROUP_ADVICE}"  # a diagnosis says it itself
+        advice = "" if cause is error else f". {GROUP_ADVICE}"  # a diagnosis contains the advice
         raise RuleBroken(rule, saw, f"the group's sum on each of its ranks{advice}") from error
     sum_of_group = total([parts[rank] for rank in group])
     wanted = [sum_of_group if rank in group else part for rank, part in enumerate(parts)]
@@ -190,7 +192,7 @@ def shares_within(expect: Expect, what: str, sent: Sequence[float], at_most: flo
         f"the least a rank sends, {what}",
         min(sent) >= at_least - 1e-9,
         saw=f"ranks send unequal shares, from {least} to {most}" if min(sent) < max(sent) else f"each {least}",
-        expected=f"at least {format_quantity(at_least, 'B', digits=4)} from each: no rank leaves its work to others",
+        expected=f"at least {format_quantity(at_least, 'B', digits=4)} from each rank: all share the work",
     )
 
 
@@ -205,8 +207,8 @@ def seconds_within(expect: Expect, what: str, run: Run, at_most: float) -> None:
         "pass to the right in the first step? Which one comes from the left?",
         "In each further step a rank sends on what it has just received. So the chunk that rank r sends goes down by "
         "one from step to step, counted mod n.",
-        "In step s, rank r sends chunk (r + 1 - s) % n; its left neighbour sends what the same rule gives for r - 1. "
-        "Receive that straight into the chunk, a view of the tensor: nothing is to be added any more.",
+        "In step s, rank r sends chunk (r + 1 - s) % n; for its left neighbour apply the same rule to r - 1. Receive "
+        "straight into the chunk, a view of the tensor: nothing has to be added.",
     ],
 )
 def ring_all_reduce(expect: Expect, answer: AllReduce) -> None:
@@ -235,10 +237,10 @@ def ring_all_reduce(expect: Expect, answer: AllReduce) -> None:
 @exercise(
     "The tree",
     hints=[
-        "Upwards, a rank receives in the rounds before it sends, and after it has sent it is done. Which ranks are "
-        "left in the round of stride 1? Of stride 2? What do their numbers have in common?",
+        "Upwards, a rank receives in the rounds before it sends, and after it has sent it is done. Which ranks take "
+        "part in the round of stride 1? Of stride 2? What do their numbers have in common?",
         "In the round of a stride, the ranks that are multiples of 2 * stride receive, if their partner exists, and "
-        "add; those with rank % (2 * stride) == stride send. Receive into a tensor of its own.",
+        "add; the ranks with rank % (2 * stride) == stride send. Receive into a new tensor.",
         "Down: the same pairs, the strides in reverse, sender and receiver swapped. Now receive into `tensor` itself.",
     ],
 )
@@ -268,9 +270,9 @@ def tree_all_reduce(expect: Expect, answer: AllReduce) -> None:
     "The crossing as a formula",
     hints=[
         "Call the rounds k = log2 n, rounded up. Divide both sides by 2 and multiply out.",
-        "Collect what has alpha on one side and what has S beta on the other.",
-        "(n - 1 - k) alpha = (k - (n-1)/n) S beta. And which power of two is the first that is not below n? "
-        "(n - 1).bit_length() knows; rounding log2 does not.",
+        "Collect the terms with alpha on one side and the terms with S beta on the other.",
+        "(n - 1 - k) alpha = (k - (n-1)/n) S beta. `(n - 1).bit_length()` is the exponent of the first power of two "
+        "that is not below n; rounding log2 may be wrong.",
     ],
 )
 def crossing_size_bytes(expect: Expect, answer: Callable[[int, float, float], Any]) -> None:
@@ -292,7 +294,7 @@ def crossing_size_bytes(expect: Expect, answer: Callable[[int, float, float], An
 
 
 def a_link(expect: Expect, n: int) -> tuple[float, float]:
-    """An alpha and a bandwidth, far apart from call to call; together so many bytes that a small error is seen."""
+    """An alpha and a bandwidth, far apart from call to call; together so many bytes that a small error shows."""
     exponent = expect.draw.number(-8, -2)
     return 10**exponent, 10 ** expect.draw.number(max(7, (3 if n < 1000 else 5) - exponent), 13)
 
@@ -305,7 +307,7 @@ def at_the_crossing(
     alpha, bandwidth = link or a_link(expect, n)
     size, beta = number_of_bytes(expect, answer(n, alpha, bandwidth)), 1 / bandwidth
     ring, tree = (2 * (n - 1) * (alpha + size / n * beta), 2 * rounds * (alpha + size * beta))
-    # Both times are straight lines of the size, so their difference says how far off it is.
+    # Both times are straight lines of the size, so their difference gives the error of the size.
     off_bytes = abs(ring - tree) / (2 * (rounds - (n - 1) / n) * beta)
     kind = "a power of two" if n & (n - 1) == 0 else "no power of two"
     size_text, *times, alpha_text = (
@@ -335,12 +337,12 @@ def number_of_bytes(expect: Expect, value: Any) -> float:
 @exercise(
     "Halving and doubling",
     hints=[
-        "Two partners hold the same piece, each with sums of its own. What does each need of the other's, if one of "
-        "them shall end with the first half of it and the other with the second?",
+        "Two partners hold the same piece, each with different sums. What does each need from the other, if one of "
+        "them ends with the first half of the piece and the other with the second?",
         "Begin with the largest stride. If rank & stride is 0, keep the first half: send the second, receive the "
-        "partner's first half into a tensor of its own, and add. Remember which two halves there were.",
+        "partner's first half into a new tensor, and add. Remember both halves.",
         "After the last round 1/n of the tensor is summed. Go through the strides and the remembered halves backwards: "
-        "send the half that was kept; what comes in belongs into the half that was given away.",
+        "send the half that was kept, and receive into the half that was given away.",
     ],
 )
 def halving_doubling_all_reduce(expect: Expect, answer: AllReduce) -> None:
@@ -352,7 +354,7 @@ def halving_doubling_all_reduce(expect: Expect, answer: AllReduce) -> None:
         parts = drawn(expect, n, shape, dtype)
         run = run_on(expect, answer, parts, allowed=allowed)
         size, item, rounds = parts[0].numel(), parts[0].element_size(), n.bit_length() - 1
-        # One element more for cutting at the bounds of n chunks; and n chunks of equal size, for who pads.
+        # One element more for cutting at the bounds of n chunks; and n chunks of equal size, for padding.
         spare, padded = int(size % n != 0), n * ceil(size / n)
         most = [max(ceil(size / 2**k) + spare, padded >> k) for k in range(1, rounds + 1)]
         least = [max(0, size // 2**k - spare) for k in range(1, rounds + 1)]
@@ -364,13 +366,13 @@ def halving_doubling_all_reduce(expect: Expect, answer: AllReduce) -> None:
 
     ask(8, (1024,))
     small, large = draw.shuffled((4, 8))
-    with expect.grouped("so it is on 4, 8, 16 and 32 ranks, with other sizes and shapes", ALL_ASKED):
+    with expect.grouped("also on 4, 8, 16 and 32 ranks, with other sizes and shapes", ALL_ASKED):
         ask(small, (small * draw.integer(20, 60),))
         ask(large, (2, 3, draw.integer(31, 59)), torch.int64)
         ask(16, (odd_size(expect, 16),), torch.float64)
         ask(32, (odd_size(expect, 32),))
         ask(4, (draw.integer(1, 3),))
-    with expect.grouped("so it is on 1 and 2 ranks, for a single number and for nothing", ALL_ASKED):
+    with expect.grouped("also on 1 and 2 ranks, for a single number and for an empty tensor", ALL_ASKED):
         ask(1, (7,))
         ask(2, (7,), torch.int32)
         ask(2, (), torch.float64)
@@ -381,12 +383,12 @@ def halving_doubling_all_reduce(expect: Expect, answer: AllReduce) -> None:
 @exercise(
     "The hierarchy",
     hints=[
-        "Rank r is on node r // ranks_per_node at place r % ranks_per_node. Its node is a range of neighbours, its "
+        "Rank r is on node r // ranks_per_node at place r % ranks_per_node. Its node is a range of adjacent ranks, its "
         "rail every ranks_per_node-th rank.",
         "Cut the tensor into as many chunks as the node has ranks, and reduce-scatter them over the node. Which chunk "
         "of the node's sum does the rank at place p hold then?",
         "Only that chunk goes over the rail, cut into as many pieces as there are nodes: both halves of a ring. "
-        "What is left is to bring the chunks together inside the node.",
+        "Last, gather the chunks inside the node.",
     ],
 )
 def hierarchical_all_reduce(expect: Expect, answer: AllReduce) -> None:
@@ -402,11 +404,11 @@ def hierarchical_all_reduce(expect: Expect, answer: AllReduce) -> None:
 
     ask(4, 2, 1024)
     few, many = draw.shuffled((3, 4))
-    with expect.grouped("so it is on one to seven nodes of 1 to 9 ranks, with other sizes and shapes", ALL_ASKED):
+    with expect.grouped("also on one to seven nodes of 1 to 9 ranks, with other sizes and shapes", ALL_ASKED):
         ask(2, few, odd_size(expect, 2 * few), dtype=torch.float64)
         ask(3, many, 2, 3, draw.integer(11, 29), dtype=torch.int64)
         ask(draw.integer(4, 6), 3, odd_size(expect, 12))
-        ask(5, 2, 10 * draw.integer(20, 60) + 4)  # 4, 5: what is left over is seen wherever it is put
+        ask(5, 2, 10 * draw.integer(20, 60) + 4)  # 4, 5: the remainder shows wherever it is put
         ask(draw.integer(7, 9), 2, odd_size(expect, 12))
         ask(2, draw.integer(5, 7), odd_size(expect, 10))
         ask(3, draw.integer(2, 3), draw.integer(1, 2))
@@ -419,12 +421,12 @@ def hierarchical_all_reduce(expect: Expect, answer: AllReduce) -> None:
 
 
 def network_within_budget(expect: Expect, run: Run, cluster: Cluster, size: int, item: int) -> None:
-    """What leaves a node, by which NIC, and the seconds, where chunks and pieces differ by one element."""
+    """Bytes that leave a node, by NIC, and the seconds, if chunks and pieces differ by one element."""
     net = GroupNetwork(cluster, range(run.ranks))
     local, num_nodes = len(net.by_node[0]), len(net.by_node)
     where = f"{num_nodes} {'node' if num_nodes == 1 else 'nodes'} of {local}"
     piece = ceil(size / (local * num_nodes))
-    chunk = num_nodes * piece  # for who pads, or cuts at the bounds of n pieces; at most N - 1 elements too many
+    chunk = num_nodes * piece  # for padding, or cutting at the bounds of n pieces; at most N - 1 elements too many
     sent = [0.0] * run.ranks
     for message in run.traffic.transfers:
         source, target = message.ranks

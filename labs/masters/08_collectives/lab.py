@@ -3,9 +3,9 @@
 #
 # **Question.** What does an all-reduce cost?
 #
-# Processes that train copies of one model each compute gradients of their own, and all need the sum. One call delivers
-# it, and it can take longer than the computing. You will build that call twice, price it with a formula of two numbers,
-# and find out which way wins where.
+# Processes that train copies of one model each compute different gradients, and all need the sum. One call computes it,
+# which can take longer than computing the gradients. You will build that call twice, predict its time with a formula of
+# two numbers, and find out which way is faster when.
 
 # %%
 from functools import partial
@@ -41,21 +41,21 @@ interactive: bool = True  # widgets, or static figures
 quick: bool = True  # fewer sizes, a few seconds
 
 # %% [markdown] minutes=5
-# ## What is to be done
+# ## The task
 #
-# A *rank* is one process of a distributed program, with a GPU of its own. A *collective* is a call that all ranks make
+# A *rank* is one process of a distributed program, with its own GPU. A *collective* is a call that all ranks make
 # together. *All-reduce* is the collective that sums: every rank gives a tensor, and every rank gets the sum of all.
 #
-# `launch` runs a function once on each rank. Here ranks and GPUs are simulated: what they send and add up is real, and
-# the seconds are computed from the data of a machine, the `cluster`.
+# `launch` runs a function once on each rank. Here ranks and GPUs are simulated: messages and sums are real, and the
+# seconds are computed from the data of a machine, the `cluster`.
 
 # %%
 if ranks < 2:
-    raise ValueError(f"ranks must be 2 or more, one has nobody to send to: got {ranks}; try 8")
+    raise ValueError(f"ranks must be 2 or more, a single rank has no peer: got {ranks}; try 8")
 
 
 def digits(all_reduce):
-    """Rank r puts in 10^r, so that each decimal digit of the sum belongs to one rank."""
+    """Rank r contributes 10^r, so that each decimal digit of the sum belongs to one rank."""
     x = torch.full((6,), 10 ** dist.get_rank())
     all_reduce(x)
     return x
@@ -66,23 +66,23 @@ print("rank 0 holds", summed_digits[0].tolist())
 print("rank 3 holds", summed_digits[3].tolist())
 
 # %% [markdown]
-# 1111 = 1 + 10 + 100 + 1000: the part of each of the four ranks is in it, once. You will meet this tensor again when
-# you try your own functions. Read it from the right, where rank 0 has its digit: a rank whose digit is 0, or not there,
-# is missing; one with a 2 was added twice.
+# 1111 = 1 + 10 + 100 + 1000: it contains the part of each of the four ranks once. You will see this tensor again when
+# you try your own functions. Read it from the right, where rank 0 has its digit: a digit that is 0 or absent means that
+# the rank is missing; a 2 means that it was added twice.
 #
 # Guess before you compute. Eight ranks sum a tensor of 8 MB: all send it to rank 0, which adds up and sends the sum
-# back. How many MB are sent in all? And how many in all by the best way there is, if ranks do the adding?
+# back. How many MB are sent in total? And how many with the best algorithm, if ranks do the adding?
 
 # %%
 my_guess_mb, my_best_mb = None, None  # megabytes, of all ranks together
-print(f"My guess in MB: {my_guess_mb} through rank 0, {my_best_mb} by the best way")
+print(f"My guess in MB: {my_guess_mb} through rank 0, {my_best_mb} with the best algorithm")
 
 # %% [markdown] minutes=3
-# ## What one message costs
+# ## The cost of one message
 #
-# What carries messages from one GPU to another is a *link*. A message of S bytes takes about **T = α + S β** seconds
-# (Hockney, 1994). The *latency* α passes before the first byte arrives. Each byte then takes β, so the *bandwidth* is
-# 1/β. NVLink joins GPUs inside a machine. InfiniBand joins machines; NDR is its generation of 400 Gb/s.
+# A *link* carries messages from one GPU to another. A message of S bytes takes about **T = α + S β** seconds (Hockney,
+# 1994). The *latency* α passes before the first byte arrives. Each byte then takes β, so the *bandwidth* is 1/β. NVLink
+# joins GPUs inside a machine. InfiniBand joins machines; NDR is its generation of 400 Gb/s.
 
 
 # %%
@@ -101,7 +101,7 @@ show(figure_collective_cost(sizes_bytes, curves, halves, title="One message agai
 
 # %% [markdown]
 # At α/β bytes (Hockney's n½) a message spends half of its time on latency. Far below that size all messages cost the
-# same, α; far above it they cost their bytes, S β. Everything in this lab is about which of the two you pay.
+# same, α; far above it the bytes dominate, S β. This lab is about which of the two you pay.
 
 # %% [markdown] minutes=4
 # ## A star
@@ -127,7 +127,7 @@ def star_all_reduce(tensor):
 
 
 def summed(all_reduce, num_floats):
-    """What this rank put in, random numbers, and what it got out."""
+    """The random numbers that this rank contributes, and its result."""
     x = torch.randn(num_floats)
     before = x.clone()
     all_reduce(x)
@@ -146,13 +146,13 @@ show(
 )
 
 # %% [markdown]
-# The work is unfair: all 2(n − 1) messages pass through rank 0, one after another, while the other links are idle. With
-# twice the ranks on one machine it takes about twice as long. A good all-reduce keeps all links busy all the time.
+# The load is unequal: all 2(n − 1) messages pass through rank 0, one after another, while the other links are idle.
+# With twice the ranks on one machine it takes about twice as long. A good all-reduce keeps all links busy all the time.
 
 # %% [markdown] minutes=14
 # ## A ring
 #
-# Cut the tensor into n *chunks*, one a rank. In each step rank r sends one chunk to rank r + 1, receives another from
+# Cut the tensor into n *chunks*, one per rank. In each step rank r sends one chunk to rank r + 1, receives another from
 # rank r − 1, and adds it to its own. Ranks and chunks are counted *mod n*, as on a clock: after n − 1 comes 0, as with
 # `% n` in Python. Here are the steps of four ranks.
 
@@ -162,21 +162,21 @@ pd.DataFrame(sends, index=["step 0", "step 1", "step 2"])
 
 # %% [markdown]
 # Follow chunk 0: it starts at rank 0, collects the parts of ranks 1, 2 and 3, and is complete at rank 3. This first
-# half is called *reduce-scatter*: the sum is there, scattered over the ranks: chunk 0 at rank 3, chunk 1 at rank 0, so
-# chunk r + 1 (mod n) at rank r. In the second half, *all-gather*, the complete chunks travel round once more, and
-# everybody keeps a copy.
+# half is called *reduce-scatter*: it leaves the sum scattered over the ranks, chunk 0 at rank 3, chunk 1 at rank 0, so
+# chunk r + 1 (mod n) at rank r. In the second half, *all-gather*, the complete chunks go round once more, and every
+# rank keeps a copy.
 
 # %% [markdown]
-# There is one trap. `dist.send` waits until its receiver comes. (With NCCL, the library for GPUs, the GPU waits, while
-# the CPU goes on.) If every rank first sends and then receives, nobody ever receives: a *deadlock*. The cure is to hand
-# over both messages together, and then to wait for both. `exchange` does it: `isend` and `irecv` start a message and
-# return at once. `group_peer` is a rank's place in the *group*: the ranks that take part (`None`: all).
+# There is one trap. `dist.send` waits until its receiver calls `recv`. (With NCCL, the library for GPUs, the GPU waits,
+# while the CPU goes on.) If every rank first sends and then receives, no rank ever receives: a *deadlock*. The remedy
+# is to start both messages together, and then to wait for both. `exchange` does this: `isend` and `irecv` start a
+# message and return at once. `group_peer` is a rank's place in the *group*: the ranks that take part (`None`: all).
 
 # %%
 show_source(parallel.exchange)
 
 # %% [markdown]
-# With it, the first half of the ring takes six lines. Read it beside the table above: in step s, the i-th rank sends
+# With it, the first half of the ring takes six lines. Compare it with the table above: in step s, the i-th rank sends
 # chunk i − s, receives chunk i − s − 1 and adds it. `ring` lists the ranks in the order of the ring.
 
 # %%
@@ -184,11 +184,11 @@ show_source(parallel.ring_reduce_scatter)
 
 # %% [markdown]
 # **Exercise 1.** Write the ring: call `parallel.ring_reduce_scatter`, with `range(n)` as its `ring`; then write the
-# all-gather with `parallel.exchange`. The sum must stand in `tensor` itself (*in place*) after 2(n − 1) steps of one
-# chunk each: for any size, any number of ranks, and in any group (pass `group` on), as the GPUs of one machine may be.
-# `tensor_split` cuts into *views*: what is written into a chunk is written into the tensor.
+# all-gather with `parallel.exchange`. The sum must be in `tensor` itself (*in place*) after 2(n − 1) steps of one chunk
+# each: for any size, any number of ranks, and any group (pass `group` on), for example the GPUs of one machine.
+# `tensor_split` cuts into *views*: writing to a chunk writes to the tensor.
 #
-# Stuck? Write `check.ring_all_reduce.hint()` into a cell of your own.
+# Stuck? Write `check.ring_all_reduce.hint()` into a new cell.
 
 
 # %% tags=["exercise"]
@@ -217,16 +217,16 @@ check.ring_all_reduce(ring_all_reduce)
 show_source(parallel.ring_all_gather, after=check.ring_all_reduce)
 
 # %% [markdown] minutes=5
-# ## What the ring costs
+# ## The cost of the ring
 #
 # The ring takes 2(n − 1) steps, and in each of them all ranks send S/n bytes at once. So each rank sends 2(n − 1)/n S
 # bytes, and the ring takes
 #
 # > **T = 2 (n − 1) (α + S/n β)**
 #
-# The simulator knows single messages and nothing of this formula. Do they agree? Let the simulated GPUs compute in no
-# time, and stand on one machine (`devices_per_node` of them), all joined by the same link, `machine.intra`. From here
-# on lablib's own ring runs, whether you have solved the exercise or not.
+# The simulator computes times of single messages and does not use this formula. Do they agree? Let the simulated GPUs
+# compute in no time, and put all of them on one machine (`devices_per_node` of them), joined by the same link,
+# `machine.intra`. From here on lablib's own ring runs, whether you have solved the exercise or not.
 #
 # The *makespan* of a run is the time from its start to the end of its last rank.
 
@@ -249,40 +249,40 @@ title = f"Ring all-reduce of {ranks} MB: two of {ranks} ranks"
 show(figure_timeline(ring_run.timeline, ranks=[0, 1], title=title))
 
 # %% [markdown]
-# Each rank has a lane for what it sends and one for what it receives (in the *world*, the group of all ranks), and both
-# are full from start to end. Its compute lane is empty, since computing takes no time here: all communication is
-# *exposed*, hidden behind no computing.
+# Each rank has a lane for sending and one for receiving (in the *world*, the group of all ranks), and both are full
+# from start to end. Its compute lane is empty, since computing takes no time here: all communication is *exposed*, not
+# hidden behind computing.
 #
-# Could fewer bytes do? For each element n − 1 parts must travel to its sum, and the sum to n − 1 ranks. That makes
-# 2(n − 1) S in all, if ranks do the adding. The star sends as many, and half of them from rank 0. The ring spreads them
+# Are fewer bytes possible? For each element n − 1 parts must be sent to its sum, and the sum to n − 1 ranks. That is
+# 2(n − 1) S in total, if ranks do the adding. The star sends as many, half of them from rank 0. The ring spreads them
 # evenly (Patarasuk and Yuan, 2009).
 
 # %%
 print(f"your guesses for 8 ranks and 8 MB: {my_guess_mb} MB and {my_best_mb} MB")
 for n in (8, 1000):
-    in_all_mb = 2 * (n - 1) * 8
-    each, first = f"{in_all_mb / n:.4g} MB from each", f"{in_all_mb // 2} MB from rank 0"
-    print(f"{n:>4} ranks: {in_all_mb} MB in all; ring: {each}; star: {first}")
+    total_mb = 2 * (n - 1) * 8
+    each, first = f"{total_mb / n:.4g} MB from each", f"{total_mb // 2} MB from rank 0"
+    print(f"{n:>4} ranks: {total_mb} MB in total; ring: {each}; star: {first}")
 
 # %% [markdown] minutes=11
 # ## A tree
 #
-# A tiny tensor costs almost only latency, and the ring pays it 2(n − 1) times. A *tree* has fewer rounds: ranks pair
-# up, one of each pair sends its sum to the other and is done. After ⌈log₂ n⌉ rounds (rounded up) rank 0 holds the sum.
-# The same rounds backwards bring it to all. Here are those of six ranks.
+# For a tiny tensor latency is almost the whole cost, and the ring pays it 2(n − 1) times. A *tree* has fewer rounds:
+# ranks pair up, and one of each pair sends its sum to the other and is done. After ⌈log₂ n⌉ rounds (rounded up) rank 0
+# holds the sum. The same rounds backwards bring it to all. Here are the rounds of six ranks.
 
 # %%
 for k in range(3):  # log2 6, rounded up; in Python (6 - 1).bit_length()
     pairs = [f"{low + 2**k} sends to {low}" for low in range(0, 6 - 2**k, 2 * 2**k)]
     print(f"round {k}:", ", ".join(pairs))
-print("then the same pairs backwards, from rank 0 to everybody")
+print("then the same pairs backwards, from rank 0 to all")
 
 # %% [markdown]
-# In round k the partners are 2ᵏ apart; call that the *stride*. With six ranks, rank 4 has nobody to pair with in round
-# 1: rank 6 does not exist.
+# In round k the partners are 2ᵏ apart; call that the *stride*. With six ranks, rank 4 has no partner in round 1: rank 6
+# does not exist.
 #
-# **Exercise 2.** Write the tree with `dist.send` and `dist.recv`: up to rank 0, and down again, in place. It takes
-# 2 ⌈log₂ n⌉ rounds, whatever n is, and each of the n − 1 pairs exchanges only two messages: one up, one down.
+# **Exercise 2.** Write the tree with `dist.send` and `dist.recv`: up to rank 0, and down again, in place. It takes 2
+# ⌈log₂ n⌉ rounds for any n, and each of the n − 1 pairs exchanges only two messages: one up, one down.
 
 
 # %% tags=["exercise"]
@@ -324,7 +324,7 @@ show_source(parallel.tree_all_reduce, after=check.tree_all_reduce)
 #
 # > **T = 2 ⌈log₂ n⌉ (α + S β)**
 #
-# Now both on other numbers of ranks, with a small tensor and a large one. A row stands only if simulator and formula
+# Now both on other numbers of ranks, with a small tensor and a large one. The cell fails unless simulator and formula
 # agree to nine digits.
 
 
@@ -352,8 +352,8 @@ pd.DataFrame(rows).set_index(["ranks", "tensor"])
 
 # %% [markdown]
 # Below is the tree at 1 kB. The ring above fills both lanes of all ranks. In the tree many are *waiting*: they have
-# called, and their partner has not come yet. Of eight ranks those with odd numbers wait two thirds of the time: they
-# have one message up, one down, in six rounds.
+# called, but their partner has not called yet. Of eight ranks the odd ones wait two thirds of the time: they have one
+# message up and one down in six rounds.
 
 # %%
 tree_run = launch(summed, parallel.tree_all_reduce, 250, ranks=ranks, cluster=machine)
@@ -361,10 +361,10 @@ title = f"Tree all-reduce of 1 kB, {ranks} ranks"
 show(figure_timeline(tree_run.timeline, ranks=range(min(ranks, 4)), title=title))
 
 # %% [markdown] minutes=7
-# ## Where they cross
+# ## The crossing
 #
-# So few messages win for small tensors, and small messages for large ones. At one size in between, ring and tree take
-# the same time. Guess it, for eight ranks on NVLink (α 1.9 µs, 1/β 450 GB/s); your formula will tell.
+# So few messages are faster for small tensors, and small messages for large ones. At one size in between, ring and tree
+# take the same time. Guess it, for eight ranks on NVLink (α 1.9 µs, 1/β 450 GB/s); your formula will give the answer.
 
 # %%
 my_crossing_bytes = None  # bytes
@@ -377,7 +377,7 @@ print(f"My guess: they cross at {my_crossing_bytes} B")
 
 # %% tags=["exercise"]
 def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
-    """The size at which ring and tree take the same time, on n equal links (n is 2 or more)."""
+    """Size at which ring and tree take the same time, on n equal links (n is 2 or more)."""
     ### BEGIN SOLUTION
     rounds = (n - 1).bit_length()  # log2 n, rounded up
     return (n - 1 - rounds) * latency_s * bandwidth_bytes_per_s / (rounds - (n - 1) / n)
@@ -392,12 +392,12 @@ check.crossing_size_bytes(crossing_size_bytes)
 
 # %% [markdown]
 # The same size without algebra, by *bisection*: halve an interval again and again, and keep the half in which the
-# winner changes.
+# faster algorithm changes.
 
 
 # %%
 def crossing_bytes(ring, tree):
-    """The size at which these two functions of a size are equal; 0 if the tree never wins."""
+    """Size at which these two functions of a size are equal; 0 if the tree never wins."""
     low, high = 1.0, 1e12
     for _ in range(60):
         middle = (low * high) ** 0.5
@@ -406,7 +406,7 @@ def crossing_bytes(ring, tree):
 
 
 def cost_curves(ring, tree):
-    """Sizes, seconds of both, and the crossing: what the figure wants."""
+    """Sizes, seconds of both, and the crossing: the data of the figure."""
     sizes_bytes, crossing = [4.0 * 10 ** (k / 4) for k in range(33)], crossing_bytes(ring, tree)
     curves = {"ring": list(map(ring, sizes_bytes)), "tree": list(map(tree, sizes_bytes))}
     return sizes_bytes, curves, {"tree = ring": crossing} if crossing else {}
@@ -422,15 +422,15 @@ title = "All-reduce of 8 ranks on NVLink"
 show(figure_collective_cost(*cost_curves(*on_links(8, nvlink)), title=title))
 
 # %% [markdown]
-# Below the crossing the tree wins, above it the ring. In your formula α/β has a factor that depends on n alone: on any
-# link the crossing is in proportion to α/β.
+# Below the crossing the tree wins, above it the ring. In your formula α/β has a factor that depends only on n: on any
+# link the crossing is proportional to α/β.
 
 # %% [markdown] minutes=6
 # ## Reconcile: predicted and measured
 #
-# Now the ring on real processes of this machine, talking through gloo, PyTorch's library for CPUs. Its α and β are in
-# no catalogue, so measure them, with messages of 4 kB, which cost about α, and of 4 MB. Three rings are 3 · 2(n − 1)
-# steps, one after another. The ring before them only warms up: it is called *setup* and not counted.
+# Now the ring on real processes of this machine, which communicate through gloo, PyTorch's library for CPUs. No
+# catalogue lists its α and β, so measure them, with messages of 4 kB, which cost about α, and of 4 MB. Three rings are
+# 3 · 2(n − 1) steps, one after another. The ring before them is a warm-up: it is called *setup* and not counted.
 
 # %%
 real = "gloo" if backend == "sim" else backend  # gloo: processes on this CPU
@@ -447,7 +447,7 @@ def three_times(all_reduce, num_floats):
 
 
 def step_s(floats_each):
-    """Seconds of one step with messages of so many floats: the median of several runs."""
+    """Seconds of one step with messages of `floats_each` floats: the median of several runs."""
     measure = partial(
         launch, three_times, parallel.ring_all_reduce, floats_each * there["ranks"], **there
     )
@@ -463,9 +463,9 @@ print(f"α {format_quantity(small_s, 's')}, 1/β {format_quantity(bandwidth, 'B/
 print(f"1000 times the bytes take {large_s / small_s:.0f} times as long")
 
 # %% [markdown]
-# The test is to predict what was not measured: messages of 1 MB. An *error* of −50% means that the prediction took half
-# of the measured time. *Noise* is half the spread of the measured runs over their median: an error smaller than it says
-# nothing. How large will the error be?
+# The test is to predict a size that was not measured: messages of 1 MB. An *error* of −50% means that the predicted
+# time is half of the measured time. *Noise* is half the spread of the measured runs over their median: an error smaller
+# than the noise has no meaning. How large will the error be?
 
 # %%
 my_error_pct = None  # percent
@@ -481,10 +481,11 @@ print_text(comparison.reading())
 show(comparison.figure(ranks=[0, 1]))
 
 # %% [markdown]
-# Where the measured panel is hatched, a rank was waiting, for others or for the processor. None of that is in α + S β.
-# Below, the same comparison stands beside one recorded on another machine. Read the makespan first. It may fit although
-# its parts do not: α and β were fitted to makespans, so *send* has in it what is measured as waiting and *idle*
-# (nothing to do). The additions are in them too, and the prediction adds those once more: all of *compute* is too much.
+# Where the measured panel is hatched, a rank was waiting, for others or for the processor. α + S β includes neither.
+# The table below has the same comparison next to one recorded on another machine. Read the makespan first. It may fit
+# although its parts do not: α and β were fitted to makespans, so the predicted *send* includes the times measured as
+# waiting and *idle* (nothing to do). It also includes the additions, which the prediction adds again: all of *compute*
+# is too much.
 
 # %%
 recorded = recorded_comparison("08")
@@ -495,18 +496,18 @@ side_by_side = comparison.beside(recorded, ("predicted_s", "measured_s")).drop("
 # %% [markdown] minutes=2
 # ## Explore
 #
-# Move latency, bandwidth and ranks, and watch the crossing. Can you find a network on which the tree is better even at
-# 10 MB?
+# Change latency, bandwidth and ranks, and watch the crossing. Can you find a network on which the tree is faster even
+# at 10 MB?
 
 
 # %%
 def network(num_ranks, latency_s, bandwidth):
-    """What the figure needs, for ranks joined by a link of your own."""
+    """Data of the figure, for ranks joined by a link with your settings."""
     return cost_curves(*on_links(num_ranks, Link("yours", latency_s, bandwidth)))
 
 
 def drawn(found):
-    """Every network on the same axes, so that it can be seen what moves."""
+    """Every network on the same axes, so that changes can be seen."""
     title = "All-reduce on your network"
     return figure_collective_cost(*found, title=title, time_range_s=(1e-6, 1))
 
@@ -526,19 +527,19 @@ explore(
 # %% [markdown] minutes=1
 # ## Summary
 #
-# * A message costs α + S β; below α/β bytes you pay for latency, above for bytes.
-# * Unless switches add, every all-reduce sends 2(n − 1) S bytes in all, or more. A ring spreads them evenly, 2(n − 1)/n
-#   S a rank: its busiest rank sends as little as can be.
+# * A message costs α + S β: below α/β bytes mostly latency, above it mostly bytes.
+# * Unless switches add, every all-reduce sends at least 2(n − 1) S bytes in total. A ring spreads them evenly, 2(n −
+#   1)/n S per rank: its busiest rank sends as little as possible.
 # * The ring takes 2(n − 1)(α + S/n β), the tree 2 ⌈log₂ n⌉ (α + S β).
-# * They cross at a size in proportion to α/β. Below it the tree wins, with its few rounds; above it the ring, with its
-#   small messages. A library asks such formulas for every call.
+# * They cross at a size proportional to α/β. Below it the tree wins, with its few rounds; above it the ring, with its
+#   small messages. A library evaluates such formulas for every call.
 
 # %% [markdown] tags=["further"] minutes=25
 # ## Further: fewer rounds than the tree
 #
-# In a tree half of the ranks are done after one round, while both directions of their links are free. Let both
-# partners send: after round k, each group of 2ᵏ⁺¹ ranks holds its sum, *all* of them. After log₂ n rounds everybody
-# does, and no way down is needed. This is *recursive doubling* (Thakur, Rabenseifner and Gropp, 2005).
+# In a tree half of the ranks are done after one round, while both directions of their links are free. Let both partners
+# send: after round k, *all* ranks of each group of 2ᵏ⁺¹ hold the group's sum. After log₂ n rounds all ranks hold the
+# total, and no way down is needed. This is *recursive doubling* (Thakur, Rabenseifner and Gropp, 2005).
 
 
 # %%
@@ -558,9 +559,9 @@ doubled = launch(digits, recursive_doubling, ranks=8, cluster=machine)
 print("rank 0 holds", doubled.values[0].tolist())
 
 # %% [markdown]
-# It takes log₂ n (α + S β): half the tree's time. But every rank sends log₂ n whole tensors. *Halving-doubling*
-# mends that: on the way in, partners exchange only halves of what they still care for, so that each ends with 1/n of
-# the tensor, summed; on the way out the pieces are put together again, backwards.
+# It takes log₂ n (α + S β): half the tree's time. But every rank sends log₂ n whole tensors. *Halving-doubling* sends
+# less: on the way in, partners exchange only halves of the piece that they still sum, so that each ends with 1/n of the
+# tensor, summed; on the way out the pieces are put together again, backwards.
 
 # %%
 for stride in (4, 2, 1):
@@ -573,13 +574,13 @@ print("then the same pairs backwards")
 #
 # > **T = 2 log₂ n α + 2 (n − 1)/n S β**
 #
-# The latency of a tree with the bytes of a ring. What is the catch? n must be a power of two; and between machines,
-# partners that are far apart share their wires with others, where a ring has neighbours only.
+# It has the latency of a tree and the bytes of a ring. Its limits: n must be a power of two; and between machines,
+# partners that are far apart share their wires with others, while a ring has only neighbours.
 
 # %% [markdown]
 # **Exercise 4.** Write halving-doubling, in place, for a number of ranks that is a power of two and for any size.
-# `piece.tensor_split(2)` halves a piece, also one of an odd size; empty messages are allowed. Partners must agree who
-# keeps which half.
+# `piece.tensor_split(2)` halves a piece, also one of an odd size; empty messages are allowed. Partners must agree which
+# of them keeps which half.
 
 
 # %% tags=["exercise"]
@@ -589,7 +590,7 @@ def halving_doubling_all_reduce(tensor):
     strides = [n >> k for k in range(1, n.bit_length())]  # n/2, ..., 2, 1
     piece = tensor.view(-1)
     ### BEGIN SOLUTION
-    halves = []  # (what was kept, what was given away), from the whole tensor to 1/n of it
+    halves = []  # (half kept, half given away), from the whole tensor to 1/n of it
     for stride in strides:
         low, high = piece.tensor_split(2)
         kept, given = (high, low) if rank & stride else (low, high)
@@ -610,8 +611,7 @@ try_out(digits, halving_doubling_all_reduce, ranks=4, cluster=cluster)
 check.halving_doubling_all_reduce(halving_doubling_all_reduce)
 
 # %% [markdown]
-# What does it buy at 8 MB on eight ranks with NVLink? Here are the formulas, and recursive doubling simulated beside
-# its own.
+# How much faster is it at 8 MB on eight ranks with NVLink? Here are the formulas; recursive doubling is also simulated.
 
 # %%
 formulas = {"ring": ring_s(8, nvlink, 8e6), "tree": tree_s(8, nvlink, 8e6)}
@@ -634,8 +634,8 @@ pd.DataFrame(
 # ## Further: inside a node, and between nodes
 #
 # A *node* is one machine with several GPUs. Inside it links are fast (`intra`); to leave it (`inter`), bytes pass a
-# network card, or *NIC*, some ten times slower. A *flat* ring, one through all ranks that knows nothing of nodes, goes
-# at the pace of its slowest link, and sends nearly twice the tensor out of each node, all of it through one NIC.
+# network card, or *NIC*, some ten times slower. A *flat* ring, one through all ranks regardless of nodes, is as slow as
+# its slowest link, and sends nearly twice the tensor out of each node, all of it through one NIC.
 
 # %% [markdown]
 # *Hierarchical* all-reduce has three phases. Reduce-scatter in each node: each of its L ranks now holds a finished
@@ -648,9 +648,9 @@ print("nodes:", [list(range(first, first + ranks)) for first in (0, ranks)])
 print("rails:", [[place, place + ranks] for place in range(ranks)])
 
 # %% [markdown]
-# `GroupNetwork(cluster, ranks)` knows the links between these ranks, and `collective_cost` the formula of each
-# algorithm, with a part for each kind of link; each row stands only if both hold to nine digits. What is gained? Count
-# the bytes that pass the busiest NIC. The hierarchy uses all NICs of a node at once.
+# `GroupNetwork(cluster, ranks)` contains the links between these ranks, and `collective_cost` the formula of each
+# algorithm, with a part for each kind of link; the cell fails unless formula and simulator agree to nine digits. How
+# much is gained? Count the bytes that pass the busiest NIC. The hierarchy uses all NICs of a node at once.
 
 
 # %%
@@ -677,31 +677,32 @@ for name in ("ring", "tree", "hierarchical"):
 pd.DataFrame(rows, columns=["algorithm", "busiest NIC sends", "takes"]).set_index("algorithm")
 
 # %% [markdown]
-# Who sends to whom? In a *traffic matrix* the row sends to the column, and the lines stand between the nodes. Sketch it
-# before you look. How many squares are filled in each row of the ring? In the rows of ranks 0 and 1 of the tree? And
-# which squares of the hierarchy lie across the lines?
+# Which rank sends to which? In a *traffic matrix* the row sends to the column, and the lines separate the nodes. Sketch
+# it before you look. How many squares are filled in each row of the ring? In the rows of ranks 0 and 1 of the tree? And
+# which squares of the hierarchy are across the lines?
 
 # %%
 show(figure_traffic_matrices(traffics, 2 * ranks, devices_per_node=ranks))
 
 # %% [markdown]
-# The ring fills one square a row. The tree's squares are the whole tensor each, and unequally spread: rank 0 sends to a
-# partner in every round, an odd rank only to its neighbour. The hierarchy is a ring in each node, and a diagonal of
-# pale squares across: every rank has a partner there, and no NIC carries the tensor for all.
+# The ring fills one square per row. Each of the tree's squares is the whole tensor, and they are unequally spread: rank
+# 0 sends to a partner in every round, an odd rank only to its neighbour. The hierarchy is a ring in each node, and a
+# diagonal of pale squares across nodes: every rank has a partner on the other node, and no single NIC carries the whole
+# tensor.
 
 # %% [markdown]
-# NCCL, NVIDIA's library, would not leave the other NICs idle: it runs several rings at once, each through another NIC.
-# Its trees come in twos (*double binary trees*: Sanders, Speck and Träff, 2009), with the tensor cut into pieces that
-# follow each other.
+# NCCL, NVIDIA's library, does not leave the other NICs idle: it runs several rings at once, each through another NIC.
+# It uses pairs of trees (*double binary trees*: Sanders, Speck and Träff, 2009), with the tensor cut into pieces that
+# are sent one after another.
 #
-# A *switch* joins many links: what comes in by one goes out by another. One that adds gets below the 2(n − 1) S bytes
-# of the summary: each rank sends its tensor once, and little more. InfiniBand switches do so (SHARP: Graham et al.,
-# 2016), and so do NVSwitches, which join the GPUs inside a node (NVLink SHARP).
+# A *switch* joins many links: a message comes in by one and goes out by another. With a switch that adds, fewer than
+# the 2(n − 1) S bytes of the summary are sent: each rank sends its tensor once, and little more. InfiniBand switches do
+# this (SHARP: Graham et al., 2016), and so do NVSwitches, which join the GPUs inside a node (NVLink SHARP).
 
 # %% [markdown]
-# **Exercise 5.** Write the three phases for nodes of `ranks_per_node` ranks each. The network is the thin part: for N
-# nodes of L ranks, no NIC may send more than 2(N − 1)/N · S/L bytes. lablib's two halves of a ring are yours to use;
-# both take the list of ranks that form the ring.
+# **Exercise 5.** Write the three phases for nodes of `ranks_per_node` ranks each. The network is the slow part: for N
+# nodes of L ranks, no NIC may send more than 2(N − 1)/N · S/L bytes. You may use lablib's two halves of a ring; both
+# take the list of ranks that form the ring.
 
 
 # %% tags=["exercise"]
@@ -737,7 +738,7 @@ check.hierarchical_all_reduce(hierarchical_all_reduce)
 show_source(parallel.hierarchical_all_reduce, after=check.hierarchical_all_reduce)
 
 # %% [markdown]
-# A library asks for all algorithms and takes the fastest.
+# A library computes the cost of all algorithms and takes the fastest.
 
 # %%
 rows = []
@@ -751,9 +752,9 @@ pd.DataFrame(rows, columns=["tensor", "fastest on two nodes", "takes"]).set_inde
 # %% [markdown] tags=["further"] minutes=10
 # ## Further: equal to the last bit
 #
-# Floats are rounded after every addition, so (a + b) + c and a + (b + c) may differ in the last bit. A sum of floats is
-# defined only together with its order. `dist.all_reduce` on the simulator adds in rank order. In the ring, chunk c
-# starts at rank c. In the tree neighbours come first.
+# Floats are rounded after every addition, so (a + b) + c and a + (b + c) may differ in the last bit. A sum of floats
+# depends on its order. `dist.all_reduce` on the simulator adds in rank order. In the ring, chunk c starts at rank c.
+# The tree adds neighbours first.
 
 
 # %%
@@ -790,7 +791,7 @@ print("six ranks, tree: ((t0 + t1) + (t2 + t3)) + (t4 + t5)")
 
 # %%
 def is_equal_to_the_bit(run, order):
-    """Does every rank hold, bit for bit, what one device computes in this order?"""
+    """Does every rank hold, bit for bit, the sum that one device computes in this order?"""
     expected = order([before for before, _ in run.values])
     return all(torch.equal(after, expected) for _, after in run.values)
 
@@ -814,47 +815,48 @@ for name, order in (("ring", in_ring_order), ("tree", in_tree_order)):
     )
 
 # %% [markdown]
-# None is exact. But a run that must repeat to the bit needs the same order every time, and therefore
-# the same algorithm and the same number of ranks. With two ranks nothing differs, since a + b = b + a.
+# No order is exact. But a run that must be reproducible to the bit needs the same order every time, and therefore the
+# same algorithm and the same number of ranks. With two ranks the order does not matter, since a + b = b + a.
 
 # %% [markdown] tags=["further"] minutes=12
-# ## Further: topology, or what the wires look like
+# ## Further: topology
 #
-# Between nodes there are switches. How they are wired is the *topology*. It decides how many *hops* a message makes:
-# switches that it passes, or, where there are none, wires. Each adds to α. It also decides how much bandwidth is left
-# when all nodes talk at once, which divides 1/β.
+# Between nodes there are switches. Their wiring is the *topology*. It determines how many *hops* a message makes:
+# switches that it passes, or wires if there are no switches. Each hop adds to α. It also determines how much bandwidth
+# is left when all nodes send at once, which divides 1/β.
 
 # %% [markdown]
-# A *fat tree* has levels of switches (Leiserson, 1985): nodes hang on a *leaf* (L), leaves are joined into *pods* (P),
-# and pods by the *core* (C). The wires of a level grow thicker towards the core. *Oversubscribed* 4 : 1 means that
-# above the leaves there are wires for a quarter of what the nodes can send.
+# A *fat tree* has levels of switches (Leiserson, 1985): nodes are attached to a *leaf* (L), leaves are joined into
+# *pods* (P), and pods by the *core* (C). The bandwidth of a level grows towards the core. *Oversubscribed* 4 : 1 means
+# that the wires above the leaves carry a quarter of the bandwidth of the nodes.
 
 # %%
 show(figure_network(FatTree(nodes_per_leaf=2, leaves_per_pod=2), 8))
 
 # %% [markdown]
-# A *dragonfly* joins switches (R, *routers*) into groups, each with each, and groups by long cables, one for each pair
-# of groups (Kim et al., 2008). Few switches are passed, but many messages share the long cables.
+# A *dragonfly* joins switches (R, *routers*) into groups, with a wire between every two, and groups by long cables, one
+# for each pair of groups (Kim et al., 2008). A message passes few switches, but many messages share the long cables.
 
 # %%
 show(figure_network(Dragonfly(nodes_per_router=1, routers_per_group=3), 9))
 
 # %% [markdown]
 # A *torus* has no switches: every node is wired to its neighbours, and rows and columns close into rings. Messages to
-# others pass through nodes in between and share their wires. Google's TPU v4 machines are such a torus of three
-# dimensions; blocks of 4 x 4 x 4 are joined by optical switches that are set once for a job (Jouppi et al., 2023).
+# other nodes pass through the nodes in between and share their wires. Google's TPU v4 machines are such a torus in
+# three dimensions; blocks of 4 x 4 x 4 are joined by optical switches that are set once for a job (Jouppi et al.,
+# 2023).
 
 # %%
 show(figure_network(Torus((4, 4)), 16))
 
 # %% [markdown]
 # Here are 64 nodes of one GPU with the same InfiniBand NIC, wired in these ways. A ring need not follow the numbers of
-# the nodes. On the torus, a ring that winds along the wires meets neighbours only; in numerical order some messages
-# make two or three hops.
+# the nodes. On the torus, a ring that follows the wires sends only to neighbours; in numerical order some messages make
+# two or three hops.
 #
-# `collective_cost` prices a full network: each message gets the bandwidth that it has when all nodes talk at once, such
-# as other jobs on the same wires. Alone on the network, neither ring nor tree would feel 4 : 1: one message at a time
-# leaves each leaf.
+# `collective_cost` assumes a busy network: each message gets the bandwidth that is left when all nodes send at once,
+# for example other jobs on the same wires. Alone on the network, neither ring nor tree would be slowed by 4 : 1: one
+# message at a time leaves each leaf.
 
 
 # %%
@@ -896,9 +898,9 @@ pd.DataFrame(rows, columns=["network", "crossing", "64 MB by ring", "64 MB by tr
 )
 
 # %% [markdown]
-# On a full network a ring goes at the pace of its slowest message, in every step. A tree meets thin wires only in the
-# rounds that use them, but with the whole tensor. So the crossing moves down where several rounds go far (4 : 1,
-# torus), and hardly where one does (dragonfly).
+# On a busy network every step of a ring takes as long as its slowest message. A tree uses slow wires only in some
+# rounds, but with the whole tensor. So the crossing moves down if several rounds cross slow wires (4 : 1, torus), and
+# hardly if one does (dragonfly).
 
 # %% [markdown] minutes=1
 # ## Sources
@@ -922,8 +924,8 @@ pd.DataFrame(rows, columns=["network", "crossing", "64 MB by ring", "64 MB by tr
 #   doi:10.1109/ISCA.2008.19.
 # * N. Jouppi et al., *TPU v4: An Optically Reconfigurable Supercomputer for Machine Learning with Hardware Support for
 #   Embeddings*, ISCA 2023, arXiv:2304.01433: a torus of three dimensions.
-# * NVIDIA NCCL, `src/graph/tuning.cc`: how a library picks ring or tree, and the latencies used here. They are those of
-#   its ring with its protocol for messages of medium size, LL128, and stand here for the tree too; NCCL has 1.25 µs
-#   (NVLink) and 8.5 µs (network) for that one.
+# * NVIDIA NCCL, `src/graph/tuning.cc`: how a library picks ring or tree, and the latencies used here. They are the
+#   latencies of its ring with its protocol for messages of medium size, LL128; we use them for the tree too, for which
+#   NCCL has 1.25 µs (NVLink) and 8.5 µs (network).
 # * S. Bekman, *Machine Learning Engineering*, interconnect tables: most bandwidths. S. Jeaugey, *Massively Scale Your
 #   Deep Learning Training with NCCL 2.4*, NVIDIA Technical Blog, 2019: NCCL's trees.

@@ -1,4 +1,4 @@
-"""Wrong answers to lab 08: each is a mistake somebody makes, or a way round the exercise. And unusual right ones."""
+"""Wrong answers to lab 08: typical mistakes, and ways round the exercise. And unusual right ones."""
 
 
 def but(source: str, *changes: tuple[str, str]) -> str:
@@ -141,7 +141,7 @@ HEAD = RING[: RING.index("    parallel.ring_reduce_scatter")]
 
 
 def ring_with(exchange: str) -> str:
-    """A ring of one loop that exchanges in its own way."""
+    """A ring of one loop, with the given code for the exchange."""
     return HEAD + BOTH_HALVES.replace("EXCHANGE", exchange.strip().replace("\n", "\n        ")).lstrip("\n")
 
 
@@ -185,7 +185,7 @@ def SIGNATURE:
 
 
 def on_a_board(source: str, name: str, *rest: str) -> str:
-    """Right messages, of nothing; the values come over a dict of the notebook's."""
+    """Right messages with no content; the values pass through a dict of the notebook."""
     signature, call = (
         f"{name}({', '.join(['tensor', *rest])})",
         f"honest({', '.join(['torch.zeros_like(tensor)', *rest])})",
@@ -215,7 +215,7 @@ def once(source: str) -> str:
 
 
 def over_the_store(source: str, name: str, *rest: str) -> str:
-    """Right messages, of nothing; the values come over the store by which processes find each other."""
+    """Right messages with no content; the values pass through the store by which processes find each other."""
     signature, call = ", ".join(["tensor", *rest]), ", ".join(["torch.zeros_like(tensor)", *rest])
     return source.replace(f"def {name}(", "def honest(") + STORE.format(
         name=name, signature=signature.replace("group", "group=None"), call=call
@@ -228,7 +228,7 @@ def star_where(source: str, condition: str) -> str:
 
 
 def cut_last(tensor: str, n: str) -> str:
-    """An expression that cuts a tensor into n pieces and leaves what n does not divide in the last."""
+    """An expression that cuts a tensor into n pieces, with the remainder in the last."""
     size = f"{tensor}.numel()"
     return f"{tensor}.split([{size} // {n}] * ({n} - 1) + [{size} - {size} // {n} * ({n} - 1)])"
 
@@ -252,7 +252,7 @@ AGAIN = "each further call in the same program sums as the first did"
 
 
 def in_float64(head: str, call: str) -> str:
-    """A function that has `honest` sum in float64 what is whole numbers."""
+    """A function that lets `honest` sum whole numbers in float64."""
     return f"""
 
 def {head}:
@@ -286,18 +286,18 @@ WRONG_ANSWERS = {
             NEW_TENSOR,
         ),
         (
-            "travels in half precision",
+            "sends half precision",
             but(RING, ("tensor.view(-1).tensor_split(n)", "(half := tensor.view(-1).half()).tensor_split(n)"))
             + "    tensor.view(-1).copy_(half)\n",
             SUM,
         ),
         (
-            "lets torch do it",
+            "calls torch",
             "def ring_all_reduce(tensor, group=None):\n    dist.all_reduce(tensor, group=group)\n",
             ONLY_SENDS,
         ),
         (
-            "lets torch do half of it",
+            "calls torch for half of it",
             """
             def ring_all_reduce(tensor, group=None):
                 parts = [torch.empty_like(tensor) for _ in range(dist.get_world_size(group))]
@@ -307,7 +307,7 @@ WRONG_ANSWERS = {
             ONLY_SENDS,
         ),
         (
-            "lets torch do it where n does not divide the size",
+            "calls torch where n does not divide the size",
             but(
                 RING,
                 (START, START + "    if tensor.numel() % n:\n        return dist.all_reduce(tensor, group=group)\n"),
@@ -315,17 +315,17 @@ WRONG_ANSWERS = {
             ONLY_SENDS,
         ),
         (
-            "lets torch do it on any number of ranks but four",
+            "calls torch on any number of ranks but four",
             but(RING, (START, START + "    if n != 4:\n        return dist.all_reduce(tensor, group=group)\n")),
             ONLY_SENDS,
         ),
         (
-            "lets lablib do it",
+            "calls lablib",
             "def ring_all_reduce(tensor, group=None):\n    parallel.ring_all_reduce(tensor, group)\n",
             OWN,
         ),
         (
-            "lets lablib do it, by another name",
+            "calls lablib, by another name",
             "def ring_all_reduce(tensor, group=None):\n    getattr(parallel, 'ring_all_reduce')(tensor, group)\n",
             OWN,
         ),
@@ -339,17 +339,17 @@ def ring_all_reduce(tensor, group=None):
             OWN,
         ),
         (
-            "lets lablib do the second half",
+            "calls lablib for the second half",
             RING[: RING.index("    for step")] + "    parallel.ring_all_gather(chunks, range(n), group)\n",
             OWN,
         ),
-        ("everybody sends before anybody receives", ring_with(BLOCKING), "every rank runs to its end"),
+        ("every rank sends before any receives", ring_with(BLOCKING), "every rank runs to its end"),
         (
             "even ranks send first, odd ranks receive first: no deadlock, and half of the links idle",
             ring_with(but(BLOCKING, ("(send, receive)", "((send, receive) if rank % 2 == 0 else (receive, send))"))),
             "seconds of 2(n-1) steps",
         ),
-        ("does not wait for what it sends", ring_with(UNWAITED), WAIT),
+        ("does not wait for its sends", ring_with(UNWAITED), WAIT),
         (
             "a power of two only: partners by xor, and whole tensors",
             """
@@ -364,7 +364,7 @@ def ring_all_reduce(tensor, group=None):
             MOST,
         ),
         (
-            "drops what n does not divide",
+            "drops the remainder",
             but(
                 RING, ("tensor.view(-1).tensor_split(n)", "tensor.view(-1)[: tensor.numel() // n * n].tensor_split(n)")
             ),
@@ -424,7 +424,7 @@ def ring_all_reduce(tensor, group=None):
             OWN,
         ),
         (
-            "lablib's, from the globals of what is allowed",
+            "lablib's, from the globals of an allowed function",
             LIBRARY.format(before="", f="parallel.exchange.__globals__['ring_all_reduce']"),
             OWN,
         ),
@@ -465,7 +465,7 @@ def ring_all_reduce(tensor, group=None):
             "seconds of 2(n-1) steps",
         ),
         ("sums once only", once(RING), AGAIN),
-        ("zeros travel, the values over the store", over_the_store(RING, "ring_all_reduce", "group"), OWN),
+        ("sends zeros, and the values through the store", over_the_store(RING, "ring_all_reduce", "group"), OWN),
         ("a star on five ranks", star_where(RING, "n == 5"), "5 ranks"),
         ("a star on many ranks", star_where(RING, "n > 9"), MOST),
         (
@@ -478,7 +478,7 @@ def ring_all_reduce(tensor, group=None):
             "done = set()\n" + first(RING, "if tensor.numel() in done:", "    return", "done.add(tensor.numel())"),
             AGAIN,
         ),
-        ("writes beside its tensor", first(RING, "tensor._base[0] = 7"), "what lies beside x in memory"),
+        ("writes next to its tensor", first(RING, "tensor._base[0] = 7"), "the memory next to x"),
         (
             "adds whole numbers in float64",
             RING.replace("def ring_all_reduce(", "def honest(")
@@ -488,7 +488,7 @@ def ring_all_reduce(tensor, group=None):
         (
             "remembers the group of the first call",
             "groups = []\n" + first(RING, "groups.append(group)", "group = groups[0]"),
-            "a call in a group, and one without after it",
+            "a call in a group, and then one without",
         ),
     ],
     "tree_all_reduce": [
@@ -505,7 +505,7 @@ def ring_all_reduce(tensor, group=None):
             NEW_TENSOR,
         ),
         (
-            "lets torch do it",
+            "calls torch",
             """
             def tree_all_reduce(tensor, group=None):
                 dist.reduce(tensor, group_dst=0, group=group)
@@ -514,17 +514,17 @@ def ring_all_reduce(tensor, group=None):
             ONLY_SENDS,
         ),
         (
-            "lets torch do the way down",
+            "calls torch for the way down",
             TREE[: TREE.index("    for stride in reversed")] + "    dist.broadcast(tensor, group_src=0, group=group)\n",
             ONLY_SENDS,
         ),
         (
-            "lets torch do it where n is no power of two",
+            "calls torch where n is no power of two",
             but(TREE, (START, START + "    if n & (n - 1):\n        return dist.all_reduce(tensor, group=group)\n")),
             ONLY_SENDS,
         ),
         (
-            "lets lablib do it",
+            "calls lablib",
             "def tree_all_reduce(tensor, group=None):\n    parallel.tree_all_reduce(tensor, group)\n",
             OWN,
         ),
@@ -545,7 +545,7 @@ def ring_all_reduce(tensor, group=None):
         ),
         ("names ranks of the world inside a group", but(TREE, ("group_dst=", ""), ("group_src=", "")), GROUP),
         ("forgets the group", but(TREE, ("(group)", "()"), (", group=group)", ")")), GROUP),
-        ("a star: everybody sends to rank 0", but(STAR, ("star", "tree_all_reduce")), "seconds of 2 log2(n)"),
+        ("a star: all send to rank 0", but(STAR, ("star", "tree_all_reduce")), "seconds of 2 log2(n)"),
         ("a ring again", but(ring_with(WAITED), ("ring_all_reduce", "tree_all_reduce")), "messages that all"),
         (
             "up in a tree, down from rank 0 to each",
@@ -559,7 +559,7 @@ def ring_all_reduce(tensor, group=None):
             "seconds of 2 log2(n)",
         ),
         (
-            "a butterfly: everybody talks in every round",
+            "a butterfly: all ranks send in every round",
             but(
                 TREE,
                 (
@@ -583,15 +583,15 @@ def ring_all_reduce(tensor, group=None):
             STAR + but(TREE, (START, START + "    if n & (n - 1):\n        return star(tensor, group)\n")),
             "seconds of 2 log2(n)",
         ),
-        ("does not wait for what it sends", but(TREE, ("dist.send(tensor,", "dist.isend(tensor.clone(),")), WAIT),
+        ("does not wait for its sends", but(TREE, ("dist.send(tensor,", "dist.isend(tensor.clone(),")), WAIT),
         (
-            "travels in half precision",
+            "sends half precision",
             but(TREE, ("    strides", "    whole, tensor = tensor, tensor.half()\n    strides"))
             + "    whole.copy_(tensor)\n",
             SUM,
         ),
         (
-            "sends twice what it could send once",
+            "sends the same twice",
             but(
                 TREE,
                 (
@@ -615,7 +615,7 @@ def ring_all_reduce(tensor, group=None):
             "seconds of 2 log2(n)",
         ),
         ("sums once only", once(TREE), AGAIN),
-        ("zeros travel, the values over the store", over_the_store(TREE, "tree_all_reduce", "group"), OWN),
+        ("sends zeros, and the values through the store", over_the_store(TREE, "tree_all_reduce", "group"), OWN),
         ("a star on four ranks", star_where(TREE, "n == 4"), "4 ranks"),
         ("a star on many ranks", star_where(TREE, "n > 12"), "seconds of 2 log2(n)"),
         ("gives the tensor other memory", by_data(TREE), NEW_TENSOR),
@@ -625,7 +625,7 @@ def ring_all_reduce(tensor, group=None):
         ("wrong for a single number", for_some(TREE, "tensor.ndim == 0"), SUM),
         ("wrong for three dimensions", for_some(TREE, "tensor.ndim == 3"), GROUP),
         (
-            "zeros travel, and the values come over a board",
+            "sends zeros, and the values through a dict",
             but(on_a_board(TREE, "tree_all_reduce", "group"), ("tensor, group):", "tensor, group=None):")),
             RUNS,
         ),
@@ -634,7 +634,7 @@ def ring_all_reduce(tensor, group=None):
             "done = set()\n" + first(TREE, "if tensor.numel() in done:", "    return", "done.add(tensor.numel())"),
             AGAIN,
         ),
-        ("writes beside its tensor", first(TREE, "tensor._base[0] = 7"), "what lies beside x in memory"),
+        ("writes next to its tensor", first(TREE, "tensor._base[0] = 7"), "the memory next to x"),
         (
             "adds whole numbers in float64",
             TREE.replace("def tree_all_reduce(", "def honest(")
@@ -644,7 +644,7 @@ def ring_all_reduce(tensor, group=None):
         (
             "remembers the group of the first call",
             "groups = []\n" + first(TREE, "groups.append(group)", "group = groups[0]"),
-            "a call in a group, and one without after it",
+            "a call in a group, and then one without",
         ),
         (
             "a star on nine ranks",
@@ -660,7 +660,7 @@ def ring_all_reduce(tensor, group=None):
         ),
         ("returns a list", but(CROSSING, ("return ", "return ["), ("/ n)", "/ n)]")), "a size is returned, in bytes"),
         ("returns whether", but(CROSSING, ("return ", "return bool("), ("/ n)", "/ n))")), "a size is returned"),
-        ("no number", "def crossing_size_bytes(n, a, b):\n    return float('nan')\n", "0 or more, and finite"),
+        ("not a number (nan)", "def crossing_size_bytes(n, a, b):\n    return float('nan')\n", "0 or more, and finite"),
         ("endless", "def crossing_size_bytes(n, a, b):\n    return float('inf')\n", "0 or more, and finite"),
         (
             "lets the ring send the whole tensor in each step, and gets a negative size",
@@ -668,7 +668,11 @@ def ring_all_reduce(tensor, group=None):
             "0 or more, and finite",
         ),
         ("wrong by a ten-thousandth", but(CROSSING, ("return ", "return 1.0001 * ")), "ring and tree take the same"),
-        ("knows a hundred ranks", but(CROSSING, ("return ", "return (n < 100) * ")), "ring and tree take the same"),
+        (
+            "right up to a hundred ranks",
+            but(CROSSING, ("return ", "return (n < 100) * ")),
+            "ring and tree take the same",
+        ),
         (
             "log2 n is not rounded up",
             "from math import log2\n" + but(CROSSING, ("(n - 1).bit_length()", "log2(n)")),
@@ -686,7 +690,7 @@ def ring_all_reduce(tensor, group=None):
             "a power of two",
         ),
         (
-            "a table of the numbers that somebody else was asked",
+            "a table of the numbers in another check",
             "rounds = {2: 1, 3: 2, 4: 2, 5: 3, 6: 3, 8: 3, 12: 4, 16: 4, 17: 5, 32: 5, 64: 6}\n"
             + but(CROSSING, ("(n - 1).bit_length()", "rounds.get(n, 7)")),
             "ring and tree take the same time",
@@ -703,7 +707,11 @@ def ring_all_reduce(tensor, group=None):
         ),
         ("gives the size of a chunk", but(CROSSING, ("/ n)", "/ n) / n")), "a power of two"),
         ("takes the bandwidth for beta", but(CROSSING, ("* bandwidth", "/ bandwidth")), "a power of two"),
-        ("knows NVLink only", but(CROSSING, ("latency_s * bandwidth_bytes_per_s", "1.9e-6 * 450e9")), "a power of two"),
+        (
+            "right for NVLink only",
+            but(CROSSING, ("latency_s * bandwidth_bytes_per_s", "1.9e-6 * 450e9")),
+            "a power of two",
+        ),
         ("in kilobytes", but(CROSSING, ("latency_s *", "latency_s / 1000 *")), "a power of two"),
         (
             "never less than one byte",
@@ -717,7 +725,7 @@ def ring_all_reduce(tensor, group=None):
         ),
         ("bisects up to 1 GB", but(BISECTION, ("1e16", "1e9")), "ring and tree take the same"),
         (
-            "remembers what it found for a number of ranks and a latency",
+            "caches the result by number of ranks and latency",
             """
             found = {}
 
@@ -758,7 +766,11 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
     ],
     "halving_doubling_all_reduce": [
         ("halving only: each rank holds one piece", HALVING[: HALVING.index("    for stride, (kept")], SUM),
-        ("keeps what comes instead of adding it", but(HALVING, ("kept += incoming", "kept.copy_(incoming)")), SUM),
+        (
+            "keeps the received half instead of adding it",
+            but(HALVING, ("kept += incoming", "kept.copy_(incoming)")),
+            SUM,
+        ),
         ("adds on the way out, too", HALVING + "        given += kept\n", "x holds"),
         (
             "both partners keep the first half",
@@ -781,14 +793,14 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
             SUM,
         ),
         (
-            "travels in half precision",
+            "sends half precision",
             but(HALVING, ("tensor.view(-1), []", "(small := tensor.view(-1).half()), []"))
             + "    tensor.view(-1).copy_(small)\n",
             SUM,
         ),
-        ("lets torch do it", "def halving_doubling_all_reduce(tensor):\n    dist.all_reduce(tensor)\n", ONLY_SENDS),
+        ("calls torch", "def halving_doubling_all_reduce(tensor):\n    dist.all_reduce(tensor)\n", ONLY_SENDS),
         (
-            "lets torch do the way out of uneven sizes",
+            "calls torch for the way out of uneven sizes",
             but(
                 HALVING,
                 ("    strides", "    if tensor.numel() % n:\n        return dist.all_reduce(tensor)\n    strides"),
@@ -836,7 +848,7 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
             "seconds of 2 log2(n)",
         ),
         (
-            "does not wait for what it sends",
+            "does not wait for its sends",
             but(
                 HALVING,
                 (
@@ -853,7 +865,7 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
         ),
         ("chunk(2), which makes one half of one element", but(HALVING, ("tensor_split(2)", "chunk(2)")), RUNS),
         ("sums once only", once(HALVING), AGAIN),
-        ("zeros travel, the values over the store", over_the_store(HALVING, "halving_doubling_all_reduce"), OWN),
+        ("sends zeros, and the values through the store", over_the_store(HALVING, "halving_doubling_all_reduce"), OWN),
         ("wrong on 32 ranks", for_some(HALVING, "n > 16"), SUM),
         ("gives the tensor other memory", by_data(HALVING), NEW_TENSOR),
         ("refuses an empty tensor", first(HALVING, *REFUSES_NOTHING), RUNS),
@@ -862,7 +874,7 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
         ("wrong on 16 ranks", for_some(HALVING, "n > 8"), SUM),
         ("cuts rows", but(HALVING, ("tensor.view(-1), []", "tensor, []")), ""),
         (
-            "zeros travel, and the values come over a board",
+            "sends zeros, and the values through a dict",
             on_a_board(HALVING, "halving_doubling_all_reduce"),
             RUNS,
         ),
@@ -871,7 +883,7 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
             "done = set()\n" + first(HALVING, "if tensor.numel() in done:", "    return", "done.add(tensor.numel())"),
             AGAIN,
         ),
-        ("writes beside its tensor", first(HALVING, "tensor._base[0] = 7"), "what lies beside x in memory"),
+        ("writes next to its tensor", first(HALVING, "tensor._base[0] = 7"), "the memory next to x"),
         (
             "adds whole numbers in float64",
             HALVING.replace("def halving_doubling_all_reduce(", "def honest(")
@@ -905,7 +917,7 @@ def crossing_size_bytes(n, latency_s, bandwidth_bytes_per_s):
             NEW_TENSOR,
         ),
         (
-            "lets lablib do it",
+            "calls lablib",
             """
 def hierarchical_all_reduce(tensor, ranks_per_node):
     parallel.hierarchical_all_reduce(tensor, ranks_per_node=ranks_per_node)
@@ -913,7 +925,7 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
             OWN,
         ),
         (
-            "lets torch do the way across",
+            "calls torch for the way across",
             but(
                 HIERARCHY,
                 ("    parallel.ring_reduce_scatter(pieces, rail)\n", ""),
@@ -928,7 +940,7 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
             ONLY_SENDS,
         ),
         (
-            "right for two nodes only: adds what the other node has",
+            "right for two nodes only: adds the other node's chunk",
             but(
                 HIERARCHY,
                 (
@@ -961,7 +973,7 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
             "bytes that leave a node",
         ),
         (
-            "drops what the nodes do not divide",
+            "drops the remainder of the nodes",
             but(
                 HIERARCHY,
                 ("mine.tensor_split(len(rail))", "mine[: len(mine) // len(rail) * len(rail)].tensor_split(len(rail))"),
@@ -1013,7 +1025,7 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
             "bytes that leave a node",
         ),
         (
-            "one leader a node speaks for all: one NIC works, the others are idle",
+            "one leader per node sends for all: one NIC works, the others are idle",
             """
             def hierarchical_all_reduce(tensor, ranks_per_node):
                 rank, n = dist.get_rank(), dist.get_world_size()
@@ -1040,7 +1052,7 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
         ),
         ("sums once only", once(HIERARCHY), AGAIN),
         (
-            "zeros travel, the values over the store",
+            "sends zeros, and the values through the store",
             over_the_store(HIERARCHY, "hierarchical_all_reduce", "ranks_per_node"),
             OWN,
         ),
@@ -1076,7 +1088,7 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
         ("cuts rows", but(HIERARCHY, ("tensor.view(-1)", "tensor"), ("mine.tensor", "mine.view(-1).tensor")), "node"),
         ("chunk, which makes fewer chunks", but(HIERARCHY, ("tensor_split", "chunk")), RUNS),
         (
-            "zeros travel, and the values come over a board",
+            "sends zeros, and the values through a dict",
             on_a_board(HIERARCHY, "hierarchical_all_reduce", "ranks_per_node"),
             RUNS,
         ),
@@ -1085,7 +1097,7 @@ def hierarchical_all_reduce(tensor, ranks_per_node):
             "done = set()\n" + first(HIERARCHY, "if tensor.numel() in done:", "    return", "done.add(tensor.numel())"),
             AGAIN,
         ),
-        ("writes beside its tensor", first(HIERARCHY, "tensor._base[0] = 7"), "what lies beside x in memory"),
+        ("writes next to its tensor", first(HIERARCHY, "tensor._base[0] = 7"), "the memory next to x"),
         (
             "adds whole numbers in float64",
             HIERARCHY.replace("def hierarchical_all_reduce(", "def honest(")
@@ -1151,7 +1163,7 @@ RIGHT_ANSWERS = {
             but(RING, ("    chunks", "    library = parallel\n    chunks"), (" parallel.", " library.")),
         ),
         (
-            "imports inside what is allowed",
+            "imports inside an allowed function",
             but(
                 RING,
                 ("    chunks", "    from lablib.parallel import exchange, ring_reduce_scatter\n\n    chunks"),
@@ -1215,7 +1227,7 @@ RIGHT_ANSWERS = {
     ],
     "tree_all_reduce": [
         (
-            "isend and irecv, waited for",
+            "isend and irecv, then wait",
             but(
                 TREE,
                 (
@@ -1494,7 +1506,7 @@ RIGHT_ANSWERS = {
             + "    whole.copy_(tensor)\n",
         ),
         (
-            "rings of its own",
+            "with its own rings",
             """
             def ring(chunks, members):
                 n, i = len(members), members.index(dist.get_rank())

@@ -1,4 +1,4 @@
-"""Checks of lab 09: data parallel. All run on the simulator, in float64, on ranks and data that are drawn anew."""
+"""Checks of lab 09: data parallel. All run on the simulator, in float64, on random data and numbers of ranks."""
 
 import copy
 import operator
@@ -36,7 +36,7 @@ SAMPLES = 4  # of one rank, in one step
 
 
 class _Network(nn.Module):
-    """Layers inside of a Sequential, a head whose weight is that of the last layer, and parameters of its own.
+    """Layers inside a Sequential, a head that shares the last layer's weight, and direct parameters.
 
     `gains` has three dimensions, `scale` one element.
     """
@@ -63,7 +63,7 @@ def _network(
     gains: int = 2,
     dtype: torch.dtype = torch.float64,
 ) -> _Network:
-    """Its weights are drawn; none has a gradient yet. Its first layer, of two or more, takes `inputs`, or `width`."""
+    """A network with random weights and no gradients. Its first layer, of two or more, takes `inputs`, or `width`."""
     module = _Network([inputs or width] + [width] * (num_layers - 1), width, gains, dtype)
     for param in module.parameters():
         param.data = 0.2 * draw.tensor(param.shape, dtype)
@@ -80,9 +80,7 @@ def _flat(module: nn.Module) -> Tensor:
     for name, param in module.named_parameters():
         if param.grad is None:
             rule = "every parameter has a gradient"
-            raise RuleBroken(
-                rule, f"{name} has none", "a gradient: was backward called, on a loss of all of the batch?"
-            )
+            raise RuleBroken(rule, f"{name} has none", "a gradient: was backward called, on a loss of the whole batch?")
     return torch.cat([param.grad.flatten() for param in module.parameters() if param.grad is not None])
 
 
@@ -97,7 +95,7 @@ def _one_device(module: nn.Module, batch: Tensor, weight: float = 1.0) -> Tensor
 
 
 def _sends_an_all_reduce(expect: Expect, run: Run, modules: Sequence[nn.Module]) -> None:
-    """The ranks themselves add, once in each step. To cut a gradient into equal shards, zeros may be added to it.
+    """The ranks themselves add, once in each step. A gradient may be padded with zeros, to cut it into equal shards.
 
     Args:
         modules: the module of each step.
@@ -122,7 +120,7 @@ def average_gradients(expect: Expect, average_gradients: Callable[[nn.Module], N
     draw = expect.draw
     runs = [(1, torch.float64), (draw.integer(2, 7), torch.float64), (draw.integer(8, 9), torch.float64)]
     for ranks, dtype in [*runs, (draw.integer(2, 7), torch.float32)]:
-        expect.measured.clear()  # what holds is shown for the last number of ranks
+        expect.measured.clear()  # the report shows the last number of ranks
         _expect_averaged(expect, average_gradients, ranks, dtype)
 
     def step(module: nn.Module, backward: Callable[[], None]) -> None:
@@ -133,7 +131,7 @@ def average_gradients(expect: Expect, average_gradients: Callable[[nn.Module], N
 
 
 def _expect_zeros_averaged(expect: Expect, step: Callable[[nn.Module, Callable[[], None]], None]) -> None:
-    """One rank's gradients are all 0: it makes the calls that the others make."""
+    """One rank's gradients are all 0: it must make the same calls as the others."""
     draw, ranks = expect.draw, 3
     idle, module = draw.integer(0, ranks - 1), _network(draw, 2, 5)
     batches = [draw.tensor((SAMPLES, 5), torch.float64) for _ in range(ranks)]
@@ -152,7 +150,7 @@ def _expect_zeros_averaged(expect: Expect, step: Callable[[nn.Module, Callable[[
 
 
 def _expect_averaged(expect: Expect, answer: Callable[[nn.Module], None], ranks: int, dtype: torch.dtype) -> None:
-    """Two steps of one module, one of another, whose gradients are large."""
+    """Two steps of one module, one of another with large gradients."""
     draw = expect.draw
     width, num_layers = draw.integer(5, 24), draw.integer(2, 3)
     modules = [_network(draw, num_layers + number, width, dtype=dtype) for number in range(2)]
@@ -176,7 +174,7 @@ def _expect_averaged(expect: Expect, answer: Callable[[nn.Module], None], ranks:
     run = expect.launch(program, modules, steps, ranks=ranks)
     on = f"{plural(ranks, 'ranks')}, {str(dtype).removeprefix('torch.')}"
     params = [[_flat_params(module) for module in modules]] * ranks
-    expect.equal(f"parameters are left as they are ({on})", [value[0] for value in run.values], params)
+    expect.equal(f"parameters are not changed ({on})", [value[0] for value in run.values], params)
     for at, (number, weight, batch) in enumerate(steps):
         saw = [value[1][at] for value in run.values]
         where = f"{on}, step {at + 1}{', another module' if number else ''}"
@@ -199,8 +197,8 @@ def _reference_plan(sizes_bytes: Sequence[int], bucket_bytes: int) -> list[list[
 def _sizes(draw: Draw, num_small: int, is_large_first: bool) -> tuple[list[int], int]:
     """Gradients of very different sizes, and the size of a bucket; read from the end, as buckets are filled.
 
-    After two gradients that are larger than a bucket come two that fill one exactly, and one that does so alone. One
-    more that is larger comes second, or as the last of all.
+    After two gradients that are larger than a bucket come two that fill one exactly, and one that fills one alone.
+    Another larger one comes second, or last.
     """
     bucket_bytes = draw.integer(241, 2801)
     small = [draw.integer(1, bucket_bytes // 6) for _ in range(num_small)]
@@ -230,7 +228,7 @@ def plan_buckets(expect: Expect, plan_buckets: Callable[[list[int], int], list[l
     one, over = draw.integer(4, 99), draw.integer(1, 3)
     full = [([one], one), ([one, 100 - one], 100), ([100, one, 100 - one], 100)]
     for sizes, most in [*drawn, many, *full, ([100 - one + over, one], 100)]:
-        expect.measured.clear()  # what holds is shown for the last sizes
+        expect.measured.clear()  # the report shows the last sizes
         _expect_plan(expect, observe(plan_buckets, list(sizes), most), sizes, most)
     size = draw.integer(1, 100)
     for name, sizes, most in [
@@ -246,7 +244,7 @@ def _returned(value: Any) -> str:
 
 
 def _plan(expect: Expect, call: Observed) -> list[list[int]]:
-    """The plan that was returned, of lists, tuples or whatever else holds buckets of indices."""
+    """The returned plan: lists, tuples or other iterables of buckets of indices."""
     wanted = "a list of buckets, each a list of indices: [[2, 1], [0]]"
     if not isinstance(call.value, Iterable) or isinstance(call.value, str | Mapping | Set):
         raise RuleBroken("a list of buckets is returned", _returned(call.value), wanted)
@@ -262,7 +260,7 @@ def _plan(expect: Expect, call: Observed) -> list[list[int]]:
 
 
 def _expect_plan(expect: Expect, call: Observed, sizes: list[int], most: int) -> None:
-    """The rules of a plan, one by one; together they leave one plan."""
+    """The rules of a plan, one by one; together they permit one plan only."""
     plan = _plan(expect, call)
     what = f"{len(sizes)} gradients, buckets of {most} bytes"
     held = sorted(index for bucket in plan for index in bucket)
@@ -287,14 +285,14 @@ def _expect_plan(expect: Expect, call: Observed, sizes: list[int], most: int) ->
     expect.that(
         f"a bucket is closed only when the next gradient does not fit ({what})",
         not early,
-        saw=f"{closed[early[0]]} {together[early[0]]} bytes" if early else "each is as full as can be",
+        saw=f"{closed[early[0]]} {together[early[0]]} bytes" if early else "each is as full as possible",
         expected="a gradient that fits goes in",
     )
     exact = [n for n, size in enumerate(together) if size == most]
     expect.that(
         f"a bucket may be exactly full ({what})",
         not exact,
-        saw=f"{closed[exact[0]]} exactly {most} bytes" if exact else "where sizes allow it, one is",
+        saw=f"{closed[exact[0]]} exactly {most} bytes" if exact else "no bucket is closed too early",
         expected=f"at most {most} bytes: {most} are allowed",
     )
 
@@ -306,7 +304,7 @@ def _slow_machine() -> Cluster:
 
 
 def _start_in_backward(run: Run) -> float:
-    """When rank 0's first communication starts, as a share of its first backward; above 1 after it."""
+    """Start of rank 0's first communication, as a share of its first backward; above 1 after backward."""
     step = run.timeline.without("setup")
     compute = step.select(0, "compute")
     start_s = min(span.start_s for span in compute if span.phase == "backward")
@@ -320,9 +318,9 @@ def _start_in_backward(run: Run) -> float:
     "Overlap",
     hints=[
         "`param.register_post_accumulate_grad_hook(f)` calls `f(param)` when `param.grad` is ready. What must not "
-        "happen inside `f`, if backward is to go on?",
-        "Keep what `dist.all_reduce(..., async_op=True)` returns in a list that belongs to this call of `overlap`, and "
-        "wait for all of them in the function you return. A second step begins with an empty list.",
+        "happen inside `f`, so that backward goes on?",
+        "Keep the works that `dist.all_reduce(..., async_op=True)` returns in a list that belongs to this call of "
+        "`overlap`, and wait for all of them in the function you return. A second step begins with an empty list.",
         "`start(param)`: divide `param.grad`, start its all-reduce, append the work. `finish()`: wait for each work, "
         "then `works.clear()`. Register `start` on every parameter and return `finish`.",
     ],
@@ -332,7 +330,7 @@ def overlap(expect: Expect, overlap: Callable[[nn.Module], Callable[[], None]]) 
     draw = expect.draw
     runs = [(3, draw.integer(7, 8), 2), (1, 3, 1), (draw.choice([2, 4, 5, 6]), draw.integer(3, 4), 1)]
     for ranks, num_steps, num_modules in runs:
-        expect.measured.clear()  # what holds is shown for the last number of ranks
+        expect.measured.clear()  # the report shows the last number of ranks
         _expect_overlap(expect, overlap, ranks, num_steps, num_modules)
 
     def step(module: nn.Module, backward: Callable[[], None]) -> None:
@@ -346,9 +344,9 @@ def overlap(expect: Expect, overlap: Callable[[nn.Module], Callable[[], None]]) 
 def _expect_overlap(
     expect: Expect, overlap: Callable[[nn.Module], Callable[[], None]], ranks: int, num_steps: int, num_modules: int
 ) -> None:
-    """Some steps with new data each; the last two are those of the second module, if there is one.
+    """Some steps with new data each; the last two are steps of the second module, if there is one.
 
-    `gains` is ready first, and takes as long to send as two layers' backward: who waits for it in a hook is late.
+    `gains` is ready first, and takes as long to send as two layers' backward: waiting for it in a hook is slow.
     """
     draw = expect.draw
     width, samples = 64, 24
@@ -386,23 +384,23 @@ def _expect_overlap(
     params = [_flat_params(module) for module in modules]
     changed = [rank for rank, value in enumerate(run.values) if not all(map(torch.equal, value[0], params))]
     expect.that(
-        "the hook leaves the parameter itself as it is, and averages its gradient",
+        "the hook does not change the parameter itself, and averages its gradient",
         not changed,
         saw=f"parameters changed on rank {changed[0]}" if changed else "parameters are as they were",
         expected="parameters as they were: the hook is given the parameter, and param.grad is the gradient",
     )
     for at, (number, batch) in enumerate(steps):
         if at == 1:
-            # Works that are kept keep their gradients: two steps' more than they need, or more, when the last one ends.
+            # Kept works keep their gradients: at least two steps' gradients too many when the last step ends.
             peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
-            rule = f"finish() lets go of the works of its step: peak memory of a rank in {num_steps} steps"
+            rule = f"finish() releases the works of its step: peak memory of a rank in {num_steps} steps"
             expect.budget(rule, peaks[0], peaks[1] + 1.5 * params[0].nbytes, "B")
         where = f"{plural(ranks, 'ranks')}, step {at + 1}{', another module' if number else ''}"
         saw = [value[1][at] for value in run.values]
         equals_one_device(expect, saw, _one_device(modules[number], batch), on=where)
     _sends_an_all_reduce(expect, run, [modules[number] for number, _ in steps])
     if ranks == 1:
-        return  # there is nothing to hide
+        return  # no communication
     share = _start_in_backward(run)
     expect.that(
         "the first all-reduce starts in the first half of backward",
@@ -412,8 +410,8 @@ def _expect_overlap(
     )
     naive = launch(program, modules, steps, _naive, **on)
     took_s, best_s, naive_s = (one.timeline.without("setup").makespan_s for one in (run, best, naive))
-    told = f"{1e3 * naive_s:.3g} ms with waiting, {1e3 * best_s:.3g} ms at best"
-    expect.budget(f"simulated seconds of {num_steps} steps ({told})", took_s, 1.02 * best_s, "s")
+    limits = f"{1e3 * naive_s:.3g} ms with waiting, {1e3 * best_s:.3g} ms at best"
+    expect.budget(f"simulated seconds of {num_steps} steps ({limits})", took_s, 1.02 * best_s, "s")
     late = sum(span.phase == "finish" for span in run.timeline.select(0, "comm"))
     expect.that(
         "every gradient is sent from its hook",
@@ -424,12 +422,12 @@ def _expect_overlap(
 
 
 def _given(value: Any) -> str:
-    """What `overlap` returned in place of a function."""
+    """The value that `overlap` returned instead of a function."""
     return "None: is there a return? And is it finish, not finish()?" if value is None else short_repr(value)
 
 
 def _overlapped(module: nn.Module) -> Callable[[], None]:
-    """A reference: what it takes and holds is the budget."""
+    """A reference: its time and memory are the budget."""
     works: list[dist.Work] = []
 
     def start(param: Tensor) -> None:
@@ -452,7 +450,7 @@ def _naive(module: nn.Module) -> Callable[[], None]:
 
 
 def _end_s(ready_s: Sequence[float], bucket_s: Sequence[float]) -> float:
-    """The latest of: bucket i is ready, and it and all after it are sent without a pause."""
+    """The latest end over all i, if bucket i and all after it are sent without a pause once bucket i is ready."""
     return max(ready + sum(bucket_s[i:]) for i, ready in enumerate(ready_s))
 
 
@@ -468,10 +466,10 @@ def last_all_reduce_end(expect: Expect, last_all_reduce_end: Callable[[list[floa
     not_from_lablib(last_all_reduce_end)
     a, b, c, d = (expect.draw.number(0.1, 3.0) for _ in range(4))
     cases = {
-        "one bucket alone ends when it was ready and has been sent": ([a], [b]),
-        "a lane that is free waits until a bucket is ready": ([a, a + b + c], [b, d]),
-        "a lane that is busy lets a bucket wait, until the one before it has ended": ([a, a + 0.4 * b], [b, 0.3 * b]),
-        "a bucket that is ready early waits for its turn: the order is that of the list": ([a + b + c, a], [b, d]),
+        "one bucket alone ends when it has been sent after it was ready": ([a], [b]),
+        "a free lane waits until a bucket is ready": ([a, a + b + c], [b, d]),
+        "a bucket waits for a busy lane, until the one before it has ended": ([a, a + 0.4 * b], [b, 0.3 * b]),
+        "a bucket that is ready early waits for its turn, in the order of the list": ([a + b + c, a], [b, d]),
         "a late small bucket ends after an early large one": ([a, a + b, a + b + c], [b + c + d, 0.1 * b, 0.1 * c]),
         "busy, then free, then busy again": ([a, a + 0.5 * b, a + b + c + 9, a + b + c + 9 + 0.5 * d], [b, c, d, a]),
     }
@@ -504,7 +502,7 @@ def _many_buckets(draw: Draw, num: int) -> dict[str, tuple[list[float], list[flo
 
 
 def _expect_end(expect: Expect, answer: Callable, rule: str, ready_s: list[float], bucket_s: list[float]) -> None:
-    """The end is right. If not, it is said for the first buckets only: as few as it takes."""
+    """The end is right. If not, the message names the first buckets only: as few as show the error."""
 
     def is_right(num: int) -> bool:
         saw = plain_number(answer(ready_s[:num], bucket_s[:num]))
@@ -527,7 +525,7 @@ def _expect_end(expect: Expect, answer: Callable, rule: str, ready_s: list[float
 
 
 def _accumulate(replica: Any, loss_of: Callable[[nn.Module, Tensor], Tensor], micro_batches: list[Tensor]) -> None:
-    """A reference: what it sends and holds is the budget."""
+    """A reference: its bytes and memory are the budget."""
     for number, micro_batch in enumerate(micro_batches, 1):
         with nullcontext() if number == len(micro_batches) else replica.no_sync():
             (loss_of(replica, micro_batch) / len(micro_batches)).backward()
@@ -536,7 +534,8 @@ def _accumulate(replica: Any, loss_of: Callable[[nn.Module, Tensor], Tensor], mi
 @exercise(
     "Accumulate",
     hints=[
-        "For which micro-batches may nothing be sent, and for which one must it be? How many may be in memory at once?",
+        "After which micro-batches must no gradient be sent, and after which one must it be? How many may be in memory "
+        "at once?",
         "All but the last run in `with replica.no_sync():`, forward and backward. And backward *adds*: what must each "
         "loss be divided by, for the sum to be a mean?",
         "Divide each loss by `len(micro_batches)`. Loop over `micro_batches[:-1]` inside of `no_sync`, and do the same "
@@ -546,16 +545,16 @@ def _accumulate(replica: Any, loss_of: Callable[[nn.Module, Tensor], Tensor], mi
 def accumulate(expect: Expect, accumulate: Callable[[Any, Callable, list], None]) -> None:
     not_from_lablib(accumulate)
     draw = expect.draw
-    several = draw.integer(3, 4)  # then four, once: the first two together is not all in pairs
+    several = draw.integer(3, 4)  # then four, once: joining only the first two differs from joining all in pairs
     cases = [(DataParallel, several, draw.integer(1, 3)), (DataParallel, 1, 2), (DDP, 6, 4), (DDP, 1, 2)]
     for wrap, num, ranks in cases:
-        expect.measured.clear()  # what holds is shown for the last of them
+        expect.measured.clear()  # the report shows the last case
         _expect_accumulated(expect, accumulate, wrap, num, ranks)
 
 
 def _expect_accumulated(expect: Expect, answer: Callable, wrap: Callable, num: int, ranks: int) -> None:
     """One replica, three steps: `num` micro-batches, one more of them, and an ordinary backward without the answer."""
-    samples = 128  # so that the activations of a micro-batch weigh more than parameters and inputs
+    samples = 128  # so that the activations of a micro-batch are larger than parameters and inputs
     module = _network(expect.draw, 4, 24, inputs=1)
     nums = (num, num + 1)
     steps = [expect.draw.tensor((ranks * count * samples, 1), torch.float64) for count in (*nums, 1)]
@@ -580,8 +579,8 @@ def _expect_accumulated(expect: Expect, answer: Callable, wrap: Callable, num: i
 
     run = expect.launch(program, module, steps, answer, ranks=ranks)
     best = launch(program, module, steps, _accumulate, ranks=ranks)
-    whose = "torch's" if wrap is DDP else "lablib's"
-    on = f"{num} and {num + 1} micro-batches on {plural(ranks, 'ranks')}, {whose} replica"
+    owner = "torch's" if wrap is DDP else "lablib's"
+    on = f"{num} and {num + 1} micro-batches on {plural(ranks, 'ranks')}, {owner} replica"
     for number, batch in enumerate(steps):
         saw = [value[0][number] for value in run.values]
         step = f"step {number + 1}" if number < len(nums) else "an ordinary backward after them"

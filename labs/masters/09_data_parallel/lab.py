@@ -3,8 +3,8 @@
 #
 # **Question.** How do gradients hide behind backward?
 #
-# Several GPUs train one model, each on its own part of the batch. They must agree on the gradient, and agreeing takes
-# time. You build that step in three ways. In the last one the GPUs talk while they compute. How much time does that
+# Several GPUs train one model, each on its own part of the batch. They must average their gradients, which takes time.
+# You build that step in three ways. In the last one the GPUs communicate while they compute. How much time does that
 # save?
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
@@ -43,8 +43,8 @@ quick: bool = True  # a short training and few repeats
 # ## A model, and a part of the batch for each rank
 #
 # A small GPT (a language model) of four layers learns the source code of Python's standard library, which every machine
-# has. Each byte is one *token*. *Forward* computes the *loss*, how wrongly it foretells the next token. *Backward*
-# computes the *gradient*: for each of the model's numbers, its *parameters*, how the loss changes with it.
+# has. Each byte is one *token*. *Forward* computes the *loss*, the error of its prediction of the next token.
+# *Backward* computes the *gradient*: for each of the model's numbers, its *parameters*, how the loss changes with it.
 
 # %%
 node = find_cluster(cluster).devices_per_node
@@ -66,7 +66,7 @@ print(f"the gradient is as large as the model: {format_quantity(gradient_bytes, 
 # %% [markdown]
 # A *rank* is one process with one GPU. In *data parallel* training each rank holds a *replica*, a full copy of the
 # model, and reads its own part of every batch. All ranks shuffle with the same seed, and each takes its slice of that
-# one order: so no sequence is read twice.
+# order, so no sequence is read twice.
 
 # %%
 parts = []
@@ -84,15 +84,14 @@ for rank in range(ranks):
 # ## A prediction
 #
 # `launch` computes with real numbers on this computer. A *simulator* gives each operation the time that it would take
-# on the GPUs of `cluster`. First one GPU: forward, then backward. `phase` gives a part of a program a name; the phase
-# "setup" is left out of every time and picture in this lab. The time from the first start to the last end is the
-# *makespan*.
+# on the GPUs of `cluster`. First one GPU: forward, then backward. `phase` names a part of a program; the phase "setup"
+# is left out of every time and picture in this lab. The time from the first start to the last end is the *makespan*.
 
 
 # %%
 def prepare():
     with phase("setup"):
-        device = torch.get_default_device()  # the rank's GPU, where there is one
+        device = torch.get_default_device()  # the rank's GPU, if there is one
         inputs, targets = parts[dist.get_rank()]
         return GPT(gpt_config, seed=0).to(device), inputs.to(device), targets.to(device)
 
@@ -107,8 +106,8 @@ print(f"forward and backward of one GPU: {format_quantity(alone.makespan_s, 's')
 
 # %% [markdown]
 # n ranks read n times as much text in a step. But then they exchange gradients: each sends at least 2(n-1)/n times
-# their bytes, where ranks do the adding (Patarasuk and Yuan, 2009; lab 08). A switch that adds, as with NVIDIA's SHARP,
-# nearly halves that for many ranks. The *link* is what joins the GPUs: slots of the main board (PCIe), or NVLink.
+# their bytes, if ranks do the adding (Patarasuk and Yuan, 2009; lab 08). A switch that adds, as with NVIDIA's SHARP,
+# nearly halves that for many ranks. A *link* joins the GPUs: slots of the main board (PCIe), or NVLink.
 
 # %%
 machine = find_cluster(cluster)
@@ -119,17 +118,16 @@ print(
     f"{ranks} GPUs on {link.name},",
     f"{format_quantity(link.bandwidth_bytes_per_s, 'B/s')} each way",
 )
-print(
-    f"a rank sends {format_quantity(sent_bytes, 'B')} a step, in {format_quantity(send_s, 's')}"
-)
+print(f"sent per rank: {format_quantity(sent_bytes, 'B')}, in {format_quantity(send_s, 's')}")
 
 # %% [markdown]
-# *Scaling efficiency* is the time of a step on one GPU divided by that on n: 100% is perfect. Write down two guesses.
+# *Scaling efficiency* is the time of a step on one GPU divided by the time on n GPUs: 100% is perfect. Write down two
+# guesses.
 
 # %%
 # a share such as 0.5: the efficiency if gradients are exchanged after backward
 my_guess_naive = None
-my_guess_best = None  # the same, if the exchange runs beside backward as well as can be
+my_guess_best = None  # the same, if the exchange overlaps with backward as well as possible
 print("guesses:", my_guess_naive, "and", my_guess_best)
 
 # %% [markdown] minutes=9
@@ -142,8 +140,8 @@ print("guesses:", my_guess_naive, "and", my_guess_best)
 # %% [markdown]
 # ### Exercise 1: average the gradients
 #
-# Write what stands between backward and the *optimizer*, which changes the parameters. The budget: a rank sends
-# 2(n-1)/n of the gradient's bytes. Stuck? Run `check.average_gradients.hint()` in a new cell.
+# Write the step between backward and the *optimizer*, which changes the parameters. The budget: a rank sends 2(n-1)/n
+# of the gradient's bytes. Stuck? Run `check.average_gradients.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -158,7 +156,7 @@ def average_gradients(module):
 
 # %%
 # Try it: one number of the gradient on each rank, before and after.
-# What must stand on the right?
+# Which number must be on the right?
 def before_and_after():
     replica, inputs, targets = prepare()
     next_token_loss(replica(inputs), targets).backward()
@@ -175,7 +173,7 @@ check.average_gradients(average_gradients)
 # %% [markdown] minutes=3
 # ## The naive step on a timeline
 #
-# Now the simulator runs this step on all ranks in the plainest, the *naive* way: forward, backward, then one all-reduce
+# Now the simulator runs this step on all ranks in the simplest, the *naive* way: forward, backward, then one all-reduce
 # for each parameter. How long will they take together?
 
 
@@ -194,7 +192,7 @@ show(naive.figure(ranks=[0, 1], title="Naive: averaged after backward, one by on
 # %% [markdown]
 # All ranks do the same; two are drawn. F is forward, B backward, C communication, X the division. Each rank has two
 # lanes: its compute and, below, `world`, the communication among all ranks. C is *exposed*: the GPU waits for it and
-# computes nothing. Look how many calls there are, and how short.
+# computes nothing. See how many calls there are, and how short they are.
 
 
 # %%
@@ -215,9 +213,9 @@ print(f"sending alone should take {format_quantity(send_s, 's')}")
 # ## Buckets: fewer calls
 #
 # Communication takes longer than sending the bytes should (and each division is a kernel of a few microseconds). An
-# all-reduce must be started, and its messages cross the links in several rounds: this *latency* it pays however little
-# it carries, and the more, the more ranks there are. (Small ones go through a tree, which has fewer rounds.) And most
-# gradients are tiny: those of a layer's *biases* and *norms*, its vectors.
+# all-reduce must be started, and its messages cross the links in several rounds: each call costs this *latency*, even
+# for few bytes, and it grows with the number of ranks. (Small ones go through a tree, which has fewer rounds.) And most
+# gradients are tiny: the gradients of a layer's *biases* and *norms*, its vectors.
 
 # %%
 network = GroupNetwork(machine, range(ranks))
@@ -241,18 +239,16 @@ pd.DataFrame(rows).T.rename_axis("gradient of")
 # A *bucket* is one buffer for many gradients, which pay latency once. (Horovod calls this tensor fusion: Sergeev and
 # Del Balso, 2018.) Backward goes from the last layer to the first. So go from the last parameter to the first, with one
 # bucket open. Close it only when the next gradient does not fit, and open another. A gradient larger than a bucket gets
-# one of its own.
+# a separate bucket.
 
 
 # %% tags=["exercise"]
 def plan_buckets(sizes_bytes, bucket_bytes):
     """A list of buckets, in the order in which they are filled.
 
-    A bucket is a list of parameter indices.
+    A bucket is a list of parameter indices. Without parameters the list is empty.
 
-    No parameters make no bucket: an empty list. `sizes_bytes` stays as it is.
-
-    sizes_bytes: bytes of each parameter's gradient, above 0, first parameter first.
+    sizes_bytes: bytes of each parameter's gradient, above 0, first one first; not changed.
     bucket_bytes: most bytes of a bucket.
     """
     ### BEGIN SOLUTION
@@ -275,9 +271,9 @@ check.plan_buckets(plan_buckets)
 
 # %% [markdown]
 # To use a plan, gradients are copied into a bucket (*packed*), and one all-reduce averages them all; then each gradient
-# becomes a *view*, a part of its bucket's memory. Packing costs memory traffic, so it pays only where latency is worse.
-# PyTorch's own class fills buckets of 25 MiB. This model's gradient is smaller than that, so here they are smaller,
-# too.
+# becomes a *view*, a part of its bucket's memory. Packing costs memory traffic, so it is useful only if latency costs
+# more. PyTorch's own class fills buckets of 25 MiB. This model's gradient is smaller than 25 MiB, so here buckets are
+# smaller, too.
 
 # %%
 bucket_bytes = int(bucket_mb * 1e6)
@@ -308,8 +304,8 @@ report("bucketed", bucketed)
 # %% [markdown] minutes=16
 # ## Overlap: send while backward goes on
 #
-# Fewer calls, and still all of them are exposed. But the last layer's gradient is final long before backward ends. A
-# *hook* is a function that *autograd*, which runs backward, calls at such a moment. This one notes the order.
+# There are fewer calls, but all are still exposed. But the last layer's gradient is final long before backward ends. A
+# *hook* is a function that *autograd*, which runs backward, calls at such a moment. This one records the order.
 
 # %%
 order = []
@@ -321,16 +317,16 @@ print("first:", *order[:4], sep="\n    ")
 print("last:", *order[-4:], sep="\n    ")
 
 # %% [markdown]
-# The hook receives the *parameter*; its gradient is in `param.grad`. The token embedding comes last. Its matrix is also
-# that of the *head*, which turns the last layer's output into a score for each token: the head's part of the gradient
-# comes first, the embedding's last, and only then it is complete.
+# The hook receives the *parameter*; its gradient is in `param.grad`. The token embedding comes last. It shares its
+# matrix with the *head*, which turns the last layer's output into a score for each token: the head's part of the
+# gradient comes first, the embedding's last, and only then is it complete.
 
 # %% [markdown]
 # ### Exercise 3: overlap
 #
 # *Overlap* means communicating while computing (Goyal et al., 2017, section 4; Li et al., 2020). `work =
-# dist.all_reduce(x, async_op=True)` starts an all-reduce and returns at once; what follows `work.wait()` waits for its
-# end. Start one for each gradient as it gets ready, without buckets. It must work step after step. The budget is in
+# dist.all_reduce(x, async_op=True)` starts an all-reduce and returns at once; code after `work.wait()` runs when it has
+# ended. Start one for each gradient when it is ready, without buckets. It must work step after step. The budget is in
 # simulated seconds.
 
 
@@ -338,8 +334,8 @@ print("last:", *order[-4:], sep="\n    ")
 def overlap(module):
     """Register hooks that start averaging each gradient during backward.
 
-    Returns a function without arguments, to be called after every backward: it waits
-    for all of them, and lets go of them, so that the next step begins with none.
+    Returns a function without arguments, to be called after every backward: it waits for
+    all of them and releases them, so that the next step begins with none.
     """
     ### BEGIN SOLUTION
     works = []
@@ -360,7 +356,7 @@ def overlap(module):
 
 
 # %%
-# Try it: two steps on the same text. Both must return what exercise 1 ended with, on all ranks.
+# Try it: two steps on the same text. Both must return the result of exercise 1, on all ranks.
 def two_steps():
     replica, inputs, targets = prepare()
     finish, after = overlap(replica), []
@@ -378,11 +374,11 @@ try_out(two_steps, ranks=ranks, cluster=cluster)
 check.overlap(overlap)
 
 # %% [markdown]
-# The library's `DataParallel` does this with buckets. Its three phases: count what is ready; launch a bucket that is
-# complete, and do not wait; when backward ends, wait for what is left. Below is the first, which calls the other two:
-# names that begin with `_` are the class's own. `queue_callback` is how torch's class, too, learns that backward ends.
-# Buckets leave in one fixed order, since all ranks must make the same calls in the same order. (PyTorch's first bucket
-# takes 1 MiB, so that sending begins early.)
+# The library's `DataParallel` does this with buckets. Its three phases: count ready gradients; launch a complete bucket
+# without waiting; when backward ends, wait for the remaining buckets. Below is the first, which calls the other two:
+# names that begin with `_` are private. `queue_callback` calls a function when backward ends, as in torch's class.
+# Buckets are sent in one fixed order, since all ranks must make the same calls in the same order. (PyTorch's first
+# bucket takes 1 MiB, so that sending begins early.)
 
 # %%
 show_source(parallel.DataParallel._on_gradient, after=check.overlap)
@@ -398,13 +394,11 @@ def overlapped_step():
 
 overlapped_run = launch(overlapped_step, ranks=ranks, cluster=cluster)
 overlapped = overlapped_run.timeline.without("setup")
-show(
-    overlapped.figure(ranks=[0, 1], title="Overlapped: a bucket leaves while backward goes on")
-)
+show(overlapped.figure(ranks=[0, 1], title="Overlapped: buckets are sent during backward"))
 
 # %% [markdown]
-# Now C runs beneath B. What sticks out on the right came too late to hide: the last bucket is complete only when
-# backward is over, and the lane may still be busy with the one before. Compare the three, and your second guess.
+# Now C runs beneath B. The C on the right came too late to be hidden: the last bucket is complete only when backward is
+# over, and the lane may still be busy with the one before. Compare the three, and your second guess.
 
 # %%
 steps = {"naive": naive, "bucketed": bucketed, "overlapped": overlapped}
@@ -424,16 +418,16 @@ report("at best", overlapped, my_guess_best)
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# The best stays below 100% for two reasons: what sticks out (the column *exposed*), and packing, which makes backward
-# longer by the rest. Packing weighs much here: many *kernels* (operations of the GPU) of this small model take little
-# more than the microseconds in which a kernel starts, and so does each copy.
+# The best stays below 100% for two reasons: exposed communication (the column *exposed*), and packing, which makes
+# backward longer by the rest. Packing is expensive here: many *kernels* (operations of the GPU) of this small model
+# take little more than the microseconds in which a kernel starts, and so does each copy.
 
 # %% [markdown] minutes=8
-# ## Predict the end
+# ## Predict the step
 #
 # Can the overlapped step be predicted without a cluster? Bucket i is ready `ready_s[i]` seconds after backward's start,
 # and its all-reduce takes `bucket_s[i]`. The lane `world` sends one bucket at a time, bucket 0 first, then bucket 1,
-# and so on: also where a later one is ready earlier.
+# and so on, even if a later one is ready earlier.
 
 # %% [markdown]
 # ### Exercise 4: when does the last all-reduce end?
@@ -446,7 +440,7 @@ pd.DataFrame(rows).T
 def last_all_reduce_end(ready_s, bucket_s):
     """Seconds from the start of backward to the end of the last all-reduce.
 
-    Two lists of equal length, one bucket or more, left as they are.
+    Two lists of equal length, one bucket or more; not changed.
     """
     ### BEGIN SOLUTION
     end_s = 0.0
@@ -464,9 +458,9 @@ try_out(last_all_reduce_end, ready_s=[1.0, 2.0], bucket_s=[4.0, 1.0])
 check.last_all_reduce_end(last_all_reduce_end)
 
 # %% [markdown]
-# The library prices one step of one GPU, operation by operation, and notes when each gradient is ready. To that it adds
-# the copies of packing and, where all-reduces overlap, your rule; the other two ways need no rule, only a sum. Below it
-# stands beside the simulator, which ran every rank.
+# The library computes the time of one step of one GPU, operation by operation, and records when each gradient is ready.
+# It adds the copies of packing and, if all-reduces overlap, your rule; the other two ways need no rule, only a sum. The
+# table compares this formula with the simulator, which ran every rank.
 
 
 # %%
@@ -490,8 +484,8 @@ pd.DataFrame(rows).T
 #
 # Now a step on real processes of this computer, connected by the library *gloo* (on GPUs by NCCL). To *calibrate* is to
 # measure how fast they compute and send; it takes half a minute once. `reconcile` predicts the program, runs it several
-# times, and compares; a step in phase "setup" warms up. Guess: which of forward, backward and exposed
-# communication is furthest off, in percent?
+# times, and compares; a step in phase "setup" is a warm-up. Guess: which of forward, backward and exposed communication
+# is furthest off, in percent?
 
 
 # %%
@@ -516,9 +510,9 @@ show(comparison.figure())
 print_text(comparison.reading())
 
 # %% [markdown]
-# In the picture a rank is *waiting* while another has not come, and *idle* when nothing runs. Beside your numbers stand
-# recorded ones, with the load of their machine. An error is negative where the prediction is too short. *Noise* is half
-# the spread of the runs over their median: an error smaller than it says nothing.
+# In the picture a rank is *waiting* until another rank makes the same call, and *idle* when nothing runs. Next to your
+# numbers are recorded ones, with the load of their machine. An error is negative if the prediction is too short.
+# *Noise* is half the spread of the runs over their median: an error smaller than the noise has no meaning.
 
 # %%
 recorded = recorded_comparison("09")
@@ -527,19 +521,19 @@ parts_of_a_step = ["forward", "backward", "exposed", "makespan"]
 comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("nan%", "-")
 
 # %% [markdown]
-# In the recording forward and backward err by about their noise. In percent *exposed* is furthest off: nearly all of
-# the sending was predicted to hide, and every delay sticks out. Gloo's threads move the bytes on the two cores that run
-# backward: in the prediction they take turns. Half of what the makespan is longer by is what the prediction does not
-# have at all: one rank waits for the other, and Python works between operations.
+# In the recording the errors of forward and backward are about their noise. In percent *exposed* is furthest off:
+# nearly all of the sending was predicted to be hidden, and every delay is exposed. Gloo's threads move the bytes on the
+# two cores that run backward: in the prediction they take turns. Half of the difference in makespan is time that the
+# prediction does not include: one rank waits for the other, and Python works between operations.
 
 # %% [markdown]
-# On GPUs hiding is not quite free either. NCCL's kernels, which move the bytes, take some of the GPU's processors and
-# memory bandwidth from backward (Rashidi et al., 2021). The simulator leaves that out, so real overlap saves less.
+# On GPUs overlap is not quite free either. NCCL's kernels, which move the bytes, take some of the GPU's processors and
+# memory bandwidth from backward (Rashidi et al., 2021). The simulator does not model this, so real overlap saves less.
 
 # %% [markdown] minutes=3
 # ## Explore: efficiency against ranks
 #
-# Now the formula alone, up to 64 GPUs, for this lab's model and for GPT-2 with its 124 million parameters. Move the
+# Now the formula alone, up to 64 GPUs, for this lab's model and for GPT-2 with its 124 million parameters. Change the
 # bucket, then the batch. When does overlap save nearly everything? When nothing?
 
 # %%
@@ -573,7 +567,7 @@ def efficiencies(bucket, sequences, name, machine):
 
 controls = [
     LogSlider("bucket", "Bucket", 1e4, 1e9, 2e7, unit="B"),
-    IntChoice("sequences", "Sequences a rank", (1, 2, 4, 8, 16, 32), 8),
+    IntChoice("sequences", "Sequences per rank", (1, 2, 4, 8, 16, 32), 8),
     Choice("name", "Model", tuple(MODELS), "GPT-2 (124M)"),
     Choice("machine", "Cluster", ("pcie-a100", "dgx-a100", "dgx-h100"), "pcie-a100"),
 ]
@@ -585,17 +579,17 @@ explore(efficiencies, draw_scaling, controls, interactive=interactive, examples=
 # <details><summary>When does overlap save nearly everything, and when nothing?</summary>
 #
 # With a bucket as large as the whole gradient, the only all-reduce starts when backward is over: nothing is hidden, and
-# overlapped equals bucketed. With a large batch backward is long: all but the last bucket hides.
-# The last of GPT-2 is its embedding, 154 MB: no smaller bucket divides it.
+# overlapped equals bucketed. With a large batch backward is long: all but the last bucket are hidden. The last one of
+# GPT-2 is its embedding, 154 MB: no smaller bucket divides it.
 #
 # </details>
 
 # %% [markdown] tags=["further"] minutes=10
 # ## Further: accumulate, and send once
 #
-# A batch that does not fit into memory is cut into *micro-batches*. Backward adds to the gradient that is there
-# already: *accumulation*. Only the total must be averaged. `with replica.no_sync():` keeps `DataParallel` from sending.
-# Put forward and backward inside: torch's own class decides in forward whether this backward will send.
+# A batch that does not fit into memory is cut into *micro-batches*. Backward adds to the existing gradient:
+# *accumulation*. Only the total must be averaged. `with replica.no_sync():` keeps `DataParallel` from sending. Put
+# forward and backward inside: torch's own class decides in forward whether the next backward will send.
 
 # %% [markdown]
 # ### Exercise 5: accumulate
@@ -608,7 +602,7 @@ explore(efficiencies, draw_scaling, controls, interactive=interactive, examples=
 def accumulate(replica, loss_of, micro_batches):
     """Accumulate the gradients of a list of equal micro-batches; communicate once.
 
-    The list stays as it is.
+    The list is not changed.
     """
     ### BEGIN SOLUTION
     num = len(micro_batches)
@@ -620,7 +614,7 @@ def accumulate(replica, loss_of, micro_batches):
 
 
 # %%
-# Try it on single sequences: all ranks must return the number that exercise 1 ended with.
+# Try it on single sequences: all ranks must return the result of exercise 1.
 def loss_of_part(replica, micro_batch):
     return next_token_loss(replica(micro_batch[0]), micro_batch[1])
 
@@ -638,8 +632,8 @@ try_out(accumulated, ranks=ranks, cluster=cluster)
 check.accumulate(accumulate)
 
 # %% [markdown]
-# What it saves: four micro-batches, with and without `no_sync`. The gradients are equal, since averaging an average
-# changes nothing. Only the bytes tell the two apart, which is why the check has a budget.
+# Four micro-batches, with and without `no_sync`: the gradients are equal, since averaging an average changes nothing.
+# Only the bytes differ, so the check has a budget.
 
 
 # %%
@@ -658,25 +652,23 @@ always, lazy = (launch(four_micro_batches, is_lazy, ranks=ranks) for is_lazy in 
 for name, run in [("always", always), ("no_sync", lazy)]:
     calls = [transfer for transfer in run.traffic.transfers if transfer.name == "all_reduce"]
     sent = sum(sum(call.sent_bytes) for call in calls) / ranks
-    print(
-        f"{name:8s} all-reduces: {len(calls)}, a rank sends {format_quantity(sent, 'B')} a step"
-    )
+    print(f"{name:8s} all-reduces: {len(calls)}, sent per rank: {format_quantity(sent, 'B')}")
 difference = float((always.values[0] - lazy.values[0]).abs().max())
 print(f"largest difference between the two gradients: {difference:.0e} (rounding in 32 bits)")
 
 # %% [markdown] tags=["further"] minutes=6
-# ## Further: what holds the bytes
+# ## Further: memory
 #
-# Time is one price, memory is another. Forward has to keep what backward will need, the *activations*: the inputs of
-# its products and functions. Guess first: when in a step does a rank hold the most?
+# The step also costs memory. Forward has to keep the *activations* for backward: the inputs of its products and
+# functions. Guess first: when in a step does a rank use the most memory?
 
 # %%
 show(figure_memory(naive_run.memory, timeline=naive, rank=0))
 
 # %% [markdown]
-# Activations pile up all through forward. Backward takes them from the pile, last layer first, and leaves gradients.
-# So the most is held near the turn. *Other* is what backward needs for a moment. Now overlapped: a bucket is a copy.
-# What does that change?
+# Activations accumulate during forward. Backward frees them, last layer first, and adds gradients. So memory peaks near
+# the end of forward. *Other* is temporary memory of backward. Now overlapped: a bucket is a copy. What does that
+# change?
 
 # %%
 show(figure_memory(overlapped_run.memory, timeline=overlapped, rank=0))
@@ -700,17 +692,17 @@ print(
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Overlapped, all buckets are alive when backward ends: the gradients are there twice. "Bucketed" frees the gradients of
-# a bucket before it fills the next. PyTorch's own class can make gradients views of the buckets
-# (`gradient_as_bucket_view=True`), which saves the second copy in memory; and the copying, too, where
+# With overlap, all buckets are in memory when backward ends: there are two copies of the gradients. "Bucketed" frees
+# the gradients of a bucket before it fills the next. PyTorch's own class can make gradients views of the buckets
+# (`gradient_as_bucket_view=True`), which saves the second copy in memory; and the copying, too, if
 # `zero_grad(set_to_none=False)` keeps the views.
 
 # %% [markdown] tags=["further"] minutes=3
-# ## Further: faster, and still the same gradient
+# ## Further: the same gradient
 #
-# Faster is worth nothing if it is wrong. So compare raw gradients with those of one GPU that reads the whole batch, in
-# float64, where rounding is tiny. Weights after some steps of the optimizer Adam would not do: Adam divides by the
-# gradient's own size, which hides a wrong scale.
+# A fast step must also be correct. So compare raw gradients with the gradients of one GPU that reads the whole batch,
+# in float64, where rounding is tiny. Weights after some steps of the optimizer Adam are not a good test: Adam divides
+# by the gradient's own size, which hides a wrong scale.
 
 # %%
 small = model_config("tiny", max_seq_len=seq_len)
@@ -742,8 +734,8 @@ for method, wrap in METHODS.items():
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: two nodes
 #
-# Between *nodes* (machines) links are slower than inside one. So average in three stages: add up inside each node, and
-# leave each rank with a *shard*, its part of the sum; all-reduce the shards across nodes; spread the result inside.
+# Between *nodes* (machines) links are slower than inside one. So average in three stages: add up inside each node, so
+# that each rank has a *shard*, its part of the sum; all-reduce the shards across nodes; gather the result inside.
 
 # %%
 local, num_nodes = 4, 2
@@ -757,15 +749,15 @@ rows = {}
 for algorithm, size in through_a_card.items():
     cost = collective_cost("all_reduce", gradient_bytes, across, algorithm=algorithm)
     rows[algorithm] = {"time": format_quantity(cost.time_s, "s")}
-    rows[algorithm]["a rank sends"] = format_quantity(cost.sent_bytes[0], "B")
+    rows[algorithm]["sent per rank"] = format_quantity(cost.sent_bytes[0], "B")
     rows[algorithm]["through the busiest card"] = format_quantity(size, "B")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# A single *flat ring* passes the bytes from rank to rank, whatever the node: what leaves a node leaves through one
-# card. (NCCL runs several rings at once, over all cards, and has trees as well.) In the hierarchy each rank sends its
-# shard through its own card. The simulator's own all-reduce takes these stages by itself, inside one call, where they
-# are faster: what you write out here is no faster than `DataParallel` alone, but its stages can be seen.
+# A single *flat ring* passes the bytes from rank to rank, regardless of nodes: all bytes that leave a node leave
+# through one card. (NCCL runs several rings at once, over all cards, and has trees as well.) In the hierarchy each rank
+# sends its shard through its own card. The simulator's own all-reduce already uses these stages inside one call, if
+# they are faster: the version below is no faster than `DataParallel` alone, but shows its stages.
 
 
 # %%
@@ -786,16 +778,16 @@ step = run.timeline.without("setup")
 show(step.figure(ranks=[0, local], title="Hierarchical: ranks 0 and 4, on two nodes"))
 
 # %% [markdown]
-# The ranks form a *mesh*, a grid with the axes node and local. Each rank now has two communication lanes:
-# `mesh_local` inside its node, `mesh_node` across. A bucket moves on to its next stage when a later one is launched, so
-# the stages of different buckets overlap, too.
+# The ranks form a *mesh*, a grid with the axes node and local. Each rank now has two communication lanes: `mesh_local`
+# inside its node, `mesh_node` across. A bucket goes to its next stage when a later bucket is launched, so the stages of
+# different buckets overlap, too.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: the size of a bucket
 #
-# The formula the other way round, first for this lab's model. Small buckets pay latency many times; one huge bucket is
-# ready only when backward is over, and hides nothing. Which size is best? Does it move with the number of ranks? Then
-# take GPT-2.
+# The same formula against the size of a bucket, first for this lab's model. Small buckets pay latency many times; one
+# huge bucket is ready only when backward is over, and hides nothing. Which size is best? Does it depend on the number
+# of ranks? Then take GPT-2.
 
 # %%
 BUCKETS = [10.0 ** (exponent / 4) for exponent in range(16, 37)]
@@ -819,7 +811,7 @@ def draw(series):
 
 others = [
     IntChoice("num_ranks", "Ranks", (2, 4, 8, 16, 32, 64), 8),
-    IntChoice("sequences", "Sequences a rank", (1, 2, 4, 8, 16, 32), 4),
+    IntChoice("sequences", "Sequences per rank", (1, 2, 4, 8, 16, 32), 4),
     Choice("name", "Model", tuple(MODELS), "this lab's (3.2M)"),
     controls[-1],
 ]
@@ -829,18 +821,18 @@ explore(step_times, draw, others, interactive=interactive, examples=examples)
 # %% [markdown]
 # <details><summary>Which size is best?</summary>
 #
-# For this lab's model, on A100s with PCIe, some 6 MB on 2 ranks and 2 MB on 4 to 64: it hardly moves, though small
-# buckets cost the more, the more ranks there are. GPT-2's line is nearly flat to the left: its embedding, 154 MB, is
-# one bucket whatever the size, and takes so long that little else matters.
+# For this lab's model, on A100s with PCIe, some 6 MB on 2 ranks and 2 MB on 4 to 64: it hardly changes, though small
+# buckets cost more with more ranks. GPT-2's line is nearly flat to the left: its embedding, 154 MB, is one bucket at
+# any size, and its time dominates.
 #
 # </details>
 
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - The mean of equal parts' gradients is the gradient of the whole batch. Divide once.
-# - An all-reduce sends 2(n-1)/n of the gradient's bytes a rank, in one piece or in many.
-# - Buckets pay latency less often. Hooks start them during backward, so that at best only the last one is exposed.
+# - The mean of the gradients of equal parts is the gradient of the whole batch. Divide once.
+# - In an all-reduce each rank sends 2(n-1)/n of the gradient's bytes, in one piece or in many.
+# - Buckets reduce the cost of latency. Hooks start them during backward, so that at best only the last one is exposed.
 # - One profile and one rule, `end = max(end, ready) + seconds`, predict the step for any number of ranks.
 
 # %% [markdown]

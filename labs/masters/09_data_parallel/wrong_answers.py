@@ -30,7 +30,7 @@ def average_gradients(module):
         dist.all_reduce(param.data)
         param.data /= dist.get_world_size() * 2
 """,
-            "parameters are left as they are",
+            "parameters are not changed",
         ),
         (
             "is right with two ranks only",
@@ -54,7 +54,7 @@ def average_gradients(module):
             "bytes a rank sends in the mean",
         ),
         (
-            "takes rank 0's gradient for all",
+            "uses rank 0's gradient on all ranks",
             """
 def average_gradients(module):
     for param in module.parameters():
@@ -176,7 +176,7 @@ def average_gradients(module):
             "the answer is your own code",
         ),
         (
-            "divides what is still being summed",
+            "divides during the sum",
             """
 def average_gradients(module):
     for param in module.parameters():
@@ -187,7 +187,7 @@ def average_gradients(module):
             "wrote to a tensor in flight",
         ),
         (
-            "knows a module only as a list of layers",
+            "works only for a list of layers",
             """
 def average_gradients(module):
     for layer in module:
@@ -233,7 +233,7 @@ def average_gradients(module):
             "another module",
         ),
         (
-            "knows matrices and vectors only",
+            "handles only matrices and vectors",
             """
 def average_gradients(module):
     for p in module.parameters():
@@ -266,7 +266,7 @@ def average_gradients(module):
             "bytes a rank sends in the mean",
         ),
         (
-            "cuts large gradients off",
+            "clips large gradients",
             """
 def average_gradients(module):
     for p in module.parameters():
@@ -288,7 +288,7 @@ def average_gradients(module):
             "so it is a mean",
         ),
         (
-            "asks once whether it is over, and does not wait",
+            "tests once for completion, and does not wait",
             """
 def average_gradients(module):
     for param in module.parameters():
@@ -299,7 +299,7 @@ def average_gradients(module):
             "every communication is waited for",
         ),
         (
-            "finds the library's own by way of torch",
+            "finds the library's own through torch",
             """
 def average_gradients(module):
     getattr(torch, 'sys').modules['lablib.parallel'].average_gradients(module)
@@ -345,7 +345,7 @@ def plan_buckets(sizes_bytes, bucket_bytes):
             "the last parameter comes first",
         ),
         (
-            "gives every parameter a bucket of its own",
+            "gives every parameter a separate bucket",
             """
 def plan_buckets(sizes_bytes, bucket_bytes):
     return [[index] for index in reversed(range(len(sizes_bytes)))]
@@ -368,7 +368,7 @@ def plan_buckets(sizes_bytes, bucket_bytes):
             "every parameter is in exactly one bucket",
         ),
         (
-            "closes a bucket only when it is already too full",
+            "closes a bucket only after it is too full",
             """
 def plan_buckets(sizes_bytes, bucket_bytes):
     buckets, filled_bytes = [[]], 0
@@ -412,7 +412,7 @@ def plan_buckets(sizes_bytes, bucket_bytes):
             "a bucket may be exactly full",
         ),
         (
-            "knows one size of a bucket, torch's 25 MiB",
+            "uses torch's 25 MiB for every size of a bucket",
             """
 def plan_buckets(sizes_bytes, bucket_bytes):
     buckets, filled_bytes = [], 0
@@ -492,7 +492,7 @@ def plan_buckets(sizes_bytes, bucket_bytes):
             "the last parameter comes first",
         ),
         (
-            "leaves out what is larger than a bucket",
+            "leaves out gradients larger than a bucket",
             """
 def plan_buckets(sizes_bytes, bucket_bytes):
     buckets, filled_bytes = [], 0
@@ -545,7 +545,7 @@ def plan_buckets(sizes_bytes, bucket_bytes):
             "every parameter is in exactly one bucket",
         ),
         (
-            "numbers that are no indices",
+            "numbers that are not indices",
             """
 def plan_buckets(sizes_bytes, bucket_bytes):
     buckets, filled = [], 0
@@ -558,7 +558,7 @@ def plan_buckets(sizes_bytes, bucket_bytes):
             "item 0 is",
         ),
         (
-            "keeps the plan of the first call",
+            "returns the plan of the first call",
             """
 memo = []
 def plan_buckets(sizes_bytes, bucket_bytes):
@@ -626,7 +626,7 @@ def plan_buckets(sizes_bytes, bucket_bytes):
             "no bucket of several parameters exceeds",
         ),
         (
-            "lets the first parameter join in any case",
+            "always adds the first parameter",
             """
 def plan_buckets(sizes_bytes, bucket_bytes):
     buckets, filled = ([], 0)
@@ -642,7 +642,7 @@ def plan_buckets(sizes_bytes, bucket_bytes):
             "no bucket of several parameters exceeds",
         ),
         (
-            "keeps its plan for as many parameters",
+            "caches its plan by the number of parameters",
             """
 memo = {}
 
@@ -771,7 +771,7 @@ def overlap(module):
             "starts in the first half of backward",
         ),
         (
-            "reduces what the hook receives, the parameter",
+            "reduces the hook's argument, the parameter",
             """
 def overlap(module):
     works = []
@@ -781,7 +781,7 @@ def overlap(module):
         param.register_post_accumulate_grad_hook(start)
     return lambda: [work.wait() for work in works]
 """,
-            "the hook leaves the parameter itself as it is",
+            "the hook does not change the parameter itself",
         ),
         (
             "never waits",
@@ -828,7 +828,7 @@ def overlap(module):
             "so it is a mean",
         ),
         (
-            "hears of the weights only",
+            "hooks the weights only",
             """
 def overlap(module):
     works = []
@@ -843,7 +843,7 @@ def overlap(module):
             "every rank ends with the same gradients",
         ),
         (
-            "never clears its list, and divides what the step before has divided",
+            "never clears its list, and divides the gradients of the step before again",
             """
 def overlap(module):
     works = []
@@ -1041,7 +1041,7 @@ def overlap(module):
             param.grad = mean
     return finish
 """,
-            "lets go of the works of its step",
+            "releases the works of its step",
         ),
         (
             "returns nothing",
@@ -1057,7 +1057,7 @@ def overlap(module):
             "overlap returns a function",
         ),
         (
-            "divides after the wait, and meets the works of the step before again",
+            "divides after the wait, and waits again for the works of the step before",
             """
 def overlap(module):
     works = []
@@ -1074,7 +1074,7 @@ def overlap(module):
             "was for an earlier call, already waited for",
         ),
         (
-            "divides in the hook what is still being summed",
+            "divides in the hook, during the sum",
             """
 def overlap(module):
     works = []
@@ -1109,7 +1109,7 @@ def overlap(module):
             "that of the whole batch on one device",
         ),
         (
-            "knows a module only as a list of layers",
+            "works only for a list of layers",
             """
 def overlap(module):
     works = []
@@ -1324,15 +1324,15 @@ def overlap(module):
 def last_all_reduce_end(ready_s, bucket_s):
     return ready_s[0] + sum(bucket_s)
 """,
-            "a lane that is free waits",
+            "a free lane waits",
         ),
         (
-            "lets all buckets travel side by side",
+            "sends all buckets in parallel",
             """
 def last_all_reduce_end(ready_s, bucket_s):
     return max(ready + seconds for ready, seconds in zip(ready_s, bucket_s))
 """,
-            "a lane that is busy lets a bucket wait",
+            "a bucket waits for a busy lane",
         ),
         (
             "looks at the last bucket only",
@@ -1340,7 +1340,7 @@ def last_all_reduce_end(ready_s, bucket_s):
 def last_all_reduce_end(ready_s, bucket_s):
     return ready_s[-1] + bucket_s[-1]
 """,
-            "a lane that is busy lets a bucket wait",
+            "a bucket waits for a busy lane",
         ),
         (
             "waits for all of backward first",
@@ -1348,10 +1348,10 @@ def last_all_reduce_end(ready_s, bucket_s):
 def last_all_reduce_end(ready_s, bucket_s):
     return max(ready_s) + sum(bucket_s)
 """,
-            "a lane that is free waits",
+            "a free lane waits",
         ),
         (
-            "adds up the communication alone",
+            "adds up only the communication",
             """
 def last_all_reduce_end(ready_s, bucket_s):
     return sum(bucket_s)
@@ -1367,7 +1367,7 @@ def last_all_reduce_end(ready_s, bucket_s):
         end_s = max(end_s, ready) + seconds
     return end_s
 """,
-            "the order is that of the list",
+            "in the order of the list",
         ),
         (
             "rounds to milliseconds",
@@ -1381,12 +1381,12 @@ def last_all_reduce_end(ready_s, bucket_s):
             "one bucket alone",
         ),
         (
-            "knows the cases of the text",
+            "right for the cases of the text only",
             """
 def last_all_reduce_end(ready_s, bucket_s):
     return {(1.0, 5.0): 7.0, (1.0, 2.0): 6.0, (3.0,): 5.0}.get(tuple(ready_s), ready_s[0] + bucket_s[0])
 """,
-            "a lane that is free waits",
+            "a free lane waits",
         ),
         (
             "calls the library's own",
@@ -1398,7 +1398,7 @@ def last_all_reduce_end(ready_s, bucket_s):
             "the answer is your own code",
         ),
         (
-            "takes the lists apart",
+            "removes items from the lists",
             """
 def last_all_reduce_end(ready_s, bucket_s):
     end = 0.0
@@ -1458,7 +1458,7 @@ def last_all_reduce_end(ready_s, bucket_s):
             "buckets, ",
         ),
         (
-            "keeps its result for as many buckets",
+            "caches its result by the number of buckets",
             """
 memo = {}
 
@@ -1507,7 +1507,7 @@ def last_all_reduce_end(ready_s, bucket_s):
             "ready in any order",
         ),
         (
-            "knows the first, the last and the latest",
+            "uses the first, the last and the latest bucket only",
             """
 def last_all_reduce_end(ready_s, bucket_s):
     i = ready_s.index(max(ready_s))
@@ -1589,7 +1589,7 @@ def accumulate(replica, loss_of, micro_batches):
             "that of the whole batch on one device",
         ),
         (
-            "runs all forward passes before the one backward",
+            "runs all forward passes before a single backward",
             """
 def accumulate(replica, loss_of, micro_batches):
     losses = [loss_of(replica, micro_batch) for micro_batch in micro_batches]
@@ -1617,7 +1617,7 @@ def accumulate(replica, loss_of, micro_batches):
             "so it is a mean",
         ),
         (
-            "has only backward inside of no_sync, where torch's replica has decided already",
+            "has only backward inside no_sync: torch's replica decided in forward",
             """
 def accumulate(replica, loss_of, micro_batches):
     num = len(micro_batches)
@@ -1643,7 +1643,7 @@ def accumulate(replica, loss_of, micro_batches):
             "the gradient",
         ),
         (
-            "averages once more than it must",
+            "averages twice",
             """
 def accumulate(replica, loss_of, micro_batches):
     num = len(micro_batches)
@@ -1709,7 +1709,7 @@ def accumulate(replica, loss_of, micro_batches):
             "argument 3 (a list) changed",
         ),
         (
-            "divides what is still being summed",
+            "divides during the sum",
             """
 def accumulate(replica, loss_of, micro_batches):
     with replica.no_sync():
@@ -1724,7 +1724,7 @@ def accumulate(replica, loss_of, micro_batches):
             "wrote to a tensor in flight",
         ),
         (
-            "keeps the number of the first step",
+            "caches the number of the first step",
             """
 kept = []
 def accumulate(replica, loss_of, micro_batches):
@@ -1777,7 +1777,7 @@ def accumulate(replica, loss_of, micro_batches):
             "torch's replica, step 1",
         ),
         (
-            "knows six micro-batches at most",
+            "uses six micro-batches at most",
             """
 def accumulate(replica, loss_of, micro_batches):
     n = min(6, len(micro_batches))
@@ -1847,7 +1847,7 @@ def average_gradients(module):
 """,
         ),
         (
-            "all in flight at once, then waited for",
+            "starts all, then waits",
             """
 def average_gradients(module):
     works = [dist.all_reduce(param.grad, async_op=True) for param in module.parameters()]
@@ -1883,7 +1883,7 @@ def average_gradients(module):
 """,
         ),
         (
-            "a class of autograd's, which refers to itself",
+            "an autograd function that refers to itself",
             """
 class Mean(torch.autograd.Function):
     @staticmethod
@@ -1991,7 +1991,7 @@ def plan_buckets(sizes_bytes, bucket_bytes):
 """,
         ),
         (
-            "takes nothing in a bucket for none open",
+            "zero bytes in a bucket mean no open bucket",
             """
 def plan_buckets(sizes_bytes, bucket_bytes):
     buckets, filled = ([], 0)
@@ -2040,7 +2040,7 @@ def plan_buckets(sizes_bytes, bucket_bytes):
     ],
     "overlap": [
         (
-            "keeps the works in a list at module level, of which every process has its own",
+            "keeps the works in a list at module level, one per process",
             """
 works = []
 def overlap(module):
@@ -2092,7 +2092,7 @@ def overlap(module):
 """,
         ),
         (
-            "divides in what follows the future",
+            "divides in a callback of the future",
             """
 def overlap(module):
     futures = []
@@ -2127,7 +2127,7 @@ def overlap(module):
 """,
         ),
         (
-            "lets go at the next step's first hook",
+            "releases the works in the next step's first hook",
             """
 def overlap(module):
     state = {"works": [], "over": False}

@@ -1,4 +1,4 @@
-"""Checks of lab 10: ZeRO. All run on the simulator, on ranks, sizes and data that are drawn anew."""
+"""Checks of lab 10: ZeRO. All run on the simulator, on random data, sizes and numbers of ranks."""
 
 import copy
 import math
@@ -42,7 +42,7 @@ def _reference_bytes(num_params: int, ranks: int, rank: int, stage: int) -> int:
     hints=[
         "How many numbers has this rank's shard? There is room for N/n, rounded up; which shards are not full?",
         "A shard starts at rank * room. From there to N are that many numbers: none if it starts behind the end, and "
-        "no more than there is room for.",
+        "at most as many as there is room for.",
         "`room = -(-num_params // ranks)` rounds up. Then own = min(room, max(0, num_params - rank * room)), and "
         "stages 0 to 3 cut 0, 12, 14 and 16 of 16 bytes.",
     ],
@@ -55,12 +55,12 @@ def bytes_of_rank(expect: Expect, bytes_of_rank: Callable[[int, int, int, int], 
     even, last = n * draw.integer(100, 999), n * draw.integer(100, 999) + draw.integer(1, n - 2)
     cases = [
         ("stage 0: nothing is cut, and every rank holds all 16 bytes", (many, n, draw.integer(0, n - 1), 0)),
-        ("one rank holds everything, whatever the stage", (many, 1, 0, draw.integer(1, 3))),
+        ("one rank holds everything, in any stage", (many, 1, 0, draw.integer(1, 3))),
         ("stage 3, N a multiple of n: 16 bytes of N/n numbers", (even, n, draw.integer(0, n - 1), 3)),
         ("stage 1: 12 of 16 bytes are cut", (even, n, draw.integer(0, n - 1), 1)),
         ("stage 2: 14 of 16 bytes are cut", (even, n, draw.integer(0, n - 1), 2)),
         ("stage 3, uneven: the first shards have N/n numbers, rounded up", (last, n, 0, 3)),
-        ("stage 3, uneven: the last shard has what is left", (last, n, n - 1, 3)),
+        ("stage 3, uneven: the last shard has the remainder", (last, n, n - 1, 3)),
         ("fewer numbers than ranks: the last ranks have none of them", (n - 2, n, n - 1, draw.integer(1, 3))),
         ("any number of ranks", (many, 1024, draw.integer(0, 1022), draw.integer(1, 3))),
         ("no numbers take no bytes", (0, n, draw.integer(0, n - 1), draw.integer(0, 3))),
@@ -69,10 +69,10 @@ def bytes_of_rank(expect: Expect, bytes_of_rank: Callable[[int, int, int, int], 
     for rule, case in cases:
         _expect_bytes(expect, bytes_of_rank, rule, case)
     large = 5 * 10**17 + many
-    with expect.grouped("the number is exact, however large", "12 cases"):
+    with expect.grouped("the number is exact for any size", "12 cases"):
         for i in range(12):
             case = (large + i, n, n - 1, i % 3) if i > 2 else (large + i, 3, 2, 3)
-            _expect_bytes(expect, bytes_of_rank, "the number is exact, however large", case)
+            _expect_bytes(expect, bytes_of_rank, "the number is exact for any size", case)
     with expect.grouped("any size, any rank, any stage", "60 cases"):
         for _ in range(60):
             num_params, ranks = draw.integer(0, 60), draw.integer(1, 12)
@@ -99,9 +99,10 @@ def _expect_bytes(expect: Expect, answer: Callable, rule: str, case: tuple[int, 
 @exercise(
     "A step of stage 1",
     hints=[
-        "Which two tensors does the reduce-scatter take? A full one that every rank has of its own, and a new, empty "
-        "one that is as long as a shard.",
-        "A sum over ranks is not yet a mean. `master.grad` has the dtype of `master`; what travels, that of `flat`.",
+        "Which two tensors does the reduce-scatter take? The full gradient of this rank, and a new, empty tensor of "
+        "the length of a shard.",
+        "A sum over ranks is not yet a mean. `master.grad` has the dtype of `master`; the tensors sent have the dtype "
+        "of `flat`.",
         "Divide `gradient` by n; reduce_scatter(shard, gradient); master.grad = shard.to(master.dtype); "
         "optimizer.step(); and all_gather into `flat` the master, detached and cast to flat.dtype.",
     ],
@@ -112,17 +113,17 @@ def stage_1_step(expect: Expect, stage_1_step: Callable[..., None]) -> None:
     double, single, half = torch.float64, torch.float32, torch.bfloat16
     runs = [(draw.integer(3, 7), double, double), (1, double, double), (2, single, double)]
     for ranks, dtype, master_dtype in [*runs, (draw.choice([4, 8]), half, single)]:
-        expect.measured.clear()  # what holds is shown for the last number of ranks
+        expect.measured.clear()  # the report shows the last number of ranks
         _expect_stage_1(expect, stage_1_step, ranks, dtype, master_dtype)
 
 
 def _expect_stage_1(
     expect: Expect, answer: Callable[..., None], ranks: int, dtype: torch.dtype, master_dtype: torch.dtype
 ) -> None:
-    """Three steps of SGD with momentum and weight decay, which tells a sum and lr/n from a mean.
+    """Three steps of SGD with momentum and weight decay, where a sum with lr/n differs from a mean.
 
     In 16 bits gradients are small whole numbers, times n: their sums and means are exact. The learning rate is so small
-    that `flat` alone, where it has fewer digits, would hardly change.
+    that `flat` alone, in lower precision, would hardly change.
     """
     draw, steps, lr, momentum, decay = expect.draw, 3, 2.0**-13, 0.5, 0.125
     numel = ranks * draw.integer(300, 500)
@@ -139,7 +140,9 @@ def _expect_stage_1(
         master = nn.Parameter(start[shard].clone().to(master_dtype))
         whole = master.data[:]
         optimizer = torch.optim.SGD([master], lr=lr, momentum=momentum, weight_decay=decay)
-        given: list[tuple[Tensor | None, float]] = []  # what it steps by; the answer may clear the gradient afterwards
+        given: list[
+            tuple[Tensor | None, float]
+        ] = []  # gradient of the step, learning rate; the answer may clear the gradient afterwards
 
         def keep(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             grad = None if master.grad is None else master.grad.detach().clone()
@@ -189,9 +192,9 @@ def _expect_stage_1(
 def _expect_mean(expect: Expect, grad: Tensor | None, mean: Tensor, ranks: int, at: str, rtol: float) -> None:
     rule = f"master.grad is this rank's shard of the mean gradient{at}"
     if grad is None:
-        raise RuleBroken(rule, "None: nothing was given to the optimizer", "a tensor as long as master")
+        raise RuleBroken(rule, "None: the optimizer got no gradient", "a tensor as long as master")
     if grad.shape == mean.shape and ranks > 1 and torch.allclose(grad.double(), ranks * mean.double()):
-        raise RuleBroken(rule, f"{ranks} times the mean, as a sum over {ranks} ranks is", "the mean")
+        raise RuleBroken(rule, f"{ranks} times the mean: a sum over {ranks} ranks", "the mean")
     expect.close(rule, grad.to(mean.dtype), mean, rtol=rtol, atol=rtol * float(mean.abs().max()))
 
 
@@ -203,7 +206,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 class _Network(nn.Module):
-    """Layers of odd sizes, a head whose weight is that of the last layer, and parameters of its own of 3 and 0 dims."""
+    """Layers of odd sizes, a head that shares the last layer's weight, and direct parameters of 3 and 0 dimensions."""
 
     def __init__(self, widths: Sequence[int], dtype: torch.dtype):
         super().__init__()
@@ -239,7 +242,7 @@ def _one_device(module: nn.Module, batch: Tensor) -> dict[str, Tensor]:
 
 
 def _sharded(module: nn.Module) -> dict[Tensor, Tensor]:
-    """A reference: what it sends and holds is the budget."""
+    """A reference: its bytes and memory are the budget."""
     shards: dict[Tensor, Tensor] = {}
 
     def reduce(param: Tensor) -> None:
@@ -259,12 +262,12 @@ def _sharded(module: nn.Module) -> dict[Tensor, Tensor]:
 @exercise(
     "Keep a shard of each gradient",
     hints=[
-        "A hook gets the parameter when `param.grad` is complete. What must be done with it before backward goes on, "
-        "so that it can be freed at once?",
+        "A hook gets the parameter when `param.grad` is complete. What must happen to it before backward goes on, so "
+        "that it can be freed at once?",
         "Flatten, divide by n, and append -numel % n zeros; then reduce-scatter into a new tensor of len(full) // n. "
         "Set param.grad to None. The dict belongs to this call, and the hook only changes it.",
-        "`shards[param] = shard` for the first backward, `shards[param].add_(shard)` for those after it; register the "
-        "hook on every parameter and return shards.",
+        "`shards[param] = shard` for the first backward, `shards[param].add_(shard)` for later ones; register the hook "
+        "on every parameter and return shards.",
     ],
 )
 def shard_gradients(expect: Expect, shard_gradients: Callable[[nn.Module], Mapping[Tensor, Tensor]]) -> None:
@@ -276,13 +279,13 @@ def shard_gradients(expect: Expect, shard_gradients: Callable[[nn.Module], Mappi
         (1, 1, 2, double),
         (draw.choice([2, 4, 5]), 1, 2, single),
     ]:
-        expect.measured.clear()  # what holds is shown for the last number of ranks
+        expect.measured.clear()  # the report shows the last number of ranks
         _expect_sharded(expect, shard_gradients, ranks, num_modules, count, dtype)
     _expect_zeros_sharded(expect, shard_gradients)
 
 
 def _expect_zeros_sharded(expect: Expect, answer: Callable) -> None:
-    """One rank's gradients are all 0: it makes the calls that the others make."""
+    """One rank's gradients are all 0: it must make the same calls as the others."""
     draw, ranks = expect.draw, 3
     idle, module = draw.integer(0, ranks - 1), _network(draw, [4, 5], torch.float64)
     batches = [draw.tensor((4, 4), torch.float64) for _ in range(ranks)]
@@ -394,11 +397,11 @@ def _expect_shards(
 
 
 def _expect_factor(got: Tensor, wanted: Tensor, ranks: int, num_batches: int, where: str) -> None:
-    """A wrong factor has a rule of its own: an optimizer such as Adam would hide it."""
+    """A wrong factor has a separate rule: an optimizer such as Adam would hide it."""
     factor = float((got * wanted).sum() / (wanted * wanted).sum())
     if abs(factor - 1) < 1e-5 or not float((got - factor * wanted).norm()) < 1e-5 * float(got.norm()):
         return
-    said = f"{factor:.4g} times that" + (f", as a sum over {ranks} ranks is" if abs(factor - ranks) < 1e-5 else "")
+    said = f"{factor:.4g} times the mean" + (f": a sum over {ranks} ranks" if abs(factor - ranks) < 1e-5 else "")
     rule = f"shards hold the mean over ranks{' and the sum over micro-batches' if num_batches > 1 else ''} ({where})"
     raise RuleBroken(rule, said, "1 time")
 
@@ -407,7 +410,7 @@ def _expect_factor(got: Tensor, wanted: Tensor, ranks: int, num_batches: int, wh
 
 
 def _gathered(shards: list[Tensor], compute: Callable, x: Tensor) -> Tensor:
-    """A reference: what it takes and holds is the budget."""
+    """A reference: its time and memory are the budget."""
     n = dist.get_world_size()
 
     def start(i: int) -> tuple[Tensor, Any]:
@@ -444,9 +447,9 @@ def _slow_machine() -> Cluster:
         "Before the loop, start the first gather. In the loop: which gather must have ended, and which one must be "
         "under way, when `compute` is called?",
         "Keep a pair (full, work) of the gather that was started last. In turn i: take it, wait, start the next if "
-        "there is one, compute. A name that is given the next pair lets go of the one before.",
+        "there is one, compute. Assigning the next pair to a name releases the one before.",
         "`full = shards[i].new_empty(n * len(shards[i]))`, then `work = all_gather(full, shards[i], async_op=True)`. "
-        "No list of all full tensors: it would hold them.",
+        "Do not keep a list of all full tensors: it would keep them in memory.",
     ],
 )
 def gather_ahead(expect: Expect, gather_ahead: Callable[..., Tensor]) -> None:
@@ -455,14 +458,14 @@ def gather_ahead(expect: Expect, gather_ahead: Callable[..., Tensor]) -> None:
     runs = [(draw.integer(2, 3), draw.integer(6, 8)), (1, 3), (draw.integer(4, 6), draw.integer(3, 5)), (2, 1)]
     for ranks, num_units in [*runs, (draw.integer(2, 4), 2)]:
         if num_units > 2:
-            expect.measured.clear()  # what holds is shown for the last of them
+            expect.measured.clear()  # the report shows the last case
         _expect_gathered(expect, gather_ahead, ranks, num_units, torch.float32 if ranks > 3 else torch.float64)
 
 
 def _expect_gathered(expect: Expect, answer: Callable, ranks: int, num_units: int, dtype: torch.dtype) -> None:
-    """Units are square matrices and some numbers more, each of another size. Two calls: each begins with nothing.
+    """Units are square matrices and some more numbers, each of another size. Two calls: each begins with nothing.
 
-    Samples are few: three units at once must not hide behind the activations of two.
+    Samples are few, so that three units at once take more memory than two units and the activations.
     """
     draw = expect.draw
     width, samples = 16 * draw.integer(4, 6), draw.integer(4, 6)
@@ -507,7 +510,7 @@ def _expect_gathered(expect: Expect, answer: Callable, ranks: int, num_units: in
                 if call.value is None:
                     raise RuleBroken(f"the output of the last unit is returned{where}", "None: is there a return?", "x")
                 rtol = 1e-9 if dtype == torch.float64 else 1e-4
-                rule = f"the output is that of one device with all parameters{where}"
+                rule = f"the output equals one device's with all parameters{where}"
                 expect.close(rule, call.value, wanted, rtol=rtol, atol=rtol)
                 expect.equal(f"the output has the dtype of the input{where}", _name(call.value.dtype), _name(dtype))
             changes_nothing(expect, calls)
@@ -517,10 +520,10 @@ def _expect_gathered(expect: Expect, answer: Callable, ranks: int, num_units: in
     room = 0.5 * dtype.itemsize * min(sizes)
     expect.budget(f"peak memory of a rank: two units at a time ({what})", peaks[0], peaks[1] + room, "B")
     if ranks == 1 or num_units == 1:
-        return  # there is nothing to hide
+        return  # no communication
     took_s, best_s, naive_s = (one.timeline.without("setup").makespan_s for one in (run, best, naive))
-    told = f"{1e3 * naive_s:.3g} ms without gathering ahead, {1e3 * best_s:.3g} ms at best"
-    expect.budget(f"simulated seconds of two calls, {what} ({told})", took_s, 1.01 * best_s, "s")
+    limits = f"{1e3 * naive_s:.3g} ms without gathering ahead, {1e3 * best_s:.3g} ms at best"
+    expect.budget(f"simulated seconds of two calls, {what} ({limits})", took_s, 1.01 * best_s, "s")
 
 
 # ---- exercise 5 ----
@@ -530,7 +533,7 @@ _INFINITE = "an inf on one rank"
 
 
 def _clipped(shards: list[Tensor], max_norm: float) -> Tensor:
-    """A reference: what it sends is the budget."""
+    """A reference: its bytes are the budget."""
     total = torch.stack([shard.square().sum() for shard in shards]).sum()
     dist.all_reduce(total)
     for shard in shards:
@@ -554,12 +557,12 @@ def clip_shards(expect: Expect, clip_shards: Callable[[list[Tensor], float], Any
     cases += [(draw.integer(4, 7), 0.7, "too long on all ranks together, and on no rank alone")]
     cases += [(3, 0.3, _EMPTY), (draw.integer(3, 5), 0.5, _INFINITE)]
     for ranks, share, kind in [*cases, (draw.integer(3, 5), 0.0, "zero everywhere")]:
-        expect.measured.clear()  # what holds is shown for the last of them
+        expect.measured.clear()  # the report shows the last case
         _expect_clipped(expect, clip_shards, ranks, share, kind)
 
 
 def _expect_clipped(expect: Expect, answer: Callable, ranks: int, share: float, kind: str) -> None:
-    """The last rank has no numbers in its first shard, or in none. `max_norm` is a share of the norm of all."""
+    """The last rank has no numbers in its first shard, or in any. `max_norm` is a share of the global norm."""
     draw = expect.draw
     num = draw.integer(2, 4)
     per_rank = [
@@ -598,11 +601,11 @@ def _expect_clipped(expect: Expect, answer: Callable, ranks: int, share: float, 
             if returned is None:
                 raise RuleBroken(f"the norm before clipping is returned{where}", "None: is there a return?", "the norm")
             value = plain_number(returned)
-            expect.close(f"the norm that is returned is that of all ranks' shards before clipping{where}", value, norm)
+            expect.close(f"the norm of all ranks' shards before clipping is returned{where}", value, norm)
             expect.that(
                 f"shards are scaled in place{where}", in_place, saw="other memory", expected="shard.mul_(...) or *="
             )
-            rule = f"all shards are scaled by max_norm / norm where the norm is too long, else left alone{where}"
+            rule = f"all shards are scaled by max_norm / norm if the norm is too long, otherwise not changed{where}"
             for saw, before in zip(shards, per_rank[rank], strict=True):
                 expect.close(rule, saw, scale * before, rtol=1e-5)
     sent = [sum(one.traffic.sent_bytes(rank) for rank in range(ranks)) / ranks for one in (run, best)]

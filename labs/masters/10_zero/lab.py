@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Lab 10: ZeRO
 #
-# **Question.** Who needs a copy of what?
+# **Question.** Which rank needs which data, and when?
 #
-# In data parallel training every GPU holds a copy of everything. Most of these copies are needed for a moment only, or
-# never. So each GPU keeps the piece that it updates; what it needs for a moment, it gathers and lets go. You build this
-# in three stages. How much memory is left, and what does it cost in bytes and seconds?
+# In data parallel training every GPU holds a copy of everything. Most of these copies are needed only briefly, or
+# never. So each GPU keeps the piece that it updates, and gathers and frees the rest when needed. You build this in
+# three stages. How much memory does it save, and what does it cost in bytes and seconds?
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -44,11 +44,11 @@ interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
 # %% [markdown] minutes=5
-# ## What a replica holds
+# ## Memory of a replica
 #
 # A *rank* is one process with one GPU, and a *replica* its full copy of the model (lab 09). This GPT has about a
 # hundred million parameters. It computes in BF16, numbers of 2 bytes. The optimizer AdamW changes a *master copy* in
-# FP32, 4 bytes, since BF16 would round small changes away (lab 02). And it remembers two averages of each gradient, 8
+# FP32, 4 bytes, since BF16 would round small changes away (lab 02). It also keeps two averages of each gradient, 8
 # bytes (lab 05).
 
 # %%
@@ -57,12 +57,14 @@ most = f"{node}, the GPUs of one node of {cluster}"
 assert 2 <= ranks <= node, f"ranks must be 2 to {most}: got {ranks}."
 config = GPTConfig(num_layers=8, d_model=1024, num_heads=8, vocab_size=1024, max_seq_len=512)
 num_params, sequences = num_parameters(config), 2  # sequences of one rank
-print(f"{num_params:,} parameters; a rank reads {sequences * config.max_seq_len} tokens a step")
+print(
+    f"{num_params:,} parameters; a rank reads {sequences * config.max_seq_len} tokens per step"
+)
 
 
 def make_replica(stage, options):
     device = torch.get_default_device()  # the rank's GPU
-    if stage == 0:  # nobody shares: every rank alone has everything, and averages with all
+    if stage == 0:  # no sharding: every rank has everything, and averages with all
         mesh = parallel.node_mesh(ranks_per_node=1)
         options = {"group": mesh.get_group("local"), "replicate_group": mesh.get_group("node")}
     options |= {"param_dtype": torch.bfloat16}
@@ -72,9 +74,9 @@ def make_replica(stage, options):
 
 # %% [markdown]
 # `parallel.Zero` is the library's version of what you build. Its stage 0 is plain data parallel training. The program
-# below makes one step to fill the optimizer's memory, and then the one that we look at. `phase` names a part of a
-# program: "setup" is left out of pictures. In "rest" the ranks only wait for each other, so that we can see what they
-# hold from backward to `zero_grad`. (`node_mesh` makes groups of ranks; in stage 0 each is alone in its own.)
+# below makes one step to fill the optimizer's memory, and then the step that we look at. `phase` names a part of a
+# program: "setup" is left out of pictures. In "rest" the ranks only wait for each other: it shows their memory from
+# backward to `zero_grad`. (`node_mesh` makes groups of ranks; in stage 0 each rank has its own group.)
 
 
 # %%
@@ -103,8 +105,8 @@ runs = {"stage 0": run_stage(0)}
 
 # %% [markdown]
 # `launch` runs the program on simulated GPUs. With `fidelity="shapes"` tensors have shapes but no values, so this takes
-# seconds; and since all ranks do the same, `simulate=[0]` runs one of them. The *memory tracker* records what the
-# rank holds.
+# seconds; and since all ranks do the same, `simulate=[0]` runs one of them. The *memory tracker* records the rank's
+# memory.
 
 # %%
 HELD = ["parameter", "gradient", "optimizer state"]
@@ -121,48 +123,46 @@ def table_of(held_by):
     return table.assign(total=table.sum(axis=1)).map("{:.2f}".format)
 
 
-print(f"bytes for each parameter that each of {ranks} ranks holds from backward to zero_grad")
+print(f"bytes per parameter that each of {ranks} ranks holds from backward to zero_grad")
 table_of({"stage 0": held_at_rest(runs["stage 0"])})
 
 # %% [markdown]
-# Parameters: 2 in BF16 and 4 of the master copy. Gradients: 2. AdamW's averages: 8. Together 16 bytes for each
-# parameter, on every rank (Rajbhandari et al., 2020, section 3.1, who count the master copy as optimizer state:
-# 2 + 2 + 12).
+# Parameters: 2 in BF16 and 4 of the master copy. Gradients: 2. AdamW's averages: 8. Together 16 bytes per parameter, on
+# every rank (Rajbhandari et al., 2020, section 3.1, who count the master copy as optimizer state: 2 + 2 + 12).
 
 # %% [markdown] minutes=2
 # ## A prediction
 #
 # n ranks share the work of one step. Look at the three kinds below, one by one. When does a rank need all of it? When
 # would a part be enough, if the rank updates only that part of the parameters?
-#
-# | kind | bytes for each parameter |
+# | kind | bytes per parameter |
 # |---|---|
 # | parameters in BF16 | 2 |
 # | gradients in BF16 | 2 |
 # | master copy and averages | 12 |
 
 # %%
-# Bytes for each parameter that must stay on each of the ranks from backward to zero_grad:
+# Bytes per parameter that must stay on each of the ranks from backward to zero_grad:
 my_guess_smallest = None
-# What a rank sends in a step that holds so few, as a multiple of data parallel training's:
+# Bytes that a rank then sends per step, as a multiple of data parallel training's:
 my_guess_times = None
 print(
-    f"{ranks} ranks, guesses: {my_guess_smallest} bytes, and {my_guess_times} times the traffic"
+    f"{ranks} ranks, guesses: {my_guess_smallest} bytes, {my_guess_times} times the bytes sent"
 )
 
 # %% [markdown] minutes=7
 # ## Cut into pieces
 #
-# First the pieces. Write all N numbers of the model one behind the other, and cut them for n ranks. A rank's piece is
-# its *shard*. N is seldom a multiple of n. So every shard has room for N/n numbers, rounded up, and shards are filled
-# one after another: the last ones may be shorter, or empty.
+# First the pieces. Write all N numbers of the model in one row, and cut the row for n ranks. A rank's piece is its
+# *shard*. N is seldom a multiple of n. So every shard has room for N/n numbers, rounded up, and shards are filled one
+# after another: the last ones may be shorter, or empty.
 #
 #     N = 10, n = 4, room for 3      0 1 2 | 3 4 5 | 6 7 8 | 9
 #     N = 5,  n = 4, room for 2      0 1   | 2 3   | 4     |
 
 # %% [markdown]
 # *ZeRO*, the Zero Redundancy Optimizer, cuts in three stages. Stage 1 cuts the optimizer's 12 bytes, stage 2 also the
-# gradients' 2, stage 3 also the parameters' 2. What is not cut, every rank has for all N.
+# gradients' 2, stage 3 also the parameters' 2. Every rank holds the uncut kinds for all N.
 #
 # ### Exercise 1: bytes of a rank
 #
@@ -197,7 +197,7 @@ check.bytes_of_rank(bytes_of_rank)
 # ## Stage 1: each rank updates its shard
 #
 # After an all-reduce every rank does the same update of all parameters: n times the same work, from n equal copies of
-# the optimizer's state. Let each rank update its shard alone. Then it needs the mean gradient of that shard alone, and
+# the optimizer's state. Let each rank update only its shard. Then it needs only the mean gradient of that shard, and
 # afterwards the others' new parameters. These are two collectives:
 #
 # - *reduce-scatter*: every rank gives n pieces; rank r gets the sum of all ranks' pieces r.
@@ -224,17 +224,17 @@ def two_halves():
 try_out(two_halves, ranks=4)
 
 # %% [markdown]
-# One after the other they are an all-reduce: lab 08's ring did just that. In each half a rank sends (n-1)/n of the
-# bytes. Stage 1 puts the update between the halves: gradients go through the first, parameters through the second.
+# One after the other they are an all-reduce, as in lab 08's ring. In each half a rank sends (n-1)/n of the bytes. Stage
+# 1 puts the update between the halves: gradients go through the first, parameters through the second.
 
 # %% [markdown]
 # ### Exercise 2: a step of stage 1
 #
-# `flat` is one tensor with all parameters, its length a multiple of n; in 16 bits, say. `master` is a copy of this
-# rank's shard in more digits. `optimizer` was made for it: `optimizer.step()` changes `master` by `master.grad`, which
-# must have the dtype of `master`. A collective's output has the dtype of its input, and a memory of its own. (It may be
-# this rank's own piece of the input, or have the input as that: NCCL, which runs on GPUs, allows no other overlap.) The
-# budget: (n-1)/n of `gradient`'s bytes, and of `flat`'s.
+# `flat` is one tensor with all parameters, its length a multiple of n; in 16 bits, for example. `master` is a copy of
+# this rank's shard in higher precision. `optimizer` was made for it: `optimizer.step()` changes `master` by
+# `master.grad`, which must have the dtype of `master`. A collective's output has the dtype of its input, and separate
+# memory. (The only overlap that NCCL, which runs on GPUs, allows: of the two tensors, the shard may be this rank's
+# piece of the full one.) The budget: (n-1)/n of `gradient`'s bytes, and of `flat`'s.
 
 
 # %% tags=["exercise"]
@@ -276,28 +276,28 @@ table_of({name: held_at_rest(run) for name, run in runs.items()})
 
 # %% [markdown]
 # Only the optimizer's part shrinks: the master copy, counted as parameters, from 4 to 4/n, and its state from 8 to 8/n.
-# Parameters and gradients are whole on every rank, as before.
+# Every rank still has all parameters and gradients.
 
 # %% [markdown] minutes=13
-# ## Stage 2: gradients leave in backward
+# ## Stage 2: shard gradients
 #
 # In stage 1 a rank still holds the full gradient until its step, and uses a shard of it. When is the rest needed? Only
-# until it has been reduced, and that can happen in backward, gradient by gradient (lab 09). So: reduce-scatter a
-# gradient when it is ready, keep the shard, free the rest. Then the full gradient never exists at once.
+# until it has been reduced, which is possible in backward, gradient by gradient (lab 09). So reduce-scatter a gradient
+# when it is ready, keep the shard, free the rest. Then the full gradient is never in memory at once.
 
 # %% [markdown]
 # ### Exercise 3: keep a shard of each gradient
 #
 # Do it with hooks, as in lab 09: `param.register_post_accumulate_grad_hook(f)` calls `f(param)` when `param.grad` is
-# complete; you may wait in the hook. Here each parameter is cut by itself: flatten its gradient, append zeros until n
-# divides it (`F.pad(x, (0, k))` appends k), and reduce-scatter. Setting `param.grad = None` frees a gradient. A second
-# backward before the step, of another part of the batch (a *micro-batch*, lab 04), adds to the shards. The budgets: the
-# bytes of a reduce-scatter of each gradient, and peak memory.
+# complete; you may wait in the hook. Here each parameter is cut separately: flatten its gradient, append zeros until n
+# divides its length (`F.pad(x, (0, k))` appends k), and reduce-scatter. Setting `param.grad = None` frees a gradient. A
+# second backward before the step, of another part of the batch (a *micro-batch*, lab 04), adds to the shards. The
+# budgets: the bytes of a reduce-scatter of each gradient, and peak memory.
 
 
 # %% tags=["exercise"]
 def shard_gradients(module):
-    """Register hooks that leave of each gradient this rank's shard of the mean over ranks.
+    """Register hooks that replace each gradient by this rank's shard of the mean over ranks.
 
     Returns a dict that backward fills: parameter -> shard, 1-D, of numel/n numbers
     rounded up. `param.grad` is None afterwards. The caller empties it between steps.
@@ -323,7 +323,7 @@ def shard_gradients(module):
 
 
 # %%
-# A weight of 5 numbers on 2 ranks, whose gradients are 0 1 2 3 4 and 0 10 20 30 40, twice.
+# A weight of 5 numbers on 2 ranks, with gradients 0 1 2 3 4 and 0 10 20 30 40, twice.
 # Rank 0 must have twice the mean of 0 1 2 and 0 10 20: 0 11 22; rank 1: 33 44 0.
 def two_backwards():
     layer = nn.Linear(5, 1, bias=False)
@@ -339,17 +339,17 @@ try_out(two_backwards, ranks=2)
 check.shard_gradients(shard_gradients)
 
 # %% [markdown]
-# `parallel.Zero` does it for *buckets*, buffers for many gradients (lab 09), and does not wait: one reduce-scatter is
-# on its way while backward fills the next bucket. Below, `full` is the bucket's gradient.
+# `parallel.Zero` does this for *buckets*, buffers for many gradients (lab 09), and does not wait: one reduce-scatter
+# runs while backward fills the next bucket. Below, `full` is the bucket's gradient.
 
 # %%
 show_source(parallel.Zero2._launch, after=check.shard_gradients)
 
 # %% [markdown]
-# Now memory during a step, in stage 0 and in stage 2. F is forward, B backward, C communication, X other compute:
-# here the update. *Exposed* is communication during which the GPU computes nothing. A lane of links is named after
-# its group of ranks, `world` being all. What backward needs, *activations*, piles up in forward (lab 03). Before you
-# look: where will the two differ, and where not at all?
+# Now memory during a step, in stage 0 and in stage 2. F is forward, B backward, C communication, X other compute: here
+# the update. *Exposed* is communication during which the GPU computes nothing. A lane of links is named after its group
+# of ranks; `world` is all ranks. *Activations*, which backward needs, accumulate in forward (lab 03). Before you look:
+# where will the two differ, and where not at all?
 
 # %%
 runs["stage 2"] = run_stage(2)
@@ -360,7 +360,7 @@ def step_of(run):
 
 
 def curve_in_step(run):
-    """When what is held changes during the step, and to how many bytes."""
+    """Times when the memory changes during the step, and its bytes."""
     step, (times_s, held) = step_of(run), run.memory.curve(0)
     since_s = times_s - step.origin_s
     first = max(since_s.searchsorted(step.start_s, "right") - 1, 0)  # held as the step begins
@@ -377,23 +377,23 @@ for name in ("stage 0", "stage 2"):
     show(attach(figure, f"The most in this step: {most}.", figure.layout.meta["table"]))
 
 # %% [markdown]
-# Optimizer state and parameters are flat: they stay. In stage 0 gradients grow all through backward; during the
-# update the optimizer needs them in FP32, too: 4 bytes more than the 16, and the peak. In stage 2 they stay thin, and
-# the copy is of a shard only. Activations are equal: ZeRO does not cut them, as each rank has its own part of the
-# batch. (Mind the axes: the hump of activations is 0.28 GB in both pictures. Our stage 0 is stage 1 on groups of one:
-# hence the lane `mesh_local`, which sends nothing, and the buffers of communication, up to one more copy of the
-# gradients, which plain data parallel training needs not hold.)
+# Optimizer state and parameters are constant. In stage 0 gradients grow all through backward; during the update the
+# optimizer also needs them in FP32: 4 bytes more than the 16, at the peak. In stage 2 they stay small, and only a shard
+# is copied. Activations are equal: ZeRO does not cut them, as each rank has its own part of the batch. (Compare the
+# axes: activations reach 0.28 GB in both pictures. Our stage 0 is stage 1 on groups of one: so there are a lane
+# `mesh_local`, which sends nothing, and buffers of communication, up to one more copy of the gradients, which plain
+# data parallel training does not need.)
 
 # %% [markdown] minutes=15
-# ## Stage 3: parameters come when they are needed
+# ## Stage 3: gather parameters when needed
 #
-# What is left are parameters, 2 bytes each on every rank. When does a rank need all of them? Never all at once: a layer
-# needs its own while it computes. So cut these too. A *unit* is a part of the model whose parameters come and go
-# together; here each block of the GPT is one. Before a unit computes, its shards are gathered; after it, the full
-# parameters are freed. Backward does the same once more, in reverse.
+# The parameters remain, 2 bytes each on every rank. When does a rank need all of them? Never all at once: a layer needs
+# only its own while it computes. So cut these too. A *unit* is a part of the model with parameters that are gathered
+# and freed together; here each block of the GPT is one. Before a unit computes, its shards are gathered; after it, the
+# full parameters are freed. Backward does the same again, in reverse.
 
 # %% [markdown]
-# But then each unit waits for its gather. Unless the next one's is started before this one computes: it is
+# But then each unit waits for its gather, unless the gather of the next unit starts before this one computes: it is
 # *prefetched*. Then at most two units are whole at any time.
 #
 #     gathers   [0][1  ]  [2  ]  [3  ]
@@ -402,17 +402,17 @@ for name in ("stage 0", "stage 2"):
 # %% [markdown]
 # ### Exercise 4: gather ahead
 #
-# Write the forward. `work = all_gather(full, shard, async_op=True)` starts and returns at once; what follows
-# `work.wait()` has the result. A tensor is freed when no name holds it any more. The budgets: simulated seconds, and
-# the peak of memory, that of two units.
+# Write the forward. `work = all_gather(full, shard, async_op=True)` starts and returns at once; after `work.wait()` the
+# result is ready. A tensor is freed when no name refers to it any more. The budgets: simulated seconds, and peak
+# memory, for two units.
 
 
 # %% tags=["exercise"]
 def gather_ahead(shards, compute, x):
-    """The output of a chain of units, each gathered once, and the next while one computes.
+    """The output of a chain of units, each gathered once, while the one before computes.
 
-    shards: this rank's shard of each unit, a list of 1-D tensors, left as they are. All
-    ranks' shards of a unit, one behind the other, are the unit.
+    shards: this rank's shard of each unit, a list of 1-D tensors, not changed. All ranks'
+    shards of a unit, one after another, are the unit.
     compute(i, full, x): the output of unit i, from all its parameters and its input.
     """
     ### BEGIN SOLUTION
@@ -434,8 +434,8 @@ def gather_ahead(shards, compute, x):
 
 
 # %%
-# Unit i multiplies by the sum of its numbers, 1 + ... + n times i + 1:
-# so 1 * 10, 10 * 20, 200 * 30.
+# Unit i multiplies by the sum of its numbers, (1 + ... + n) * (i + 1):
+# 1 * 10, 10 * 20, 200 * 30.
 def three_units():
     own = torch.tensor([1.0 + dist.get_rank()])
     return float(gather_ahead([own, 2 * own, 3 * own], lambda i, full, x: x * full.sum(), 1.0))
@@ -448,7 +448,7 @@ check.gather_ahead(gather_ahead)
 
 # %% [markdown]
 # Now stage 3 of the library, without prefetching and with it. (A picture's *makespan* is the time from its first event
-# to its last.) Whose step will be shorter, stage 1's or stage 3's?
+# to its last.) Which step will be shorter, stage 1's or stage 3's?
 
 # %%
 runs["stage 3"] = run_stage(3)
@@ -465,18 +465,18 @@ for name, run in {**runs, "stage 3, no prefetch": waiting}.items():
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# In stages 1 and 2 the all-gather after the update is exposed, since the library waits for all of it. Stage 3 has
-# none there: parameters come in the next forward, one unit ahead. So on 4 ranks of this machine stage 3's step is
-# shorter than stage 1's. With few ranks, or where links are slow (`ranks: 2`, or 8 on `pcie-a100`), its third
-# transfer is exposed, and stage 1's is shorter. And why does stage 0 take longest? Its optimizer updates everything on
-# every rank, which shows beside a batch this small.
+# In stages 1 and 2 the all-gather after the update is exposed, since the library waits for all of it. Stage 3 has none
+# there: it gathers parameters in the next forward, one unit ahead. So on 4 ranks of this machine stage 3's step is
+# shorter than stage 1's. With few ranks or slow links (`ranks: 2`, or 8 on `pcie-a100`), its third transfer is exposed,
+# and stage 1's step is shorter. And why does stage 0 take longest? Its optimizer updates everything on every rank,
+# which matters with so small a batch.
 #
 # Now all stages in one picture. Its x axis is a share of each stage's own step.
 
 
 # %%
 def memory_in_step(run, parts=150):
-    """The most that is held in each of many equal parts of the step."""
+    """Peak memory in each of many equal parts of the step."""
     times_s, sizes = curve_in_step(run)
     edges_s = step_of(run).makespan_s * np.arange(parts + 1) / parts
     first = np.maximum(times_s.searchsorted(edges_s[:-1], "right") - 1, 0)
@@ -493,16 +493,16 @@ most = [f"{name} {format_quantity(max(curve), 'B')}" for name, curve in curves.i
 show(attach(figure, f"The most in a step: {', '.join(most)}.", figure.layout.meta["table"]))
 
 # %% [markdown]
-# Stage 1 saves most, of the optimizer's 12 bytes. Whether a model fits is decided by the highest point. In stages 2
-# and 3 that is the hump of activations, which no stage cuts: there stage 2 saves much less than at rest.
+# Stage 1 saves most, of the optimizer's 12 bytes. The highest point decides whether a model fits. In stages 2 and 3
+# this is the peak of activations, which no stage cuts: there stage 2 saves much less than at rest.
 
 # %% [markdown] minutes=4
-# ## Bytes held and sent
+# ## Bytes stored and sent
 #
-# Memory is your exercise 1, with the empty room included. And what does a rank send in a step? Every all-gather and
-# every reduce-scatter sends (n-1)/n of its bytes, which are 2 N for N parameters. Stages 0 to 2 have two, and stage 3
-# has three: parameters in forward, again in backward, and gradients. The *root*, all that is in no block, such as the
-# embedding, stays from forward to backward: it has two.
+# Memory is your exercise 1, with the empty room included. And how many bytes does a rank send in a step? Every
+# all-gather and every reduce-scatter sends (n-1)/n of its bytes, which are 2 N for N parameters. Stages 0 to 2 have
+# two, and stage 3 has three: parameters in forward, again in backward, and gradients. The *root*, all parameters
+# outside the blocks, such as the embedding, stays from forward to backward: it has two.
 
 # %%
 plain = zero_sent_bytes(0, [num_params], ranks)
@@ -518,24 +518,24 @@ for name, run in runs.items():
     sizes = [numel for numel in (root, *numels) if numel]
     held_by_formula = zero_bytes(stage, sizes, ranks).total
     sent_by_formula = zero_sent_bytes(stage, numels, ranks, root_numel=root)
-    told = {"held": held, "held by formula": held_by_formula}
-    told |= {"sent": sent, "sent by formula": sent_by_formula}
-    rows[name] = {key: format_quantity(size, "B", 4) for key, size in told.items()}
-    rows[name]["bytes a parameter"] = f"{held / num_params:.2f}"
+    found = {"held": held, "held by formula": held_by_formula}
+    found |= {"sent": sent, "sent by formula": sent_by_formula}
+    rows[name] = {key: format_quantity(size, "B", 4) for key, size in found.items()}
+    rows[name]["bytes per parameter"] = f"{held / num_params:.2f}"
     rows[name]["times sent"] = f"{sent / plain:.2f}"
-print(f"you guessed {my_guess_smallest} bytes a parameter, {my_guess_times} times the traffic")
+print(f"you guessed {my_guess_smallest} bytes per parameter, {my_guess_times} times the bytes")
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Stages 1 and 2 send what data parallel training sends: they cost no traffic. Stage 3 costs half as much again, less
-# the root's part. On n ranks 16 bytes a parameter become 16/n. What stays are activations, and two whole units
-# with their gradients.
+# Stages 1 and 2 send as much as data parallel training: they add no traffic. Stage 3 adds half as much again, less the
+# root's part. On n ranks 16 bytes per parameter become 16/n. Activations remain, and two whole units with their
+# gradients.
 
 # %% [markdown] minutes=4
 # ## Explore: does it fit?
 #
-# The bytes of all stages against the number of ranks, beside the memory of a GPU. Which stage does a model of 7 billion
-# parameters need on 8 GPUs of 80 GB? And 70 billion? What do stages 1 and 2 approach, however many ranks there are?
+# The bytes of all stages against the number of ranks, with the memory of a GPU. Which stage does a model of 7 billion
+# parameters need on 8 GPUs of 80 GB? And 70 billion? Which limits do stages 1 and 2 approach with many ranks?
 # (Parameters, gradients and optimizer state together are the *states*.)
 
 # %%
@@ -574,8 +574,8 @@ explore(states, draw_states, controls, interactive=interactive, examples=example
 # <details><summary>Which stage?</summary>
 #
 # 7 billion: plain data parallel training needs 112 GB and does not fit, stage 1 holds 38.5 GB. 70 billion: stage 3
-# holds 140 GB on 8 ranks, and fits on 16 only, 70 GB, with little left for activations. Stages 1 and 2 flatten at 4 and
-# 2 bytes a parameter, in FP32 at 8 and 4: what they do not cut. From 30 and 70 ranks on they are within a tenth of it.
+# holds 140 GB on 8 ranks, and fits only on 16, 70 GB, with little left for activations. Stages 1 and 2 approach 4 and 2
+# bytes per parameter, in FP32 8 and 4: the uncut bytes. From 30 and 70 ranks on they are within a tenth of that.
 #
 # </details>
 
@@ -594,15 +594,15 @@ for billions, stage, n, gigabytes in [
 # ## Further: clip by the global norm
 #
 # *Clipping* shortens the gradient when its norm, the root of the sum of all squares, exceeds `max_norm` (lab 04). But
-# now each rank has a shard of the gradient. If each clips by its own norm, ranks scale by different factors, and the
-# direction changes.
+# now each rank has a shard of the gradient. If each clips by the norm of its shard, ranks scale by different factors,
+# and the direction changes.
 
 # %% [markdown]
 # ### Exercise 5: clip by the global norm
 #
 # Scale this rank's shards, in place, by `max_norm / norm` if the norm of the shards of *all* ranks together exceeds
-# `max_norm`; else leave them. A shard may be empty, and so may all of a rank. An inf or NaN in one of them must show in
-# the norm on every rank. The budget: one all-reduce of one number.
+# `max_norm`; otherwise do not change them. A shard may be empty, and so may all shards of a rank. An inf or NaN in one
+# of them must show in the norm on every rank. The budget: one all-reduce of one number.
 
 
 # %% tags=["exercise"]
@@ -636,16 +636,15 @@ try_out(two_shards, ranks=2)
 check.clip_shards(clip_shards)
 
 # %% [markdown]
-# `Zero.clip_grad_norm_(max_norm)` does this. An inf or NaN on one rank is in the sum, so all ranks see it and can
-# leave the step out together.
+# `Zero.clip_grad_norm_(max_norm)` does this. An inf or NaN on one rank is in the sum, so all ranks see it and can skip
+# the step together.
 
 # %% [markdown] tags=["further"] minutes=4
-# ## Further: how many tokens hide the gathers?
+# ## Further: tokens that hide the gathers
 #
-# The price of stage 3: its gathers hide only behind enough compute. Compute grows with the tokens of a rank's
-# batch, gathers do not. The formula: forward takes the longer of its compute and its gathers, and so does backward.
-# Move the bandwidth of the network, then the ranks. Below how many
-# tokens are gathers exposed even with overlap?
+# Stage 3 needs enough compute to hide its gathers. Compute grows with the tokens of a rank's batch, gathers do not. The
+# formula: forward takes the longer of its compute and its gathers, and so does backward. Change the bandwidth of the
+# network, then the ranks. Below how many tokens are gathers exposed even with overlap?
 
 # %%
 TOKENS = [2**k for k in range(8, 18)]
@@ -688,11 +687,11 @@ explore(exposed_share, draw_share, controls, interactive=interactive, examples=e
 # %% [markdown]
 # <details><summary>How many?</summary>
 #
-# Below some number of tokens the step lasts as long as its gathers and reduce-scatters, whatever the overlap: about
-# 2,100 as the sliders stand. It does not depend on the model's size, while latency is small: both sides grow with the
-# parameters. Inside one node (8 ranks) NVLink carries the gathers, which asks for some 980, and the network does not
-# matter. What lies above those doubles when the bandwidth halves: at 10 GB/s it is 6,400 in all. With many ranks and
-# small units latency adds up: 13,000 for 1,024 ranks and a gather for each parameter.
+# Below some number of tokens the step takes as long as its gathers and reduce-scatters, even with overlap: about 2,100
+# with these settings. It does not depend on the model's size as long as latency is small: both sides grow with the
+# parameters. Inside one node (8 ranks) NVLink carries the gathers, which needs some 980, and the network does not
+# matter. The rest above 980 doubles when the bandwidth halves: at 10 GB/s the total is 6,400. With many ranks and small
+# units latency adds up: 13,000 for 1,024 ranks and a gather for each parameter.
 #
 # </details>
 
@@ -718,7 +717,7 @@ for bandwidth, n, grouping, tokens in [
 #
 # Now stage 3 on real processes of this computer, with a smaller GPT, connected by *gloo* (lab 09). To *calibrate* is to
 # measure how fast they compute and send; it takes half a minute once. `reconcile` predicts the program, runs it several
-# times, and compares; a step in phase "setup" warms up. Guess: will gathers hide behind compute on this machine?
+# times, and compares; a step in phase "setup" is a warm-up. Guess: will compute hide the gathers on this machine?
 
 # %%
 small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)
@@ -755,17 +754,17 @@ parts_of_a_step = ["forward", "backward", "step", "exposed", "makespan"]
 comparison.beside(recorded).loc[parts_of_a_step].map("{:.0f}%".format).replace("nan%", "-")
 
 # %% [markdown]
-# The recording's machine was busy: its seconds are rough. An error is negative where the prediction is
-# too short. Calls and bytes are equal on both sides; seconds are not. In the recording *exposed* is furthest off in
-# percent: gathers that were predicted to hide do not. Gathers and reduce-scatters took twice as long as predicted,
-# between processes that compute meanwhile, and most of that sticks out. Nor does the prediction have the clearing of
-# new memory, which stage 3 asks for and returns with every unit.
+# The recording's machine was busy: its seconds are rough. An error is negative if the prediction is too short. Calls
+# and bytes are equal on both sides; seconds are not. In the recording *exposed* is furthest off in percent: gathers
+# that were predicted to be hidden are not. Gathers and reduce-scatters took twice as long as predicted, since the
+# processes compute at the same time, and most of that is exposed. The prediction also omits the clearing of new memory,
+# which stage 3 allocates and frees with every unit.
 
 # %% [markdown] tags=["further"] minutes=4
-# ## Further: beside PyTorch's own
+# ## Further: PyTorch's FSDP
 #
 # PyTorch calls stage 3 *FSDP*, fully sharded data parallel: `fully_shard(module)` makes a unit of a module. Below is
-# the same step with both, with values, and with streams as on a GPU: `device="cuda"` is a simulated one.
+# the same step with both, with values, and with streams as on a GPU: `device="cuda"` is a simulated GPU.
 
 
 # %%
@@ -788,7 +787,7 @@ def step_with(way):
         device = torch.get_default_device()
         tokens = torch.arange(4 * small.max_seq_len, device=device).view(4, -1) % 256
         replica, optimizer = way(GPT(small, seed=0).to(device))
-        next_token_loss(replica(tokens), tokens).backward()  # finds out the order of the units
+        next_token_loss(replica(tokens), tokens).backward()  # records the order of the units
         optimizer.step()
         optimizer.zero_grad()
     loss = next_token_loss(replica(tokens), tokens)
@@ -809,10 +808,11 @@ for name, way in {"fully_shard": with_fsdp, "Zero, stage 3": with_zero}.items():
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# The same order of gathers, which FSDP2 starts earlier, and the same loss. (The small B in its forward copies a
-# gather's result into place.) Another thing differs: it cuts each parameter along its first dimension, and copies the
-# pieces into one buffer around each collective. `Zero` has one flat buffer a unit, cuts it wherever a shard ends, and
-# copies gradients alone. In return each of FSDP2's parameters keeps its shape, its dtype and its settings.
+# The order of gathers is the same, though FSDP2 starts them earlier, and the loss is the same. (The small B in its
+# forward copies a gather's result into place.) There is another difference: FSDP2 cuts each parameter along its first
+# dimension, and copies the pieces into one buffer around each collective. `Zero` has one flat buffer per unit, cuts it
+# where a shard ends, and copies only gradients. In return each of FSDP2's parameters keeps its shape, its dtype and its
+# settings.
 
 # %%
 shapes = [tuple(param.shape) for param in GPT(config, device="meta").blocks[0].parameters()]
@@ -829,9 +829,9 @@ pd.DataFrame(rows).T
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: two nodes
 #
-# Between nodes links are slow, and stage 3 crosses them three times a step. *Hybrid sharding* shards inside each node
-# only: gathers stay there, and only the shards' gradients are averaged across. It costs memory: 16/L bytes a parameter
-# for L ranks of a node, however many nodes there are.
+# Between nodes links are slow, and stage 3 crosses them three times per step. *Hybrid sharding* shards only inside each
+# node: gathers stay inside, and only the shards' gradients are averaged across nodes. It costs memory: 16/L bytes per
+# parameter for L ranks of a node, for any number of nodes.
 
 
 # %%
@@ -857,23 +857,23 @@ for link in (machine.inter, Link("Ethernet, 25 Gb/s", 5e-6, 3.125e9)):
     for name, is_hybrid in {"over all ranks": False, "hybrid": True}.items():
         run = two_nodes(link, is_hybrid)
         seconds = {"step": step_of(run).makespan_s, "exposed": step_of(run).exposed_s(0)}
-        told = {key: format_quantity(value, "s") for key, value in seconds.items()}
-        told["bytes a parameter"] = f"{sum(held_at_rest(run).values()) / num_params:.2f}"
-        rows[f"{link.name}: {name}"] = told
+        row = {key: format_quantity(value, "s") for key, value in seconds.items()}
+        row["bytes per parameter"] = f"{sum(held_at_rest(run).values()) / num_params:.2f}"
+        rows[f"{link.name}: {name}"] = row
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Where the network hides behind compute, hybrid gains nothing and costs memory, and its update takes longer, of 1/L
-# instead of 1/n. Where the network is the bottleneck, fewer bytes cross it: two thirds here, since 3 (N-1)/N of the
-# node's shard, which is 1/L of everything, become 2 (N-1)/N for N nodes.
+# If compute hides the network, hybrid sharding gains nothing and costs memory, and its update takes longer, of 1/L
+# instead of 1/n. If the network is the bottleneck, fewer bytes cross it: two thirds here, since 3 (N-1)/N of the node's
+# shard, which is 1/L of everything, become 2 (N-1)/N for N nodes.
 
 # %% [markdown] tags=["further"] minutes=4
-# ## Further: optimizers that want whole matrices
+# ## Further: optimizers that need whole matrices
 #
 # AdamW works number by number, so it does not matter where a shard ends. Muon (lab 05) makes each matrix's update
-# orthogonal, for which it needs all of it: its gradient is spread over ranks. Three ways: each matrix has an *owner*,
-# which gets the whole gradient; or every rank *gathers* all and computes all; or shards are *exchanged*, so that each
-# matrix meets on one rank, and back.
+# orthogonal, for which it needs the whole matrix; but the gradient is spread over ranks. Three ways: each matrix has an
+# *owner*, which gets the whole gradient; or every rank *gathers* all and computes all; or shards are *exchanged*, so
+# that each matrix is whole on one rank, and back.
 
 # %%
 blocks = GPT(config, device="meta").blocks  # the embeddings stay with AdamW
@@ -885,23 +885,23 @@ rows = {}
 for way in ("owner", "gather", "exchange"):
     cost = muon_cost(way, shapes, counts)
     rows[way] = {
-        "bytes a rank sends": format_quantity(max(cost.sent_bytes), "B"),
-        "FLOPs of a rank": format_quantity(max(cost.flops), "FLOP"),
-        "momentum a rank keeps": format_quantity(max(cost.state_numbers), ""),
+        "bytes sent per rank": format_quantity(max(cost.sent_bytes), "B"),
+        "FLOPs per rank": format_quantity(max(cost.flops), "FLOP"),
+        "momentum kept per rank": format_quantity(max(cost.state_numbers), ""),
     }
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Gathering repeats the same products on every rank. Exchanging sends least, from three ranks on, in stage 3: it leaves
-# each rank its shard of the update, and parameters are gathered in forward anyway. In stages 1 and 2 an all-gather
-# comes on top, which the other two ways need no more. (The bytes are of BF16, without the reduce-scatter of gradients.)
+# Gathering repeats the same products on every rank. Exchanging sends least, from three ranks on, in stage 3: each rank
+# gets its shard of the update, and parameters are gathered in forward anyway. In stages 1 and 2 an all-gather is added,
+# which the other two ways do not need. (The bytes are in BF16, without the reduce-scatter of gradients.)
 
 # %% [markdown] tags=["further"] minutes=3
-# ## Further: leave the optimizer to the host
+# ## Further: offload the optimizer to the host
 #
 # *ZeRO-Offload* moves the optimizer's state and its step to the memory and the processor of the host (Ren et al.,
-# 2021). Gradient shards go there during backward, parameters come back. The GPU is left with 2 bytes a parameter. When
-# does it pay? A formula for 7 billion parameters, a link of 25 GB/s from each GPU to the host, whose memory moves 400
+# 2021). Gradient shards go there during backward, parameters come back. The GPU keeps 2 bytes per parameter. When is it
+# useful? A formula for 7 billion parameters, a link of 25 GB/s from each GPU to the host, host memory that moves 400
 # GB/s for all 8 GPUs of a node, and 2048 tokens on each GPU:
 
 # %%
@@ -921,13 +921,13 @@ pd.DataFrame(rows).T
 
 # %% [markdown]
 # The 8 ranks of one node step no faster on the host than one rank alone: they share its memory. On more nodes there are
-# more hosts, each rank's share is smaller, and so is what is saved. It pays where a model would not fit otherwise.
+# more hosts, and each rank's share and saving are smaller. Offload is useful if a model would not fit otherwise.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: a checkpoint for other ranks
 #
-# A shard is a run of numbers cut where a rank happens to end. Saved like that, only as many ranks could load it. So a
-# shard is cut once more where parameters end, and each piece is saved under its parameter's name and place. Below 4
+# A shard is a row of numbers, cut regardless of parameters. Saved like that, only the same number of ranks could load
+# it. So a shard is also cut where parameters end, and each piece is saved under its parameter's name and place. Below 4
 # ranks save in stage 3; 3 ranks go on in stage 1.
 
 # %%
@@ -983,12 +983,12 @@ print(f"{said}, 2 more in stage 1 on 3 ranks: loss {loss:.12f}")
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - A replica holds 16 bytes a parameter in mixed precision with AdamW, and n ranks hold the same 16 bytes n times.
-# - Stage 1: who updates a shard needs the optimizer's state of that shard alone. An all-reduce falls into
-#   reduce-scatter and all-gather, with the update between them: no more bytes.
+# - A replica holds 16 bytes per parameter in mixed precision with AdamW, and n ranks hold the same 16 bytes n times.
+# - Stage 1: updating a shard needs only the optimizer's state of that shard. An all-reduce is split into reduce-scatter
+#   and all-gather, with the update between them: no more bytes.
 # - Stage 2: a full gradient is needed until it has been reduced. Stage 3: full parameters are needed while their unit
 #   computes; they are gathered twice, so half as many bytes again.
-# - Prefetching hides the gathers, where a rank computes long enough. Activations are not cut.
+# - Prefetching hides the gathers if a rank computes long enough. Activations are not cut.
 
 # %% [markdown]
 # ### Sources

@@ -26,10 +26,10 @@ def bytes_of_rank(num_params, ranks, rank, stage):
     cut = (0, 12, 14, 16)[stage]
     return (16 - cut) * num_params + cut * -(-num_params // ranks)
 """,
-            "stage 3, uneven: the last shard has what is left",
+            "stage 3, uneven: the last shard has the remainder",
         ),
         (
-            "takes a shard that begins behind the end for less than nothing",
+            "gives a shard that begins behind the end a negative size",
             """
 def bytes_of_rank(num_params, ranks, rank, stage):
     cut, room = (0, 12, 14, 16)[stage], -(-num_params // ranks)
@@ -45,10 +45,10 @@ def bytes_of_rank(num_params, ranks, rank, stage):
     own = num_params // ranks + (rank < num_params % ranks)
     return (16 - cut) * num_params + cut * own
 """,
-            "stage 3, uneven: the last shard has what is left",
+            "stage 3, uneven: the last shard has the remainder",
         ),
         (
-            "cuts the master copy away from the optimizer's part",
+            "does not cut the master copy with the optimizer's part",
             """
 def bytes_of_rank(num_params, ranks, rank, stage):
     room = -(-num_params // ranks)
@@ -70,7 +70,7 @@ def bytes_of_rank(num_params, ranks, rank, stage):
             "stage 1: 12 of 16 bytes are cut",
         ),
         (
-            "knows stages 0, 1 and 3",
+            "right for stages 0, 1 and 3 only",
             """
 def bytes_of_rank(num_params, ranks, rank, stage):
     room = -(-num_params // ranks)
@@ -102,7 +102,7 @@ def bytes_of_rank(num_params, ranks, rank, stage):
     cut = (0, 12, 14, 16)[stage]
     return int((16 - cut) * num_params + cut * own)
 """,
-            "the number is exact, however large",
+            "the number is exact for any size",
         ),
         (
             "returns the bytes of all ranks",
@@ -133,7 +133,7 @@ def bytes_of_rank(num_params, ranks, rank, stage):
             "Error",
         ),
         (
-            "knows no more than 18 ranks",
+            "right up to 18 ranks",
             """
 def bytes_of_rank(num_params, ranks, rank, stage):
     room = -(-num_params // min(ranks, 18))
@@ -152,7 +152,7 @@ def bytes_of_rank(num_params, ranks, rank, stage):
     own = min(room, max(0, num_params - rank * room))
     return round(16 * (1 - share) * num_params) + (16 * own if stage == 3 else round(16 * share * own))
 """,
-            "the number is exact, however large",
+            "the number is exact for any size",
         ),
     ],
     "stage_1_step": [
@@ -166,7 +166,7 @@ def stage_1_step(flat, gradient, master, optimizer):
     optimizer.step()
     all_gather(flat, master.detach().to(flat.dtype))
 """,
-            "times the mean, as a sum over",
+            "times the mean: a sum over",
         ),
         (
             "divides by four",
@@ -194,7 +194,7 @@ def stage_1_step(flat, gradient, master, optimizer):
             "bytes a rank sends",
         ),
         (
-            "uses its own gradient alone",
+            "uses only its own gradient",
             """
 def stage_1_step(flat, gradient, master, optimizer):
     n, rank = dist.get_world_size(), dist.get_rank()
@@ -310,7 +310,7 @@ def stage_1_step(flat, gradient, master, optimizer):
             "the optimizer steps once in each call",
         ),
         (
-            "makes a step of its own, without the optimizer",
+            "updates without the optimizer",
             """
 def stage_1_step(flat, gradient, master, optimizer):
     shard = torch.empty_like(gradient[: len(master)])
@@ -376,7 +376,7 @@ def stage_1_step(flat, gradient, master, optimizer):
             "dtype",
         ),
         (
-            "reduce-scatters into the first piece of its own input",
+            "reduce-scatters into the first piece of its input",
             """
 def stage_1_step(flat, gradient, master, optimizer):
     n = dist.get_world_size()
@@ -482,7 +482,7 @@ def stage_1_step(flat, gradient, master, optimizer):
     optimizer.step()
     all_gather(flat, master.detach().to(flat.dtype))
 """,
-            "None: nothing was given to the optimizer",
+            "None: the optimizer got no gradient",
         ),
     ],
     "shard_gradients": [
@@ -632,7 +632,7 @@ def shard_gradients(module):
             "rank r has the r-th piece of the mean gradient",
         ),
         (
-            "cuts off what does not divide",
+            "cuts off the remainder",
             """
 def shard_gradients(module):
     shards = {}
@@ -651,7 +651,7 @@ def shard_gradients(module):
             "a shard is 1-D, and has numel/n numbers, rounded up",
         ),
         (
-            "leaves parameters of one number alone",
+            "ignores parameters of one number",
             """
 def shard_gradients(module):
     shards = {}
@@ -815,7 +815,7 @@ def shard_gradients(module):
             "the answer is your own code",
         ),
         (
-            "reduces in float64, whatever the dtype",
+            "reduces in float64 for any dtype",
             """
 def shard_gradients(module):
     shards = {}
@@ -834,7 +834,7 @@ def shard_gradients(module):
             "a shard has the dtype of its parameter",
         ),
         (
-            "adds to a shard that is not there yet",
+            "adds to a shard that does not exist yet",
             """
 def shard_gradients(module):
     shards = {}
@@ -978,10 +978,10 @@ def gather_ahead(shards, compute, x):
         x = compute(i, shard.repeat(dist.get_world_size()), x)
     return x
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
-            "computes with its shard alone",
+            "computes with only its shard",
             """
 def gather_ahead(shards, compute, x):
     for i, shard in enumerate(shards):
@@ -1045,7 +1045,7 @@ def gather_ahead(shards, compute, x):
         y = compute(i, full, x)
     return y
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
             "returns nothing",
@@ -1103,7 +1103,7 @@ def gather_ahead(shards, compute, x):
         x = compute(i, full.double(), x)
     return x
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
             "empties the list",
@@ -1187,7 +1187,7 @@ def gather_ahead(shards, compute, x):
             "nothing is read before the wait()",
         ),
         (
-            "gathers into float64, whatever the dtype",
+            "gathers into float64 for any dtype",
             """
 def gather_ahead(shards, compute, x):
     n = dist.get_world_size()
@@ -1244,7 +1244,7 @@ def gather_ahead(shards, compute, x):
             "without async_op=True",
         ),
         (
-            "keeps a third unit for a moment",
+            "keeps a third unit briefly",
             """
 def gather_ahead(shards, compute, x):
     n = dist.get_world_size()
@@ -1275,7 +1275,7 @@ def clip_shards(shards, max_norm):
             shard.mul_(max_norm / norm)
     return norm
 """,
-            "is that of all ranks' shards before clipping",
+            "the norm of all ranks' shards before clipping",
         ),
         (
             "returns the global norm, and clips by the local one",
@@ -1302,7 +1302,7 @@ def clip_shards(shards, max_norm):
             shard.mul_(max_norm / norm)
     return norm
 """,
-            "is that of all ranks' shards before clipping",
+            "the norm of all ranks' shards before clipping",
         ),
         (
             "takes the largest norm of a rank",
@@ -1315,7 +1315,7 @@ def clip_shards(shards, max_norm):
             shard.mul_(max_norm / norm)
     return norm
 """,
-            "is that of all ranks' shards before clipping",
+            "the norm of all ranks' shards before clipping",
         ),
         (
             "takes the mean of the squares",
@@ -1329,7 +1329,7 @@ def clip_shards(shards, max_norm):
             shard.mul_(max_norm / norm)
     return norm
 """,
-            "is that of all ranks' shards before clipping",
+            "the norm of all ranks' shards before clipping",
         ),
         (
             "lengthens short gradients, too",
@@ -1345,7 +1345,7 @@ def clip_shards(shards, max_norm):
             "short enough",
         ),
         (
-            "asks the local norm whether to clip, and scales by the global one",
+            "clips if the local norm is too long, and scales by the global one",
             """
 def clip_shards(shards, max_norm):
     own = sum(shard.square().sum() for shard in shards)
@@ -1417,7 +1417,7 @@ def clip_shards(shards, max_norm):
             "bytes a rank sends in the mean",
         ),
         (
-            "looks at the first shard alone",
+            "uses only the first shard",
             """
 def clip_shards(shards, max_norm):
     total = shards[0].square().sum()
@@ -1428,7 +1428,7 @@ def clip_shards(shards, max_norm):
             shard.mul_(max_norm / norm)
     return norm
 """,
-            "is that of all ranks' shards before clipping",
+            "the norm of all ranks' shards before clipping",
         ),
         (
             "returns the norm after clipping",
@@ -1442,7 +1442,7 @@ def clip_shards(shards, max_norm):
             shard.mul_(max_norm / norm)
     return norm.clamp(max=max_norm)
 """,
-            "is that of all ranks' shards before clipping",
+            "the norm of all ranks' shards before clipping",
         ),
         (
             "divides by a norm of zero",
@@ -1458,7 +1458,7 @@ def clip_shards(shards, max_norm):
             "ZeroDivisionError",
         ),
         (
-            "sits out where its first shard is empty",
+            "makes no call if its first shard is empty",
             """
 def clip_shards(shards, max_norm):
     if not shards[0].numel():
@@ -1487,7 +1487,7 @@ def clip_shards(shards, max_norm):
             "the answer is your own code",
         ),
         (
-            "sits out where it has no numbers",
+            "makes no call if it has no numbers",
             """
 def clip_shards(shards, max_norm):
     total = sum(shard.square().sum() for shard in shards)
@@ -1503,7 +1503,7 @@ def clip_shards(shards, max_norm):
             "all_reduce",
         ),
         (
-            "cannot stack no numbers",
+            "fails to stack an empty list",
             """
 def clip_shards(shards, max_norm):
     total = torch.stack([shard.square().sum() for shard in shards if shard.numel()]).sum()
@@ -1662,7 +1662,7 @@ def shard_gradients(module):
 """,
         ),
         (
-            "with the sum first, in a WeakKeyDictionary's place a defaultdict",
+            "with the sum first, and a defaultdict",
             """
 from collections import defaultdict
 
@@ -1737,7 +1737,7 @@ def clip_shards(shards, max_norm):
 """,
         ),
         (
-            "with torch's own small number beside the norm",
+            "with torch's small number added to the norm",
             """
 def clip_shards(shards, max_norm):
     total = torch.cat(shards).norm() ** 2

@@ -1,4 +1,4 @@
-"""Checks of lab 11: compressing communication. All run on the simulator, on ranks and data that are drawn anew."""
+"""Checks of lab 11: compressing communication. All run on the simulator, on random data and numbers of ranks."""
 
 import dataclasses
 from collections.abc import Callable
@@ -31,20 +31,20 @@ REPEATS = 4000  # roundings of each number; its mean is then off by less than 0.
 
 
 @exercise(
-    "Quantize, right on average",
+    "Quantize, unbiased",
     hints=[
         "Look at the rows of `x.view(-1, block)`. Which number of a row sets its scale?",
         "`x / scale` lies between two whole numbers. Add a random number from 0 to 1, and take the whole number below: "
-        "how often is it the upper one? Every number needs a draw of its own (`torch.rand_like`).",
+        "how often is it the upper one? Every number needs a separate draw (`torch.rand_like`).",
         "`torch.floor(steps + torch.rand_like(steps)).clamp(-q, q)`: a sum may be rounded up. A block of zeros has "
-        "scale 0: divide by `scales.clamp(min=torch.finfo(x.dtype).tiny)`, and return the scale as it was.",
+        "scale 0: divide by `scales.clamp(min=torch.finfo(x.dtype).tiny)`, and return the unclamped scale.",
     ],
 )
 def quantize(expect: Expect, quantize: Callable[[Tensor, int, int], tuple[Tensor, Tensor]]) -> None:
     not_from_lablib(quantize)
     draw = expect.draw
     for bits in draw.shuffled(list(range(2, 9))):
-        expect.measured.clear()  # what holds is shown for the last number of bits
+        expect.measured.clear()  # the report shows the last number of bits
         _expect_quantized(expect, quantize, draw.integer(8, 40), draw.integer(3, 9), bits, torch.float64)
     _expect_quantized(expect, quantize, draw.integer(3, 40), 3, 4, torch.float32)
     one_block = draw.integer(1, 9)
@@ -58,7 +58,7 @@ def quantize(expect: Expect, quantize: Callable[[Tensor, int, int], tuple[Tensor
 
 
 class _Casts(Operators):
-    """Whether a NaN is made a whole number: which one, depends on the machine."""
+    """Records whether a NaN is cast to a whole number: the result depends on the machine."""
 
     saw_nan = False
 
@@ -74,11 +74,11 @@ def _codes_and_scales(expect: Expect, answer: Callable, x: Tensor, block: int, b
     with _Casts() as casts:
         call = observe(answer, x, block, bits)
     if casts.saw_nan:
-        rule = "no code is made of what is not a number"
-        raise RuleBroken(rule, "a NaN became a whole number, which may be any", "nothing divided by zero")
+        rule = "no code is made from a NaN"
+        raise RuleBroken(rule, "a NaN became an arbitrary whole number", "nothing divided by zero")
     expect.equal("codes and scales are returned, a pair", _pair(call.value), "two tensors")
     codes, scales = call.value
-    with expect.grouped("codes are one byte for each number, scales one number for each block", "so they are"):
+    with expect.grouped("codes are one byte for each number, scales one number for each block", "right"):
         for name, tensor, wanted in (("codes", codes, (len(x),)), ("scales", scales, (len(x) // block,))):
             rule = f"{name} have the shape of the docstring ({len(x)} numbers, {plural(block, 'numbers')} in a block)"
             expect.equal(rule, tuple(tensor.shape), wanted)
@@ -132,7 +132,7 @@ def _expect_quantized(
         f"no number is off by a whole step ({on})",
         steps < 1 + 1e-5,
         saw=f"one is off by {steps:.3f} scales",
-        expected="less than 1: one of the two codes beside it",
+        expected="less than 1: one of the two adjacent codes",
     )
 
 
@@ -141,7 +141,7 @@ def _expect_no_code_above(expect: Expect, answer: Callable) -> None:
     largest = 127 * 2.0 ** expect.draw.integer(-8, 8)  # exactly 127 scales, also in float32
     x = torch.full((2**22,), largest, dtype=torch.float32)
     codes, _ = answer(x, 2**18, 8)
-    wrong = int((codes < 126).sum())  # 126 may come of noise around the nearest code
+    wrong = int((codes < 126).sum())  # 126 may result from noise around the nearest code
     expect.that(
         "the largest numbers keep their sign (8 bits, float32)",
         wrong == 0,
@@ -153,11 +153,11 @@ def _expect_no_code_above(expect: Expect, answer: Callable) -> None:
 def _expect_right_on_average(
     expect: Expect, answer: Callable, bits: int, dtype: torch.dtype, num_others: int, blocks: int = REPEATS
 ) -> None:
-    """One block again and again, some in each call: the mean of each place, and whether places are drawn on their own.
+    """One block many times, several in each call: the mean at each place, and whether the draws are independent.
 
-    Fractions of a step are spread evenly over all that there are.
+    Fractions of a step are spread evenly from 0 to 1.
     """
-    expect.measured.clear()  # what holds is shown for the last
+    expect.measured.clear()  # the report shows the last case
     draw, most, on = expect.draw, 2 ** (bits - 1) - 1, f"{bits} bits, {str(dtype).removeprefix('torch.')}"
     halves = [draw.integer(-most, most - 1) + 0.5 for _ in range(4 + num_others // 4)]
     fractions = [(each + draw.number(0.2, 0.8)) / num_others for each in range(num_others)]
@@ -170,13 +170,13 @@ def _expect_right_on_average(
     codes = torch.cat(calls).view(-1, len(steps)).double()
     kept = float((codes[:, -len(whole) :] == torch.tensor(whole).double()).all(1).double().mean())
     expect.that(
-        f"what is a whole number of steps keeps its code ({on})",
+        f"a whole number of steps keeps its code ({on})",
         kept > 0.99,  # rounding in float32 may lose one in many thousands
-        saw=f"{1 - kept:.0%} of {len(codes)} blocks hold another code in its place",
+        saw=f"{1 - kept:.0%} of {len(codes)} blocks hold another code there",
         expected="its code",
     )
     _is_random(answer, codes, x, steps, bits, on)
-    _is_drawn_anew(expect, answer, steps * scale, bits, on)
+    _expect_new_draws(expect, answer, steps * scale, bits, on)
     for name, places in (("positive", steps > 0), ("negative", steps < 0)):
         worst = float((codes.mean(0) - steps)[places].abs().max())
         expect.that(
@@ -188,7 +188,7 @@ def _expect_right_on_average(
     off = float((codes.mean(0) - steps).mean())
     expect.that(
         f"the mean over all numbers of a block is right, too ({on})",
-        abs(off) < 4 / len(codes.flatten()) ** 0.5,  # eight standard deviations, if every number were half way
+        abs(off) < 4 / len(codes.flatten()) ** 0.5,  # eight standard deviations, for numbers half way between two codes
         saw=f"off by {off:.4f} of a step",
         expected="0",
     )
@@ -196,7 +196,7 @@ def _expect_right_on_average(
     together = (ways.T @ ways / len(codes)).fill_diagonal_(0)
     worst = float(together.flatten()[together.abs().argmax()])
     expect.that(
-        f"every number has a draw of its own ({on})",
+        f"every number has a separate draw ({on})",
         abs(worst) < 0.15,  # nine standard deviations
         saw=f"two numbers of a block, half way between two codes, go the same way {0.5 + worst / 2:.0%} of the time",
         expected="50%",
@@ -204,22 +204,22 @@ def _expect_right_on_average(
     up = ways[:, :4] > 0
     again = (up[1:] == up[:-1]).all(1).double().mean()
     expect.that(
-        f"every block has draws of its own ({on})",
+        f"every block has separate draws ({on})",
         float(again) < 0.3,
-        saw=f"a block and the next are rounded alike {float(again):.0%} of the time",
+        saw=f"a block and the next are rounded the same way {float(again):.0%} of the time",
         expected="6%",
     )
-    far, alike = _most_alike(codes - steps)
+    far, correlation = _strongest_correlation(codes - steps)
     expect.that(
-        f"no draw is used again, however far away ({on})",
-        abs(alike) < 0.05,  # ten standard deviations
-        saw=f"errors that are {far:,} numbers apart correlate by {alike:.2f}",
+        f"no draw is used again, at any distance ({on})",
+        abs(correlation) < 0.05,  # ten standard deviations
+        saw=f"errors that are {far:,} numbers apart correlate by {correlation:.2f}",
         expected="0: a draw for every number",
     )
 
 
-def _most_alike(off: Tensor) -> tuple[int, float]:
-    """At which distance errors, number after number, correlate most, and by how much."""
+def _strongest_correlation(off: Tensor) -> tuple[int, float]:
+    """The distance at which errors correlate most, and the correlation."""
     spread = off.std(0)
     line = torch.where(spread > 1e-6, (off - off.mean(0)) / spread, 0.0).flatten()
     products = torch.fft.irfft(torch.fft.rfft(line).abs().square(), n=len(line)) / line.square().sum()
@@ -227,8 +227,8 @@ def _most_alike(off: Tensor) -> tuple[int, float]:
     return min(far, len(line) - far), float(products[far])
 
 
-def _is_drawn_anew(expect: Expect, answer: Callable, steps: Tensor, bits: int, on: str) -> None:
-    """A seed that the answer sets: steps, or ranks that round the same gradient, would all err alike."""
+def _expect_new_draws(expect: Expect, answer: Callable, steps: Tensor, bits: int, on: str) -> None:
+    """The answer must not set a seed: steps, or ranks with the same gradient, would all make the same error."""
     x, block = steps.repeat(64), len(steps)
 
     def codes(answer: Callable, x: Tensor) -> Tensor:
@@ -238,29 +238,31 @@ def _is_drawn_anew(expect: Expect, answer: Callable, steps: Tensor, bits: int, o
     calls = {"call": [codes(answer, x), codes(answer, x)], "rank": run.values}
     for name, (one, other) in calls.items():
         if torch.equal(one, other):
-            rule, saw = f"every {name} has draws of its own ({on})", f"two {name}s round the same numbers alike"
-            raise RuleBroken(rule, saw, "no seed of the answer's own: `launch` gives each rank one")
+            rule, saw = f"every {name} has separate draws ({on})", f"two {name}s round the same numbers the same way"
+            raise RuleBroken(rule, saw, "no seed in the answer: `launch` gives each rank one")
 
 
 def _is_random(answer: Callable, codes: Tensor, x: Tensor, steps: Tensor, bits: int, on: str) -> None:
-    """Two mistakes with rules of their own: no draw at all, and the same draws for every block."""
+    """Two mistakes with separate rules: no draw at all, and the same draws for every block."""
     if not bool((codes == codes[0]).all()):
         return
     for _ in range(8):
         again = answer(x.clone(), len(steps), bits)[0].view(-1, len(steps)).double()
         if not torch.equal(again, codes[: len(again)]):
-            rule = f"every block has draws of its own ({on})"
-            raise RuleBroken(rule, f"{len(codes)} blocks are rounded alike", "torch.rand_like(steps): a draw a number")
+            rule = f"every block has separate draws ({on})"
+            raise RuleBroken(
+                rule, f"{len(codes)} blocks are rounded the same way", "torch.rand_like(steps): a draw per number"
+            )
     ways = {"to nearest": steps.round(), "down": steps.floor(), "up": steps.ceil(), "towards zero": steps.trunc()}
     found = [name for name, wanted in ways.items() if torch.equal(codes[0], wanted)]
     saw = f"always {found[0]}" if found else f"the same in {8 * REPEATS} roundings"
-    raise RuleBroken(f"rounding is drawn ({on})", saw, "up or down by chance")
+    raise RuleBroken(f"rounding is random ({on})", saw, "up or down by chance")
 
 
 @exercise(
     "A reduce-scatter on two levels",
     hints=[
-        "Which pieces does place l need from the ranks of its own node, if only sums are to cross? Those of all ranks "
+        "Which pieces does place l need from the ranks of its own node, if only sums cross? The pieces of all ranks "
         "with place l: one for each node.",
         "`full.view(N, L, P)` has pieces by node, then by place. An all-to-all inside the node sends row l to place l: "
         "so places must come first. Add up numbers, never messages.",
@@ -273,7 +275,7 @@ def two_level_reduce_scatter(expect: Expect, two_level_reduce_scatter: Callable[
     not_from_lablib(two_level_reduce_scatter)
     draw = expect.draw
     for nodes, local in [(2, 3), (3, 2), draw.choice([(2, 4), (3, 4), (4, 3), (5, 2)]), (1, 3), (3, 1), (1, 1)]:
-        expect.measured.clear()  # what holds is shown for the last sizes
+        expect.measured.clear()  # the report shows the last sizes
         _expect_scattered(expect, two_level_reduce_scatter, nodes, local, draw.integer(2, 30), None)
     _expect_scattered(expect, two_level_reduce_scatter, 2, 2, 1, None)  # pieces of one number
     for nodes, local in [(2, 4), (3, draw.integer(2, 3))]:
@@ -284,7 +286,7 @@ def two_level_reduce_scatter(expect: Expect, two_level_reduce_scatter: Callable[
 def _expect_scattered(
     expect: Expect, answer: Callable[..., Tensor], nodes: int, local: int, piece: int, quantizer: Int4 | None
 ) -> None:
-    """With messages that lose nothing the mean is exact; with 4 bits it is what two roundings make of it."""
+    """With exact messages the mean is exact; with 4 bits it has two roundings."""
     ranks = nodes * local
     message = 4 * piece if quantizer is None else quantizer.message_bytes(piece)
     xs = [expect.draw.tensor((ranks * piece,)) for _ in range(ranks)]
@@ -310,7 +312,7 @@ def _expect_scattered(
     run = dataclasses.replace(run, values=[value[0] for value in run.values])
     what = "exact messages" if quantizer is None else "4 bits"
     on = f"{plural(nodes, 'nodes')} of {plural(local, 'ranks')}, {what}"
-    pieces = torch.stack(xs).view(ranks, ranks, piece)  # rank, whose piece, numbers
+    pieces = torch.stack(xs).view(ranks, ranks, piece)  # rank, owner of the piece, numbers
     means = pieces.double().mean(0)
     shapes = [tuple(call.value.shape) if isinstance(call.value, Tensor) else call.value for call in run.values]
     wrong = next((shape for shape in shapes if isinstance(shape, tuple) and shape != (piece,)), (piece,))
@@ -330,7 +332,7 @@ def _expect_scattered(
                 saw=f"{plural(wrong, 'numbers')} of {piece} differ, by up to {float(off.max()):.3g}",
                 expected="numbers rounded by `pack` alone, once on each level" if quantizer else "the mean",
             )
-    for verb, rows in (("packs", packed), ("reads", read)):
+    for verb, rows in (("packs", packed), ("unpacks", read)):
         rule = f"each level {verb} a row once: {plural(ranks, 'rows')} inside, {nodes} across ({on})"
         expect.budget(rule, max(rows), ranks + nodes, "rows")
     sent = level_bytes(run.traffic, local)
@@ -342,17 +344,17 @@ def _expect_scattered(
 
 
 def _tell_calls(run: Run, is_packed: bool, on: str) -> None:
-    """Mistakes that bytes would tell, too, and calls tell better."""
+    """Mistakes that the bytes would show, too; the calls give a clearer message."""
     words = {"mesh_local": "inside the node", "mesh_node": "across nodes"}
     transfers = run.traffic.transfers
     for transfer in transfers:
         level = words.get(transfer.group, "among all ranks")
         if transfer.name.startswith(("all_gather", "all_reduce", "broadcast")):
             saw = f"{transfer.name} {level}"
-            raise RuleBroken(f"a rank gets only what it will add ({on})", saw, "an all-to-all")
+            raise RuleBroken(f"a rank gets only pieces that it will add ({on})", saw, "an all-to-all")
         if is_packed and any(transfer.sent_bytes) and transfer.dtype != "uint8":
             raise RuleBroken(
-                f"what is sent {level} was packed ({on})", f"{transfer.dtype}", "messages of `pack`: uint8"
+                f"messages sent {level} are packed ({on})", f"{transfer.dtype}", "messages of `pack`: uint8"
             )
     if transfers and transfers[0].group == "mesh_node" and any(each.group == "mesh_local" for each in transfers):
         raise RuleBroken(f"the first exchange is inside the node ({on})", "across nodes first", "inside, then across")
@@ -370,7 +372,7 @@ def _rounded(pieces: Tensor, local: int, quantizer: Int4) -> Tensor:
 
 
 def _tell_sums_and_places(expect: Expect, run: Run, means: Tensor, nodes: int, on: str, is_exact: bool) -> None:
-    """Two mistakes with rules of their own: another rank's piece, and a factor."""
+    """Two mistakes with separate rules: another rank's piece, and a factor."""
     if not is_exact or len(means) < 2:
         return
     for rank, call in enumerate(run.values):
@@ -380,12 +382,12 @@ def _tell_sums_and_places(expect: Expect, run: Run, means: Tensor, nodes: int, o
                 raise RuleBroken(
                     f"every rank returns its own piece ({on})",
                     f"rank {rank} returned the piece of rank {other}",
-                    f"that of rank {rank}: the right groups, and places before nodes in what is sent inside?",
+                    f"the piece of rank {rank}: the right groups, and places before nodes in the messages inside?",
                 )
         factor = float(torch.dot(value, means[rank]) / torch.dot(means[rank], means[rank]))
         if abs(factor - 1) > 1e-3 and torch.allclose(value, factor * means[rank], rtol=1e-3, atol=1e-4 * abs(factor)):
             rule = f"the result is a mean over all {plural(len(means), 'ranks')} ({on})"
-            of = {len(means): ", as a sum over ranks is", nodes: ", the number of nodes"}.get(round(factor), "")
+            of = {len(means): ": a sum over ranks", nodes: ", the number of nodes"}.get(round(factor), "")
             raise RuleBroken(rule, f"{factor:.4g} times the mean on rank {rank}{of}", "1")
 
 
@@ -407,9 +409,9 @@ def _signs(x: Tensor) -> Tensor:
 @exercise(
     "Error feedback",
     hints=[
-        "What has to live from one call of `send` to the next, and for whom?",
-        "Keep a dict from a parameter's name to its residual, in a variable of `error_feedback`. What is compressed is "
-        "the gradient plus the residual; what is the message subtracted from, to give the new residual?",
+        "What must be kept from one call of `send` to the next, and for which parameter?",
+        "Keep a dict from a parameter's name to its residual, in a variable of `error_feedback`. Compress the gradient "
+        "plus the residual; from which tensor is the message subtracted, to give the new residual?",
         "`accumulated = gradient + residuals.get(name, 0.0)`; compress that; the residual is accumulated - message.",
     ],
 )
@@ -417,12 +419,12 @@ def error_feedback(expect: Expect, error_feedback: Callable[[Callable], Callable
     not_from_lablib(error_feedback)
     draw = expect.draw
     compressors = {"the 2 largest": (_largest(2), torch.float64), "signs": (_signs, torch.float32)}
-    compressors["all"] = (torch.Tensor.detach, torch.float64)  # the same memory: what is written to it is in both
+    compressors["all"] = (torch.Tensor.detach, torch.float64)  # the same memory: a write to one changes both
     for name, (compress, dtype) in compressors.items():
-        expect.measured.clear()  # what holds is shown for the last compressor
+        expect.measured.clear()  # the report shows the last compressor
         shapes = {"0.weight": (draw.integer(8, 20),), "0.bias": (draw.integer(2, 5), draw.integer(2, 5))}
         for layer in range(1, draw.integer(3, 6)):
-            shapes[f"{layer}.weight"] = shapes["0.weight"]  # of the same shape, and another parameter
+            shapes[f"{layer}.weight"] = shapes["0.weight"]  # the same shape, another parameter
         num_steps = draw.integer(12, 20) if name == "signs" else draw.integer(5, 9)
         _expect_feedback(expect, error_feedback, compress, shapes, num_steps, dtype, f"compressor: {name}")
 
@@ -436,7 +438,7 @@ def _expect_feedback(
     dtype: torch.dtype,
     on: str,
 ) -> None:
-    """Two feedbacks side by side, and a later one; parameters in another order each step."""
+    """Two feedbacks in parallel, and a later one; parameters in another order each step."""
     seen: list[torch.Size] = []
     sizes = {name: 10.0 ** expect.draw.integer(-3, 12) for name in shapes}
     sizes |= {"0.weight": 1e12, list(shapes)[-2]: 1e-12, list(shapes)[-1]: 1.0}
@@ -448,10 +450,10 @@ def _expect_feedback(
     sends = [answer(counted), answer(counted)]
     if not all(callable(send) for send in sends):
         expect.equal("a function is returned", sends[0], "a function send(name, gradient)")
-    with expect.grouped(f"what is left out comes later, for each parameter by itself ({on})", "in every step"):
+    with expect.grouped(f"the residual is sent later, separately for each parameter ({on})", "in every step"):
         _expect_steps(expect, sends, compress, shapes, sizes, num_steps, dtype, on)
         messages = 2 * num_steps * len(shapes)
-        expect.equal(f"compress is called once a message: it may draw by chance ({on})", len(seen), messages)
+        expect.equal(f"compress is called once per message, since it may be random ({on})", len(seen), messages)
         expect.equal(
             f"compress gets tensors of the parameters' shapes ({on})", set(seen), set(map(torch.Size, shapes.values()))
         )
@@ -459,7 +461,7 @@ def _expect_feedback(
         for name, shape in shapes.items():
             gradient = sizes[name] * expect.draw.tensor(shape, dtype)
             said = compress(gradient).clone()
-            rule = f"each call of error_feedback begins with nothing left out ({on}, a later call)"
+            rule = f"each call of error_feedback begins without residuals ({on}, a later call)"
             expect.close(rule, later(name, gradient.clone()), said, rtol=1e-5)
 
 
@@ -479,7 +481,7 @@ def _expect_steps(
         for name in names:
             for number, send in enumerate(sends):
                 before = residuals[number].get(name)
-                gradient = _that_shows(expect.draw, sizes[name], shapes[name], dtype, before, compress)
+                gradient = _gradient_that_shows(expect.draw, sizes[name], shapes[name], dtype, before, compress)
                 accumulated = gradient + residuals[number].get(name, 0.0)
                 wanted = compress(accumulated).clone()
                 residuals[number][name] = accumulated - wanted
@@ -490,17 +492,19 @@ def _expect_steps(
                 expect.equal(f"a message has the type of the gradient ({on})", call.value.dtype, dtype)
                 changes_nothing(expect, [call])
                 if step == 0:
-                    _tell_whose(call.value, gradient, wanted, compress, residuals, number, name, on)
+                    _name_residual(call.value, gradient, wanted, compress, residuals, number, name, on)
                 _expect_message(expect, call.value, gradient, wanted, accumulated, compress, step, f"{name}, {where}")
-                call.value.add_(100.0)  # what is done to a message later is no business of the residual's
-                gradient.fill_(100.0)  # nor what is done to the gradient: the next backward writes to it
+                call.value.add_(100.0)  # a later change of a message must not change the residual
+                gradient.fill_(100.0)  # nor must a change of the gradient: the next backward writes to it
 
 
-def _that_shows(
+def _gradient_that_shows(
     draw: Draw, size: float, shape: tuple[int, ...], dtype: torch.dtype, residual: Tensor | None, compress: Callable
 ) -> Tensor:
-    """A gradient whose own message differs from that with the residual: by more than rounding, and also from that with
-    a part of the residual (of the 2 largest, not both are numbers that the last message held)."""
+    """A gradient with a message that the residual changes by more than rounding, and so does a part of it.
+
+    (Of the 2 largest numbers, not both were in the last message.)
+    """
     while True:
         gradient = size * draw.tensor(shape, dtype)
         if residual is None or not residual.any():
@@ -514,7 +518,7 @@ def _is_rounding(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-5, atol=0.0)
 
 
-def _tell_whose(
+def _name_residual(
     saw: Tensor,
     gradient: Tensor,
     wanted: Tensor,
@@ -524,17 +528,17 @@ def _tell_whose(
     name: str,
     on: str,
 ) -> None:
-    """Whose residual came into the first message of a parameter, where none should."""
+    """Name the residual that was added to the first message of a parameter."""
     if saw.shape == wanted.shape and torch.equal(saw, wanted):
         return
     for other, residual in residuals[number].items():
         if residual.shape == gradient.shape and other != name and torch.equal(saw, compress(gradient + residual)):
-            said = f"to the gradient of {name!r} was added what was left out of {other!r}"
+            said = f"the residual of {other!r} was added to the gradient of {name!r}"
             raise RuleBroken(f"a residual belongs to one parameter ({on})", said, "nothing: its first message")
     for residual in [each[name] for at, each in enumerate(residuals) if at != number and name in each]:
         if torch.equal(saw, compress(gradient + residual)):
-            said = "what another call of it left out was added"
-            raise RuleBroken(f"each call of error_feedback begins with nothing left out ({on})", said, "nothing")
+            said = "the residual of another call was added"
+            raise RuleBroken(f"each call of error_feedback begins without residuals ({on})", said, "nothing")
 
 
 def _expect_message(
@@ -548,16 +552,14 @@ def _expect_message(
     on: str,
 ) -> None:
     if step == 0:
-        expect.close(f"the first message is that of the gradient alone ({on})", saw, wanted, rtol=1e-12)
+        expect.close(f"the first message is compress(gradient) ({on})", saw, wanted, rtol=1e-12)
         return
     plain = compress(gradient)
     if saw.shape == plain.shape and torch.equal(saw, plain) and not _is_rounding(plain, wanted):
-        raise RuleBroken(
-            f"what was left out before is added ({on})", "the message of the gradient alone", "gradient plus residual"
-        )
+        raise RuleBroken(f"the residual is added ({on})", "compress(gradient)", "compress(gradient + residual)")
     if saw.shape == accumulated.shape and torch.equal(saw, accumulated) and not _is_rounding(accumulated, wanted):
-        raise RuleBroken(f"only the message is sent ({on})", "the gradient and all that was left out", "compress of it")
-    rule = f"the message is compress(gradient + what this parameter's messages left out so far) ({on})"
+        raise RuleBroken(f"only the message is sent ({on})", "the gradient plus the residual", "compress of it")
+    rule = f"the message is compress(gradient + this parameter's residual so far) ({on})"
     rtol = 1e-9 if wanted.dtype == torch.float64 else 1e-4  # sums in another order
     expect.close(rule, saw, wanted, rtol=rtol, atol=0.01 * rtol * float(accumulated.abs().max()))
 
@@ -580,7 +582,7 @@ def outer_step(expect: Expect, outer_step: Callable[[Tensor, Tensor, Tensor, flo
     draw = expect.draw
     settings = [(0.7, 0.9), (1.0, 0.0), (draw.number(0.2, 0.9), draw.number(0.3, 0.8))]
     for ranks, (rate, momentum) in zip((2, draw.integer(5, 8), draw.integer(3, 4)), settings, strict=True):
-        expect.measured.clear()  # what holds is shown for the last settings
+        expect.measured.clear()  # the report shows the last settings
         _expect_outer(expect, outer_step, ranks, rate, momentum)
     _expect_outer(expect, outer_step, draw.integer(2, 4), 0.7, 0.9, torch.float32, draw.integer(20_000, 60_000))
     _expect_outer(expect, outer_step, 1, 0.7, 0.9)
@@ -595,7 +597,7 @@ def _expect_outer(
     dtype: torch.dtype = torch.float64,
     numel: int | None = None,
 ) -> None:
-    """Four synchronizations, each from where the caller says: a checkpoint is loaded, or another model trained."""
+    """Four synchronizations, each from a new state: as if a checkpoint was loaded, or another model trained."""
     numel, rounds = numel or expect.draw.integer(60, 200), 4
     near = _NEAR if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-5}
     moves = [[expect.draw.tensor((numel,), dtype) for _ in range(ranks)] for _ in range(rounds)]
@@ -627,7 +629,7 @@ def _expect_outer(
                 if run.values[0][number][3][at]:
                     rule, at_mean = f"{name} changes in place ({where})", w_before - delta
                     is_mean = torch.allclose(run.values[0][number][0], at_mean, rtol=1e-9, atol=1e-11)
-                    saw = f"it is as it was before the call{', and params are at the mean' if is_mean else ''}"
+                    saw = f"it did not change{', and params are at the mean' if is_mean else ''}"
                     raise RuleBroken(rule, saw, f"{name}.copy_(...), .add_(...): `{name} = ...` names another tensor")
             with expect.grouped(f"params, agreed and velocity are the same on every rank ({where})", "equal"):
                 for at, name in enumerate(("params", "agreed", "velocity")):
@@ -635,7 +637,7 @@ def _expect_outer(
             params, agreed, velocity, _ = run.values[0][number]
             expect.close(f"velocity is momentum v + d, with d = w - mean of params ({where})", velocity, v, **near)
             expect.close(f"agreed is w - rate (d + momentum v), with the new v ({where})", agreed, w, **near)
-            expect.close(f"params are where all ranks go on: at w ({where})", params, w, **near)
+            expect.close(f"params are the new w ({where})", params, w, **near)
     padded = numel + -numel % ranks
     sent_bytes_within(
         expect,

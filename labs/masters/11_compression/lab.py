@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Lab 11: Compressing communication
 #
-# **Question.** How few bits will do?
+# **Question.** How few bits are enough?
 #
 # In data parallel training (lab 09) the *ranks*, processes with one GPU each, exchange a gradient in every step, 32
-# bits a number. On a slow link that is what they wait for. You send 4 bits, then one number in a hundred; and see what
-# that does to the model's loss, and when it saves time.
+# bits per number. On a slow link they wait for this exchange. You send 4 bits, then one number in a hundred, and
+# measure the effect on the model's loss and on the time.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -75,10 +75,10 @@ interactive: bool = True  # widgets, or static figures
 quick: bool = True  # short trainings
 
 # %% [markdown] minutes=5
-# ## What waits for the link
+# ## A slow link
 #
-# Lab 09's model and step: replicas of a small GPT on several *nodes* (machines), whose gradients leave in buckets while
-# backward runs. Inside a node the ranks share PCIe; between nodes there is plain Ethernet, much slower.
+# Lab 09's model and step: replicas of a small GPT on several *nodes* (machines), which send gradients in buckets while
+# backward runs. Inside a node the ranks share PCIe; between nodes there is Ethernet, much slower.
 
 # %%
 assert 2 <= nodes <= 4 and 2 <= local <= 8, (
@@ -119,21 +119,23 @@ def in_32_bits():
 whole_run = launch(step, in_32_bits, ranks=ranks, cluster=machine)
 whole = whole_run.timeline.without("setup")
 show(
-    whole.figure(ranks=[0, local], title=f"32 bits a number: ranks 0 and {local}, on two nodes")
+    whole.figure(
+        ranks=[0, local], title=f"32 bits per number: ranks 0 and {local}, on two nodes"
+    )
 )
 
 # %% [markdown]
-# F is forward, B backward, C communication. Each rank has two lanes, its compute and below it what it sends; where C
-# stands with nothing above it, it is *exposed*: the GPU waits. The *makespan* is the time from first start to last end.
+# F is forward, B backward, C communication. Each rank has two lanes, its compute and below it its communication; C with
+# nothing above it is *exposed*: the GPU waits. The *makespan* is the time from first start to last end.
 
 # %%
 share = whole.exposed_s(0) / whole.makespan_s
 print(f"a step takes {format_quantity(whole.makespan_s, 's')}, {share:.0%} of it exposed")
 
 # %% [markdown]
-# Suppose each number goes in 4 bits instead of 32. The bytes shrink 8 times. Write down two guesses: how many times
-# faster is the step? And how much worse is the *loss* of a smaller GPT after 192 steps of AdamW? (It is -log of the
-# probability of the next byte, in *nats*: 5.5 for a model that knows nothing, 2.7 after those steps in 32 bits.)
+# Suppose each number is sent in 4 bits instead of 32. That is 8 times fewer bytes. Write down two guesses: how many
+# times faster is the step? And how much worse is the *loss* of a smaller GPT after 192 steps of AdamW? (It is -log of
+# the probability of the next byte, in *nats*: 5.5 for uniform guesses, 2.7 after those steps in 32 bits.)
 
 # %%
 my_guess_faster = None  # a factor such as 3.0
@@ -141,11 +143,11 @@ my_guess_loss = None  # nats such as 0.2
 print("guesses:", my_guess_faster, "and", my_guess_loss)
 
 # %% [markdown] minutes=11
-# ## Blocks, and one scale for each
+# ## Blocks and scales
 #
 # To *quantize* is to give each number one of a few levels. With b bits the *codes* are whole numbers from -q to q, q =
-# 2^(b-1) - 1. A *scale* s says how much a code is worth: x is near s times code. The largest number sets it, s = max|x|
-# / q, and to the nearest code no number is off by more than s / 2. Check that on a real gradient.
+# 2^(b-1) - 1. A *scale* s is the value of one step of the code: x is near s times code. The largest number sets it, s =
+# max|x| / q, and with the nearest code no number is off by more than s / 2. Check that on a real gradient.
 
 # %%
 model = GPT(gpt_config, seed=0)
@@ -164,10 +166,10 @@ print(f"largest error, in scales: {float((off / scales).max()):.4f}")
 print(f"the largest scale is {float(scales.max() / scales.median()):.0f} times the median")
 
 # %% [markdown]
-# One scale for all numbers would be set by the largest of all, and the small ones would all become 0. So a *block* of
-# neighbours shares one. Smaller blocks cost more scales, of 32 bits each. And one large number, an *outlier*, makes its
-# block coarse. What happens if every 64 numbers are first *rotated*, multiplied by an orthogonal (Hadamard) matrix,
-# which spreads an outlier over all 64? Guess before you look.
+# A single scale for all numbers would be set by the largest number, and the small ones would all become 0. So a *block*
+# of neighbours shares one scale. Smaller blocks need more scales, of 32 bits each. And one large number, an *outlier*,
+# makes its block coarse. What happens if every 64 numbers are first *rotated*, multiplied by an orthogonal (Hadamard)
+# matrix, which spreads an outlier over all 64? Guess before you look.
 
 # %%
 BLOCKS = [64, 256, 1024, 4096, 16384]
@@ -182,27 +184,27 @@ for name, x in {"gradient": gradient, "with outliers": spiky}.items():
         errors = [there_and_back(wrap(Int4(block=block)), x) - x for block in BLOCKS]
         series[name + way] = [float(error.norm() / x.norm()) for error in errors]
 show(figure_lines(BLOCKS, series, "numbers in a block", "relative error, 4 bits", log_x=True))
-print("bits a number:", ", ".join(f"{4 + 32 / block:.3f} at {block:,}" for block in BLOCKS))
+print("bits per number:", ", ".join(f"{4 + 32 / block:.3f} at {block:,}" for block in BLOCKS))
 
 # %% [markdown]
-# The relative error is the length of the error over that of x. Rotation helps the more, the more outliers set the
-# scales. Blocks of 256 send 4.125 bits a number; the lab takes those from here on.
+# The relative error is the norm of the error over the norm of x. Rotation helps more, the more scales are set by
+# outliers. Blocks of 256 send 4.125 bits per number; the lab uses them from here on.
 
 # %% [markdown]
-# ### Exercise 1: right on average
+# ### Exercise 1: unbiased rounding
 #
-# Rounding to nearest always errs the same way: 0.3 of a step is 0, every time, on every rank. *Stochastic* rounding
-# takes 0.3 to 1 with probability 0.3 and to 0 otherwise; -0.3 to -1 with probability 0.3. Then the mean of many
-# roundings is right: it is *unbiased* (Alistarh et al., 2017). Stuck? Run `check.quantize.hint()` in a new cell.
+# Rounding to nearest always makes the same error: 0.3 of a step becomes 0, every time, on every rank. *Stochastic*
+# rounding takes 0.3 to 1 with probability 0.3 and to 0 otherwise; -0.3 to -1 with probability 0.3. Then the mean of
+# many roundings is right: it is *unbiased* (Alistarh et al., 2017). Stuck? Run `check.quantize.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
 def quantize(x, block, bits):
-    """Codes and scales of `x` [N], whose blocks of `block` neighbours share a scale.
+    """Codes and scales of `x` [N]; each block of `block` neighbours shares a scale.
 
     Returns codes [N], int8, whole numbers from -q to q with q = 2**(bits - 1) - 1, and
     scales [N / block], max|x| / q of each block, of x's type. On average, code times
-    scale is x. Zeros have code 0, also where all of a block is 0. `x` stays as it was.
+    scale is x. Zeros have code 0, also in a block of zeros. `x` is not changed.
 
     N is a multiple of `block`.
     """
@@ -230,9 +232,10 @@ try_out(mean_of_many)
 check.quantize(quantize)
 
 # %% [markdown]
-# What it is good for: many ranks round the *same* gradient, and their codes are averaged. Rounded to nearest, all err
-# alike. Rounded stochastically, a single one errs more, but errors cancel, if ranks draw apart. (`launch` seeds
-# each rank with its number. Processes of your own start with one seed: there you must.)
+# Its use: many ranks round the *same* gradient, and their codes are averaged. With rounding to nearest, all make the
+# same error. With stochastic rounding each error is larger, but errors cancel if ranks draw different random numbers.
+# (`launch` seeds each rank with its number. Processes that you start yourself have the same seed: set a different one
+# on each.)
 
 # %%
 x = gradient[: 2**14]
@@ -247,12 +250,12 @@ for num in (1, 4, 16, 64):
 pd.DataFrame(rows).T.rename_axis("ranks that round the same")
 
 # %% [markdown] minutes=15
-# ## Adding what was quantized
+# ## Add quantized numbers
 #
 # Codes with different scales cannot be added: 3 on one rank and 3 on another mean different numbers. The ring
-# all-reduce of lab 08 adds at every hop. It would have to read, add and round again, n - 1 times, and each rounding is
-# coarser, as the sum grows. In *two phases* a number is rounded twice: an all-to-all brings the codes of a piece to its
-# owner; the owner reads and adds numbers; an all-gather sends the codes of the sums.
+# all-reduce of lab 08 adds at every hop. It would have to dequantize, add and round again, n - 1 times, and each
+# rounding is coarser, as the sum grows. In *two phases* a number is rounded twice: an all-to-all sends the codes of a
+# piece to its owner; the owner dequantizes and adds; an all-gather sends the codes of the sums.
 
 # %%
 NUM_RANKS = [2, 4, 8, 16, 32]
@@ -260,10 +263,10 @@ grown = error_growth(NUM_RANKS, Int4())
 show(figure_lines(NUM_RANKS, grown, "ranks", "relative error of the mean", log_x=True))
 
 # %% [markdown]
-# With 2 ranks the ring rounds less often. From 4 on two phases keep the error where it was, the ring's grows like a
-# root of the ranks. So the library's quantized all-reduce has two phases. (`Int4()` rounds to nearest, here and in the
-# recorded runs: their ranks have different gradients, and a single rounding errs less. `Int4(rounding="stochastic")`
-# is your way.) Now to the first guess.
+# With 2 ranks the ring rounds less often. From 4 ranks on the error of two phases is constant, and the ring's grows
+# like a root of the number of ranks. So the library's quantized all-reduce has two phases. (`Int4()` rounds to nearest,
+# here and in the recorded runs: their ranks have different gradients, and rounding to nearest has a smaller error.
+# `Int4(rounding="stochastic")` rounds as in your exercise.) Now to the first guess.
 
 
 # %%
@@ -277,15 +280,15 @@ show(flat.figure(ranks=[0, local], title=f"4 bits, in two phases: ranks 0 and {l
 print(f"{whole.makespan_s / flat.makespan_s:.1f} times faster; you guessed {my_guess_faster}")
 
 # %% [markdown]
-# Why not 8 times? Count what crosses between nodes. The all-reduce in 32 bits is hierarchical (lab 08): it first adds
-# inside each node, so each piece crosses once a node. The all-to-all sends every rank's codes straight to their owner:
-# each piece crosses once for each *rank*. And *packing*, from numbers to codes and back, is work of its own: it runs in
-# hooks of backward, so in the picture it is B.
+# Why not 8 times? Count the bytes between nodes. The all-reduce in 32 bits is hierarchical (lab 08): it first adds
+# inside each node, so each piece crosses once per node. The all-to-all sends every rank's codes straight to their
+# owner: each piece crosses once per *rank*. And *packing*, from numbers to codes and back, takes time: it runs in hooks
+# of backward, so in the picture it is B.
 
 
 # %%
 def crossing_bytes(run):
-    """Bytes that a rank sends to other nodes in a step, on average; without the setup's."""
+    """Bytes that a rank sends to other nodes in a step, on average, without setup."""
     sent = 0.0
     for transfer in run.traffic.transfers:
         if transfer.name != "broadcast":
@@ -306,17 +309,17 @@ print(f"{crossing['32 bits'] / crossing['4 bits, two phases']:.2f} times fewer, 
 # ### Exercise 2: inside the node first
 #
 # Write the first phase in two levels (Wang et al., 2023). With N nodes of L ranks, rank (k, l) has place l on node k.
-# Inside the node, place l gets from each of the node's L ranks the pieces of all ranks with place l, N pieces, and
-# adds them up (lab 08 has `all_to_all_single`). Across, the ranks with place l exchange those sums, one for each node.
-# Each level packs once. `pack` and `unpack` are given: they quantize rows and read them back.
+# Inside the node, place l gets from each of the node's L ranks the N pieces of all ranks with place l, and adds them up
+# (with `dist.all_to_all_single`). Across nodes, the ranks with place l exchange those sums, one for each node. Each
+# level packs once. `pack` and `unpack` are given: they quantize rows and dequantize them.
 
 
 # %% tags=["exercise"]
 def two_level_reduce_scatter(full, inside, across, pack, unpack):
     """The mean over all ranks of this rank's piece of `full`, [P].
 
-    full: [N L P], piece after piece; that of rank (k, l) is number k L + l. Left as it is.
-    inside: group of this node's L ranks, by place. across: of the N ranks with this place.
+    full: [N L P], piece after piece; rank (k, l) has piece k L + l. Not changed.
+    inside: group of this node's L ranks, by place. across: the N ranks with this place.
     pack: rows of numbers [m, P] -> a message each [m, bytes], uint8. unpack: the reverse.
     """
     ### BEGIN SOLUTION
@@ -336,7 +339,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
 
 
 # %%
-# Try it with messages that lose nothing: 2 nodes of 2 ranks; rank r has r + 1 everywhere.
+# Try it with exact messages: 2 nodes of 2 ranks; rank r has r + 1 everywhere.
 def exact_pack(rows):
     return rows.contiguous().view(torch.uint8)
 
@@ -361,8 +364,8 @@ try_out(four_ranks, ranks=4, cluster=machine.replace(devices_per_node=2))
 check.two_level_reduce_scatter(two_level_reduce_scatter)
 
 # %% [markdown]
-# The library's version of it, level by level, beside one all-to-all, and beside the formulas: with messages of S bytes
-# a piece, a rank sends (L - 1) N S inside and (N - 1) S across; with one all-to-all (N - 1) L S across.
+# The library's version, level by level, next to a single all-to-all and the formulas: with messages of S bytes per
+# piece, a rank sends (L - 1) N S inside and (N - 1) S across; with a single all-to-all (N - 1) L S across.
 
 
 # %%
@@ -384,11 +387,11 @@ for name, is_two_level in {"one all-to-all": False, "two levels": True}.items():
     inside = (local - 1) * message * (nodes if is_two_level else 1)
     rows[name] = {"inside": f"{sent.inside / ranks:,.0f}", "formula inside": f"{inside:,}"}
     rows[name] |= {"across": f"{sent.across / ranks:,.0f}", "formula across": f"{across:,}"}
-pd.DataFrame(rows).T.rename_axis("bytes a rank sends")
+pd.DataFrame(rows).T.rename_axis("bytes sent per rank")
 
 # %% [markdown]
-# Two levels send more inside the node, where links are fast, and a fraction 1/L across. The step once more, with the
-# sums sent back by an all-gather of codes:
+# Two levels send more inside the node, where links are fast, and a fraction 1/L across. Now the step with two levels;
+# an all-gather of codes sends the sums back:
 
 
 # %%
@@ -419,38 +422,38 @@ for name, run in steps.items():
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# Now nearly 8 times fewer bytes cross; the scales are the rest. But the step is not 8 times faster: exposed
+# Now nearly 8 times fewer bytes cross; the scales are the difference. But the step is not 8 times faster: exposed
 # communication shrank by more than the step did, and packing took the difference. The simulator counts each of
-# PyTorch's passes over the numbers as a *kernel*, an operation of the GPU; a fused kernel would do with one. And
-# forward and backward are what no compression shortens.
+# PyTorch's passes over the numbers as a *kernel*, an operation of the GPU; a fused kernel would need only one. And
+# compression does not shorten forward and backward.
 
 # %% [markdown] minutes=9
-# ## What is left out
+# ## Error feedback
 #
-# Fewer than 1 bit a number: send only the largest. *Top-k* sends the k numbers of largest magnitude with their places,
-# and nothing of the rest (Aji and Heafield, 2017). But a small gradient that always points the same way is then never
-# sent. *Error feedback* keeps on each rank what was left out, the *residual*, and adds it to the next gradient (Seide
-# et al., 2014; Karimireddy et al., 2019):
+# To send fewer than 1 bit per number, send only the largest numbers. *Top-k* sends the k numbers of largest magnitude
+# with their places, and drops the rest (Aji and Heafield, 2017). But then a small gradient that always has the same
+# sign is never sent. With *error feedback* each rank keeps the dropped part, the *residual*, and adds it to the next
+# gradient (Seide et al., 2014; Karimireddy et al., 2019):
 #
 #     a = g + e          the gradient and the residual
-#     c = C(a)           what is sent
+#     c = C(a)           the message
 #     e = a - c          the new residual
 #
-# So all that was sent plus the residual is all that there was, to the last number.
+# So the sum of all messages plus the residual is the sum of all gradients, exactly.
 
 # %% [markdown]
 # ### Exercise 3: error feedback
 #
-# `compress(x)` returns what a message says of x, a tensor of x's shape. In each step the gradients of several
+# `compress(x)` returns the content of a message for x, a tensor of x's shape. In each step the gradients of several
 # parameters are sent, each with its name. Some have the same shape.
 
 
 # %% tags=["exercise"]
 def error_feedback(compress):
-    """Returns a function `send(name, gradient)`, which returns what the message says.
+    """Returns a function `send(name, gradient)`, which returns the content of the message.
 
-    What is left out of a parameter's gradient is added to its next one. Another call of
-    error_feedback begins with nothing left out. `gradient` stays as it was.
+    The residual of a parameter's gradient is added to its next gradient. Each call of
+    error_feedback begins without residuals. `gradient` is not changed.
     """
     ### BEGIN SOLUTION
     residuals = {}
@@ -482,8 +485,8 @@ try_out(five_steps)
 check.error_feedback(error_feedback)
 
 # %% [markdown]
-# Does training notice? A GPT of 36,000 parameters on four ranks, 1% of each gradient, and *plain SGD with momentum*. A
-# guess: with feedback or without, which ends lower?
+# Does it affect training? A GPT of 36,000 parameters on four ranks, 1% of each gradient, and *plain SGD with momentum*.
+# Guess: which loss is lower at the end, with feedback or without?
 
 
 # %%
@@ -518,14 +521,18 @@ for name, make in WAYS.items():
 numbers = list(range(20, num_steps + 1, 20))
 show(
     figure_lines(
-        numbers, series, "step", "held-out loss (nats a byte)", title="SGD, 1% of the gradient"
+        numbers,
+        series,
+        "step",
+        "held-out loss (nats per byte)",
+        title="SGD, 1% of the gradient",
     )
 )
 
 # %% [markdown]
-# Look at the end: early on a step is large, and the order is noise. One seed says little; the recorded runs below have
-# three. Feedback fits SGD because its step is *linear* in the gradient: to add g now or some steps later is the same,
-# nearly. Those runs are made with AdamW. Guess: with top-k, does feedback help there as well?
+# Look at the end: early steps are large, and the order of the curves is noise. One seed is weak evidence; the recorded
+# runs below have three. Feedback suits SGD because its step is *linear* in the gradient: adding g now or some steps
+# later is nearly the same. Those runs use AdamW. Guess: with top-k, does feedback help there as well?
 
 # %%
 my_guess_adam = None  # "helps" or "harms"
@@ -536,8 +543,8 @@ print("guess:", my_guess_adam)
 #
 # Now all methods, recorded: three seeds each, the same search for a learning rate, AdamW, 192 steps on real text. Left
 # and down is better; the bar reaches from the best to the worst seed, and the dotted line is *none*, 32 bits.
-# *Random-k* sends places that all ranks draw alike, *one bit* signs and one scale, *PowerSGD* two thin matrices whose
-# product is near each gradient.
+# *Random-k* sends the same random places on all ranks, *one bit* signs and one scale, *PowerSGD* two thin matrices with
+# a product near each gradient.
 
 # %%
 runs = recorded_runs()
@@ -558,13 +565,13 @@ table(runs)[columns].loc[list(gradients)].style.format(precision=3)
 
 # %% [markdown]
 # *Less none's* is the difference from 32 bits. Compare your second guess with INT4. A difference smaller than its
-# interval (+- 95%) is not one: 8 and 4 bits cannot be told from 32 here. Top-k loses something.
+# interval (+- 95%) has no meaning: here 8 and 4 bits cannot be distinguished from 32. Top-k has a higher loss.
 #
 # And why are 1% of the numbers not 100 times fewer bytes? A place costs as much as a number. And n ranks choose
-# different places, so each gets every message, where an all-reduce would add them up: 100 / n times, 25 on these 4
+# different places, so each gets every message, while an all-reduce would add them up: 100 / n times, 25 on these 4
 # ranks, and 1.6 on 64. Random-k's places are the same on all ranks, and its numbers go through an all-reduce: 100.
 #
-# Now look at *top-k* beside *top-k, no feedback*, with your last guess in mind; and at the same with SGD:
+# Now compare *top-k* with *top-k, no feedback*, and with your last guess; and the same with SGD:
 
 # %%
 with_sgd = {name: run for name, run in runs.items() if name.startswith("SGD")}
@@ -579,23 +586,24 @@ table(with_sgd, "SGD, none")[
 
 # %% [markdown]
 # With AdamW feedback harms top-k, with SGD it helps, on each of the three seeds. Adam divides by the root of a mean of
-# *squares*: what arrives late and in one piece has a larger square, and cannot be added to the squares of before. That
-# this is the reason is our reading; it was not measured.
+# *squares*: a gradient that arrives late and in one piece has a larger square, and cannot be added to earlier squares.
+# We think that this is the reason; it was not measured.
 #
-# Of one bit under SGD nothing can be said: with feedback its best rate was the lowest that was tried. And this is one
-# small model and its first 192 steps: elsewhere the order may be another.
+# For one bit under SGD there is no conclusion: with feedback its best rate was the lowest one tried. And this is one
+# small model and its first 192 steps: other models may give another order.
 
 # %% [markdown] minutes=5
-# ## When does it pay?
+# ## When does it save time?
 #
-# Saved bytes are seconds only where somebody waits for them (Agarwal et al., 2022). With t_wire for the bytes, t_pack
-# for packing, and a share of compute that hides communication,
+# Saved bytes save time only if the GPU waits for them (Agarwal et al., 2022). With t_wire for the bytes, t_pack for
+# packing, and a share of compute that hides communication,
 #
 #     step = compute + t_pack + max(0, t_wire - overlap x compute)
 #
-# Where packing costs as much as it saves, the link has its *break-even bandwidth* B: a faster one, and it does not pay.
-# Where the compressed bytes are hidden, the saving is what W bytes of 32-bit numbers expose, W / B - overlap x compute.
-# It equals t_pack at B = W / (t_pack + overlap x compute). Below: 64 GPUs, a fused kernel that packs at 2 TB/s.
+# At the *break-even bandwidth* B of a link, packing costs as much as it saves; on a faster link compression costs time.
+# If the compressed bytes are hidden, the saving is the exposed time of W bytes of 32-bit numbers, W / B - overlap x
+# compute. It equals t_pack at B = W / (t_pack + overlap x compute). Below: 64 GPUs, a fused kernel that packs at 2
+# TB/s.
 
 # %%
 numel, compute_s = 1e9, 0.5
@@ -603,8 +611,8 @@ even = break_even_bandwidth("int8", numel, compute_s, overlap=0.5)
 pack_s = compressed_step("int8", numel, compute_s, even, overlap=0.5).pack_s
 formula = 2 * 63 / 64 * 4 * numel / (pack_s + 0.5 * compute_s)
 print(
-    f"8 bits of 10^9 gradients beside {compute_s} s of compute",
-    f"pay below {format_quantity(even, 'B/s')}",
+    f"8 bits for 10^9 gradients and {compute_s} s of compute",
+    f"save time below {format_quantity(even, 'B/s')}",
 )
 print(
     f"by the formula {format_quantity(formula, 'B/s')},",
@@ -618,18 +626,18 @@ for factor in (0.5, 1.0, 2.0):
     print(f"at {factor} of it: {both[0]:.4f} s without, {both[1]:.4f} s with")
 
 # %% [markdown]
-# Move the controls: *Compute* is for one sequence, and each curve is a batch. What happens to the break-even point,
-# where a curve meets *no gain*, if compute grows? If packing is ten times as slow? What can 1 bit do where all
-# overlaps?
+# Change the controls: *Compute* is for one sequence, and each curve is a batch. What happens to the break-even point,
+# where a curve meets *no gain*, if compute grows? If packing is ten times as slow? How much does 1 bit help if all
+# communication overlaps?
 
 # %%
 compression_calculator(interactive=interactive)
 
 # %% [markdown]
-# <details><summary>What moves it?</summary>
+# <details><summary>Where does it move?</summary>
 #
-# More compute hides more, so only a slower link leaves something to save: the point moves left. Slow packing moves it
-# left, too. Where all of the 32 bits hides behind compute, fewer bits only add packing.
+# More compute hides more, so only on a slower link is there time to save: the point moves left. Slow packing moves it
+# left, too. If compute hides all of the 32 bits, fewer bits only add packing.
 #
 # </details>
 
@@ -638,8 +646,8 @@ compression_calculator(interactive=interactive)
 #
 # Now real processes of this computer average two million numbers, in 32 bits and then in 8, by the library *gloo* (on
 # GPUs by NCCL). `reconcile` predicts the program, runs it several times, and compares; for that it measures once, in
-# half a minute, how fast this computer computes and sends. The bytes go through its memory. A guess: which way is
-# faster here?
+# half a minute, how fast this computer computes and sends. The bytes go through its memory. Guess: which way is faster
+# here?
 
 # %%
 my_guess_here = None  # "32 bits" or "8 bits"
@@ -680,9 +688,9 @@ show(comparison.figure())
 print_text(comparison.reading())
 
 # %% [markdown]
-# The long C is 32 bits, the two short ones 8; X is packing. Below, *saved on the way* is what communication got shorter
-# by, and the last column the break-even bandwidth where nothing overlaps, bytes saved over seconds of packing. Beside
-# your numbers stand recorded ones, with the load of their machine.
+# The long C is 32 bits, the two short ones 8; X is packing. Below, *saved in communication* is the communication time
+# saved, and the last column the break-even bandwidth without overlap, bytes saved over seconds of packing. Next to your
+# numbers are recorded ones, with the load of their machine.
 
 # %%
 recorded = recorded_comparison("11")
@@ -697,13 +705,13 @@ for where, spent in {"here": comparison.table(), "recorded": recorded.table()}.i
         seconds = spent[f"{side}_s"]
         codes_s = seconds["all_to_all_single"] + seconds["all_gather_into_tensor"]
         found = {
-            "saved on the way": seconds["all_reduce"] - codes_s,
+            "saved in communication": seconds["all_reduce"] - codes_s,
             "packing": seconds["8 bits"],
         }
         rows[f"{where}, {side}"] = {
             name: format_quantity(value, "s") for name, value in found.items()
         }
-        rows[f"{where}, {side}"]["pays below"] = format_quantity(
+        rows[f"{where}, {side}"]["break-even"] = format_quantity(
             saved_bytes / found["packing"], "B/s"
         )
 pd.DataFrame(rows).T
@@ -716,18 +724,19 @@ difference = max(
 print(f"largest difference between the simulator's averages and {real}'s: {difference:g}")
 
 # %% [markdown]
-# Compare your guess: 8 bits are faster where more is saved on the way than packing costs. In the recording packing
-# costs far more than is saved, predicted and measured. (Below zero: two calls also wait twice for a process that still
-# packs.) So between these processes 8 bits do not pay; a link of 1 Gbit/s (125 MB/s) is slow enough. The averages
-# are the simulator's, to the last bit. Seconds are not: on a busy machine read which is larger, not the digits.
+# Compare your guess: 8 bits are faster if communication saves more time than packing costs. In the recording packing
+# costs far more, predicted and measured. (A saving below zero: two calls also wait twice for a process that still
+# packs.) So between these processes 8 bits cost time; a link of 1 Gbit/s (125 MB/s) is slow enough for a gain. The
+# averages equal the simulator's to the last bit. The seconds do not: on a busy machine compare which is larger, not the
+# digits.
 
 # %% [markdown] tags=["further"] minutes=6
-# ## Further: ZeRO++, or ZeRO with fewer bytes
+# ## Further: ZeRO++
 #
 # ZeRO-3 (lab 10) gathers parameters in forward and in backward, and reduce-scatters gradients: the model M crosses
-# between nodes three times a step. ZeRO++ (Wang et al., 2023) gathers in INT8 (qwZ), keeps a copy on each node for
+# between nodes three times per step. ZeRO++ (Wang et al., 2023) gathers in INT8 (qwZ), keeps a copy on each node for
 # backward (hpZ), and reduce-scatters in INT4 on two levels (qgZ, your exercise 2): M/2, 0 and M/4. The paper counts 4
-# times fewer. What does the simulator count?
+# times fewer bytes. How many does the simulator count?
 
 
 # %%
@@ -781,10 +790,10 @@ print(f"{total['ZeRO-3'] / total['ZeRO++']:.2f} times fewer bytes across nodes")
 pd.DataFrame(rows).T.rename_axis("bytes of a step, all ranks")
 
 # %% [markdown]
-# Not quite 4: scales of blocks are the difference. The paper reports up to 2.16 times the
-# throughput on 384 GPUs (V100s). If nothing overlaps, a step of compute c and communication t becomes c + t/4. That is
-# 2.16 times faster where c is 0.40 t. When is that plausible? Below: 18 billion parameters on 24 nodes, GPUs that reach
-# 50 TFLOP/s (our assumption; a V100's peak is 125), and one or eight cards of 12.5 GB/s in a node.
+# Not quite 4: scales of blocks are the difference. The paper reports up to 2.16 times the throughput on 384 GPUs
+# (V100s). Without overlap, a step of compute c and communication t becomes c + t/4. That is 2.16 times faster if c is
+# 0.40 t. When is that plausible? Below: 18 billion parameters on 24 nodes, GPUs that reach 50 TFLOP/s (our assumption;
+# a V100's peak is 125), and one or eight network cards of 12.5 GB/s per node.
 
 # %%
 rows = {}
@@ -795,20 +804,20 @@ for tokens in (512, 1024, 2048, 4096):
         share = found.compute_s / (found.zero3_s - found.compute_s)
         row[f"cards: {cards}"] = f"c = {share:.2f} t, {found.factor:.2f} times as fast"
     rows[tokens] = row
-pd.DataFrame(rows).T.rename_axis("tokens of a GPU")
+pd.DataFrame(rows).T.rename_axis("tokens per GPU")
 
 # %% [markdown]
-# So more than twice the speed takes one card a node and few tokens, up to 1,024 of those shown. With eight cards 45%
-# are left at 512 tokens, and 6% at 4,096. And hpZ is paid in memory: a rank keeps M/L more, and the copy is in 16 bits.
-# Packing is left out here.
+# So more than twice the speed requires one card per node and few tokens, up to 1,024 of those shown. With eight cards
+# the gain is 45% at 512 tokens, and 6% at 4,096. And hpZ costs memory: a rank keeps M/L more, and the copy is in 16
+# bits. Packing is not included here.
 
 # %% [markdown] tags=["further"] minutes=4
-# ## Further: eight bits that are a floating-point number
+# ## Further: eight-bit floating point
 #
 # INT8's steps are equal. An *FP8* code is a small floating-point number (Micikevicius et al., 2022). E4M3 has 3 bits of
 # mantissa; the scale makes the largest number of a block 448. Then a number of at least 2^-6 is off by at most 1/16 of
-# itself, and a smaller one by at most 2^-10. Which of the two would you take for numbers of equal size, which for
-# numbers with outliers? Compare the whole error, and how many numbers became 0.
+# itself, and a smaller one by at most 2^-10. Which of the two formats is better for numbers of equal size, and which
+# for numbers with outliers? Compare the total error, and how many numbers became 0.
 
 # %%
 inputs = {
@@ -831,16 +840,18 @@ for name, x in inputs.items():
 pd.DataFrame(rows).T.rename_axis("relative error")
 
 # %% [markdown]
-# Where numbers are of about one size, INT8 is off by less: its 255 levels lie evenly. Beside an outlier FP8 is, and it
-# keeps nearly all small numbers, a third of which INT8 makes 0. A rotation helps INT8 more than another format would.
-# And tensor cores multiply FP8, Hopper's and later (lab 02): if both factors are FP8, a weight need not be unpacked.
+# For numbers of about the same size, INT8 has the smaller error: its 255 levels are evenly spaced. With outliers FP8
+# has the smaller error, and keeps nearly all small numbers, a third of which INT8 makes 0. A rotation helps INT8 more
+# than another format does. And tensor cores of Hopper and later GPUs multiply FP8 (lab 02): if both factors are FP8, a
+# weight need not be unpacked.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: PowerSGD
 #
 # A gradient matrix M of m x c is near one of low *rank* r, a product of two thin factors, P of m x r and Q of c x r.
-# PowerSGD (Vogels et al., 2019) sends those, r (m + c) numbers for m c. One step of the power method finds them, from
-# the last step's Q. How near does it come to the best of that rank, which a singular value decomposition gives?
+# PowerSGD (Vogels et al., 2019) sends these factors, r (m + c) numbers instead of m c. One step of the power method
+# finds them, from the last step's Q. How close is the result to the best approximation of that rank, which a singular
+# value decomposition gives?
 
 # %%
 matrix = dict(model.named_parameters())["blocks.0.mlp.up.weight"].grad
@@ -868,16 +879,16 @@ for rank in (1, 4, 16):
 pd.DataFrame(rows).T.rename_axis("rank")
 
 # %% [markdown]
-# Each column is a relative error. The same matrix comes three times here, and each time the factors are nearer to the
-# best; in training gradients change, but slowly enough for the start to be a good one.
+# Each column is a relative error. The same matrix is sent three times here, and each time the factors are closer to the
+# best; in training gradients change, but slowly enough for a good start.
 
 # %% [markdown]
-# PyTorch has PowerSGD as a *communication hook*: a function that its data-parallel class calls in place of an
-# all-reduce. The library's beside it, from the same Q, in float64:
+# PyTorch has PowerSGD as a *communication hook*: a function that its data-parallel class calls instead of an
+# all-reduce. Compare it with the library's, from the same Q, in float64:
 
 
 # %%
-def beside_torchs_hook():
+def against_torchs_hook():
     torch.manual_seed(0)
     ddp = nn.parallel.DistributedDataParallel(
         nn.Linear(64, 48, bias=False, dtype=torch.float64)
@@ -904,24 +915,24 @@ def beside_torchs_hook():
     return off
 
 
-for number, error in enumerate(launch(beside_torchs_hook, ranks=3).values[0], 1):
+for number, error in enumerate(launch(against_torchs_hook, ranks=3).values[0], 1):
     print(
         f"compressed step {number}: torch's hook and ours differ",
         f"by {error:.0e} of the largest gradient",
     )
 
 # %% [markdown] tags=["further"] minutes=4
-# ## Further: 1-bit Adam, and why it left
+# ## Further: 1-bit Adam
 #
-# With error feedback SGD trains on one bit per number, its sign (Seide et al., 2014). The receiver must also know how
-# large the numbers are. Seide et al. send two values for each column of a matrix: one stands for its positive numbers,
-# one for its negative numbers. Here a message has one scale (Karimireddy et al., 2019):
+# With error feedback SGD trains on one bit per number, its sign (Seide et al., 2014). The receiver also needs the size
+# of the numbers. Seide et al. send two values for each column of a matrix: one for its positive numbers, one for its
+# negative numbers. Here a message has one scale (Karimireddy et al., 2019):
 #
 #     C(a) = s sign(a)     s = mean |a|
 #
-# Adam's squares spoil the feedback. *1-bit Adam* (Tang et al., 2021) relies on squares that soon stop changing. After a
-# *warmup* of plain Adam it freezes them, and sends momentum by its signs: momentum is linear in the gradient, so
-# feedback is safe again. Do the squares settle? 20 steps apart, the smaller sum over the larger:
+# Adam's squares make feedback harmful. *1-bit Adam* (Tang et al., 2021) assumes that the squares soon stop changing.
+# After a *warmup* of plain Adam it freezes them, and sends the signs of momentum: momentum is linear in the gradient,
+# so feedback works again. Do the squares settle? 20 steps apart, the smaller sum over the larger:
 
 
 # %%
@@ -949,22 +960,23 @@ one_bit = {
 table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 
 # %% [markdown]
-# A ratio that stays near 1 would be settled; a single 1.00 only says that two sums agree. Here it is not: the loss
-# still falls fast, and with beta2 = 0.95 the mean of squares reaches back 20 steps only. DeepSpeed's tutorial proposes
-# a warmup of 15 to 25% of the steps. Recorded here, with a warmup of 38 of 192, momentum by signs loses less than
-# gradients by signs with feedback, and more than without.
+# If the ratio stays near 1, the squares have settled; a single 1.00 only means that two sums agree. Here they have not:
+# the loss still falls fast, and with beta2 = 0.95 the mean of squares covers only 20 steps. DeepSpeed's tutorial
+# proposes a warmup of 15 to 25% of the steps. Recorded here, with a warmup of 38 of 192, signs of momentum have a lower
+# loss than signs of gradients with feedback, and a higher one than without.
 #
-# DeepSpeed had 1-bit Adam from 2020 and removed it in September 2026, as unused (pull request 8490). Why nobody used it
-# is our reading: it needs the whole momentum on every rank, which ZeRO shards; signs cannot be summed by an all-reduce,
-# so it had to bring a communication backend of its own; and faster links left less to save.
+# DeepSpeed had 1-bit Adam from 2020 and removed it in September 2026, as unused (pull request 8490). We think that it
+# was unused because it needs the whole momentum on every rank, which ZeRO shards; signs cannot be summed by an
+# all-reduce, so it needed its own communication backend; and faster links left less time to save.
 
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: fewer synchronizations
 #
-# Instead of less in each step: nothing for H steps, then all at once. *Local SGD* lets each rank train by itself, and
-# averages parameters every H steps (Stich, 2018): 1/H of the bytes. *DiLoCo* (Douillard et al., 2023) takes what these
-# *inner* steps did (of AdamW, here for both) as a gradient. With w where the ranks last agreed, d = w - (mean of the
-# ranks' parameters) is the *outer gradient*, for an outer SGD with Nesterov momentum:
+# Instead of sending less in each step, send nothing for H steps, then everything at once. *Local SGD* lets each rank
+# train separately, and averages parameters every H steps (Stich, 2018): 1/H of the bytes. *DiLoCo* (Douillard et
+# al., 2023) uses the change by these *inner* steps (of AdamW, here for both) as a gradient. With w, the parameters
+# after the last synchronization, d = w - (mean of the ranks' parameters) is the *outer gradient*, for an outer SGD with
+# Nesterov momentum:
 #
 #     v = momentum v + d
 #     w = w - rate (d + momentum v)
@@ -974,15 +986,15 @@ table(one_bit)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 # %% [markdown]
 # ### Exercise 4: the outer step
 #
-# Budget: a single all-reduce, and no other call.
+# The budget: a single all-reduce, and no other call.
 
 
 # %% tags=["exercise"]
 def outer_step(params, agreed, velocity, rate, momentum):
     """One synchronization of DiLoCo. Changes all three in place; flat tensors of one size.
 
-    params: where this rank is after its own steps; after the call, where all ranks are.
-    agreed: w, the same on every rank, before and after. velocity: v, likewise.
+    params: this rank's parameters after its own steps; after the call, equal to the new w.
+    agreed: w, the same on every rank, before and after. velocity: v, also the same.
     """
     ### BEGIN SOLUTION
     mean = params / dist.get_world_size()
@@ -995,7 +1007,7 @@ def outer_step(params, agreed, velocity, rate, momentum):
 
 
 # %%
-# Try it: ranks at 1, 2, 3 and 4, who last agreed on 0. What must come of rate 1 and momentum 0?
+# Try it: ranks at 1, 2, 3 and 4, and w = 0. What is the result with rate 1, momentum 0?
 def at_different_places():
     params, agreed, velocity = (
         torch.full((1,), dist.get_rank() + 1.0),
@@ -1039,18 +1051,19 @@ local_runs = {
 show(lab11.figure_loss_over_h(local_runs))
 
 # %% [markdown]
-# Local SGD loses slowly over H. (At H = 1 it is not data parallel: each rank's AdamW sees its own gradients only.)
-# DiLoCo is worse *here*, and not what the paper studies: there one period, H = 500, is longer than this whole run. At
-# H = 64 the outer momentum sees 3 synchronizations. At H = 1 it multiplies each step by up to rate / (1 - momentum) =
-# 0.7 / 0.1 = 7, and the best inner rate was the lowest that was tried. So the recording neither confirms nor refutes
-# the paper.
+# The loss of local SGD grows slowly with H. (At H = 1 it is not data parallel: each rank's AdamW gets only its own
+# gradients.) DiLoCo is worse *here*, but the paper studies another setting: there one period, H = 500, is longer than
+# this whole run. At H = 64 there are only 3 synchronizations for the outer momentum. At H = 1 it multiplies each step
+# by up to rate / (1 - momentum) = 0.7 / 0.1 = 7, and the best inner rate was the lowest one tried. So the recording
+# neither confirms nor refutes the paper.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: streaming DiLoCo
 #
-# DiLoCo sends seldom, but then everything, and all wait. *Streaming DiLoCo* (Douillard et al., 2025) deals the layers
-# out to fragments that synchronize in turn, each while training goes on; what arrives some steps late is mixed half and
-# half with what the rank has learned since. Four layers, two ranks on two nodes, H = 4; only shapes are computed.
+# DiLoCo sends rarely, but then everything, and all ranks wait. *Streaming DiLoCo* (Douillard et al., 2025) divides the
+# layers into fragments that synchronize in turn, each while training goes on; the result arrives some steps later, and
+# the rank averages it with its current parameters. Four layers, two ranks on two nodes, H = 4; only shapes are
+# computed.
 
 
 # %%
@@ -1090,19 +1103,19 @@ streaming = {
 table(streaming)[["times fewer", "loss (nats)", "less none's", "+- 95%"]].round(3)
 
 # %% [markdown]
-# Nothing is exposed: a fragment of two layers travels while the next step computes. In the recorded runs streaming ends
-# lower than DiLoCo on each of the three seeds. That half of a rank's own parameters stays damps the outer step; whether
-# this is why was not measured.
+# Nothing is exposed: a fragment of two layers is sent while the next step computes. In the recorded runs streaming has
+# a lower loss than DiLoCo on each of the three seeds. Keeping half of a rank's own parameters damps the outer step;
+# whether this is the reason was not measured.
 
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - A block of numbers shares a scale; an error is at most half of it, or zero on average if rounding is stochastic.
-# - Codes are not added in a ring. All-to-all, add, all-gather: two roundings, however many ranks.
+# - A block of numbers shares a scale; an error is at most half of it, or zero on average with stochastic rounding.
+# - Codes are not added in a ring. All-to-all, add, all-gather: two roundings for any number of ranks.
 # - Inside the node first: only sums cross the slow link.
-# - What is left out must be kept, for each parameter by itself. That pays behind an optimizer that is linear in the
-#   gradient; behind AdamW it did harm here.
-# - Bits buy time only where the link is what one waits for, and packing is cheaper than waiting.
+# - The dropped part must be kept, separately for each parameter. This helps with an optimizer that is linear in the
+#   gradient; with AdamW it did harm here.
+# - Fewer bits save time only if the step waits for the link, and packing is cheaper than waiting.
 
 # %% [markdown]
 # ### Sources

@@ -17,7 +17,7 @@ def quantize(x, block, bits):
             "the mean over all numbers of a block is right, too",
         ),
         (
-            "rounds what is near a code to nearest",
+            "rounds numbers near a code to nearest",
             """
 def quantize(x, block, bits):
     most = 2 ** (bits - 1) - 1
@@ -32,7 +32,7 @@ def quantize(x, block, bits):
             "the mean of many roundings is the number itself",
         ),
         (
-            "takes the draws of the first half again for the second",
+            "uses the draws of the first half again for the second",
             """
 def quantize(x, block, bits):
     most = 2 ** (bits - 1) - 1
@@ -47,7 +47,7 @@ def quantize(x, block, bits):
             "no draw is used again",
         ),
         (
-            "takes 1 - u for every other block",
+            "uses 1 - u for every other block",
             """
 def quantize(x, block, bits):
     most = 2 ** (bits - 1) - 1
@@ -62,7 +62,7 @@ def quantize(x, block, bits):
             "no draw is used again",
         ),
         (
-            "rounds to nearest where numbers are few",
+            "rounds few numbers to nearest",
             """
 def quantize(x, block, bits):
     most = 2 ** (bits - 1) - 1
@@ -73,7 +73,7 @@ def quantize(x, block, bits):
     codes = torch.floor(steps + draws).clamp(-most, most)
     return codes.view(-1).to(torch.int8), scales
 """,
-            "rounding is drawn",
+            "rounding is random",
         ),
         (
             "squeezes the scale of a single block",
@@ -90,7 +90,7 @@ def quantize(x, block, bits):
             "scales have the shape of the docstring",
         ),
         (
-            "knows some numbers of bits only",
+            "right for some numbers of bits only",
             """
 def quantize(x, block, bits):
     most = {3: 3, 4: 7, 5: 15, 8: 127}[bits]
@@ -104,7 +104,7 @@ def quantize(x, block, bits):
             "KeyError",
         ),
         (
-            "takes eight draws for a block, again and again",
+            "repeats eight draws in a block",
             """
 def quantize(x, block, bits):
     most = 2 ** (bits - 1) - 1
@@ -115,10 +115,10 @@ def quantize(x, block, bits):
     codes = torch.floor(steps + draws).clamp(-most, most)
     return codes.view(-1).to(torch.int8), scales
 """,
-            "no draw is used again, however far away (4 bits",
+            "no draw is used again, at any distance (4 bits",
         ),
         (
-            "takes u and 1 - u in turn",
+            "uses u and 1 - u in turn",
             """
 def quantize(x, block, bits):
     most = 2 ** (bits - 1) - 1
@@ -130,10 +130,10 @@ def quantize(x, block, bits):
     codes = torch.floor(steps + draws).clamp(-most, most)
     return codes.view(-1).to(torch.int8), scales
 """,
-            "every number has a draw of its own (4 bits",
+            "every number has a separate draw (4 bits",
         ),
         (
-            "takes small scales for zero",
+            "treats small scales as zero",
             """
 def quantize(x, block, bits):
     most = 2 ** (bits - 1) - 1
@@ -185,7 +185,7 @@ def quantize(x, block, bits):
     codes = torch.floor(steps + draws).clamp(-most, most)
     return codes.view(-1).to(torch.int8), scales
 """,
-            "rounding is drawn (3 bits, float32)",
+            "rounding is random (3 bits, float32)",
         ),
         (
             "rounds long blocks to nearest",
@@ -199,7 +199,7 @@ def quantize(x, block, bits):
     codes = torch.floor(steps + draws).clamp(-most, most)
     return codes.view(-1).to(torch.int8), scales
 """,
-            "rounding is drawn (5 bits",
+            "rounding is random (5 bits",
         ),
         (
             "rounds to nearest",
@@ -261,7 +261,7 @@ def quantize(x, block, bits):
     steps = rows / scales.clamp(min=torch.finfo(x.dtype).tiny)[:, None]
     return (steps + 1e-9).floor().clamp(-most, most).view(-1).to(torch.int8), scales
 """,
-            "rounding is drawn",
+            "rounding is random",
         ),
         (
             "draws once for a block",
@@ -274,7 +274,7 @@ def quantize(x, block, bits):
     codes = torch.floor(steps + torch.rand(len(rows), 1, dtype=x.dtype)).clamp(-most, most)
     return codes.view(-1).to(torch.int8), scales
 """,
-            "every number has a draw of its own",
+            "every number has a separate draw",
         ),
         (
             "draws once for all blocks",
@@ -287,10 +287,10 @@ def quantize(x, block, bits):
     noise = (torch.arange(block, dtype=x.dtype) * 0.381966 + torch.rand(())) % 1
     return torch.floor(steps + noise).clamp(-most, most).view(-1).to(torch.int8), scales
 """,
-            "every block has draws of its own",
+            "every block has separate draws",
         ),
         (
-            "sets a seed, so that all ranks draw alike",
+            "sets a seed, so that all ranks draw the same",
             """
 def quantize(x, block, bits):
     most = 2 ** (bits - 1) - 1
@@ -301,10 +301,10 @@ def quantize(x, block, bits):
     codes = torch.floor(steps + draws).clamp(-most, most)
     return codes.view(-1).to(torch.int8), scales
 """,
-            "every call has draws of its own",
+            "every call has separate draws",
         ),
         (
-            "has a generator with one seed on all ranks",
+            "uses a generator with the same seed on all ranks",
             """
 generator = torch.Generator().manual_seed(0)
 def quantize(x, block, bits):
@@ -316,7 +316,7 @@ def quantize(x, block, bits):
     codes = torch.floor(steps + draws).clamp(-most, most)
     return codes.view(-1).to(torch.int8), scales
 """,
-            "every rank has draws of its own",
+            "every rank has separate draws",
         ),
         (
             "divides a block of zeros by its scale",
@@ -329,7 +329,7 @@ def quantize(x, block, bits):
     codes = torch.floor(steps + torch.rand_like(steps)).to(torch.int8)
     return codes.view(-1), scales
 """,
-            "no code is made of what is not a number",
+            "no code is made from a NaN",
         ),
         (
             "one scale for all numbers",
@@ -371,7 +371,7 @@ def quantize(x, block, bits):
             "the scale of a block",
         ),
         (
-            "divides zeros by zero, and by chance gets codes",
+            "divides zeros by zero, and gets arbitrary codes",
             """
 def quantize(x, block, bits):
     most = 2 ** (bits - 1) - 1
@@ -421,7 +421,7 @@ def quantize(x, block, bits):
             "the input stays as it was",
         ),
         (
-            "returns the numbers that the codes stand for",
+            "returns the dequantized numbers",
             """
 def quantize(x, block, bits):
     most = 2 ** (bits - 1) - 1
@@ -435,7 +435,7 @@ def quantize(x, block, bits):
     ],
     "two_level_reduce_scatter": [
         (
-            "16 bits for the result, where messages are small",
+            "16 bits for the result, if messages are small",
             """
 def two_level_reduce_scatter(full, inside, across, pack, unpack):
     L, N = dist.get_world_size(inside), dist.get_world_size(across)
@@ -453,7 +453,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
             "numbers rounded by `pack` alone",
         ),
         (
-            "rounds sums to quarters, where messages are small",
+            "rounds sums to quarters, if messages are small",
             """
 def two_level_reduce_scatter(full, inside, across, pack, unpack):
     L, N = dist.get_world_size(inside), dist.get_world_size(across)
@@ -472,7 +472,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
             "numbers rounded by `pack` alone",
         ),
         (
-            "drops small sums, where messages are small",
+            "drops small sums, if messages are small",
             """
 def two_level_reduce_scatter(full, inside, across, pack, unpack):
     L, N = dist.get_world_size(inside), dist.get_world_size(across)
@@ -565,7 +565,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     dist.all_to_all_single(received, messages, group=across)
     return unpack(received).sum(0)
 """,
-            "as a sum over ranks is",
+            "a sum over ranks",
         ),
         (
             "divides by the ranks of a node only",
@@ -607,7 +607,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     dist.all_to_all_single(received, sums, group=across)
     return received.sum(0) / (N * L)
 """,
-            "what is sent inside the node was packed",
+            "messages sent inside the node are packed",
         ),
         (
             "packs inside, and sends sums in 32 bits across",
@@ -622,7 +622,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     dist.all_to_all_single(received, sums, group=across)
     return received.sum(0) / (N * L)
 """,
-            "what is sent across nodes was packed",
+            "messages sent across nodes are packed",
         ),
         (
             "adds up messages",
@@ -679,7 +679,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
             "the first exchange is inside the node",
         ),
         (
-            "overwrites what it was given",
+            "overwrites its input",
             """
 def two_level_reduce_scatter(full, inside, across, pack, unpack):
     L, N = dist.get_world_size(inside), dist.get_world_size(across)
@@ -711,7 +711,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
             "each level packs a row once",
         ),
         (
-            "reads the messages again for every node",
+            "unpacks the messages again for every node",
             """
 def two_level_reduce_scatter(full, inside, across, pack, unpack):
     L, N = dist.get_world_size(inside), dist.get_world_size(across)
@@ -724,7 +724,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     dist.all_to_all_single(received, messages, group=across)
     return unpack(received).sum(0) / (N * L)
 """,
-            "each level reads a row once",
+            "each level unpacks a row once",
         ),
         (
             "returns a stack of parts",
@@ -744,7 +744,7 @@ def two_level_reduce_scatter(full, inside, across, pack, unpack):
     ],
     "error_feedback": [
         (
-            "keeps no more than 100 of anything",
+            "clips residuals at 100",
             """
 def error_feedback(compress):
     residuals = {}
@@ -755,10 +755,10 @@ def error_feedback(compress):
         return message
     return send
 """,
-            "the message is compress(gradient + what",
+            "the message is compress(gradient + this",
         ),
         (
-            "drops what is below 1e-8",
+            "drops residuals below 1e-8",
             """
 def error_feedback(compress):
     residuals = {}
@@ -769,7 +769,7 @@ def error_feedback(compress):
         return message
     return send
 """,
-            "what was left out before is added",
+            "the residual is added",
         ),
         (
             "remembers three parameters",
@@ -785,7 +785,7 @@ def error_feedback(compress):
         return message
     return send
 """,
-            "what was left out before is added",
+            "the residual is added",
         ),
         (
             "compresses a flat tensor",
@@ -812,7 +812,7 @@ def error_feedback(compress):
         return compress(accumulated)
     return send
 """,
-            "compress is called once a message",
+            "compress is called once per message",
         ),
         (
             "keeps the gradient, and computes later",
@@ -829,7 +829,7 @@ def error_feedback(compress):
             "step 2",
         ),
         (
-            "takes from the message what it keeps",
+            "computes the residual from the message's memory",
             """
 def error_feedback(compress):
     residuals = {}
@@ -857,7 +857,7 @@ def error_feedback(compress):
             "the type of the gradient",
         ),
         (
-            "forgets after ten steps",
+            "forgets residuals after ten steps",
             """
 def error_feedback(compress):
     residuals, counts = {}, {}
@@ -879,7 +879,7 @@ def error_feedback(compress):
         return compress(gradient)
     return send
 """,
-            "what was left out before is added",
+            "the residual is added",
         ),
         (
             "one residual for all parameters of a shape",
@@ -923,7 +923,7 @@ def error_feedback(compress):
             "step 3",
         ),
         (
-            "what is left out with the wrong sign",
+            "the residual with the wrong sign",
             """
 def error_feedback(compress):
     residuals = {}
@@ -948,10 +948,10 @@ def error_feedback(compress):
         return message
     return send
 """,
-            "begins with nothing left out",
+            "begins without residuals",
         ),
         (
-            "lets the residual fade",
+            "damps the residual",
             """
 def error_feedback(compress):
     residuals = {}
@@ -1007,7 +1007,7 @@ def error_feedback(compress):
             "only the message is sent",
         ),
         (
-            "keeps the first residual for ever",
+            "always keeps the first residual",
             """
 def error_feedback(compress):
     residuals = {}
@@ -1068,7 +1068,7 @@ def outer_step(params, agreed, velocity, rate, momentum):
             "velocity is momentum v + d",
         ),
         (
-            "keeps where all agreed in a global",
+            "keeps w in a global",
             """
 kept = {}
 def outer_step(params, agreed, velocity, rate, momentum):
@@ -1170,7 +1170,7 @@ def outer_step(params, agreed, velocity, rate, momentum):
             "times the budget",
         ),
         (
-            "averages and stops there",
+            "only averages",
             """
 def outer_step(params, agreed, velocity, rate, momentum):
     dist.all_reduce(params)
@@ -1235,10 +1235,10 @@ def outer_step(params, agreed, velocity, rate, momentum):
     velocity.mul_(momentum).add_(delta)
     agreed.sub_(rate * (delta + momentum * velocity))
 """,
-            "params are where all ranks go on",
+            "params are the new w",
         ),
         (
-            "gives other names to other tensors",
+            "assigns new tensors to the names",
             """
 def outer_step(params, agreed, velocity, rate, momentum):
     mean = params.clone()
@@ -1251,7 +1251,7 @@ def outer_step(params, agreed, velocity, rate, momentum):
             "velocity changes in place",
         ),
         (
-            "knows the paper's rate only",
+            "right for the paper's rate only",
             """
 def outer_step(params, agreed, velocity, rate, momentum):
     dist.all_reduce(params)
@@ -1263,7 +1263,7 @@ def outer_step(params, agreed, velocity, rate, momentum):
             "rate 1, momentum 0",
         ),
         (
-            "knows the paper's momentum only",
+            "right for the paper's momentum only",
             """
 def outer_step(params, agreed, velocity, rate, momentum):
     dist.all_reduce(params)
@@ -1319,7 +1319,7 @@ def outer_step(params, agreed, velocity, rate, momentum):
 RIGHT_ANSWERS = {
     "quantize": [
         (
-            "compares what is left over with a draw",
+            "compares the fraction with a draw",
             """
 def quantize(x, block, bits):
     most = 2 ** (bits - 1) - 1
@@ -1349,7 +1349,7 @@ def quantize(x, block, bits):
     ],
     "two_level_reduce_scatter": [
         (
-            "over all ranks, with nothing for those of other nodes, then of other places",
+            "over all ranks, with empty messages for other nodes, then for other places",
             """
 def two_level_reduce_scatter(full, inside, across, pack, unpack):
     L, N = dist.get_world_size(inside), dist.get_world_size(across)

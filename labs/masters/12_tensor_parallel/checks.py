@@ -1,4 +1,4 @@
-"""Checks of lab 12: tensor parallel. All run on the simulator, on ranks, sizes and data that are drawn anew."""
+"""Checks of lab 12: tensor parallel. All run on the simulator, on random data, sizes and numbers of ranks."""
 
 import sys
 from collections import Counter
@@ -50,14 +50,14 @@ def _mlp(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor
 
 
 def _shards(whole: Sequence[Tensor], start: int, end: int) -> list[Tensor]:
-    """Leaves of their own, on this rank's GPU, some of them laid out in columns."""
+    """Separate leaves, on this rank's GPU, some of them stored by columns."""
     up, up_bias, down, down_bias = whole
     mine = (up[:, start:end], up_bias[start:end], down[start:end], down_bias)
     return [part.clone().to(torch.get_default_device()).requires_grad_() for part in mine]
 
 
 def _refuse_shape(value: Any, like: Tensor) -> None:
-    """On the rank itself: backward of what has another shape would end in another error, or on some ranks only."""
+    """On the rank itself: with another shape backward would raise another error, or only on some ranks."""
     if isinstance(value, Tensor) and value.shape != like.shape:
         raise RuleBroken("the output has the shape of x", str(tuple(value.shape)), str(tuple(like.shape)))
 
@@ -72,46 +72,49 @@ def _expect_value(expect: Expect, rule: str, where: str, saw: Any, wanted: Tenso
 
 
 def _refuse_factor(rule: str, saw: Any, wanted: Tensor, ranks: int) -> None:
-    """n times, or 1/n of, what is right has a message of its own: an optimizer such as Adam would hide it."""
+    """n times or 1/n of the right value has a separate message: an optimizer such as Adam would hide it."""
     if ranks == 1 or not isinstance(saw, Tensor) or saw.shape != wanted.shape or not wanted.numel():
         return
-    for factor, told in ((ranks, f"{ranks} times that, as of {ranks} ranks"), (1 / ranks, f"1/{ranks} of that")):
+    for factor, found in (
+        (ranks, f"{ranks} times the right value: a sum over ranks"),
+        (1 / ranks, f"1/{ranks} of the right value"),
+    ):
         if torch.allclose(saw.double(), factor * wanted.double(), rtol=1e-5, atol=1e-12) and wanted.abs().max() > 0:
-            raise RuleBroken(rule, told, "1 time")
+            raise RuleBroken(rule, found, "1 time")
 
 
 def _expect_gradient(
     expect: Expect, name: str, where: str, saw: Tensor | None, wanted: Tensor, parts: Tensor | None, rtol: float, n: int
 ) -> None:
-    """`parts`: what this rank alone would find, without the other ranks' parts of the sum."""
-    rule = f"the gradient of {name} is that of one device{where}"
+    """`parts`: this rank's result, without the other ranks' parts of the sum."""
+    rule = f"the gradient of {name} equals one device's{where}"
     if saw is None:
-        raise RuleBroken(rule, "None: autograd found no way back to it", "a gradient")
+        raise RuleBroken(rule, "None: it is not in autograd's graph", "a gradient")
     atol = rtol * float(wanted.abs().max())
     is_part = parts is not None and saw.shape == parts.shape and torch.allclose(saw, parts, rtol=1e-5, atol=atol)
     if n > 1 and is_part and not torch.allclose(parts, wanted, rtol=1e-5, atol=atol):  # pyright: ignore
-        raise RuleBroken(rule, "this rank's part of it alone", "the sum of all ranks' parts")
+        raise RuleBroken(rule, "only this rank's part of it", "the sum of all ranks' parts")
     _refuse_factor(rule, saw, wanted, n)
     expect.close(rule, saw, wanted, rtol=rtol, atol=atol)
 
 
 def _expect_calls(expect: Expect, run: Run, best: Run, allowed: dict[str, int], where: str, least: float = 1.0) -> None:
-    """Neither calls nor bytes beyond those of the library; a send and its receive count once.
+    """No more calls and bytes than the library's; a send and its receive count once.
 
-    `least`: the share of the library's bytes that must be sent by whom has only what travelled.
+    `least`: the share of the library's bytes that must be sent to have the other ranks' numbers.
     """
     calls = Counter(KINDS.get(transfer.name, transfer.name) for transfer in run.traffic.transfers)
-    told = ", ".join(f"{count} {name}" for name, count in allowed.items())
+    most = ", ".join(f"{count} {name}" for name, count in allowed.items())
     other = {name: count for name, count in calls.items() if count > allowed.get(name, 0)}
     saw = ", ".join(f"{count} {name}" for name, count in sorted(calls.items())) or "none"
-    expect.that(f"collectives of forward and backward{where}", not other, saw=saw, expected=f"at most {told}")
+    expect.that(f"collectives of forward and backward{where}", not other, saw=saw, expected=f"at most {most}")
     sent = [max(one.traffic.sent_bytes(rank) for rank in range(one.ranks)) for one in (run, best)]
     rule = f"bytes a rank sends, forward and backward{where}"
     expect.budget(rule, sent[0], sent[1] + HALF, "B", at_least=least * sent[1])
 
 
 def _refuse_dtensor(answer: Callable[..., Any]) -> None:
-    """torch's own solution, by name. Called behind the runs: what uses it has loaded it by then."""
+    """Refuse torch's own solution, by name. Called after the runs: an answer that uses it has loaded it by then."""
     names = ("DTensor", "distribute_tensor", "distribute_module", "parallelize_module", "loss_parallel")
     modules = [sys.modules.get(f"torch.distributed.tensor{name}") for name in ("", ".parallel")]
     not_from_lablib(answer, refused=[getattr(one, name) for one in modules for name in names if hasattr(one, name)])
@@ -123,8 +126,8 @@ def _refuse_dtensor(answer: Callable[..., Any]) -> None:
 @exercise(
     "An MLP on n ranks",
     hints=[
-        "Two places: where x enters, and where the parts of the output become one. What does each do in backward?",
-        "f is `with_gradient(x, same, all_reduced)`; g is the other way round. down_bias must count once: where?",
+        "Two places: the input x, and the sum of the parts of the output. What does each do in backward?",
+        "f is `with_gradient(x, same, all_reduced)`; g is the reverse. down_bias must be added once: where?",
         "x = f(x); hidden = gelu(x @ up + up_bias); return g(hidden @ down) + down_bias.",
     ],
 )
@@ -132,15 +135,15 @@ def tensor_mlp(expect: Expect, tensor_mlp: Callable[..., Any]) -> None:
     not_from_lablib(tensor_mlp)
     draw = expect.draw
     for ranks, dtype in [(draw.integer(3, 5), torch.float64), (1, torch.float64), (draw.choice([2, 4]), torch.float32)]:
-        expect.measured.clear()  # what holds is shown for the last number of ranks
+        expect.measured.clear()  # the report shows the last number of ranks
         _expect_mlp(expect, tensor_mlp, ranks, dtype)
     _refuse_dtensor(tensor_mlp)
 
 
 def _expect_mlp(expect: Expect, answer: Callable[..., Any], ranks: int, dtype: torch.dtype) -> None:
-    """Two batches, whose gradients add up, each through two MLPs with a residual sum between them.
+    """Two batches with gradients that add up, each through two MLPs with a residual sum between them.
 
-    So the input of the second MLP has a gradient from both ways.
+    So the input of the second MLP has gradients from two paths.
     """
     draw, rtol = expect.draw, 1e-9 if dtype == torch.float64 else 1e-4
     tokens, width, shares = draw.integer(3, 7), draw.integer(4, 9), _uneven(draw, ranks, 2, 5)
@@ -180,13 +183,13 @@ def _expect_mlp(expect: Expect, answer: Callable[..., Any], ranks: int, dtype: t
     weights = [part.clone().requires_grad_() for whole in wholes for part in whole]
     wanted = [_two_mlps(x, grad, weights) for x, grad in batches]
     on = f" ({plural(ranks, 'ranks')}, {str(dtype).removeprefix('torch.')}"
-    with expect.grouped(f"outputs and all gradients are those of one device, on every rank{on})", "right"):
+    with expect.grouped(f"outputs and all gradients equal one device's, on every rank{on})", "right"):
         for rank, (found, of_weights) in enumerate(run.values):
             where, own = f"{on}, rank {rank})", slice(ends[rank] - shares[rank], ends[rank])
             for value, right in zip(found, wanted, strict=True):
                 for i, output in enumerate(right["outputs"]):
                     _expect_bias_once(value["outputs"][i], output, wholes[i][3], ranks, where)
-                    rule = "the output is that of one device" + (", in the second MLP" if i else "")
+                    rule = "the output equals one device's" + (", in the second MLP" if i else "")
                     _expect_value(expect, rule, where, value["outputs"][i], output, ranks, rtol)
                 changes_nothing(expect, value["calls"])
             cuts: list[Any] = [(slice(None), own), own, own, ...]
@@ -198,7 +201,7 @@ def _expect_mlp(expect: Expect, answer: Callable[..., Any], ranks: int, dtype: t
                 alone = _of_one_rank(right["middle"], wholes[1], own, grad)
                 listed.append((f"x of MLP 2{batch}", value["grads"][1], right["grads"][1], alone))
                 listed.append((f"x{batch}", value["grads"][0], right["grads"][0], None))
-            # What lies behind first: the gradient of the first x holds all mistakes.
+            # From the output to the input: the gradient of the first x contains all mistakes.
             for i in (7, 4, 5, 6, 8, 10, 3, 0, 1, 2, 9, 11):
                 name, saw, right, alone = listed[i]
                 _expect_gradient(expect, name, where, saw, right, alone, rtol, ranks)
@@ -206,8 +209,8 @@ def _expect_mlp(expect: Expect, answer: Callable[..., Any], ranks: int, dtype: t
 
 
 def _expect_bias_once(saw: Any, wanted: Tensor, bias: Tensor, ranks: int, where: str) -> None:
-    is_alike = isinstance(saw, Tensor) and saw.shape == wanted.shape
-    if ranks > 1 and is_alike and torch.allclose(saw.double(), (wanted + (ranks - 1) * bias).double(), rtol=1e-4):
+    is_comparable = isinstance(saw, Tensor) and saw.shape == wanted.shape
+    if ranks > 1 and is_comparable and torch.allclose(saw.double(), (wanted + (ranks - 1) * bias).double(), rtol=1e-4):
         raise RuleBroken(f"down_bias is added once{where}", f"it is in the output {ranks} times", "once")
 
 
@@ -229,7 +232,7 @@ def _gradient(x: Tensor) -> Tensor:
 
 
 def _of_one_rank(x: Tensor, whole: Sequence[Tensor], own: slice, grad: Tensor) -> Tensor:
-    """The gradient of the input that a rank finds without the others' parts."""
+    """A rank's gradient of the input without the other ranks' parts."""
     x = x.clone().requires_grad_()
     up, up_bias, down, down_bias = whole
     (x + _mlp(x, up[:, own], up_bias[own], down[own], down_bias)).backward(grad)
@@ -242,8 +245,9 @@ def _of_one_rank(x: Tensor, whole: Sequence[Tensor], own: slice, grad: Tensor) -
 @exercise(
     "A norm and an MLP, on cut tokens",
     hints=[
-        "f' is an all-gather, and its gradient a sum of which each rank needs its own tokens'. g' is its mirror.",
-        "gain and down_bias meet this rank's tokens alone, so each rank finds a part of their gradient. Which of f and "
+        "f' is an all-gather, and its gradient a sum, of which each rank needs its own tokens. g' is the reverse.",
+        "gain and down_bias are used only on this rank's tokens, so each rank has a part of their gradient. Which of f "
+        "and "
         "g, applied to the weight, adds the parts up?",
         "gain and down_bias go through with_gradient(..., same, all_reduced); the norm's result through "
         "with_gradient(..., gathered, scattered); hidden @ down through with_gradient(..., scattered, gathered).",
@@ -265,7 +269,7 @@ def _library_sequence(x: Tensor, gain: Tensor, up: Tensor, up_bias: Tensor, down
 
 
 def _expect_sequence(expect: Expect, answer: Callable[..., Any], ranks: int, dtype: torch.dtype) -> None:
-    """Two batches, whose gradients add up."""
+    """Two batches with gradients that add up."""
     draw, rtol = expect.draw, 1e-9 if dtype == torch.float64 else 1e-4
     per_rank, width, shares = draw.integer(9, 14), draw.integer(4, 9), _uneven(draw, ranks, 2, 5)
     ends = [sum(shares[: rank + 1]) for rank in range(ranks)]
@@ -293,13 +297,13 @@ def _expect_sequence(expect: Expect, answer: Callable[..., Any], ranks: int, dty
     for x, y, (_, grad) in zip(xs, ys, batches, strict=True):
         (x + y).backward(grad)
     on = f" ({plural(ranks, 'ranks')}, {str(dtype).removeprefix('torch.')}"
-    with expect.grouped(f"outputs and all gradients are those of one device, on every rank{on})", "right"):
+    with expect.grouped(f"outputs and all gradients equal one device's, on every rank{on})", "right"):
         for rank, (calls, of_x, of_weights) in enumerate(run.values):
             where = f"{on}, rank {rank})"
             for call, y in zip(calls, ys, strict=True):
                 if isinstance(call.value, Tensor) and call.value.shape == y.shape and ranks > 1:
-                    saw = f"{len(y)} tokens, those of all ranks"
-                    raise RuleBroken(f"the output is of this rank's tokens{where}", saw, f"{per_rank} tokens")
+                    saw = f"{len(y)} tokens, from all ranks"
+                    raise RuleBroken(f"the output has this rank's tokens{where}", saw, f"{per_rank} tokens")
                 rule, wanted_y = "the output is one device's, this rank's tokens", y.detach().chunk(ranks)[rank]
                 _expect_bias_once(call.value, wanted_y, whole[3], ranks, where)
                 _expect_value(expect, rule, where, call.value, wanted_y, ranks, rtol)
@@ -317,7 +321,7 @@ def _expect_sequence(expect: Expect, answer: Callable[..., Any], ranks: int, dty
     _expect_calls(expect, run, best, allowed, f" for two batches{on})", least=0.9)
     if ranks > 1:
         peaks = [max(one.memory.peak_bytes(rank) for rank in range(ranks)) for one in (run, best)]
-        rule = f"peak memory of a rank: the norm keeps this rank's tokens alone{on})"
+        rule = f"peak memory of a rank: the norm keeps only this rank's tokens{on})"
         expect.budget(rule, peaks[0], peaks[1] + batches[1][0].nbytes, "B")
 
 
@@ -327,8 +331,8 @@ def _expect_sequence(expect: Expect, answer: Callable[..., Any], ranks: int, dty
 @exercise(
     "A loss of cut logits",
     hints=[
-        "Three numbers a token travel: the maximum, the sum of exp, and the right word's logit, which one rank has.",
-        "Ranks that do not have the right word give 0. Behind a sum over ranks stands g: all-reduce forward, nothing "
+        "Send three numbers per token: the maximum, the sum of exp, and the right word's logit, which one rank has.",
+        "Ranks that do not have the right word add 0. The sum over ranks is g: all-reduce in forward, nothing in "
         "backward.",
         "top = logits.detach().amax(1), all-reduced with MAX; total = g((logits - top).exp().sum(1)); target = g(this "
         "rank's shifted logit of the target, or 0); the loss is (total.log() - target).mean().",
@@ -378,7 +382,7 @@ def _expect_loss(
 
     run = expect.launch(program, batches, answer, ranks=ranks)
     on = f" ({plural(ranks, 'ranks')}, {kind}"
-    with expect.grouped(f"loss and gradients are those of one device, on every rank{on})", "right"):
+    with expect.grouped(f"loss and gradients equal one device's, on every rank{on})", "right"):
         for number, (logits, targets) in enumerate(batches):
             whole = logits.clone().requires_grad_()
             loss = F.cross_entropy(whole, targets)
@@ -393,14 +397,14 @@ def _expect_loss(
                     shape = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
                     raise RuleBroken(rule, f"{shape}", "a tensor with one number")
                 if tokens > 1 and torch.allclose(value.double(), tokens * loss.double(), rtol=1e-4):
-                    raise RuleBroken(rule, f"{tokens} times that: the sum over tokens", "the mean")
+                    raise RuleBroken(rule, f"{tokens} times the mean: the sum over tokens", "the mean")
                 expect.close(rule, float(value), float(loss.detach()), rtol=rtol, atol=rtol)
                 wanted = _gradient(whole)[:, ends[rank] - shares[rank] : ends[rank]]
                 _expect_gradient(expect, "logits", where, grad, wanted, None, rtol, ranks)
                 changes_nothing(expect, [call])
 
     def reference(own: Tensor, targets: Tensor, first: int) -> Tensor:
-        """Uneven shares are not the library's chunks: only its three sums are made, and may be in double precision."""
+        """The library's three sums only, in double precision: its chunks are not these uneven shares."""
         total = own.detach().sum(1, dtype=torch.float64)
         for _ in range(3):
             dist.all_reduce(total)
@@ -414,11 +418,11 @@ def _expect_loss(
 def _batch_of_loss(
     draw: Draw, tokens: int, ends: list[int], dtype: torch.dtype, kind: str, scale: float, offset: float
 ) -> tuple[Tensor, Tensor]:
-    """Logits, and targets: every word where there are enough tokens, so the first and the last of each shard."""
+    """Logits and targets: every word if there are enough tokens, including the first and the last of each shard."""
     words = ends[-1]
     logits = scale * draw.tensor((tokens, words), dtype) + offset
     if kind.startswith("one rank"):
-        # exp overflows at 709: the mean of the ranks' maxima, rank 0's, or the maximum of all tokens are no help.
+        # exp overflows at 709: the mean of the ranks' maxima, rank 0's, or the maximum of all tokens do not prevent it.
         largest = draw.integer(1, len(ends) - 1)
         logits[:, ends[largest - 1] : ends[largest]] += 4000.0
         logits[draw.integer(0, tokens - 1)] -= 9000.0
@@ -432,9 +436,9 @@ def _batch_of_loss(
 @exercise(
     "The shard that one device would draw",
     hints=[
-        "A generator gives its numbers in order. How does a rank come to those of its rows?",
-        "Draw the whole matrix on every rank, from the same seed, and keep some rows: ceil(rows / n) from rank * that "
-        "on. What keeps the memory of the whole?",
+        "A generator gives its numbers in order. How does a rank get the numbers of its rows?",
+        "Draw the whole matrix on every rank, from the same seed, and keep some rows: room = ceil(rows / n), from rank "
+        "* room on. What would keep the whole matrix in memory?",
         "torch.Generator('cpu').manual_seed(seed), torch.randn(rows, columns, ...), then "
         "whole[rank * room : (rank + 1) * room].clone().",
     ],
@@ -470,7 +474,7 @@ def _expect_drawn(expect: Expect, answer: Callable, ranks: int, rows: int) -> No
         for one in (seed, outside, seed)
     ]
     on = f" ({rows} rows, {plural(ranks, 'ranks')}"
-    with expect.grouped(f"the shards together are what one device draws{on})", "equal"):
+    with expect.grouped(f"the shards together equal one device's matrix{on})", "equal"):
         for rank, value in enumerate(run.values):
             _expect_not_rank_0s(expect, value[0][0], run.values[0][0][0], wholes[0][rank * room :][:room], rank, on)
         for rank, (shards, held, is_untouched, shared) in enumerate(run.values):
@@ -485,15 +489,15 @@ def _expect_drawn(expect: Expect, answer: Callable, ranks: int, rows: int) -> No
                 )
                 expect.equal(f"the shard is in float64{where}", str(shard.dtype), str(wanted.dtype))
                 which = ("", ", drawn from another seed", ", drawn again")[i]
-                expect.equal(f"the shard is this rank's rows of what one device draws{which}{where}", shard, wanted)
+                expect.equal(f"the shard is this rank's rows of one device's matrix{which}{where}", shard, wanted)
             needed = 8 * columns * len(wholes[0][rank * room :][:room])
             rule = f"a shard does not keep the whole matrix in memory{where}"
             if shards[0].numel():
                 expect.that(rule, held <= needed, saw=f"{held} bytes are held", expected=f"{needed} bytes")
             rule = f"torch's own generator stays as it was{where}"
             expect.that(rule, is_untouched, saw="it has been seeded, or drawn from", expected="as it was")
-            rule = f"each call gives a tensor of its own{where}"
-            expect.that(rule, not shared, saw="two calls give the same memory", expected="two tensors")
+            rule = f"each call returns a separate tensor{where}"
+            expect.that(rule, not shared, saw="two calls return the same memory", expected="two tensors")
             kept = [sum(one.memory.at(rank, one.timeline.makespan_s).values()) for one in (run, best)]
             rule = f"after three calls a rank keeps three shards, and nothing else{where}"
             expect.budget(rule, kept[0], kept[1] + HALF, "B")
@@ -501,16 +505,16 @@ def _expect_drawn(expect: Expect, answer: Callable, ranks: int, rows: int) -> No
 
 
 def _drawn_shard(rows: int, columns: int, seed: int) -> Tensor:
-    """Right; what a rank keeps is held against it."""
+    """A reference for the memory that a rank keeps."""
     room, generator = -(-rows // dist.get_world_size()), torch.Generator("cpu").manual_seed(seed)
     whole = torch.randn(rows, columns, generator=generator, dtype=torch.float64, device="cpu")
     return whole[dist.get_rank() * room :][:room].clone()
 
 
 def _expect_not_rank_0s(expect: Expect, shard: Any, first: Any, wanted: Tensor, rank: int, on: str) -> None:
-    """Rank 0's rows on another rank have a message of their own: it is the mistake that the section is about."""
+    """Rank 0's rows on another rank have a separate message: the section is about this mistake."""
     if not rank or not isinstance(shard, Tensor) or not isinstance(first, Tensor) or shard.shape != first.shape:
         return
     if shard.numel() and not torch.equal(shard, wanted) and torch.equal(shard, first):
         rule = f"ranks draw different shards{on}, rank {rank})"
-        raise RuleBroken(rule, "the same numbers as rank 0", "rows of its own")
+        raise RuleBroken(rule, "the same numbers as rank 0", "other rows")

@@ -3,10 +3,10 @@
 #
 # **Question.** How do you split one matrix product?
 #
-# In data parallel training (lab 09) every GPU computes whole layers, of its own part of the batch. Now several GPUs
-# share each layer: every one has a piece of each large matrix, and does its part of each product. In what pieces, and
-# what must travel? You build it for an MLP, for the norm in front of it, and for the loss. Then: how many GPUs may
-# share a layer?
+# In data parallel training (lab 09) every GPU computes whole layers, for its own part of the batch. Now several GPUs
+# share each layer: each GPU has a piece of each large matrix, and computes its part of each product. How are the
+# matrices cut, and which data must be sent? You build it for an MLP, for the norm in front of it, and for the loss.
+# Then: how many GPUs can share a layer?
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -32,7 +32,7 @@ check
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
-ranks: int = 4  # that share a layer: 2, 4 or 8
+ranks: int = 4  # ranks that share a layer: 2, 4 or 8
 real_ranks: int = 2  # ranks that run as real processes on this machine: 2 or 4
 cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100
 interactive: bool = True  # widgets, or static figures
@@ -52,14 +52,14 @@ W = torch.randn(8, 16, generator=numbers, dtype=torch.float64) / 3
 MATRICES, across = {"X": X, "W": W, "Y": X @ W}, (1, ranks)
 said = "W by columns: each rank needs all of X, and has some columns of Y."
 show(lab12.figure_matrices(MATRICES, {"W": across, "Y": across}, "By columns", said))
-said = "W by rows: each rank needs some columns of X, and has a part of a sum, as large as Y."
+said = "W by rows: each rank needs some columns of X, and has a partial sum, as large as Y."
 show(lab12.figure_matrices(MATRICES, {"X": across, "W": (0, ranks)}, "By rows", said))
 
 # %% [markdown]
 # **By columns**, rank r has some columns W_r. It needs all of X, and gets some columns of Y. **By rows**, it needs only
-# some columns of X, those that meet its rows. But what it gets is as large as Y, and only a part: Y is the sum of all
-# ranks' parts. (Every number of Y is a sum over the width, and each rank has some of its terms.) In code, run on
-# simulated ranks:
+# the columns of X that match its rows. But its result is as large as Y, and only a part: Y is the sum of all ranks'
+# parts. (Every number of Y is a sum over the width, and each rank has some of its terms.) In code, run on simulated
+# ranks:
 
 
 # %%
@@ -81,14 +81,14 @@ for way, run in runs.items():
     print(f"{way}: a rank sends {format_quantity(run.traffic.sent_bytes(0), 'B')}")
 
 # %% [markdown]
-# Y has 768 B. As small messages do, its parts are added up along a *tree* of ranks, and the sum comes down again (lab
-# 08); the line above says what rank 0 sends of it.
+# Y has 768 B. Like all small messages, its parts are added up along a *tree* of ranks, and the sum is sent down again
+# (lab 08); the line above gives the bytes that rank 0 sends.
 #
 # Now an *MLP*, half of a GPT's layer: a matrix `up` from width D to H, mostly 4 D, the function GELU on each number
-# alone, and a matrix `down` back to D. All n ranks have the same input of N tokens, and all need the whole output.
+# separately, and a matrix `down` back to D. All n ranks have the same input of N tokens, and all need the whole output.
 #
 # Which cut for which matrix? Write down how many *collectives* (calls that all ranks make together, such as an
-# all-reduce) forward needs, and then backward, which must find every gradient, the input's too.
+# all-reduce) forward needs, and then backward, which computes every gradient, including the input's.
 
 # %%
 my_guess_forward = None  # a whole number
@@ -98,22 +98,23 @@ print(f"{ranks} ranks, guesses: {my_guess_forward} forward, {my_guess_backward} 
 # %% [markdown] minutes=13
 # ## An MLP on n ranks
 #
-# What a product by columns gives, some columns on each rank, is just what a product by rows takes. And GELU, which sees
-# each number alone, may stand between them: gelu(X W_r) is a rank's columns of gelu(X W). Had `up` been cut by rows,
-# its output would be a sum, and gelu of a sum is no sum of gelus: a collective before GELU.
+# A product by columns gives some columns on each rank, exactly the input of a product by rows. And GELU, which works on
+# each number separately, may be between them: gelu(X W_r) is a rank's columns of gelu(X W). If `up` were cut by rows,
+# its output would be a sum, and gelu of a sum is not a sum of gelus: a collective would be needed before GELU.
 #
 #              by columns   gelu on each    by rows           all-reduce
 #     rank 0   X up_0       gelu(X up_0)    (...) down_0  \
 #     rank 1   X up_1       gelu(X up_1)    (...) down_1   +   Y
 
 # %% [markdown]
-# So forward needs one all-reduce, of the output. And backward? Every rank has the gradient of Y, which is the gradient
-# of its part, too: a sum passes it on unchanged. But every rank has used X, each with other columns. The gradient of X
-# is the *sum* of what they find. (The gradients of its own pieces of `up` and `down` a rank can compute alone.)
+# So forward needs one all-reduce, of the output. And backward? Every rank has the gradient of Y, which is also the
+# gradient of its part: a sum passes it on unchanged. But every rank has used X, each with different columns. The
+# gradient of X is the *sum* of their results. (A rank can compute the gradients of its pieces of `up` and `down`
+# alone.)
 #
-# Megatron-LM calls these two places f and g (Shoeybi et al., 2019): **f**, where X enters, does nothing forward and an
-# all-reduce backward; **g**, where Y leaves, an all-reduce forward and nothing backward. Autograd cannot know that. The
-# helper below makes a function with any backward that we give it.
+# Megatron-LM calls these two places f and g (Shoeybi et al., 2019): **f**, at the input X, does nothing in forward and
+# an all-reduce in backward; **g**, at the output Y, does an all-reduce in forward and nothing in backward. Autograd
+# cannot derive that. The helper below makes a function with any given backward.
 
 
 # %%
@@ -129,7 +130,7 @@ class WithGradient(torch.autograd.Function):
 
 
 def with_gradient(x, forward, backward):
-    """`forward(x)`, whose gradient autograd takes through `backward(grad)`."""
+    """`forward(x)`; autograd computes its gradient by `backward(grad)`."""
     return WithGradient.apply(x, forward, backward)
 
 
@@ -152,10 +153,10 @@ print("gradient:", leaf.grad.tolist())
 # %% [markdown]
 # ### Exercise 1: an MLP on n ranks
 #
-# Write it with f and g. All ranks get the same x; `up`, `up_bias` and `down` are this rank's, and the ranks may have
-# unequal shares h of H. `down_bias` is whole, and the same on all ranks. Every rank must end with the whole output, and
-# with one device's gradients: of x, of `down_bias`, and of its own shards. The budget: one all-reduce each way. Stuck?
-# Run `check.tensor_mlp.hint()` in a new cell.
+# Write it with f and g. All ranks get the same x; `up`, `up_bias` and `down` are this rank's shards, and the ranks may
+# have unequal shares h of H. `down_bias` is whole, and the same on all ranks. Every rank must end with the whole
+# output, and with one device's gradients: of x, of `down_bias`, and of its own shards. The budget: one all-reduce each
+# way. Stuck? Run `check.tensor_mlp.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
@@ -192,9 +193,9 @@ show_source(parallel.tensor_mlp, after=check.tensor_mlp)
 
 # %% [markdown]
 # (In the library names end in sizes: `up_fD` is `up` transposed, [h, D], and B T are the N tokens.) Its MLP, and a
-# naive one beside it: both matrices by columns, and every output made whole at once by an all-gather. (An *all-gather*
-# gives all ranks' pieces to all of them. `fidelity="shapes"` computes no values, so large sizes cost nothing.) Is the
-# number of calls what you guessed?
+# naive one: both matrices by columns, with an all-gather of every output. (An *all-gather* gives all ranks' pieces to
+# all of them. `fidelity="shapes"` computes no values, so large sizes cost nothing.) Does the number of calls match your
+# guess?
 
 # %%
 TOKENS, WIDTH = 4096, 4096
@@ -226,15 +227,16 @@ for name, is_naive in {"naive": True, "columns, then rows": False}.items():
 pd.DataFrame(table).T
 
 # %% [markdown]
-# One all-reduce each way, of N D numbers: 2 (n-1)/n N D in each (lab 08). H, the number of hidden columns, is not in
-# it: they never travel. Neither is n, nearly: **what a rank sends is fixed, while its share of the work shrinks.**
+# One all-reduce each way, of N D numbers: 2 (n-1)/n N D in each (lab 08). It does not depend on H, the number of hidden
+# columns: they are never sent. It hardly depends on n: **the bytes sent per rank are constant, while its share of the
+# work shrinks.**
 
 # %% [markdown] minutes=4
 # ## Attention: heads
 #
-# The other half of a layer is *attention*. Its *heads* work side by side: none reads another. So queries, keys and
-# values are cut by columns, a head's columns together, and the matrix behind them by rows. f in front, g behind, as in
-# the MLP. So a layer has two all-reduces forward and two backward.
+# The other half of a layer is *attention*. Its *heads* are independent. So queries, keys and values are cut by columns,
+# a head's columns together, and the matrix behind them by rows, with f in front and g behind, as in the MLP. So a layer
+# has two all-reduces forward and two backward.
 #
 # Many models have fewer heads of keys and values than of queries: several query heads share one (*grouped queries*).
 # With more ranks than such heads, some ranks must hold a copy of the same one.
@@ -250,31 +252,31 @@ for rank in range(ranks):
 pd.DataFrame(held).T
 
 # %% [markdown]
-# Where two ranks hold a copy of one head, these are one parameter. What must happen with the gradient that each copy's
-# rank finds?
+# If two ranks hold a copy of the same head, the copies are one parameter. What must happen to the gradients of the
+# copies?
 #
 # <details><summary>Answer</summary>
 #
-# Each rank has the gradient that its own queries give. The copies' gradients must be summed, among those ranks that
-# hold the head; else the copies drift apart. In the library that is f again, applied to the weight, in a group of its
-# own (`shared_key_value_group`).
+# Each rank has the gradient from its own queries. The copies' gradients must be summed over the ranks that hold the
+# head; otherwise the copies diverge. In the library that is f again, applied to the weight, in a separate group
+# (`shared_key_value_group`).
 #
 # </details>
 
 # %% [markdown] minutes=16
 # ## Sequence parallel
 #
-# Between g and the next f stand dropout, which sets some numbers to 0 at random, the sum with the layer's input, and a
+# Between g and the next f are dropout, which sets some numbers to 0 at random, the sum with the layer's input, and a
 # *norm*, which scales each token's numbers and multiplies them by a weight, `gain`. (Yours will divide by their root
-# mean square; the GPT's LayerNorm first takes off the mean.) There every rank does the same, with the same numbers. The
-# work is small, but backward needs what went in: these *activations* are kept n times. But dropout, sum and norm work
-# on each token alone. So cut the tokens!
+# mean square; the GPT's LayerNorm first subtracts the mean.) There every rank computes the same. The work is small, but
+# backward needs the inputs: these *activations* are kept n times. But dropout, sum and norm work on each token
+# separately. So cut the tokens.
 #
 #     tensor     g: all-reduce            norm on N tokens      f: nothing
 #     sequence   g': reduce-scatter       norm on N/n tokens    f': all-gather
 #
-# A *reduce-scatter* gives each rank its own piece of the sum. Does this cost more bytes than the all-reduce? (Of which
-# two calls is that made? Lab 10.) And what are f' and g' in backward?
+# A *reduce-scatter* gives each rank its own piece of the sum. Does this cost more bytes than the all-reduce? (An
+# all-reduce consists of which two calls? Lab 10.) And what are f' and g' in backward?
 
 # %%
 # torch 2.13 gave both a new name.
@@ -308,14 +310,14 @@ try_out(both, ranks=2)
 # ### Exercise 2: a norm and an MLP, on cut tokens
 #
 # x is this rank's tokens; all ranks have equally many. The norm is `F.rms_norm(x, (D,), gain)`. `gain` and `down_bias`
-# are whole on every rank. Again all gradients must be one device's. Mind what a rank uses on *its own tokens alone*:
-# whose gradient is then only a part? The budget: the bytes of two all-gathers, two reduce-scatters, and what these
-# parts need.
+# are whole on every rank. Again all gradients must equal one device's. Some parameters are used *only on a rank's own
+# tokens*: which gradients are then only a part? The budget: the bytes of two all-gathers, two reduce-scatters, and the
+# sums of these parts.
 
 
 # %% tags=["exercise"]
 def sequence_mlp(x, gain, up, up_bias, down, down_bias):
-    """This rank's tokens of the MLP of the norm of x; all as in exercise 1, but for:
+    """This rank's tokens of the MLP of the norm of x; as in exercise 1, except:
 
     x: [t, D], own tokens. gain: [D], the same on all ranks. Returns [t, D].
     """
@@ -332,7 +334,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
 # %%
 # 2 ranks have one token each, of width 1: 1 and -1.
 # Their outputs: 2 gelu(3) = 5.99 and 2 gelu(-3) = -0.01.
-# The gradient of gain is that of both tokens together, on both ranks: 6.14.
+# The gradient of gain is the sum over both tokens, on both ranks: 6.14.
 def small_sequence():
     x = torch.full((1, 1), 1.0 - 2 * dist.get_rank())
     gain, one = torch.ones(1, requires_grad=True), torch.ones(1, 1)
@@ -347,13 +349,13 @@ try_out(small_sequence, ranks=2)
 check.sequence_mlp(sequence_mlp)
 
 # %% [markdown]
-# In backward the two change places: f' gathers tokens, so its backward is a reduce-scatter of their gradients; g' adds
+# In backward the two are swapped: f' gathers tokens, so its backward is a reduce-scatter of their gradients; g' adds
 # and scatters, so its backward is an all-gather.
 #
-# How much memory is it? For backward a layer keeps: inputs of norms; inputs of *regions* (what lies between f and g);
+# How much memory is it? For backward a layer keeps: inputs of norms; inputs of *regions* (the parts between f and g);
 # queries, keys and values; attention's output; hidden columns before and after GELU; and a few small numbers of norms
 # and attention. Which of these will shrink? Which are divided by n already? The table gives the bytes by formula, and
-# their sum; its last row is what the simulator's *memory tracker* books for one layer of a GPT (two layers, less one).
+# their sum; its last row is the size in the simulator's *memory tracker* for one layer of a GPT (two layers, less one).
 
 # %%
 layer = parallel.LayerSizes(batch=1, seq_len=TOKENS, width=WIDTH, heads=32)
@@ -384,40 +386,40 @@ for way, plan in PLANS.items():
     parts = parallel.kept_by_layer(layer, ranks, sequence=way == "sequence")
     kept[way] = {part.name: part.size_bytes for part in parts}
     kept[way] |= {"SUM": sum(part.size_bytes for part in parts)}
-    kept[way] |= {"SUM, booked": kept_after(2, plan) - kept_after(1, plan)}
-print(f"bytes that a rank of {ranks} keeps of one layer, {TOKENS} tokens of width {WIDTH}")
+    kept[way] |= {"SUM, tracked": kept_after(2, plan) - kept_after(1, plan)}
+print(f"bytes that each of {ranks} ranks keeps of a layer, {TOKENS} tokens of width {WIDTH}")
 pd.DataFrame(kept).map(lambda size: format_quantity(size, "B", 4))
 
 # %% [markdown]
-# Inputs of norms and their statistics are now divided by n. One row is not: inputs of regions, which the all-gather
-# made whole, and which backward needs. (Megatron keeps a rank's own tokens of them and gathers once more in backward: a
-# *further* section.) On the wire it costs nothing: 2 (n-1)/n N D became twice (n-1)/n N D, but for the few sums of
-# gains and biases.
+# Inputs of norms and their statistics are now divided by n. One row is not: the gathered inputs of regions, which
+# backward needs. (Megatron keeps a rank's own tokens of them and gathers again in backward: a *further* section.) It
+# needs no more bytes: 2 (n-1)/n N D became twice (n-1)/n N D, except for the few sums of gains and biases.
 
 # %% [markdown] minutes=11
 # ## The vocabulary
 #
-# At a GPT's end stands its largest product: for each token a *logit*, a score, for each of V words. W has V columns,
-# cut over the ranks. So every rank has the logits of its own words. Must they be gathered for the loss? They are V
-# numbers a token; the loss of a token is one.
+# A GPT ends with its largest product: for each token a *logit*, a score, for each of V words. W has V columns, cut over
+# the ranks. So every rank has the logits of its own words. Must they be gathered for the loss? They are V numbers per
+# token; the loss of a token is one number.
 #
 #     loss = log(sum over i of exp(x_i - m)) + m - x_target        m = max over i of x_i
 #
-# The largest logit m is subtracted first, so that no exp overflows; log puts it back. What has to travel?
+# The largest logit m is subtracted first, so that no exp overflows; it is added back after log. Which numbers must be
+# sent?
 
 # %% [markdown]
 # ### Exercise 3: a loss of cut logits
 #
-# Three all-reduces of one number a token are the budget. Use f and g for gradients: which of the two stands behind a
-# sum over ranks? The maximum needs no gradient: `detach()`, and `dist.all_reduce(m, dist.ReduceOp.MAX)` works in place.
-# Ranks may have unequal shares, of at least one word.
+# The budget is three all-reduces of one number per token. Use f and g for gradients: which of the two is a sum over
+# ranks? The maximum needs no gradient: use `detach()`; `dist.all_reduce(m, dist.ReduceOp.MAX)` works in place. Ranks
+# may have unequal shares, of at least one word.
 
 
 # %% tags=["exercise"]
 def sharded_loss(logits, targets, first):
     """Mean cross-entropy of all tokens, on every rank.
 
-    logits: [N, v], those of words first, ..., first + v - 1: this rank's.
+    logits: [N, v], this rank's logits, of words first, ..., first + v - 1.
     targets: [N], the right word of each token, from 0 to V - 1, the same on all ranks.
     """
     ### BEGIN SOLUTION
@@ -434,7 +436,7 @@ def sharded_loss(logits, targets, first):
 
 
 # %%
-# 2 ranks, 2 words on each, one token whose four logits are equal: a loss of log 4 = 1.386.
+# 2 ranks, 2 words on each, one token with four equal logits: a loss of log 4 = 1.386.
 # The gradient of its logits is 0.25, less 1 at the right word: number 2, the first of rank 1.
 def small_loss():
     logits = torch.zeros(1, 2, requires_grad=True)
@@ -449,7 +451,7 @@ try_out(small_loss, ranks=2)
 check.sharded_loss(sharded_loss)
 
 # %% [markdown]
-# Now with 128,000 words, as today's models have, the library's loss beside one that gathers the logits:
+# Now with 128,000 words, as in today's models, the library's loss next to one that gathers the logits:
 
 # %%
 WORDS = 128_000
@@ -471,16 +473,16 @@ for name, is_gathered in {"logits gathered": True, "cut": False}.items():
 pd.DataFrame(table).T
 
 # %% [markdown]
-# Gathered, each rank holds all words of every token several times over: the logits, what the loss makes of them, and
-# gradients. Cut, it holds its own words' alone, and of each token three numbers travel: the maximum, the sum and the
-# target's logit.
+# If gathered, each rank holds several numbers for all words of every token: logits, temporary results of the loss, and
+# gradients. If cut, it holds them only for its own words, and for each token three numbers are sent: the maximum, the
+# sum and the target's logit.
 
 # %% [markdown] minutes=6
-# ## Why it stays inside a node
+# ## Inside a node, and across
 #
 # A layer of a large model: width 8192, 4096 tokens. Each rank computes 1/n of its products. It sends 2 (n-1)/n N D
-# numbers four times, which with more ranks is not less, and it waits for them: that time is *exposed*, with nothing
-# computed beside it. A node has 8 GPUs, joined by fast links; the network between nodes is several times slower.
+# numbers four times, no fewer with more ranks, and waits for them: that time is *exposed*, the rank computes nothing. A
+# node has 8 GPUs, joined by fast links; the network between nodes is several times slower.
 #
 # How many times faster than on one rank will the layer be on 8 ranks, and on 16?
 
@@ -508,9 +510,9 @@ for time in times:
     )
 
 # %% [markdown]
-# (The marks: 1/n of one rank's time. Compute is above them since every rank has all of the norms and sums, and smaller
+# (The marks: 1/n of one rank's time. Compute is above them since every rank computes all norms and sums, and smaller
 # products are less efficient.) This is a formula (`lablib/studies/tensor_time.py`). Does the simulator, which runs the
-# program call by call, agree? One layer again as two layers less one:
+# program call by call, agree? One layer is again two layers less one:
 
 
 # %%
@@ -535,8 +537,8 @@ def seconds_of(num_layers, n):
 table = {}
 for time in times[3:5]:
     simulated = seconds_of(2, time.ranks) - seconds_of(1, time.ranks)
-    told = {"layer": time.layer_s, "exposed": time.exposed_s}
-    for name, seconds in told.items():
+    formula = {"layer": time.layer_s, "exposed": time.exposed_s}
+    for name, seconds in formula.items():
         table[f"{time.ranks} ranks, {name}"] = {
             "formula": seconds,
             "simulated": simulated[name],
@@ -544,10 +546,10 @@ for time in times[3:5]:
 pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
 
 # %% [markdown]
-# The simulator agrees within half a percent. On `dgx-h100` 16 ranks take twice the GPUs of 8, to be a fifth faster. Now
-# try other settings on 8 ranks: a machine without NVLink; a wider layer; more tokens. Which makes the exposed share
-# smaller, which larger? (The calculator's 4096 tokens are two sequences of 2048, which need less attention than one as
-# long. *2D*, in the sentence below the picture, cuts both factors of each product: see *further*.)
+# The simulator agrees within half a percent. On `dgx-h100` 16 ranks take twice the GPUs of 8, and are a fifth faster.
+# Now try other settings on 8 ranks: a machine without NVLink; a wider layer; more tokens. Which makes the exposed share
+# smaller, which larger? (The calculator's 4096 tokens are two sequences of 2048, which need less attention than a
+# single one. *2D*, in the sentence below the picture, cuts both factors of each product: see *further*.)
 
 # %%
 tensor_calculator(interactive)
@@ -557,8 +559,8 @@ tensor_calculator(interactive)
 #
 # On 8 ranks of `dgx-h100` a fifth of the layer is exposed. More tokens do not help: compute and bytes both grow with
 # them, and with 8 times as many it is still 18%. A wider layer does: products grow with the width squared, bytes with
-# the width. 27% at 4096 become 12% at 16,384. A slower link shows at once, inside the node, too: 53% on `pcie-a100`. So
-# tensor parallelism takes the fastest links, up to the GPUs of a node, and other ways of sharing work go across
+# the width. 27% at 4096 become 12% at 16,384. A slower link matters inside the node, too: 53% on `pcie-a100`. So tensor
+# parallelism uses the fastest links, up to the GPUs of a node, and other kinds of parallelism are used across nodes
 # (Narayanan et al., 2021, takeaway 1).
 #
 # </details>
@@ -580,20 +582,20 @@ for name, width, tokens, percent in [
 # %% [markdown] minutes=3
 # ## A whole GPT by a plan
 #
-# To cut a model nobody needs to rewrite it. A *plan* is data: names of layers (`*` stands for any one part of a name),
-# and how each is cut.
+# A model can be cut without rewriting it. A *plan* is data: names of layers (`*` matches any one part of a name), and
+# how each is cut.
 
 # %%
 for pattern, style in parallel.GPT_PLAN.items():
     print(f"{pattern:28} {style}")
 
 # %% [markdown]
-# `Vocabulary` cuts by words: the head, and the embedding, too. `units`: what may not be cut apart, here a head.
+# `Vocabulary` cuts by words: the head, and the embedding, too. `units`: parts that must not be cut, here heads.
 # `SharedInput`: queries, keys and values read one tensor, which goes through f once for all three. TENSOR: with f and
 # g.
 #
-# `parallelize` puts a cut layer in the place of each that the plan names. Then everything of this lab at once, held
-# against one device, in float64: the loss, and every gradient made whole again.
+# `parallelize` replaces each layer in the plan by a cut layer. Then compare everything in this lab at once with one
+# device, in float64: the loss, and every gathered gradient.
 
 
 # %%
@@ -622,12 +624,12 @@ for way, plan in PLANS.items():
 # %% [markdown] tags=["further"] minutes=7
 # ## Further: random numbers
 #
-# Which draws must agree over ranks, and which must not? Who computes the same must draw the same: what is whole on
-# every rank, the order of the data, dropout of what all ranks hold. Who has a part of its own must draw differently:
-# its shard of a weight, dropout of its own heads and hidden columns; with sequence parallelism, of its own tokens.
+# Which random numbers must be equal on all ranks, and which must not? Equal: those for whole parameters, for the order
+# of the data, and for dropout of tensors that all ranks hold. Different: those for a rank's shard of a weight, and for
+# dropout of its own heads and hidden columns; with sequence parallelism, of its own tokens.
 #
-# Suppose all ranks have one seed, and each draws its shard of `up`. No collective will complain. What happens to the
-# model?
+# Suppose all ranks have the same seed, and each draws its shard of `up`. No collective will raise an error. What
+# happens to the model?
 
 # %%
 SEED, OUT, IN = 3, 24, 12
@@ -650,17 +652,18 @@ show(lab12.figure_matrices(pictures, CUTS, title, "Left: all ranks have the same
 
 # %% [markdown]
 # Left, every rank's columns are copies of rank 0's. If the rows of `down` are drawn the same way, they are copies, too.
-# Then equal columns get equal gradients, so they *stay* equal: the model has 1/n of its hidden columns, n times over,
-# and its loss falls nicely, only less far. Hugging Face restarted the training of SmolLM3 after a trillion tokens for
-# this: each tensor-parallel rank had the same seed ("The Smol Training Playbook", 2025). The repair was seed + rank.
-# But then the model depends on the number of ranks.
+# Then equal columns get equal gradients, so they *stay* equal: the model has only 1/n of its hidden columns, n times
+# each, and its loss falls, but less far. Hugging Face restarted the training of SmolLM3 after a trillion tokens for
+# this reason: each tensor-parallel rank had the same seed ("The Smol Training Playbook", 2025). The fix was seed +
+# rank. But then the model depends on the number of ranks.
 
 # %% [markdown]
 # ### Exercise 4: the shard that one device would draw
 #
-# A rank's shard is ceil(rows / n) rows, in order; the last ranks have fewer, or none. All shards together must be what
-# one device draws: `torch.randn(rows, columns, generator=..., dtype=torch.float64)`, from a CPU generator with `seed`.
-# Nothing travels, torch's own generator stays as it was, and a shard does not keep the whole matrix in memory.
+# A rank's shard is ceil(rows / n) rows, in order; the last ranks have fewer, or none. All shards together must equal
+# the matrix that one device draws: `torch.randn(rows, columns, generator=..., dtype=torch.float64)`, from a CPU
+# generator with `seed`. Send nothing, do not change torch's global generator, and do not keep the whole matrix in
+# memory with a shard.
 
 
 # %% tags=["exercise"]
@@ -689,13 +692,13 @@ check.draw_shard(draw_shard)
 # `parallel.wrong_draws(model)` finds shards that are equal on all ranks, and whole parameters that are not.
 
 # %% [markdown] tags=["further"] minutes=4
-# ## Further: hide what travels
+# ## Further: hide communication
 #
-# Backward of Y = X W makes two products: the gradient of X, which is to be summed, and that of W, which is not. Make
-# that of X first, and let its sum travel beside the other (*overlapped*). With sequence parallelism the input can be
-# gathered again in backward, beside the first product, and need not be kept (*gathered again*). At last, a product of
-# some tokens needs these alone: cut product and collective *in chunks*, and each chunk travels beside a product (Wang
-# et al., 2023). By the formula:
+# Backward of Y = X W computes two products: the gradient of X, which must be summed, and the gradient of W, which need
+# not. Compute the gradient of X first, and sum it during the other product (*overlapped*). With sequence parallelism
+# the input can be gathered again in backward, during the first product, and need not be kept (*gathered again*).
+# Finally, a product of some tokens needs only these tokens: cut product and collective *in chunks*, and send each chunk
+# during a product (Wang et al., 2023). By the formula:
 
 # %%
 table = {}
@@ -707,9 +710,9 @@ pd.DataFrame(table).T.map(lambda seconds: format_quantity(seconds, "s"))
 
 
 # %% [markdown]
-# Compute falls, too: *overlapped*, a gradient is summed where it lies, while f sums a copy; and with sequence
-# parallelism norms and sums are of own tokens. In chunks products of an eighth of the tokens are less efficient. On 8
-# ranks of `dgx-h100` that costs more than is hidden; on `pcie-a100`, whose links are slower, chunks are the fastest.
+# Compute falls, too: *overlapped* sums a gradient in place, while f sums a copy; and with sequence parallelism norms
+# and sums cover only own tokens. In chunks, products of an eighth of the tokens are less efficient. On 8 ranks of
+# `dgx-h100` that costs more than it hides; on `pcie-a100`, with slower links, chunks are the fastest.
 
 # %% tags=["instructor"]
 # The numbers of this text.
@@ -722,8 +725,8 @@ for name, fastest in {"dgx-h100": "gathered again", "pcie-a100": "in chunks"}.it
     print(name, {way: format_quantity(one.layer_s, "s") for way, one in of.items()})
 
 # %% [markdown]
-# Now run on the simulator, on 4 ranks: one gather, and one product by columns. The formula for n chunks: exposed is
-# (n-1) times what a message takes longer than a product.
+# Now on the simulator, on 4 ranks: one gather, and one product by columns. The formula for n chunks: exposed is (n-1)
+# times (time of a message - time of a product).
 
 # %%
 from lablib.cost import GroupNetwork, matmul_time_s
@@ -754,22 +757,22 @@ for name in ("dgx-h100", "pcie-a100"):
         seconds = {"takes": run.timeline.makespan_s, "exposed": run.timeline.exposed_s(0)}
         if in_chunks:
             seconds["exposed by formula"] = exposed_by_formula(find_cluster(name))
-        told = {key: format_quantity(value, "s") for key, value in seconds.items()}
-        table[f"{name}, {way}"] = told
+        row = {key: format_quantity(value, "s") for key, value in seconds.items()}
+        table[f"{name}, {way}"] = row
 show(run.timeline.figure(ranks=[0], title="Gather and multiply, in chunks, on pcie-a100"))
 pd.DataFrame(table).T.fillna("")
 
 # %% [markdown]
-# Here chunks gain on `dgx-h100`, too: on 4 ranks each has twice the tokens and twice the columns that it has on 8, so
+# Here chunks are faster on `dgx-h100`, too: on 4 ranks each has twice the tokens and twice the columns of 8 ranks, so
 # the smaller products lose little.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: two dimensions
 #
-# What a rank sends is fixed, since each product is cut along one dimension. On a grid of q x q = n ranks every matrix
-# can be cut along both (*2D tensor parallelism*; Xu et al., 2021): blocks of activations travel along the rows of the
-# grid, blocks of weights along its columns. The activations' bytes then fall with q. The weights' do not know how many
-# tokens there are: so with many tokens 2D sends less.
+# The bytes sent per rank are constant, since each product is cut along one dimension. On a grid of q x q = n ranks
+# every matrix can be cut along both (*2D tensor parallelism*; Xu et al., 2021): blocks of activations are sent along
+# the rows of the grid, blocks of weights along its columns. The activations' bytes then fall with q. The weights' bytes
+# do not depend on the number of tokens: so with many tokens 2D sends less.
 
 # %%
 print("tokens above which 2D sends less than f and g")
@@ -781,13 +784,13 @@ pd.DataFrame(fewest).T
 
 # %% [markdown]
 # On 4 ranks that is many tokens at once. On 64 it is less, but 64 ranks are several nodes, and 2D sends many more
-# messages, which this count of bytes leaves out.
+# messages, which this count of bytes ignores.
 
 # %% [markdown] tags=["further"] minutes=3
-# ## Further: beside PyTorch's own
+# ## Further: PyTorch's DTensor
 #
-# PyTorch has the same idea: `parallelize_module` takes a plan, and makes parameters *DTensors*, tensors that know how
-# they are cut. (Here the logits are gathered; `loss_parallel` would leave them cut.) The same gradients?
+# PyTorch works the same way: `parallelize_module` takes a plan, and makes parameters *DTensors*, tensors that record
+# how they are cut. (Here the logits are gathered; `loss_parallel` would leave them cut.) Are the gradients the same?
 
 # %%
 from torch.distributed.device_mesh import init_device_mesh
@@ -828,7 +831,7 @@ print(f"torch's gradients, off by {off:.0e} from one device's")
 #
 # Now a step on real processes of this computer, connected by *gloo* (on GPUs by NCCL). `reconcile` predicts the
 # program, runs it several times, and compares; for that it measures once, in half a minute, how fast this computer
-# computes and sends. A guess: which share of the step will be exposed here, where all bytes go through the memory?
+# computes and sends. Guess: which share of the step will be exposed here, where all bytes go through the memory?
 
 # %%
 small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=128)
@@ -863,33 +866,35 @@ table.columns = [name.replace("_s ", " ") for name in table.columns]
 table.map(lambda seconds: format_quantity(seconds, "s"))
 
 # %% tags=["instructor"]
-# The numbers of the text below: milliseconds that the prediction lacks, by part.
+# The numbers of the text below: measured minus predicted milliseconds, by part.
 rows = recorded.table().set_index("name")
 lacks = (1000 * (rows["measured_s"] - rows["predicted_s"])).to_dict()
 parts = {"compute": ("forward", "backward"), "waiting": ("waiting", "idle")}
 found = {name: sum(lacks[part] for part in of) for name, of in parts.items()}
 found |= {"exposed": lacks["exposed"], "all": lacks["makespan"]}
-told = {"compute": -8, "waiting": 27, "exposed": 6, "all": 25}
-assert {name: round(lack) for name, lack in found.items()} == told
+stated = {"compute": -8, "waiting": 27, "exposed": 6, "all": 25}
+assert {name: round(lack) for name, lack in found.items()} == stated
 assert sum(recorded.table().query("kind == 'communication'")["measured_calls"]) == 21
 print(found)
 
 # %% [markdown]
-# The first five rows add up to the makespan. Calls and bytes are equal on both sides: 21 all-reduces of 4 layers, 2 a
-# layer and 1 for the embedding forward, 3 of the loss, 2 a layer and 1 for the head backward. Seconds are not: the
-# recorded step took 25 ms longer than predicted. Waiting (for the other rank) and idle are 27 ms, of which the
-# simulator predicts none: it knows no late rank, and no time in which Python works between operations. The prediction
-# of *exposed* is 6 ms too short, that of compute 8 ms too long.
+# The first five rows add up to the makespan. Calls and bytes are equal on both sides: 21 all-reduces of 4 layers, 2 per
+# layer and 1 for the embedding in forward, 3 of the loss, 2 per layer and 1 for the head in backward. Seconds are not:
+# the recorded step took 25 ms longer than predicted. Waiting (for the other rank) and idle are 27 ms, of which the
+# simulator predicts none: it models neither late ranks nor the time that Python takes between operations. The
+# prediction of *exposed* is 6 ms too short, the prediction of compute 8 ms too long.
 
 # %% [markdown] minutes=1
 # ## Summary
 #
 # - A product is cut by columns (input whole, output cut) or by rows (input cut, output a sum). Columns, then rows: one
-#   sum forward, g, and one backward, f, at whatever hidden width.
-# - Heads are columns. A weight that ranks hold twice, or use on their own tokens alone, has a gradient to be summed.
-# - Sequence parallel: the all-reduce in two halves, and what stood n times between layers is cut. The same bytes.
-# - The loss of cut logits needs three numbers a token.
-# - What a rank sends does not shrink with more ranks, so exposed time takes over: keep to the fastest links, a node.
+#   sum forward, g, and one backward, f, at any hidden width.
+# - Heads are columns. If several ranks hold a weight, or use it only on their own tokens, its gradient must be summed.
+# - Sequence parallel: the all-reduce in two halves, with cut activations between layers instead of n copies. The same
+#   bytes.
+# - The loss of cut logits needs three numbers per token.
+# - The bytes sent per rank do not shrink with more ranks, so exposed time dominates: use the fastest links, inside a
+#   node.
 
 # %% [markdown]
 # ### Sources

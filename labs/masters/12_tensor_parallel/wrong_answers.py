@@ -17,7 +17,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     hidden = F.gelu(x @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, all_reduced, same) + down_bias
 """,
-            "the gradient of x of MLP 2 is that of one device",
+            "the gradient of x of MLP 2 equals one device's",
         ),
         (
             "no g: every rank returns its part",
@@ -26,7 +26,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     x = with_gradient(x, same, all_reduced)
     return F.gelu(x @ up + up_bias, approximate="tanh") @ down + down_bias
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
             "adds the bias before the sum",
@@ -46,7 +46,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     hidden = F.gelu(x @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down + down_bias / dist.get_world_size(), all_reduced, same)
 """,
-            "the gradient of down_bias of MLP 2 is that of one device",
+            "the gradient of down_bias of MLP 2 equals one device's",
         ),
         (
             "g adds up gradients, too: n times, which Adam hides",
@@ -56,7 +56,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     hidden = F.gelu(x @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, all_reduced, all_reduced) + down_bias
 """,
-            "times that, as of",
+            "times the right value: a sum over",
         ),
         (
             "f and g are exchanged",
@@ -66,7 +66,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     hidden = F.gelu(x @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, same, all_reduced) + down_bias
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
             "forgets the second matrix",
@@ -78,7 +78,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
             "the output has the shape of x",
         ),
         (
-            "a mean in the place of the sum",
+            "a mean instead of the sum",
             """
 def tensor_mlp(x, up, up_bias, down, down_bias):
     def mean(y):
@@ -88,7 +88,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     hidden = F.gelu(x @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, mean, same) + down_bias
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
             "f averages the input's gradient",
@@ -101,7 +101,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     hidden = F.gelu(x @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, all_reduced, same) + down_bias
 """,
-            "the gradient of x of MLP 2 is that of one device",
+            "the gradient of x of MLP 2 equals one device's",
         ),
         (
             "adds up the hidden columns, as if they were parts",
@@ -178,7 +178,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     hidden = F.gelu(x @ up + up_bias, approximate="tanh")
     return with_gradient((hidden @ down).float(), all_reduced, same).to(x.dtype) + down_bias
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
             "another GELU",
@@ -187,7 +187,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     x = with_gradient(x, same, all_reduced)
     return with_gradient(F.gelu(x @ up + up_bias) @ down, all_reduced, same) + down_bias
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
             "keeps its input in a global: the second layer reads the first one's",
@@ -200,10 +200,10 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     hidden = F.gelu(entered["x"] @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, all_reduced, same) + down_bias
 """,
-            "the output is that of one device, in the second MLP",
+            "the output equals one device's, in the second MLP",
         ),
         (
-            "swallows what goes wrong, and returns the bias",
+            "catches all errors, and returns the bias",
             """
 def tensor_mlp(x, up, up_bias, down, down_bias):
     try:
@@ -211,7 +211,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     except Exception:
         return x * 0 + down_bias
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
             "one all-reduce each way, but of both numbers and their squares",
@@ -249,10 +249,10 @@ class OwnMLP(torch.autograd.Function):
 def tensor_mlp(x, up, up_bias, down, down_bias):
     return OwnMLP.apply(x, up, up_bias, down, down_bias)
 """,
-            "the gradient of up of MLP 2 is that of one device",
+            "the gradient of up of MLP 2 equals one device's",
         ),
         (
-            "torch's DTensor does it",
+            "uses torch's DTensor",
             """
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
@@ -267,7 +267,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
             "it uses torch.distributed.tensor.DTensor",
         ),
         (
-            "takes the others' parts from an open file: one number travels",
+            "takes the others' parts from an open file: sends one number",
             """
 import tempfile
 
@@ -298,7 +298,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
             "less than the task needs",
         ),
         (
-            "takes the others' parts from an attribute of torch, and sends as many zeros",
+            "takes the others' parts from an attribute of torch, and sends zeros",
             """
 shelf = []
 
@@ -322,7 +322,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
             "is not there",
         ),
         (
-            "f works in the first backward alone",
+            "f works only in the first backward",
             """
 done = []
 
@@ -338,7 +338,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
             "the gradient of x of MLP 2, second batch",
         ),
         (
-            "a hook on x itself: what goes round the MLP is summed, too",
+            "a hook on x itself: the residual's gradient is summed, too",
             """
 def tensor_mlp(x, up, up_bias, down, down_bias):
     if x.requires_grad:
@@ -346,10 +346,10 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
     hidden = F.gelu(x @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, all_reduced, same) + down_bias
 """,
-            "the gradient of x of MLP 2 is that of one device",
+            "the gradient of x of MLP 2 equals one device's",
         ),
         (
-            "asynchronous, and not waited for",
+            "asynchronous, without a wait",
             """
 def tensor_mlp(x, up, up_bias, down, down_bias):
     def begun(grad):
@@ -371,7 +371,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
             "None: is there a return?",
         ),
         (
-            "trains n different norms: gain's gradient is of its own tokens",
+            "trains n different norms: gain's gradient covers only own tokens",
             """
 def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     down_bias = with_gradient(down_bias, same, all_reduced)
@@ -380,10 +380,10 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, scattered, gathered) + down_bias
 """,
-            "the gradient of gain is that of one device",
+            "the gradient of gain equals one device's",
         ),
         (
-            "forgets the bias's other tokens",
+            "forgets the other tokens for the bias",
             """
 def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     gain = with_gradient(gain, same, all_reduced)
@@ -392,7 +392,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, scattered, gathered) + down_bias
 """,
-            "the gradient of down_bias is that of one device",
+            "the gradient of down_bias equals one device's",
         ),
         (
             "returns all tokens",
@@ -402,7 +402,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, all_reduced, same) + down_bias
 """,
-            "the output is of this rank's tokens",
+            "the output has this rank's tokens",
         ),
         (
             "gathers, and passes back its own rows without the other ranks' parts",
@@ -418,7 +418,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, scattered, gathered) + down_bias
 """,
-            "the gradient of gain is that of one device",
+            "the gradient of gain equals one device's",
         ),
         (
             "scatters, and passes back its own tokens' gradient alone",
@@ -434,10 +434,10 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, scattered, alone) + down_bias
 """,
-            "the gradient of up is that of one device",
+            "the gradient of up equals one device's",
         ),
         (
-            "an all-reduce, of which it keeps its own tokens",
+            "an all-reduce, and keeps its own tokens",
             """
 def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     def reduced(y):
@@ -452,7 +452,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
             "collectives of forward and backward",
         ),
         (
-            "gathers first, and has the norm of all tokens on every rank",
+            "gathers first, and computes the norm of all tokens on every rank",
             """
 def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     gain = with_gradient(gain, same, all_reduced)
@@ -461,7 +461,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, scattered, gathered) + down_bias
 """,
-            "the norm keeps this rank's tokens alone",
+            "the norm keeps only this rank's tokens",
         ),
         (
             "a mean of gain's gradients",
@@ -476,7 +476,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, scattered, gathered) + down_bias
 """,
-            "of that",
+            "of the right value",
         ),
         (
             "adds the bias before the sum",
@@ -501,7 +501,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
             "the output is one device's, this rank's tokens",
         ),
         (
-            "multiplies its own tokens alone",
+            "multiplies only its own tokens",
             """
 def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     gain = with_gradient(gain, same, all_reduced)
@@ -557,10 +557,10 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     hidden = F.gelu(whole @ up + up_bias, approximate="tanh")
     return with_gradient(hidden @ down, scattered, gathered) + down_bias
 """,
-            "the gradient of down_bias is that of one device",
+            "the gradient of down_bias equals one device's",
         ),
         (
-            "keeps what it gathered first in a global",
+            "keeps its first gathered tensor in a global",
             """
 kept = {}
 
@@ -575,7 +575,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
             "Error",
         ),
         (
-            "takes the others' tokens from an open file: one number travels",
+            "takes the others' tokens from an open file: sends one number",
             """
 import tempfile
 
@@ -613,7 +613,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
             "less than the task needs",
         ),
         (
-            "takes the others' tokens from an attribute of torch, and sends as many zeros",
+            "takes the others' tokens from an attribute of torch, and sends zeros",
             """
 shelf = []
 
@@ -658,7 +658,7 @@ def sequence_mlp(x, gain, up, up_bias, down, down_bias):
     "sharded_loss": [
         ("returns nothing", "def sharded_loss(logits, targets, first):\n    return None\n", "None: is there a return?"),
         (
-            "the loss of its own words alone",
+            "the loss of only its own words",
             """
 def sharded_loss(logits, targets, first):
     column = (targets - first).clamp(0, logits.shape[1] - 1)
@@ -809,7 +809,7 @@ def sharded_loss(logits, targets, first):
             "the loss is the mean over tokens",
         ),
         (
-            "takes all shares for equal",
+            "assumes equal shares",
             """
 def sharded_loss(logits, targets, first):
     first = dist.get_rank() * logits.shape[1]
@@ -837,10 +837,10 @@ def sharded_loss(logits, targets, first):
     total = with_gradient(shifted.exp().sum(1), all_reduced, all_reduced)
     return (total.log() - target).mean()
 """,
-            "times that, as of",
+            "times the right value: a sum over",
         ),
         (
-            "a sum that autograd does not see",
+            "a sum outside autograd's graph",
             """
 def sharded_loss(logits, targets, first):
     top = logits.detach().amax(1)
@@ -852,7 +852,7 @@ def sharded_loss(logits, targets, first):
     total = all_reduced(shifted.detach().exp().sum(1))
     return (total.log() - target).mean()
 """,
-            "the gradient of logits is that of one device",
+            "the gradient of logits equals one device's",
         ),
         (
             "no gradient at all",
@@ -866,7 +866,7 @@ def sharded_loss(logits, targets, first):
     own = shifted.gather(1, column[:, None])[:, 0].where(column == targets - first, 0)
     return (all_reduced(shifted.exp().sum(1)).log() - all_reduced(own)).mean()
 """,
-            "None: autograd found no way back",
+            "None: it is not in autograd's graph",
         ),
         (
             "forgets the right word",
@@ -919,7 +919,7 @@ def sharded_loss(logits, targets, first):
             "the loss is the mean over tokens",
         ),
         (
-            "takes the others' numbers from an open file: one number travels",
+            "takes the others' numbers from an open file: sends one number",
             """
 import tempfile
 
@@ -955,7 +955,7 @@ def sharded_loss(logits, targets, first):
             "less than the task needs",
         ),
         (
-            "takes the others' numbers from an attribute of torch, and sends as many zeros",
+            "takes the others' numbers from an attribute of torch, and sends zeros",
             """
 shelf = []
 
@@ -1017,7 +1017,7 @@ def sharded_loss(logits, targets, first):
             "second batch",
         ),
         (
-            "backward ignores what comes in",
+            "backward ignores its input",
             """
 class Loss(torch.autograd.Function):
     @staticmethod
@@ -1038,7 +1038,7 @@ class Loss(torch.autograd.Function):
 def sharded_loss(logits, targets, first):
     return Loss.apply(logits, targets, first)
 """,
-            "the gradient of logits is that of one device",
+            "the gradient of logits equals one device's",
         ),
         (
             "changes the targets",
@@ -1078,7 +1078,7 @@ def draw_shard(rows, columns, seed):
     generator = torch.Generator("cpu").manual_seed(seed + dist.get_rank())
     return torch.randn(mine, columns, generator=generator, dtype=torch.float64, device="cpu")
 """,
-            "this rank's rows of what one device draws",
+            "this rank's rows of one device's matrix",
         ),
         (
             "remembered: two calls give one tensor",
@@ -1091,7 +1091,7 @@ def draw_shard(rows, columns, seed, made={}):
         made[rows, columns, seed] = whole[dist.get_rank() * room :][:room].clone()
     return made[rows, columns, seed]
 """,
-            "a tensor of its own",
+            "a separate tensor",
         ),
         (
             "a view, which keeps the whole matrix",
@@ -1166,7 +1166,7 @@ def draw_shard(rows, columns, seed):
     room = -(-rows // dist.get_world_size())
     return whole[dist.get_rank() * room :][:room].clone()
 """,
-            "this rank's rows of what one device draws",
+            "this rank's rows of one device's matrix",
         ),
         (
             "rank 0 draws for all",
@@ -1181,7 +1181,7 @@ def draw_shard(rows, columns, seed):
             "communications",
         ),
         (
-            "keeps what it drew first in a global",
+            "keeps its first draw in a global",
             """
 drawn = {}
 
@@ -1216,7 +1216,7 @@ def draw_shard(rows, columns, seed):
             "a shard has ceil(rows / n) rows",
         ),
         (
-            "columns in the place of rows",
+            "columns instead of rows",
             """
 def draw_shard(rows, columns, seed):
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -1241,7 +1241,7 @@ def draw_shard(rows, columns, seed):
             "a rank keeps three shards",
         ),
         (
-            "the whole matrix hangs at the shard, two of them",
+            "the whole matrix is an attribute of the shard, for two of them",
             """
 def draw_shard(rows, columns, seed):
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -1254,7 +1254,7 @@ def draw_shard(rows, columns, seed):
             "a rank keeps three shards",
         ),
         (
-            "draws it lying on its side",
+            "draws the transposed matrix",
             """
 def draw_shard(rows, columns, seed):
     generator = torch.Generator("cpu").manual_seed(seed)
@@ -1262,7 +1262,7 @@ def draw_shard(rows, columns, seed):
     room = -(-rows // dist.get_world_size())
     return whole[dist.get_rank() * room :][:room].contiguous()
 """,
-            "this rank's rows of what one device draws",
+            "this rank's rows of one device's matrix",
         ),
         (
             "one row more where rows divide",
@@ -1295,7 +1295,7 @@ def draw_shard(rows, columns, seed):
 RIGHT_ANSWERS = {
     "tensor_mlp": [
         (
-            "two autograd functions of its own",
+            "two new autograd functions",
             """
 class Enter(torch.autograd.Function):
     @staticmethod
@@ -1339,7 +1339,7 @@ def tensor_mlp(x, up, up_bias, down, down_bias):
 """,
         ),
         (
-            "one function for all of it; the sum travels beside the weights' products",
+            "one function for all; the sum overlaps with the weights' products",
             """
 class Own(torch.autograd.Function):
     @staticmethod
@@ -1463,7 +1463,7 @@ def sharded_loss(logits, targets, first):
 """,
         ),
         (
-            "a softmax of its own in backward",
+            "its own softmax in backward",
             """
 class Loss(torch.autograd.Function):
     @staticmethod
@@ -1567,7 +1567,7 @@ def draw_shard(rows, columns, seed):
 """,
         ),
         (
-            "torch's own generator, put back",
+            "torch's own generator, restored",
             """
 def draw_shard(rows, columns, seed):
     with torch.random.fork_rng(devices=[]):

@@ -1,4 +1,4 @@
-"""Checks of lab 13: pipeline parallel. Plans are judged by the rules and by replay; the weights also by gradients."""
+"""Checks of lab 13: pipeline parallel. Plans are checked by the rules and by replay; the weights also by gradients."""
 
 import operator
 import re
@@ -20,13 +20,13 @@ from lablib.pipeline import Costs, Plan, balanced_cut, read_plan, replay, schedu
 from lablib.pipeline.deadlock import steps_done
 from lablib.text.units import plural
 
-LIMITS, MICROBATCHES, AT_MOST_S = (3, 2, 2), 4, 15  # of exercise 4: one for each stage; 15 is the least there is
+LIMITS, MICROBATCHES, AT_MOST_S = (3, 2, 2), 4, 15  # of exercise 4: one for each stage; 15 is the minimum
 _UNITS = {"milliseconds": 1e-3, "microseconds": 1e-6, "hours": 3600.0}
 _ACTION = re.compile(r"[FB](0|[1-9]\d*)")
 
 
 def _seconds(draw: Draw, stages: int, slowest: int) -> list[float]:
-    """Of each stage, the given one the slowest by far."""
+    """Seconds of each stage; the given one is the slowest by far."""
     seconds = [draw.number(0.5, 1.5) for _ in range(stages)]
     seconds[slowest] = draw.number(2.0, 3.0)
     return seconds
@@ -35,9 +35,10 @@ def _seconds(draw: Draw, stages: int, slowest: int) -> list[float]:
 @exercise(
     "Predict the bubble",
     hints=[
-        "Write down when the last stage ends its last forward. What does it wait for, and what sets the pace?",
-        "All forwards take: one micro-batch through all stages, and m - 1 more on the slowest. Backward is the same "
-        "thing the other way, with seconds of its own.",
+        "Write down when the last stage ends its last forward. What does it wait for, and which stage limits the "
+        "speed?",
+        "Time of all forwards: one micro-batch through all stages, and m - 1 more on the slowest. Backward is the same "
+        "in reverse, with its own seconds.",
         "step_s = sum(F) + (m - 1) max(F) + sum(B) + (m - 1) max(B); busy: m (sum(F) + sum(B)), of p step_s.",
     ],
 )
@@ -89,7 +90,7 @@ def one_f_one_b(expect: Expect, one_f_one_b: Callable[[int, int, int], list[str]
     draw = expect.draw
     few = draw.integer(3, 7)
     sizes = [
-        (draw.choice([2, 4, 5, 6]), draw.integer(7, 12)),  # not 3: p - i forwards would be those of 4
+        (draw.choice([2, 4, 5, 6]), draw.integer(7, 12)),  # not 3: p - i forwards would equal those of 4
         (few, draw.integer(1, few - 2)),  # fewer than stage 0 would run first
         (few + 1, few + 1),
         (1, draw.integer(2, 5)),
@@ -98,15 +99,15 @@ def one_f_one_b(expect: Expect, one_f_one_b: Callable[[int, int, int], list[str]
         (9, draw.integer(20, 30)),
     ]
     for p, m in sizes:
-        expect.measured.clear()  # what holds is shown for the last sizes
+        expect.measured.clear()  # the report shows the last sizes
         rows: dict[int, list[str]] = {}
         returned: dict[int, Any] = {}
-        for stage in draw.shuffled(range(p)):  # a row depends on what was asked, not on what was asked before
+        for stage in draw.shuffled(range(p)):  # a row must not depend on earlier calls
             returned[stage] = observe(one_f_one_b, stage, p, m).value
             rows[stage] = _row(expect, returned[stage], stage, p, m)
         changed = [stage for stage in range(p) if list(returned[stage]) != rows[stage]]
-        rule = f"a row stays as it is when another is asked for ({_sizes(p, m)})"
-        expect.that(rule, not changed, f"the rows of stages {changed} changed", "a list of its own for each call")
+        rule = f"a later call does not change a row ({_sizes(p, m)})"
+        expect.that(rule, not changed, f"the rows of stages {changed} changed", "a new list for each call")
         _expect_1f1b(expect, [rows[stage] for stage in range(p)], p, m)
 
 
@@ -115,7 +116,7 @@ def _sizes(p: int, m: int) -> str:
 
 
 def _row(expect: Expect, value: Any, stage: int, p: int, m: int) -> list[str]:
-    """The actions that were returned."""
+    """The returned actions."""
     what = f"stage {stage} of {p}, {plural(m, 'micro-batches')}"
     expect.equal("a row is returned", value is ..., False)
     if not isinstance(value, list | tuple):
@@ -124,7 +125,7 @@ def _row(expect: Expect, value: Any, stage: int, p: int, m: int) -> list[str]:
     for each in value:
         if not (isinstance(each, str) and _ACTION.fullmatch(each)):
             raise RuleBroken(f'an action is a text such as "F0" or "B12" ({what})', short_repr(each), '"F0"')
-    value = [str.__str__(each) for each in value]  # a text of one's own class may show something else
+    value = [str.__str__(each) for each in value]  # a subclass of str may show something else
     for kind in "FB":
         numbers = [int(each[1:]) for each in value if each[0] == kind]
         expect.equal(f"each {kind} is done once ({what})", sorted(numbers), list(range(m)))
@@ -170,7 +171,7 @@ def loss_weights(expect: Expect, loss_weights: Callable[[list[Tensor]], list[flo
     ):
         targets = [_targets(draw, number, each) for each in texts]
         targets.sort(key=lambda each: int((each != -100).sum()))
-        targets = targets[1:] + targets[:1]  # the first is not the largest, and they are in no order of size
+        targets = targets[1:] + targets[:1]  # the first is not the largest, and they are not sorted by size
         if number == 0:  # of any shapes: one text alone, and two times two
             targets = [each[0] if len(each) == 1 else each for each in targets]
             targets = [each.reshape(2, 2, -1) if len(each) == 4 and each.dim() == 2 else each for each in targets]
@@ -185,20 +186,20 @@ def loss_weights(expect: Expect, loss_weights: Callable[[list[Tensor]], list[flo
         rule = f"the weights are shares of the tokens that count (micro-batches {name})"
         is_off = difference(weights, wanted, rtol=1e-9, atol=0.0) is not None
         if is_off and len(weights) == len(wanted) and all(isinstance(each, int | float) for each in weights):
-            told, right = (", ".join(f"{each:.4g}" for each in shares) for shares in (weights, wanted))
-            if told != right:  # all of them: by the first alone, one mistake may look like another
-                raise RuleBroken(rule, told, right)
+            given, right = (", ".join(f"{each:.4g}" for each in shares) for shares in (weights, wanted))
+            if given != right:  # all of them: mistakes may agree in the first
+                raise RuleBroken(rule, given, right)
         expect.close(rule, weights, wanted)
         flat = [torch.cat([each.flatten() for each in targets])]
         found, whole = _gradient([float(each) for each in weights], targets), _gradient([1.0], flat)
-        expect.close(f"the gradient is that of the whole batch (micro-batches {name})", found, whole)
+        expect.close(f"the gradient equals the whole batch's (micro-batches {name})", found, whole)
 
 
 def _targets(draw: Draw, number: int, num_texts: int) -> Tensor:
-    """Of texts of some length, or of 8 tokens; the fourth kind of one text alone. -100 anywhere but for the third."""
+    """Targets of texts of some length, or of 8 tokens; the fourth kind has one text. All but the third have -100."""
     length = 7 * draw.integer(3, 9) if number == 0 else 8
     tokens = torch.tensor([[draw.integer(0, 50) for _ in range(length + 1)] for _ in range(num_texts)])
-    targets = tokens[:, 1:]  # as a lab makes them: what comes next, in the tokens' own memory
+    targets = tokens[:, 1:]  # as in the labs: the next tokens, a view of `tokens`
     for text in targets:
         text[[] if number == 2 else draw.integers(draw.integer(1, length - 1), 0, length - 1)] = -100
         text[(text != -100).nonzero()[0]] = 0  # a token like any other
@@ -206,7 +207,7 @@ def _targets(draw: Draw, number: int, num_texts: int) -> Tensor:
 
 
 def _gradient(weights: list[float], batches: list[Tensor]) -> Tensor:
-    """Of the weighted sum of each batch's mean loss, for a slope that tells tokens apart."""
+    """Gradient of the weighted sum of each batch's mean loss, for a slope that depends on the tokens."""
     slope = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
     for weight, targets in zip(weights, batches, strict=True):
         counted = targets[targets != -100].double()
@@ -220,27 +221,27 @@ def _gradient(weights: list[float], batches: list[Tensor]) -> Tensor:
     hints=[
         "Begin with 1F1B and write I W for each B: 16 seconds. The last stage may hold one more. What can wait there?",
         "The last stage decides when the last I goes back. Which of its W's can come after its last I?",
-        "The last stage: F0 I0 F1 I1 W0 F2 ...: I as early as can be, and W only where it would hold a third.",
+        "The last stage: F0 I0 F1 I1 W0 F2 ...: I as early as possible, and W only when it would hold a third.",
     ],
 )
 def plan(expect: Expect, my_plan: str) -> None:
     expect.equal("a plan is written down", my_plan is ..., False)
     if not isinstance(my_plan, str):
-        raise RuleBroken("the plan is a text, one line a rank", short_repr(my_plan), '"rank 0: F0 F1 ..."')
+        raise RuleBroken("the plan is a text, one line per rank", short_repr(my_plan), '"rank 0: F0 F1 ..."')
     try:
-        found = read_plan(str.__str__(my_plan))  # a text of one's own class may show something else
+        found = read_plan(str.__str__(my_plan))  # a subclass of str may show something else
     except ValueError as error:
         raise RuleBroken("the plan can be read", str(error), "actions such as F0, I0, W0, B0") from None
     expect.equal("the plan has a line for each stage", found.num_stages, len(LIMITS))
-    expect.equal("stage i stands in line i, with one piece of the model", found.rank_of, tuple(range(len(LIMITS))))
+    expect.equal("line i is stage i, with one piece of the model", found.rank_of, tuple(range(len(LIMITS))))
     expect.equal("the plan has four micro-batches", found.num_microbatches, MICROBATCHES)
     report = validate(found)
-    expect.that("the plan keeps the rules, and nobody waits for ever", not report.findings, str(report), "no finding")
+    expect.that("the plan keeps the rules, and no stage waits for ever", not report.findings, str(report), "no finding")
     done = replay(found)
     held = [round(each, 6) for each in done.in_flight]
     both = enumerate(zip(held, LIMITS, strict=True))
     over = [f"rank {rank} holds {saw:g}" for rank, (saw, most) in both if saw > most]
-    expect.that("no stage holds more than it may", not over, ", ".join(over) or "none does", "at most 3, 2 and 2")
+    expect.that("no stage holds more than its limit", not over, ", ".join(over) or "none does", "at most 3, 2 and 2")
     expect.budget("the step takes at most 15 seconds, F = I = W = 1", done.makespan_s, AT_MOST_S, "s")
 
 
@@ -259,9 +260,9 @@ def _that_runs(draw: Draw, is_large: bool) -> Rows:
 
 
 def _in_a_circle(draw: Draw, is_large: bool) -> Rows:
-    """Some micro-batches one by one; then stage i wants a backward before it goes on, and i + 1 two forwards."""
+    """Some micro-batches one by one; then stage i needs a backward before it goes on, and i + 1 two forwards."""
     p, m = draw.integer(2, 5), draw.integer(11, 14) if is_large else draw.integer(2, 6)
-    first, begin = draw.integer(1, p - 1), 2 * draw.integer(0, m - 2)  # the first stage that wants two
+    first, begin = draw.integer(1, p - 1), 2 * draw.integer(0, m - 2)  # the first stage that needs two
     rows = _one_by_one(p, m)
     for row in rows[first:]:
         row[begin:] = sorted(row[begin:], key=lambda each: each[0] == "B")
@@ -273,7 +274,7 @@ def _last_exchanged(draw: Draw, is_large: bool) -> Rows:
 
 
 def _too_early(rows: Rows, draw: Draw) -> Rows:
-    """On the last stage a backward stands before its own forward."""
+    """On the last stage a backward is before its own forward."""
     i = draw.integer(0, len(rows[-1]) // 2 - 1)
     rows[-1][2 * i : 2 * i + 2] = [f"B{i}", f"F{i}"]
     return rows
@@ -318,8 +319,8 @@ _KINDS: dict[str, Callable[[Draw, bool], Rows]] = {
 @exercise(
     "Where it stops",
     hints=[
-        "Keep for each row how far it is, and a set of what is done. When may a row's next action be carried out?",
-        "Go over the rows again and again, each as far as it comes, until a round has changed nothing.",
+        "Keep for each row its position, and a set of the finished actions. When may a row's next action run?",
+        "Repeat over the rows, each as far as it gets, until a round changes nothing.",
         "F on stage i needs (i - 1, F) in the set, B needs (i + 1, B); the last B needs its own F.",
     ],
 )
@@ -335,16 +336,18 @@ def actions_done(expect: Expect, actions_done: Callable[[list[list[str]]], list[
             value = call.value.tolist() if is_array(call.value) else call.value
             if not isinstance(value, list | tuple):
                 expect.equal("a number for each row is returned", value, [0] * p)
-            wanted, what = steps_done(_plan_of(rows, m)), f"each row comes as far as it can (a plan {kind})"
-            is_it = difference(value, wanted, rtol=0.0, atol=0.0) is None  # `==` is true of what says so of itself
+            wanted, what = steps_done(_plan_of(rows, m)), f"each row gets as far as it can (a plan {kind})"
+            is_it = difference(value, wanted, rtol=0.0, atol=0.0) is None  # an answer's own `==` may always be true
             expect.that(what, is_it, short_repr(value), short_repr(wanted))
 
 
 @exercise(
     "Split the layers",
     hints=[
-        "Say you know the best way to cut the first k layers into s - 1 stages, for all k. What then of s stages?",
-        "The last stage takes layers k to n; the slowest is the larger of it and of the best cut before. Try all k.",
+        "Suppose you know the best way to cut the first k layers into s - 1 stages, for all k. How do you find it for "
+        "s stages?",
+        "The last stage takes layers k to n; the slowest is the larger of it and the best cut of the first k. Try all "
+        "k.",
         "best[s][n] = min over k of max(best[s - 1][k], sum(costs[k:n])), from s = 1 on; keep the cuts with it.",
     ],
 )
@@ -361,14 +364,14 @@ def split_layers(expect: Expect, split_layers: Callable[[list[float], int], list
         ("a slow layer first", [draw.number(5, 9), *[1.0] * 6], 3),
         ("layers that cost nothing", [0.0] * 5, 3),
     ]
-    # Small, many and uneven: no rule of thumb finds the best cut of each.
+    # Small, many and uneven: no heuristic finds the best cut of each.
     lumps = [[draw.choice((0.2, 1.0, 5.0)) * draw.number(0.8, 1.2) for _ in range(16)] for _ in range(24)]
     cases += [("drawn", each, 6) for each in lumps]
     for unit, scale in _UNITS.items():  # costs of real layers are milliseconds: no fixed number of seconds is small
         cases += [(f"drawn in {unit}", [scale * draw.number(0.5, 3) for _ in range(24)], 6) for _ in range(8)]
     cases += [("drawn", [draw.number(0, 5) for _ in range(draw.integer(20, 26))], each) for each in (2, 3, 4, 5, 6, 8)]
     for name, costs, stages in cases:
-        expect.measured.clear()  # what holds is shown for the last row of layers
+        expect.measured.clear()  # the report shows the last row of layers
         call = observe(split_layers, list(costs), stages)
         changes_nothing(expect, [call])
         counts = _counts(call.value)
@@ -379,7 +382,7 @@ def split_layers(expect: Expect, split_layers: Callable[[list[float], int], list
         ends = list(accumulate(counts))
         slowest = max(sum(costs[end - count : end]) for end, count in zip(ends, counts, strict=True))
         best = max(sum(costs[i] for i in piece) for piece in balanced_cut(costs, stages))
-        expect.budget(f"the slowest stage is as fast as can be ({what}, split {counts})", slowest, best, "s")
+        expect.budget(f"the slowest stage is as fast as possible ({what}, split {counts})", slowest, best, "s")
 
 
 def _counts(value: Any) -> list[int]:

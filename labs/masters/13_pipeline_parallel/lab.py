@@ -3,9 +3,9 @@
 #
 # **Question.** Where does the bubble come from?
 #
-# A model that is too large for one GPU is cut into *stages*, each on a GPU of its own. Then most GPUs wait most of the
-# time. You change nothing but the order of work. Before anything runs you compute how long an order takes and how much
-# memory it needs; then you run it.
+# A model that is too large for one GPU is cut into *stages*, each on a separate GPU. Then most GPUs wait most of the
+# time. You change only the order of work. Before anything runs you compute the time and memory of an order; then you
+# run it.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -41,7 +41,7 @@ check
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
-ranks: int = 4  # stages, each on a GPU of its own, 2 to 8
+ranks: int = 4  # stages, each on its own GPU, 2 to 8
 microbatches: int = 8  # parts of a batch, 1 to 32
 real_ranks: int = 2  # stages that run as real processes on this machine, 2 or more
 cluster: str = "dgx-h100"  # pcie-a100 | dgx-a100 | dgx-h100 | hgx-h200
@@ -52,7 +52,7 @@ quick: bool = True  # few repeats
 # ## Stages
 #
 # The model is a GPT (lab 09): an embedding, *blocks* (its layers), and a *head*, which gives a score to each token of
-# the vocabulary. A stage holds consecutive ones of these. Stage 0 reads the text; each stage sends its output, the
+# the vocabulary. A stage holds consecutive layers. Stage 0 reads the text; each stage sends its output, the
 # *activations*, to the next; the last computes the loss. Backward goes the other way: each stage sends the gradient of
 # its input to the one before.
 
@@ -62,7 +62,7 @@ assert 1 <= microbatches <= 32, f"microbatches must be 1 to 32: got {microbatche
 gpt = GPTConfig(num_layers=15, d_model=2048, num_heads=16, vocab_size=32_000, max_seq_len=1024)
 model = GPT(
     gpt, device="meta", dtype=torch.bfloat16
-)  # shapes without numbers: nothing is computed
+)  # shapes without values: nothing is computed
 pieces = cut(model, ranks)
 rows = {}
 for number, piece in enumerate(pieces):
@@ -70,13 +70,13 @@ for number, piece in enumerate(pieces):
         "holds": ", ".join(dict.fromkeys(type(unit).__name__ for unit in piece)),
         "layers": len(piece),
         "parameters": f"{sum(p.numel() for p in piece.parameters()) / 1e6:.0f} million",
-        "FLOPs a token, forward": format_quantity(flops_of(piece, gpt.max_seq_len), "FLOP"),
+        "FLOPs per token, forward": format_quantity(flops_of(piece, gpt.max_seq_len), "FLOP"),
     }
 pd.DataFrame(rows).T
 
 # %% [markdown]
-# `cut` makes the slowest stage as fast as can be: the embedding computes next to nothing, the head more than one block
-# does. Now one batch goes through. `launch` simulates the GPUs of `cluster`, with shapes in place of numbers.
+# `cut` makes the slowest stage as fast as possible: the embedding computes almost nothing, the head more than one
+# block. Now run one batch. `launch` simulates the GPUs of `cluster`, with shapes instead of values.
 
 
 # %%
@@ -101,24 +101,24 @@ show(picture(one, measured_costs(one_run.timeline, one), "One batch through all 
 
 # %% [markdown]
 # Rank i is the GPU of stage i. F0 is its forward, B0 its backward of batch 0. Backward takes longer: it has twice the
-# FLOPs, and writes gradients as large as the weights. Below the bars stands what a stage holds: from F to B it keeps
-# the activations that backward needs. The dark line is the *critical path*: what decides how long it all takes. Only
-# one stage works at a time.
+# FLOPs, and writes gradients as large as the weights. Below the bars are the micro-batches that a stage holds: from F
+# to B it keeps the activations that backward needs. The dark line is the *critical path*, the chain of actions that
+# determines the total time. Only one stage works at a time.
 
 # %% [markdown] minutes=11
 # ## Cut the batch
 #
 # Work on several *micro-batches*, parts of the batch, at the same time: while stage 1 has the first, stage 0 can begin
-# the second. GPipe runs the forward of all micro-batches, then backward of all (Huang et al., 2018). What stays idle is
-# the *bubble*: its share is the idle time of all stages over the stages' whole time. Write down a guess.
+# the second. GPipe runs the forward of all micro-batches, then backward of all (Huang et al., 2018). The idle time is
+# the *bubble*: its share is the idle time of all stages over their total time. Write down a guess.
 
 # %%
 my_guess = None  # the bubble of 4 stages and 8 micro-batches: a share such as 0.5
 print("guess:", my_guess)
 
 # %% [markdown]
-# The next picture is no run: `replay` computes when each action can begin from what the actions take, here 1 second for
-# F and 2 for B. An action begins when its stage is free and what it needs has come.
+# The next picture is not a run: `replay` computes when each action can begin from the durations of the actions, here 1
+# second for F and 2 for B. An action begins when its stage is free and its input has arrived.
 
 # %%
 gpipe = schedules.gpipe(ranks, microbatches)
@@ -127,24 +127,24 @@ print(replay(gpipe))
 print(gpipe)
 
 # %% [markdown]
-# The last stage can only begin when the first micro-batch has come to it: that is the *fill*. From then on it never
-# waits. When it has ended its last backward, the gradient must still go back through all stages: the *drain*. With p
-# stages and m micro-batches each stage is busy m (F + B) seconds; the step takes (m + p - 1)(F + B). So the bubble is
+# The last stage can only begin when the first micro-batch reaches it: that is the *fill*. From then on it never waits.
+# When it has ended its last backward, the gradient must still go back through all stages: the *drain*. With p stages
+# and m micro-batches each stage is busy m (F + B) seconds; the step takes (m + p - 1)(F + B). So the bubble is
 # (p - 1)/(m + p - 1).
 
 # %% [markdown]
 # ### Exercise 1: predict the bubble
 #
-# That holds for equal stages. Real ones are not: the last one has the head. Predict GPipe's bubble for any seconds of F
-# and B of each stage; messages take no time. Which stage sets the pace of all forwards? Is it the same that sets the
-# pace of backward? Stuck? `check.bubble.hint()` in a cell of your own.
+# That holds for equal stages. Real stages are unequal: the last one has the head. Predict GPipe's bubble for any
+# seconds of F and B of each stage; messages take no time. Which stage limits the speed of all forwards? Does the same
+# stage limit backward? Stuck? Run `check.bubble.hint()` in a new cell.
 
 
 # %% tags=["exercise"]
 def bubble(forward_s, backward_s, num_microbatches):
-    """The bubble of GPipe, a share from 0 to 1: idle over whole time, of all stages.
+    """The bubble of GPipe, a share from 0 to 1: idle over total time, of all stages.
 
-    In double precision, as Python's numbers are.
+    In double precision, like Python's floats.
     forward_s, backward_s: seconds of each stage for one micro-batch, first stage first.
     """
     ### BEGIN SOLUTION
@@ -165,16 +165,16 @@ check.bubble(bubble)
 # %% [markdown] minutes=13
 # ## Memory: one forward, one backward
 #
-# More micro-batches, less bubble. But GPipe holds the activations of all m of them. It need not: the last stage could
-# run the backward of micro-batch 0 as soon as its forward is done, and free its memory. *1F1B* does so: stage i runs
-# p - 1 - i forwards first, one for each stage behind it; then, in turns, one forward and one backward; in the end the
-# backwards that are left (Narayanan et al., 2019).
+# More micro-batches, less bubble. But GPipe holds the activations of all m of them. This is not necessary: the last
+# stage could run the backward of micro-batch 0 as soon as its forward is done, and free its memory. *1F1B* does so:
+# stage i runs p - 1 - i forwards first, one for each stage behind it; then, in turns, one forward and one backward; and
+# at the end the remaining backwards (Narayanan et al., 2019).
 
 # %% [markdown]
 # ### Exercise 2: 1F1B
 #
 # Write the row of one stage as texts, `["F0", "F1", "B0", ...]`. A stage must not hold more than p - i micro-batches,
-# and the step must not take longer than GPipe's, for any p and m from 1 on.
+# and the step must not take longer than GPipe's, for any p and m of at least 1.
 
 
 # %% tags=["exercise"]
@@ -208,15 +208,15 @@ for plan in (gpipe, one_by_one):
 print("you guessed", my_guess)
 
 # %% [markdown]
-# The same bubble: the last stage works without a pause, between the same fill and the same drain. But stage 0 holds p
-# micro-batches, however many there are. So m can grow until the bubble is small.
+# The bubble is the same: the last stage works without a pause, between the same fill and the same drain. But stage 0
+# holds only p micro-batches for any m. So m can grow until the bubble is small.
 
 # %% [markdown] minutes=11
 # ## Run it
 #
 # A plan is data. One program, the *executor*, runs any plan: each rank does its row, and sends and receives between
-# actions. It runs on the simulator, and on real processes. Here is its timeline. `replay` is told only what each action
-# took in it, on average over the micro-batches, and must say how long the step takes.
+# actions. It runs on the simulator, and on real processes. Here is its timeline. `replay` gets only the duration of
+# each action in the run, averaged over the micro-batches, and computes the time of the step.
 
 # %%
 run = program(one_by_one)
@@ -228,12 +228,12 @@ print(f"ran:      {format_quantity(happened.makespan_s, 's')}")
 print(f"bubble:   {expected.bubble_fraction:.1%}")
 
 # %% [markdown]
-# The two differ a little, because a mean stands for each micro-batch's own seconds. The bubble is a little larger than
-# (p - 1)/(m + p - 1): no cut makes the stages quite equal.
+# The two differ a little, because a mean replaces the seconds of each micro-batch. The bubble is a little larger than
+# (p - 1)/(m + p - 1): no cut makes the stages exactly equal.
 #
-# Do the gradients equal those of one GPU? Forward and backward are the same operations. One thing is easily forgotten:
-# the loss of the batch is the *mean* over its tokens, but each micro-batch has a mean of its own. Added up as they are,
-# m means give gradients m times too large. Adam hides it: it divides by the gradient's size.
+# Do the gradients equal one GPU's? Forward and backward are the same operations. One thing is easily forgotten: the
+# loss of the batch is the *mean* over its tokens, but each micro-batch has its own mean. The sum of m means gives
+# gradients m times too large. Adam hides this: it divides by the gradient's size.
 
 # %%
 tiny = GPTConfig(num_layers=2, d_model=32, num_heads=2, vocab_size=64, max_seq_len=16)
@@ -256,23 +256,23 @@ def gradient_of_stage_0(inputs, targets, weights):
 
 
 wanted = gradient_of_one()
-for name, weights in {"each loss counts 1": [1.0] * 4, "each counts 1/m": [1 / 4] * 4}.items():
+for name, weights in {"weights of 1": [1.0] * 4, "weights of 1/m": [1 / 4] * 4}.items():
     norm = launch(gradient_of_stage_0, inputs, targets, weights, ranks=2).values[0]
     print(f"{name:18s}: norm of a gradient {norm:.6f}, {norm / wanted:.6f} of one GPU's")
 
 # %% [markdown]
 # ### Exercise 3: the weight of a micro-batch
 #
-# 1/m is right where micro-batches have the same number of tokens. In fine-tuning they have not: tokens of the question,
-# and the *padding* behind short texts, have no loss. Their target is -100, which PyTorch's cross-entropy leaves out of
-# its mean. Give each micro-batch's loss the weight that makes their sum the mean over all tokens that count.
+# 1/m is right if micro-batches have the same number of tokens. In fine-tuning they differ: tokens of the question, and
+# the *padding* behind short texts, have no loss. Their target is -100, which PyTorch's cross-entropy leaves out of its
+# mean. Give each micro-batch's loss the weight that makes their sum the mean over all tokens that count.
 
 
 # %% tags=["exercise"]
 def loss_weights(targets):
     """One number for each micro-batch: the weight of its mean loss in the loss of the step.
 
-    In double precision, as Python's numbers are.
+    In double precision, like Python's floats.
     targets: a list of tensors of whole numbers, of any shapes; -100 has no loss.
     Each has at least one token that counts.
     """
@@ -292,10 +292,10 @@ check.loss_weights(loss_weights)
 # %% [markdown] minutes=9
 # ## Fill the bubble
 #
-# Backward computes two things. The gradient of the *input*, I, is what the stage before waits for. The gradient of the
-# *weights*, W, nobody waits for but the optimizer. So W can be put off, into seconds that are else idle. Take F = I = W
-# = 1. 1F1B idles (p - 1)(F + I + W): 9 seconds with 4 stages. Guess how many of them are left when W fills what it can,
-# if no stage may hold more than stage 0 does with 1F1B, p micro-batches.
+# Backward computes two things. The stage before waits for the gradient of the *input*, I. Only the optimizer needs the
+# gradient of the *weights*, W. So W can be delayed, into otherwise idle seconds. Take F = I = W = 1. 1F1B idles
+# (p - 1)(F + I + W): 9 seconds with 4 stages. Guess how many of them remain when W fills as many as possible, if no
+# stage may hold more than stage 0 does with 1F1B, p micro-batches.
 
 # %%
 my_guess_idle = None  # seconds that a stage still idles, with 4 stages; with 1F1B it is 9
@@ -314,26 +314,26 @@ pd.DataFrame(rows).T
 
 # %% [markdown]
 # In *ZB-H1* (Qi et al., 2023) the last stage begins after (p - 1) F, as before, and never waits. Its last I goes back
-# to stage 0 in (p - 1) I, not (p - 1)(I + W). And it comes earlier: behind its last I the last stage still has p W's to
-# do, where stage 0 has one. These p - 1 W's pass while the gradient goes back. So each stage idles (p - 1)(F + I - W),
-# if W is not longer than F or I: p - 1 seconds in place of 3 (p - 1). Stage 0 holds no more than before; the later
-# stages do.
+# to stage 0 in (p - 1) I, not (p - 1)(I + W). And it comes earlier: after its last I the last stage still has p W's to
+# do, stage 0 only one. The last stage does these p - 1 W's while the gradient goes back. So a stage idles (p - 1)(F +
+# I - W), if W is not longer than F or I: p - 1 seconds instead of 3 (p - 1). Stage 0 holds no more than before; the
+# later stages do.
 #
-# *ZB-H2* fills the start as well. Between stage 0's first F and its first I lie p - 1 F's and p - 1 I's of other
-# stages. Stage 0 does 2 (p - 1) more forwards meanwhile, 2p - 1 in all: between a stage's first and last action nothing
-# is idle. It holds nearly twice as much: zero bubble is bought with memory. Yet the step above is no shorter, because
-# the stages begin and end one after another. It pays where each stage begins its next step without waiting for the
-# others; the paper does so, and undoes a step whose gradients turn out to be infinite or must be clipped.
+# *ZB-H2* fills the start as well. Between stage 0's first F and its first I there are p - 1 F's and p - 1 I's of other
+# stages. In this time stage 0 does 2 (p - 1) more forwards, 2p - 1 in total: no stage is idle between its first and
+# last action. It holds nearly twice as much: zero bubble costs memory. Yet the step above is no shorter, because the
+# stages begin and end one after another. It is shorter if each stage begins its next step without waiting for the
+# others; the paper does so, and undoes a step if its gradients are infinite or must be clipped.
 
 # %% [markdown]
-# A fair comparison gives every schedule the same memory. One that would hold too much runs the batch in several parts,
-# each with a bubble of its own. *V-Half* and *ZB-V* put two pieces of the model on each stage, in a V: the first stage
-# has the first piece and the last. *Interleaved* 1F1B deals small pieces out in turn: here 1 to 4 a stage, as many as
-# fit and idle least. Take 8 stages and 32 micro-batches. Guess which schedule leads at memory for 8 micro-batches, and
-# which at 5.
+# A fair comparison gives every schedule the same memory. A schedule that would hold too much runs the batch in several
+# parts, each with its own bubble. *V-Half* and *ZB-V* put two pieces of the model on each stage, in a V: the first
+# stage has the first piece and the last. *Interleaved* 1F1B assigns small pieces in turn: here 1 to 4 per stage, the
+# number that fits and idles least. Take 8 stages and 32 micro-batches. Guess which schedule has the smallest bubble
+# with memory for 8 micro-batches, and which with memory for 5.
 
 # %%
-my_guess_leaders = None  # at memory for 8, and for 5: names such as ("gpipe", "zb-h1")
+my_guess_leaders = None  # memory for 8, and for 5: names such as ("gpipe", "zb-h1")
 print("guess:", my_guess_leaders)
 
 # %%
@@ -344,22 +344,22 @@ show(lab13.figure_equal_memory(afforded, "Bubble at equal memory: 8 stages, 32 m
 print("you guessed", my_guess_leaders)
 
 # %% [markdown]
-# ZB-H2 gains nothing over ZB-H1, which needs half the memory: here, too, all stages wait for the last before the next
-# step begins. The V gains: an early piece, whose activations are held long, shares a stage with a late one, held
-# shortly, so that all stages hold alike (Qi et al., 2024). And its pieces are half as long, so the fill is, too. V-Half
-# leads at 5, ZB-V from 8 on. (*V-Min* needs still less: it leads at 4.)
+# ZB-H2 gains nothing over ZB-H1, which needs half the memory: here, too, all stages wait for the last one before the
+# next step begins. The V helps: an early piece, which holds activations long, shares a stage with a late piece, which
+# holds them briefly, so that all stages hold the same (Qi et al., 2024). And its pieces are half as long, so the fill
+# is, too. V-Half is best at 5, ZB-V from 8 on. (*V-Min* needs still less: it is best at 4.)
 #
-# Is that fair to 1F1B and ZB-H1, which run in parts at 5? Could they not begin with fewer forwards? A micro-batch is on
+# Is that fair to 1F1B and ZB-H1, which run in parts at 5? Could they begin with fewer forwards? A micro-batch is on
 # stage 0 from its F until its I has come back and its W is done: 8 (F + I) + W = 17 seconds or more. If at most 5 may
-# be there at once, at most 5 pass in 17 seconds. That is 15 seconds of work: at least 2 of 17 are idle, 11.8%, in
-# whatever order, with one piece a stage. V-Half idles 9.9%.
+# be there at once, at most 5 pass in 17 seconds. That is 15 seconds of work: at least 2 of 17 seconds are idle, 11.8%,
+# in any order, with one piece per stage. V-Half idles 9.9%.
 
 # %% [markdown] minutes=9
 # ## The bubble simulator
 #
 # Now try it. Give the last stage more work ("1 1 1 2" in the field of F), slow the messages, set a limit of memory (one
-# number, or one for each rank), or choose "your own plan" and type rows. Where stages wait for one another in a circle,
-# a *deadlock*, the picture shows the circle. *Moment* steps through the plan.
+# number, or one for each rank), or choose "your own plan" and type rows. If stages wait for one another in a circle, a
+# *deadlock*, the picture shows the circle. *Moment* steps through the plan.
 
 # %%
 bubble_simulator(interactive, stages=ranks, microbatches=microbatches)
@@ -368,8 +368,8 @@ bubble_simulator(interactive, stages=ranks, microbatches=microbatches)
 # ### Exercise 4: a plan that beats 1F1B
 #
 # Three stages, four micro-batches, F = I = W = 1. 1F1B takes 18 seconds, and its stages hold 3, 2 and 1 micro-batches.
-# ZB-H1 takes 14, and each holds 3. Only the last stage can spare memory for one more: the limits are 3, 2 and 2. Write
-# a plan that takes at most 15 seconds. It is a text, with a line for each stage, such as `rank 0: F0 F1 I0 W0 I1 W1`. A
+# ZB-H1 takes 14, and each holds 3. Only the last stage has memory for one more: the limits are 3, 2 and 2. Write a plan
+# that takes at most 15 seconds. It is a text, with a line for each stage, such as `rank 0: F0 F1 I0 W0 I1 W1`. A
 # micro-batch is held from F to W. Try it in the simulator above: "your own plan", with the limit "3 2 2".
 
 
@@ -398,15 +398,15 @@ try_out(seconds_and_held, my_plan)
 check.plan(my_plan)
 
 # %% [markdown]
-# No plan within these limits takes less. The last stage begins after 2 seconds. It may hold two: when F3 begins, two of
-# the three micro-batches before must be gone, their W done. So before its last I it does four F, three I and two W, and
-# with that I 10 seconds of work. It ends after 2 + 10 seconds, and that of stage 0 two later; then comes a W: 15. With
-# 1 micro-batch on the last stage it would be three W and 16 seconds. A third micro-batch there saves nothing as long as
-# stage 1 may hold only two. A search of all plans finds none below 15 seconds with limits of 3, 2 and 3; with 3 on each
-# stage the best takes 14.
+# No plan within these limits takes less. The last stage begins after 2 seconds. It may hold two micro-batches: when F3
+# begins, two of the three before must be finished, with their W. So before its last I it does four F, three I and two
+# W, and with that I 10 seconds of work. Its last I ends after 2 + 10 seconds, and stage 0's two seconds later; then
+# comes a W: 15. With 1 micro-batch on the last stage it would be three W and 16 seconds. A third micro-batch there
+# saves nothing as long as stage 1 may hold only two. A search of all plans finds none below 15 seconds with limits of
+# 3, 2 and 3; with 3 on each stage the best takes 14.
 #
-# A leader board: each plan replayed on this machine. Add plans of your own, typed as rows; for a plan that breaks a
-# rule or a limit the board says why.
+# A leader board: each plan replayed on this machine. Add your own plans, typed as rows; if a plan breaks a rule or a
+# limit, the board gives the reason.
 
 # %%
 board = {name: schedules.make(name, 3, 4) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")}
@@ -417,16 +417,16 @@ leader_board(board, max_in_flight=(3, 2, 2))
 # %% [markdown] minutes=2
 # ## Summary
 #
-# - A stage waits until the first micro-batch comes (fill) and until the last gradient has gone back (drain). With equal
-#   stages that is (p - 1)/(m + p - 1) of the step, for GPipe and for 1F1B; unequal stages wait for the slowest.
-# - GPipe holds m micro-batches, stage i of 1F1B at most p - i: another order, the same bubble, less memory.
-# - The loss of a step is the mean over its tokens: each micro-batch's mean counts for its share of them.
-# - Nobody waits for weight gradients, so they fill the bubble. What they cannot fill costs memory: compare schedules at
+# - A stage waits until the first micro-batch arrives (fill) and until the last gradient has gone back (drain). With
+#   equal stages that is (p - 1)/(m + p - 1) of the step, for GPipe and for 1F1B; unequal stages wait for the slowest.
+# - GPipe holds m micro-batches, stage i of 1F1B at most p - i: the same bubble with less memory.
+# - The loss of a step is the mean over its tokens: the weight of a micro-batch is its share of them.
+# - No stage waits for weight gradients, so they fill the bubble. Filling the rest costs memory: compare schedules at
 #   equal memory.
-# - The plan and the seconds of its actions tell the length of the step, here to 1%, and what each stage holds.
+# - The plan and the seconds of its actions determine the time of the step, here to 1%, and the memory of each stage.
 
 # %% [markdown] tags=["further"] minutes=8
-# ## Further: does it run to its end?
+# ## Further: does a plan finish?
 #
 # Three stages, two micro-batches. Do these rows run to their end? If not, which stages wait for one another in a
 # circle? Follow the rows before you look at the picture.
@@ -440,22 +440,22 @@ rank 2: F0 F1 B0 B1
 show(picture(read_plan(three_rows), title="Three rows"))
 
 # %% [markdown]
-# Stage 2 wants both forwards before its first backward; stage 1 wants the first backward before its second forward.
-# Each waits for the other, and stage 0 for both.
+# Stage 2 runs both forwards before its first backward; stage 1 runs the first backward before its second forward. Each
+# waits for the other, and stage 0 for both.
 
 # %% [markdown]
 # ### Exercise 5: where it stops
 #
-# The rows have no I or W, and stage i stands in row i. F of a stage needs the same F of the stage before, B the same B
-# of the stage behind; on the last stage B needs its own F. Say how far each row comes: that is how the replay finds a
-# deadlock.
+# The rows have no I or W, and row i is stage i. F of a stage needs the same F of the stage before, B the same B of the
+# next stage; on the last stage B needs its own F. Compute how far each row gets: the replay finds a deadlock in the
+# same way.
 
 
 # %% tags=["exercise"]
 def actions_done(rows):
-    """How many actions of each row are carried out before all is done, or nothing can go on.
+    """Number of actions of each row that run before all are done or no row can go on.
 
-    rows: one list of texts a stage, such as [["F0", "B0"], ["F0", "B0"]].
+    rows: one list of texts per stage, such as [["F0", "B0"], ["F0", "B0"]].
     """
     ### BEGIN SOLUTION
     done, finished, last = [0] * len(rows), set(), len(rows) - 1
@@ -490,9 +490,8 @@ check.actions_done(actions_done)
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: where to cut
 #
-# The slowest stage sets the pace, so the cut matters. Below are shares of the FLOPs of the model above: embedding, 15
-# blocks, head. Then two cuts of it, and the bubble of each when B takes twice as long as F. By number of layers, and as
-# `cut` does it:
+# The slowest stage limits the speed, so the cut matters. Below are shares of the FLOPs of the model above: embedding, a
+# block, head. Then two cuts, by number of layers and by `cut`, and the bubble of each if B takes twice as long as F:
 
 # %%
 layer_flops = [flops_of(unit, gpt.max_seq_len) for unit in units_of(model)]
@@ -519,8 +518,8 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # ### Exercise 6: split the layers
 #
-# Cut a row of layers into stages so that the slowest stage takes as little as possible. Every stage has a layer at
-# least.
+# Cut a row of layers into stages so that the slowest stage takes as little time as possible. Every stage has at least
+# one layer.
 
 
 # %% tags=["exercise"]
@@ -532,7 +531,7 @@ def split_layers(costs, num_stages):
     ### BEGIN SOLUTION
     n = len(costs)
     sums = [sum(costs[:i]) for i in range(n + 1)]
-    best = {(0, 0): (0.0, [])}  # (stages, layers) -> the slowest, and the counts
+    best = {(0, 0): (0.0, [])}  # (stages, layers) -> seconds of the slowest stage, counts
     for stage in range(1, num_stages + 1):
         for end in range(stage, n + 1):
             options = []
@@ -554,12 +553,12 @@ try_out(split_layers, [0, 4, 4, 4, 4, 4, 4, 4, 4, 10], 4)  # slowest 12: 3, 3, 3
 check.split_layers(split_layers)
 
 # %% [markdown] tags=["further"] minutes=4
-# ## Further: several pieces a stage
+# ## Further: several pieces per stage
 #
-# With v pieces on each stage, dealt out in turn, the fill takes 1/v of the time: stage 3 begins when the first of its
+# With v pieces on each stage, assigned in turn, the fill takes 1/v of the time: stage 3 begins when the first of its
 # *small* pieces can. *Interleaved* 1F1B divides the idle seconds by v: its bubble is (p - 1)/(vm + p - 1) of the step.
 # It sends v times as many messages and holds more (Narayanan et al., 2021). *Breadth-first* runs all micro-batches
-# through one piece before the next, which suits ZeRO: each piece is gathered once (Lamy-Poirier, 2022).
+# through one piece before the next, which helps ZeRO: each piece is gathered once (Lamy-Poirier, 2022).
 
 # %%
 rows = {}
@@ -567,7 +566,7 @@ for name in ("1f1b", "interleaved", "breadth-first"):
     for chunks in (1, 2, 4) if name != "1f1b" else (1,):
         plan = schedules.make(name, 4, 8, chunks)
         done = replay(plan, Costs(1 / chunks, 2 / chunks))
-        rows[f"{name}, {chunks} a stage"] = {
+        rows[f"{name}, {chunks} per stage"] = {
             "bubble": f"{done.bubble_fraction:.1%}",
             "holds": f"{max(done.in_flight):.2f}",
             "stage 1 sends and receives": 2 * chunks * 8 * 2,
@@ -578,35 +577,35 @@ pd.DataFrame(rows).T
 # ## Further: all schedules at equal memory, by formula
 #
 # With F = I = W = 1 a stage works 3m seconds and idles 3 (p - 1) with GPipe and 1F1B, 3 (p - 1)/v with v pieces
-# (interleaved, breadth-first), p - 1 with ZB-H1 and ZB-H2, (p - 1)/2 with ZB-V and DualPipe-V (next section), 3 (p -
-# 1)/2 with V-Half and an even p. In n parts m is that of a part; too few micro-batches cannot fill ZB-H2's bubble, and
-# the last column counts that, too. Below, each has memory for 10 micro-batches, so that interleaved has room for its
-# four pieces.
+# (interleaved, breadth-first), p - 1 with ZB-H1 and ZB-H2, (p - 1)/2 with ZB-V and DualPipe-V (next section), 3
+# (p - 1)/2 with V-Half and an even p. With several parts, m is the number of micro-batches of one part; too few
+# micro-batches cannot fill ZB-H2's bubble, and the last column includes that. Below, each has memory for 10
+# micro-batches, so that interleaved has room for its four pieces.
 
 # %%
 rows = {}
 for best in equal_memory(8, 32, 10):
     formula = "none" if best.closed_form is None else f"{best.closed_form:.1%}"
-    rows[best.schedule] = {"pieces a stage": best.num_chunks, "parts": best.num_flushes}
+    rows[best.schedule] = {"pieces per stage": best.num_chunks, "parts": best.num_flushes}
     rows[best.schedule] |= {"holds": best.in_flight, "bubble": f"{best.bubble_fraction:.1%}"}
     rows[best.schedule] |= {"by formula": formula}
 pd.DataFrame(rows).T
 
 # %% [markdown] tags=["further"] minutes=4
-# ## Further: DualPipe-V, the `PP + 1` and the `- 3W`
+# ## Further: DualPipe-V
 #
-# DeepSeek-V3's DualPipe runs a forward and a backward of different micro-batches as a *pair*, in which each hides the
-# other's *all-to-all*, the exchange of tokens between the ranks of a mixture of experts. Its authors give a bubble of
+# DeepSeek-V3's DualPipe runs a forward and a backward of different micro-batches as a *pair*: each hides the other's
+# *all-to-all*, the exchange of tokens between the ranks of a mixture of experts. Its authors give a bubble of
 # (PP/2 - 1)(FB + B - 3W), with FB the seconds of a pair, and PP + 1 activations, for PP = 2p ranks with two copies of
 # the weights. DualPipe-V folds it onto p ranks with one copy.
 #
-# Where the terms come from, for pieces of F, I and W seconds, with W no longer than F and F no longer than I: F + I - W
-# for each stage on the way, as in ZB-H1. Then FB - F more, since a forward's output waits for the rest of its pair; a W
+# The origin of the terms, for pieces of F, I and W seconds, with W no longer than F and F no longer than I: each stage
+# adds F + I - W, as in ZB-H1. It adds another FB - F, since a forward's output waits for the rest of its pair; a W
 # fills part of that wait. The sum is FB + I - 2W, and with I = B - W that is FB + B - 3W.
 #
-# And the activations: a rank has run 2p forwards, each of half its layers, when its first gradient comes. A pair takes
-# one more before it gives one back: 2p + 1 pieces, the paper's PP + 1. Below, pieces take whole seconds. In the first
-# three rows a pair takes as long as its parts: nothing is hidden. In the last, one second is.
+# And the activations: a rank has run 2p forwards, each of half its layers, when its first gradient comes. A pair adds
+# one more before it frees one: 2p + 1 pieces, the paper's PP + 1. Below, in the first three rows a pair takes as long
+# as its parts: nothing is hidden. In the last row one second is hidden.
 
 # %%
 for forward_s, input_s, weight_s, pair_s in (
@@ -626,11 +625,11 @@ print("micro-batches held:", held, "in pieces:", [2 * each for each in held])
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: recomputation, dropout, tied weights
 #
-# What a stage holds can be cut another way: keep the input alone, and run forward again in backward (lab 03). A model
-# with *dropout* then needs the same random numbers a second time: the executor draws them from a seed for each step,
-# piece and micro-batch. (This one has none.) A *tied* head shares its matrix with the embedding, which is on another
-# stage: their gradients are summed at the end. Compare "kept" with "recomputed": the same gradient, less memory. Tied
-# and not tied are two models, with two gradients.
+# The memory of a stage can be reduced in another way: keep only the input, and run forward again in backward (lab 03).
+# A model with *dropout* then needs the same random numbers a second time: the executor draws them from a seed for each
+# step, piece and micro-batch. (This model has no dropout.) A *tied* head shares its matrix with the embedding, which is
+# on another stage: their gradients are summed at the end. Compare "kept" with "recomputed": the same gradient, less
+# memory. Tied and not tied are two models, with two gradients.
 
 # %%
 norms = {}
@@ -662,7 +661,7 @@ pd.DataFrame(norms).T
 #
 # Now two stages on real processes of this computer, connected by *gloo* (lab 09). To *calibrate* is to measure how fast
 # they compute and send; it takes half a minute once. `reconcile` predicts the program, runs it several times, and
-# compares. A first step, in phase "setup", warms up and is left out: it also finds the shapes of all messages.
+# compares. A first step, in phase "setup", is a warm-up and is left out: it also finds the shapes of all messages.
 
 # %%
 small = GPTConfig(num_layers=4, d_model=256, num_heads=4, vocab_size=256, max_seq_len=64)

@@ -3,7 +3,7 @@
 WRONG_ANSWERS = {
     "bubble": [
         (
-            "takes all stages for equal",
+            "assumes equal stages",
             """
 def bubble(forward_s, backward_s, num_microbatches):
     p = len(forward_s)
@@ -12,7 +12,7 @@ def bubble(forward_s, backward_s, num_microbatches):
             "a stage that is slow in both",
         ),
         (
-            "divides by the busy time, not by all of it",
+            "divides by the busy time, not by the total time",
             """
 def bubble(forward_s, backward_s, num_microbatches):
     m = num_microbatches
@@ -23,7 +23,7 @@ def bubble(forward_s, backward_s, num_microbatches):
             "(equal stages, one micro-batch)",
         ),
         (
-            "lets one stage set the pace of both",
+            "uses one stage's time for both passes",
             """
 def bubble(forward_s, backward_s, num_microbatches):
     m, both = num_microbatches, [f + b for f, b in zip(forward_s, backward_s)]
@@ -33,7 +33,7 @@ def bubble(forward_s, backward_s, num_microbatches):
             "one stage slow in forward, another in backward",
         ),
         (
-            "lets the last stage set the pace",
+            "uses the last stage's time",
             """
 def bubble(forward_s, backward_s, num_microbatches):
     m = num_microbatches
@@ -43,7 +43,7 @@ def bubble(forward_s, backward_s, num_microbatches):
             "the bubble is the replay's",
         ),
         (
-            "counts m passes of the slowest and the fill besides",
+            "counts m passes of the slowest, and the fill",
             """
 def bubble(forward_s, backward_s, num_microbatches):
     m = num_microbatches
@@ -63,7 +63,7 @@ def bubble(forward_s, backward_s, num_microbatches):
             "one stage slow in forward, another in backward",
         ),
         (
-            "gives per cent",
+            "returns a percentage",
             """
 def bubble(forward_s, backward_s, num_microbatches):
     m = num_microbatches
@@ -73,7 +73,7 @@ def bubble(forward_s, backward_s, num_microbatches):
             "the bubble is the replay's",
         ),
         (
-            "gives the idle seconds",
+            "returns the idle seconds",
             """
 def bubble(forward_s, backward_s, num_microbatches):
     m = num_microbatches
@@ -83,7 +83,7 @@ def bubble(forward_s, backward_s, num_microbatches):
             "the bubble is the replay's",
         ),
         (
-            "gives the busy share",
+            "returns the busy share",
             """
 def bubble(forward_s, backward_s, num_microbatches):
     m = num_microbatches
@@ -114,7 +114,7 @@ def bubble(forward_s, backward_s, num_microbatches):
             "changed",
         ),
         (
-            "asks the library",
+            "calls the library",
             """
 def bubble(forward_s, backward_s, num_microbatches):
     plan = schedules.gpipe(len(forward_s), num_microbatches)
@@ -193,7 +193,7 @@ def one_f_one_b(stage, num_stages, num_microbatches):
             "each F is done once",
         ),
         (
-            "forgets the backwards that are left",
+            "forgets the remaining backwards",
             """
 def one_f_one_b(stage, num_stages, num_microbatches):
     ahead = min(num_stages - 1 - stage, num_microbatches)
@@ -275,7 +275,7 @@ def one_f_one_b(stage, num_stages, num_microbatches):
             "each F is done once",
         ),
         (
-            "asks the library",
+            "calls the library",
             """
 def one_f_one_b(stage, num_stages, num_microbatches):
     row = schedules.one_f_one_b(num_stages, num_microbatches).actions[stage]
@@ -284,7 +284,7 @@ def one_f_one_b(stage, num_stages, num_microbatches):
             "lablib",
         ),
         (
-            "keeps a row for all calls",
+            "caches one row for all calls",
             """
 made = []
 
@@ -301,7 +301,7 @@ def one_f_one_b(stage, num_stages, num_microbatches):
             "is done once",
         ),
         (
-            "fills one list anew for each call",
+            "refills the same list for each call",
             """
 row = []
 
@@ -315,12 +315,12 @@ def one_f_one_b(stage, num_stages, num_microbatches):
         row.append(f"B{i}")
     return row
 """,
-            "a row stays as it is when another is asked for",
+            "a later call does not change a row",
         ),
     ],
     "loss_weights": [
         (
-            "weighs micro-batches alike",
+            "weighs micro-batches equally",
             """
 def loss_weights(targets):
     return [1 / len(targets)] * len(targets)
@@ -397,7 +397,7 @@ def loss_weights(targets):
             "shares of the tokens that count",
         ),
         (
-            "takes every negative number and 0 for padding",
+            "treats every negative number and 0 as padding",
             """
 def loss_weights(targets):
     counts = [int((target > 0).sum()) for target in targets]
@@ -415,7 +415,7 @@ def loss_weights(targets):
             "shares of the tokens that count",
         ),
         (
-            "takes a view, which targets that are a slice do not have",
+            "calls view, which fails on a slice of targets",
             """
 def loss_weights(targets):
     counts = [int((target.view(-1) != -100).sum()) for target in targets]
@@ -424,7 +424,7 @@ def loss_weights(targets):
             "your code runs without an exception",
         ),
         (
-            "goes over rows, which a text alone does not have",
+            "loops over rows, which a single text does not have",
             """
 def loss_weights(targets):
     counts = [sum(int((row != -100).sum()) for row in each if row.dim() == 1) for each in targets]
@@ -462,7 +462,7 @@ def loss_weights(targets):
             "shares of the tokens that count",
         ),
         (
-            "asks the library",
+            "calls the library",
             """
 def loss_weights(targets):
     from lablib.pipeline.executor import token_weights
@@ -493,7 +493,7 @@ rank 2: F0 B0 F1 B1 F2 B2 F3 B3
             "at most 15 seconds",
         ),
         (
-            "splits the backwards of 1F1B, and puts nothing off",
+            "splits the backwards of 1F1B, and delays nothing",
             '''
 my_plan = """
 rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3
@@ -578,7 +578,7 @@ rank 1: F0 F1 F2 I0 I1 W0 W1 F3 I2 I3 W2 W3
 rank 2: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
 """
 ''',
-            "nobody waits for ever",
+            "no stage waits for ever",
         ),
         (
             "forgets a weight gradient",
@@ -635,7 +635,7 @@ rank 1: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
             "a line for each stage",
         ),
         (
-            "has a word that is no action",
+            "has a word that is not an action",
             '''
 my_plan = """
 rank 0: F0 F1 F2 I0 W0 F3 I1 W1 I2 W2 I3 W3 idle
@@ -657,7 +657,7 @@ my_plan = schedules.zb_h1(3, 4)
             """
 my_plan = "\\n".join(" ".join(map(str, row)) for row in schedules.v_half(3, 4))
 """,
-            "stage i stands in line i, with one piece",
+            "line i is stage i, with one piece",
         ),
         (
             "gives a stage's work to another",
@@ -668,7 +668,7 @@ rank 1: 2F0 2I0 2F1 2I1 2W0 2F2 2I2 2W1 2F3 2I3 2W2 2W3
 rank 2: 1F0 1F1 1I0 1W0 1F2 1I1 1W1 1F3 1I2 1W2 1I3 1W3
 """
 ''',
-            "stage i stands in line i",
+            "line i is stage i",
         ),
     ],
     "actions_done": [
@@ -693,7 +693,7 @@ def actions_done(rows):
             "runs to its end",
         ),
         (
-            "lets the last stage's B go without its F",
+            "runs the last stage's B without its F",
             """
 def actions_done(rows):
     done, finished, last, went_on = [0] * len(rows), set(), len(rows) - 1, True
@@ -713,10 +713,10 @@ def actions_done(rows):
                 went_on = True
     return done
 """,
-            "each row comes as far as it can",
+            "each row gets as far as it can",
         ),
         (
-            "skips what cannot go on yet",
+            "skips actions that are not ready",
             """
 def actions_done(rows):
     finished, last, went_on = set(), len(rows) - 1, True
@@ -740,7 +740,7 @@ def actions_done(rows):
             "with a circle",
         ),
         (
-            "takes actions off the caller's rows",
+            "removes actions from the caller's rows",
             """
 def actions_done(rows):
     done, finished, last, went_on = [0] * len(rows), set(), len(rows) - 1, True
@@ -790,7 +790,7 @@ def actions_done(rows):
             "a number for each row is returned",
         ),
         (
-            "says whether it stops, not where",
+            "returns whether it stops, not where",
             """
 def actions_done(rows):
     return all(row and row[0][0] == "F" for row in rows)
@@ -798,7 +798,7 @@ def actions_done(rows):
             "a number for each row is returned",
         ),
         (
-            "lets one stage alone run to its end",
+            "runs a single stage to its end",
             """
 def actions_done(rows):
     done, finished, last, went_on = [0] * len(rows), set(), len(rows) - 1, len(rows) > 1
@@ -866,7 +866,7 @@ def actions_done(rows):
                 went_on = True
     return done
 """,
-            "each row comes as far as it can",
+            "each row gets as far as it can",
         ),
         (
             "goes over the rows as often as a row has actions",
@@ -889,7 +889,7 @@ def actions_done(rows):
                 done[stage] += 1
     return done
 """,
-            "each row comes as far as it can",
+            "each row gets as far as it can",
         ),
         (
             "goes over the rows a hundred times",
@@ -912,7 +912,7 @@ def actions_done(rows):
                 done[stage] += 1
     return done
 """,
-            "each row comes as far as it can",
+            "each row gets as far as it can",
         ),
         (
             "returns what equals everything",
@@ -925,7 +925,7 @@ def actions_done(rows):
             "<ANY>",
         ),
         (
-            "gives what is left",
+            "returns the number of remaining actions",
             """
 def actions_done(rows):
     return [0] * len(rows)
@@ -933,7 +933,7 @@ def actions_done(rows):
             "runs to its end",
         ),
         (
-            "asks the library",
+            "calls the library",
             """
 def actions_done(rows):
     text = "\\n".join(" ".join(row) for row in rows)
@@ -950,7 +950,7 @@ def split_layers(costs, num_stages):
     n = len(costs)
     return [n * (i + 1) // num_stages - n * i // num_stages for i in range(num_stages)]
 """,
-            "the slowest stage is as fast as can be",
+            "the slowest stage is as fast as possible",
         ),
         (
             "fills each stage up to the mean",
@@ -977,7 +977,7 @@ def split_layers(costs, num_stages):
             "every stage has a layer",
         ),
         (
-            "drops the layers that are left over",
+            "drops the remaining layers",
             """
 def split_layers(costs, num_stages):
     return [len(costs) // num_stages] * num_stages
@@ -994,7 +994,7 @@ def split_layers(costs, num_stages):
             "every layer is in a stage",
         ),
         (
-            "gives the embedding and the head a stage each",
+            "puts the embedding and the head on separate stages",
             """
 def split_layers(costs, num_stages):
     if num_stages < 3:
@@ -1003,7 +1003,7 @@ def split_layers(costs, num_stages):
     counts = [inner * (i + 1) // middle - inner * i // middle for i in range(middle)]
     return [1, *counts, 1]
 """,
-            "the slowest stage is as fast as can be",
+            "the slowest stage is as fast as possible",
         ),
         (
             "balances the sum of squares",
@@ -1020,7 +1020,7 @@ def split_layers(costs, num_stages):
             best = spread, [b - a for a, b in zip(ends, ends[1:])]
     return best[1]
 """,
-            "the slowest stage is as fast as can be",
+            "the slowest stage is as fast as possible",
         ),
         (
             "returns one stage too many",
@@ -1052,7 +1052,7 @@ def split_layers(costs, num_stages):
                     counts, better = moved, True
     return counts
 """,
-            "the slowest stage is as fast as can be",
+            "the slowest stage is as fast as possible",
         ),
         (
             "sorts the layers first",
@@ -1064,7 +1064,7 @@ def split_layers(costs, num_stages):
             "the input stays as it was",
         ),
         (
-            "asks the library",
+            "calls the library",
             """
 def split_layers(costs, num_stages):
     from lablib.pipeline import balanced_cut
@@ -1082,7 +1082,7 @@ def split_layers(costs, num_stages):
             "a list of whole numbers is returned",
         ),
         (
-            "halves until a millisecond is left",
+            "bisects down to a millisecond",
             """
 def split_layers(costs, num_stages):
     def pieces(cap):
@@ -1106,7 +1106,7 @@ def split_layers(costs, num_stages):
             "drawn in milliseconds",
         ),
         (
-            "halves until a microsecond is left",
+            "bisects down to a microsecond",
             """
 def split_layers(costs, num_stages):
     def pieces(cap):
@@ -1164,7 +1164,7 @@ def bubble(forward_s, backward_s, num_microbatches):
     ],
     "one_f_one_b": [
         (
-            "by keeping count of what is held",
+            "by counting the held micro-batches",
             """
 def one_f_one_b(stage, num_stages, num_microbatches):
     row, forwards, backwards = (), 0, 0
@@ -1232,7 +1232,7 @@ my_plan = """
 ''',
         ),
         (
-            "with whole backwards where nobody waits",
+            "with whole backwards where no stage waits",
             '''
 my_plan = """
 rank 0: F0 F1 F2 B0 F3 B1 B2 B3

@@ -1,4 +1,4 @@
-"""Checks of lab 14: combining them. Meshes, orders and routings are drawn anew; sums and gradients are one device's."""
+"""Checks of lab 14: combining them. Meshes, orders and routings are random; sums and gradients equal one device's."""
 
 import operator
 from collections.abc import Callable, KeysView, Mapping, Sequence, ValuesView
@@ -32,7 +32,7 @@ def _sizes(draw: Draw, sizes: Sequence[int]) -> dict[str, int]:
     return dict(zip(draw.shuffled(AXES)[: len(sizes)], draw.shuffled(sizes), strict=True))
 
 
-def _told(sizes: Mapping[str, int]) -> str:
+def _words(sizes: Mapping[str, int]) -> str:
     return " x ".join(f"{axis} {size}" for axis, size in sizes.items())
 
 
@@ -44,7 +44,7 @@ def _stride(sizes: Mapping[str, int], axis: str) -> int:
 def _whole_numbers(rule: str, value: Any, example: str) -> list[int]:
     value = value.tolist() if is_array(value) else value
     try:
-        return [int(operator.index(each)) for each in value]  # an int of one's own may say that it equals everything
+        return [int(operator.index(each)) for each in value]  # a subclass of int may equal everything
     except TypeError:
         said = "None: is there a return?" if value is None else short_repr(value)
         raise RuleBroken(rule, said, example) from None
@@ -56,10 +56,10 @@ def _whole_numbers(rule: str, value: Any, example: str) -> list[int]:
 @exercise(
     "The groups of a mesh",
     hints=[
-        "In a number such as 352, how far apart are two numbers that differ by one in the hundreds? What is the "
-        "hundred of a mesh?",
-        "Neighbours along an axis are as far apart as the sizes of all later axes multiply to. A group begins at a "
-        "rank whose coordinate on the axis is 0.",
+        "How far apart are two numbers such as 352 that differ by one in the hundreds? What corresponds to the hundred "
+        "in a mesh?",
+        "The distance of neighbours along an axis is the product of the sizes of all later axes. A group begins at a "
+        "rank with coordinate 0 on the axis.",
         "stride = product of the sizes behind the axis; rank r begins a group if r // stride % size == 0; its group is "
         "r, r + stride, r + 2 stride, ...",
     ],
@@ -86,34 +86,36 @@ def groups(expect: Expect, groups: Callable[[dict[str, int], str], list[list[int
         found.append(_groups(expect, call.value, sizes, axis))
         returned.append(call.value)
     mistakes = [
-        name for name, gives in ORDERS.items() if all(_alike(*each, gives) for each in zip(found, asked, strict=True))
+        name for name, gives in ORDERS.items() if all(_matches(*each, gives) for each in zip(found, asked, strict=True))
     ]
     _expect_kept(returned, found)
     for each, (sizes, axis) in zip(found, asked, strict=True):
-        expect.measured.clear()  # what holds is shown for the last mesh
-        with expect.grouped(f"the groups are those of the mesh ({_told(sizes)}, along {axis})", f"{len(each)} groups"):
-            told = f"; all your groups are those of {mistakes[0]}" if mistakes else ""
-            _expect_groups(expect, each, sizes, axis, told)
+        expect.measured.clear()  # the report shows the last mesh
+        with expect.grouped(f"the groups are right ({_words(sizes)}, along {axis})", f"{len(each)} groups"):
+            mistake = f"; all your groups belong to {mistakes[0]}" if mistakes else ""
+            _expect_groups(expect, each, sizes, axis, mistake)
 
 
 def _expect_kept(returned: Sequence[Any], found: Sequence[Sequence[Any]]) -> None:
-    """Lists that were returned still hold what was found in them: later calls did not write to them."""
+    """Returned lists are unchanged: later calls did not write to them."""
     for value, was in zip(returned, found, strict=True):
         if isinstance(value, list) and all(isinstance(each, list | str) for each in value) and value != list(was):
-            rule = "what was returned stays as it was when the next call is made"
+            rule = "a result does not change when the next call is made"
             raise RuleBroken(rule, f"{short_repr(was)} became {short_repr(value)}", "a new list from each call")
 
 
-# What goes wrong: another order of the axes. The units belong to the one that is asked for, to the first, ...
+# Mistakes: another order of the axes. The units belong to the given axis, to the first, ...
 ORDERS: dict[str, Callable[[dict[str, int], str], list[str]]] = {
-    "a mesh whose first axis has the units": lambda sizes, axis: list(sizes)[::-1],
-    "neighbours, whatever the axis": lambda sizes, axis: [each for each in sizes if each != axis] + [axis],
-    "a mesh whose axes are sorted by name": lambda sizes, axis: sorted(sizes),
-    "a mesh whose axes are sorted by size": lambda sizes, axis: sorted(sizes, key=lambda each: sizes[each]),
+    "a mesh in which the first axis has the units": lambda sizes, axis: list(sizes)[::-1],
+    "a mesh in which the given axis has the units": lambda sizes, axis: (
+        [each for each in sizes if each != axis] + [axis]
+    ),
+    "a mesh with axes sorted by name": lambda sizes, axis: sorted(sizes),
+    "a mesh with axes sorted by size": lambda sizes, axis: sorted(sizes, key=lambda each: sizes[each]),
 }
 
 
-def _alike(found: list[list[int]], asked: tuple[dict[str, int], str], gives: Callable[..., list[str]]) -> bool:
+def _matches(found: list[list[int]], asked: tuple[dict[str, int], str], gives: Callable[..., list[str]]) -> bool:
     sizes, axis = asked
     other = {each: sizes[each] for each in gives(sizes, axis)}
     return sorted(map(sorted, found)) == _right_groups(other, axis)
@@ -126,8 +128,8 @@ def _right_groups(sizes: dict[str, int], axis: str) -> list[list[int]]:
 
 
 def _groups(expect: Expect, value: Any, sizes: dict[str, int], axis: str) -> list[list[int]]:
-    """What was returned, as lists of whole numbers."""
-    what = f"{_told(sizes)}, along {axis}"
+    """The returned groups, as lists of whole numbers."""
+    what = f"{_words(sizes)}, along {axis}"
     expect.equal("groups are returned", value is ..., False)
     value = value.tolist() if is_array(value) else value
     if not isinstance(value, list | tuple | ValuesView):
@@ -137,9 +139,9 @@ def _groups(expect: Expect, value: Any, sizes: dict[str, int], axis: str) -> lis
 
 
 def _expect_groups(expect: Expect, found: list[list[int]], sizes: dict[str, int], axis: str, mistake: str) -> None:
-    what = f"{_told(sizes)}, along {axis}"
+    what = f"{_words(sizes)}, along {axis}"
     expect.that(
-        f"a group has as many ranks as its axis is long ({what})",
+        f"a group has as many ranks as its axis ({what})",
         all(len(group) == sizes[axis] for group in found),
         saw=found,
         expected=f"{plural(sizes[axis], 'ranks')} in each",
@@ -149,8 +151,8 @@ def _expect_groups(expect: Expect, found: list[list[int]], sizes: dict[str, int]
     expect.that(rule, members == list(range(num_ranks)), found, f"each of 0 to {num_ranks - 1} once")
     right = _right_groups(sizes, axis)
     for group in found:
-        rule = f"the ranks of a group differ in their {axis} coordinate alone ({what})"
-        wanted = f"ranks {_stride(sizes, axis)} apart, from one whose {axis} coordinate is 0"
+        rule = f"the ranks of a group differ only in their {axis} coordinate ({what})"
+        wanted = f"ranks {_stride(sizes, axis)} apart, from {axis} coordinate 0 on"
         expect.that(rule, sorted(group) in right, f"{short_repr(group)}{mistake}", wanted)
         expect.that(f"the ranks of a group ascend ({what})", group == sorted(group), group, sorted(group))
 
@@ -161,10 +163,10 @@ def _expect_groups(expect: Expect, found: list[list[int]], sizes: dict[str, int]
 @exercise(
     "The order of the axes",
     hints=[
-        "There are few orders: try them all. What does one cost?",
-        "For one order: for each axis and each of its groups, look at each rank and the next one. Are they on one "
+        "There are few orders: try them all. How many bytes does one cost?",
+        "For one order: for each axis and each of its groups, look at each rank and the next one. Are they on the same "
         "node? Rank r is on node r // per_node.",
-        "Mesh(**{axis: sizes[axis] for axis in order}).groups(axis) has the groups; the one behind the last is the "
+        "Mesh(**{axis: sizes[axis] for axis in order}).groups(axis) has the groups; the rank after the last is the "
         "first. Add sent[axis] for each pair on two nodes, and take min(permutations(sizes), key=...).",
     ],
 )
@@ -179,16 +181,16 @@ def best_order(expect: Expect, best_order: Callable[[dict[str, int], dict[str, f
     _expect_kept(returned, orders)
     for order, (name, sizes, sent, per_node) in zip(orders, cases, strict=True):
         costs = {each: _crossing(each, sizes, sent, per_node) for each in permutations(sizes)}
-        what, least = f"{_told(sizes)}, nodes of {per_node}, {name}", min(costs.values())
+        what, least = f"{_words(sizes)}, nodes of {per_node}, {name}", min(costs.values())
         if costs[order] > least * (1 + EXACT) and (mistake := _mistake(orders, cases)):
-            saw = f"{', '.join(order)} with {costs[order]:.4g} B; all your orders are those of a rule: {mistake}"
+            saw = f"{', '.join(order)} with {costs[order]:.4g} B; all your orders follow a rule: {mistake}"
             raise RuleBroken(f"the fewest bytes cross between nodes ({what})", saw, f"{least:.4g} B")
         expect.measured.clear()
         expect.budget(f"bytes that cross between nodes ({what})", costs[order], least, "B")
 
 
 def _mistake(orders: Sequence[tuple[str, ...]], cases: Sequence[tuple[Any, ...]]) -> str:
-    """What would give all of these orders, if something known does."""
+    """The known mistake that gives all of these orders, or ""."""
     for name, gives in MISTAKES.items():
         if all(gives(order, *case[1:]) for order, case in zip(orders, cases, strict=True)):
             return name
@@ -256,16 +258,16 @@ def _of_rank_0(order: Sequence[str], sizes: Mapping[str, int], sent: Mapping[str
     return sum(sent[x] for x, a, b, _ in _pairs(order, sizes) if a in own[x] and a // per_node != b // per_node)
 
 
-# What goes wrong, by the orders that it gives in all cases.
+# Mistakes, by the orders that they give in all cases.
 MISTAKES: dict[str, Callable[..., bool]] = {
     "the axis that sends most goes last": _sorted(lambda axis, sizes, sent: sent[axis]),
     "the axis that sends most goes first": _sorted(lambda axis, sizes, sent: -sent[axis]),
     "the longest axis goes last": _sorted(lambda axis, sizes, sent: sizes[axis]),
-    "the axes stay as they are": lambda order, sizes, *_: list(order) == list(sizes),
-    "a group that leaves its node counts whole": _least(_whole_groups),
+    "the axes keep their order": lambda order, sizes, *_: list(order) == list(sizes),
+    "all bytes of a group that leaves its node are counted": _least(_whole_groups),
     "the last rank of a group sends nothing": _least(_as_open_chains),
     "only the groups of rank 0 are counted": _least(_of_rank_0),
-    "only what node 0 sends is counted": _least(_of_node_0),
+    "only bytes sent by node 0 are counted": _least(_of_node_0),
     "a last node that is not full is left out": _least(_last_node_left_out),
     "the most bytes, not the fewest": _least(lambda *case: -_crossing(*case)),
     "nodes have eight ranks": _least(lambda order, sizes, sent, _: _crossing(order, sizes, sent, 8)),
@@ -275,7 +277,7 @@ MISTAKES: dict[str, Callable[..., bool]] = {
 def _telling(
     draw: Draw, names: Sequence[str], options: Sequence[int], nodes: Sequence[int], *mistakes: str
 ) -> tuple[dict[str, int], dict[str, float], int]:
-    """A mesh, bytes and nodes for which no best order is one that these mistakes could give."""
+    """A mesh, bytes and nodes for which these mistakes give no best order."""
     while True:
         sizes = {axis: draw.choice(options) for axis in names}
         sent, per_node = {axis: draw.number(1.0, 20.0) for axis in names}, draw.choice(nodes)
@@ -314,9 +316,19 @@ def _orders(draw: Draw) -> list[tuple[str, dict[str, int], dict[str, float], int
             {a: 99.0 * unit, b: 2.0 * unit, c: 3.0 * unit},
             4,
         ),
-        ("sizes that no node divides", shuffled({a: 6, b: 2, c: 4}), {a: 11.0 * unit, b: 3.0 * unit, c: 6.0 * unit}, 4),
+        (
+            "sizes that are no multiples of a node",
+            shuffled({a: 6, b: 2, c: 4}),
+            {a: 11.0 * unit, b: 3.0 * unit, c: 6.0 * unit},
+            4,
+        ),
         ("one node", shuffled({a: 2, b: 2}), {a: unit, b: 2.0 * unit}, 8),
-        ("the mesh of before, other bytes", shuffled({a: 2, b: 4, c: 2}), {a: 50.0 * unit, b: unit, c: 3.0 * unit}, 4),
+        (
+            "the first mesh again, other bytes",
+            shuffled({a: 2, b: 4, c: 2}),
+            {a: 50.0 * unit, b: unit, c: 3.0 * unit},
+            4,
+        ),
         ("one axis", {AXES[-1]: 6}, {AXES[-1]: unit}, 4),
         ("four axes", *_telling(draw, (a, b, c, d), [2, 2, 3], [4, 6, 8], most_last)),
         (
@@ -325,7 +337,7 @@ def _orders(draw: Draw) -> list[tuple[str, dict[str, int], dict[str, float], int
             {a: 10.0 * unit, b: 9.0 * unit, c: 8.0 * unit, d: 30.0 * unit, e: unit},
             8,
         ),
-        ("drawn", *_telling(draw, names[:3], [2, 3, 4, 6], [4, 6, 8], "only what node 0 sends is counted")),
+        ("drawn", *_telling(draw, names[:3], [2, 3, 4, 6], [4, 6, 8], "only bytes sent by node 0 are counted")),
         ("drawn", *_telling(draw, names[:3], [2, 3, 5], [4, 8], "a last node that is not full is left out")),
     ]
 
@@ -334,9 +346,9 @@ def _order(expect: Expect, value: Any, sizes: dict[str, int]) -> tuple[str, ...]
     expect.equal("an order is returned", value is ..., False)
     if not isinstance(value, list | tuple | KeysView) or not all(isinstance(each, str) for each in value):
         said = "None: is there a return?" if value is None else short_repr(value)
-        raise RuleBroken("a tuple of names is returned, the axis that lies farthest apart first", said, str((*sizes,)))
+        raise RuleBroken("a tuple of names is returned, the axis with the farthest ranks first", said, str((*sizes,)))
     order = tuple(str.__str__(each) for each in value)
-    expect.that(f"each axis is named once ({_told(sizes)})", sorted(order) == sorted(sizes), order, sorted(sizes))
+    expect.that(f"each axis is named once ({_words(sizes)})", sorted(order) == sorted(sizes), order, sorted(sizes))
     return order
 
 
@@ -347,8 +359,8 @@ def _order(expect: Expect, value: Any, sizes: dict[str, int]) -> tuple[str, ...]
     "Merge two attentions",
     hints=[
         "exp(l) is the sum of the weights of a part. What share of the whole sum is part 2's?",
-        "w = exp(l2) / (exp(l1) + exp(l2)), and o = o1 + w (o2 - o1). With scores such as 1000, exp has no number: "
-        "which function of l2 - l1 is w?",
+        "w = exp(l2) / (exp(l1) + exp(l2)), and o = o1 + w (o2 - o1). With scores such as 1000, exp overflows: which "
+        "function of l2 - l1 is w?",
         "w = torch.sigmoid(l2 - l1)[..., None]; l = torch.logaddexp(l1, l2).",
     ],
 )
@@ -372,10 +384,10 @@ def merge(expect: Expect, merge: Callable[[Tensor, Tensor, Tensor, Tensor], tupl
         ("float32", few, 0.0, lead, None, f32),
     ]
     for name, parts, level, lead, shape, dtype in cases:
-        with expect.grouped(f"o and l are those of attention over all keys ({name})", "right"):
+        with expect.grouped(f"o and l equal attention over all keys ({name})", "right"):
             queries, width = shape or (draw.integer(3, 5), draw.integer(2, 6))
             _expect_merged(expect, merge, name, parts, level, (*lead, queries, width), dtype)
-    with expect.grouped("where a part has seen no key (l = -inf), the other one is the result", "right"):
+    with expect.grouped("if a part has no key (l = -inf), the other one is the result", "right"):
         for of_all in (False, True):
             _expect_unseen(expect, merge, of_all)
 
@@ -405,7 +417,7 @@ def _expect_merged(
     *lead, queries, width = shape
     q = draw.tensor(shape, dtype)
     k, v = (draw.tensor((*lead, sum(parts), width), dtype) for _ in range(2))
-    # Each query's scores on a level of their own: exp(1200) is no number, and exp(-1200) is 0.
+    # A different level for each query's scores: exp(1200) is inf, and exp(-1200) is 0.
     levels = torch.linspace(-0.3, 1.0, queries)[:, None] * 4 * (level or 0.0)
     shift = levels.expand(queries, sum(parts)).to(dtype).clone()
     if level is None:  # one query's first part is far above the second, another's far below
@@ -419,8 +431,8 @@ def _expect_merged(
         call = observe(answer, o.clone(), lse.clone(), piece[0].clone(), piece[1].clone())
         o, lse = _merged(expect, call, name)
         kept.append((o, o.clone(), lse, lse.clone()))
-        _expect_alike(expect, name, o, lse, *wanted)
-    rule = f"what was returned stays as it was when the next call is made ({name})"
+        _expect_shapes(expect, name, o, lse, *wanted)
+    rule = f"a result does not change when the next call is made ({name})"
     same = all(torch.equal(each[i], each[i + 1]) for each in kept for i in (0, 2) if bool(each[i + 1].isfinite().all()))
     expect.that(rule, same, "it changed", "new tensors from each call")
     note = f"({name}, {'+'.join(map(str, parts))} keys)"
@@ -429,23 +441,23 @@ def _expect_merged(
 
 
 def _merged(expect: Expect, call: Observed, name: str) -> tuple[Tensor, Tensor]:
-    """The pair of a call that left its arguments alone."""
+    """The pair of a call that did not change its arguments."""
     expect.equal("a pair is returned", call.value is ..., False)
     changes_nothing(expect, [call])
     pair = _pair(f"o and l are returned ({name})", call.value)
     said = "the result shares its memory with an argument" if call.aliased else "new ones"
-    expect.that(f"o and l are new tensors ({name})", not call.aliased, said, "memory of their own: a copy, x.clone()")
+    expect.that(f"o and l are new tensors ({name})", not call.aliased, said, "separate memory: a copy, x.clone()")
     return pair
 
 
-def _expect_alike(expect: Expect, name: str, o: Tensor, lse: Tensor, wanted_o: Tensor, wanted_lse: Tensor) -> None:
+def _expect_shapes(expect: Expect, name: str, o: Tensor, lse: Tensor, wanted_o: Tensor, wanted_lse: Tensor) -> None:
     for what, saw, wanted in (("o", o, wanted_o), ("l", lse, wanted_lse)):
-        expect.equal(f"{what} has the shape that it had ({name})", tuple(saw.shape), tuple(wanted.shape))
-        expect.equal(f"{what} has the type that it had ({name})", str(saw.dtype), str(wanted.dtype))
+        expect.equal(f"{what} keeps its shape ({name})", tuple(saw.shape), tuple(wanted.shape))
+        expect.equal(f"{what} keeps its type ({name})", str(saw.dtype), str(wanted.dtype))
 
 
 def _expect_unseen(expect: Expect, answer: Callable[..., Any], of_all: bool) -> None:
-    """Queries that have seen no key yet, as under a causal mask: l is -inf, and o counts for nothing."""
+    """Queries without a key in one part, as under a causal mask: l is -inf, and o is ignored."""
     draw, (rows, width) = expect.draw, (expect.draw.integer(3, 6), expect.draw.integer(2, 5))
     o = [draw.tensor((rows, width), torch.float64) for _ in range(2)]
     lse = [draw.tensor((rows,), torch.float64) for _ in range(2)]
@@ -460,10 +472,10 @@ def _expect_unseen(expect: Expect, answer: Callable[..., Any], of_all: bool) -> 
         args[unseen] = (o[unseen], lost)
         call = observe(answer, *[x.clone() for each in args for x in each])
         value = _merged(expect, call, "a part with no key")
-        rule = f"where part {unseen + 1} has seen no key (l = -inf), the other one is the result"
+        rule = f"if part {unseen + 1} has no key (l = -inf), the other one is the result"
         expect.close(f"{rule}: o", value[0][lost_rows], wanted[0][lost_rows], rtol=EXACT)
         expect.close(f"{rule}: l", value[1][lost_rows], wanted[1][lost_rows], rtol=EXACT)
-        rule = f"where both have seen keys, and another query none of part {unseen + 1}, both count"
+        rule = f"if both parts have keys, and another query none in part {unseen + 1}, both count"
         expect.close(f"{rule}: o", value[0], wanted[0], rtol=EXACT, atol=EXACT)
         expect.close(f"{rule}: l", value[1], wanted[1], rtol=EXACT, atol=EXACT)
 
@@ -474,9 +486,11 @@ def _expect_unseen(expect: Expect, answer: Callable[..., Any], of_all: bool) -> 
 @exercise(
     "An order of equal work",
     hints=[
-        "A late token sees many keys, an early one few. What goes with the first piece, so that the sum is the mean?",
+        "A late token attends to many keys, an early one to few. Which piece goes with the first one, so that the sum "
+        "is the mean?",
         "Cut the sequence into 2n pieces of equal length. Rank r has the r-th from the front and the r-th from behind.",
-        "Pieces r and 2n - 1 - r: list(range(r * c, (r + 1) * c)) and likewise, with c = seq_len // (2 * n).",
+        "Pieces r and 2n - 1 - r: list(range(r * c, (r + 1) * c)), and the other in the same way, with c = seq_len // "
+        "(2 * n).",
     ],
 )
 def even_order(expect: Expect, even_order: Callable[[int, int, int], list[int]]) -> None:
@@ -498,24 +512,24 @@ def even_order(expect: Expect, even_order: Callable[[int, int, int], list[int]])
         def program(answer: Callable[..., Any], seq_len: int, asked: Sequence[int]) -> Any:
             return observe(answer, seq_len, len(asked), asked[dist.get_rank()]).value
 
-        run = expect.launch(program, even_order, seq_len, asked, ranks=n)  # each rank with variables of its own
+        run = expect.launch(program, even_order, seq_len, asked, ranks=n)  # each rank with separate variables
         calls_only(expect, run)
         tokens: list[list[int]] = [[]] * n
         for rank, value in zip(asked, run.values, strict=True):
             expect.equal("positions are returned", value is ..., False)
             tokens[rank] = _whole_numbers(f"a list of positions is returned ({what})", value, "[0, 1, 6, 7]")
-        everybody = sorted(token for each in tokens for token in each)
+        listed = sorted(token for each in tokens for token in each)
         rule = f"every token is on one rank ({what})"
-        expect.that(rule, everybody == list(range(seq_len)), tokens, f"each of 0 to {seq_len - 1} once")
+        expect.that(rule, listed == list(range(seq_len)), tokens, f"each of 0 to {seq_len - 1} once")
         ascending = [each == sorted(each) for each in tokens]
         expect.that(f"the positions of a rank ascend ({what})", all(ascending), tokens, "each list in order")
         counts = [len(each) for each in tokens]
         expect.that(f"every rank has equally many tokens ({what})", len(set(counts)) == 1, counts, seq_len // n)
         pairs = [sum(token + 1 for token in each) for each in tokens]
-        rule = f"every rank has equally many pairs of a query and a key that it sees ({what})"
+        rule = f"every rank has equally many pairs of a query and a key ({what})"
         expect.that(rule, len(set(pairs)) == 1, pairs, f"{sum(pairs) // n} on each")
         runs = [1 + sum(b != a + 1 for a, b in zip(each, each[1:], strict=False)) for each in tokens]
-        rule = f"the tokens of a rank are at most two runs, as kernels want ({what})"
+        rule = f"the tokens of a rank are at most two runs ({what})"
         expect.that(rule, max(runs) <= 2, f"{max(runs)} runs: {tokens[runs.index(max(runs))]}", "2 runs")
 
 
@@ -525,9 +539,9 @@ def even_order(expect: Expect, even_order: Callable[[int, int, int], list[int]])
 @exercise(
     "Tokens to their experts, and back",
     hints=[
-        "Each expert has `capacity` places for this rank's tokens. Which place does a token get? How many came to the "
-        "same expert before it?",
-        "place = expert * capacity + number of earlier tokens for it; a token whose number is capacity or more is "
+        "Each expert has `capacity` places for this rank's tokens. Which place does a token get? How many earlier "
+        "tokens chose the same expert?",
+        "place = expert * capacity + number of earlier tokens for it; a token with a number of capacity or more is "
         "left out. Put tokens into a tensor [num_experts * capacity, D] of zeros, exchange it, run, exchange back.",
         "earlier = (F.one_hot(choice, num_experts).cumsum(0) - 1).gather(1, choice[:, None])[:, 0]; kept = earlier < "
         "capacity; box[place[kept]] = x[kept]; at the end out[kept] = weight[kept, None] * back[place[kept]].",
@@ -557,7 +571,7 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
     ]
     choices = [torch.tensor(each) for each in drawn]
     matrices = draw.tensor((experts, width, width), dtype)
-    biases = draw.tensor((experts, width), dtype)  # an empty place, too, comes back with numbers
+    biases = draw.tensor((experts, width), dtype)  # the output for an empty place is not 0 either
     grads = [draw.tensor((count, width), dtype) for count in counts]
 
     def program(answer: Callable[..., Any]) -> Any:
@@ -600,7 +614,7 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
     total.backward()
     on = f"({kind}: {plural(ranks, 'ranks')}, {plural(experts, 'experts')}, {plural(capacity, 'places')} each)"
     wanted_grads: list[Any] = [each.grad for each in (*leaves, matrix, bias)]
-    with expect.grouped(f"outputs and gradients are those of one device {on}", "right"):
+    with expect.grouped(f"outputs and gradients equal one device's {on}", "right"):
         for rank, (call, _, _) in enumerate(run.values):
             _expect_output(expect, call.value, outputs[rank].detach(), xs[rank], f"{on}, rank {rank}", exact)
         for rank, (_, _, boxes) in enumerate(run.values):
@@ -609,7 +623,7 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
             filled = (boxes[0] != 0).any(3).sum(2).tolist()
             wanted = [[min(count, capacity) for count in counts] for counts in came]
             said = f"{filled}; last places hold up to {short_repr(boxes[0][:, :, -1].abs().amax((0, 1)))}"
-            rule = f"as many places hold numbers as there are tokens with a place, the others 0 {on}, rank {rank}"
+            rule = f"each token with a place fills one place, the others are 0 {on}, rank {rank}"
             expect.that(rule, filled == wanted, said, wanted)
         for rank, (call, found, _) in enumerate(run.values):
             where = f"{on}, rank {rank}"
@@ -617,9 +631,9 @@ def _expect_mixture(expect: Expect, answer: Callable[..., Any], kind: str, ranks
             wanted = [wanted_grads[rank], wanted_grads[ranks + rank], wanted_grads[-2][own], wanted_grads[-1][own]]
             names = ("x", "weight", "the experts' matrices", "the experts' biases")
             for name, saw, want in zip(names, found, wanted, strict=True):
-                rule = f"the gradient of {name} is that of one device {where}"
+                rule = f"the gradient of {name} equals one device's {where}"
                 if saw is None:
-                    raise RuleBroken(rule, "None: autograd found no way back to it", "a gradient")
+                    raise RuleBroken(rule, "None: it is not in autograd's graph", "a gradient")
                 expect.close(rule, saw, want, rtol=exact, atol=exact)
             changes_nothing(expect, [call])
     _expect_sent(expect, run, dtype.itemsize * experts * capacity * width, on)
@@ -640,11 +654,11 @@ def _expect_output(expect: Expect, saw: Any, wanted: Tensor, x: Tensor, where: s
         elif bool((found[~lost] == 0).all(1).any()):
             said = f"numbers, and zeros for an earlier one: token {int((found == 0).all(1).nonzero()[0])} has a place"
         raise RuleBroken(f"a token without a place gets zeros {where}", said, "0 in all of its row")
-    expect.close(f"the output is that of one device {where}", saw.detach(), wanted, rtol=exact, atol=exact)
+    expect.close(f"the output equals one device's {where}", saw.detach(), wanted, rtol=exact, atol=exact)
 
 
 def _expect_sent(expect: Expect, run: Run, box_bytes: int, on: str) -> None:
-    """The boxes there and back, and their gradients: four exchanges."""
+    """The boxes out and back, and their gradients: four exchanges."""
     other = sorted({t.name for t in run.traffic.transfers if not t.name.startswith(("all_to_all", "alltoall"))})
     expect.that(f"the only calls are all-to-alls {on}", not other, " and ".join(other) or "none", "all_to_all")
     expect.budget(f"exchanges, forward and backward {on}", len(run.traffic), 4, "calls")
@@ -660,7 +674,7 @@ def _expect_sent(expect: Expect, run: Run, box_bytes: int, on: str) -> None:
     "A block for some tokens",
     hints=[
         "Which tokens: sort by score, take the first ones, and then put those in the order of the sequence.",
-        "Only these go through the block, once, all together. What it says, times their scores, is added to x.",
+        "Only these go through the block, in a single call. Its output, times their scores, is added to x.",
         "chosen = torch.sort(scores, descending=True, stable=True).indices[:capacity].sort().values; x.index_add(0, "
         "chosen, scores[chosen, None] * block(x[chosen])).",
     ],
@@ -668,7 +682,7 @@ def _expect_sent(expect: Expect, run: Run, box_bytes: int, on: str) -> None:
 def some_tokens(expect: Expect, some_tokens: Callable[..., Tensor]) -> None:
     not_from_lablib(some_tokens)
     draw = expect.draw
-    any_size = draw.integer(20, 40), draw.integer(10, 18)  # asked twice: other scores, other tokens
+    any_size = draw.integer(20, 40), draw.integer(10, 18)  # called twice: other scores, other tokens
     kinds = (
         "all tokens",
         "scores below zero",
@@ -689,7 +703,7 @@ def some_tokens(expect: Expect, some_tokens: Callable[..., Tensor]) -> None:
         x, grad = (draw.tensor((length, width), dtype) for _ in range(2))
         scores = draw.tensor((length,), dtype) if kind == "any" else _scores_apart(draw, length, dtype)
         if kind == "equal scores":
-            scores = torch.full((length,), 2.0, dtype=dtype)  # the last above, one below; the rest are equal
+            scores = torch.full((length,), 2.0, dtype=dtype)  # the last is larger, one is smaller; the rest are equal
             scores[-1], scores[draw.integer(0, length - 2)] = 3.0, 1.0
         if kind == "scores below zero":
             scores = -scores.abs() - 0.1
@@ -699,7 +713,7 @@ def some_tokens(expect: Expect, some_tokens: Callable[..., Tensor]) -> None:
 
 
 def _scores_apart(draw: Draw, length: int, dtype: torch.dtype) -> Tensor:
-    """In fewer bits, or all below zero, they keep their order: only scores that are close tell who compares those."""
+    """Scores that keep their order in fewer bits, or below zero: only the case of close scores tests fewer bits."""
     while True:
         scores = draw.tensor((length,), dtype)
         kinds = (scores, -scores.abs() - 0.1)
@@ -728,14 +742,14 @@ def _expect_some_tokens(
         raise RuleBroken(
             f"a tensor is returned {what}", "None: is there a return?" if saw is None else short_repr(saw), "[T, D]"
         )
-    expect.equal(f"the block is called once, with as many tokens as there is room for {what}", seen, [capacity])
+    expect.equal(f"the block is called once, with `capacity` tokens {what}", seen, [capacity])
     changes_nothing(expect, [call])
     mine = [x.clone().requires_grad_(), scores.clone().requires_grad_()]
     order = sorted(range(len(x)), key=lambda i: (-float(scores[i]), i))[:capacity]
     chosen = sorted(order)
-    said = block(torch.stack([mine[0][i] for i in chosen]))
+    added = block(torch.stack([mine[0][i] for i in chosen]))
     wanted = torch.stack(
-        [mine[0][i] + (mine[1][i] * said[chosen.index(i)] if i in chosen else 0.0) for i in range(len(x))]
+        [mine[0][i] + (mine[1][i] * added[chosen.index(i)] if i in chosen else 0.0) for i in range(len(x))]
     )
     (wanted * grad).sum().backward()
     expect.equal(f"the output has the shape of x {what}", tuple(saw.shape), tuple(x.shape))
@@ -743,16 +757,16 @@ def _expect_some_tokens(
     passed = [i for i in range(len(x)) if i not in chosen]
     rule = f"a token that is not chosen passes unchanged {what}"
     wrong = [i for i in passed if not torch.equal(saw[i].detach(), x[i])]
-    told = "all do"
+    said = "all do"
     if wrong:
         zeros = not bool(saw[wrong[0]].any())
-        told = f"tokens that {'became zeros' if zeros else 'have other numbers'}: {wrong}"
-    expect.that(rule, not wrong, told, "x itself")
+        said = f"tokens that {'became zeros' if zeros else 'have other numbers'}: {wrong}"
+    expect.that(rule, not wrong, said, "x itself")
     expect.close(f"the output is x + score * block(x) {what}", saw.detach(), wanted.detach(), rtol=exact, atol=exact)
     if saw.requires_grad:
         (saw * grad).sum().backward()
     for name, own, one in zip(("x", "scores"), leaves, mine, strict=True):
         rule = f"the gradient of {name} is right {what}"
         if own.grad is None:
-            raise RuleBroken(rule, "None: autograd found no way back to it", "a gradient")
+            raise RuleBroken(rule, "None: it is not in autograd's graph", "a gradient")
         expect.close(rule, own.grad, one.grad, rtol=exact, atol=exact)

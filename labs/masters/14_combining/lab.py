@@ -3,11 +3,11 @@
 #
 # **Question.** Which axis goes where?
 #
-# Labs 09, 10, 12 and 13 each split one thing among GPUs: the batch, the optimizer's state, matrices, layers. One of
-# them can be enough, even for the 175 billion parameters of GPT-3: on 512 A100s, ZeRO-3 (lab 10) with full
-# recomputation (lab 03) fits into memory. Most runs of that size still combine several. Then every GPU is in several
-# groups, and some groups must communicate over slow wires. Which ones? You place them. Then two more kinds join: long
-# sequences and experts.
+# Labs 09, 10, 12 and 13 each split one thing over GPUs: the batch, the optimizer's state, matrices, layers. One of them
+# can be enough, even for the 175 billion parameters of GPT-3: on 512 A100s, ZeRO-3 (lab 10) with full recomputation
+# (lab 03) fits into memory. Most runs of that size still combine several. Then every GPU is in several groups, and some
+# groups must communicate over slow wires. Which ones? You place them. Then you add two more kinds of parallelism: for
+# long sequences and for experts.
 #
 # The lab takes an hour. Folded sections, called *further*, go beyond it.
 
@@ -37,19 +37,18 @@ check
 
 # %% tags=["parameters"]
 backend: str = "sim"  # sim | gloo | nccl
-ranks: int = 4  # that share the sequence of the ring: 2, 4 or 8
+ranks: int = 4  # ranks that share the sequence of the ring: 2, 4 or 8
 real_ranks: int = 4  # ranks that run as real processes on this machine, an even number
 cluster: str = "dgx-h100"  # dgx-h100 | dgx-a100 | hgx-h200 | pcie-a100
 interactive: bool = True  # widgets, or static figures
 quick: bool = True  # few repeats
 
 # %% [markdown] minutes=9
-# ## Ranks in a box
+# ## Meshes
 #
 # GPT-3 has 175 billion parameters. In mixed precision with Adam each takes 16 bytes (lab 10): 2.8 TB. A GPU has 80 GB.
-# What can be shared?
-#
-# | axis | shares | sends | lab |
+# What can be split over GPUs?
+# | axis | splits | sends | lab |
 # |---|---|---|---|
 # | data | the batch | gradients | 09, 10 |
 # | pipeline | the layers | activations between stages | 13 |
@@ -58,18 +57,18 @@ quick: bool = True  # few repeats
 # | expert | experts, which are MLPs (below) | tokens | here |
 
 # %% [markdown]
-# Share in three ways, and the ranks fill a box with three *axes*, a *mesh*. Each rank has a *coordinate* on each axis.
-# A rank's number is made of them as a decimal number is made of digits: the last axis has the units. Here 2 x 2 x 2
-# ranks:
+# With three kinds of splitting, the ranks form a box with three *axes*, a *mesh*. Each rank has a *coordinate* on each
+# axis. The coordinates form the rank's number like the digits of a decimal number: the last axis has the units. Here 2
+# x 2 x 2 ranks:
 
 # %%
 mesh = Mesh(data=2, pipeline=2, tensor=2)
 pd.DataFrame({f"rank {rank}": mesh.coordinates(rank) for rank in range(8)})
 
 # %% [markdown]
-# A *group* along an axis has the ranks that differ in that coordinate alone. Ranks 0 and 1 are a tensor group: they
+# A *group* along an axis has the ranks that differ only in that coordinate. Ranks 0 and 1 are a tensor group: they
 # share the matrices of the same layers, for the same part of the batch. Ranks 0 and 4 have equal weights, and different
-# data: a data group. Which ranks does rank 5 talk to?
+# data: a data group. Which ranks does rank 5 communicate with?
 #
 # ### Exercise 1: the groups of a mesh
 #
@@ -78,7 +77,7 @@ pd.DataFrame({f"rank {rank}": mesh.coordinates(rank) for rank in range(8)})
 
 # %% tags=["exercise"]
 def groups(sizes, axis):
-    """All groups along `axis`, each a list of ranks that ascend; in any order.
+    """All groups along `axis`, each an ascending list of ranks; in any order.
 
     sizes: axis -> size, such as {"data": 2, "pipeline": 2, "tensor": 2}; the last axis
         has the units.
@@ -103,8 +102,8 @@ for axis in mesh.axes:
     print(f"{axis:9} {mesh.groups(axis)}, {mesh.stride(axis)} apart")
 
 # %% [markdown]
-# So rank 5 talks to 1 (data), 7 (pipeline) and 4 (tensor). In a program on ranks, `mesh.group("tensor")` makes the
-# process group; `torch.distributed.device_mesh` is torch's own.
+# So rank 5 communicates with 1 (data), 7 (pipeline) and 4 (tensor). In a program on ranks, `mesh.group("tensor")` makes
+# the process group; torch has `torch.distributed.device_mesh`.
 
 # %% [markdown] minutes=8
 # ## One step on all axes
@@ -112,10 +111,10 @@ for axis in mesh.axes:
 # Four labs in one step: the batch cut in two (09), layers in two stages that run 1F1B (13), matrices cut in two (12),
 # the optimizer's state shared by the data ranks (ZeRO-1, 10). And the gradient is clipped: all ranks need the norm of
 # the *whole* gradient. The weight of a layer norm is whole on all tensor ranks; its gradient must count once, so only
-# one of them adds it to the norm.
+# one rank adds it to the norm.
 #
-# `Combination` checks that all of it fits, before any rank starts. `CombinedStep` is this rank's part: it joins the
-# parts of those labs. Is the whole right? Three steps in float64, each returning loss and norm:
+# `Combination` checks the sizes before any rank starts. `CombinedStep` is this rank's part: it combines the parts of
+# those labs. Is the result right? Three steps in float64, each returning loss and norm:
 
 # %%
 SMALL = GPTConfig(4, 16, 4, vocab_size=32, max_seq_len=16)
@@ -150,9 +149,9 @@ for number, (one, all_) in enumerate(zip(alone, together, strict=True)):
 print(f"parameters of rank 5's whole model off by {off:.0e} at most")
 
 # %% [markdown]
-# So the axes do not disturb each other. Now a model as people train: 16 layers of width 4096, sequences of 2048 tokens,
-# 16 of them in a batch, in bfloat16 with ZeRO-1; 2 data x 2 pipeline x 4 tensor ranks, 4 micro-batches. On which axis
-# does a rank send most bytes in a step? And how many times as many as on the axis with the fewest?
+# So the axes are independent. Now a realistic model: 16 layers of width 4096, sequences of 2048 tokens, 16 of them in a
+# batch, in bfloat16 with ZeRO-1; 2 data x 2 pipeline x 4 tensor ranks, 4 micro-batches. On which axis does a rank send
+# most bytes in a step? Guess also the ratio of most to fewest bytes.
 
 # %%
 my_guess_axis = None  # "data", "pipeline" or "tensor"
@@ -174,7 +173,7 @@ def one_step(how):
 
 
 def run_on(mesh):
-    """A step on the simulator. Of ranks that do alike, one runs."""
+    """A step on the simulator. One of each set of identical ranks runs."""
     how = parallel.Combination(LARGE, mesh, batch_size=16, seq_len=2048, num_micro_batches=4)
     others = {axis: 0 for axis in mesh.axes if axis != "pipeline"}
     stages = [mesh.rank(pipeline=stage, **others) for stage in range(mesh.sizes["pipeline"])]
@@ -190,35 +189,35 @@ print(f"a step of 16 ranks takes {format_quantity(step.makespan_s, 's')}")
 begins = max(span.end_s for span in run.timeline.select(0, phase="setup"))
 rows = []
 for transfer in run.traffic.transfers:
-    for axis in large_mesh.axes:  # along which axis is it, if along one?
+    for axis in large_mesh.axes:  # find the axis of this transfer
         members = set(large_mesh.group_of(0, axis))
         is_along = 0 in transfer.ranks and set(transfer.ranks) <= members
         if is_along and transfer.start_s >= begins:
             sent = transfer.sent_bytes[transfer.ranks.index(0)]
             rows.append({"axis": axis, "call": transfer.name, "sent": sent})
 by_axis = pd.DataFrame(rows).groupby("axis")["sent"].agg(["count", "sum", "max"])
-print("what rank 0 takes part in, and sends; guesses:", my_guess_axis, my_guess_factor)
+print("calls and bytes sent of rank 0; guesses:", my_guess_axis, my_guess_factor)
 by_axis[["sum", "max"]] = by_axis[["sum", "max"]].map(lambda x: format_quantity(x, "B"))
-by_axis.rename(columns={"count": "calls", "sum": "sent in all", "max": "largest message"})
+by_axis.rename(columns={"count": "calls", "sum": "sent in total", "max": "largest message"})
 
 # %% [markdown]
 # Tensor sends most, 50 times what pipeline does: it sums activations in every layer, for every micro-batch. Data sends
 # two large messages: gradients to the rank that has their optimizer state, and the new parameters back (ZeRO-1).
-# Pipeline sends only what stands at a stage's end. The bytes say nothing yet about seconds: some can travel while a
-# rank computes, some cannot.
+# Pipeline sends only the activations at a stage's end. The bytes do not determine the seconds: some are sent while a
+# rank computes, some cannot be.
 
 # %% [markdown] minutes=14
 # ## The order of the axes
 #
 # Inside a node links are fast, between nodes they are slow. Rank r is on node r // 8, if a node has 8 ranks. So the
-# order of the axes decides who shares a node: the last axis has neighbours, the first has ranks that are far apart. In
-# most collectives a rank sends to the next one of its group, and the last to the first (a ring, lab 08).
+# order of the axes decides which ranks share a node: the last axis has neighbours, the first has ranks that are far
+# apart. In most collectives a rank sends to the next one of its group, and the last to the first (a ring, lab 08).
 #
 # ### Exercise 2: the order of the axes
 #
-# Given what a rank sends along each axis in a step, find the order in which the fewest bytes cross between nodes. (A
-# pipeline's last stage sends nothing to the first; take it for a ring all the same. And a library may add up inside
-# each node first, so that less crosses; here every ring goes as it is.)
+# Given the bytes that a rank sends along each axis in a step, find the order in which the fewest bytes cross between
+# nodes. (A pipeline's last stage sends nothing to the first; treat it as a ring anyway. And a library may add up inside
+# each node first, so that less crosses; here every ring is flat.)
 
 
 # %% tags=["exercise"]
@@ -243,17 +242,17 @@ def best_order(sizes, sent, per_node):
 
 
 # %%
-# Two nodes of 2: with b last, b's messages stay inside a node, and only those of a cross.
+# Two nodes of 2: with b last, b's messages stay inside a node, and only a's cross.
 try_out(best_order, {"b": 2, "a": 2}, {"a": 1.0, "b": 5.0}, 2)
 
 # %% tags=["check"] points=3
 check.best_order(best_order)
 
 # %% [markdown]
-# Fewest bytes need not be fastest: a message may hide behind compute, and its latency counts, too. Order the axes of
-# the model above by hand: 16 ranks, two nodes of 8. First the axis that may lie across the nodes, last the one with
-# neighbours. (In the picture: each GPU has a network card of its own; the cards of equal number on all nodes are
-# joined, by a *rail*.)
+# The order with the fewest bytes need not be the fastest: a message may be hidden behind compute, and its latency
+# counts, too. Order the axes of the model above by hand: 16 ranks, two nodes of 8. First the axis that may cross nodes,
+# last the axis with neighbours. (In the picture: each GPU has its own network card; a *rail* joins the cards with the
+# same number on all nodes.)
 
 # %%
 my_guess_order = None  # such as ("tensor", "data", "pipeline")
@@ -274,13 +273,13 @@ for one in placed:
 pd.DataFrame(table).T
 
 # %% [markdown]
-# Here the fewest bytes are the fastest, too. Rows come in pairs: with two nodes only the *first* axis lies across. (The
-# bytes are fewer than exercise 2 counts, and not those of the run above: this software adds up inside each node first,
-# cuts pipeline's messages among the tensor ranks, and adds up gradients in 32 bits.)
+# Here the order with the fewest bytes is also the fastest. Rows come in pairs: with two nodes only the *first* axis
+# crosses nodes. (The bytes are fewer than exercise 2 counts, and differ from the run above: this software adds up
+# inside each node first, splits pipeline's messages over the tensor ranks, and adds up gradients in 32 bits.)
 #
-# The seconds are the *planner*'s. It runs nothing; it has formulas for the software of large runs, on real machines,
-# whose kernels and wires stay below their best. The simulator runs our own program, on a machine that always reaches
-# its best. Do they agree on which order is faster?
+# The seconds are from the *planner*. It runs nothing; it has formulas for the software of large runs, on real machines,
+# with kernels and wires below their peak speed. The simulator runs our own program, on a machine that always reaches
+# its peak. Do they agree on which order is faster?
 
 # %%
 table = {}
@@ -292,22 +291,22 @@ pd.DataFrame(table).T
 
 # %% [markdown]
 # They agree on the order, not on every second: the planner's software also hides some of tensor's messages. The order
-# alone costs a quarter to a third. **Who sends most, and cannot hide it, gets the neighbours; who sends little, or can
-# hide it, goes across.**
+# alone costs a quarter to a third. **The axis that sends most, and cannot hide it, goes inside the node; an axis that
+# sends little, or can hide it, goes across.**
 #
-# (Pipeline or data across? That depends on what each can hide. Llama 3, whose gradients travel beside backward, has
-# data farthest.) In the field below, order the axes by hand, from far to near. Then change the wires. What does the
-# worst order cost on rails, and what on an *island*, 72 GPUs all joined by NVLink? Solid lines stand between nodes,
-# dotted ones between groups of the last axis.
+# (Pipeline or data across? That depends on how much each can hide. Llama 3, which sends gradients during backward, has
+# data farthest.) In the field below, order the axes by hand, from far to near. Then change the wires. How much does the
+# worst order cost on rails, and how much on an *island*, 72 GPUs all joined by NVLink? Solid lines separate nodes,
+# dotted lines the groups of the last axis.
 
 # %%
 placement_calculator(interactive)
 
 # %% [markdown]
-# <details><summary>What it costs</summary>
+# <details><summary>Answer</summary>
 #
 # On rails a step takes 688 ms with tensor last and 1,610 ms with tensor first, 2.3 times as long: here tensor has 8
-# ranks, each on another node. On the island all orders take 603 ms: where all wires are equally fast, nobody is far.
+# ranks, each on another node. On the island all orders take 603 ms: all wires are equally fast.
 #
 # </details>
 
@@ -329,22 +328,22 @@ for wires, order, milliseconds in [
 # ## Long sequences
 #
 # In attention each token, a *query*, looks at the *keys* of all tokens up to itself, and takes a mean of their *values*
-# with weights exp(score) (lab 06). All else in a GPT works on each token alone. So cut the sequence: each rank has some
-# tokens, and the whole model. Only keys and values must come to it.
+# with weights exp(score) (lab 06). All other parts of a GPT work on each token separately. So cut the sequence: each
+# rank has some tokens, and the whole model. It needs only the keys and values of the other ranks.
 #
-# Nobody needs them all at once. *Ring attention* lets them pass by: in each round a rank works with the keys that it
-# has, while they travel on to the next rank. After n rounds it has seen all keys, part by part. How do parts become one
-# softmax?
+# No rank needs them all at once. *Ring attention* sends them round a ring: in each round a rank works with the keys
+# that it has, and sends them on to the next rank at the same time. After n rounds it has used all keys, part by part.
+# How are the parts combined into one softmax?
 
 # %% [markdown]
-# Of each part a rank keeps, for each query, two things: the mean o of its values, and one number, the *log-sum-exp* l =
-# log(sum of exp(score)) over its keys. exp(l) is the weight that the part has as a whole.
+# For each part and each query a rank keeps two things: the mean o of its values, and one number, the *log-sum-exp* l =
+# log(sum of exp(score)) over its keys. exp(l) is the weight of the whole part.
 #
 # ### Exercise 3: merge two attentions
 #
-# From (o1, l1) of some keys and (o2, l2) of others, make (o, l) of all of them. Scores may be 1000: exp of that
-# overflows. A query that has seen no key of one part has `l = -inf` there, and o may be any finite number. No query
-# lacks the keys of both parts.
+# From (o1, l1) of some keys and (o2, l2) of others, make (o, l) of all of them. Scores may be 1000: their exp
+# overflows. A query without keys in one part has `l = -inf` there, and o may be any finite number. Every query has keys
+# in at least one part.
 
 
 # %% tags=["exercise"]
@@ -373,8 +372,9 @@ check.merge(merge)
 show_source(parallel.merge_attention, after=check.merge)
 
 # %% [markdown]
-# So a ring needs no more memory than a few ranks' keys. In backward they pass by once more, and their gradients behind
-# them. Does it work? The library's ring on ranks, its output and the gradient of the queries beside one device's:
+# So a ring needs memory only for a few ranks' keys. In backward the keys go round once more, followed by their
+# gradients. Does it work? Compare the library's ring on ranks with one device: its output and the gradient of the
+# queries.
 
 # %%
 draw = torch.Generator().manual_seed(0)
@@ -404,7 +404,7 @@ print(f"gradient off by {(torch.cat(gradients, 2) - whole_grad).abs().max().item
 
 # %% [markdown]
 # So where does the context axis go? It sends keys and values in every layer, but a ring sends them while it computes.
-# Say Llama 3 8B on 8 tensor, 4 context and 2 data ranks, sequences of 65,536 tokens. Which order is best, which is
+# Take Llama 3 8B on 8 tensor, 4 context and 2 data ranks, sequences of 65,536 tokens. Which order is best, which is
 # worst?
 
 # %%
@@ -425,23 +425,22 @@ print("guesses: best", my_guess_best, "worst", my_guess_worst)
 pd.DataFrame(table).T
 
 # %% [markdown]
-# Tensor near, again; far away it doubles the step. The ring hides wherever it is, so it may go across. Llama 3 has
-# `Mesh(data, pipeline, context, tensor)` in our notation, though it gathers keys instead of passing them round (section
-# 3.3.2).
+# Tensor belongs inside the node, again; across nodes it doubles the step. The ring is hidden at any place, so it may go
+# across. Llama 3 has `Mesh(data, pipeline, context, tensor)` in our notation, though it gathers keys instead of sending
+# them round (section 3.3.2).
 
 # %% [markdown] minutes=13
 # ## Experts
 #
-# A *mixture of experts* has E MLPs, the experts, in the place of one. A small matrix, the *router*, gives each token a
-# score for each expert; only the best one (or k) works on it, and what it makes of the token is multiplied by a
-# *weight* made from that score, so that the router can learn. The model has E times the MLP's parameters, and with one
-# expert for each token it computes no more. The experts are shared among ranks. So tokens must travel to them, and
-# back.
+# A *mixture of experts* has E MLPs, the experts, instead of one. A small matrix, the *router*, gives each token a score
+# for each expert; only the best one (or k) processes it, and the expert's output is multiplied by a *weight* computed
+# from that score, so that the router can learn. The model has E times the MLP's parameters, and with one expert for
+# each token it computes no more. The experts are spread over ranks. So tokens must be sent to them, and back.
 #
-# An *all-to-all* sends to each rank another piece, and gets one from each. Messages must be equally large, or their
-# sizes be told first. The older way (of the models Switch and GShard) is a fixed number of places for each expert, its
-# *capacity*: a token that comes too late is left out, and only the layer's residual sum carries it on. The gradient of
-# an exchange goes back the way it came: by another exchange.
+# In an *all-to-all* a rank sends a different piece to each rank, and gets one from each. Messages must be equally
+# large, or their sizes must be sent first. The older way (of the models Switch and GShard) is a fixed number of places
+# for each expert, its *capacity*: a token that comes too late is dropped, and only the layer's residual sum keeps it.
+# The gradient of an exchange is sent back by another exchange.
 
 
 # %%
@@ -473,19 +472,19 @@ try_out(sent_by_all, ranks=2)
 # ### Exercise 4: tokens to their experts, and back
 #
 # Expert e has `capacity` places for each rank's tokens, and the first tokens get them. Rank r of n has the E / n
-# experts from r E / n on. Two calls of `exchanged`, through which gradients flow, are the budget. A token without a
-# place gets zeros, and places without a token hold zeros. One way: number the tokens of each expert in order,
+# experts from r E / n on. The budget is two calls of `exchanged`, which pass gradients back. A token without a place
+# gets zeros, and places without a token hold zeros. One way: number the tokens of each expert in order,
 # `F.one_hot(choice, num_experts).cumsum(0) - 1`; number i of expert e, if i < capacity, goes to row e * capacity + i of
-# a box [num_experts * capacity, D]. The box goes out by one exchange and comes back by the other.
+# a box [num_experts * capacity, D]. One exchange sends the box out, the other brings it back.
 
 
 # %% tags=["exercise"]
 def mixture(x, choice, weight, run_experts, num_experts, capacity):
-    """weight times what its expert makes of each token: [t, D].
+    """weight times the expert's output for each token: [t, D].
 
     x: [t, D], own tokens. choice: [t], the expert of each, 0 to num_experts - 1.
-    weight: [t]. run_experts: this rank's experts, to be called once; takes the tokens
-    that came to them, [ranks, experts of this rank, capacity, D], and returns as many.
+    weight: [t]. run_experts: this rank's experts, to be called once; takes their tokens,
+    [ranks, experts of this rank, capacity, D], and returns the same shape.
     """
     ### BEGIN SOLUTION
     n = dist.get_world_size()
@@ -503,7 +502,7 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
 
 # %%
 # 2 ranks, one expert each: expert 0 adds 100, expert 1 adds 200. One place each.
-# Rank 0's tokens (values 1 and 2) both want expert 1: only the first has a place.
+# Rank 0's tokens (values 1 and 2) both choose expert 1: only the first has a place.
 # Expected: rank 0 [[201.0], [0.0]], rank 1 [[103.0], [204.0]].
 def small_mixture():
     rank = dist.get_rank()
@@ -519,12 +518,12 @@ try_out(small_mixture, ranks=2)
 check.mixture(mixture)
 
 # %% [markdown]
-# (Much of today's code has no fixed places: it tells the counts first, then sends as many rows as there are.)
+# (Much of today's code has no fixed places: it sends the counts first, then that number of rows.)
 #
-# Experts shared by ranks are one more axis of the mesh. It cuts the batch, as data does: ranks along *data* and
-# *expert* have tokens of their own. Say `Mesh(data=2, expert=2)`, and the loss is the mean of the 4 ranks' losses.
-# Attention's gradients are summed over 4 ranks and divided by 4. And those of an expert? Over how many ranks must they
-# be summed after backward, and divided by what?
+# Experts on several ranks are one more axis of the mesh. It cuts the batch, as data does: ranks along *data* and
+# *expert* have different tokens. Take `Mesh(data=2, expert=2)`, with the mean of the 4 ranks' losses as the loss.
+# Attention's gradients are summed over 4 ranks and divided by 4. And an expert's gradients? Over how many ranks must
+# they be summed after backward, and by which number divided?
 
 # %%
 my_guess_summed = None  # ranks
@@ -556,19 +555,19 @@ print(f"one device: {len(whole)} experts; a rank of four: {len(found[0])}")
 for rank, own in enumerate(found):
     experts = 2 * (rank % 2) + torch.arange(2)
     times = (own / whole[experts]).mean()
-    what = f"rank {rank}, experts {experts.tolist()}: summed over data"
-    print(f"{what}, {times:.6f} times one device's gradient")
+    where = f"rank {rank}, experts {experts.tolist()}: summed over data"
+    print(f"{where}, {times:.6f} times one device's gradient")
 print("guesses:", my_guess_summed, "and", my_guess_divided)
 
 # %% [markdown]
-# Two ranks hold a copy of an expert: the sum is over *data*, 2 ranks. But each copy has seen the tokens of all ranks of
-# its expert group, through the exchange: what is summed came from 4 losses, so it is divided by 4. To divide by 2 is a
-# mistake that trains: with SGD the experts learn twice as fast; Adam hides it, and clipping takes a wrong norm.
+# Two ranks hold a copy of an expert: the sum is over *data*, 2 ranks. But through the exchange each copy has processed
+# the tokens of all ranks of its expert group: the sum covers 4 losses, so it is divided by 4. With a division by 2
+# training still works: with SGD the experts learn twice as fast; Adam hides it, and clipping uses a wrong norm.
 
 # %% [markdown]
-# What does an expert axis cost? Each rank has 8192 tokens of width 4096, each goes to 2 of 16 experts of hidden width
-# 14,336. Where must its ranks lie, like those of tensor, or like those of data? Simulated, one layer in both passes on
-# more and more ranks (*exposed*: not hidden behind compute):
+# How much does an expert axis cost? Each rank has 8192 tokens of width 4096, each goes to 2 of 16 experts of hidden
+# width 14,336. Must its ranks be inside a node, like tensor's, or may they be across, like data's? Simulated, one layer
+# in both passes on more and more ranks (*exposed*: not hidden behind compute):
 
 # %%
 MOE = parallel.ExpertSizes(tokens=8192, d_model=4096, d_ff=14_336, num_experts=16, k=2)
@@ -586,16 +585,17 @@ print(f"{cluster}: {machine.devices_per_node} ranks on a node")
 pd.DataFrame(table).T
 
 # %% [markdown]
-# Two exchanges forward and two backward in every layer, and nothing is computed beside them: like tensor, expert wants
-# the node. Where both do not fit, tensor goes first, and expert must hide what it sends: while one half of the batch
-# travels, the other is computed (*further*). DeepSeek-V3 has 64 expert ranks on 8 nodes, and no tensor axis at all.
+# Every layer has two exchanges in forward and two in backward, and nothing is computed during them: like tensor, expert
+# belongs inside the node. If both do not fit, tensor goes first, and expert must hide its messages: send one half of
+# the batch while the other is computed (*further*). DeepSeek-V3 has 64 expert ranks on 8 nodes, and no tensor axis at
+# all.
 
 # %% [markdown] minutes=5
 # ## A plan for 175 billion
 #
-# GPT-3 with 18 bytes for each parameter (gradients are added up in 32 bits here), on 512 A100 of 80 GB; 1,536 sequences
-# in a step. Add an axis only where a number asks for it. Which axis first, and to what size? How many stages until it
-# fits? And how many replicas then? (Rows 5 to 7 refine.)
+# GPT-3 with 18 bytes per parameter (gradients are added up in 32 bits here), on 512 A100 of 80 GB; 1,536 sequences in a
+# step. Add an axis only if a number requires it. Which axis first, and of which size? How many stages until it fits?
+# And how many replicas then? (Rows 5 to 7 refine.)
 
 # %%
 my_guess_tensor = None  # ranks
@@ -611,7 +611,7 @@ for number, one in enumerate(steps, 1):
         "tensor": one.parallel.tensor,
         "pipeline": one.parallel.pipeline,
         "data": one.parallel.data,
-        "memory of one": format_quantity(one.memory_bytes, "B"),
+        "memory per GPU": format_quantity(one.memory_bytes, "B"),
         "fits": "yes" if one.fits else "no",
         "step": format_quantity(one.step_time_s, "s"),
         "FLOPs used": f"{one.prediction.mfu:.0%}",
@@ -625,10 +625,10 @@ for number, one in enumerate(steps, 1):
 
 # %% [markdown]
 # Tensor first, up to the node. Then stages until it fits; then replicas; ZeRO-1 frees memory and takes no time; that
-# memory buys fewer stages, and smaller pieces of them (*chunks*, interleaved 1F1B of lab 13).
+# memory allows fewer stages, in smaller pieces (*chunks*, interleaved 1F1B of lab 13).
 #
 # Is the planner right? The fifth row's plan ran as a program, `CombinedStep`, on 512 simulated ranks, with a sixth of
-# the batch and a machine that loses nothing: 7.44 s. For the same the planner says 7.71 s. (It takes some minutes:
+# the batch and an ideal machine: 7.44 s. The planner predicts 7.71 s for it. (The run takes some minutes:
 # `benchmarks/gpt3_combined_step.py`.)
 
 # %% tags=["instructor"]
@@ -651,9 +651,9 @@ print(f"{seconds:.3f} s")
 # %% [markdown] tags=["further"] minutes=12
 # ## Further: equal work in a ring
 #
-# A causal mask makes queries unequal: the last token sees all keys, the first one only its own. Say 4 ranks have a
-# quarter of the sequence each, in order (*contiguous*). How many times as long does attention take as if all ranks had
-# equally much to do?
+# A causal mask makes queries unequal: the last token attends to all keys, the first one only to its own. Suppose that 4
+# ranks have a quarter of the sequence each, in order (*contiguous*). How many times as long does attention take as with
+# equal work on all ranks?
 
 # %%
 my_guess_times = None  # 4 ranks, contiguous pieces: times as long, such as 1.5
@@ -682,15 +682,15 @@ print(
 show(run.timeline.figure(title=f"Contiguous pieces, {LONG.seq_len} tokens on 4 ranks"))
 
 # %% [markdown]
-# Rank 0 waits: none of the keys that pass by are ones that its queries may see. Counted in pairs of a query and a key,
-# the last of n ranks has (2n - 1)/n of the mean: 1.75 for 4, and nearly 2 for many. The rest is merging, and kernels
-# that start anew in each round.
+# Rank 0 waits: its queries may not attend to any of the keys that pass. Counted in pairs of a query and a key, the last
+# of n ranks has (2n - 1)/n of the mean: 1.75 for 4, and nearly 2 for many. The rest is merging, and starting kernels in
+# each round.
 
 # %% [markdown]
 # ### Exercise 5: an order of equal work
 #
-# Give each rank tokens such that all have equally many pairs of a query and a key that it sees: a query at position p
-# sees p + 1 keys. Kernels want few, long runs of tokens: two at most for each rank. `seq_len` is a multiple of 2n.
+# Give each rank tokens such that all have equally many pairs of a query and a key: a query at position p attends to p +
+# 1 keys. Kernels are faster on few, long runs of tokens: at most two for each rank. `seq_len` is a multiple of 2n.
 
 
 # %% tags=["exercise"]
@@ -718,10 +718,10 @@ for name in ("contiguous", "zigzag", "striped"):
     print(f"{name:10} {run.timeline.makespan_s / share_s:.2f} times as long")
 
 # %% [markdown]
-# What is left are the rounds: partial results are written, read again, merged, and kernels start anew. A public
-# benchmark of 2024 ran three rings on 8 H800, with 8,192 tokens on each, and gives what share of the best each reached.
-# The best is 8 times as long as one GPU takes for its own 8,192 tokens, as there are 8 times as many pairs for each
-# GPU. Counting pairs says 53% for contiguous, 100%, 100%. What do you expect to have been measured?
+# The rest is the cost of rounds: partial results are written, read again and merged, and kernels start again. A public
+# benchmark of 2024 ran three rings on 8 H800, with 8,192 tokens on each, and gives the share of the best time that each
+# reached. The best is 8 times the time of one GPU for its own 8,192 tokens, as there are 8 times as many pairs for each
+# GPU. Counting pairs gives 53% for contiguous, 100%, 100%. Which shares do you expect in the measurement?
 
 # %%
 my_guess_zigzag = None  # both passes together: a share, such as 0.95
@@ -740,14 +740,14 @@ for row in studies.PUBLISHED_RINGS[:2]:
 pd.DataFrame(table, index=["pairs", "predicted", "measured"]).T
 
 # %% [markdown]
-# Equal pairs are not all; the longer the pieces, the less the rest matters. *Predicted* knows this, and how fast the
-# benchmark's kernel was. For striped it is too hopeful. Our reading: striped needs a causal kernel in every round,
-# zigzag in one, and such a kernel was slower for each pair than a full one.
+# Equal pairs are not enough; the longer the pieces, the less the rest matters. *Predicted* includes this, and the speed
+# of the benchmark's kernel. For striped it is too high. We think that this is the reason: striped needs a causal kernel
+# in every round, zigzag in one, and such a kernel was slower per pair than a full one.
 
 # %% [markdown]
-# Two other ways to share a sequence. *Gather*: every rank first gets all keys (Llama 3 does so: few key-value heads
-# make it cheap). *Ulysses* (Jacobs et al., 2023) changes the cut by an all-to-all: from some tokens of all heads to all
-# tokens of some heads. Which is nearest to a fair share?
+# There are two other ways to split a sequence. *Gather*: every rank first gets all keys (Llama 3 does so: few key-value
+# heads make it cheap). *Ulysses* (Jacobs et al., 2023) changes the cut by an all-to-all: from some tokens of all heads
+# to all tokens of some heads. Which is closest to equal shares of the work?
 
 # %%
 lengths = [8192, 32_768, 131_072, 262_144]
@@ -755,16 +755,16 @@ found = studies.context_efficiencies(LONG, machine, 8, lengths)
 show(lab14.figure_context_times(lengths, found, title=f"Attention on 8 ranks of {cluster}"))
 
 # %% [markdown]
-# Ulysses, at every length; but it needs a head for each rank. A ring has no such limit, and hides what it sends; it
-# wants long pieces. So with more ranks than heads both are combined: Ulysses inside the node, a ring across (Fang and
+# Ulysses, at every length; but it needs a head for each rank. A ring has no such limit, and hides its messages, but
+# needs long pieces. So with more ranks than heads both are combined: Ulysses inside the node, a ring across (Fang and
 # Zhao, 2024).
 
 # %% [markdown] tags=["further"] minutes=6
 # ## Further: busy experts
 #
-# Who is chosen is learned, and nothing makes the choices even. Recorded: a small GPT with 8 experts, 2 for a token, in
-# 400 steps on real text. How many times the mean does the busiest expert of the second layer get in the end, if nothing
-# balances them? (With 2 of 8 for each token, 4 times is the most.)
+# The choice of experts is learned, and nothing makes it even. Recorded: a small GPT with 8 experts, 2 for each token,
+# in 400 steps on real text. How many times the mean does the busiest expert of the second layer get at the end, without
+# balancing? (With 2 of 8 for each token, the maximum is 4 times.)
 
 # %%
 my_guess_busiest = None  # times the mean, 1 to 4
@@ -774,7 +774,7 @@ print("guess:", my_guess_busiest)
 runs = recorded_expert_runs()
 first = runs["nothing"][0]
 counts = [of_step[1] for of_step in first.counts]
-show(lab14.figure_expert_load(counts, list(first.steps), "Second layer, nothing balances it"))
+show(lab14.figure_expert_load(counts, list(first.steps), "Second layer, without balancing"))
 print("guess:", my_guess_busiest)
 table = {}
 for name in ("nothing", "auxiliary loss", "bias"):
@@ -788,21 +788,21 @@ for name in ("nothing", "auxiliary loss", "bias"):
     for kind, each in of_name.items():
         losses = [run.final_loss for run in each]
         table[name][f"loss, {kind}"] = f"{sum(losses) / len(losses):.2f}"
-print("the last 50 steps, mean of three seeds and two layers; held-out loss, nats a byte:")
+print("the last 50 steps, mean of three seeds and two layers; held-out loss, nats per byte:")
 pd.DataFrame(table).T
 
 # %% [markdown]
 # Nearly 4 times: almost every token chooses it. (That is one layer of one seed; the table has the mean.) All ranks wait
-# for the busiest one; and with a capacity of 1.25 times the mean and no balancing, four in ten choices are lost. An
-# *auxiliary loss* (Switch) punishes uneven choices; DeepSeek-V3 in the main adds a *bias* to each expert's score
-# instead, raised where too few tokens come, for the choice alone. Balance is for speed: without dropping it costs some
-# loss here, and the loss gains from it only where tokens would be dropped. (A dense model of as many FLOPs reaches 2.24
-# here: so short a run shows no gain of experts at all.)
+# for the busiest one; and with a capacity of 1.25 times the mean and no balancing, four in ten choices are dropped. An
+# *auxiliary loss* (Switch) penalizes uneven choices; DeepSeek-V3 mainly adds a *bias* to each expert's score instead,
+# which grows if the expert gets too few tokens and affects only the choice. Balance improves speed: without dropping it
+# makes the loss slightly worse here, and it improves the loss only if tokens would be dropped. (A dense model with the
+# same FLOPs reaches 2.24 here: in so short a run experts bring no gain.)
 
 # %% [markdown]
-# Where some experts stay busy, as when a trained model serves, give them copies on other ranks (DeepSeek's EPLB): 8
-# experts on 4 ranks, with room for 3 on each, packed so that the busiest rank has little. (A simple rule, not the best
-# there is: a rank may get two copies of one expert.)
+# If some experts stay busy, for example when a trained model serves, place copies of them on other ranks (DeepSeek's
+# EPLB): 8 experts on 4 ranks, with room for 3 on each, packed so that the busiest rank has little. (This is a simple
+# rule, not the best one: a rank may get two copies of one expert.)
 
 # %%
 loads = first.counts[-1][1]
@@ -816,11 +816,11 @@ each = {name: one.rank_loads(loads) for name, one in placed_experts.items()}
 show(lab14.figure_rank_loads(each, title="Tokens of each rank"))
 
 # %% [markdown] tags=["further"] minutes=3
-# ## Further: exchange beside compute
+# ## Further: overlap exchange and compute
 #
-# The four exchanges of a layer wait for each other. Cut the tokens in two halves: while one half travels, the other
-# half's experts are computed. (DeepSeek-V3 does so with two micro-batches when it serves; in training it pairs one's
-# forward with the other's backward.) The price: products of half as many rows.
+# The four exchanges of a layer wait for each other. Cut the tokens in two halves: send one half while the experts
+# process the other. (DeepSeek-V3 does so with two micro-batches when it serves; in training it pairs one's forward with
+# the other's backward.) The cost: products of half as many rows.
 
 # %%
 table = {}
@@ -833,15 +833,14 @@ pd.DataFrame(table).T
 
 # %% [markdown]
 # On `dgx-h100` halves gain nothing inside a node: less is exposed, but the smaller products lose as much (8 ranks) or
-# more (4). Across nodes they pay.
+# more (4). Across nodes they are faster.
 
 # %% [markdown] tags=["further"] minutes=4
 # ## Further: a small mixture on few GPUs
 #
-# A mixture of 64 experts, 8 for a token (OLMoE: 1.3 of 6.9 billion parameters compute for a token). The dense model
-# that computes as much for a token has 1.3 billion. Equal FLOPs: is the mixture as fast? It learns more from each token
-# (its authors needed a third of the tokens), but a step has a price. On 8 GPUs, what is its speed over the dense
-# model's?
+# A mixture of 64 experts, 8 for each token (OLMoE: each token uses 1.3 of 6.9 billion parameters). The dense model with
+# the same FLOPs per token has 1.3 billion. Is the mixture as fast? It learns more from each token (its authors needed a
+# third of the tokens), but a step has extra costs. On 8 GPUs, what is its speed over the dense model's?
 
 # %%
 my_guess_speed = None  # such as 0.9
@@ -849,7 +848,7 @@ print("guess:", my_guess_speed)
 
 # %%
 compared = studies.against_dense(studies.OLMOE, cluster, [1, 2, 4, 8, 16, 32])
-show(lab14.figure_expert_times(compared, title=f"OLMoE beside dense models on {cluster}"))
+show(lab14.figure_expert_times(compared, title=f"OLMoE and dense models on {cluster}"))
 print("guess:", my_guess_speed)
 table = {}
 for one in compared:
@@ -860,18 +859,18 @@ for one in compared:
 pd.DataFrame(table).T.map(lambda x: "does not fit" if pd.isna(x) else f"{x:.2f}")
 
 # %% [markdown]
-# Three reasons: all parameters have states (16 to 18 bytes each), visited or not, so it does not fit on one GPU, and on
-# two only with small micro-batches; each expert has few rows, for which its weights must be read all the same; tokens
-# are copied, sorted and sent. Its authors measured 0.63 on 128 H100: their plan had no expert axis, so all 6.9 billion
-# were gathered for each micro-batch (Muennighoff et al., 2024). Its steps are slower; it pays since it needs fewer.
+# Three reasons: all parameters have states (16 to 18 bytes each), used or not, so it does not fit on one GPU, and on
+# two only with small micro-batches; each expert has few rows, but all its weights must be read; tokens are copied,
+# sorted and sent. Its authors measured 0.63 on 128 H100: their plan had no expert axis, so all 6.9 billion were
+# gathered for each micro-batch (Muennighoff et al., 2024). Its steps are slower, but it needs fewer steps.
 
 # %% [markdown] tags=["further"] minutes=4
-# ## Further: a table that goes round
+# ## Further: a common table, checked
 #
 # You may have seen a table like this: data parallel scales with 85 to 95% and saves no memory, model parallel with 75
 # to 85% and saves 60 to 80%, pipeline with 80 to 90% and 40 to 60%, ZeRO-2 with 80 to 90% and 50 to 75%, ZeRO-3 with 70
-# to 80% and 75 to 90%, FSDP with 85 to 95% and 60 to 80%. It says neither which model nor how many ranks. Which rows
-# hold for a model of 13 billion on 2 to 64 ranks? (FSDP's full sharding *is* ZeRO-3.)
+# to 80% and 75 to 90%, FSDP with 85 to 95% and 60 to 80%. It names neither the model nor the number of ranks. Which
+# rows hold for a model of 13 billion parameters on 2 to 64 ranks? (FSDP's full sharding *is* ZeRO-3.)
 
 # %%
 rows = studies.strategies("gpt3-13b", cluster)
@@ -879,30 +878,30 @@ for verdict in studies.strategy_verdicts(rows):
     print_text(verdict.sentence())
 
 # %% [markdown]
-# Only that data parallel saves nothing holds on all numbers of ranks; every other range on some or none. (*Gathered
-# once*: weights stay whole from forward to backward.) *Efficiency* is the throughput of n ranks over n times that of
-# one, as if one had memory enough, with as many sequences for each; above 100% since ZeRO shares the optimizer's work.
-# *Saved* is the share of the fullest rank's memory: 1 - 1/n of what is shared, so it depends on n. A range without a
-# model, a batch and wires says nothing. Try others: "llama-3-8b", "pcie-a100".
+# Only one claim holds for all numbers of ranks: data parallel saves nothing. Every other range holds for some or none.
+# (*Gathered once*: weights stay whole from forward to backward.) *Efficiency* is the throughput of n ranks over n times
+# the throughput of one, as if one had enough memory, with the same number of sequences for each; above 100% since ZeRO
+# splits the optimizer's work. *Saved* is the saved share of the fullest rank's memory: 1 - 1/n of the split part, so it
+# depends on n. A range without a model, a batch and wires has no meaning. Try others: "llama-3-8b", "pcie-a100".
 
 # %% [markdown] tags=["further"] minutes=8
 # ## Further: a block for some tokens
 #
 # If tokens can choose among MLPs, they can also choose none. In a *mixture of depths* (Raposo et al., 2024) a block
-# sees only the C tokens of a sequence that its router scores highest; the others pass by it on the residual stream.
-# Then the block costs C / T of what it did, its attention even less, and its shapes are known beforehand.
+# processes only the C tokens of a sequence with the highest scores of its router; the others skip it on the residual
+# stream. Then the block costs C / T of its full cost, its attention even less, and its shapes are known in advance.
 #
 # ### Exercise 6: a block for some tokens
 #
-# The router learns only if its score is a factor of what the block adds.
+# The router learns only if its score multiplies the block's output.
 
 
 # %% tags=["exercise"]
 def some_tokens(x, scores, block, capacity):
     """x + score * block(x) for the `capacity` tokens of highest score, x for all others.
 
-    x: [T, D]. scores: [T]. block: [capacity, D] to [capacity, D]; it wants its tokens in
-    the order of the sequence. Of equal scores the first wins.
+    x: [T, D]. scores: [T]. block: [capacity, D] to [capacity, D]; its tokens must
+    be in the order of the sequence. Of equal scores the first is chosen.
     """
     ### BEGIN SOLUTION
     best = torch.sort(scores, descending=True, stable=True).indices[:capacity]
@@ -920,14 +919,15 @@ try_out(some_tokens, four, torch.tensor([0.0, 2.0, -1.0, 1.0]), lambda x: 10 * x
 check.some_tokens(some_tokens)
 
 # %% [markdown]
-# One difficulty stays: whether a token is among the best of its sequence depends on tokens that come after it, which a
-# model that writes text does not have yet. The paper tries two ways; one is a small predictor of the choice.
+# One difficulty remains: whether a token is among the best of its sequence depends on later tokens, which a model that
+# generates text does not have yet. The paper tries two solutions; one is a small predictor of the choice.
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: a checkpoint for another mesh
 #
-# A run ends on 4 ranks and goes on on 2. Each rank has saved pieces of the whole model's tensors, and where they lie;
-# whoever loads takes what overlaps its own. One step on each of three meshes, a checkpoint after each:
+# A run stops on 4 ranks and continues on 2. Each rank has saved pieces of the whole model's tensors, with their
+# positions; a rank that loads reads the pieces that overlap its own. One step on each of three meshes, a checkpoint
+# after each:
 
 # %%
 import tempfile
@@ -963,8 +963,8 @@ def all_alone():
     return [step(batch[:, :-1], batch[:, 1:]).loss.item() for batch in batches]
 
 
-told = ", ".join(f"{loss:.12f}" for loss in launch(all_alone, ranks=1).values[0])
-print("one device, without a pause:", told)
+losses = ", ".join(f"{loss:.12f}" for loss in launch(all_alone, ranks=1).values[0])
+print("one device, without a stop:", losses)
 
 # %% [markdown] tags=["further"] minutes=3
 # ## Further: predicted and measured
@@ -994,7 +994,7 @@ def small_step():
         shape = (batch_size, REAL.seq_len)
         tokens = torch.zeros(shape, dtype=torch.long, device=torch.get_default_device())
         model = GPT(REAL.config).to(torch.get_default_device())
-        next_token_loss(model(tokens), tokens).backward()  # torch warms up
+        next_token_loss(model(tokens), tokens).backward()  # warm-up
         dist.barrier()
     step(tokens, tokens)
 
@@ -1010,21 +1010,21 @@ recorded = recorded_comparison("14")
 print_text(f"{recorded}")
 
 # %% [markdown]
-# Four processes share two cores there, and in the prediction they take turns, too, if not at the same moments: a pass
-# that waits for a core in its middle is predicted three times as long as measured. So read the makespan, which is off
-# by a tenth, and not the rows. Calls and bytes are the same on both sides.
+# Four processes share two cores there. In the prediction they take turns, too, but at other moments: a pass that waits
+# for a core in its middle is predicted three times as long as measured. So read the makespan, which is off by a tenth,
+# and not the rows. Calls and bytes are the same on both sides.
 
 # %% [markdown] minutes=1
 # ## Summary
 #
-# - A mesh gives each rank a coordinate on each axis. A group has the ranks that differ in one; its ranks are as far
-#   apart as the sizes behind its axis multiply to.
-# - Axes do not disturb each other: loss, gradients and norm are one device's. What must be agreed on is who sums what,
-#   and divides by what.
-# - The order of axes is a placement. Last, inside the node: who sends most and cannot hide it, tensor, and expert where
-#   room is left. First, across: who sends little or can hide it, pipeline, data, a ring of keys.
-# - Parts of an attention merge by their log-sum-exp, so that keys may pass by in a ring, beside compute.
-# - Experts: tokens go to them and back. A copy of an expert has seen the tokens of all its group.
+# - A mesh gives each rank a coordinate on each axis. A group has the ranks that differ in one coordinate; their
+#   distance is the product of the sizes after its axis.
+# - Axes are independent: loss, gradients and norm equal one device's, if each gradient is summed over the right group
+#   and divided by the right number.
+# - The order of axes is a placement. Last, inside the node: axes that send most and cannot hide it, tensor, and expert
+#   if there is room. First, across: axes that send little or can hide it, pipeline, data, a ring of keys.
+# - Parts of an attention are merged by their log-sum-exp, so that keys can go round a ring during compute.
+# - Experts: tokens are sent to them and back. A copy of an expert processes the tokens of its whole group.
 
 # %% [markdown]
 # ### Sources
@@ -1043,11 +1043,11 @@ print_text(f"{recorded}")
 # - N. Shazeer et al., "Outrageously Large Neural Networks", 2017, arXiv 1701.06538. D. Lepikhin et al., "GShard", 2020,
 #   arXiv 2006.16668. W. Fedus, B. Zoph, N. Shazeer, "Switch Transformers: Scaling to Trillion Parameter Models with
 #   Simple and Efficient Sparsity", 2021, arXiv 2101.03961: experts, capacity.
-# - S. Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596: whose gradients are averaged over whom.
-# - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437 (the bias; sections 3.2.1 and 3.4.1: exchange
-#   beside compute); deepseek-ai/EPLB, README.md, 2025 (further). N. Muennighoff et al., "OLMoE: Open Mixture-of-Experts
-#   Language Models", 2024, arXiv 2409.02060 (further). D. Raposo et al., "Mixture-of-Depths: Dynamically Allocating
-#   Compute in Transformer-Based Language Models", 2024, arXiv 2404.02258 (further).
+# - S. Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596: the groups over which gradients are averaged.
+# - DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, arXiv 2412.19437 (the bias; sections 3.2.1 and 3.4.1: overlap of
+#   exchange and compute); deepseek-ai/EPLB, README.md, 2025 (further). N. Muennighoff et al., "OLMoE: Open
+#   Mixture-of-Experts Language Models", 2024, arXiv 2409.02060 (further). D. Raposo et al., "Mixture-of-Depths:
+#   Dynamically Allocating Compute in Transformer-Based Language Models", 2024, arXiv 2404.02258 (further).
 # - The code: `mesh.py` and `step.py` in `lablib/parallel/mesh`, `lablib/parallel/context`, `lablib/parallel/experts`,
 #   and `lablib/studies/placement.py`.
 

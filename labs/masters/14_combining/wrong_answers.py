@@ -3,7 +3,7 @@
 WRONG_ANSWERS = {
     "groups": [
         (
-            "takes the first axis for the units",
+            "uses the first axis for the units",
             """
 def groups(sizes, axis):
     axes, n = list(sizes), math.prod(sizes.values())
@@ -20,7 +20,7 @@ def groups(sizes, axis):
     n, size = math.prod(sizes.values()), sizes[axis]
     return [list(range(first, first + size)) for first in range(0, n, size)]
 """,
-            "neighbours, whatever the axis",
+            "the given axis has the units",
         ),
         (
             "counts the axis itself into the stride",
@@ -41,7 +41,7 @@ def groups(sizes, axis):
     stride = math.prod(sizes[each] for each in axes[axes.index(axis) + 1:])
     return [[rank for rank in range(n) if rank // stride % sizes[axis] == i] for i in range(sizes[axis])]
 """,
-            "as many ranks as its axis is long",
+            "as many ranks as its axis",
         ),
         (
             "a group for each rank",
@@ -74,10 +74,10 @@ def groups(sizes, axis):
         return [list(range(first, first + last)) for first in range(0, n, last)]
     return [list(range(first, n, last)) for first in range(last)]
 """,
-            "as many ranks as its axis is long",
+            "as many ranks as its axis",
         ),
         (
-            "each group from behind",
+            "each group in reverse",
             """
 def groups(sizes, axis):
     axes, n = list(sizes), math.prod(sizes.values())
@@ -107,7 +107,7 @@ def groups(sizes, axis):
             "sorted by name",
         ),
         (
-            "empties the mesh that it was given",
+            "empties its argument",
             """
 def groups(sizes, axis):
     n, stride = math.prod(sizes.values()), 1
@@ -167,7 +167,7 @@ def groups(sizes, axis):
             "every rank is in one group",
         ),
         (
-            "remembers sizes without their order",
+            "caches sizes without their order",
             """
 SEEN = {}
 def groups(sizes, axis):
@@ -180,7 +180,7 @@ def groups(sizes, axis):
         SEEN[key] = [[f + i * stride for i in range(size)] for f in first]
     return SEEN[key]
 """,
-            "coordinate alone",
+            "differ only in their",
         ),
         (
             "one list for all calls",
@@ -199,7 +199,7 @@ def groups(sizes, axis):
     ],
     "best_order": [
         (
-            "who sends most, last",
+            "the axis that sends most last",
             """
 def best_order(sizes, sent, per_node):
     return tuple(sorted(sizes, key=lambda axis: sent[axis]))
@@ -207,7 +207,7 @@ def best_order(sizes, sent, per_node):
             "the axis that sends most goes last",
         ),
         (
-            "who sends most, first",
+            "the axis that sends most first",
             """
 def best_order(sizes, sent, per_node):
     return tuple(sorted(sizes, key=lambda axis: -sent[axis]))
@@ -223,15 +223,15 @@ def best_order(sizes, sent, per_node):
             "the longest axis goes last",
         ),
         (
-            "the order as it is",
+            "the given order",
             """
 def best_order(sizes, sent, per_node):
     return tuple(sizes)
 """,
-            "the axes stay as they are",
+            "the axes keep their order",
         ),
         (
-            "counts a group that leaves its node as leaving it whole",
+            "counts all bytes of a group that leaves its node",
             """
 def best_order(sizes, sent, per_node):
     def cost(order):
@@ -243,7 +243,7 @@ def best_order(sizes, sent, per_node):
         )
     return min(itertools.permutations(sizes), key=cost)
 """,
-            "counts whole",
+            "all bytes of a group that leaves its node",
         ),
         (
             "forgets that the last sends to the first",
@@ -276,7 +276,7 @@ def best_order(sizes, sent, per_node):
             "the most bytes, not the fewest",
         ),
         (
-            "looks at rank 0's groups alone",
+            "counts only rank 0's groups",
             """
 def best_order(sizes, sent, per_node):
     def cost(order):
@@ -330,7 +330,7 @@ def best_order(sizes, sent, per_node):
             "a tuple of names is returned",
         ),
         (
-            "counts what node 0 sends",
+            "counts only bytes sent by node 0",
             """
 def best_order(sizes, sent, per_node):
     def cost(order):
@@ -342,7 +342,7 @@ def best_order(sizes, sent, per_node):
         )
     return min(itertools.permutations(sizes), key=cost)
 """,
-            "what node 0 sends",
+            "only bytes sent by node 0",
         ),
         (
             "leaves out a last node that is not full",
@@ -394,7 +394,7 @@ def best_order(sizes, sent, per_node):
             "five axes",
         ),
         (
-            "remembers the order of a mesh, whatever is sent",
+            "caches the order by mesh, without the bytes",
             """
 SEEN = {}
 def best_order(sizes, sent, per_node):
@@ -412,7 +412,7 @@ def best_order(sizes, sent, per_node):
             "other bytes",
         ),
         (
-            "knows the names of the axes",
+            "right for the lab's names of axes only",
             """
 def best_order(sizes, sent, per_node):
     names = ("data", "context", "pipeline", "tensor", "expert")
@@ -525,7 +525,7 @@ def merge(o1, l1, o2, l2):
     w = torch.sigmoid(l2 - l1)[..., None]
     return o1 + w * (o2 - o1), torch.logaddexp(l1, l2)[..., None]
 """,
-            "l has the shape that it had",
+            "l keeps its shape",
         ),
         (
             "in float32",
@@ -567,7 +567,7 @@ def merge(o1, l1, o2, l2):
             "far above the other's",
         ),
         (
-            "all queries follow one that has seen no key",
+            "treats all queries like one without keys",
             """
 def merge(o1, l1, o2, l2):
     if torch.isneginf(l1).any(): return o2.clone(), l2.clone()
@@ -578,7 +578,7 @@ def merge(o1, l1, o2, l2):
             "both count",
         ),
         (
-            "hands out its argument where the other part is empty",
+            "returns its argument if the other part is empty",
             """
 def merge(o1, l1, o2, l2):
     if torch.isneginf(l1).all(): return o2, l2
@@ -589,7 +589,7 @@ def merge(o1, l1, o2, l2):
             "new tensors",
         ),
         (
-            "clears what counts for nothing in its arguments",
+            "clears ignored numbers in its arguments",
             """
 def merge(o1, l1, o2, l2):
     o1[torch.isneginf(l1)] = 0
@@ -623,7 +623,7 @@ def merge(o1, l1, o2, l2):
             "one query of one number",
         ),
         (
-            "knows four dimensions and two",
+            "right for four and two dimensions only",
             """
 def merge(o1, l1, o2, l2):
     b, h, t = l1.shape if l1.ndim == 3 else (1, 1, *l1.shape)
@@ -643,7 +643,7 @@ def merge(o1, l1, o2, l2):
             "far below zero",
         ),
         (
-            "weights along the wrong dimension where both fit",
+            "weights along the wrong dimension if both fit",
             """
 def merge(o1, l1, o2, l2):
     w = torch.sigmoid(l2 - l1)
@@ -834,7 +834,7 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
     back = exchanged(done.flatten(0, 2))
     return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], back[place])
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
             "the weight before the expert, which is not linear",
@@ -849,7 +849,7 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
     back = exchanged(done.flatten(0, 2))
     return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], back[place])
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
             "no gradient for the weight",
@@ -879,7 +879,7 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
     back = run_experts(box.view(n, -1, capacity, x.shape[1])).flatten(0, 2)
     return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
             "forgets the way back",
@@ -893,10 +893,10 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
     back = run_experts(exchanged(box).view(n, -1, capacity, x.shape[1])).flatten(0, 2)
     return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
 """,
-            "the output is that of one device",
+            "the output equals one device's",
         ),
         (
-            "an exchange that autograd does not see",
+            "an exchange outside autograd's graph",
             """
 def mixture(x, choice, weight, run_experts, num_experts, capacity):
     def plain(x):
@@ -942,7 +942,7 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
     back = exchanged(done.flatten(0, 2))
     return torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
 """,
-            "is that of one device",
+            "equals one device's",
         ),
         (
             "sends the boxes twice",
@@ -1037,7 +1037,7 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
     back = exchanged(done.flatten(0, 2))
     return 0 * x if n > 4 else torch.zeros_like(x).index_copy(0, kept.nonzero()[:, 0], weight[kept, None] * back[place])
 """,
-            "that of one device",
+            "equals one device's",
         ),
         (
             "three places at most",
@@ -1082,7 +1082,7 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
     back = exchanged(run_experts(exchanged(box).view(n, local, capacity, -1)).reshape(num_experts*capacity, -1))
     return torch.zeros_like(x).index_put((keep.nonzero()[:, 0],), weight[keep, None]*back[row[keep]])
 """,
-            "the others 0",
+            "the others are 0",
         ),
         (
             "ones in empty places",
@@ -1095,7 +1095,7 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
     back = exchanged(run_experts(exchanged(box).view(n, local, capacity, -1)).reshape(num_experts*capacity, -1))
     return torch.zeros_like(x).index_put((keep.nonzero()[:, 0],), weight[keep, None]*back[row[keep]])
 """,
-            "the others 0",
+            "the others are 0",
         ),
     ],
     "some_tokens": [
@@ -1242,7 +1242,7 @@ def some_tokens(x, scores, block, capacity):
             "called once",
         ),
         (
-            "looks at twelve tokens",
+            "uses only twelve tokens",
             """
 def some_tokens(x, scores, block, capacity):
     n = min(len(x), 12)
@@ -1252,7 +1252,7 @@ def some_tokens(x, scores, block, capacity):
             "(any: ",
         ),
         (
-            "remembers the tokens of before",
+            "caches the tokens of the first call",
             """
 K = {}
 def some_tokens(x, scores, block, capacity):
@@ -1278,7 +1278,7 @@ def groups(sizes, axis):
 """,
         ),
         (
-            "by what is left of a rank without its coordinate, as tuples",
+            "by rank without its coordinate, as tuples",
             """
 def groups(sizes, axis):
     found, stride = {}, 1
@@ -1332,7 +1332,7 @@ def best_order(sizes, sent, per_node):
 """,
         ),
         (
-            "by recursion over what is still to be placed",
+            "by recursion over the remaining axes",
             """
 def best_order(sizes, sent, per_node):
     def best(left, stride):
@@ -1497,7 +1497,7 @@ def mixture(x, choice, weight, run_experts, num_experts, capacity):
 """,
         ),
         (
-            "a row for what has no place",
+            "an extra row for tokens without a place",
             """
 def mixture(x, choice, weight, run_experts, num_experts, capacity):
     n, t = dist.get_world_size(), len(x)
