@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import describe, table
 from lablib.figures.svg.picture import figure_svg
 from lablib.figures.theme import THEME_CSS
-from lablib.signature import checked
+from lablib.signature import checked, shown
 from lablib.text.markup import in_html, paragraph
 from lablib.text.markup import table_html as plain_table
 from lablib.text.units import plural
@@ -121,3 +121,31 @@ def table_html(numbers: pd.DataFrame, is_folded: bool = True) -> str:
     rows = plain_table(numbers, index=False, max_rows=MAX_ROWS, border=0, float_format=lambda v: f"{v:.6g}")
     label = f"Numbers of this figure ({plural(len(numbers), 'rows')})"
     return f"<details><summary style='cursor:pointer'>{label}</summary>{rows}</details>" if is_folded else rows
+
+
+def with_drawn_figures(notebook: Any) -> Any:
+    """A copy of an executed notebook in which every plotly output can be drawn by `nbconvert`'s HTML exporter.
+
+    plotly.js is put inside the first one, so the page also works without a network.
+
+    Args:
+        notebook: a notebook node of nbformat 4; left as it was.
+    """
+    from copy import deepcopy
+
+    import plotly.io as pio
+    from nbformat import NotebookNode
+
+    if not isinstance(notebook, NotebookNode):
+        raise TypeError(f"a notebook is what nbformat reads: got {shown(notebook)}; give nbformat.read(path, 4)")
+    notebook = deepcopy(notebook)
+    plotlyjs: bool = True
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if PLOTLY_MIME in data:
+                figure = go.Figure({key: data[PLOTLY_MIME].get(key) for key in ("data", "layout")}, skip_invalid=True)
+                options: dict[str, Any] = {"include_plotlyjs": plotlyjs, "include_mathjax": False}
+                data["text/html"] = framed(figure, pio.to_html(figure, full_html=False, validate=False, **options))
+                plotlyjs = False
+    return notebook

@@ -14,11 +14,10 @@ from lablib.plan import Parallel, predict
 from lablib.plan.prediction import Prediction
 from lablib.signature import checked
 from lablib.widgets.controls import Choice, Control, IntChoice
-from lablib.widgets.explore import explore
+from lablib.widgets.explore import Pictures, explore
 
 if TYPE_CHECKING:
     from lablib.widgets.explorer import Explorer
-    from lablib.widgets.static import Pictures
 
 MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-2.7b", "llama-3-8b")
 CLUSTERS = ("dgx-a100", "dgx-h100")

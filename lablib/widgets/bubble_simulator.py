@@ -20,11 +20,10 @@ from lablib.pipeline.plan import Plan
 from lablib.pipeline.simulation import Simulation, read_plan, simulate
 from lablib.signature import checked
 from lablib.widgets.controls import Choice, Control, IntChoice, Steps, Text, Toggle
-from lablib.widgets.explore import explore
+from lablib.widgets.explore import Pictures, explore
 
 if TYPE_CHECKING:
     from lablib.widgets.explorer import Explorer
-    from lablib.widgets.static import Pictures
 
 OWN = "your own plan"
 OWN_EXAMPLE = """rank 0: F0 F1 F2 B0 F3 B1 B2 B3

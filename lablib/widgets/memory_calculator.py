@@ -17,11 +17,10 @@ from lablib.signature import checked
 from lablib.studies.step_memory import OPTIMIZERS, PRECISIONS, StepMemory, memory_of_step
 from lablib.text.units import unit_for
 from lablib.widgets.controls import Choice, Control, IntChoice
-from lablib.widgets.explore import explore
+from lablib.widgets.explore import Pictures, explore
 
 if TYPE_CHECKING:
     from lablib.widgets.explorer import Explorer
-    from lablib.widgets.static import Pictures
 
 OWN = "own sizes"
 HEAD_WIDTH = 64  # of a model with sizes from the controls

@@ -20,13 +20,12 @@ from lablib.signature import checked
 from lablib.studies.placement import PlacedMesh, place
 from lablib.text.units import format_quantity
 from lablib.widgets.controls import Choice, Control, IntChoice, Text
-from lablib.widgets.explore import explore
+from lablib.widgets.explore import Pictures, explore
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from lablib.widgets.explorer import Explorer
-    from lablib.widgets.static import Pictures
 
 MODELS = ("gpt3-13b", "llama-3-8b", "mixtral-8x7b")
 SEQUENCES, SEQ_LEN = 16, 2048  # per replica and step, each a micro-batch; tokens of each

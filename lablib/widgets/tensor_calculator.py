@@ -16,13 +16,12 @@ from lablib.signature import checked
 from lablib.studies.tensor_time import WAYS, TensorLayerTime, tensor_times
 from lablib.text.units import plural
 from lablib.widgets.controls import Choice, Control, IntChoice
-from lablib.widgets.explore import explore
+from lablib.widgets.explore import Pictures, explore
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from lablib.widgets.explorer import Explorer
-    from lablib.widgets.static import Pictures
 
 MACHINES = ("dgx-h100", "dgx-a100", "pcie-a100")
 RANKS = (2, 4, 8, 16, 32, 64)

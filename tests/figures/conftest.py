@@ -52,7 +52,6 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
     step, slower = examples.ddp_step(), examples.ddp_step(slow=1.4, seed=1)
     sizes, ranks = [1e3, 1e5, 1e7, 1e9], [1, 2, 4, 8]
     curves = {"ring": [1e-4, 1e-4, 1e-3, 1e-1], "tree": [1e-5, 5e-5, 4e-3, 4e-1]}
-    rates = {name: [n / s for n, s in zip(sizes, seconds, strict=True)] for name, seconds in curves.items()}
     deadlock = DeadlockError(
         "no rank can go on",
         [Wait(0, "waits in recv from rank 1", for_ranks=(1,)), Wait(1, "waits in recv from rank 0", for_ranks=(0,))],
@@ -64,7 +63,6 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "reconcile": figures.figure_reconcile(step, slower),
         "reconcile normalized": figures.figure_reconcile(step, slower, normalize=True),
         "collective cost": figures.figure_collective_cost(sizes, curves, {"tree = ring": 1e6}),
-        "effective bandwidth": figures.figure_effective_bandwidth(sizes, rates, {"link": 2e10}),
         "efficiency": figures.figure_scaling(ranks, {"ddp": [1.0, 0.95, 0.9, 0.8]}),
         "throughput": figures.figure_scaling(ranks, {"ddp": [100, 190, 360, 640]}, throughput_unit="samples/s"),
         "traffic": figures.figure_traffic(examples.some_traffic(), 4),
@@ -142,6 +140,5 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "staircase": lab06.figure_staircase(
             [128, 256, 257], {"A100": [1e-5, 1e-5, 2e-5]}, {"A100": [0.4, 0.8, 0.4]}, "stairs"
         ),
-        "validation": figures.figure_validation(examples.some_report()),
         "topology": figures.figure_topology(nodes, [("a", "s", "NVLink"), ("b", "s", "NVLink")]),
     }

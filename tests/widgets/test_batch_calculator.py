@@ -12,8 +12,8 @@ from lablib.figures import describe, table
 from lablib.plan import Parallel, predict
 from lablib.widgets import batch_calculator
 from lablib.widgets.batch_calculator import CLUSTERS, MODELS, split_batch
+from lablib.widgets.explore import Pictures
 from lablib.widgets.explorer import Explorer
-from lablib.widgets.static import Pictures
 
 powers = st.integers(0, 4).map(lambda e: 2**e)
 

@@ -12,8 +12,8 @@ from lablib.pipeline import Costs, replay
 from lablib.pipeline.schedules import SCHEDULES, make
 from lablib.widgets import bubble_simulator
 from lablib.widgets.bubble_simulator import DEADLOCK_EXAMPLE, OWN, Simulator, numbers
+from lablib.widgets.explore import Pictures
 from lablib.widgets.explorer import Explorer
-from lablib.widgets.static import Pictures
 
 DEFAULTS = {
     "schedule": "1f1b",

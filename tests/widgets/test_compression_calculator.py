@@ -10,8 +10,8 @@ from lablib.figures import describe, table
 from lablib.studies import compressed_step
 from lablib.widgets import compression_calculator
 from lablib.widgets.compression_calculator import BANDWIDTHS, BATCHES, NUM_GRADIENTS, compression_pays
+from lablib.widgets.explore import Pictures
 from lablib.widgets.explorer import Explorer
-from lablib.widgets.static import Pictures
 
 
 def test_the_curves_are_the_closed_form_and_end_at_their_break_even():

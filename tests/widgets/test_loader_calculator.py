@@ -10,9 +10,9 @@ from lablib.data.loading.loader import Jitter, Loader, draw_times
 from lablib.data.loading.loader_timeline import run_loop
 from lablib.figures import describe, table
 from lablib.widgets import loader_calculator
+from lablib.widgets.explore import Pictures
 from lablib.widgets.explorer import Explorer
 from lablib.widgets.loader_calculator import NUM_BATCHES, PREFETCHES, idle_shares
-from lablib.widgets.static import Pictures
 
 
 def test_the_shares_are_those_of_a_simulated_run():

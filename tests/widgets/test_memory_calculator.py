@@ -13,9 +13,9 @@ import pytest
 from lablib.figures import describe, figure_step_memory, table
 from lablib.studies.step_memory import memory_of_step
 from lablib.widgets import memory_calculator
+from lablib.widgets.explore import Pictures
 from lablib.widgets.explorer import Explorer
 from lablib.widgets.memory_calculator import OWN
-from lablib.widgets.static import Pictures
 
 
 @pytest.fixture

@@ -12,9 +12,9 @@ from lablib.figures import describe, figure_traffic_matrix, table
 from lablib.parallel import Mesh
 from lablib.studies import place
 from lablib.widgets import placement_calculator
+from lablib.widgets.explore import Pictures
 from lablib.widgets.explorer import Explorer
 from lablib.widgets.placement_calculator import NETWORKS, network_of, placed_mesh
-from lablib.widgets.static import Pictures
 
 START = {"data": 4, "tensor": 8, "pipeline": 2, "context": 1, "expert": 1}
 

@@ -11,8 +11,8 @@ from lablib.figures import describe, table
 from lablib.parallel import LayerSizes, layer_sent_bytes, two_dimensional_sent_bytes
 from lablib.studies import tensor_layer_time
 from lablib.widgets import tensor_calculator
+from lablib.widgets.explore import Pictures
 from lablib.widgets.explorer import Explorer
-from lablib.widgets.static import Pictures
 from lablib.widgets.tensor_calculator import tensor_layer
 
 
