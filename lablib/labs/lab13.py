@@ -19,7 +19,7 @@ def figure_equal_memory(afforded: Mapping[float, Sequence[Afforded]], title: str
     """One line for each schedule, over the memory in which it fits.
 
     Args:
-        afforded: memory -> what `lablib.pipeline.equal_memory` found for it, ascending.
+        afforded: memory -> result of `lablib.pipeline.equal_memory`, ascending.
     """
     best = {memory: {one.schedule: one for one in found} for memory, found in afforded.items()}
     names = list(dict.fromkeys(name for found in reversed(best.values()) for name in found))

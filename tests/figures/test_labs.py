@@ -96,7 +96,7 @@ def test_a_small_loss_is_not_called_none():
 def test_more_lines_than_can_be_told_apart_are_refused_and_none_is_left_out():
     results = recorded_results()
     assert len(results) == 11
-    with pytest.raises(ValueError, match="at most 8 lines can be told apart: got 11 results; choose some"):
+    with pytest.raises(ValueError, match="at most 8 lines have different looks: got 11 results; choose some"):
         lab05.figure_loss_curves(results)
     eight = lab05.figure_loss_curves(dict(list(results.items())[:8]))
     assert len({(line.line.color, line.line.dash) for line in eight.data}) == len(eight.data) == 8

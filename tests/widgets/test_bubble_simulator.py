@@ -12,7 +12,6 @@ from lablib.pipeline import Costs, replay
 from lablib.pipeline.schedules import SCHEDULES, make
 from lablib.widgets import bubble_simulator
 from lablib.widgets.bubble_simulator import DEADLOCK_EXAMPLE, OWN, Simulator, numbers
-from lablib.widgets.explore import Pictures
 from lablib.widgets.explorer import Explorer
 
 DEFAULTS = {
@@ -115,9 +114,3 @@ def test_a_limit_is_one_for_all_ranks_or_one_for_each(simulator):
 def test_seconds_below_zero_are_said(simulator):
     simulator.controls["forward"].value = "-1"
     assert "forward_s must be a finite number, 0 or more" in simulator.message.text
-
-
-def test_without_widgets_it_is_pictures():
-    shown = bubble_simulator(interactive=False)
-    assert isinstance(shown, Pictures) and len(shown) == 4
-    assert all(picture.figure is not None for picture in shown.pictures)

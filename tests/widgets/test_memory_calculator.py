@@ -13,7 +13,6 @@ import pytest
 from lablib.figures import describe, figure_step_memory, table
 from lablib.studies.step_memory import memory_of_step
 from lablib.widgets import memory_calculator
-from lablib.widgets.explore import Pictures
 from lablib.widgets.explorer import Explorer
 from lablib.widgets.memory_calculator import OWN
 
@@ -114,14 +113,3 @@ def test_a_redraw_is_as_much_work_for_96_layers_as_for_12(calls_of):
         slider.value = 2  # the first move imports and caches
         calls[model] = calls_of(partial(setattr, slider, "value", 3))
     assert calls["gpt3-175b"] < 1.2 * calls["gpt2"] < 300_000, calls
-
-
-def test_not_interactive_shows_pictures():
-    pictures = memory_calculator(interactive=False)
-    assert isinstance(pictures, Pictures) and len(pictures) == 4
-    assert all(picture.figure is not None for picture in pictures.pictures)
-
-
-def test_a_name_nobody_knows_is_refused():
-    with pytest.raises(ValueError, match="default of model must be one of its values: got 'gpt5'"):
-        memory_calculator(model="gpt5")

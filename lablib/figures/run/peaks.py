@@ -13,25 +13,21 @@ from lablib.signature import checked
 from lablib.text.units import format_quantity
 
 PLOT_PIXELS = 260
-ROOM_FOR_CAPACITY = 3.0  # the capacity is drawn where it is at most so many times the highest peak
+ROOM_FOR_CAPACITY = 3.0  # a capacity above so many times the highest peak is in the sentence only
 
 
 @checked
 def figure_peaks(memory: Memory, device: Device | None = None, title: str = "Peak memory of each rank") -> go.Figure:
-    """Memory of each rank at its own peak, by category.
+    """Memory of each rank at its own peak, by category. Table: one row per rank.
 
     Args:
-        memory: of a run, `run.memory`.
-        device: what it ran on, `run.device`: its capacity is drawn where it is near, and said in any case.
-
-    Returns:
-        A figure whose table has one row a rank.
+        device: `run.device`: its capacity is in the sentence, and in the picture if it is near the peak.
     """
     ranks = list(range(memory.num_ranks)) if memory.is_known else []
     at_peak = [memory.at_peak(rank) for rank in ranks]
     peaks = [memory.peak_bytes(rank) for rank in ranks]
     high = float(max(peaks, default=0))
-    # An allocator that counted alone does not say what it held.
+    # An allocator's count has no categories.
     is_unnamed = bool(memory.allocator_peaks)
     parts = {name: [held.get(name, 0) for held in at_peak] for name in MEMORY_LOOKS}
     parts |= {"other": list(memory.allocator_peaks)} if is_unnamed else {}
@@ -65,14 +61,11 @@ def _summary(memory: Memory, peaks: list[int], device: Device | None) -> str:
     low, high = min(peaks), max(peaks)
     first, last = peaks.index(low), peaks.index(high)
     if low == high:
-        whose = f"each of the {len(peaks)} ranks" if len(peaks) > 1 else "the only rank"
-        text = f"The peak of {whose} is {format_quantity(high, 'B')}"
+        owner = f"each of the {len(peaks)} ranks" if len(peaks) > 1 else "the only rank"
+        text = f"The peak of {owner} is {format_quantity(high, 'B')}"
     else:
-        text = (
-            f"Peaks of {len(peaks)} ranks go from "
-            f"{format_quantity(low, 'B')} (rank {first}) to {format_quantity(high, 'B')} "
-        )
-        text += f"(rank {last})"
+        ends = f"{format_quantity(low, 'B')} (rank {first}) to {format_quantity(high, 'B')} (rank {last})"
+        text = f"Peaks of {len(peaks)} ranks go from {ends}"
     if held := memory.at_peak(last):
         largest = max(held, key=lambda name: held[name])
         text += f"; {held[largest] / high:.0%} of the highest is {largest}"

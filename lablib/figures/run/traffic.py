@@ -13,7 +13,7 @@ from lablib.run import Traffic
 from lablib.signature import Range, checked
 from lablib.text.units import format_quantity, plural
 
-# Shades of the colour of communication, told apart by pattern too: all of this is communication.
+# Shades of the colour of communication, which also differ by pattern.
 _SHADES = ("#CC79A7", "#8E4A70", "#E8BFD5", "#A85C86", "#D99BBD", "#6B3353")
 _PATTERNS = (".", "/", "", "x", "\\", "-")
 
@@ -22,15 +22,7 @@ _PATTERNS = (".", "/", "", "x", "\\", "-")
 def figure_traffic(
     traffic: Traffic, num_ranks: Annotated[int, Range(ge=1, le=100_000)], title: str = "Bytes sent by each rank"
 ) -> go.Figure:
-    """Stacked bars: one for each rank, one layer for each operation.
-
-    Args:
-        traffic: of one run.
-        num_ranks: how many ranks the run had; a rank that sent nothing has an empty bar.
-
-    Raises:
-        ValueError: if a transfer names a rank beyond `num_ranks`.
-    """
+    """Stacked bars: one for each rank, one layer for each operation."""
     sent, ranks = _sent_bytes(traffic, num_ranks), list(range(num_ranks))
     totals = [sum(values[rank] for values in sent.values()) for rank in ranks]
     marks = []
@@ -65,7 +57,5 @@ def _summary(traffic: Traffic, totals: list[float]) -> str:
     low, high = min(totals), max(totals)
     if high - low <= 1e-9 * high:
         return text + f"each rank sends {format_quantity(high, 'B')}."
-    return (
-        text + f"from {format_quantity(low, 'B')} (rank {totals.index(low)}) to "
-        f"{format_quantity(high, 'B')} (rank {totals.index(high)})."
-    )
+    ends = [f"{format_quantity(end, 'B')} (rank {totals.index(end)})" for end in (low, high)]
+    return f"{text}from {ends[0]} to {ends[1]}."

@@ -19,14 +19,11 @@ if TYPE_CHECKING:
 
 @checked
 def figure_batch_splits(predictions: Sequence[Prediction], chosen: int = 0, title: str = "") -> go.Figure:
-    """Two panels, a bar a split: bytes at the peak by category, under the GPU's limit; and the time of a step.
+    """Two panels, one bar per split: peak bytes by category, under the GPU's limit; and the time of a step.
 
     Args:
         predictions: of one model, cluster, number of ranks and global batch; only the micro-batch differs.
-        chosen: index of the split that is spoken of; its name is bold.
-
-    Raises:
-        ValueError: no prediction, several global batches, or an index that is none.
+        chosen: index of the split of the sentence; its name is bold.
     """
     if not predictions or len({(one.batch, one.parallel.data) for one in predictions}) > 1:
         raise ValueError("all splits must be of one global batch and number of ranks, and at least one: got others.")
