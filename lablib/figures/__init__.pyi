@@ -6,8 +6,7 @@ from .run.reconcile import figure_reconcile as figure_reconcile
 from .run.memory import figure_memory as figure_memory
 from .plans.pipeline import figure_pipeline as figure_pipeline
 from .plans.pipeline_simulation import figure_pipeline_simulation as figure_pipeline_simulation
-from .run.peaks import figure_peaks as figure_peaks
-from .run.traffic import figure_traffic as figure_traffic
+from .run.ranks import figure_peaks as figure_peaks, figure_traffic as figure_traffic
 from .run.traffic_matrix import (
     figure_traffic_matrix as figure_traffic_matrix,
     figure_traffic_matrices as figure_traffic_matrices,
@@ -27,8 +26,8 @@ from .lines import (
     figure_idle_shares as figure_idle_shares,
     figure_when_compression_pays as figure_when_compression_pays,
 )
-from .techniques.batch_splits import figure_batch_splits as figure_batch_splits
-from .techniques.tensor_times import figure_tensor_times as figure_tensor_times
+from .plans.batch_splits import figure_batch_splits as figure_batch_splits
+from .plans.tensor_times import figure_tensor_times as figure_tensor_times
 from .plans.topology import Edge as Edge, Node as Node, figure_topology as figure_topology
 from .plans.networks import figure_network as figure_network
 from .describe import describe as describe, table as table

@@ -19,7 +19,7 @@ from lablib.text.markup import in_picture, plain
 if TYPE_CHECKING:
     import pandas as pd
 
-SUBTITLE_COLUMNS = 105  # fits a notebook cell beside an open file browser
+SUBTITLE_COLUMNS = 105  # fits a notebook cell next to an open file browser
 
 
 def attach(

@@ -68,7 +68,7 @@ def figure_collective_cost(
         sizes_bytes: message sizes, ascending.
         curves: algorithm -> seconds at each size.
         crossings: name -> size in bytes, e.g. {"tree = ring": 1.3e6}; each is marked.
-        time_range_s: ends of the time axis, so that figures can be compared; None: those of the curves.
+        time_range_s: ends of the time axis, so that figures can be compared; None: of the curves.
     """
     check_lengths(sizes_bytes, curves)
     if time_range_s is not None and not 0 < time_range_s[0] < time_range_s[1]:

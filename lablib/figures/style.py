@@ -64,34 +64,28 @@ def halo(color: str) -> str:
     return ", ".join([f"0 0 3px {color}"] * 4)
 
 
-LOOKS: Mapping[str, Look] = MappingProxyType(
-    {
-        look.name: look
-        for look in (
-            Look("forward", "F", "#0072B2", "", ink="#FFFFFF"),
-            Look("backward", "B", "#D55E00", "/"),
-            Look("recompute", "R", "#56B4E9", "+"),
-            Look("input gradient", "I", "#F0E442", "|"),
-            Look("weight gradient", "W", "#009E73", "\\"),
-            Look("optimizer", "O", "#E69F00", "x"),
-            Look("communication", "C", "#CC79A7", "."),
-            Look("other compute", "X", "#999999", "-"),
-            Look("idle", "-", "#EBEBEB", "", edge="#C4C4C4"),
-        )
-    }
+def _by_name(*looks: Look) -> Mapping[str, Look]:
+    return MappingProxyType({look.name: look for look in looks})
+
+
+LOOKS = _by_name(
+    Look("forward", "F", "#0072B2", "", ink="#FFFFFF"),
+    Look("backward", "B", "#D55E00", "/"),
+    Look("recompute", "R", "#56B4E9", "+"),
+    Look("input gradient", "I", "#F0E442", "|"),
+    Look("weight gradient", "W", "#009E73", "\\"),
+    Look("optimizer", "O", "#E69F00", "x"),
+    Look("communication", "C", "#CC79A7", "."),
+    Look("other compute", "X", "#999999", "-"),
+    Look("idle", "-", "#EBEBEB", "", edge="#C4C4C4"),
 )
 
 # States of a rank that does not compute (lablib/record/timeline.py). Work differs by colour; waiting has the one
 # hatching on white.
-STATES: Mapping[str, Look] = MappingProxyType(
-    {
-        look.name: look
-        for look in (
-            Look("exposed", "", "#FFFFFF", "", edge="#C4C4C4"),
-            Look("waiting", "...", "#FFFFFF", "/", hatch="#707070", edge="#C4C4C4"),
-            LOOKS["idle"],
-        )
-    }
+STATES = _by_name(
+    Look("exposed", "", "#FFFFFF", "", edge="#C4C4C4"),
+    Look("waiting", "...", "#FFFFFF", "/", hatch="#707070", edge="#C4C4C4"),
+    LOOKS["idle"],
 )
 # A pipeline's idle time is its bubble; communication is not drawn there.
 BUBBLE = Look("bubble", "-", LOOKS["idle"].color, "", edge="#C4C4C4")
@@ -104,18 +98,13 @@ COMPUTE = Look("compute", "F+B", "#3B5B92", "", ink="#FFFFFF")
 # Categories of memory (lablib/record/allocations.py), from the bottom of a stack to its top: lasting ones below
 # temporary ones. They share a legend with phases, so they have other colours, which get lighter to differ in grey
 # (three muted colours of P. Tol, Colour Schemes, SRON/EPS/TN/09-002, 2021). Communication and other are the same.
-MEMORY_LOOKS: Mapping[str, Look] = MappingProxyType(
-    {
-        look.name: look
-        for look in (
-            Look("parameter", "P", "#40407A", "", ink="#FFFFFF"),
-            Look("optimizer state", "O", "#AA4499", "x", ink="#FFFFFF"),
-            Look("gradient", "G", "#999933", "/"),
-            Look("activation", "A", "#DDCC77", "\\"),
-            Look("communication", "C", "#CC79A7", "."),
-            Look("other", "X", "#999999", "-"),
-        )
-    }
+MEMORY_LOOKS = _by_name(
+    Look("parameter", "P", "#40407A", "", ink="#FFFFFF"),
+    Look("optimizer state", "O", "#AA4499", "x", ink="#FFFFFF"),
+    Look("gradient", "G", "#999933", "/"),
+    Look("activation", "A", "#DDCC77", "\\"),
+    Look("communication", "C", "#CC79A7", "."),
+    Look("other", "X", "#999999", "-"),
 )
 
 # Words of phases, in this order: "backward: weight gradient" is a weight gradient. They also match torch's own names,

@@ -351,7 +351,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def minimum_at(points: Mapping[float, Sequence[float]]) -> float:
-    """The position whose mean is least, of those with the most runs, all of them finite; one run may be luck."""
+    """The position of the least mean, among the positions with the most runs, all finite; one run may be luck."""
     most = max(map(len, points.values()))
     whole = {x: runs for x, runs in points.items() if len(runs) == most and all(map(isfinite, runs))}
     return min(points, key=lambda x: mean(points[x]) if x in whole else float("inf"))

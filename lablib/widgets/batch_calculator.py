@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lablib.batches.batch import BatchSize
-from lablib.figures.techniques.batch_splits import figure_batch_splits
+from lablib.figures.plans.batch_splits import figure_batch_splits
 from lablib.plan import Parallel, predict
 from lablib.plan.prediction import Prediction
 from lablib.signature import checked
@@ -36,9 +36,7 @@ def batch_calculator(
 ) -> Explorer | Pictures:
     """The calculator, to end a cell with; not interactive: its figure at a few settings.
 
-    Arguments:
-        model, cluster: initial values, of `MODELS` and `CLUSTERS`.
-        micro_batch, num_accumulations, data_ranks: initial values, powers of two.
+    Arguments are initial values of controls: of `MODELS` and `CLUSTERS`, and powers of two.
     """
     controls: list[Control] = [
         IntChoice("micro_batch", "Micro-batch", (1, 2, 4, 8, 16, 32, 64), micro_batch, "sequences"),
@@ -63,14 +61,8 @@ def split_batch(
     size = BatchSize(micro_batch, num_accumulations, data_ranks)
     most = max(MOST_SEQUENCES, micro_batch)
     divisors = [m for m in range(1, min(most, size.local_batch) + 1) if size.local_batch % m == 0]
-    return [
-        predict(
-            *(model, cluster, Parallel(data=data_ranks), size.global_batch),
-            micro_batch=divisor,
-            seq_len=seq_len,
-        )
-        for divisor in divisors
-    ]
+    asked = (model, cluster, Parallel(data=data_ranks), size.global_batch)
+    return [predict(*asked, micro_batch=divisor, seq_len=seq_len) for divisor in divisors]
 
 
 def _calculated(**settings) -> tuple[list[Prediction], int]:

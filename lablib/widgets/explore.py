@@ -87,7 +87,7 @@ def explore(
     """
     names = [control.name for control in controls]
     if len(set(names)) < len(names):
-        raise ValueError(f"each control must have a name of its own: got {names}.")
+        raise ValueError(f"each control must have a different name: got {names}.")
     if not interactive:
         return static_pictures(compute, draw, controls, examples)
     # Without widgets, ipywidgets and its JavaScript are not loaded.

@@ -38,7 +38,6 @@ def loader_calculator(
 
     Arguments:
         load_s, step_s: mean seconds of a load, and seconds of a step; of the sliders' values, in steps of 1, 2, 5.
-        workers, prefetch: initial values.
         spread: standard deviation of load times in percent of their mean.
     """
     controls: list[Control] = [

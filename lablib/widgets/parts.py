@@ -138,7 +138,7 @@ export default { initialize: ({ model }) => listen(model), render };
 
 
 class FitWidth(LateStart, anywidget.AnyWidget):
-    """An invisible widget in the same box as a plotly widget, whose config must be `responsive`: it fits its width.
+    """An invisible widget in the box of a plotly widget with `responsive` in its config: it fits its width.
 
     A `FigureWidget` draws itself before it is on the page, so it assumes 700 pixels, and it checks again only when the
     browser window is resized. This widget watches the width of its place and announces a change as such a resize. It

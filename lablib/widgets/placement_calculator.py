@@ -61,8 +61,7 @@ def placement_calculator(
     """The calculator, to end a cell with; not interactive: its figure at a few settings. ZeRO-1, 2,048 tokens.
 
     Arguments:
-        network: one of `NETWORKS`.
-        model: one of `MODELS`.
+        network, model: of `NETWORKS` and `MODELS`.
         data, tensor, pipeline, context, expert: ranks on each axis.
         order: axes from far apart to neighbours; axes of one rank may be left out.
     """

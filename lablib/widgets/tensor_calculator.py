@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from lablib.figures.techniques.tensor_times import figure_tensor_times
+from lablib.figures.plans.tensor_times import figure_tensor_times
 from lablib.hardware import find_cluster
 from lablib.parallel.tensor.bytes import LayerSizes, fewest_tokens_for_2d
 from lablib.signature import checked

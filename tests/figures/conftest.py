@@ -4,9 +4,6 @@
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import plotly.graph_objects as go
@@ -28,22 +25,12 @@ from lablib.precision.exponents import ExponentCounts
 from lablib.precision.formats import FORMATS
 from lablib.studies.expert_against_dense import AgainstDense
 from lablib.studies.optimizers import difference
-
-
-def _load_examples() -> ModuleType:
-    """The module beside this file, whatever directory pytest was started in."""
-    name = "figure_examples"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("examples.py"))
-        assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+from tests.figures import examples as made_up
 
 
 @pytest.fixture(scope="session")
 def examples() -> ModuleType:
-    return _load_examples()
+    return made_up
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from lablib.figures import (
     Node,
     describe,
     figure_collective_cost,
+    figure_idle_shares,
     figure_lines,
     figure_scaling,
     figure_topology,
@@ -190,3 +191,8 @@ def test_topology_refuses_unknown_ends_and_names_used_twice():
         figure_topology([Node("a", 0, 0)], [("a", "b", "link")])
     with pytest.raises(ValueError, match="a different name"):
         figure_topology([Node("a", 0, 0), Node("a", 1, 0)], [])
+
+
+def test_idle_shares_are_drawn_in_percent():
+    figure = figure_idle_shares([1, 2], {"a": [0.5, 0.25]})
+    assert list(figure.data[0].y) == [50, 25] and "%" in figure.layout.yaxis.title.text

@@ -90,10 +90,9 @@ def test_a_plan_of_ones_own_is_drawn_even_if_it_deadlocks(simulator):
     [("", "got ''"), ("a", "got 'a'"), ("1 2", "got 2 numbers; try 1 1 2"), ("1 2 x", "got '1 2 x'")],
 )
 def test_seconds_are_one_number_or_one_for_each_piece(text, words):
-    plan = make("1f1b", 3, 3)
-    assert numbers("F", "2", plan) == 2 and numbers("F", "1, 2 3", plan) == [1, 2, 3]
+    assert numbers("F", "2", 3, "pieces") == 2 and numbers("F", "1, 2 3", 3, "pieces") == [1, 2, 3]
     with pytest.raises(ValueError, match="F takes one number, or one for each of the 3 pieces") as found:
-        numbers("F", text, plan)
+        numbers("F", text, 3, "pieces")
     assert words in str(found.value)
 
 

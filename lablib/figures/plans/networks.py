@@ -52,7 +52,7 @@ def _fat_tree(topology: FatTree, num_nodes: int) -> Picture:
     things += [Node(f"L{leaf}", x, 1, "switch") for leaf, x in enumerate(x_leaf)]
     things += [Node(f"P{pod}", x, 2, "switch") for pod, x in enumerate(x_pod)]
     links = [Edge(str(node), f"L{leaf}", "node to leaf") for node, leaf in enumerate(leaf_of)]
-    up = topology.nodes_per_leaf / topology.oversubscription  # wires of a leaf, in those of a node
+    up = topology.nodes_per_leaf / topology.oversubscription  # wires of a leaf over wires of a node
     links += [Edge(f"L{leaf}", f"P{pod}", "leaf to pod", up) for leaf, pod in enumerate(pod_of)]
     if len(x_pod) > 1:
         things.append(Node("C", _mean(x_pod), 3, "switch"))
@@ -96,7 +96,7 @@ def _dragonfly(topology: Dragonfly, num_nodes: int) -> Picture:
 
 
 def _torus(topology: Torus, num_nodes: int) -> Picture:
-    """A grid whose rows and columns close into rings."""
+    """A grid with rows and columns that close into rings."""
     if len(topology.shape) != 2:
         raise ValueError(f"only a torus of two dimensions can be drawn: got the shape {topology.shape}; try (4, 4).")
     rows, columns = topology.shape

@@ -41,11 +41,7 @@ def figure_pipeline(
         in_bytes: whether the strips count bytes or micro-batches (a piece of a rank with v pieces counts 1/v). None:
             bytes if `replay.costs` has any other than the default.
 
-    Returns:
-        A figure whose table has one row for each rank: busy, bubble, peak of micro-batches, and peak bytes if counted.
-
-    Raises:
-        ValueError: for a rank that does not exist.
+    Table: busy, bubble, peak of micro-batches, and peak bytes if counted, of each rank.
     """
     drawn = draw_pipeline(replay, ranks, in_bytes, title)
     return attach(drawn.figure, pipeline_summary(drawn), pipeline_columns(drawn))
@@ -190,7 +186,7 @@ def _draw_strips(
 
 
 def _course(replay: Replay, rank: int, in_bytes: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds, and what the rank holds from then on; in at most `MAX_STEPS` steps, each at its highest moment."""
+    """Seconds, and the memory of the rank from then on; in at most `MAX_STEPS` steps, each at its highest moment."""
     times_s, held = replay.memory[rank] if in_bytes else replay.held(rank)
     # Memory that is freed and taken at the same moment is no dip.
     is_last = np.append(times_s[1:] > times_s[:-1], True)

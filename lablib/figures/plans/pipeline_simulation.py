@@ -1,6 +1,6 @@
 """A simulated pipeline plan: its replay with the critical path, the memory limit, a moment, or a deadlock.
 
-Bars and strips are those of pipeline.py. On them:
+Bars and strips as in pipeline.py. On them:
 
     a dark line with dots     the critical path, along the lower edge of its actions; between ranks it follows a message
     a red line in a strip     the memory limit of a rank; memory above it is red
@@ -39,8 +39,7 @@ def figure_pipeline_simulation(
     Args:
         moment_s: a second to mark.
 
-    Returns:
-        A figure whose table has one row per rank, as of `figure_pipeline`, with its action at the moment.
+    Table: as of `figure_pipeline`, with the action of each rank at the moment.
     """
     replayed, limits = simulation.replay, simulation.max_in_flight
     until_s = replayed.makespan_s

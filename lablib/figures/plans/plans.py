@@ -50,11 +50,7 @@ def figure_plans(
         front: indices of the plans on the Pareto front; None: computed here, among the plans that fit.
         groups: of each plan, such as its recomputation: each group has a colour and a symbol.
 
-    Returns:
-        A figure whose table has the plans of the front first, then the fastest others, at most 200.
-
-    Raises:
-        ValueError: different lengths, or an unknown index.
+    Table: the plans of the front, then the fastest others, at most 200.
     """
     for what, values in (("times_s", times_s), ("memory_bytes", memory_bytes)):
         check_type(what, list(np.ravel(values)) if isinstance(values, np.ndarray) else values, Sequence[float])
@@ -187,18 +183,14 @@ def _axis(values: Sequence[float], maximum: float, label: str, base: str) -> Axi
     if low <= 0 or high < WIDE_RANGE * low:
         room = 0.05 * (high - low) or 0.1 * high
         return Axis(label, base, span=(max(low - room, 0.0), high + room))
-    ends = (low / AROUND, high * AROUND)
-    return Axis(label, base, log=True, ticks=dict(zip(*_ticks(*ends, base), strict=True)), span=ends)
-
-
-def _ticks(low: float, high: float, base: str) -> tuple[list[float], list[str]]:
-    """1, 2, 5, 10, 20 ... over two decades and a half, powers of ten over more, steps between over less."""
+    low, high = low / AROUND, high * AROUND
+    # Powers of ten over two decades and a half, otherwise 1, 2, 5, 10, 20 ...; more steps on a short axis.
     digits = (1, 2, 5) if high / low > 40 else (1, 1.5, 2, 3, 4, 5, 7)
-    if high / low > 300:
-        return log_ticks([low, high], base)
     exponents = range(floor(log10(low)), floor(log10(high)) + 1)
     ticks = [t for t in (float(f"{digit}e{e}") for e in exponents for digit in digits) if low <= t <= high]
-    return ticks, [format_quantity(tick, base) for tick in ticks]
+    words = [format_quantity(tick, base) for tick in ticks]
+    ticks, words = log_ticks([low, high], base) if high / low > 300 else (ticks, words)
+    return Axis(label, base, log=True, ticks=dict(zip(ticks, words, strict=True)), span=(low, high))
 
 
 def _clouds(plans: Sequence[_Plan]) -> list[Mark]:

@@ -60,8 +60,7 @@ def figure_topology(
         edges: records, or tuples (a, b, level).
         summary: one sentence; "": the counts.
 
-    Returns:
-        A figure whose table has one row per link.
+    Table: one row per link.
 
     Raises:
         ValueError: if a link names an unknown node, or two nodes share a name.

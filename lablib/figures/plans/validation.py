@@ -6,11 +6,11 @@ error of every row, one column per source, with the mean of |error| below. Colou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import ceil, cos, floor, log10, pi, sin
 from typing import TYPE_CHECKING
 
 from lablib.figures.style import FAINT_INK, FONT, GRID, INK, series_look
+from lablib.figures.svg.parts import points_of
 from lablib.signature import checked
 from lablib.text.markup import in_html
 from lablib.text.units import plural
@@ -69,7 +69,7 @@ def _scatter(families: dict[str, list[Scored]]) -> list[str]:
     shift = log10(1 + BAND) * scale
     corners = [(LEFT, TOP + SIDE), (LEFT, TOP + SIDE - shift), (LEFT + SIDE - shift, TOP), (LEFT + SIDE, TOP)]
     corners += [(LEFT + SIDE, TOP + shift), (LEFT + shift, TOP + SIDE)]
-    parts.append(f'<polygon points="{_points(corners)}" fill="{_BAND_COLOR}"/>')
+    parts.append(f'<polygon points="{points_of(corners)}" fill="{_BAND_COLOR}"/>')
     parts.append(_line(LEFT, TOP + SIDE, LEFT + SIDE, TOP, FAINT_INK))
     for index, ones in enumerate(families.values()):
         parts += [_mark(index, *place(*_times(one)), one) for one in ones]
@@ -118,7 +118,7 @@ def _mark(index: int, x: float, y: float, one: Scored | None) -> str:
     tip = f"<title>{in_html(one.row.id)}: {one.error:+.1f}%</title>" if one else ""
     if look.symbol == "circle":
         return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{_DOT}" {style}>{tip}</circle>'
-    return f'<polygon points="{_points(_corners(look.symbol, x, y))}" {style}>{tip}</polygon>'
+    return f'<polygon points="{points_of(_corners(look.symbol, x, y))}" {style}>{tip}</polygon>'
 
 
 def _corners(symbol: str, x: float, y: float) -> list[tuple[float, float]]:
@@ -139,10 +139,6 @@ def _corners(symbol: str, x: float, y: float) -> list[tuple[float, float]]:
     }[symbol]
     angles = [start + 2 * pi * corner / len(radii) for corner in range(len(radii))]
     return [(x + r * size * cos(angle), y + r * size * sin(angle)) for size, angle in zip(radii, angles, strict=True)]
-
-
-def _points(corners: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in corners)
 
 
 def _line(x1: float, y1: float, x2: float, y2: float, color: str) -> str:

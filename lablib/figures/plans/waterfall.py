@@ -73,7 +73,18 @@ class _Piece:
 @checked
 def figure_waterfall(prediction: Prediction, title: str = "") -> go.Figure:
     """The parts of a predicted step, in seconds and in percent, without parts of zero. Table: one row per part."""
-    return _figure([prediction], [""], title or f"Where the step of {prediction.name} goes", _summary(prediction))
+    p, shares = prediction, dict[str, float]()
+    for name, time_s in p.parts.items():
+        shares[kind_of_part(name)] = shares.get(kind_of_part(name), 0.0) + time_s / p.step_time_s
+    ordered = sorted(((share, kind) for kind, share in shares.items() if share >= 0.0005), reverse=True)
+    kinds = ", ".join(f"{share:.1%} {_WORDS.get(kind, kind)}" for share, kind in ordered)
+    where = f"{plural(p.num_gpus, 'GPUs')} of {p.cluster} ({p.parallel})"
+    text = f"A step on {where} takes {format_quantity(p.step_time_s, 's')}: {kinds}; MFU {p.mfu:.1%}"
+    text += f" (HFU {p.hfu:.1%} with what is computed again)." if p.hfu > 1.001 * p.mfu else "."
+    if not p.fits:
+        needed, limit = (format_quantity(size, "B") for size in (p.peak_memory_bytes, p.memory_limit_bytes))
+        text += f" It does not fit: it needs {needed} of {limit} a GPU."
+    return _figure([p], [""], title or f"Where the step of {p.name} goes", text)
 
 
 @checked
@@ -252,25 +263,6 @@ def _percent(piece: _Piece) -> str:
     """Two significant digits."""
     percent = 100 * piece.share
     return f"{percent:.0f}%" if percent >= 9.95 else f"{percent:.1f}%" if percent >= 0.05 else "<0.1%"
-
-
-def _summary(prediction: Prediction) -> str:
-    p = prediction
-    where = f"{plural(p.num_gpus, 'GPUs')} of {p.cluster} ({p.parallel})"
-    text = f"A step on {where} takes {format_quantity(p.step_time_s, 's')}: {_kinds_in_words(p)}; MFU {p.mfu:.1%}"
-    text += f" (HFU {p.hfu:.1%} with what is computed again)" if p.hfu > 1.001 * p.mfu else ""
-    if p.fits:
-        return f"{text}."
-    needed, limit = (format_quantity(size, "B") for size in (p.peak_memory_bytes, p.memory_limit_bytes))
-    return f"{text}. It does not fit: it needs {needed} of {limit} a GPU."
-
-
-def _kinds_in_words(prediction: Prediction) -> str:
-    shares: dict[str, float] = {}
-    for name, time_s in prediction.parts.items():
-        shares[kind_of_part(name)] = shares.get(kind_of_part(name), 0.0) + time_s / prediction.step_time_s
-    said = sorted(((share, kind) for kind, share in shares.items() if share >= 0.0005), reverse=True)
-    return ", ".join(f"{share:.1%} {_WORDS.get(kind, kind)}" for share, kind in said)
 
 
 def _comparison(predictions: Sequence[Prediction], names: Sequence[str]) -> str:

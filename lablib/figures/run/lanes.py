@@ -38,7 +38,7 @@ def ranks_to_show(known: Sequence[int], ranks: Iterable[int] | None) -> list[int
         ValueError: for a rank that does not exist.
     """
     if not known:
-        raise ValueError("a timeline of 0 ranks has no lanes to draw: give that of a run")
+        raise ValueError("a timeline of 0 ranks has no lanes to draw: give the timeline of a run")
     if ranks is None:
         return _ends(known, len(known) if len(known) <= MAX_RANKS else RANKS_IF_MORE)
     chosen = sorted(set(ranks))

@@ -62,8 +62,7 @@ def figure_memory(
         rank: None: the one with the highest peak.
         device: `run.device`: its capacity is in the sentence, and in the picture if it is near the peak.
 
-    Returns:
-        A figure whose table has one row for each category: at the peak of all, at its own peak, and at the end.
+    Table: bytes of each category at the peak of all, at its own peak, and at the end.
     """
     rank = memory.peak_rank() if rank is None else rank
     if memory.num_ranks and not 0 <= rank < memory.num_ranks:
@@ -115,12 +114,12 @@ def _total(held: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _steps(times_s: np.ndarray, held: dict[str, np.ndarray], window: tuple[float, float]) -> Curve:
-    """The curve in at most `MAX_STEPS` steps, each at its highest moment; then what is held at the end."""
+    """The curve in at most `MAX_STEPS` steps, each at its highest moment; then the memory at the end."""
     if len(times_s) <= MAX_STEPS:
         steps, chosen = times_s, np.arange(len(times_s))
     else:
         edges = np.linspace(window[0], window[1], MAX_STEPS + 1)
-        # A step begins with what was held before it: the last change until its start counts as one of its moments.
+        # A step begins with the memory before it: the last change until its start is one of its moments.
         firsts = np.maximum(np.searchsorted(times_s, edges[:-1], "right") - 1, 0)
         lasts = np.maximum(np.searchsorted(times_s, edges[1:], "right"), firsts + 1)
         total = _total(held)

@@ -41,18 +41,14 @@ def figure_reconcile(
     Args:
         predicted, measured: timelines with the same number of ranks.
         labels: their names, predicted first.
-        normalize: True draws each as a share of its own makespan, to compare shapes at different speeds.
+        normalize: draw each as a share of its makespan, to compare shapes at different speeds.
         ranks: None: all up to 16, otherwise the first 4 and the last 4.
         title: None: the two makespans and the error.
         same_axis: False: a separate time axis per panel, for makespans that differ too much. Not for `normalize`.
         summary, columns: the figure's sentence and table; None: computed here.
 
-    Returns:
-        A figure whose table has one row for each kind of work (seconds per rank, mean over ranks), for exposed
-        communication, waiting, idle time and the makespan, with ratio and error.
-
-    Raises:
-        ValueError: if the numbers of ranks differ, or for a rank that does not exist.
+    Table: seconds per rank (mean over ranks) of each kind of work, of exposed communication, waiting and idle time, and
+    the makespan, with ratio and error.
     """
     if predicted.num_ranks != measured.num_ranks:
         raise ValueError(

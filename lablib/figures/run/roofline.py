@@ -67,11 +67,7 @@ def figure_roofline(timeline: Timeline, device: Device, title: str = "", summary
         device: `run.device`.
         summary: one sentence; "": the shares of the roofs and the longest operation.
 
-    Returns:
-        A figure whose table has one row for each operation and dtype.
-
-    Raises:
-        ValueError: for a device that computes or reads in no time.
+    Table: one row for each operation and dtype.
     """
     points = points_of(timeline, device)
     dtypes = sorted({p.dtype for p in points if p.flops}, key=device.peak, reverse=True) or ["float32"]

@@ -6,6 +6,7 @@ most `MAX_STEPS` columns, each at its highest moment: no peak is lost.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,8 +32,7 @@ ROOM_FOR_LIMIT = 4.0  # a limit above so many times the peak is in the sentence 
 def figure_step_memory(step: StepMemory, title: str = "") -> go.Figure:
     """A bar of the peak by category, and bytes over the step's time under the device's limit.
 
-    Returns:
-        A figure whose table has one row for each category: at the peak, at its own peak, and at the end of the step.
+    Table: bytes of each category at the peak, at its own peak, and before the step.
     """
     peak, limit = step.peak_bytes, step.limit_bytes
     is_near = limit <= ROOM_FOR_LIMIT * peak
@@ -154,18 +154,13 @@ def _lay_out(figure: go.Figure, step: StepMemory, unit: Unit, seconds: Unit, cei
         arrowcolor=INK,
         font={"size": 12, "color": INK},
     )
-    for phase, begin_s, end_s in _phases(step):
+    # Forward, backward (with recomputation) and optimizer.
+    names = np.array(["backward" if op.phase == "recompute" else op.phase for op in step.ops])
+    firsts = np.flatnonzero(np.append(True, names[1:] != names[:-1]))
+    for first, (begin_s, end_s) in zip(firsts, pairwise([*step.start_s[firsts].tolist(), step.end_s]), strict=True):
         if end_s - begin_s > 0.07 * step.end_s:
             place = {"x": seconds.of((begin_s + end_s) / 2), "xref": "x2", "y": 1, "yref": "paper", "yanchor": "bottom"}
-            figure.add_annotation(text=phase, font={"size": 11, "color": INK}, showarrow=False, **place)
-
-
-def _phases(step: StepMemory) -> list[tuple[str, float, float]]:
-    """Forward, backward (with recomputation) and optimizer, each with its start and end."""
-    names = np.array(["backward" if op.phase == "recompute" else op.phase for op in step.ops])
-    begins = np.flatnonzero(np.append(True, names[1:] != names[:-1]))
-    times = [*step.start_s[begins].tolist(), step.end_s]
-    return [(str(names[i]), *times[k : k + 2]) for k, i in enumerate(begins)]
+            figure.add_annotation(text=str(names[first]), font={"size": 11, "color": INK}, showarrow=False, **place)
 
 
 def _limit(figure: go.Figure, step: StepMemory, unit: Unit) -> None:

@@ -22,7 +22,7 @@ from lablib.signature import checked
 from lablib.text.markup import plain
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
 
-LOWEST = 1 / 8  # of a lane: the least height of a bar, whatever its share of busy time
+LOWEST = 1 / 8  # of a lane: the least height of a bar
 SOURCE_COLUMNS = 80  # of a hover
 MAX_STRETCHES = 400  # of one state on one lane
 PIXEL, SLIVER = 1 / 1000, 1 / 5000  # of the width
@@ -43,11 +43,7 @@ def figure_timeline(
         ranks: None: all up to 16, otherwise the first 4 and the last 4. At most 64 are drawn.
         window: (first, last) second to show; None: all of the timeline.
 
-    Returns:
-        A figure whose table has one row for each rank, stream and kind of work.
-
-    Raises:
-        ValueError: for a rank that does not exist or an empty window.
+    Table: one row for each rank, stream and kind of work.
     """
     ranks = None if ranks is None else set(ranks)
     chosen = ranks_to_show(timeline.ranks, ranks)
@@ -172,20 +168,14 @@ def _seen(times: Sequence[Interval], window: tuple[float, float], until_s: float
     """The stretches in the window and before `until_s`, without slivers of less than a pixel in sum."""
     width_s = window[1] - window[0]
     inside = intersection(list(times), [(window[0], min(window[1], until_s))])
-    inside = _joined(inside, PIXEL * width_s) if len(inside) > MAX_STRETCHES else inside
+    if len(inside) > MAX_STRETCHES:  # as one if less than a pixel apart
+        joined = inside[:1]
+        for start_s, end_s in inside[1:]:
+            is_near = start_s - joined[-1][1] < PIXEL * width_s
+            joined[-1:] = [(joined[-1][0], end_s)] if is_near else [joined[-1], (start_s, end_s)]
+        inside = joined
     wide = [(start_s, end_s) for start_s, end_s in inside if end_s - start_s >= SLIVER * width_s]
     return wide if length(inside) - length(wide) < PIXEL * width_s else inside
-
-
-def _joined(times: Sequence[Interval], gap_s: float) -> list[Interval]:
-    """Stretches less than this far apart as one."""
-    joined = list(times[:1])
-    for start_s, end_s in times[1:]:
-        if start_s - joined[-1][1] < gap_s:
-            joined[-1] = (joined[-1][0], end_s)
-        else:
-            joined.append((start_s, end_s))
-    return joined
 
 
 def _state_hover(waits: Sequence[Span], rank: int, state: str, start_s: float, end_s: float) -> str:
@@ -297,7 +287,7 @@ def _inside_a_bar(picture: Picture, lane: int, start_s: float, end_s: float, wid
 
 
 def _apart(stretches: Bars, chosen: np.ndarray) -> list[int]:
-    """Those of `chosen` that begin after the one before them on their lane has ended, so that letters do not collide.
+    """The chosen stretches that begin after the previous one on their lane has ended, so that letters do not collide.
 
     Real collectives of one group may overlap in time.
     """

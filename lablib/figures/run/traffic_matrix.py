@@ -23,7 +23,7 @@ NUMBERS_UP_TO = 16  # ranks: the bytes are written into the cells
 LOG_FROM = 20.0  # colours are logarithmic where the largest and the smallest number differ by this factor
 MOST_GROUPS = 32  # of a mesh's last axis with lines between them; more lines would hide the squares
 MAX_PANELS, GAP = 4, 0.05  # side by side, and the share of the width between two
-# From light to dark, so that it reads in grey; the hue is that of communication.
+# From light to dark, so that it is legible in grey, in the hue of communication.
 _COLORS = ((0.0, "#F2D9E7"), (0.35, "#D998BC"), (0.7, "#A04F7C"), (1.0, "#3D1029"))
 
 
@@ -41,14 +41,13 @@ def figure_traffic_matrix(
     Args:
         traffic: of one run.
         num_ranks: of the run; None: up to the last one that took part in a communication.
-        devices_per_node: ranks on each node, for the lines; None: those of the simulator, or no lines.
+        devices_per_node: ranks on each node, for the lines; None: of the simulator, or no lines.
         mesh: axes and their sizes, from far apart to neighbours (`Mesh.sizes`): ranks are named by their coordinates,
             and thin lines separate the groups of the last axis.
         note: a sentence before the others.
 
-    Returns:
-        A figure whose table has one row for each pair with bytes. More than 128 ranks are drawn and listed as blocks
-        of neighbours; of a mesh, as blocks of its last axes.
+    Table: one row for each pair with bytes. More than 128 ranks are drawn and listed as blocks of neighbours; of a
+    mesh, as blocks of its last axes.
 
     Raises:
         ValueError: if a transfer names a rank beyond `num_ranks`, or for a mesh of another number of ranks.

@@ -28,7 +28,14 @@ def figure_waits(error: DeadlockError, title: str = "Who waits for whom") -> go.
     shown = rows[:MAX_ROWS]
     figure = go.Figure(layout=base_layout(title, 66 + 24 + ROW_PIXELS * max(len(shown), 1), showlegend=False))
     figure.add_traces([_arrow(*arrow) for arrow in _arrows(shown)])
-    figure.add_trace(_nodes(shown))
+    figure.add_scatter(
+        x=[0.0] * len(shown),
+        y=list(range(len(shown))),
+        mode="markers",
+        marker={"size": 20, "symbol": "circle", "color": WAITING, "line": {"color": INK, "width": 1}},
+        hovertext=[_label(row) for row in shown],
+        hoverinfo="text",
+    )
     figure.add_trace(_texts(shown))
     hidden = {"visible": False, "fixedrange": True}
     if _arrows(shown):
@@ -61,17 +68,6 @@ def _label(row: Sequence[Wait]) -> str:
             parts.append([rank])
     named = [str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts]
     return "ranks " + ", ".join(named[:4] + (["..."] if len(named) > 4 else []))
-
-
-def _nodes(rows: Sequence[Sequence[Wait]]) -> go.Scatter:
-    return go.Scatter(
-        x=[0.0] * len(rows),
-        y=list(range(len(rows))),
-        mode="markers",
-        marker={"size": 20, "symbol": "circle", "color": WAITING, "line": {"color": INK, "width": 1}},
-        hovertext=[_label(row) for row in rows],
-        hoverinfo="text",
-    )
 
 
 def _texts(rows: Sequence[Sequence[Wait]]) -> go.Scatter:
