@@ -53,11 +53,7 @@ def batch_calculator(
 def split_batch(
     model: str, cluster: str, micro_batch: int, num_accumulations: int, data_ranks: int, seq_len: int
 ) -> list[Prediction]:
-    """Predictions of the step for every micro-batch that divides a rank's sequences, up to 64, and the requested one.
-
-    Raises:
-        ValueError: unknown names, or sizes below 1.
-    """
+    """Predictions for every micro-batch that divides a rank's sequences, up to 64, and the requested one."""
     size = BatchSize(micro_batch, num_accumulations, data_ranks)
     most = max(MOST_SEQUENCES, micro_batch)
     divisors = [m for m in range(1, min(most, size.local_batch) + 1) if size.local_batch % m == 0]

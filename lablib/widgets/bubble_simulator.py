@@ -135,11 +135,7 @@ def simulation_of(
 
 
 def numbers(name: str, text: str, count: int, of_what: str) -> float | list[float]:
-    """Parse one number for all, or one for each.
-
-    Raises:
-        ValueError: a text that is no number, or another count of them.
-    """
+    """Parse one number for all, or one for each."""
     try:
         found = [float(word) for word in text.replace(",", " ").split()]
     except ValueError:

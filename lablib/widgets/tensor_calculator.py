@@ -69,11 +69,7 @@ def tensor_calculator(
 
 @checked
 def tensor_layer(cluster: str, width: int, ranks: int, sequences: int, way: str) -> Found:
-    """The layer on 1, 2, 4, ... ranks. Arguments as `tensor_calculator`.
-
-    Raises:
-        ValueError: unknown names, or a width that is no multiple of 64 and of the ranks.
-    """
+    """The layer on 1, 2, 4, ... ranks; the width is a multiple of 64 and of the ranks."""
     layer = LayerSizes(sequences, SEQ_LEN, width, width // HEAD_WIDTH)
     counts = [2**k for k in range(ranks.bit_length())]
     machine = find_cluster(cluster)

@@ -1,4 +1,4 @@
-"""Figures of single labs: what is drawn is what was given, and the sentence says it."""
+"""Figures of single labs: they draw the given numbers, and the sentence has them."""
 
 # plotly makes its properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -228,7 +228,7 @@ def test_every_batch_has_its_bars_and_every_gap_its_cause():
     assert list(bars["copy"].text) == [str(number) for number in range(20)]
     for cause in Cause:
         bar = bars[f"waits: {cause.value}"]
-        drawn = [x for x, lane in zip(bar.x, bar.y, strict=True) if not lane]  # that of the device
+        drawn = [x for x, lane in zip(bar.x, bar.y, strict=True) if not lane]  # of the device
         assert sum(drawn) == pytest.approx(run.idle_s(cause))
 
 
@@ -342,7 +342,7 @@ def test_each_square_is_an_experts_load_over_the_mean_of_its_step():
 
 
 def test_more_steps_than_can_be_drawn_are_means_of_blocks():
-    """No token is lost: the means, weighted by the steps of a block, are those of all steps."""
+    """No token is lost: the means, weighted by the steps of a block, are the means of all steps."""
     counts = np.random.default_rng(0).integers(0, 100, (1000, 64))
     figure = lab14.figure_expert_load(counts.tolist(), range(1000), "")
     z = np.array(figure.data[0].z)

@@ -25,14 +25,13 @@ from lablib.figures.plans.waterfall import MAX_PLANS, differences, kind_of_part
 from lablib.figures.style import LOOKS, MEMORY_LOOKS, OTHER
 from lablib.plan import Parallel
 from lablib.plan.memory import CATEGORIES
-
-SECONDS = {"s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}
+from tests.figures.examples import scale
 
 
 def bars(figure, x="x") -> dict[str, list[tuple[float, float]]]:
     """Row's name -> (beginning, seconds) of each of its bars, from the left."""
     axis = figure.layout["xaxis" + x[1:]]
-    unit = SECONDS[axis.title.text.split("(")[1].rstrip(")")]
+    unit = scale(axis)
     names = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names.values()}
     for trace in figure.data:

@@ -21,6 +21,7 @@ from lablib.figures.run.bars import HEIGHTS, KINDS, MANY_SPANS, MAX_BARS, pictur
 from lablib.figures.style import LOOKS, STATES, kind_of_span
 from lablib.parallel import ring_all_reduce
 from lablib.run import Span, Timeline
+from tests.figures.examples import scale as scale_of
 
 WORK = LOOKS.keys() - STATES.keys()
 
@@ -102,7 +103,7 @@ def test_what_is_left_out_of_a_state_could_not_be_seen(gaps):
 
 
 def test_uneven_chunks_of_a_ring_show_no_waiting_and_say_none():
-    node = CLUSTERS["dgx-h100"]  # whose adds are not launched while a message is on its way
+    node = CLUSTERS["dgx-h100"]  # its adds take no launch during a message
     run = launch(_ring_of_250_floats, ranks=8, cluster=node.replace(device=replace(node.device, launch_s=0.0)))
     figure = figure_timeline(run.timeline, ranks=[0, 1])
     assert max(map(run.timeline.waiting_s, (0, 1))) > 0
@@ -381,7 +382,7 @@ def test_a_part_of_a_run_is_drawn_in_detail_from_its_start_to_its_end(examples):
     a, b = 0.4 * timeline.makespan_s, 0.5 * timeline.makespan_s
     part = timeline.between(a, b)
     figure = figure_timeline(part)
-    scale = unit_scale(figure)
+    scale = scale_of(figure.layout.xaxis)
     bars = bars_drawn(figure, scale)
     assert len(bars) == len(part) < 2000
     assert min(start for *_, start, _ in bars) >= a - 1e-12 and max(end for *_, end in bars) <= b + 1e-12
@@ -401,16 +402,11 @@ def test_joining_closes_no_gap_that_could_be_seen():
             now_s += 1e-6
         now_s += 0.05e-3 if block < 10 else 0.0
     figure = figure_timeline(Timeline.of(spans, 1))
-    bars = sorted(bars_drawn(figure, unit_scale(figure)), key=lambda b: b[2])
+    bars = sorted(bars_drawn(figure, scale_of(figure.layout.xaxis)), key=lambda b: b[2])
     assert len(bars) == 11
     gaps = [later[2] - earlier[3] for earlier, later in zip(bars, bars[1:], strict=False)]
     assert gaps == pytest.approx([0.05e-3] * 10)
     assert "4,400 spans are drawn as 11 bars" in describe(figure)
-
-
-def unit_scale(figure) -> float:
-    unit = figure.layout.xaxis.title.text.split("(")[1].rstrip(")")
-    return {"s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}[unit]
 
 
 def test_200_000_spans_take_bounded_work_and_make_a_figure_of_bounded_size(examples, calls_of):

@@ -80,7 +80,7 @@ def test_too_long_a_sequence_is_said_and_the_last_picture_stays(calculator):
 
 
 def click(calculator: Explorer, name: str, kind: str = "scatter") -> str:
-    """A click on the first point of a trace, as plotly tells it."""
+    """A click on the first point of a trace, as plotly reports it."""
     target = trace(calculator.figure, name, kind)
     point = SimpleNamespace(point_inds=[0], xs=[target.x[0]])
     for heard in target._click_callbacks:
@@ -98,7 +98,7 @@ def test_a_click_on_the_peak_names_its_operator_and_its_line(calculator, change)
     assert "loss.backward()" in text and "return F.cross_entropy(" in text
     assert click(calculator, "operators").endswith("positions_T = torch.arange(seq_len, device=tokens_BT.device)")
     calculator.controls["recompute"].value = "full"
-    assert calculator.point.text == ""  # what was clicked is not there any more
+    assert calculator.point.text == ""  # the clicked operator is gone
 
 
 def test_a_click_on_the_bar_is_no_moment(calculator):

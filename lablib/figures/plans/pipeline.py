@@ -6,7 +6,7 @@ piece. Below, one strip per rank, all on one scale: micro-batches that wait for 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,11 +92,11 @@ def draw_pipeline(
         title or f"{plan.name}, {plural(plan.num_stages, 'stages')}, {plural(plan.num_microbatches, 'micro-batches')}"
     )
     figure = go.Figure(layout=base_layout(heading, height + PAPER_PIXELS, barmode="overlay"))
-    _draw_timeline(figure, replay, chosen, lanes, seconds, until_s)
     courses = {lane.rank: _course(replay, lane.rank, in_bytes) for lane in lanes}
     top = max((float(held.max()) for _, held in courses.values()), default=0.0)
-    top = max(top, room) or 1.0
-    _draw_strips(figure, replay, lanes, courses, seconds, in_bytes, top)
+    drawn = Drawn(figure, replay, lanes, seconds, in_bytes, max(top, room) or 1.0)
+    _draw_timeline(drawn, until_s)
+    _draw_strips(drawn, courses)
     small = f"<span style='font-size:11px;color:{FAINT_INK}'>at most"
     most = {rank: _amount(float(held.max()), in_bytes) for rank, (_, held) in courses.items()}
     strip_names = [f"{small} {most[lane.rank]}</span>  <b>rank {lane.rank}</b>" for lane in lanes]
@@ -108,18 +108,17 @@ def draw_pipeline(
         yaxis=named_rows(extent(lanes)[::-1], [lane.y for lane in lanes], strip_names) | {"domain": [0, share]},
         yaxis2=lane_axis(lanes) | {"domain": [share + GAP_PIXELS / height, 1]},
     )
-    return Drawn(figure, replay, lanes, seconds, in_bytes, top)
+    return drawn
 
 
-def _draw_timeline(
-    figure: go.Figure, replay: Replay, ranks: Sequence[int], lanes: list[Lane], seconds: Unit, until_s: float
-) -> None:
+def _draw_timeline(drawn: Drawn, until_s: float) -> None:
     """The bubble, the bars on it, and labels: on each bar if there is room, otherwise the letter of a stretch."""
-    spans = [span for rank in ranks for span in replay.timeline.select(rank)]
-    drawing = drawing_of(spans, lanes, seconds, (0.0, until_s))
+    figure, replay, lanes = drawn.figure, drawn.replay, drawn.lanes
+    spans = [span for rank in drawn.ranks for span in replay.timeline.select(rank)]
+    drawing = drawing_of(spans, lanes, drawn.seconds, (0.0, until_s))
     where: dict[str, Any] = {"xaxis": "x2", "yaxis": "y2"}
     compute = [lane for lane in lanes if lane.stream == COMPUTE]
-    figure.add_traces(bubble_bars(compute, replay.makespan_s, seconds, **where))
+    figure.add_traces(bubble_bars(compute, replay.makespan_s, drawn.seconds, **where))
     figure.add_traces(work_bars(drawing, **where))
     labels = _labels(replay, drawing, until_s, where)
     figure.add_traces([labels] if labels else letters(drawing, **where))
@@ -145,30 +144,22 @@ def _labels(replay: Replay, drawing: Drawing, until_s: float, where: Mapping[str
     return texts(middles, [y[spans[i].rank] for i in shown], [words[i] for i in shown], font, **where)
 
 
-def _draw_strips(
-    figure: go.Figure,
-    replay: Replay,
-    lanes: Sequence[Lane],
-    courses: dict[int, tuple[np.ndarray, np.ndarray]],
-    seconds: Unit,
-    in_bytes: bool,
-    top: float,
-) -> None:
+def _draw_strips(drawn: Drawn, courses: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> None:
     """Memory of each rank, as a filled step line on the height of its lane."""
+    in_bytes, second, end = drawn.in_bytes, drawn.seconds.of(1), drawn.seconds.of(drawn.replay.makespan_s)
     x, y, hover = list[float | None](), list[float | None](), list[str]()
-    for lane in lanes:
+    for lane in drawn.lanes:
         times_s, held = courses[lane.rank]
         bottom = lane.y + lane.height / 2
-        x += [0.0, *np.repeat(seconds.of(1) * times_s, 2)[1:].tolist(), seconds.of(replay.makespan_s)]
-        x += [seconds.of(replay.makespan_s), None]
-        y += [bottom, *(bottom - np.repeat(held / top, 2) * lane.height).tolist(), bottom, None]
+        x += [0.0, *np.repeat(second * times_s, 2)[1:].tolist(), end, end, None]
+        y += [bottom, *(bottom - np.repeat(held / drawn.top, 2) * lane.height).tolist(), bottom, None]
         for time_s, value in zip(times_s.tolist(), held.tolist(), strict=True):
             hover += [
                 f"<b>rank {lane.rank}</b> holds {_amount(value, in_bytes)}<br>from {format_quantity(time_s, 's', 4)}"
             ] * 2
         hover += [""] * 3
     look = MEMORY_LOOKS["activation"]
-    figure.add_trace(
+    drawn.figure.add_trace(
         go.Scatter(
             name="memory" if in_bytes else "micro-batches held",
             x=np.array(x, float),  # arrays with NaN for gaps: plotly would check every number of a list

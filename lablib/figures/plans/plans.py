@@ -6,11 +6,11 @@ limit would run out of memory: they are grey.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import floor, isfinite, log10
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -19,6 +19,9 @@ from lablib.figures.chart import Axis, Mark, Panel, Rule, chart, points
 from lablib.figures.style import GRID, INK, series_look
 from lablib.signature import check_type, checked
 from lablib.text.units import format_quantity, log_ticks
+
+if TYPE_CHECKING:
+    from lablib.plan.predictions import Predictions
 
 PLOT_PIXELS, MAX_POINTS, MAX_ROWS = 400, 2000, 200
 LIMIT, GREY = "#B00020", "#A9A9A9"
@@ -43,7 +46,7 @@ def figure_plans(
     Of more than 2,000 plans, 2,000 evenly spaced in time and the front are drawn.
 
     Args:
-        times_s: of one step (the same batch for all); NaN for an impossible plan, which is not drawn.
+        times_s: of one step (the same batch for all), one per plan; NaN for an impossible plan, which is not drawn.
         memory_bytes: at the peak of the fullest GPU.
         limit_bytes: of a GPU.
         names: of the plans, or a function from the index of a plan to its name.
@@ -130,22 +133,8 @@ def _panel(plans: Sequence[_Plan], shown: Sequence[_Plan], limit: float) -> tupl
     return Panel(across, _axis(times, max_y, "step time", "s"), marks, [rule] if plans else ()), max_x, max_y
 
 
-class ManyPlans(Protocol):
-    """The drawn part of the result of `lablib.plan.predict_many`: arrays with one entry per plan."""
-
-    @property
-    def step_time_s(self) -> Sequence[float] | np.ndarray: ...
-    @property
-    def peak_memory_bytes(self) -> Sequence[float] | np.ndarray: ...
-    @property
-    def memory_limit_bytes(self) -> float: ...
-    def arguments(self, i: int) -> Mapping[str, Any]:
-        """The keyword arguments of `predict` for plan `i`."""
-        ...
-
-
 @checked
-def figure_predictions(predictions: ManyPlans, title: str = "Plans in time and memory", **options: Any) -> go.Figure:
+def figure_predictions(predictions: Predictions, title: str = "Plans in time and memory", **options: Any) -> go.Figure:
     """Many predicted plans, each named by its split, its micro-batch and its recomputation.
 
     Args:

@@ -64,7 +64,7 @@ def figure_roofline(timeline: Timeline, device: Device, title: str = "", summary
     """A point for each operation and dtype, as large as its share of the compute time, under the roofs of the device.
 
     Args:
-        device: `run.device`.
+        device: `run.device`, with finite rates.
         summary: one sentence; "": the shares of the roofs and the longest operation.
 
     Table: one row for each operation and dtype.
