@@ -24,7 +24,9 @@ from lablib.signature import Bound, NonEmpty, OneOf, PowerOfTwo, Range, checked,
 from lablib.signature import bounds as aliases
 from lablib.signature.fits import without_bounds
 
-PACKAGES = tuple("optim compress batches precision memory data kernels parallel pipeline hardware studies plan".split())
+PACKAGES = tuple(
+    "optim compress batches precision memory data kernels parallel pipeline hardware studies plan figures labs".split()
+)
 UNIONS = (Union, types.UnionType)
 
 

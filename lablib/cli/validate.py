@@ -137,7 +137,7 @@ def _write(
     report: Report, held_out: Sequence[HeldOut], page: Path, readme: Path | None, mixtures: Report | None
 ) -> None:
     """Write the page, its picture and the held-out errors next to it, and the README's section."""
-    from lablib.figures.plans.validation_picture import validation_svg
+    from lablib.figures.plans.validation import validation_svg
     from lablib.validation.constants import constants
 
     picture, beside = page.with_suffix(".svg"), page.with_name(f"{page.stem}_held_out.json")

@@ -1,12 +1,12 @@
-"""Figures of runs and formulas: `figure_x(data)` returns a plotly figure and does nothing else.
+"""Figures of runs and formulas: `figure_x(data)` returns a plotly figure, without other effects.
 
 style, theme   colours and fonts, light and dark
 describe       a sentence and a table for each figure
+chart          a plain chart as data
 units          numbers with units
-lines          a line chart
+lines          line charts
 run            figures of a run
 plans          figures of predictions
-techniques     figures of single techniques
 svg            figures without script, for saved notebooks
 show           a figure at the end of a cell
 """

@@ -6,8 +6,7 @@ from .run.reconcile import figure_reconcile as figure_reconcile
 from .run.memory import figure_memory as figure_memory
 from .plans.pipeline import figure_pipeline as figure_pipeline
 from .plans.pipeline_simulation import figure_pipeline_simulation as figure_pipeline_simulation
-from .run.peaks import figure_peaks as figure_peaks
-from .run.traffic import figure_traffic as figure_traffic
+from .run.ranks import figure_peaks as figure_peaks, figure_traffic as figure_traffic
 from .run.traffic_matrix import (
     figure_traffic_matrix as figure_traffic_matrix,
     figure_traffic_matrices as figure_traffic_matrices,
@@ -19,20 +18,17 @@ from .plans.plan_memory import figure_plan_memory as figure_plan_memory
 from .run.step_memory import figure_step_memory as figure_step_memory
 from .plans.plans import figure_plans as figure_plans, figure_predictions as figure_predictions
 from .run.waits import figure_waits as figure_waits
-from .plans.collectives import (
+from .plans.validation import validation_svg as validation_svg
+from .lines import (
+    figure_lines as figure_lines,
     figure_collective_cost as figure_collective_cost,
-    figure_effective_bandwidth as figure_effective_bandwidth,
+    figure_scaling as figure_scaling,
+    figure_idle_shares as figure_idle_shares,
+    figure_when_compression_pays as figure_when_compression_pays,
 )
-from .plans.scaling import figure_scaling as figure_scaling
-from .plans.validation import figure_validation as figure_validation
-from .plans.validation_picture import validation_svg as validation_svg
-from .lines import figure_lines as figure_lines
-from .techniques.batch_splits import figure_batch_splits as figure_batch_splits
-from .techniques.compression_pays import figure_when_compression_pays as figure_when_compression_pays
-from .techniques.idle_shares import figure_idle_shares as figure_idle_shares
-from .techniques.tensor_times import figure_tensor_times as figure_tensor_times
+from .plans.batch_splits import figure_batch_splits as figure_batch_splits
+from .plans.tensor_times import figure_tensor_times as figure_tensor_times
 from .plans.topology import Edge as Edge, Node as Node, figure_topology as figure_topology
 from .plans.networks import figure_network as figure_network
 from .describe import describe as describe, table as table
-from .show import show as show
-from .svg.export import with_drawn_figures as with_drawn_figures
+from .show import show as show, with_drawn_figures as with_drawn_figures

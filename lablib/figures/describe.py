@@ -1,6 +1,6 @@
-"""Words and numbers of a figure: a one-sentence summary and a table, for those who cannot see or run the picture.
+"""Summary and table of a figure, for readers who cannot see or run the picture.
 
-Both travel inside the figure (`fig.layout.meta`), so a plain plotly figure carries them into a saved notebook.
+Both are stored in the figure (`fig.layout.meta`), so a plain plotly figure carries them into a saved notebook.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
+from lablib.figures.style import add_room
 from lablib.signature import checked
 from lablib.text.markup import in_picture, plain
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SUBTITLE_COLUMNS = 105  # fits a notebook cell beside an open file browser
+SUBTITLE_COLUMNS = 105  # fits a notebook cell next to an open file browser
 
 
 def attach(
@@ -26,13 +27,13 @@ def attach(
 ) -> go.Figure:
     """Put the summary and the table into the figure, print the summary under its title, and return the figure.
 
-    Tags of a name that is drawn are shown as they are written, not obeyed.
+    Tags in names are shown, not interpreted.
 
     Args:
-        figure: changed in place (a figure function does this last, before it returns).
+        figure: changed in place.
         summary: one sentence with the numbers that matter.
         columns: the table, column name (with its unit) to values; all of one length.
-        notes: of the run that is drawn: what a reader must know besides, each a sentence of its own behind the summary.
+        notes: of the run, each a sentence after the summary.
     """
     summary = " ".join([summary, *(f"{note[:1].upper()}{note[1:]}." for note in dict.fromkeys(notes))])
     columns = {name: [_plain(v) for v in values] for name, values in columns.items()}
@@ -43,9 +44,7 @@ def attach(
         meta={"summary": summary, "table": columns},
         title_subtitle={"text": "<br>".join(map(plain, lines)), "font": {"size": 12, "color": "#5A5A5A"}},
     )
-    # Each further line of the summary needs its own room between title and plot.
-    extra = 16 * (len(lines) - 1)
-    figure.update_layout(margin_t=figure.layout.margin.t + extra, height=figure.layout.height + extra)  # pyright: ignore
+    add_room(figure, 16 * (len(lines) - 1))
     parts: list[Any] = [figure.layout, *figure.data]  # pyright: ignore[reportGeneralTypeIssues]
     for part in parts:
         for name, value in part.to_plotly_json().items():
@@ -55,7 +54,7 @@ def attach(
 
 
 def _without_tags(value: Any) -> Any:
-    """`value` with every text in it as `in_picture` has it; the very same object where that changes nothing."""
+    """`value` with `in_picture` of every text; the same object if nothing changes."""
     if isinstance(value, str):
         return in_picture(value) if "<" in value else value
     if isinstance(value, Mapping):

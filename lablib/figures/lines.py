@@ -1,4 +1,4 @@
-"""A line chart with units: a loss curve, a sweep, any number against another."""
+"""Line charts: any number against another, the cost of collectives, scaling, idle shares, gain of compression."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from math import log2
 
 import plotly.graph_objects as go
 
-from lablib.figures.chart import Axis, Panel, Rule, chart, check_lengths, line
+from lablib.figures.chart import PLOT_PIXELS, Axis, Mark, Panel, Rule, chart, check_lengths, line
+from lablib.figures.style import FAINT_INK
 from lablib.signature import checked
-from lablib.text.units import format_quantity, unit_for
+from lablib.text.units import format_quantity, plural, unit_for
 
 MAX_TICKS = 7  # of an axis of powers of two
 
@@ -28,16 +29,12 @@ def figure_lines(
     summary: str = "",
     rules: Sequence[Rule] = (),
 ) -> go.Figure:
-    """One line a series over common `x`.
+    """One line per series over common `x`.
 
     Args:
-        x: positions, in `x_unit`.
-        series: name -> values in `y_unit`, one for each position.
-        x_label, y_label: quantity on the axis.
+        series: name -> a value at each position.
         x_unit, y_unit: "s", "B", "B/s", "FLOP/s" get a prefix; any other text is kept; "" for a pure ratio.
-        log_x, log_y: logarithmic axes.
-        summary: one sentence; None given: first and last value of each series.
-        rules: reference lines.
+        summary: one sentence; "": first and last value of each series.
     """
     check_lengths(x, series)
     is_plain = len(x) and unit_for(x, x_unit).symbol == x_unit  # without a prefix, which is a power of ten
@@ -55,3 +52,139 @@ def figure_lines(
     marks = [line(index, name, x, values) for index, (name, values) in enumerate(series.items())]
     title = title or f"{y_label[:1].upper()}{y_label[1:]} against {x_label}"
     return chart(title, Panel(across, up, marks, rules), summary)
+
+
+@checked
+def figure_collective_cost(
+    sizes_bytes: Sequence[float],
+    curves: Mapping[str, Sequence[float]],
+    crossings: Mapping[str, float] | None = None,
+    title: str = "Time of a collective against message size",
+    time_range_s: tuple[float, float] | None = None,
+) -> go.Figure:
+    """Seconds against bytes, both logarithmic, one line per algorithm.
+
+    Args:
+        sizes_bytes: message sizes, ascending.
+        curves: algorithm -> seconds at each size.
+        crossings: name -> size in bytes, e.g. {"tree = ring": 1.3e6}; each is marked.
+        time_range_s: ends of the time axis, so that figures can be compared; None: of the curves.
+    """
+    check_lengths(sizes_bytes, curves)
+    if time_range_s is not None and not 0 < time_range_s[0] < time_range_s[1]:
+        raise ValueError(f"time_range_s must be two times above 0, the shorter first: got {time_range_s}.")
+    marks = [line(index, name, sizes_bytes, seconds) for index, (name, seconds) in enumerate(curves.items())]
+    # Labels step down, so that neighbours do not collide.
+    rules = [
+        Rule(
+            x=size,
+            text=f"{name} at {format_quantity(size, 'B')}",
+            line={"dash": "dot"},
+            look={"y": 1 - 0.09 * step, "xshift": 4},
+        )
+        for step, (name, size) in enumerate(sorted((crossings or {}).items(), key=lambda item: item[1]))
+    ]
+    panel = Panel(Axis("message size", "B", log=True), Axis("time", "s", log=True, span=time_range_s), marks, rules)
+    return chart(title, panel, _fastest(sizes_bytes, curves, crossings or {}), pixels=PLOT_PIXELS + 20)
+
+
+def _fastest(sizes: Sequence[float], curves: Mapping[str, Sequence[float]], crossings: Mapping[str, float]) -> str:
+    if not len(sizes) or not curves:
+        return ""
+
+    def fastest(index: int) -> str:
+        name = min(curves, key=lambda one: curves[one][index])
+        return f"{name} ({format_quantity(curves[name][index], 's')})"
+
+    text = (
+        f"At {format_quantity(sizes[0], 'B')} the fastest is {fastest(0)}, at "
+        f"{format_quantity(sizes[-1], 'B')} {fastest(-1)}"
+    )
+    crossed = [f"{name} at {format_quantity(size, 'B')}" for name, size in crossings.items()]
+    return text + (f"; {', '.join(crossed)}." if crossed else ".")
+
+
+@checked
+def figure_scaling(
+    ranks: Sequence[int],
+    series: Mapping[str, Sequence[float]],
+    ideal: bool = True,
+    throughput_unit: str | None = None,
+    title: str = "",
+) -> go.Figure:
+    """Scaling efficiency or throughput against the number of ranks (logarithmic), with the ideal.
+
+    Args:
+        ranks: numbers of ranks, ascending.
+        series: name -> efficiency (1.0 is perfect) or, with `throughput_unit`, throughput at each number of ranks.
+        ideal: True draws perfect scaling: 100%, or the first throughput of the best series times the ranks.
+        throughput_unit: None for efficiency, otherwise e.g. "samples/s".
+    """
+    check_lengths(ranks, series)
+    is_efficiency, unit = throughput_unit is None, throughput_unit or "%"
+    quantity = "scaling efficiency" if is_efficiency else "throughput"
+    shown = {name: [100 * v if is_efficiency else v for v in values] for name, values in series.items()}
+    marks = []
+    if ideal and len(ranks) and shown:
+        best = max(values[0] for values in shown.values()) / ranks[0]
+        perfect = [100.0 if is_efficiency else best * r for r in ranks]
+        look = {"mode": "lines", "line": {"color": FAINT_INK, "dash": "dot", "width": 1.5}}
+        marks.append(Mark("ideal", ranks, perfect, hover=(), look=look))
+    parts = []
+    for index, (name, values) in enumerate(shown.items()):
+        words = [f"{v:.1f}%" if is_efficiency else format_quantity(v, unit) for v in values]
+        hover = [f"<b>{name}</b><br>{plural(r, 'ranks')}<br>{text}" for r, text in zip(ranks, words, strict=True)]
+        marks.append(line(index, name, ranks, values, hover))
+        growth = f", {values[-1] / (values[0] or float('nan')):.3g} times that on {ranks[0]}" if len(ranks) else ""
+        parts.append(f"{name} {words[-1] if words else ''}{'' if is_efficiency else growth}")
+    across = Axis("ranks", "count", log=True, ticks={r: f"{r:,}" for r in ranks})
+    sentence = f"On {plural(ranks[-1], 'ranks')} the {quantity} is: {'; '.join(parts)}." if len(ranks) and parts else ""
+    columns = {"ranks": list(ranks)} | {f"{name} ({unit})": values for name, values in shown.items()}
+    panel = Panel(across, Axis(quantity, unit, from_zero=True), marks)
+    return chart(title or f"{quantity.capitalize()} against ranks", panel, sentence, columns)
+
+
+@checked
+def figure_idle_shares(
+    counts: Sequence[int],
+    shares: Mapping[str, Sequence[float]],
+    control: str = "prefetch",
+    title: str = "",
+    summary: str = "",
+) -> go.Figure:
+    """Idle share of a device that a loader feeds, against a setting of the loader: one line per method.
+
+    Args:
+        counts: values of the setting, such as 1, 2, 4, 8 orders per worker.
+        shares: name of the line -> idle share of the device in [0, 1] at each count.
+        control: name of the setting.
+        summary: one sentence; "": the ends of each line.
+    """
+    percent = {name: [100 * share for share in line] for name, line in shares.items()}
+    title = title or f"How long the device waits, by {control}"
+    return figure_lines(
+        counts, percent, control, "idle share of the device", y_unit="%", title=title, log_x=True, summary=summary
+    )
+
+
+@checked
+def figure_when_compression_pays(
+    bandwidths: Sequence[float],
+    speedups: Mapping[str, Sequence[float]],
+    bandwidth_bytes_per_s: float | None = None,
+    title: str = "",
+    summary: str = "",
+) -> go.Figure:
+    """Speedup of gradient compression (`lablib.studies.speedup_curves`): above the line at 1, compression pays.
+
+    Args:
+        bandwidths: bytes per second out of a rank.
+        speedups: name of the line -> step without compression over step with it, at each bandwidth.
+        bandwidth_bytes_per_s: a bandwidth to mark.
+        summary: one sentence; "": the ends of each line.
+    """
+    rules = [Rule(y=1.0, text="no gain")]
+    if bandwidth_bytes_per_s is not None:
+        rules.append(Rule(x=bandwidth_bytes_per_s, line={"dash": "dot"}))
+    labels, title = ("bandwidth", "speedup", "B/s", "times"), title or "When compression pays"
+    return figure_lines(bandwidths, speedups, *labels, title=title, log_x=True, summary=summary, rules=rules)

@@ -1,9 +1,9 @@
 """A figure at the end of a notebook cell: the picture, then its sentence and its table as plain HTML.
 
 The sentence and the table need no JavaScript and are read aloud by a screen reader. The picture is sent twice: as
-plotly JSON, which JupyterLab draws without a network, and as HTML, which `nbconvert --to html` keeps. The HTML has the
-figure as plain SVG too, which is seen until plotly's script draws: for ever, where there is no script or no network. A
-screen reader meets the picture as one image with the sentence as its name.
+plotly JSON, which JupyterLab draws without a network, and as HTML, which `nbconvert --to html` keeps. The HTML also has
+the figure as plain SVG, which is visible until plotly's script draws, and permanently without a script or a network.
+For a screen reader the picture is one image with the sentence as its name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import describe, table
 from lablib.figures.svg.picture import figure_svg
 from lablib.figures.theme import THEME_CSS
-from lablib.signature import checked
+from lablib.signature import checked, shown
 from lablib.text.markup import in_html, paragraph
 from lablib.text.markup import table_html as plain_table
 from lablib.text.units import plural
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 PLOTLY_MIME = "application/vnd.plotly.v1+json"
-MAX_SVG_BYTES = 300_000  # a picture of more is left out of the notebook: the sentence and the table stay
+MAX_SVG_BYTES = 300_000  # of a picture in a notebook; a larger one has only its sentence and table
 
-# JupyterLab draws plotly's JSON itself, in the output before the caption: nothing but a script can name that element.
+# JupyterLab draws plotly's JSON in the output before the caption: only a script can name that element.
 _NAME_THE_PICTURE = """<script>(() => {
   const words = document.currentScript.closest(".jp-OutputArea-child");
   const picture = words?.previousElementSibling?.querySelector(".jp-OutputArea-output");
@@ -36,7 +36,7 @@ _NAME_THE_PICTURE = """<script>(() => {
     picture.setAttribute("aria-label", words.querySelector(".lablib-caption p").textContent);
   }
 })()</script>"""
-# Plotly's own element has a height before anything is drawn, so it is shown only when there is plotly.
+# Plotly's element has a height before anything is drawn, so it is shown only if plotly is loaded.
 _SHOW_THE_LIVE_ONE = """<script>(() => {
   const figure = document.currentScript.parentElement, live = figure.querySelector(".lablib-live");
   if (!window.Plotly) return;
@@ -49,22 +49,22 @@ MAX_ROWS = 200
 
 @checked
 def show(figure: go.Figure) -> None:
-    """Display the figure with its caption and its numbers. The figure itself is left as it was."""
+    """Display the figure with its caption and its numbers. The figure is not changed."""
     from IPython.display import HTML, display
 
-    # The caption below says what the subtitle says; a reader should not meet it twice.
+    # The caption repeats the subtitle.
     bare = without_subtitle(figure)
     display(picture_bundle(bare), raw=True)
     display(HTML(caption_html(figure) + _NAME_THE_PICTURE + f"<style>{THEME_CSS}</style>"))
 
 
 def without_subtitle(figure: go.Figure) -> go.Figure:
-    """A copy of the figure without the sentence under its title, and without the room kept for it."""
+    """A copy of the figure without the sentence under its title and its room."""
     return go.Figure(figure).update_layout(layout_without_subtitle(figure))
 
 
 def layout_without_subtitle(figure: go.Figure) -> dict[str, Any]:
-    """The layout of the figure as a dictionary, without the subtitle and the room kept for it."""
+    """The layout of the figure as a dictionary, without the subtitle and its room."""
     layout = figure.layout.to_plotly_json()  # pyright: ignore[reportAttributeAccessIssue]
     text = layout.get("title", {}).get("subtitle", {}).get("text")
     if text:
@@ -93,7 +93,7 @@ def picture_bundle(figure: go.Figure, plotlyjs: Literal["cdn"] | bool = "cdn") -
 
 
 def framed(figure: go.Figure, live_html: str) -> str:
-    """Plotly's HTML of the figure, named for a screen reader; the static picture stands there until it is drawn."""
+    """Plotly's HTML of the figure, named for a screen reader, with the static picture until it is drawn."""
     name, live = (
         in_html(describe(figure) or "figure"),
         f'<div class="lablib-live" style="display:none">{live_html}</div>',
@@ -103,7 +103,7 @@ def framed(figure: go.Figure, live_html: str) -> str:
 
 
 def static_svg(figure: go.Figure) -> str:
-    """The figure as SVG; nothing for one that is too large to keep."""
+    """The figure as SVG; empty if it is too large."""
     svg = figure_svg(figure)
     return svg if len(svg) <= MAX_SVG_BYTES else ""
 
@@ -121,3 +121,31 @@ def table_html(numbers: pd.DataFrame, is_folded: bool = True) -> str:
     rows = plain_table(numbers, index=False, max_rows=MAX_ROWS, border=0, float_format=lambda v: f"{v:.6g}")
     label = f"Numbers of this figure ({plural(len(numbers), 'rows')})"
     return f"<details><summary style='cursor:pointer'>{label}</summary>{rows}</details>" if is_folded else rows
+
+
+def with_drawn_figures(notebook: Any) -> Any:
+    """A copy of an executed notebook in which every plotly output can be drawn by `nbconvert`'s HTML exporter.
+
+    plotly.js is put inside the first one, so the page also works without a network.
+
+    Args:
+        notebook: a notebook node of nbformat 4; left as it was.
+    """
+    from copy import deepcopy
+
+    import plotly.io as pio
+    from nbformat import NotebookNode
+
+    if not isinstance(notebook, NotebookNode):
+        raise TypeError(f"a notebook is what nbformat reads: got {shown(notebook)}; give nbformat.read(path, 4)")
+    notebook = deepcopy(notebook)
+    plotlyjs: bool = True
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            if PLOTLY_MIME in data:
+                figure = go.Figure({key: data[PLOTLY_MIME].get(key) for key in ("data", "layout")}, skip_invalid=True)
+                options: dict[str, Any] = {"include_plotlyjs": plotlyjs, "include_mathjax": False}
+                data["text/html"] = framed(figure, pio.to_html(figure, full_html=False, validate=False, **options))
+                plotlyjs = False
+    return notebook

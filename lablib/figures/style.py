@@ -1,18 +1,20 @@
-"""The common look of all figures: one for each kind of work, one order of colours for everything else, one layout.
+"""The common look of all figures: one look per kind of work, one order of colours for other series, one layout.
 
-A kind of work is told apart three times: by colour (the palette of Okabe and Ito, made for colour-blind readers), by
-hatch pattern (for print in grey) and by a letter (for both). Pipeline schedules use the same letters: F, B, I, W.
-Recompute, the forward that activation checkpointing does again during backward, is a lighter shade of forward's blue.
+A kind of work differs in colour (the palette of Okabe and Ito, made for colour-blind readers), in hatch pattern (for
+print in grey) and in a letter (for both). Pipeline schedules use the same letters: F, B, I, W. Recompute, the forward
+that activation checkpointing repeats during backward, is a lighter shade of forward's blue.
 
 Source: M. Okabe and K. Ito, Color Universal Design (2008), https://jfly.uni-koeln.de/color/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+import plotly.graph_objects as go
 
 from lablib.run import Span
 from lablib.signature import checked
@@ -58,38 +60,32 @@ class Look:
 
 
 def halo(color: str) -> str:
-    """A shadow around a text, in the colour of what it stands on."""
+    """A shadow around a text, in the colour of its background."""
     return ", ".join([f"0 0 3px {color}"] * 4)
 
 
-LOOKS: Mapping[str, Look] = MappingProxyType(
-    {
-        look.name: look
-        for look in (
-            Look("forward", "F", "#0072B2", "", ink="#FFFFFF"),
-            Look("backward", "B", "#D55E00", "/"),
-            Look("recompute", "R", "#56B4E9", "+"),
-            Look("input gradient", "I", "#F0E442", "|"),
-            Look("weight gradient", "W", "#009E73", "\\"),
-            Look("optimizer", "O", "#E69F00", "x"),
-            Look("communication", "C", "#CC79A7", "."),
-            Look("other compute", "X", "#999999", "-"),
-            Look("idle", "-", "#EBEBEB", "", edge="#C4C4C4"),
-        )
-    }
+def _by_name(*looks: Look) -> Mapping[str, Look]:
+    return MappingProxyType({look.name: look for look in looks})
+
+
+LOOKS = _by_name(
+    Look("forward", "F", "#0072B2", "", ink="#FFFFFF"),
+    Look("backward", "B", "#D55E00", "/"),
+    Look("recompute", "R", "#56B4E9", "+"),
+    Look("input gradient", "I", "#F0E442", "|"),
+    Look("weight gradient", "W", "#009E73", "\\"),
+    Look("optimizer", "O", "#E69F00", "x"),
+    Look("communication", "C", "#CC79A7", "."),
+    Look("other compute", "X", "#999999", "-"),
+    Look("idle", "-", "#EBEBEB", "", edge="#C4C4C4"),
 )
 
 # States of a rank that does not compute (lablib/record/timeline.py). Work differs by colour; waiting has the one
 # hatching on white.
-STATES: Mapping[str, Look] = MappingProxyType(
-    {
-        look.name: look
-        for look in (
-            Look("exposed", "", "#FFFFFF", "", edge="#C4C4C4"),
-            Look("waiting", "...", "#FFFFFF", "/", hatch="#707070", edge="#C4C4C4"),
-            LOOKS["idle"],
-        )
-    }
+STATES = _by_name(
+    Look("exposed", "", "#FFFFFF", "", edge="#C4C4C4"),
+    Look("waiting", "...", "#FFFFFF", "/", hatch="#707070", edge="#C4C4C4"),
+    LOOKS["idle"],
 )
 # A pipeline's idle time is its bubble; communication is not drawn there.
 BUBBLE = Look("bubble", "-", LOOKS["idle"].color, "", edge="#C4C4C4")
@@ -100,25 +96,19 @@ OTHER = Look("other", "X", "#999999", "-")
 COMPUTE = Look("compute", "F+B", "#3B5B92", "", ink="#FFFFFF")
 
 # Categories of memory (lablib/record/allocations.py), from the bottom of a stack to its top: lasting ones below
-# temporary ones. They have none of the colours of phases, as the two share a legend, and get lighter from one to the
-# next, to differ in grey (three of the muted colours of P. Tol, Colour Schemes, SRON/EPS/TN/09-002, 2021).
-# Communication and other are the same in both.
-MEMORY_LOOKS: Mapping[str, Look] = MappingProxyType(
-    {
-        look.name: look
-        for look in (
-            Look("parameter", "P", "#40407A", "", ink="#FFFFFF"),
-            Look("optimizer state", "O", "#AA4499", "x", ink="#FFFFFF"),
-            Look("gradient", "G", "#999933", "/"),
-            Look("activation", "A", "#DDCC77", "\\"),
-            Look("communication", "C", "#CC79A7", "."),
-            Look("other", "X", "#999999", "-"),
-        )
-    }
+# temporary ones. They share a legend with phases, so they have other colours, which get lighter to differ in grey
+# (three muted colours of P. Tol, Colour Schemes, SRON/EPS/TN/09-002, 2021). Communication and other are the same.
+MEMORY_LOOKS = _by_name(
+    Look("parameter", "P", "#40407A", "", ink="#FFFFFF"),
+    Look("optimizer state", "O", "#AA4499", "x", ink="#FFFFFF"),
+    Look("gradient", "G", "#999933", "/"),
+    Look("activation", "A", "#DDCC77", "\\"),
+    Look("communication", "C", "#CC79A7", "."),
+    Look("other", "X", "#999999", "-"),
 )
 
-# Words by which a phase is recognised, in this order: "backward: weight gradient" is a weight gradient. They also
-# match the names torch gives by itself, such as "Optimizer.step#AdamW.step" and "DistributedDataParallel.forward".
+# Words of phases, in this order: "backward: weight gradient" is a weight gradient. They also match torch's own names,
+# such as "Optimizer.step#AdamW.step" and "DistributedDataParallel.forward".
 _WORDS = (
     ("recompute", "recompute"),
     ("weight gradient", "weight gradient"),
@@ -134,7 +124,7 @@ _LETTERS = {look.letter: look.name for look in LOOKS.values() if look.letter.isa
 
 @checked
 def kind_of_phase(phase: str) -> str:
-    """The kind of work, a key of `LOOKS`, that a phase name belongs to; "other compute" for one that says nothing.
+    """The kind of work of a phase, a key of `LOOKS`; "other compute" if the name does not contain one.
 
     >>> [kind_of_phase(p) for p in ("forward", "Optimizer.step#SGD.step", "W", "load the batch")]
     ['forward', 'optimizer', 'weight gradient', 'other compute']
@@ -148,7 +138,7 @@ def kind_of_phase(phase: str) -> str:
 
 
 def kind_of_span(span: Span) -> str:
-    """The kind of work of a span: communication whatever its phase, recompute if it is, else what the phase says."""
+    """The kind of work of a span: communication in any phase, recompute, or the kind of its phase."""
     if span.is_communication:
         return "communication"
     return "recompute" if span.is_recompute else kind_of_phase(span.phase)
@@ -156,7 +146,7 @@ def kind_of_span(span: Span) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """The look of a line or a group of bars that is not a kind of work."""
+    """The look of a line or a group of bars other than a kind of work."""
 
     color: str
     dash: str
@@ -198,7 +188,7 @@ def base_layout(title: str, height: int, **more: Any) -> dict[str, Any]:
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
-    """An axis with its title (write the unit in it), outside ticks and a faint grid."""
+    """An axis with its title (with the unit), outside ticks and a faint grid."""
     look = {"ticks": "outside", "ticklen": 4, "tickcolor": FAINT_INK, "linecolor": FAINT_INK, "gridcolor": GRID}
     return {
         "title": {"text": title, "standoff": 8, "font": {"size": 13}},
@@ -210,5 +200,34 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def empty_axis(title: str) -> dict[str, Any]:
-    """The axis of a figure that has nothing to draw: its title, and no numbers that nobody measured."""
+    """The axis of a figure without data: its title, without numbers."""
     return axis(title, range=[0, 1], showticklabels=False, ticks="", showgrid=False)
+
+
+def named_rows(ends: Sequence[float], positions: Sequence[float], names: Sequence[str]) -> dict[str, Any]:
+    """A y axis that names its rows and cannot be zoomed."""
+    look = {"range": list(ends), "showgrid": False, "zeroline": False, "fixedrange": True, "ticks": ""}
+    return look | {"automargin": True, "tickvals": list(positions), "ticktext": list(names)}
+
+
+def heading(figure: go.Figure, text: str, x: float = 0, y: float = 1, size: int = 13, **more: Any) -> None:
+    """Write a line above a panel with its top left corner at (x, y) of the paper."""
+    place = {"xref": "paper", "yref": "paper", "x": x, "y": y, "xanchor": "left", "yanchor": "bottom"}
+    figure.add_annotation(text=text, showarrow=False, **place | {"font": {"size": size}} | more)
+
+
+def add_room(figure: go.Figure, pixels: int) -> None:
+    """More room between title and plot, in a figure that is higher by as much."""
+    figure.update_layout(margin_t=figure.layout.margin.t + pixels, height=figure.layout.height + pixels)  # pyright: ignore
+
+
+def texts(x: Sequence[Any], y: Sequence[Any], text: Sequence[str], font: Mapping[str, Any], **more: Any) -> go.Scatter:
+    """Texts at points, without hover and legend."""
+    look = {"mode": "text", "hoverinfo": "skip", "showlegend": False}
+    return go.Scatter(x=x, y=y, text=text, textfont=font, **look | more)
+
+
+def shares_in_words(sizes: Mapping[str, float], total: float) -> str:
+    """ "67% parameter, 33% activation", the largest first; less than half a percent is left out."""
+    ordered = sorted(sizes.items(), key=lambda item: -item[1])
+    return ", ".join(f"{size / total:.0%} {name}" for name, size in ordered if size >= 0.005 * total)

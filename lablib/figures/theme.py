@@ -1,10 +1,9 @@
-"""Figures in the dark theme of JupyterLab: a style sheet that gives what is neutral in a figure the theme's colours.
+"""Figures in the dark theme of JupyterLab: a style sheet with the theme's colours for the neutral parts of a figure.
 
-Plotly takes no colours from a page, but it draws SVG whose neutral colours are the constants of style.py: paper, ink,
-grid, idle time. The sheet finds elements by these, under the mark that JupyterLab sets on the page of a dark theme. The
-colours of kinds of work stay as they are, but for two blues that would be lost on black. On all other pages, and where
-a sheet is not allowed, a figure is a white card. So is a heat map in any theme: its colours are an image, and most is
-darkest.
+Plotly takes no colours from a page, but the neutral colours of its SVG are the constants of style.py: paper, ink, grid,
+idle time. The sheet selects elements by these, under the mark that JupyterLab sets on the page of a dark theme. The
+colours of kinds of work are the same, except for two blues that are too dark on black. On all other pages, and without
+the sheet, a figure is a white card. So is a heat map in any theme: its colours are an image.
 """
 
 from __future__ import annotations
@@ -42,20 +41,20 @@ def browser_color(color: str) -> str:
 
 
 def _rules() -> list[str]:
-    """For each neutral colour: what has it on a page of the dark theme gets the other one."""
+    """For each neutral colour, a rule that replaces it on a page of the dark theme."""
     tags = {
         "fill": ((AREAS, ("rect", "path", "circle", "polygon")), (TEXTS, ("text", "tspan"))),
         "stroke": ((LINES, ("",)),),
     }
     found = [_rule(".main-svg", "background", "#FFFFFF", PAGE)]
-    # Hatchings have their colours as attributes: of those, the one for waiting is neutral.
+    # Hatchings have their colours as attributes; the hatching of waiting is neutral.
     hatch = browser_color(STATES["waiting"].hatch)
     found.append(f'{_FIGURES} pattern rect[fill="{browser_color("#FFFFFF")}"] {{fill: {PAGE}}}')
     found.append(f'{_FIGURES} pattern path[stroke="{hatch}"] {{stroke: #FFFFFF; opacity: 0.75}}')
-    # What keeps a text legible across lines: a shadow of the paper's colour.
+    # A shadow of the paper's colour keeps a text legible across lines.
     white = f'text[style*="text-shadow: {browser_color("#FFFFFF")}"]'
     found.append(f"{_FIGURES} {white} {{text-shadow: {', '.join([f'0 0 3px {PAGE}'] * 4)} !important}}")
-    # Plotly keeps the colours of a part of a text as they were written.
+    # Plotly does not convert the colours of a part of a text.
     found += [f'{_FIGURES} tspan[style*="fill:{light}"] {{fill: {dark} !important}}' for light, dark in TEXTS.items()]
     for what, groups in tags.items():
         for colors, names in groups:

@@ -1,4 +1,4 @@
-"""Helper code of single labs, for notebooks alone: their figures, and comparisons that a learner does not write.
+"""Helper code of single labs: their figures, and comparisons that a learner does not write.
 
 lab02   exponents of gradients, and the ranges of number formats
 lab03   ways to keep fewer activations: time against memory

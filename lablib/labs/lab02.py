@@ -23,8 +23,8 @@ def figure_exponents(
 
     Args:
         counts: name -> counts of some numbers, such as `{"weights": watch.weights}`.
-        formats: whose ranges are drawn below, on the same axis.
-        window: the exponents to draw, from and to.
+        formats: their ranges are drawn below, on the same axis.
+        window: first and last exponent.
     """
     exponents, shares = range(window[0], window[1] + 1), []
     for index, (name, one) in enumerate(counts.items()):

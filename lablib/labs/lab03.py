@@ -17,7 +17,7 @@ from lablib.models.sizes import GPTConfig
 from lablib.signature import NonEmpty, checked
 from lablib.text.units import format_quantity
 
-SLOWEST = 2.0  # times the plain step: slower ways are drawn at the edge, with an arrow for their symbol
+SLOWEST = 2.0  # times the plain step: slower ways are drawn at the edge, as arrows
 SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "triangle-down", "hourglass", "bowtie")
 HOST_LINKS = {"v100": "pcie3", "a100": "pcie4", "h100": "pcie5"}
 DTYPES = {"2 bytes": torch.float16, "4 bytes": torch.float32}
@@ -26,7 +26,7 @@ MEMORY = Axis("activations at the peak", "%", span=(0, 106))
 
 
 def ways_by_device(width: int, num_layers: int, seq_len: int, number: str) -> dict[str, list[Way]]:
-    """The ways of so many blocks of a GPT, micro-batch 4, on each device; `number` is a key of `DTYPES`."""
+    """The ways for `num_layers` blocks of a GPT, micro-batch 4, on each device; `number` is a key of `DTYPES`."""
     pairs = zip(HOST_LINKS.items(), _priced_blocks(width, seq_len, number), strict=True)
     return {name.upper(): ways_to_fit(priced, num_layers, LINKS[link]) for (name, link), priced in pairs}
 
@@ -45,7 +45,7 @@ def figure_time_memory(ways: Annotated[Mapping[str, Annotated[Sequence[Way], Non
     """A panel for each device, a point for each way: down is less memory, left is less time.
 
     Args:
-        ways: device -> its ways, the same for all; the first keeps all, and is 1 and 100%.
+        ways: device -> its ways, the same for all; the first one keeps all activations: 1 and 100%.
     """
     panels = [
         Panel(TIME, MEMORY, [_point(index, way, some[0]) for index, way in enumerate(some)], title=device)

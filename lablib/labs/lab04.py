@@ -17,7 +17,7 @@ from lablib.figures.style import LOOKS, series_look
 from lablib.signature import NonEmpty, checked
 from lablib.text.units import format_quantity, plural
 
-MOST_BLOCKS = 40  # of a panel in which documents are told apart
+MOST_BLOCKS = 40  # of a panel
 Runs = Annotated[Sequence[float], NonEmpty()]
 Points = Annotated[Mapping[float, Runs], NonEmpty()]  # a setting -> a value of each run
 # Panel -> number of a line, such as the width -> rate -> loss in nats of each seed.
@@ -41,7 +41,10 @@ def figure_packing(packings: Packings) -> go.Figure:
     """
     blocks = Axis("block", "count", look={"showgrid": False})
     panels = [Panel(blocks, Axis("block", "tokens"), _documents(one), title=name) for name, one in packings.items()]
-    sentence = _packed(packings)
+    first = next(iter(packings.values()))
+    parts = [f"{name} {plural(len(p.blocks), 'blocks')}, {p.waste:.2%} of them waste" for name, p in packings.items()]
+    tokens = f"{format_quantity(sum(first.lengths), 'tokens')} in blocks of {first.block_size:,}"
+    sentence = f"{plural(len(first.lengths), 'documents')} of {tokens}: {'; '.join(parts)}."
     if max(len(packing.blocks) for packing in packings.values()) > MOST_BLOCKS:
         sentence += f" Of a packing with more, {MOST_BLOCKS} blocks are drawn, evenly spaced."
     columns = packing_table(packings)
@@ -49,7 +52,7 @@ def figure_packing(packings: Packings) -> go.Figure:
 
 
 def packing_table(packings: Mapping[str, Packing]) -> dict[str, Sequence[object]]:
-    """Blocks, tokens and waste of each way, and the work of attention: pairs of tokens in blocks and in documents."""
+    """Blocks, tokens and waste of each packing, and the work of attention: pairs of tokens in blocks and documents."""
     every = list(packings.values())
     pairs = [len(p.blocks) * p.block_size**2 for p in every]
     inside = [sum(length**2 for length in p.lengths) for p in every]
@@ -81,22 +84,9 @@ def _documents(packing: Packing) -> list[Mark]:
         name = ("first, third, ... document", "second, fourth, ...")[place % 2]
         mark = bars(LOOKS["idle"], name, at, heights, words)
         marks.append(mark.styled(marker=shade | {"line": {"width": 0.5, "color": "#FFFFFF"}}))
-    left = [packing.block_size - _used(packing, block) for block in blocks]
+    left = [packing.block_size - sum(packing.lengths[document] for document in block) for block in blocks]
     words = [f"padding: {plural(room, 'tokens')}" for room in left]
     return [*marks, bars(LOOKS["idle"], "padding", at, left, words, legendrank=2000)]
-
-
-def _used(packing: Packing, block: Sequence[int]) -> int:
-    return sum(packing.lengths[document] for document in block)
-
-
-def _packed(packings: Mapping[str, Packing]) -> str:
-    first = next(iter(packings.values()))
-    parts = [f"{name} {plural(len(p.blocks), 'blocks')}, {p.waste:.2%} of them waste" for name, p in packings.items()]
-    tokens = format_quantity(sum(first.lengths), "tokens")
-    return (
-        f"{plural(len(first.lengths), 'documents')} of {tokens} in blocks of {first.block_size:,}: {'; '.join(parts)}."
-    )
 
 
 # --- The critical batch size ---
@@ -108,8 +98,6 @@ def figure_steps_law(steps: Mapping[int, Sequence[float]], law: StepsLaw, seq_le
 
     Args:
         steps: batch size in sequences -> steps of each run to the loss.
-        law: of steps by batch size.
-        seq_len: tokens per sequence.
     """
     sizes = sorted(steps)
     means = {size: sum(steps[size]) / len(steps[size]) for size in sizes}
@@ -140,7 +128,7 @@ def figure_steps_law(steps: Mapping[int, Sequence[float]], law: StepsLaw, seq_le
     upright = {"y": 0, "yanchor": "bottom", "xanchor": "right", "textangle": -90, "xshift": -4}
     rules = [
         Rule(x=law.min_steps, text="fewest steps", line={"dash": "dot"}, look=upright),
-        # Below the line, as the law comes down to it from above.
+        # Below the line, as the law is above it.
         Rule(y=min_tokens, text="fewest tokens", place="bottom right", line={"dash": "dot"}),
     ]
     xs, ys = [law.min_steps, *(v for _, v in runs)], [min_tokens, *(v * s * seq_len for s, v in runs)]
@@ -244,10 +232,7 @@ def figure_coordinates(
 def figure_rates(losses: Rates, line: str, title: str) -> go.Figure:
     """Loss against learning rate: a panel for each parametrization or optimizer, a line for each width or batch size.
 
-    Each rate that may be the best of its line has a ring: see `possible_minima`.
-
-    Args:
-        line: name of the number of a line.
+    Each rate that may be the best of its line has a ring: see `possible_minima`. `line` names the number of a line.
     """
     panels = {
         panel: {f"{line} {number:,}": rates for number, rates in lines.items()} for panel, lines in losses.items()
@@ -264,7 +249,7 @@ def figure_rates(losses: Rates, line: str, title: str) -> go.Figure:
 
 @checked
 def best_rates_by_batch(losses: Rates) -> pd.DataFrame:
-    """For each optimizer and batch size: rates that may be best, the lowest, and those of two rules from batch 8."""
+    """For each optimizer and batch size: rates that may be best, the lowest loss, and two rules from batch 8."""
     rows: dict[str, dict[str, str]] = {}
     for name, by_batch in losses.items():
         best_of_8 = minimum_at(by_batch[8])
@@ -281,7 +266,7 @@ def best_rates_by_batch(losses: Rates) -> pd.DataFrame:
 
 @checked
 def adamw_and_lamb(losses: Rates, size: int) -> str:
-    """Losses of both at their lowest rates for a batch size, and whether their runs differ."""
+    """Losses of both at their best rates for a batch size, and whether their runs differ."""
     adamw, lamb = (losses[name][size][minimum_at(losses[name][size])] for name in ("adamw", "lamb"))
     is_apart = (max(adamw) < min(lamb) or max(lamb) < min(adamw)) and len(adamw) > 1 < len(lamb)
     verdict = "apart" if is_apart else "not told apart by these runs"
@@ -366,28 +351,25 @@ def mean(values: Sequence[float]) -> float:
 
 
 def minimum_at(points: Mapping[float, Sequence[float]]) -> float:
-    """The position whose mean is least, of those with the most runs, all of them finite; one run may be luck."""
+    """The position of the least mean, among the positions with the most runs, all finite; one run may be luck."""
     most = max(map(len, points.values()))
     whole = {x: runs for x, runs in points.items() if len(runs) == most and all(map(isfinite, runs))}
     return min(points, key=lambda x: mean(points[x]) if x in whole else float("inf"))
 
 
 def possible_minima(points: Mapping[float, Sequence[float]]) -> list[float]:
-    """Positions that the runs do not tell from the least, in order: one of their values is within the least's bar.
-
-    Positions at which a run was not finite are left out; none is left where all have such a run.
-    """
+    """Positions with one value, or more, within the bar of the least, in order; without positions of infinite runs."""
     top = max(points[minimum_at(points)])
     return [x for x in sorted(points) if all(map(isfinite, points[x])) and isfinite(top) and min(points[x]) <= top]
 
 
 def _rate(rate: float) -> str:
-    """A power of two as such."""
+    """ "2^-8" for a power of two."""
     power = _power_of_two(rate)
     return format_quantity(rate, "", 2) if power is None else f"2^{power}"
 
 
 def _power_of_two(x: float) -> int | None:
-    """The e of x = 2^e; None for a number that is no such power."""
+    """The e of x = 2^e; None for other numbers."""
     mantissa, exponent = frexp(x)
     return exponent - 1 if mantissa == 0.5 else None

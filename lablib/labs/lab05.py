@@ -94,7 +94,6 @@ def figure_projection(ranks: Annotated[Sequence[int], NonEmpty()], lost: Series)
     """Share of a gradient that a projection loses, against the rank, a line for each gradient or source of directions.
 
     Args:
-        ranks: of the projection, ascending.
         lost: name -> share of the squares that is lost at each rank, 0 to 1.
     """
     check_lengths(ranks, lost)
@@ -120,8 +119,7 @@ def figure_differences(differences: Mapping[str, Difference], reference: str) ->
     """Each optimizer's loss less the reference's: a small mark for each seed, the mean with its 95% interval.
 
     Args:
-        differences: name -> `difference(losses of it, losses of the reference)`; the first is drawn on top.
-        reference: its name.
+        differences: name -> `difference(its losses, losses of the reference)`; the first is drawn on top.
     """
     names, nats = list(differences), [value for one in differences.values() for value in one.each]
     marks, groups = [], {"less than": [], "more than": [], "within noise of": []}
@@ -159,7 +157,7 @@ def figure_loss_curves(results: Mapping[str, Result]) -> go.Figure:
     The first two looks are left out: the untrained model's loss would flatten the others.
     """
     if len(results) > 8:
-        raise ValueError(f"at most 8 lines can be told apart: got {len(results)} results; choose some.")
+        raise ValueError(f"at most 8 lines have different looks: got {len(results)} results; choose some.")
     marks = []
     for index, (name, result) in enumerate(results.items()):
         xs, ys = [1e-3 * result.step_ratio * tokens for tokens in result.tokens[2:]], list(result.curve[2:])
@@ -184,9 +182,8 @@ def figure_loss_and_bytes(results: Mapping[str, Result]) -> go.Figure:
         words = f"<b>{name}</b><br>{sizes[name]:.2f} bytes a parameter<br>{mean:.3f} nats"
         marks.append(points(index, name, [sizes[name]], [mean], [words], ([min(losses)], [max(losses)])))
     ordered = sorted(results, key=sizes.__getitem__)
-    is_wide = (
-        bool(ordered) and sizes[ordered[-1]] > 50 * sizes[ordered[0]]
-    )  # less has too few powers of ten to read off
+    # A smaller range has too few powers of ten to read.
+    is_wide = bool(ordered) and sizes[ordered[-1]] > 50 * sizes[ordered[0]]
     across = Axis("what a step needs for each parameter", "B", log=is_wide, from_zero=not is_wide)
     sentence = ""
     if ordered:

@@ -16,12 +16,12 @@ from plotly.subplots import make_subplots
 
 from lablib.figures.chart import TITLE_PIXELS, Axis, Panel, Series, chart, check_lengths, line
 from lablib.figures.describe import attach
-from lablib.figures.style import INK, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look
+from lablib.figures.style import INK, PAPER_PIXELS, TOP_PIXELS, axis, base_layout, series_look, texts
 from lablib.kernels.accesses import Kind, Launch, Program, distinct_bytes, hbm_bytes
 from lablib.signature import NonEmpty, Range, checked
 from lablib.text.units import format_quantity, plural
 
-MOST = 32  # rows or columns of a grid: beyond, numbers in the squares cannot be read
+MOST = 32  # rows or columns of a grid with legible numbers
 PER_ROW, ROW_PIXELS, NUM_COLORS = 3, 250, 8
 Width = Annotated[int, Range(ge=1, le=MOST)]
 READ, WRITTEN = {"color": "#000000", "width": 3}, {"color": "#B00020", "width": 3, "dash": "dash"}
@@ -29,7 +29,7 @@ READ, WRITTEN = {"color": "#000000", "width": 3}, {"color": "#B00020", "width": 
 
 @dataclass(frozen=True)
 class _Grid:
-    """A tensor as rows and columns, and who touches each element."""
+    """A tensor as rows and columns, and the programs that touch each element."""
 
     name: str
     shape: tuple[int, ...]
@@ -42,15 +42,14 @@ class _Grid:
 
 @checked
 def figure_tiles(launch: Launch, program: Sequence[int] = (0,), vector_width: Width = MOST) -> go.Figure:
-    """A grid for each tensor, a square an element: its colour and number tell the program that touches it.
+    """A grid for each tensor, one square per element with the colour and number of the program that touches it.
 
     Several programs: the first of them and a +. Reads of the chosen program have a black frame, its writes a dashed
     red one.
 
     Args:
-        launch: of `record_accesses`, of a small case: at most 32 rows and columns. Of a tensor with more than two
-            dimensions all but the last are rows.
-        program: its program ids; those left out are 0.
+        launch: of `record_accesses`, at most 32 rows and columns; all dimensions but the last are rows.
+        program: its program ids; missing ones are 0.
         vector_width: a longer vector is broken into rows of so many elements.
 
     Raises:
@@ -58,7 +57,9 @@ def figure_tiles(launch: Launch, program: Sequence[int] = (0,), vector_width: Wi
     """
     chosen = _program(launch, program)
     numbers: dict[Any, int] = {one: index for index, one in enumerate(product(*map(range, launch.grid)))}
-    grids = [_grid(launch, name, numbers, vector_width) for name in _touched(launch)]
+    if not (touched := {one.tensor for one in launch.accesses}):
+        raise ValueError(f"a launch must access something to be drawn: got none of {launch.kernel}.")
+    grids = [_grid(launch, name, numbers, vector_width) for name in launch.tensors if name in touched]
     columns, rows = min(PER_ROW, len(grids)), -(-len(grids) // PER_ROW)
     specs = [[{} if row * PER_ROW + col < len(grids) else None for col in range(columns)] for row in range(rows)]
     titles = [f"{grid.name} ({' x '.join(map(str, grid.shape)) or '1'})" for grid in grids]
@@ -84,14 +85,6 @@ def _program(launch: Launch, program: Sequence[int]) -> Program:
     if not program or len(program) > 3 or any(not 0 <= a < n for a, n in zip((x, y, z), launch.grid, strict=True)):
         raise ValueError(f"program must be one of the grid {launch.grid}: got {tuple(program)}.")
     return x, y, z
-
-
-def _touched(launch: Launch) -> list[str]:
-    """The tensors that a program touches, in the order of the kernel's parameters."""
-    found = {one.tensor for one in launch.accesses}
-    if not found:
-        raise ValueError(f"a launch must access something to be drawn: got none of {launch.kernel}.")
-    return [name for name in launch.tensors if name in found]
 
 
 def _grid(launch: Launch, name: str, numbers: dict[Program, int], vector_width: int) -> _Grid:
@@ -127,18 +120,12 @@ def _squares(grid: _Grid) -> go.Heatmap:
 
 
 def _numbers(grid: _Grid, num_panels: int) -> go.Scatter:
-    """The number of the first program in each square, with a + where there are others."""
+    """The number of the first program in each square, with a + for more programs."""
     found = [(divmod(element, grid.sides[1]), who) for element, who in enumerate(grid.programs) if who]
     is_wide = grid.sides[1] * num_panels > 33 or grid.sides[0] > 16
-    return go.Scatter(
-        x=[column for (_, column), _ in found],
-        y=[row for (row, _), _ in found],
-        text=[f"{who[0]}{'+' if len(who) > 1 else ''}" for _, who in found],
-        mode="text",
-        textfont={"size": 8 if is_wide else 11, "color": INK},
-        hoverinfo="skip",
-        showlegend=False,
-    )
+    words = [f"{who[0]}{'+' if len(who) > 1 else ''}" for _, who in found]
+    x, y = [column for (_, column), _ in found], [row for (row, _), _ in found]
+    return texts(x, y, words, {"size": 8 if is_wide else 11, "color": INK})
 
 
 def _frames(grid: _Grid, launch: Launch, chosen: Program, is_first: bool) -> list[go.Scatter]:
@@ -150,7 +137,7 @@ def _frames(grid: _Grid, launch: Launch, chosen: Program, is_first: bool) -> lis
         for x0, x1, y0, y1 in _rectangles(*grid.places(launch.elements(grid.name, chosen, kind, "atomic"))):
             x += [x0, x1, x1, x0, x0, None]
             y += [y0, y0, y1, y1, y0, None]
-        if x or is_first:  # the legend tells both
+        if x or is_first:  # both are in the legend
             name = f"{name} by {_word(launch, chosen)}"
             look = {"mode": "lines", "line": frame, "hoverinfo": "skip", "cliponaxis": False}
             traces.append(go.Scatter(x=x or [None], y=y or [None], name=name, showlegend=is_first, **look))
@@ -173,7 +160,7 @@ def _rectangles(rows: np.ndarray, columns: np.ndarray) -> list[tuple[float, floa
 
 
 def _tint(color: str) -> str:
-    """Lighter, so that black numbers can be read on it."""
+    """Lighter, so that black numbers are legible."""
     parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(255 - 0.45 * (255 - part)):02X}" for part in parts)
 
@@ -188,7 +175,7 @@ def _axis(title: str, size: int, down: bool = False) -> dict[str, object]:
 
 
 def _word(launch: Launch, program: Program) -> str:
-    """Its number, and its ids where the grid has more than one dimension."""
+    """Its number, and its ids if the grid has more than one dimension."""
     number = int(np.ravel_multi_index(program, launch.grid))
     num_ids = max(place for place, size in enumerate((2, *launch.grid[1:]), 1) if size > 1)
     return f"program {number}" + (f" ({', '.join(map(str, program[:num_ids]))})" if num_ids > 1 else "")

@@ -1,4 +1,4 @@
-"""Lab 12: matrices side by side as grids of numbers, and where each is cut for the ranks that hold its parts."""
+"""Lab 12: matrices side by side as grids of numbers, with the cuts between the ranks that hold their parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from lablib.text.markup import plain
 from lablib.text.units import plural
 
 PLOT_PIXELS, BOTTOM_PIXELS, MOST = 190, 56, 64
-# From light to dark, so that it reads in grey; the words at the cuts are dark on light everywhere.
+# From light to dark, so that it is legible in grey.
 SHADES = [[0.0, "#F7F7F7"], [1.0, "#0B4F8A"]]
 EDGE: dict[str, Any] = {"color": "#D55E00", "width": 3}
 
@@ -32,9 +32,7 @@ def figure_matrices(
     """A panel for each matrix, a square for each number: the darker, the larger its size. Lines mark the cuts.
 
     Args:
-        matrices: name -> a matrix, with rows and columns that can still be told apart.
         cuts: name -> (0 for rows or 1 for columns, number of ranks); a matrix without one is whole.
-        summary: one sentence.
     """
     for name, matrix in matrices.items():
         if matrix.ndim != 2 or not matrix.numel() or max(matrix.shape) > MOST or not matrix.isfinite().all():
@@ -72,7 +70,7 @@ def figure_matrices(
 
 
 def _axis(side: str, size: int, ranks: int) -> dict[str, Any]:
-    """The axis along `size` numbers: the ranks that hold them, in the middle of their part; no marks without a cut."""
+    """The axis along `size` numbers, with each rank at the middle of its part; no marks without a cut."""
     ticks: dict[str, Any] = {"showticklabels": False, "ticks": ""}
     if ranks:
         chunk = -(-size // ranks)

@@ -19,7 +19,7 @@ def figure_equal_memory(afforded: Mapping[float, Sequence[Afforded]], title: str
     """One line for each schedule, over the memory in which it fits.
 
     Args:
-        afforded: memory -> what `lablib.pipeline.equal_memory` found for it, ascending.
+        afforded: memory -> result of `lablib.pipeline.equal_memory`, ascending.
     """
     best = {memory: {one.schedule: one for one in found} for memory, found in afforded.items()}
     names = list(dict.fromkeys(name for found in reversed(best.values()) for name in found))
@@ -27,7 +27,13 @@ def figure_equal_memory(afforded: Mapping[float, Sequence[Afforded]], title: str
     for index, name in enumerate(names):
         fits = {memory: found[name] for memory, found in best.items() if name in found}
         shares = {memory: 100 * one.bubble_fraction for memory, one in fits.items()}
-        hover = [_words(memory, one) for memory, one in fits.items()]
+        hover = [
+            f"<b>{one.schedule}</b> with memory for {format_quantity(memory, MEMORY.unit)}<br>"
+            f"bubble {one.bubble_fraction:.1%}, holds {one.in_flight:.3g}<br>"
+            f"{plural(one.num_flushes, 'parts')} of {plural(one.num_microbatches, 'micro-batches')}, "
+            f"{plural(one.num_chunks, 'pieces')} a rank"
+            for memory, one in fits.items()
+        ]
         marks.append(line(index, name, list(shares), list(shares.values()), hover))
         columns[f"{name}: bubble (%)"] = [shares.get(memory) for memory in best]
     parts = []
@@ -38,12 +44,3 @@ def figure_equal_memory(afforded: Mapping[float, Sequence[Afforded]], title: str
     sentence = "; ".join(parts)
     panel = Panel(MEMORY, Axis("bubble", "%", from_zero=True), marks)
     return chart(title, panel, f"{sentence[:1].upper()}{sentence[1:]}.", columns)
-
-
-def _words(memory: float, one: Afforded) -> str:
-    return (
-        f"<b>{one.schedule}</b> with memory for {format_quantity(memory, MEMORY.unit)}<br>"
-        f"bubble {one.bubble_fraction:.1%}, holds {one.in_flight:.3g}<br>"
-        f"{plural(one.num_flushes, 'parts')} of {plural(one.num_microbatches, 'micro-batches')}, "
-        f"{plural(one.num_chunks, 'pieces')} a rank"
-    )

@@ -21,7 +21,7 @@ from lablib.text.units import format_quantity, plural
 # --- Orders of a mesh's axes ---
 
 MOST_ROWS = 24  # more orders are drawn as the fastest, and the slowest one
-# From near to far: darker, and told apart by pattern in grey; in words, and in the table's words.
+# From near to far: darker, with different patterns; the look, and the words of the table.
 LEVELS = {
     "node": (Look("inside the node", "", "#BFE3D5", ""), "inside the node"),
     "rail": (Look("along a rail", "", "#56B4E9", "/"), "to the same place of another node"),
@@ -31,11 +31,11 @@ LEVELS = {
 
 @checked
 def figure_placements(placements: Annotated[Sequence[PlacedMesh], NonEmpty()], title: str) -> go.Figure:
-    """A row for each order of the axes, the last of which has neighbours: left the step, right the bytes sent.
+    """A row for each order of the axes (far apart to neighbours): left the step, right the bytes sent.
 
     Args:
-        placements: the fastest first, as `lablib.studies.placements` gives them. Of more than 24 the fastest and the
-            slowest are drawn; the table has all.
+        placements: of `lablib.studies.placements`, the fastest first. Of more than 24 the fastest and the slowest are
+            drawn; the table has all.
     """
     is_cut = len(placements) > MOST_ROWS
     drawn = [*placements[: MOST_ROWS - 1], placements[-1]] if is_cut else list(placements)
@@ -71,7 +71,7 @@ def figure_placements(placements: Annotated[Sequence[PlacedMesh], NonEmpty()], t
     for level, (_, words) in LEVELS.items():
         columns[f"sent {words} (B)"] = [_sent(one, level) for one in placements]
     note = [f"Of {len(placements)} orders {len(drawn)} are drawn; the table has all"] if is_cut else []
-    return chart(title, [left, right], _told(placements), columns, note, 30 * len(drawn) + 40, barmode="stack")
+    return chart(title, [left, right], _comparison(placements), columns, note, 30 * len(drawn) + 40, barmode="stack")
 
 
 def _order(placement: PlacedMesh) -> str:
@@ -83,7 +83,7 @@ def _sent(placement: PlacedMesh, *levels: str) -> float:
     return sum(sum(sent[level] for sent in placement.sent_bytes.values()) for level in levels)
 
 
-def _told(placements: Sequence[PlacedMesh]) -> str:
+def _comparison(placements: Sequence[PlacedMesh]) -> str:
     best, worst = placements[0], placements[-1]
     time_s = format_quantity(best.step_time_s, "s")
     if len(placements) == 1:
@@ -120,8 +120,8 @@ def figure_context_times(seq_lens: Annotated[Sequence[int], NonEmpty()], efficie
 
 # --- Load of experts ---
 
-MAX_SQUARES, MAX_TICKS = 4096, 8  # of a heat map: steps are averaged in blocks where experts times steps are more
-# From light to dark, so that it reads in grey. An even load is in the middle of the first half.
+MAX_SQUARES, MAX_TICKS = 4096, 8  # of a heat map; steps of a larger one are averaged in blocks
+# From light to dark, so that it is legible in grey. An even load is in the middle of the first half.
 SHADES = ((0.0, "#FFFFFF"), (0.25, "#CFE3F3"), (0.5, "#6FA8D6"), (0.75, "#1F6AA5"), (1.0, "#062B4A"))
 
 
@@ -186,7 +186,7 @@ def figure_rank_loads(
     """A bar for each rank and placement of experts, and a line at the mean, which is the same for all.
 
     Args:
-        loads: placement -> tokens of each rank, as `lablib.parallel.ExpertPlacement.rank_loads` gives them.
+        loads: placement -> tokens of each rank (`lablib.parallel.ExpertPlacement.rank_loads`).
     """
     first = next(iter(loads.values()))
     num_ranks, width, mean = len(first), 0.8 / len(loads), sum(first) / len(first)
@@ -221,7 +221,7 @@ MODELS = {"active": "dense, as many FLOPs", "mixture": "mixture", "total": "dens
 
 @checked
 def figure_expert_times(compared: Annotated[Sequence[AgainstDense], NonEmpty()], title: str) -> go.Figure:
-    """Tokens per second and GPU of three models; a cross on the axis where one does not fit.
+    """Tokens per second and GPU of three models; a cross on the axis for a model that does not fit.
 
     Args:
         compared: of `lablib.studies.against_dense`, by ascending number of GPUs.

@@ -2,14 +2,9 @@
 
 controls       records of controls: choices, sliders, toggles
 explore        one call, with or without widgets
-explorer       with widgets: controls, one figure, redrawn at a change
-static         without widgets, for papermill and print
-player         a slider over moments, with buttons
+explorer       with widgets: controls, and one figure that is redrawn at a change
 whole_figure   a plotly widget that always shows the latest figure
-redraw         the differences between two figures, in one message
-fit            width and name of a plotly widget
-late_start     widgets that start late
-live_text      text that a screen reader reads aloud when it changes
+parts          a live text, a fitted figure, a player
 *_calculator, bubble_simulator
                the widgets of labs
 """

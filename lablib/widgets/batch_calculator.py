@@ -9,16 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lablib.batches.batch import BatchSize
-from lablib.figures.techniques.batch_splits import figure_batch_splits
+from lablib.figures.plans.batch_splits import figure_batch_splits
 from lablib.plan import Parallel, predict
 from lablib.plan.prediction import Prediction
 from lablib.signature import checked
 from lablib.widgets.controls import Choice, Control, IntChoice
-from lablib.widgets.explore import explore
+from lablib.widgets.explore import Pictures, explore
 
 if TYPE_CHECKING:
     from lablib.widgets.explorer import Explorer
-    from lablib.widgets.static import Pictures
 
 MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-2.7b", "llama-3-8b")
 CLUSTERS = ("dgx-a100", "dgx-h100")
@@ -37,9 +36,7 @@ def batch_calculator(
 ) -> Explorer | Pictures:
     """The calculator, to end a cell with; not interactive: its figure at a few settings.
 
-    Arguments:
-        model, cluster: initial values, of `MODELS` and `CLUSTERS`.
-        micro_batch, num_accumulations, data_ranks: initial values, powers of two.
+    Arguments are initial values of controls: of `MODELS` and `CLUSTERS`, and powers of two.
     """
     controls: list[Control] = [
         IntChoice("micro_batch", "Micro-batch", (1, 2, 4, 8, 16, 32, 64), micro_batch, "sequences"),
@@ -56,22 +53,12 @@ def batch_calculator(
 def split_batch(
     model: str, cluster: str, micro_batch: int, num_accumulations: int, data_ranks: int, seq_len: int
 ) -> list[Prediction]:
-    """Predictions of the step for every micro-batch that divides a rank's sequences, up to 64, and the requested one.
-
-    Raises:
-        ValueError: unknown names, or sizes below 1.
-    """
+    """Predictions for every micro-batch that divides a rank's sequences, up to 64, and the requested one."""
     size = BatchSize(micro_batch, num_accumulations, data_ranks)
     most = max(MOST_SEQUENCES, micro_batch)
     divisors = [m for m in range(1, min(most, size.local_batch) + 1) if size.local_batch % m == 0]
-    return [
-        predict(
-            *(model, cluster, Parallel(data=data_ranks), size.global_batch),
-            micro_batch=divisor,
-            seq_len=seq_len,
-        )
-        for divisor in divisors
-    ]
+    asked = (model, cluster, Parallel(data=data_ranks), size.global_batch)
+    return [predict(*asked, micro_batch=divisor, seq_len=seq_len) for divisor in divisors]
 
 
 def _calculated(**settings) -> tuple[list[Prediction], int]:

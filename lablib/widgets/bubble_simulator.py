@@ -16,15 +16,13 @@ import plotly.graph_objects as go
 from lablib.figures.plans.pipeline_simulation import figure_pipeline_simulation
 from lablib.pipeline import schedules
 from lablib.pipeline.costs import Costs
-from lablib.pipeline.plan import Plan
 from lablib.pipeline.simulation import Simulation, read_plan, simulate
 from lablib.signature import checked
 from lablib.widgets.controls import Choice, Control, IntChoice, Steps, Text, Toggle
-from lablib.widgets.explore import explore
+from lablib.widgets.explore import Pictures, explore
 
 if TYPE_CHECKING:
     from lablib.widgets.explorer import Explorer
-    from lablib.widgets.static import Pictures
 
 OWN = "your own plan"
 OWN_EXAMPLE = """rank 0: F0 F1 F2 B0 F3 B1 B2 B3
@@ -59,11 +57,7 @@ def bubble_simulator(
 
     Arguments:
         schedule: initial value, one of `schedules.SCHEDULES` or "your own plan".
-        stages, microbatches: initial values.
         own: initial text of the user's plan, one line per rank (`read_plan`).
-
-    Raises:
-        ValueError: a value outside the controls'.
     """
     controls: list[Control] = [
         Choice("schedule", "Schedule", (*schedules.SCHEDULES, OWN), schedule),
@@ -125,44 +119,23 @@ def simulation_of(
     own: str,
 ) -> Simulation:
     """The simulation of the controls' settings, except the moment."""
-    plan = chosen_plan(schedule, stages, microbatches, chunks, own)
+    if schedule == OWN:
+        plan = read_plan(own)
+    else:  # schedules for one number of chunks ignore the slider
+        takes = schedules.SCHEDULES[schedule]
+        plan = schedules.make(schedule, stages, microbatches, chunks if takes.takes_chunks else takes.num_chunks)
     costs = Costs(
-        forward_s=numbers("F", forward, plan),
-        input_s=numbers("I", for_input, plan),
-        weight_s=numbers("W", for_weights, plan),
+        forward_s=numbers("F", forward, plan.num_pieces, "pieces"),
+        input_s=numbers("I", for_input, plan.num_pieces, "pieces"),
+        weight_s=numbers("W", for_weights, plan.num_pieces, "pieces"),
         send_s=send_percent / 100,
         overlap=overlap,
     )
-    return simulate(plan, costs, limits(limit, plan) if limit.strip() else None)
+    return simulate(plan, costs, numbers("the limit", limit, plan.num_stages, "ranks") if limit.strip() else None)
 
 
-def chosen_plan(schedule: str, stages: int, microbatches: int, chunks: int, own: str) -> Plan:
-    """The plan of the controls. Schedules for one number of chunks ignore the slider."""
-    if schedule == OWN:
-        return read_plan(own)
-    takes = schedules.SCHEDULES[schedule]
-    return schedules.make(schedule, stages, microbatches, chunks if takes.takes_chunks else takes.num_chunks)
-
-
-def numbers(name: str, text: str, plan: Plan) -> float | list[float]:
-    """Parse seconds: one number for all pieces, or one for each.
-
-    Raises:
-        ValueError: a text that is no number, or another count of them.
-    """
-    return _one_or_each(name, text, plan.num_pieces, "pieces")
-
-
-def limits(text: str, plan: Plan) -> float | list[float]:
-    """Parse numbers of micro-batches: one for all ranks, or one for each.
-
-    Raises:
-        ValueError: a text that is no number, or another count of them.
-    """
-    return _one_or_each("the limit", text, plan.num_stages, "ranks")
-
-
-def _one_or_each(name: str, text: str, count: int, of_what: str) -> float | list[float]:
+def numbers(name: str, text: str, count: int, of_what: str) -> float | list[float]:
+    """Parse one number for all, or one for each."""
     try:
         found = [float(word) for word in text.replace(",", " ").split()]
     except ValueError:

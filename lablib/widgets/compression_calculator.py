@@ -8,19 +8,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from lablib.figures.techniques.compression_pays import figure_when_compression_pays
+from lablib.figures.lines import figure_when_compression_pays
 from lablib.plan.gradient_compression import find_compression
 from lablib.signature import checked
 from lablib.studies.compression_pays import break_even_bandwidth, speedup_curves, speedup_of_compression
 from lablib.text.units import format_quantity
 from lablib.widgets.controls import Control, IntChoice, LogSlider
-from lablib.widgets.explore import explore
+from lablib.widgets.explore import Pictures, explore
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from lablib.widgets.explorer import Explorer
-    from lablib.widgets.static import Pictures
 
 NUM_GRADIENTS = 1e9
 BATCHES = (1, 4, 16, 64)

@@ -204,7 +204,7 @@ class Steps:
         return f"{value:,}"
 
     def widget(self) -> ipywidgets.ValueWidget:
-        from lablib.widgets.player import Player
+        from lablib.widgets.parts import Player
 
         return Player(self.label)  # pyright: ignore[reportReturnType]  (it has a value, as they have)
 

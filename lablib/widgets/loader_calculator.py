@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 from lablib.data.loading.queueing import idle_share_constant, idle_share_exponential
 from lablib.data.loading.smallest_prefetch import idle_share
-from lablib.figures.techniques.idle_shares import figure_idle_shares
+from lablib.figures.lines import figure_idle_shares
 from lablib.signature import checked
 from lablib.widgets.controls import Control, IntChoice, LogSlider
-from lablib.widgets.explore import explore
+from lablib.widgets.explore import Pictures, explore
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from lablib.widgets.explorer import Explorer
-    from lablib.widgets.static import Pictures
 
 PREFETCHES = (1, 2, 4, 8, 16)
 NUM_BATCHES = 400  # of each simulated run: five of them take some 20 ms
@@ -39,7 +38,6 @@ def loader_calculator(
 
     Arguments:
         load_s, step_s: mean seconds of a load, and seconds of a step; of the sliders' values, in steps of 1, 2, 5.
-        workers, prefetch: initial values.
         spread: standard deviation of load times in percent of their mean.
     """
     controls: list[Control] = [

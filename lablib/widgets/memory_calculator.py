@@ -17,11 +17,10 @@ from lablib.signature import checked
 from lablib.studies.step_memory import OPTIMIZERS, PRECISIONS, StepMemory, memory_of_step
 from lablib.text.units import unit_for
 from lablib.widgets.controls import Choice, Control, IntChoice
-from lablib.widgets.explore import explore
+from lablib.widgets.explore import Pictures, explore
 
 if TYPE_CHECKING:
     from lablib.widgets.explorer import Explorer
-    from lablib.widgets.static import Pictures
 
 OWN = "own sizes"
 HEAD_WIDTH = 64  # of a model with sizes from the controls
@@ -38,25 +37,15 @@ def memory_calculator(
 ) -> Explorer | Pictures:
     """The calculator, to end a cell with; not interactive: its figure at a few settings.
 
-    Arguments:
-        model, device: initial values, names of the catalogues.
-        micro_batch: initial value in sequences, one of the control's.
-
-    Raises:
-        ValueError: an unknown name or value.
+    Arguments are initial values of controls: names of the catalogues, and sequences.
     """
-    controls = _controls(model, device, micro_batch)
-    return explore(calculate, figure_step_memory, controls, interactive, _EXAMPLES, explain_point, _sizes_of_its_own)
 
+    def without_effect(settings: Mapping[str, Any]) -> set[str]:
+        """A model of the catalogue has fixed sizes."""
+        return set() if settings["model"] == OWN else {"layers", "d_model"}
 
-def _sizes_of_its_own(settings: Mapping[str, Any]) -> set[str]:
-    """The controls without effect: a model of the catalogue has fixed sizes."""
-    return set() if settings["model"] == OWN else {"layers", "d_model"}
-
-
-def _controls(model: str, device: str, micro_batch: int) -> list[Control]:
     powers = tuple(2**i for i in range(8, 18))
-    return [
+    controls: list[Control] = [
         Choice("model", "Model", (*TRANSFORMERS, OWN), model),
         Choice("device", "Device", tuple(DEVICES), device),
         IntChoice("seq_len", "Sequence", powers, 1024, "tokens"),
@@ -70,6 +59,7 @@ def _controls(model: str, device: str, micro_batch: int) -> list[Control]:
         IntChoice("layers", "Own: layers", (*range(1, 17), 24, 32, 48, 64, 80, 96, 128), 12),
         IntChoice("d_model", "Own: width", (128, 256, 512, 768, 1024, 1536, 2048, 4096, 8192, 12288), 768),
     ]
+    return explore(calculate, figure_step_memory, controls, interactive, _EXAMPLES, explain_point, without_effect)
 
 
 def calculate(*, model: str, layers: int, d_model: int, seq_len: int, **choices: Any) -> StepMemory:

@@ -20,13 +20,12 @@ from lablib.signature import checked
 from lablib.studies.placement import PlacedMesh, place
 from lablib.text.units import format_quantity
 from lablib.widgets.controls import Choice, Control, IntChoice, Text
-from lablib.widgets.explore import explore
+from lablib.widgets.explore import Pictures, explore
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from lablib.widgets.explorer import Explorer
-    from lablib.widgets.static import Pictures
 
 MODELS = ("gpt3-13b", "llama-3-8b", "mixtral-8x7b")
 SEQUENCES, SEQ_LEN = 16, 2048  # per replica and step, each a micro-batch; tokens of each
@@ -62,8 +61,7 @@ def placement_calculator(
     """The calculator, to end a cell with; not interactive: its figure at a few settings. ZeRO-1, 2,048 tokens.
 
     Arguments:
-        network: one of `NETWORKS`.
-        model: one of `MODELS`.
+        network, model: of `NETWORKS` and `MODELS`.
         data, tensor, pipeline, context, expert: ranks on each axis.
         order: axes from far apart to neighbours; axes of one rank may be left out.
     """

@@ -9,20 +9,19 @@ from __future__ import annotations
 from math import isqrt
 from typing import TYPE_CHECKING, NamedTuple
 
-from lablib.figures.techniques.tensor_times import figure_tensor_times
+from lablib.figures.plans.tensor_times import figure_tensor_times
 from lablib.hardware import find_cluster
 from lablib.parallel.tensor.bytes import LayerSizes, fewest_tokens_for_2d
 from lablib.signature import checked
 from lablib.studies.tensor_time import WAYS, TensorLayerTime, tensor_times
 from lablib.text.units import plural
 from lablib.widgets.controls import Choice, Control, IntChoice
-from lablib.widgets.explore import explore
+from lablib.widgets.explore import Pictures, explore
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from lablib.widgets.explorer import Explorer
-    from lablib.widgets.static import Pictures
 
 MACHINES = ("dgx-h100", "dgx-a100", "pcie-a100")
 RANKS = (2, 4, 8, 16, 32, 64)
@@ -70,11 +69,7 @@ def tensor_calculator(
 
 @checked
 def tensor_layer(cluster: str, width: int, ranks: int, sequences: int, way: str) -> Found:
-    """The layer on 1, 2, 4, ... ranks. Arguments as `tensor_calculator`.
-
-    Raises:
-        ValueError: unknown names, or a width that is no multiple of 64 and of the ranks.
-    """
+    """The layer on 1, 2, 4, ... ranks; the width is a multiple of 64 and of the ranks."""
     layer = LayerSizes(sequences, SEQ_LEN, width, width // HEAD_WIDTH)
     counts = [2**k for k in range(ranks.bit_length())]
     machine = find_cluster(cluster)

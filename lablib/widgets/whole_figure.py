@@ -3,7 +3,7 @@
 A `FigureWidget` sends each change in one message, and some messages were lost for good:
 
     the channel opens empty     traces and layout came in later messages; here the channel opens with all of them
-    plotly takes 2 s to load    it is 5 MB, and anywidget drops the messages of a late widget (late_start.py); here a
+    plotly takes 2 s to load    it is 5 MB, and anywidget drops the messages of a late widget (parts.py); here a
                                 short script starts, stores messages, and passes them on when plotly is loaded
     the script is late, too     then the kernel sends the whole figure again, and it is drawn again
     the page is loaded again    the browser asks for the state, and plotly kept the first one; here it is the latest
@@ -19,7 +19,7 @@ from typing import Any
 import plotly.graph_objects as go
 import traitlets
 
-from lablib.widgets.late_start import LISTEN, LateStart
+from lablib.widgets.parts import LISTEN, LateStart
 
 # plotly's messages are `_py2js_*`: each is set, and set to null right after. It never stops listening to them, so its
 # listeners are recorded here. One copy of plotly serves all figures of a page.

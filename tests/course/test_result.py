@@ -8,7 +8,7 @@ import pytest
 
 from lablib.course.checks.expect import Measured
 from lablib.course.checks.result import Hint, Result
-from lablib.widgets.live_text import LiveText
+from lablib.widgets.parts import LiveText
 from tests.contrast import contrast
 
 # JupyterLab 4: --jp-layout-color0 and --jp-layout-color1 (an output, and a panel beside it), --jp-ui-font-color1 as it

@@ -4,9 +4,6 @@
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import plotly.graph_objects as go
@@ -28,22 +25,12 @@ from lablib.precision.exponents import ExponentCounts
 from lablib.precision.formats import FORMATS
 from lablib.studies.expert_against_dense import AgainstDense
 from lablib.studies.optimizers import difference
-
-
-def _load_examples() -> ModuleType:
-    """The module beside this file, whatever directory pytest was started in."""
-    name = "figure_examples"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("examples.py"))
-        assert spec and spec.loader
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-    return sys.modules[name]
+from tests.figures import examples as made_up
 
 
 @pytest.fixture(scope="session")
 def examples() -> ModuleType:
-    return _load_examples()
+    return made_up
 
 
 @pytest.fixture(scope="session")
@@ -52,7 +39,6 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
     step, slower = examples.ddp_step(), examples.ddp_step(slow=1.4, seed=1)
     sizes, ranks = [1e3, 1e5, 1e7, 1e9], [1, 2, 4, 8]
     curves = {"ring": [1e-4, 1e-4, 1e-3, 1e-1], "tree": [1e-5, 5e-5, 4e-3, 4e-1]}
-    rates = {name: [n / s for n, s in zip(sizes, seconds, strict=True)] for name, seconds in curves.items()}
     deadlock = DeadlockError(
         "no rank can go on",
         [Wait(0, "waits in recv from rank 1", for_ranks=(1,)), Wait(1, "waits in recv from rank 0", for_ranks=(0,))],
@@ -64,7 +50,6 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "reconcile": figures.figure_reconcile(step, slower),
         "reconcile normalized": figures.figure_reconcile(step, slower, normalize=True),
         "collective cost": figures.figure_collective_cost(sizes, curves, {"tree = ring": 1e6}),
-        "effective bandwidth": figures.figure_effective_bandwidth(sizes, rates, {"link": 2e10}),
         "efficiency": figures.figure_scaling(ranks, {"ddp": [1.0, 0.95, 0.9, 0.8]}),
         "throughput": figures.figure_scaling(ranks, {"ddp": [100, 190, 360, 640]}, throughput_unit="samples/s"),
         "traffic": figures.figure_traffic(examples.some_traffic(), 4),
@@ -142,6 +127,5 @@ def all_figures(examples: ModuleType) -> dict[str, go.Figure]:
         "staircase": lab06.figure_staircase(
             [128, 256, 257], {"A100": [1e-5, 1e-5, 2e-5]}, {"A100": [0.4, 0.8, 0.4]}, "stairs"
         ),
-        "validation": figures.figure_validation(examples.some_report()),
         "topology": figures.figure_topology(nodes, [("a", "s", "NVLink"), ("b", "s", "NVLink")]),
     }

@@ -80,6 +80,14 @@ def some_compressed_runs() -> dict[str, CompressedRun]:
     }
 
 
+SCALES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}
+
+
+def scale(axis: Any) -> float:
+    """The unit in the title of an axis."""
+    return SCALES[axis.title.text.split("(")[1].rstrip(")")]
+
+
 def lanes_of(timeline: Timeline) -> dict[tuple[int, str], int]:
     """A number for each rank and stream."""
     return {key: number for number, key in enumerate(sorted({(s.rank, s.stream) for s in timeline}))}
@@ -144,7 +152,7 @@ def some_prediction(**changes: Any) -> Prediction:
 
 
 class Predicted(NamedTuple):
-    """What a planner that knows nothing says of every run."""
+    """The same prediction for every run."""
 
     step_time_s: float = 3.0
     peak_memory_bytes: float = 1e9

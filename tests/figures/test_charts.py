@@ -13,7 +13,7 @@ from lablib.figures import (
     Node,
     describe,
     figure_collective_cost,
-    figure_effective_bandwidth,
+    figure_idle_shares,
     figure_lines,
     figure_scaling,
     figure_topology,
@@ -72,14 +72,6 @@ def test_collective_cost_draws_its_curves_on_logarithmic_axes_and_marks_crossing
         figure
     )
     assert list(table(figure)["ring (s)"]) == CURVES["ring"]
-
-
-def test_effective_bandwidth_is_drawn_in_the_unit_of_its_axis():
-    figure = figure_effective_bandwidth(SIZES, {"ring": [1e6, 1e9, 2e10]}, {"link": 2.5e10})
-    assert figure.layout.yaxis.title.text == "bandwidth (GB/s)"
-    assert list(figure.data[0].y) == pytest.approx([1e-3, 1.0, 20.0])
-    assert figure.layout.shapes[0].y0 == pytest.approx(25.0)
-    assert "link 25 GB/s" in describe(figure)
 
 
 def test_scaling_shows_percent_and_the_ideal():
@@ -197,5 +189,10 @@ def test_topology_draws_every_node_and_link():
 def test_topology_refuses_unknown_ends_and_names_used_twice():
     with pytest.raises(ValueError, match="'b', which is none of"):
         figure_topology([Node("a", 0, 0)], [("a", "b", "link")])
-    with pytest.raises(ValueError, match="name of its own"):
+    with pytest.raises(ValueError, match="a different name"):
         figure_topology([Node("a", 0, 0), Node("a", 1, 0)], [])
+
+
+def test_idle_shares_are_drawn_in_percent():
+    figure = figure_idle_shares([1, 2], {"a": [0.5, 0.25]})
+    assert list(figure.data[0].y) == [50, 25] and "%" in figure.layout.yaxis.title.text

@@ -1,16 +1,24 @@
-"""Figures of single labs: what is drawn is what was given, and the sentence says it."""
+"""Figures of single labs: they draw the given numbers, and the sentence has them."""
 
 # plotly makes its properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from lablib.batches.noise_scale import StepsLaw
+from lablib.batches.packing import best_fit, one_per_block
+from lablib.data.loading.loaded_run import Cause
+from lablib.data.loading.loader import Copy, Loader
+from lablib.data.loading.loader_timeline import run_loop
 from lablib.figures import describe, table
-from lablib.labs import lab02, lab03, lab05, lab06, lab11, lab14
+from lablib.labs import lab02, lab03, lab04, lab05, lab06, lab07, lab11, lab12, lab14
 from lablib.memory.ways_to_fit import Way
 from lablib.parallel import Mesh
 from lablib.precision.exponents import ExponentCounts
@@ -61,6 +69,94 @@ def test_the_quickest_small_way_is_named_and_points_outside_are_marked():
     assert list(table(figure)["memory (%)"]) == [100, 10, 20, 100, 10, 60]
 
 
+# --- Lab 04 ---
+
+LENGTHS = [3, 5, 2, 7, 1, 4]
+PACKINGS = {"alone": one_per_block(LENGTHS, 8), "best fit": best_fit(LENGTHS, 8)}
+RATES = {"sp": {32: {0.25: [3.0, 3.2], 0.5: [2.0, 2.4]}, 64: {0.25: [1.0, 1.2], 0.5: [math.inf, 0.5]}}}
+
+
+def test_a_spread_goes_from_the_least_to_the_most_about_the_mean():
+    line = lab04.figure_rates({"": {8: {1: [2.0, 4.0, 9.0], 2: [5.0]}}}, "width", "").data[0]
+    assert (list(line.x), list(line.y)) == ([1, 2], [5.0, 5.0])
+    assert (list(line.error_y.array), list(line.error_y.arrayminus)) == ([4.0, 0.0], [3.0, 0.0])
+
+
+def test_the_best_rate_is_one_at_which_no_run_diverged():
+    figure = lab04.figure_rates(RATES, "width", "")
+    rings = [trace for trace in figure.data if trace.marker.symbol == "circle-open"]
+    assert [(ring.x[0], ring.y[0]) for ring in rings] == [(0.5, pytest.approx(2.2)), (0.25, pytest.approx(1.1))]
+    assert "Best rate at width 32, 64: sp 2^-1, 2^-2." == describe(figure)
+    assert list(table(figure)["diverged"]) == [0, 0, 0, 1]
+    assert [text.replace("<sup>", "^") for text in figure.layout.xaxis.ticktext] == ["2^-2</sup>", "2^-1</sup>"]
+
+
+def test_a_single_lucky_run_does_not_make_its_rate_the_best():
+    figure = lab04.figure_rates({"sp": {32: {0.25: [2.0, 2.2], 0.5: [1.9]}}}, "width", "")
+    assert "Best rate at width 32: sp 2^-2 or 2^-1." == describe(figure)
+    [ring] = [trace for trace in figure.data if trace.marker.symbol == "circle-open"]
+    assert (list(ring.x), list(ring.y)) == ([0.25, 0.5], [pytest.approx(2.1), 1.9])
+
+
+def test_rates_may_be_best_whose_runs_reach_the_bar_of_the_least():
+    rates = {1: [2.3, 2.9], 2: [2.0, 2.2], 4: [2.2, 2.4], 8: [2.1, math.inf], 16: [2.21]}
+    assert (lab04.minimum_at(rates), lab04.possible_minima(rates)) == (2, [2, 4])
+    assert lab04.possible_minima({1: [math.inf], 2: [math.inf]}) == []
+
+
+def test_the_sentence_says_none_where_every_rate_diverged_and_there_is_no_ring():
+    figure = lab04.figure_rates({"sp": {32: {0.5: [math.inf]}, 64: {0.5: [1.0]}}}, "width", "")
+    assert describe(figure) == "Best rate at width 32, 64: sp none, 2^-1."
+    assert sum(trace.marker.symbol == "circle-open" for trace in figure.data) == 1
+
+
+def test_the_coordinate_check_says_how_much_each_activation_grows():
+    runs = {"standard": {32: [{"logits": 1.0}, {"logits": 3.0}], 64: [{"logits": 8.0}]}}
+    figure = lab04.figure_coordinates(runs)
+    assert describe(figure) == "Change at width 64 over that at 32: standard: logits 4."
+    assert list(figure.data[0].y) == [2.0, 8.0]
+
+
+def test_measured_steps_stand_at_their_tokens_beside_the_law():
+    law = StepsLaw(100.0, 8.0)
+    figure = lab04.figure_steps_law({4: [290.0, 310.0], 16: [150.0]}, law, seq_len=10)
+    curve, runs, means = figure.data
+    assert (list(runs.x), list(runs.y)) == ([290.0, 310.0, 150.0], [11600.0, 12400.0, 24000.0])
+    assert (list(means.x), list(means.y)) == ([300.0, 150.0], [12000.0, 24000.0])
+    for steps, tokens in zip(curve.x, curve.y, strict=True):
+        assert (steps / 100 - 1) * (tokens / (100 * 8 * 10) - 1) == pytest.approx(1)
+    assert "at least 100 steps, twice that at the critical batch of 8 sequences" in describe(figure)
+
+
+def test_schedules_and_their_runs_share_the_axis_of_steps():
+    figure = lab04.figure_schedules({"a": [0.5, 1.0], "b": [1.0, 1.0]}, {"b": [(1, 3.0), (2, 2.5)]}, "")
+    assert [(trace.name, list(trace.y)) for trace in figure.data] == [
+        ("a", [0.5, 1.0]),
+        ("b", [1.0, 1.0]),
+        ("b", [3.0, 2.5]),
+    ]
+    assert describe(figure) == "Held-out loss at the end: b 2.500 nats (step 2)."
+
+
+def test_bars_of_a_packing_are_its_documents_and_fill_every_block():
+    figure = lab04.figure_packing(PACKINGS)
+    for axis, packing in zip(("x", "x2"), PACKINGS.values(), strict=True):
+        bars = [trace for trace in figure.data if trace.xaxis == axis]
+        assert [sum(column) for column in zip(*(bar.y for bar in bars), strict=True)] == [8] * len(packing.blocks)
+        assert sum(sum(bar.y) for bar in bars if bar.name != "padding") == sum(LENGTHS)
+    assert (
+        "6 documents of 22 tokens in blocks of 8: alone 6 blocks, 54.17% of them waste; best fit 3 blocks"
+        in describe(figure)
+    )
+    assert list(table(figure)["in documents alone (pairs of tokens)"]) == [9 + 25 + 4 + 49 + 1 + 16] * 2
+    assert list(table(figure)["attention over blocks (pairs of tokens)"]) == [6 * 64, 3 * 64]
+
+
+def test_of_many_blocks_forty_are_drawn_and_the_sentence_says_so():
+    figure = lab04.figure_packing({"alone": one_per_block([1] * 90, 2)})
+    assert {len(bar.y) for bar in figure.data} == {40} and "40 blocks are drawn" in describe(figure)
+
+
 # --- Lab 05 ---
 
 
@@ -96,7 +192,7 @@ def test_a_small_loss_is_not_called_none():
 def test_more_lines_than_can_be_told_apart_are_refused_and_none_is_left_out():
     results = recorded_results()
     assert len(results) == 11
-    with pytest.raises(ValueError, match="at most 8 lines can be told apart: got 11 results; choose some"):
+    with pytest.raises(ValueError, match="at most 8 lines have different looks: got 11 results; choose some"):
         lab05.figure_loss_curves(results)
     eight = lab05.figure_loss_curves(dict(list(results.items())[:8]))
     assert len({(line.line.color, line.line.dash) for line in eight.data}) == len(eight.data) == 8
@@ -114,6 +210,40 @@ def test_both_panels_of_the_staircase_have_every_series_and_the_sentence_its_end
     assert list(lower.y) == pytest.approx([40, 80, 40, 80]) and upper.line.shape == "vh"
     assert describe(figure) == "For columns N from 128 to 512: A100 is useful for 40% at 128 and 80% at 256."
     assert list(table(figure)["A100, useful"]) == useful["A100"]
+
+
+# --- Lab 07 ---
+
+
+def run_of(workers=2, **settings):
+    return run_loop(Loader(workers, batch_bytes=1.0, copy_bytes_per_s=2.0, **settings), [3.0] * 20, [1.0] * 20)
+
+
+def test_every_batch_has_its_bars_and_every_gap_its_cause():
+    run = run_of(start_s=2.0)
+    figure = lab07.figure_loading(run, batches=20)
+    bars = {trace.name: trace for trace in figure.data}
+    assert [float(x) for x in bars["F+B  compute"].x] == [1.0] * 20
+    assert list(bars["load"].base) == [batch.load_start_s for batch in run.batches]
+    assert list(bars["copy"].text) == [str(number) for number in range(20)]
+    for cause in Cause:
+        bar = bars[f"waits: {cause.value}"]
+        drawn = [x for x, lane in zip(bar.x, bar.y, strict=True) if not lane]  # of the device
+        assert sum(drawn) == pytest.approx(run.idle_s(cause))
+
+
+def test_the_sentence_and_the_table_are_of_the_whole_run():
+    run = run_of(copy=Copy.OWN_STREAM)
+    figure = lab07.figure_loading(run, batches=3)
+    assert f"Over 20 batches in {run.makespan_s:.3g} s the device waits {run.idle_share:.0%}" in describe(figure)
+    found = table(figure)
+    assert found["time (s)"].sum() == pytest.approx(run.makespan_s) and found["share (%)"].sum() == pytest.approx(100)
+
+
+def test_without_workers_the_loop_loads():
+    figure = lab07.figure_loading(run_of(workers=0), 12)
+    assert list(figure.layout.yaxis.ticktext) == ["<b>device</b>", "copy", "loop loads"]
+    assert "No workers" in figure.layout.title.text
 
 
 # --- Lab 11 ---
@@ -138,6 +268,26 @@ def test_lines_over_h_hold_the_methods_that_have_one(examples):
         ("DiLoCo", [4, 16], [pytest.approx(2.25), pytest.approx(2.35)])
     ]
     assert describe(figure) == "Final loss: DiLoCo from 2.250 nats at H = 4 to 2.350 at 16."
+
+
+# --- Lab 12 ---
+
+
+def test_lines_stand_where_a_matrix_is_cut_and_ranks_are_named():
+    matrices = {"X": torch.ones(2, 7), "W": torch.tensor([[1.0], [-2.0]]), "Y": torch.zeros(1, 1)}
+    figure: Any = lab12.figure_matrices(matrices, {"X": (1, 3), "W": (0, 2)}, "", "as told")
+    assert [(shape.x0, shape.y0) for shape in figure.layout.shapes] == [(2.5, 0), (5.5, 0), (0, 0.5)]
+    assert list(figure.layout.xaxis.ticktext) == ["0", "1", "2"]
+    assert figure.layout.xaxis.title.text == "column (rank)" and figure.layout.yaxis.title.text == "row (number)"
+    assert list(figure.layout.xaxis.tickvals) == [1.0, 4.0, 6.0]  # 3, 3 and 1 columns
+    assert figure.data[1].z.tolist() == [[1.0], [2.0]] and figure.data[0].zmax == 2.0
+    assert describe(figure) == "as told"
+    assert list(table(figure)["cut"]) == ["columns on 3 ranks", "rows on 2 ranks", "whole"]
+
+
+def test_ranks_without_a_part_are_left_out():
+    figure: Any = lab12.figure_matrices({"W": torch.ones(1, 2)}, {"W": (1, 5)}, "", "")
+    assert list(figure.layout.xaxis.ticktext) == ["0", "1"]
 
 
 # --- Lab 14 ---
@@ -192,7 +342,7 @@ def test_each_square_is_an_experts_load_over_the_mean_of_its_step():
 
 
 def test_more_steps_than_can_be_drawn_are_means_of_blocks():
-    """No token is lost: the means, weighted by the steps of a block, are those of all steps."""
+    """No token is lost: the means, weighted by the steps of a block, are the means of all steps."""
     counts = np.random.default_rng(0).integers(0, 100, (1000, 64))
     figure = lab14.figure_expert_load(counts.tolist(), range(1000), "")
     z = np.array(figure.data[0].z)

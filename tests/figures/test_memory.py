@@ -1,4 +1,4 @@
-"""The stack is what the memory tracker says was held, at any moment and at the peak; its time is the timeline's."""
+"""The stack has the bytes of the memory tracker, at any moment and at the peak; its time is the timeline's."""
 
 # plotly and ipywidgets make their properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -19,12 +19,7 @@ from lablib.figures.style import STATES
 from lablib.hardware import Device
 from lablib.record.memory import CATEGORIES, Allocation, Memory
 from lablib.run import Span, Timeline
-
-SCALES = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}
-
-
-def scale(axis) -> float:
-    return SCALES[axis.title.text.split("(")[1].rstrip(")")]
+from tests.figures.examples import scale
 
 
 def stack(figure: go.Figure) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -35,7 +30,7 @@ def stack(figure: go.Figure) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 
 def drawn_at(figure: go.Figure, time_s: float) -> dict[str, float]:
-    """What the steps of the figure say is held at a moment."""
+    """Bytes of the figure's steps at a moment, by category."""
     found = {}
     for name, (times_s, size_bytes) in stack(figure).items():
         i = int(np.searchsorted(times_s, time_s + 1e-12, "right")) - 1
@@ -183,7 +178,7 @@ def test_nothing_recorded_is_said():
 
 
 def test_a_timeline_without_memory_keeps_its_time_axis(examples):
-    """A real run: nobody counted its memory."""
+    """A real run, without counted memory."""
     timeline = examples.ddp_step()
     figure = figure_memory(Memory(), timeline)
     assert describe(figure).startswith("No memory was recorded")

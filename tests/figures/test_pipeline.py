@@ -1,4 +1,4 @@
-"""The picture of a replay: a bar an action where and when it ran, and under it, to the second, what each rank holds."""
+"""The picture of a replay: a bar for each action, and under it the memory of each rank at every moment."""
 
 # plotly and ipywidgets make their properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -167,7 +167,7 @@ def test_what_is_held_above_the_limit_is_red_and_no_more():
     assert simulation.ranks_over == (0,) and "rank 0 holds more" in describe(figure)
     ends = red.x[~np.isnan(red.x)]
     assert (ends.min(), ends.max()) == (0, simulation.replay.makespan_s)
-    # The red area is the micro-batch seconds above the limit; a strip of full height, 1, stands for 4 micro-batches.
+    # The red area is the micro-batch seconds above the limit; a strip of full height, 1, is 4 micro-batches.
     x, y = red.x[:-1], line.y[0] - red.y[:-1]
     times_s, held = simulation.replay.held(0)
     seconds = np.diff(np.append(times_s, simulation.replay.makespan_s))

@@ -1,4 +1,4 @@
-"""Many plans: every plan stands where its time and memory are, and the front is what no plan beats."""
+"""Many plans: every plan is at its time and memory, and no plan beats the front."""
 
 # plotly and ipywidgets make their properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from lablib.figures import describe, figure_plans, figure_predictions, table
 from lablib.figures.plans.plans import MAX_POINTS, pareto_front
 from lablib.plan import Parallel
+from lablib.plan.predictions import Predictions
 
 # Two on the front (a, b), one that b beats in both (c), one beyond the limit and faster than all (d).
 TIMES, SIZES, NAMES = [10.0, 20.0, 21.0, 9.0], [60e9, 30e9, 40e9, 120e9], ["a", "b", "c", "d"]
@@ -128,10 +129,10 @@ def test_names_may_be_made_for_what_is_drawn_and_impossible_plans_are_counted():
 
 
 def test_predictions_are_called_by_their_choices():
-    class Two:
-        step_time_s = np.array([10.0, np.nan])
-        peak_memory_bytes = np.array([60e9, np.nan])
-        memory_limit_bytes = 80e9
+    class Two(Predictions):
+        def __init__(self) -> None:
+            seconds, sizes = np.array([10.0, np.nan]), np.array([60e9, np.nan])
+            vars(self).update(step_time_s=seconds, peak_memory_bytes=sizes, memory_limit_bytes=80e9)
 
         def arguments(self, i: int) -> dict[str, Any]:
             return {"parallel": Parallel(data=2, tensor=4), "micro_batch": 8, "recompute": "full"}

@@ -1,4 +1,4 @@
-"""The roofline: points stand at FLOP per byte and FLOP per second, and each is told its lower roof."""
+"""The roofline: points are at FLOP per byte and FLOP per second, each under its lower roof."""
 
 # plotly and ipywidgets make their properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false

@@ -1,4 +1,4 @@
-"""What reaches the reader: picture, sentence and table, with and without JavaScript."""
+"""The output of a figure: picture, sentence and table, with and without JavaScript."""
 
 # plotly and ipywidgets make their properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -10,11 +10,12 @@ import pytest
 
 from lablib.figures import describe, figure_timeline, show, with_drawn_figures
 from lablib.figures.show import PLOTLY_MIME, caption_html, picture_bundle, without_subtitle
+from lablib.figures.theme import THEME_CSS
 
 
 @pytest.fixture
 def displayed(monkeypatch) -> list[dict[str, str]]:
-    """What was displayed, one dictionary of formats each."""
+    """The outputs, one dictionary of formats each."""
     outputs: list[dict[str, str]] = []
 
     def display(value, raw=False):
@@ -38,6 +39,8 @@ def test_show_displays_the_picture_then_the_words_and_the_table(figure, displaye
     assert describe(figure) in words["text/html"] and "<details>" in words["text/html"]
     # The words need no script; the one after them gives the picture its name for a screen reader.
     assert words["text/html"].startswith(caption_html(figure)) and "<script" not in caption_html(figure)
+    assert 'setAttribute("role", "img")' in words["text/html"] and 'setAttribute("aria-label"' in words["text/html"]
+    assert THEME_CSS in words["text/html"]
     assert figure.to_json() == before
 
 

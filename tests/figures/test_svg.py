@@ -1,4 +1,4 @@
-"""Static pictures: every figure as plain SVG that says what the figure says, and figures that follow a theme."""
+"""Static pictures: every figure as plain SVG with the figure's words, and figures that follow a theme."""
 
 # plotly makes its properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import re
 import sys
-from typing import Any
 from xml.etree import ElementTree
 
 import plotly.graph_objects as go
@@ -15,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lablib.figures import describe, figure_lines, figure_timeline, figure_traffic_matrix
-from lablib.figures.show import MAX_SVG_BYTES, caption_html, show, static_svg, without_subtitle
+from lablib.figures.show import MAX_SVG_BYTES, static_svg, without_subtitle
 from lablib.figures.style import FAINT_INK, INK
 from lablib.figures.svg.axes import CHARACTER
 from lablib.figures.svg.canvas import WIDTH
@@ -97,7 +96,7 @@ def test_a_logarithmic_axis_puts_equal_factors_at_equal_distances():
 
 @pytest.mark.parametrize(("shape", "corner"), [("hv", (1, 0)), ("vh", (0, 1))])
 def test_a_step_has_its_corner_where_plotly_has_it(shape, corner):
-    """Across first, at the level of the point before ("hv"), or up first, to that of the next one ("vh")."""
+    """Across first, at the level of the point before ("hv"), or up first, to the level of the next one ("vh")."""
     figure = figure_lines([0.0, 1.0], {"a": [0.0, 1.0]}, "size", "time").update_traces(line_shape=shape)
     (line,) = drawn(figure).iter(f"{SVG}polyline")
     first, middle, last = ([float(v) for v in point.split(",")] for point in (line.get("points") or "").split())
@@ -206,15 +205,6 @@ def test_a_picture_that_is_too_large_is_left_out(monkeypatch, all_figures):
 
 
 # ---- how they reach the reader ----
-
-
-def test_show_names_the_picture_that_jupyterlab_draws(all_figures, monkeypatch):
-    outputs: list[Any] = []
-    monkeypatch.setattr("IPython.display.display", lambda value, raw=False: outputs.append(value))
-    show(all_figures["timeline"])
-    said = outputs[1].data
-    assert 'setAttribute("role", "img")' in said and 'setAttribute("aria-label"' in said
-    assert said.startswith(caption_html(all_figures["timeline"])) and THEME_CSS in said
 
 
 def test_texts_can_be_read_in_both_themes():

@@ -96,12 +96,6 @@ def test_a_vector_is_broken_into_rows_of_the_width(size, width):
     assert [row * min(width, size) + column for row, column in zip(numbers.y, numbers.x, strict=True)] == list(every)
 
 
-@pytest.mark.parametrize("width", [0, 33])
-def test_a_width_that_cannot_be_is_one_clear_error(width):
-    with pytest.raises(ValueError, match=f"must be a whole number, 1 to 32: got {width}; try vector_width=32"):
-        figure_tiles(launch(), vector_width=width)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [

@@ -21,6 +21,7 @@ from lablib.figures.run.bars import HEIGHTS, KINDS, MANY_SPANS, MAX_BARS, pictur
 from lablib.figures.style import LOOKS, STATES, kind_of_span
 from lablib.parallel import ring_all_reduce
 from lablib.run import Span, Timeline
+from tests.figures.examples import scale as scale_of
 
 WORK = LOOKS.keys() - STATES.keys()
 
@@ -102,7 +103,7 @@ def test_what_is_left_out_of_a_state_could_not_be_seen(gaps):
 
 
 def test_uneven_chunks_of_a_ring_show_no_waiting_and_say_none():
-    node = CLUSTERS["dgx-h100"]  # whose adds are not launched while a message is on its way
+    node = CLUSTERS["dgx-h100"]  # its adds take no launch during a message
     run = launch(_ring_of_250_floats, ranks=8, cluster=node.replace(device=replace(node.device, launch_s=0.0)))
     figure = figure_timeline(run.timeline, ranks=[0, 1])
     assert max(map(run.timeline.waiting_s, (0, 1))) > 0
@@ -133,7 +134,7 @@ def test_a_death_is_marked_where_and_when_it_happened():
     assert "died" not in describe(part) and not [t for t in part.data if t.name == "died"]
 
 
-def test_a_wait_that_never_ends_runs_out_of_the_picture_keeps_its_lane_and_is_said():
+def test_after_a_death_the_others_wait_to_the_edge_of_the_picture_and_no_rank_communicates():
     def program() -> None:
         x = torch.ones(100, 100)
         dist.all_reduce((x @ x) if dist.get_rank() else x)
@@ -143,10 +144,12 @@ def test_a_wait_that_never_ends_runs_out_of_the_picture_keeps_its_lane_and_is_sa
     assert caught.value.run is not None
     timeline = caught.value.run.timeline
     figure = figure_timeline(timeline)
-    assert figure.layout.yaxis.ticktext == ("<b>rank 0</b>", WORLD, "<b>rank 1</b>", "<b>rank 2</b>", WORLD) + (
-        "<b>rank 3</b>",
-        WORLD,
-    )
+    named = [f"<b>rank {rank}</b>" for rank in range(4)]
+    assert figure.layout.yaxis.ticktext == (named[0], WORLD, named[1], named[2], WORLD, named[3], WORLD)
+    waits = {bar[0] for bar in bars_drawn(figure, 1.0, STATES) if bar[1] == "waiting"}
+    assert waits == {named[0], named[2], named[3]} and [t.name for t in figure.data if t.name == "died"]
+    assert not [t for t in figure.data if t.legendgroup == "communication"]
+    assert "communicates" not in describe(figure)
     assert figure.layout.xaxis.range[1] == pytest.approx(1e6 * timeline.end_s)
     assert describe(figure).endswith(" Ranks 0, 2, 3 wait in all_reduce and cannot go on.")
     one = describe(figure_timeline(timeline, ranks=[1, 3]))
@@ -172,19 +175,6 @@ def _late() -> None:
     for _ in range(200 if dist.get_rank() == 1 else 1):
         y = x @ x
     dist.all_reduce(y[:1, :1].contiguous())
-
-
-def test_a_dead_rank_leaves_the_others_waiting_and_nobody_communicating():
-    with pytest.raises(RankKilledError) as caught:
-        launch(_late, ranks=3, faults=[KillRank(1, 1e-5)])
-    assert caught.value.run is not None
-    figure = figure_timeline(caught.value.run.timeline)
-    assert not [t for t in figure.data if t.legendgroup == "communication"]
-    assert {bar[0] for bar in bars_drawn(figure, 1.0, STATES) if bar[1] == "waiting"} == {
-        "<b>rank 0</b>",
-        "<b>rank 2</b>",
-    }
-    assert [t.name for t in figure.data if t.name == "died"] and "communicates" not in describe(figure)
 
 
 @pytest.mark.parametrize(("share", "is_named"), [(0.05, False), (0.3, True)])
@@ -326,7 +316,7 @@ def kind_sums(bars, lane):
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 1000), num_spans=st.integers(2100, 30_000))
-def test_joining_keeps_each_lane_and_kind_and_its_busy_time_operations_and_extent(examples, seed, num_spans):
+def test_joining_keeps_each_lane_and_kind_with_its_busy_area_operations_and_extent(examples, seed, num_spans):
     timeline = examples.many_tiny_spans(num_spans, seed)
     lanes = examples.lanes_of(timeline)
     bars = picture_of(timeline.spans, lanes, timeline.makespan_s).bars
@@ -342,19 +332,9 @@ def test_joining_keeps_each_lane_and_kind_and_its_busy_time_operations_and_exten
         spans = timeline.select(rank, stream)
         assert bars.start_s[here].min() == min(s.start_s for s in spans)
         assert bars.end_s[here].max() == max(s.end_s for s in spans)
-
-
-@settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 1000), num_spans=st.integers(2100, 30_000))
-def test_the_area_of_a_joined_bar_is_its_busy_time(examples, seed, num_spans):
-    timeline = examples.many_tiny_spans(num_spans, seed)
-    lanes = examples.lanes_of(timeline)
-    bars = picture_of(timeline.spans, lanes, timeline.makespan_s).bars
+        order = np.argsort(bars.start_s[here])  # bars of one lane do not overlap
+        assert (bars.end_s[here][order][:-1] <= bars.start_s[here][order][1:] + 1e-12).all()
     np.testing.assert_allclose((bars.end_s - bars.start_s) * bars.height, bars.busy_s, rtol=1e-9, atol=1e-15)
-    for lane in lanes.values():  # bars of one lane do not lie on top of each other
-        order = np.argsort(bars.start_s[bars.lane == lane])
-        starts, ends = bars.start_s[bars.lane == lane][order], bars.end_s[bars.lane == lane][order]
-        assert (ends[:-1] <= starts[1:] + 1e-12).all()
 
 
 @settings(max_examples=10, deadline=None)
@@ -402,7 +382,7 @@ def test_a_part_of_a_run_is_drawn_in_detail_from_its_start_to_its_end(examples):
     a, b = 0.4 * timeline.makespan_s, 0.5 * timeline.makespan_s
     part = timeline.between(a, b)
     figure = figure_timeline(part)
-    scale = unit_scale(figure)
+    scale = scale_of(figure.layout.xaxis)
     bars = bars_drawn(figure, scale)
     assert len(bars) == len(part) < 2000
     assert min(start for *_, start, _ in bars) >= a - 1e-12 and max(end for *_, end in bars) <= b + 1e-12
@@ -422,16 +402,11 @@ def test_joining_closes_no_gap_that_could_be_seen():
             now_s += 1e-6
         now_s += 0.05e-3 if block < 10 else 0.0
     figure = figure_timeline(Timeline.of(spans, 1))
-    bars = sorted(bars_drawn(figure, unit_scale(figure)), key=lambda b: b[2])
+    bars = sorted(bars_drawn(figure, scale_of(figure.layout.xaxis)), key=lambda b: b[2])
     assert len(bars) == 11
     gaps = [later[2] - earlier[3] for earlier, later in zip(bars, bars[1:], strict=False)]
     assert gaps == pytest.approx([0.05e-3] * 10)
     assert "4,400 spans are drawn as 11 bars" in describe(figure)
-
-
-def unit_scale(figure) -> float:
-    unit = figure.layout.xaxis.title.text.split("(")[1].rstrip(")")
-    return {"s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}[unit]
 
 
 def test_200_000_spans_take_bounded_work_and_make_a_figure_of_bounded_size(examples, calls_of):

@@ -122,13 +122,6 @@ def test_runs_of_other_sizes_have_the_squares_of_the_largest():
             figure_traffic_matrices({str(i): Traffic() for i in range(count)})
 
 
-def test_impossible_choices_are_refused():
-    with pytest.raises(ValueError, match="num_ranks must cover"):
-        figure_traffic_matrix(Traffic((send(0, 4, 1.0),)), 4)
-    with pytest.raises(ValueError, match="1 or more, or None: got 0; try devices_per_node=1"):
-        figure_traffic_matrix(Traffic(), 4, devices_per_node=0)
-
-
 def _shift() -> None:
     import torch
     import torch.distributed as dist
@@ -191,6 +184,7 @@ def test_large_meshes_are_drawn_in_blocks_of_whole_groups(sizes: list[int]):
         ({"data": 0}, None, "a mesh has axes"),
         ({"data": 4}, 8, "must have num_ranks ranks"),
         ({"data": 2}, None, "must cover every rank"),
+        (None, 3, "must cover every rank"),
     ],
 )
 def test_a_mesh_of_other_ranks_is_refused(mesh, num_ranks, message: str):

@@ -186,9 +186,7 @@ FIGURES: dict[str, Callable[[], Any]] = {
     "figure_predictions": lambda: figures.figure_predictions(found_by_search().plans, title=MARK),
     "figure_waits": lambda: figures.figure_waits(DEADLOCK),
     "figure_collective_cost": lambda: figures.figure_collective_cost(SIZES, {MARK: [1e-4, 1e-3]}, {MARK: 1e4}),
-    "figure_effective_bandwidth": lambda: figures.figure_effective_bandwidth(SIZES, {MARK: SIZES}, {MARK: 2e10}),
     "figure_scaling": lambda: figures.figure_scaling([1, 2], {MARK: [1.0, 0.9]}, title=MARK),
-    "figure_validation": lambda: figures.figure_validation(report()),
     "figure_lines": lambda: figures.figure_lines([0, 1], {MARK: [3.0, 2.0]}, MARK, MARK, y_unit=MARK),
     "figure_topology": lambda: figures.figure_topology(NODES, [(MARK, "b", MARK)]),
     "figure_network": lambda: figures.figure_network(FatTree(), 4, title=MARK),
@@ -288,8 +286,8 @@ def test_html_is_made_in_one_place():
     """What the tests above cannot see, a page made by hand, is found by its words."""
     pattern = re.compile(r"\.to_html\(|from html import|import html\b|html\.escape")
     found = {p.relative_to(ROOT).as_posix() for p in (ROOT / "lablib").rglob("*.py") if pattern.search(p.read_text())}
-    # The two others ask plotly for a page, which writes its texts as JSON.
-    assert found == {"lablib/text/markup.py", "lablib/figures/show.py", "lablib/figures/svg/export.py"}
+    # The other asks plotly for a page, which writes its texts as JSON.
+    assert found == {"lablib/text/markup.py", "lablib/figures/show.py"}
 
 
 @pytest.mark.parametrize("name", VALUES)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.figures import describe, figure_validation, validation_svg
+from lablib.figures import validation_svg
 from lablib.text.units import plural
 from lablib.validation.case import cases_of
 from lablib.validation.page import markdown, mixtures_sentence, sentence
@@ -94,7 +94,6 @@ def test_every_summary_counts_a_refused_row_as_a_failure(data, published):
     assert f"({count} refused, counted as 100% off)" in sentence(report)
     assert f"({count} refused, counted as 100% off)" in mixtures_sentence(report)
     assert f"{len(rows)} ({count} refused)" in dict((line[0], line[1]) for line in time_lines(report))["all"]
-    assert f"and {count} are refused" in str(describe(figure_validation(report)))
     assert f"{plural(count, 'refused rows')} as -100%" in validation_svg(report)
 
 

@@ -13,7 +13,6 @@ from lablib.pipeline.schedules import SCHEDULES, make
 from lablib.widgets import bubble_simulator
 from lablib.widgets.bubble_simulator import DEADLOCK_EXAMPLE, OWN, Simulator, numbers
 from lablib.widgets.explorer import Explorer
-from lablib.widgets.static import Pictures
 
 DEFAULTS = {
     "schedule": "1f1b",
@@ -91,10 +90,9 @@ def test_a_plan_of_ones_own_is_drawn_even_if_it_deadlocks(simulator):
     [("", "got ''"), ("a", "got 'a'"), ("1 2", "got 2 numbers; try 1 1 2"), ("1 2 x", "got '1 2 x'")],
 )
 def test_seconds_are_one_number_or_one_for_each_piece(text, words):
-    plan = make("1f1b", 3, 3)
-    assert numbers("F", "2", plan) == 2 and numbers("F", "1, 2 3", plan) == [1, 2, 3]
+    assert numbers("F", "2", 3, "pieces") == 2 and numbers("F", "1, 2 3", 3, "pieces") == [1, 2, 3]
     with pytest.raises(ValueError, match="F takes one number, or one for each of the 3 pieces") as found:
-        numbers("F", text, plan)
+        numbers("F", text, 3, "pieces")
     assert words in str(found.value)
 
 
@@ -115,9 +113,3 @@ def test_a_limit_is_one_for_all_ranks_or_one_for_each(simulator):
 def test_seconds_below_zero_are_said(simulator):
     simulator.controls["forward"].value = "-1"
     assert "forward_s must be a finite number, 0 or more" in simulator.message.text
-
-
-def test_without_widgets_it_is_pictures():
-    shown = bubble_simulator(interactive=False)
-    assert isinstance(shown, Pictures) and len(shown) == 4
-    assert all(picture.figure is not None for picture in shown.pictures)

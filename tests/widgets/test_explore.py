@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ipywidgets.widgets import widget as widget_module
 
-from lablib.figures import describe, figure_lines
+from lablib.figures import describe, figure_lines, figure_plan_memory, figure_waterfall
+from lablib.plan import Parallel, Prediction, predict
 from lablib.widgets import Choice, IntChoice, LogSlider, Toggle, explore
 from lablib.widgets.explorer import Explorer
 
@@ -74,7 +75,7 @@ def test_the_first_figure_shows_the_defaults():
 
 
 def test_a_browser_gets_the_first_traces_with_the_widget(monkeypatch):
-    """Plotly sends them as messages of their own, which a browser that is still loading it loses."""
+    """Plotly sends them in separate messages, which a browser loses while it loads plotly."""
     opened, create = [], widget_module.comm.create_comm
 
     def noted(*args: Any, **options: Any) -> Any:
@@ -153,6 +154,24 @@ def test_the_widget_shows_exactly_what_the_figure_function_drew():
             t.to_plotly_json()["y"] for t in fresh.figure.data
         ]
         assert explorer.figure.layout.yaxis == fresh.figure.layout.yaxis
+
+
+@pytest.mark.parametrize("draw", [figure_waterfall, figure_plan_memory])
+@pytest.mark.parametrize("change", [{"tensor": 4}, {"pipeline": 1}, {"zero_stage": 3}, {"recompute": "none"}])
+def test_a_moved_slider_of_a_plan_shows_what_a_fresh_figure_shows(draw, change):
+    def plan(tensor: int, pipeline: int, zero_stage: int, recompute: str) -> Prediction:
+        split = Parallel(data=512 // tensor // pipeline, tensor=tensor, pipeline=pipeline, zero_stage=zero_stage)
+        return predict("gpt3-175b", "dgx-a100", split, 1536, micro_batch=1, recompute=recompute)
+
+    controls = [IntChoice("tensor", "Tensor", (1, 2, 4, 8), 8), IntChoice("pipeline", "Pipeline", (1, 2, 4, 8), 8)]
+    controls += [IntChoice("zero_stage", "ZeRO stage", range(4), 0)]
+    explorer: Any = explore(plan, draw, [*controls, Choice("recompute", "Recompute", ("none", "full"), "full")])
+    for name, value in change.items():
+        explorer.controls[name].value = value
+    fresh = draw(plan(**explorer.settings))
+    assert explorer.caption.text == describe(fresh)
+    for shown, expected in zip(explorer.figure.data, fresh.data, strict=True):
+        assert (shown.name, list(shown.x), list(shown.y)) == (expected.name, list(expected.x), list(expected.y))
 
 
 def test_an_impossible_setting_is_said_and_keeps_the_last_good_figure():

@@ -15,7 +15,6 @@ from lablib.studies.step_memory import memory_of_step
 from lablib.widgets import memory_calculator
 from lablib.widgets.explorer import Explorer
 from lablib.widgets.memory_calculator import OWN
-from lablib.widgets.static import Pictures
 
 
 @pytest.fixture
@@ -81,7 +80,7 @@ def test_too_long_a_sequence_is_said_and_the_last_picture_stays(calculator):
 
 
 def click(calculator: Explorer, name: str, kind: str = "scatter") -> str:
-    """A click on the first point of a trace, as plotly tells it."""
+    """A click on the first point of a trace, as plotly reports it."""
     target = trace(calculator.figure, name, kind)
     point = SimpleNamespace(point_inds=[0], xs=[target.x[0]])
     for heard in target._click_callbacks:
@@ -99,7 +98,7 @@ def test_a_click_on_the_peak_names_its_operator_and_its_line(calculator, change)
     assert "loss.backward()" in text and "return F.cross_entropy(" in text
     assert click(calculator, "operators").endswith("positions_T = torch.arange(seq_len, device=tokens_BT.device)")
     calculator.controls["recompute"].value = "full"
-    assert calculator.point.text == ""  # what was clicked is not there any more
+    assert calculator.point.text == ""  # the clicked operator is gone
 
 
 def test_a_click_on_the_bar_is_no_moment(calculator):
@@ -114,14 +113,3 @@ def test_a_redraw_is_as_much_work_for_96_layers_as_for_12(calls_of):
         slider.value = 2  # the first move imports and caches
         calls[model] = calls_of(partial(setattr, slider, "value", 3))
     assert calls["gpt3-175b"] < 1.2 * calls["gpt2"] < 300_000, calls
-
-
-def test_not_interactive_shows_pictures():
-    pictures = memory_calculator(interactive=False)
-    assert isinstance(pictures, Pictures) and len(pictures) == 4
-    assert all(picture.figure is not None for picture in pictures.pictures)
-
-
-def test_a_name_nobody_knows_is_refused():
-    with pytest.raises(ValueError, match="default of model must be one of its values: got 'gpt5'"):
-        memory_calculator(model="gpt5")

@@ -17,7 +17,7 @@ MAKERS = [getattr(widgets, name) for name in dir(widgets) if name.endswith(("_ca
 
 
 def values_of(widget: Any) -> list[Any]:
-    """What a slider, a list or a check box can be set to; nothing of a field, and of the moments of a plan."""
+    """The values of a slider, a list or a check box; none for a field and for the moments of a plan."""
     if isinstance(widget, ipywidgets.Checkbox):
         return [False, True]
     if isinstance(widget, ipywidgets.IntSlider):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import plotly.graph_objects as go
 
@@ -21,11 +21,7 @@ HIDDEN = Look("hidden behind compute", "", "#F3DFE9", "/", hatch=EXPOSED.color, 
 
 @checked
 def figure_communication(prediction: Prediction, title: str = "Communication of a rank in one step") -> go.Figure:
-    """Seconds on each axis: exposed, then hidden. An axis that is not used is left out.
-
-    Returns:
-        A figure whose table has one row an axis: seconds in all, exposed, hidden, and the share of the step.
-    """
+    """Seconds on each used axis: exposed, then hidden. Table: one row per axis."""
     axes = {name: each for name, each in prediction.communication.items() if each[0] > 0}
     names = list(axes)
     totals = [float(total) for total, _ in axes.values()]
@@ -41,20 +37,27 @@ def figure_communication(prediction: Prediction, title: str = "Communication of 
     marks.append(labels(totals, names, texts, "middle right"))
     # Room at the right for the label of the longest bar.
     across = Axis("time", "s", span=(0, 1.4 * max(totals)) if names else None)
-    columns = _columns(prediction)
+    rows = [(name, float(total), float(shown)) for name, (total, shown) in prediction.communication.items()]
+    columns = {
+        "axis": [name for name, _, _ in rows],
+        "in all (s)": [total for _, total, _ in rows],
+        "exposed (s)": [shown for *_, shown in rows],
+        "hidden (s)": [total - shown for _, total, shown in rows],
+        "exposed share of the step (%)": [100 * shown / prediction.step_time_s for *_, shown in rows],
+    }
     pixels = ROW_PIXELS * max(len(axes), 2)
     return chart(title, Panel(across, ROWS, marks), _summary(prediction), columns, pixels=pixels, barmode="stack")
 
 
 def _label(name: str, total_s: float, exposed_s: float) -> str:
-    space = "\N{NO-BREAK SPACE}" * 2
+    hidden = f"{format_quantity(total_s - exposed_s, 's')} hidden"
     if name == "pipeline":
-        return f"{space}{format_quantity(total_s, 's')}, hidden or within the bubble"
-    if exposed_s <= 1e-9 * total_s:
-        return f"{space}{format_quantity(total_s, 's')}, all hidden"
-    if exposed_s >= (1 - 1e-9) * total_s:
-        return f"{space}{format_quantity(total_s, 's')}, none hidden"
-    return f"{space}{format_quantity(total_s, 's')}, {format_quantity(total_s - exposed_s, 's')} hidden"
+        hidden = "hidden or within the bubble"
+    elif exposed_s <= 1e-9 * total_s:
+        hidden = "all hidden"
+    elif exposed_s >= (1 - 1e-9) * total_s:
+        hidden = "none hidden"
+    return "\N{NO-BREAK SPACE}" * 2 + f"{format_quantity(total_s, 's')}, {hidden}"
 
 
 def _summary(prediction: Prediction) -> str:
@@ -63,25 +66,10 @@ def _summary(prediction: Prediction) -> str:
         return "The ranks of this plan do not communicate."
     exposed_s = prediction.exposed_communication_s
     longest = max(prediction.communication, key=lambda name: prediction.communication[name][1])
-    text = (
-        f"A rank communicates for {format_quantity(total_s, 's')} of a step of "
-        f"{format_quantity(prediction.step_time_s, 's')}; "
-    )
-    text += (
-        f"{format_quantity(exposed_s, 's')} of it ({exposed_s / prediction.step_time_s:.1%} of the step) are not hidden"
-    )
+    step_s = prediction.step_time_s
+    text = f"A rank communicates for {format_quantity(total_s, 's')} of a step of {format_quantity(step_s, 's')}; "
+    text += f"{format_quantity(exposed_s, 's')} of it ({exposed_s / step_s:.1%} of the step) are not hidden"
     if exposed_s:
         text += f", most of that on the {longest} axis ({format_quantity(prediction.communication[longest][1], 's')})"
     is_piped = prediction.communication.get("pipeline", (0.0, 0.0))[0] > 0
     return text + (". What a stage waits for messages counts as bubble." if is_piped else ".")
-
-
-def _columns(prediction: Prediction) -> dict[str, list[Any]]:
-    rows = [(name, float(total), float(shown)) for name, (total, shown) in prediction.communication.items()]
-    return {
-        "axis": [name for name, _, _ in rows],
-        "in all (s)": [total for _, total, _ in rows],
-        "exposed (s)": [shown for *_, shown in rows],
-        "hidden (s)": [total - shown for _, total, shown in rows],
-        "exposed share of the step (%)": [100 * shown / prediction.step_time_s for *_, shown in rows],
-    }

@@ -21,8 +21,7 @@ def figure_network(
     """The first nodes of a network, with the switches and links between them.
 
     Args:
-        topology: of `lablib.hardware`; small records make readable pictures, e.g. `FatTree(2, 2)`.
-        num_nodes: how many nodes to draw; more than 512 could not be told apart.
+        topology: small ones make readable pictures, e.g. `FatTree(2, 2)`.
         title: none given: the topology's name.
 
     Raises:
@@ -42,7 +41,7 @@ Picture = tuple[list[Node], list[Edge], str]
 
 
 def _fat_tree(topology: FatTree, num_nodes: int) -> Picture:
-    """Nodes at the bottom, then one switch a leaf, one a pod, and the core; each in the middle of what it serves."""
+    """Nodes at the bottom, then one switch per leaf, one per pod, and the core, each centred above its children."""
     leaf_of = [node // topology.nodes_per_leaf for node in range(num_nodes)]
     pod_of = [leaf // topology.leaves_per_pod for leaf in range(leaf_of[-1] + 1)]
     x_leaf = [_mean([node for node in range(num_nodes) if leaf_of[node] == leaf]) for leaf in range(len(pod_of))]
@@ -53,7 +52,7 @@ def _fat_tree(topology: FatTree, num_nodes: int) -> Picture:
     things += [Node(f"L{leaf}", x, 1, "switch") for leaf, x in enumerate(x_leaf)]
     things += [Node(f"P{pod}", x, 2, "switch") for pod, x in enumerate(x_pod)]
     links = [Edge(str(node), f"L{leaf}", "node to leaf") for node, leaf in enumerate(leaf_of)]
-    up = topology.nodes_per_leaf / topology.oversubscription  # wires of a leaf, in those of a node
+    up = topology.nodes_per_leaf / topology.oversubscription  # wires of a leaf over wires of a node
     links += [Edge(f"L{leaf}", f"P{pod}", "leaf to pod", up) for leaf, pod in enumerate(pod_of)]
     if len(x_pod) > 1:
         things.append(Node("C", _mean(x_pod), 3, "switch"))
@@ -67,7 +66,7 @@ def _fat_tree(topology: FatTree, num_nodes: int) -> Picture:
 
 
 def _dragonfly(topology: Dragonfly, num_nodes: int) -> Picture:
-    """Groups on a wide circle, each a small circle of routers, its nodes outside; one long link a pair of groups."""
+    """Groups on a wide circle, each a small circle of routers with nodes outside; one long link per pair of groups."""
     per_router, per_group = topology.nodes_per_router, topology.routers_per_group
     num_routers = -(-num_nodes // per_router)
     num_groups = -(-num_routers // per_group)
@@ -97,7 +96,7 @@ def _dragonfly(topology: Dragonfly, num_nodes: int) -> Picture:
 
 
 def _torus(topology: Torus, num_nodes: int) -> Picture:
-    """A grid whose rows and columns close into rings."""
+    """A grid with rows and columns that close into rings."""
     if len(topology.shape) != 2:
         raise ValueError(f"only a torus of two dimensions can be drawn: got the shape {topology.shape}; try (4, 4).")
     rows, columns = topology.shape

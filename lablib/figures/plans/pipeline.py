@@ -1,12 +1,12 @@
 """A replayed pipeline plan: the timeline of each rank and, under it on the same time axis, its memory.
 
-Bars are F, B, I and W with the micro-batch they belong to; where a rank holds several pieces of the model, letters from
-`a` on tell which. Below, one strip a rank, all to one scale: micro-batches that wait for their backward, or bytes.
+Bars are F, B, I and W with their micro-batch; if a rank holds several pieces of the model, letters from `a` on name the
+piece. Below, one strip per rank, all on one scale: micro-batches that wait for their backward, or bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +14,13 @@ import numpy as np
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.run.bars import picture_of
 from lablib.figures.run.lanes import Lane, extent, lanes_of, pixels, ranks_to_show
-from lablib.figures.run.timeline import bubble_bars, lane_axis, lane_index, letters, work_bars
-from lablib.figures.style import FAINT_INK, GRID, LOOKS, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout
+from lablib.figures.run.memory import HIDDEN_AXIS
+from lablib.figures.run.timeline import Drawing, bubble_bars, drawing_of, lane_axis, letters, work_bars
+from lablib.figures.style import FAINT_INK, LOOKS, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, named_rows, texts
 from lablib.pipeline.replay import Replay
 from lablib.record.rank_text import ranks_in_words
-from lablib.run import COMPUTE, Span
+from lablib.run import COMPUTE
 from lablib.signature import checked
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
 
@@ -37,17 +37,11 @@ def figure_pipeline(
     """The timeline of a plan above, the memory of the ranks below.
 
     Args:
-        replay: of a plan.
-        ranks: which ranks; None: all up to 16, otherwise the first 4 and the last 4.
-        in_bytes: what the strips count: bytes, or micro-batches (a piece of a rank with v pieces counts 1/v). None:
-            bytes where `replay.costs` has any that are not the default.
+        ranks: None: all up to 16, otherwise the first 4 and the last 4.
+        in_bytes: whether the strips count bytes or micro-batches (a piece of a rank with v pieces counts 1/v). None:
+            bytes if `replay.costs` has any other than the default.
 
-    Returns:
-        A figure whose table has one row for each rank: busy, bubble, the peak of micro-batches, and that of bytes if
-        they are counted.
-
-    Raises:
-        ValueError: for a rank that does not exist.
+    Table: busy, bubble, peak of micro-batches, and peak bytes if counted, of each rank.
     """
     drawn = draw_pipeline(replay, ranks, in_bytes, title)
     return attach(drawn.figure, pipeline_summary(drawn), pipeline_columns(drawn))
@@ -55,14 +49,13 @@ def figure_pipeline(
 
 @dataclass(frozen=True)
 class Drawn:
-    """A picture of a replay before its sentence and table are attached, and where things stand in it.
+    """A picture of a replay before its sentence and table are attached, and its positions.
 
     Attributes:
         figure: the timeline on the axes x2 and y2, the strips on x and y.
-        lanes: of the ranks that are shown.
+        lanes: of the drawn ranks.
         seconds: the unit of the time axes.
-        in_bytes: what the strips count.
-        top: what a strip of full height stands for.
+        top: the value of a strip of full height.
     """
 
     figure: go.Figure
@@ -74,7 +67,7 @@ class Drawn:
 
     @property
     def ranks(self) -> list[int]:
-        """Those that are shown."""
+        """The drawn ones."""
         return [lane.rank for lane in self.lanes]
 
 
@@ -99,121 +92,94 @@ def draw_pipeline(
         title or f"{plan.name}, {plural(plan.num_stages, 'stages')}, {plural(plan.num_microbatches, 'micro-batches')}"
     )
     figure = go.Figure(layout=base_layout(heading, height + PAPER_PIXELS, barmode="overlay"))
-    _draw_timeline(figure, replay, chosen, lanes, seconds, until_s)
     courses = {lane.rank: _course(replay, lane.rank, in_bytes) for lane in lanes}
     top = max((float(held.max()) for _, held in courses.values()), default=0.0)
-    top = max(top, room) or 1.0
-    held_at_most = _draw_strips(figure, replay, lanes, courses, seconds, in_bytes, top)
+    drawn = Drawn(figure, replay, lanes, seconds, in_bytes, max(top, room) or 1.0)
+    _draw_timeline(drawn, until_s)
+    _draw_strips(drawn, courses)
+    small = f"<span style='font-size:11px;color:{FAINT_INK}'>at most"
+    most = {rank: _amount(float(held.max()), in_bytes) for rank, (_, held) in courses.items()}
+    strip_names = [f"{small} {most[lane.rank]}</span>  <b>rank {lane.rank}</b>" for lane in lanes]
     across = [seconds.of(-0.003 * until_s), seconds.of(1.003 * until_s) or 1.0]
     share = strips / height
     figure.update_layout(
         xaxis=axis(axis_title("time", seconds), range=across),
-        xaxis2={"matches": "x", "anchor": "y2", "showticklabels": False, "ticks": "", "gridcolor": GRID}
-        | {"zeroline": False},
-        yaxis=_strip_axis(lanes, held_at_most) | {"domain": [0, share]},
+        xaxis2=HIDDEN_AXIS,
+        yaxis=named_rows(extent(lanes)[::-1], [lane.y for lane in lanes], strip_names) | {"domain": [0, share]},
         yaxis2=lane_axis(lanes) | {"domain": [share + GAP_PIXELS / height, 1]},
     )
-    return Drawn(figure, replay, lanes, seconds, in_bytes, top)
+    return drawn
 
 
-def _draw_timeline(
-    figure: go.Figure, replay: Replay, ranks: Sequence[int], lanes: list[Lane], seconds: Unit, until_s: float
-) -> None:
-    """The bubble, the bars on it, and labels: on each bar where there is room, else the letter of a stretch."""
-    window = (0.0, until_s)
-    spans = [span for rank in ranks for span in replay.timeline.select(rank)]
-    picture = picture_of(spans, lane_index(lanes), until_s)
+def _draw_timeline(drawn: Drawn, until_s: float) -> None:
+    """The bubble, the bars on it, and labels: on each bar if there is room, otherwise the letter of a stretch."""
+    figure, replay, lanes = drawn.figure, drawn.replay, drawn.lanes
+    spans = [span for rank in drawn.ranks for span in replay.timeline.select(rank)]
+    drawing = drawing_of(spans, lanes, drawn.seconds, (0.0, until_s))
     where: dict[str, Any] = {"xaxis": "x2", "yaxis": "y2"}
     compute = [lane for lane in lanes if lane.stream == COMPUTE]
-    figure.add_traces(bubble_bars(compute, replay.makespan_s, seconds, **where))
-    figure.add_traces(work_bars(picture, spans, lanes, seconds, window, **where))
-    labels = _labels(replay, spans, lanes, seconds, until_s)
-    figure.add_traces([labels] if labels else letters(picture, spans, lanes, seconds, window, **where))
+    figure.add_traces(bubble_bars(compute, replay.makespan_s, drawn.seconds, **where))
+    figure.add_traces(work_bars(drawing, **where))
+    labels = _labels(replay, drawing, until_s, where)
+    figure.add_traces([labels] if labels else letters(drawing, **where))
 
 
-def _labels(
-    replay: Replay, spans: Sequence[Span], lanes: Sequence[Lane], seconds: Unit, until_s: float
-) -> go.Scatter | None:
-    """ "F3" on every bar, "F3b" for a rank's second piece; None where a bar of the usual length is too short for it."""
-    plan = replay.plan
+def _labels(replay: Replay, drawing: Drawing, until_s: float, where: Mapping[str, Any]) -> go.Scatter | None:
+    """ "F3" on every bar, "F3b" for a rank's second piece; None if a bar of the usual length is too short for it."""
+    plan, spans = replay.plan, drawing.spans
     chunks = {piece: plan.rank_of[:piece].count(rank) for piece, rank in enumerate(plan.rank_of)}
-    texts = []
-    for span in spans:
-        piece, kind, microbatch = _parts(span.name)
-        texts.append(f"{kind}{microbatch}" + (chr(ord("a") + chunks[piece]) if plan.num_chunks > 1 else ""))
+    words = []
+    for span in spans:  # named by piece, kind and micro-batch
+        at = next(i for i, letter in enumerate(span.name) if letter in _KINDS)
+        words.append(span.name[at:] + (chr(ord("a") + chunks[int(span.name[:at])]) if plan.num_chunks > 1 else ""))
     room = np.array([span.duration_s for span in spans]) / ROOM / max(until_s, 1e-300)
-    if not spans or np.mean(room >= [len(text) for text in texts]) < 0.5:
+    if not spans or np.mean(room >= [len(word) for word in words]) < 0.5:
         return None
     shown = np.flatnonzero(room >= 1).tolist()
-    texts = [text if len(text) <= space else text[0] for text, space in zip(texts, room, strict=True)]
-    y = {lane.rank: lane.y for lane in lanes}
-    looks = [LOOKS[_KINDS[texts[i][0]]] for i in shown]
-    return go.Scatter(
-        mode="text",
-        x=[seconds.of((spans[i].start_s + spans[i].end_s) / 2) for i in shown],
-        y=[y[spans[i].rank] for i in shown],
-        text=[texts[i] for i in shown],
-        textfont={"size": 11, "color": [k.ink for k in looks], "shadow": [f"0 0 3px {k.color}" for k in looks]},
-        hoverinfo="skip",
-        showlegend=False,
-        xaxis="x2",
-        yaxis="y2",
-    )
+    words = [word if len(word) <= space else word[0] for word, space in zip(words, room, strict=True)]
+    y = {lane.rank: lane.y for lane in drawing.lanes}
+    looks = [LOOKS[_KINDS[words[i][0]]] for i in shown]
+    middles = [drawing.unit.of((spans[i].start_s + spans[i].end_s) / 2) for i in shown]
+    font = {"size": 11, "color": [k.ink for k in looks], "shadow": [f"0 0 3px {k.color}" for k in looks]}
+    return texts(middles, [y[spans[i].rank] for i in shown], [words[i] for i in shown], font, **where)
 
 
-def _parts(name: str) -> tuple[int, str, str]:
-    """Piece, kind and micro-batch of an action's name."""
-    at = next(i for i, letter in enumerate(name) if letter in _KINDS)
-    return int(name[:at]), name[at], name[at + 1 :]
-
-
-def _draw_strips(
-    figure: go.Figure,
-    replay: Replay,
-    lanes: Sequence[Lane],
-    courses: dict[int, tuple[np.ndarray, np.ndarray]],
-    seconds: Unit,
-    in_bytes: bool,
-    top: float,
-) -> dict[int, str]:
-    """Memory of each rank, as a filled step line on the height of its lane; returns the peak of each rank, in words."""
-    x: list[float | None] = []
-    y: list[float | None] = []
-    texts: list[str] = []
-    for lane in lanes:
+def _draw_strips(drawn: Drawn, courses: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> None:
+    """Memory of each rank, as a filled step line on the height of its lane."""
+    in_bytes, second, end = drawn.in_bytes, drawn.seconds.of(1), drawn.seconds.of(drawn.replay.makespan_s)
+    x, y, hover = list[float | None](), list[float | None](), list[str]()
+    for lane in drawn.lanes:
         times_s, held = courses[lane.rank]
         bottom = lane.y + lane.height / 2
-        x += [0.0, *np.repeat(seconds.of(1) * times_s, 2)[1:].tolist(), seconds.of(replay.makespan_s)]
-        x += [seconds.of(replay.makespan_s), None]
-        y += [bottom, *(bottom - np.repeat(held / top, 2) * lane.height).tolist(), bottom, None]
+        x += [0.0, *np.repeat(second * times_s, 2)[1:].tolist(), end, end, None]
+        y += [bottom, *(bottom - np.repeat(held / drawn.top, 2) * lane.height).tolist(), bottom, None]
         for time_s, value in zip(times_s.tolist(), held.tolist(), strict=True):
-            texts += [
+            hover += [
                 f"<b>rank {lane.rank}</b> holds {_amount(value, in_bytes)}<br>from {format_quantity(time_s, 's', 4)}"
             ] * 2
-        texts += [""] * 3
+        hover += [""] * 3
     look = MEMORY_LOOKS["activation"]
-    figure.add_trace(
+    drawn.figure.add_trace(
         go.Scatter(
             name="memory" if in_bytes else "micro-batches held",
-            x=np.array(x, float),  # arrays, whose gaps are NaN: plotly would look at every number of a list
+            x=np.array(x, float),  # arrays with NaN for gaps: plotly would check every number of a list
             y=np.array(y, float),
             mode="lines",
             fill="toself",
             fillcolor=look.color,
             line={"width": 1, "color": FAINT_INK},
             hoveron="points",
-            hovertext=np.array(texts, dtype=str),
+            hovertext=np.array(hover, dtype=str),
             hoverinfo="text",
             legendrank=3000,
         )
     )
-    return {rank: _amount(float(held.max()), in_bytes) for rank, (_, held) in courses.items()}
 
 
 def _course(replay: Replay, rank: int, in_bytes: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds, and what the rank holds from then on; in at most `MAX_STEPS` steps, each at its highest moment."""
+    """Seconds, and the memory of the rank from then on; in at most `MAX_STEPS` steps, each at its highest moment."""
     times_s, held = replay.memory[rank] if in_bytes else replay.held(rank)
-    # What one action gives back and the next takes at the same moment is not a dip.
+    # Memory that is freed and taken at the same moment is no dip.
     is_last = np.append(times_s[1:] > times_s[:-1], True)
     times_s, held = times_s[is_last], held[is_last]
     if len(times_s) <= MAX_STEPS:
@@ -224,15 +190,6 @@ def _course(replay: Replay, rank: int, in_bytes: bool) -> tuple[np.ndarray, np.n
 
 def _amount(value: float, in_bytes: bool) -> str:
     return format_quantity(value, "B") if in_bytes else f"{value:.3g}"
-
-
-def _strip_axis(lanes: Sequence[Lane], held_at_most: dict[int, str]) -> dict[str, Any]:
-    """The axis that names the strips, each with the most it holds: they have one scale."""
-    top, bottom = extent(lanes)
-    small = f"<span style='font-size:11px;color:{FAINT_INK}'>at most"
-    names = [f"{small} {held_at_most[lane.rank]}</span>  <b>rank {lane.rank}</b>" for lane in lanes]
-    look = {"range": [bottom, top], "showgrid": False, "zeroline": False, "fixedrange": True, "ticks": ""}
-    return look | {"automargin": True, "tickvals": [lane.y for lane in lanes], "ticktext": names}
 
 
 def pipeline_summary(drawn: Drawn) -> str:
@@ -260,6 +217,6 @@ def pipeline_columns(drawn: Drawn) -> dict[str, list[Any]]:
         "bubble (s)": [replay.makespan_s - replay.busy_s[rank] for rank in ranks],
         "peak micro-batches": [replay.in_flight[rank] for rank in ranks],
     }
-    if drawn.in_bytes:  # else a micro-batch counts 1, and no byte was said
+    if drawn.in_bytes:
         columns["peak memory (B)"] = [replay.peak_bytes[rank] for rank in ranks]
     return columns

@@ -1,11 +1,11 @@
-"""A plan that is tried out: its replay, and on it the critical path, the limit of memory, a moment, or the deadlock.
+"""A simulated pipeline plan: its replay with the critical path, the memory limit, a moment, or a deadlock.
 
-Bars and strips are those of pipeline.py. On them:
+Bars and strips as in pipeline.py. On them:
 
     a dark line with dots     the critical path, along the lower edge of its actions; between ranks it follows a message
-    a red line in a strip     what a rank may hold; what stands above it is red
-    a line from top to bottom the moment that is looked at; what comes after it is pale
-    hatched bars, arrows      where ranks wait for each other in a circle: an arrow leads to the rank that is waited for
+    a red line in a strip     the memory limit of a rank; memory above it is red
+    a line from top to bottom the chosen moment; later bars are pale
+    hatched bars, arrows      a deadlock: an arrow leads to the awaited rank
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
 from lablib.figures.plans.pipeline import Drawn, draw_pipeline, pipeline_columns, pipeline_summary
-from lablib.figures.style import INK, STATES
+from lablib.figures.style import INK, STATES, texts
 from lablib.pipeline.plan import Action
 from lablib.pipeline.simulation import Simulation
 from lablib.record.rank_text import ranks_in_words
@@ -26,23 +26,20 @@ from lablib.signature import checked
 from lablib.text.units import format_quantity, plural
 
 RED, PALE = "#B00020", "rgba(200,200,200,0.5)"
-WAIT_SHARE = 0.3  # of the picture, for those who wait for ever
-MAX_STATES = 8  # ranks whose moment is told in words
+WAIT_SHARE = 0.3  # of the width, for waits of a deadlock
+MAX_STATES = 8  # ranks in the sentence about a moment
 
 
 @checked
 def figure_pipeline_simulation(
     simulation: Simulation, moment_s: float | None = None, shows_critical_path: bool = True, title: str | None = None
 ) -> go.Figure:
-    """A plan's timeline and memory, with what decides its length, what breaks its limit, or why it stands still.
+    """Timeline and memory of a plan, with its critical path, the ranks above the memory limit, or its deadlock.
 
     Args:
-        simulation: of a plan.
-        moment_s: the second to look at; None: none.
-        shows_critical_path: whether the path is drawn.
+        moment_s: a second to mark.
 
-    Returns:
-        A figure whose table has one row a rank, as `figure_pipeline`'s, and what it does at the moment.
+    Table: as of `figure_pipeline`, with the action of each rank at the moment.
     """
     replayed, limits = simulation.replay, simulation.max_in_flight
     until_s = replayed.makespan_s
@@ -56,25 +53,32 @@ def figure_pipeline_simulation(
         _draw_circle(drawn, simulation, until_s)
     elif shows_critical_path:
         _draw_path(drawn, simulation)
+    columns = pipeline_columns(drawn)
+    states = () if moment_s is None else simulation.at(moment_s)
     if moment_s is not None:
-        figure.update_layout(shapes=_moment(drawn, min(moment_s, until_s), until_s))
-    return attach(figure, _summary(drawn, simulation, moment_s), _columns(drawn, simulation, moment_s))
+        x, end = drawn.seconds.of(min(moment_s, until_s)), drawn.seconds.of(until_s)
+        place = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
+        later = {"type": "rect", "x0": x, "x1": end, "fillcolor": PALE, "line": {"width": 0}}
+        line = {"type": "line", "x0": x, "x1": x, "line": {"color": INK, "width": 2}}
+        figure.update_layout(shapes=[place | later, place | line])
+        columns[f"at {_time(moment_s)}"] = [str(states[rank] or "idle") for rank in drawn.ranks]
+    if simulation.circle:
+        waits = {wait.rank: wait for wait in simulation.circle}
+        columns["waits for"] = [waits[rank].reason if rank in waits else "" for rank in drawn.ranks]
+    return attach(figure, _summary(drawn, simulation, moment_s, states), columns)
 
 
 def _draw_path(drawn: Drawn, simulation: Simulation) -> None:
-    """One line through the path's actions that are shown; it breaks where a rank between is not."""
-    # Along the lower edge of the bars, where no label stands.
+    """One line through the drawn actions of the path, along the lower edge of the bars, below their labels."""
     lane = {each.rank: each.y + 0.36 * each.height for each in drawn.lanes}
-    x: list[float] = []
-    y: list[float] = []
-    texts: list[str] = []
+    x, y, hover = list[float](), list[float](), list[str]()
     for each in simulation.critical_path:
         place = lane.get(each.rank, np.nan)
         x += [drawn.seconds.of(each.start_s), drawn.seconds.of(each.end_s)]
         y += [place, place]
         words = f"<b>{each.action}</b> on the critical path<br>rank {each.rank}, from {_time(each.start_s)}"
         words += f"<br>{_time(each.lag_s)} after the action before it" if each.lag_s > 0 else ""
-        texts += [words] * 2
+        hover += [words] * 2
     drawn.figure.add_trace(
         go.Scatter(
             name="critical path",
@@ -83,7 +87,7 @@ def _draw_path(drawn: Drawn, simulation: Simulation) -> None:
             mode="lines+markers" if len(x) <= 400 else "lines",
             line={"color": INK, "width": 2.5},
             marker={"size": 5, "color": INK, "line": {"color": "#FFFFFF", "width": 1}},
-            hovertext=np.array(texts, dtype=str),
+            hovertext=np.array(hover, dtype=str),
             hoverinfo="text",
             xaxis="x2",
             yaxis="y2",
@@ -93,11 +97,8 @@ def _draw_path(drawn: Drawn, simulation: Simulation) -> None:
 
 
 def _draw_limits(drawn: Drawn, limits: Sequence[float], over: Sequence[int], until_s: float) -> None:
-    """A line at its limit in every strip, and in red what is held above it."""
-    x: list[float] = []
-    y: list[float] = []
-    over_x: list[float] = []
-    over_y: list[float] = []
+    """A line at the limit in every strip, and the memory above it in red."""
+    x, y, over_x, over_y = list[float](), list[float](), list[float](), list[float]()
     end = drawn.seconds.of(until_s)
     for lane in drawn.lanes:
         bottom, limit = lane.y + lane.height / 2, limits[lane.rank]
@@ -146,12 +147,11 @@ def _draw_circle(drawn: Drawn, simulation: Simulation, until_s: float) -> None:
     start = drawn.seconds.of(simulation.replay.makespan_s)
     width = drawn.seconds.of(until_s) - start
     names = [f" <b>{wait.step}?</b>" for wait in waits]
-    look = {"size": 12, "color": INK, "shadow": "0 0 3px #FFFFFF, 0 0 3px #FFFFFF, 0 0 6px #FFFFFF"}
-    text: dict[str, Any] = {"mode": "text", "text": names, "textfont": look, "textposition": "middle right"}
+    font = {"size": 12, "color": INK, "shadow": "0 0 3px #FFFFFF, 0 0 3px #FFFFFF, 0 0 6px #FFFFFF"}
     place: dict[str, Any] = {"xaxis": "x2", "yaxis": "y2", "hoverinfo": "skip", "showlegend": False}
     x = [drawn.seconds.of(ends_s[wait.rank]) for wait in waits]
-    drawn.figure.add_trace(go.Scatter(x=x, y=[row.y for row in rows], **text, **place))
-    # Each arrow on a vertical of its own, so that one from 0 to 1 and one from 1 to 0 are seen as two.
+    drawn.figure.add_trace(texts(x, [row.y for row in rows], names, font, textposition="middle right", **place))
+    # Each arrow has a separate x, so that one from 0 to 1 does not cover one from 1 to 0.
     for number, wait in enumerate(waits):
         if wait.on_rank in lanes:
             at = start + width * (0.35 + 0.5 * (number + 0.5) / len(waits))
@@ -171,31 +171,18 @@ def _draw_circle(drawn: Drawn, simulation: Simulation, until_s: float) -> None:
 
 
 def limits_in_words(limits: Sequence[float]) -> str:
-    """ "3" where it is that of all ranks, else "3, 2, 2", of many the first and the last."""
+    """ "3" for equal limits, otherwise "3, 2, 2"; of many the first and the last."""
     words = [f"{limit:g}" for limit in limits]
     if len(set(words)) == 1:
         return words[0]
     return ", ".join(words if len(words) <= MAX_STATES else [*words[:3], "...", *words[-3:]])
 
 
-def _moment(drawn: Drawn, moment_s: float, until_s: float) -> list[dict[str, Any]]:
-    """A line through both plots, and a pale sheet over what comes after it."""
-    x, end = drawn.seconds.of(moment_s), drawn.seconds.of(until_s)
-    place = {"xref": "x", "yref": "paper", "y0": 0, "y1": 1}
-    sheet = {"type": "rect", "x0": x, "x1": end, "fillcolor": PALE, "line": {"width": 0}}
-    line = {"type": "line", "x0": x, "x1": x, "line": {"color": INK, "width": 2}}
-    return [place | sheet, place | line]
-
-
-def _states(simulation: Simulation, moment_s: float | None) -> Sequence[Action | None]:
-    return () if moment_s is None else simulation.at(moment_s)
-
-
 def _time(seconds: float) -> str:
     return format_quantity(seconds, "s", 4)
 
 
-def _summary(drawn: Drawn, simulation: Simulation, moment_s: float | None) -> str:
+def _summary(drawn: Drawn, simulation: Simulation, moment_s: float | None, states: Sequence[Action | None]) -> str:
     parts = []
     if simulation.circle:
         done = simulation.replay.plan.num_actions
@@ -220,19 +207,7 @@ def _summary(drawn: Drawn, simulation: Simulation, moment_s: float | None) -> st
         who = f"rank{'s' * (len(over) > 1)} {ranks_in_words(over)} hold{'s' * (len(over) == 1)} more"
         verdict = who if over else "no rank holds more"
         parts.append(f"At most {limit} micro-batches may be held: {verdict}.")
-    states = _states(simulation, moment_s)
     if moment_s is not None:
         words = [f"rank {rank} {action or 'idle'}" for rank, action in enumerate(states[:MAX_STATES])]
         parts.append(f"At {_time(moment_s)}: {', '.join(words)}{' ...' if len(states) > MAX_STATES else ''}.")
     return " ".join(parts)
-
-
-def _columns(drawn: Drawn, simulation: Simulation, moment_s: float | None) -> dict[str, list[Any]]:
-    columns = pipeline_columns(drawn)
-    states = _states(simulation, moment_s)
-    if moment_s is not None:
-        columns[f"at {_time(moment_s)}"] = [str(states[rank] or "idle") for rank in drawn.ranks]
-    if simulation.circle:
-        waits = {wait.rank: wait for wait in simulation.circle}
-        columns["waits for"] = [waits[rank].reason if rank in waits else "" for rank in drawn.ranks]
-    return columns

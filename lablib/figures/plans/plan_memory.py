@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import plotly.graph_objects as go
 
 from lablib.figures.chart import Axis, Mark, Panel, Rule, bars, chart, labels
-from lablib.figures.style import INK, MEMORY_LOOKS
+from lablib.figures.style import INK, MEMORY_LOOKS, shares_in_words
 from lablib.signature import checked
 from lablib.text.units import format_quantity
 
@@ -16,20 +16,16 @@ if TYPE_CHECKING:
     from lablib.plan.prediction import Prediction
 
 TOO_MUCH = "#B00020"
-MAX_SUMS, MAX_NAMED = 16, 8  # bars that say their sum above them, and the size of each category inside
+MAX_SUMS, MAX_NAMED = 16, 8  # bars with their sum above them, and with the size of each category inside
 THICK = 0.055  # share of the height: room for a line of text
-ROOM_FOR_LIMIT = 5.0  # the limit is drawn where it is at most so many times the highest peak; else it is only said
-FEWEST = 4  # bars for which there is room: one alone is not as wide as the figure
-_SAME = {"communication buffer": "communication"}  # categories of the planner that the memory tracker calls otherwise
+ROOM_FOR_LIMIT = 5.0  # a limit above so many times the highest peak is in the sentence only
+FEWEST = 4  # bars for which there is room: a single bar is narrower than the figure
+_SAME = {"communication buffer": "communication"}  # the planner's name -> the memory tracker's
 
 
 @checked
 def figure_plan_memory(prediction: Prediction, title: str = "") -> go.Figure:
-    """Bytes of every stage at its peak, stacked by category, and the memory of a GPU as a line.
-
-    Returns:
-        A figure whose table has one row a stage.
-    """
+    """Bytes of every stage at its peak, stacked by category, and the memory of a GPU as a line. Table: stages."""
     stages = [stage_by_look(stage) for stage in prediction.memory]
     peaks = list(prediction.stage_bytes)
     limit = prediction.memory_limit_bytes
@@ -46,7 +42,7 @@ def figure_plan_memory(prediction: Prediction, title: str = "") -> go.Figure:
         marks.append(Mark("limit", ends, [limit] * 2, (), look=look))
         text = f"a GPU has {format_quantity(limit, 'B')}"
         rules.append(Rule(y=limit, text=text, line={"width": 0}, look={"yshift": 2}))
-    if len(stages) <= MAX_SUMS:  # after the limit: where they meet, the words are in front
+    if len(stages) <= MAX_SUMS:  # after the limit, so that the text is in front
         colors = [TOO_MUCH if peak > limit else INK for peak in peaks]
         sums = [f"<b>{format_quantity(peak, 'B')}</b>" for peak in peaks]
         marks.append(labels(numbers, peaks, sums, "top center", colors))
@@ -63,7 +59,7 @@ def figure_plan_memory(prediction: Prediction, title: str = "") -> go.Figure:
 
 
 def stage_by_look(stage: Mapping[str, float]) -> dict[str, float]:
-    """Bytes by the categories of `MEMORY_LOOKS`; what these do not know is "other"."""
+    """Bytes by the categories of `MEMORY_LOOKS`; unknown ones are "other"."""
     sums = dict.fromkeys(MEMORY_LOOKS, 0.0)
     for category, size_bytes in stage.items():
         name = _SAME.get(category, category)
@@ -72,7 +68,7 @@ def stage_by_look(stage: Mapping[str, float]) -> dict[str, float]:
 
 
 def _bars(name: str, sizes: Sequence[float], ceiling: float) -> Mark:
-    """One category of all stages; a size is written inside where there is room."""
+    """One category of all stages, with sizes written inside if there is room."""
     look = MEMORY_LOOKS[name]
     has_room = [len(sizes) <= MAX_NAMED and size >= THICK * ceiling for size in sizes]
     text = [format_quantity(size, "B") if room else "" for size, room in zip(sizes, has_room, strict=True)]
@@ -84,10 +80,8 @@ def _bars(name: str, sizes: Sequence[float], ceiling: float) -> Mark:
 def _summary(prediction: Prediction, stages: Sequence[Mapping[str, float]], peaks: Sequence[float]) -> str:
     limit, high = prediction.memory_limit_bytes, max(peaks)
     fullest = peaks.index(high)
-    sizes = sorted(stages[fullest].items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{size / high:.0%} {name}" for name, size in sizes if size >= 0.005 * high)
     who = f"Stage {fullest}, the fullest of {len(peaks)}," if len(peaks) > 1 else f"A GPU ({prediction.parallel})"
-    text = f"{who} keeps {format_quantity(high, 'B')} at its peak: {parts}; "
+    text = f"{who} keeps {format_quantity(high, 'B')} at its peak: {shares_in_words(stages[fullest], high)}; "
     if high <= limit:
         return (
             text + f"that fits into the {format_quantity(limit, 'B')} of a GPU, with "

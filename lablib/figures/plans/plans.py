@@ -1,16 +1,16 @@
 """Step time against memory of many plans, with the limit of a GPU and the Pareto front.
 
-Left and low is good. A plan is on the Pareto front if no plan that fits is both faster and smaller: to be faster than
-one of these costs memory, to be smaller costs time. Plans beyond the limit would run out of memory: they are grey.
+Left and low is good. A plan is on the Pareto front if no plan that fits is both faster and smaller. Plans beyond the
+limit would run out of memory: they are grey.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import floor, isfinite, log10
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -20,9 +20,12 @@ from lablib.figures.style import GRID, INK, series_look
 from lablib.signature import check_type, checked
 from lablib.text.units import format_quantity, log_ticks
 
+if TYPE_CHECKING:
+    from lablib.plan.predictions import Predictions
+
 PLOT_PIXELS, MAX_POINTS, MAX_ROWS = 400, 2000, 200
 LIMIT, GREY = "#B00020", "#A9A9A9"
-WIDE_RANGE = 8.0  # largest through smallest: from here on an axis is logarithmic
+WIDE_RANGE = 8.0  # ratio of largest to smallest from which on an axis is logarithmic
 AROUND = 1.12  # room beyond the outermost points, on a logarithmic axis as a factor
 # The view ends at so many times a GPU's memory, and so many times the fastest plan's time; zooming out shows the rest.
 MAX_LIMITS, MAX_TIMES = 4.0, 4.0
@@ -38,23 +41,19 @@ def figure_plans(
     groups: Sequence[str] | None = None,
     title: str = "Plans in time and memory",
 ) -> go.Figure:
-    """One point a plan: step time over the peak memory of its fullest GPU.
+    """One point per plan: step time over the peak memory of its fullest GPU.
 
-    Of more than 2,000 plans as many, evenly spaced in time, are drawn beside the front, and the summary says so.
+    Of more than 2,000 plans, 2,000 evenly spaced in time and the front are drawn.
 
     Args:
-        times_s: of one step (the same batch for all); NaN for a plan that is impossible, which is not drawn.
+        times_s: of one step (the same batch for all), one per plan; NaN for an impossible plan, which is not drawn.
         memory_bytes: at the peak of the fullest GPU.
-        limit_bytes: of a GPU; more does not fit.
-        names: what to say of each plan, or a function that says it of the plan with this index.
-        front: which plans no other one beats, as indices; None: found here, among the plans that fit.
-        groups: of each plan, such as its recomputation: each group gets its own colour and symbol.
+        limit_bytes: of a GPU.
+        names: of the plans, or a function from the index of a plan to its name.
+        front: indices of the plans on the Pareto front; None: computed here, among the plans that fit.
+        groups: of each plan, such as its recomputation: each group has a colour and a symbol.
 
-    Returns:
-        A figure whose table has the plans of the front first, then the fastest others, at most 200.
-
-    Raises:
-        ValueError: lengths that differ, or an index that is none.
+    Table: the plans of the front, then the fastest others, at most 200.
     """
     for what, values in (("times_s", times_s), ("memory_bytes", memory_bytes)):
         check_type(what, list(np.ravel(values)) if isinstance(values, np.ndarray) else values, Sequence[float])
@@ -74,7 +73,10 @@ def figure_plans(
     ]
     plans.sort(key=lambda plan: (plan.time_s, plan.size_bytes))
     note = ""
-    shown = _thinned(plans)
+    shown = plans
+    if len(plans) > MAX_POINTS:
+        chosen = {int(k * len(plans) / MAX_POINTS) for k in range(MAX_POINTS)}
+        shown = [plan for i, plan in enumerate(plans) if i in chosen or plan.is_on_front]
     if len(shown) < len(plans):
         note += f" {len(shown):,} of them are drawn."
     panel, max_x, max_y = _panel(plans, shown, limit_bytes)
@@ -103,7 +105,7 @@ class _Plan:
 
     @property
     def name(self) -> str:
-        """Made when it is asked for: of many thousand plans few are drawn."""
+        """Made on demand: of many thousand plans few are drawn."""
         return self.namer(self.index)
 
     @property
@@ -131,40 +133,25 @@ def _panel(plans: Sequence[_Plan], shown: Sequence[_Plan], limit: float) -> tupl
     return Panel(across, _axis(times, max_y, "step time", "s"), marks, [rule] if plans else ()), max_x, max_y
 
 
-class ManyPlans(Protocol):
-    """The drawn part of the result of `lablib.plan.predict_many`: arrays with one entry per plan."""
-
-    @property
-    def step_time_s(self) -> Sequence[float] | np.ndarray: ...
-    @property
-    def peak_memory_bytes(self) -> Sequence[float] | np.ndarray: ...
-    @property
-    def memory_limit_bytes(self) -> float: ...
-    def arguments(self, i: int) -> Mapping[str, Any]:
-        """The keyword arguments of `predict` for plan `i`."""
-        ...
-
-
 @checked
-def figure_predictions(predictions: ManyPlans, title: str = "Plans in time and memory", **options: Any) -> go.Figure:
-    """Many predicted plans, each called by its split, its micro-batch and its recomputation.
+def figure_predictions(predictions: Predictions, title: str = "Plans in time and memory", **options: Any) -> go.Figure:
+    """Many predicted plans, each named by its split, its micro-batch and its recomputation.
 
     Args:
         predictions: of `predict_many`, all of one batch.
         options: `front` and `groups` of `figure_plans`.
     """
+
+    def name(i: int) -> str:
+        chosen = p.arguments(i)
+        return f"{chosen['parallel']}, micro-batch {chosen['micro_batch']}, recompute {chosen['recompute']}"
+
     p = predictions
-    options["title"] = title
-    return figure_plans(p.step_time_s, p.peak_memory_bytes, p.memory_limit_bytes, lambda i: _called(p, i), **options)
-
-
-def _called(predictions: ManyPlans, i: int) -> str:
-    chosen = predictions.arguments(i)
-    return f"{chosen['parallel']}, micro-batch {chosen['micro_batch']}, recompute {chosen['recompute']}"
+    return figure_plans(p.step_time_s, p.peak_memory_bytes, p.memory_limit_bytes, name, title=title, **options)
 
 
 def pareto_front(times_s: Sequence[float], memory_bytes: Sequence[float], fits: Sequence[bool]) -> list[int]:
-    """Indices of the plans that fit and that no such plan beats in time and memory, the fastest first.
+    """Indices of the plans that fit and that no other one beats in time and memory, the fastest first.
 
     >>> pareto_front([3, 1, 2, 1], [1, 4, 4, 9], [True, True, True, False])
     [1, 0]
@@ -179,36 +166,24 @@ def pareto_front(times_s: Sequence[float], memory_bytes: Sequence[float], fits: 
     return front
 
 
-def _thinned(plans: Sequence[_Plan]) -> Sequence[_Plan]:
-    """The plans to draw: all, or so many of them in the order of time, and the front."""
-    if len(plans) <= MAX_POINTS:
-        return plans
-    chosen = {int(k * len(plans) / MAX_POINTS) for k in range(MAX_POINTS)}
-    return [plan for i, plan in enumerate(plans) if i in chosen or plan.is_on_front]
-
-
 def _axis(values: Sequence[float], maximum: float, label: str, base: str) -> Axis:
     """The axis up to `maximum`, logarithmic over a wide range."""
     low, high = min(values, default=1.0), min(max(values, default=1.0), maximum or 1.0)
     if low <= 0 or high < WIDE_RANGE * low:
         room = 0.05 * (high - low) or 0.1 * high
         return Axis(label, base, span=(max(low - room, 0.0), high + room))
-    ends = (low / AROUND, high * AROUND)
-    return Axis(label, base, log=True, ticks=dict(zip(*_ticks(*ends, base), strict=True)), span=ends)
-
-
-def _ticks(low: float, high: float, base: str) -> tuple[list[float], list[str]]:
-    """1, 2, 5, 10, 20 ... over two decades and a half, powers of ten over more, steps between over less."""
+    low, high = low / AROUND, high * AROUND
+    # Powers of ten over two decades and a half, otherwise 1, 2, 5, 10, 20 ...; more steps on a short axis.
     digits = (1, 2, 5) if high / low > 40 else (1, 1.5, 2, 3, 4, 5, 7)
-    if high / low > 300:
-        return log_ticks([low, high], base)
     exponents = range(floor(log10(low)), floor(log10(high)) + 1)
     ticks = [t for t in (float(f"{digit}e{e}") for e in exponents for digit in digits) if low <= t <= high]
-    return ticks, [format_quantity(tick, base) for tick in ticks]
+    words = [format_quantity(tick, base) for tick in ticks]
+    ticks, words = log_ticks([low, high], base) if high / low > 300 else (ticks, words)
+    return Axis(label, base, log=True, ticks=dict(zip(ticks, words, strict=True)), span=(low, high))
 
 
 def _clouds(plans: Sequence[_Plan]) -> list[Mark]:
-    """The points: grey crosses for what does not fit, a look for each group of what does."""
+    """The points: grey crosses for plans that do not fit, a look for each group of the others."""
     beyond = [plan for plan in plans if not plan.fits]
     cross = {"symbol": "x-thin", "size": 7, "color": GREY, "line": {"color": GREY, "width": 1.3}}
     marks = [_points(0, "does not fit", beyond, **cross)] if beyond else []
@@ -230,7 +205,7 @@ def _points(index: int, name: str, plans: Sequence[_Plan], **marker: Any) -> Mar
 
 
 def _front(plans: Sequence[_Plan]) -> list[Mark]:
-    """The front as a staircase (plans above and to the right of it are beaten), its corners ringed."""
+    """The front as a staircase with rings at its corners."""
     if not plans:
         return []
     corners = [(plan, corner) for plan, after in pairwise(plans) for corner in (plan, after)] + [(plans[-1],) * 2]
@@ -262,7 +237,7 @@ def _summary(plans: Sequence[_Plan], limit: float) -> str:
 
 
 def _columns(plans: Sequence[_Plan], has_groups: bool) -> dict[str, list[Any]]:
-    """The front, then what fits, then the rest; each the fastest first."""
+    """The front, then the plans that fit, then the rest; each the fastest first."""
     rows = sorted(plans, key=lambda plan: (not plan.is_on_front, not plan.fits))[:MAX_ROWS]
     columns: dict[str, list[Any]] = {"plan": [plan.name for plan in rows]}
     columns |= {"group": [plan.group for plan in rows]} if has_groups else {}

@@ -25,7 +25,7 @@ _OTHERS = ("triangle-up", "star", "pentagon")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One thing in a topology. `kind`: "gpu", "node", "host", "nic", "switch", "router", or a name of your own."""
+    """A node of a topology. `kind`: "gpu", "node", "host", "nic", "switch", "router", or another name."""
 
     name: str
     x: float
@@ -37,7 +37,7 @@ class Node:
 class Edge:
     """A link between two nodes, by name; `level` groups links in the legend ("NVLink", "InfiniBand 400G").
 
-    A link of several `wires` is drawn thicker; those of one level have as many.
+    A link of several `wires` is drawn thicker; links of one level have the same number.
     """
 
     a: str
@@ -58,10 +58,9 @@ def figure_topology(
     Args:
         nodes: records, or tuples (name, x, y, kind); x grows to the right and y upwards.
         edges: records, or tuples (a, b, level).
-        summary: one sentence; None given: the counts.
+        summary: one sentence; "": the counts.
 
-    Returns:
-        A figure whose table has one row a link.
+    Table: one row per link.
 
     Raises:
         ValueError: if a link names an unknown node, or two nodes share a name.
@@ -70,7 +69,7 @@ def figure_topology(
     links = [edge if isinstance(edge, Edge) else Edge(*edge) for edge in edges]
     by_name = {node.name: node for node in things}
     if len(by_name) < len(things):
-        raise ValueError(f"each node must have a name of its own: got {[n.name for n in things]}.")
+        raise ValueError(f"each node must have a different name: got {[n.name for n in things]}.")
     for link in links:
         for end in (link.a, link.b):
             if end not in by_name:
@@ -81,7 +80,6 @@ def figure_topology(
         [_links(links, level, number, by_name) for number, level in enumerate(_distinct(e.level for e in links))]
     )
     figure.add_traces([_kind(things, kind, number) for number, kind in enumerate(_distinct(n.kind for n in things))])
-    # A picture of places, not a plot: no quantity stands on its axes.
     hidden: dict[str, Any] = {"visible": False}
     figure.update_layout(
         xaxis=hidden | _room([v for t in figure.data for v in t.x]),
@@ -97,7 +95,7 @@ def _distinct(names: Iterable[str]) -> list[str]:
 
 
 def _room(points: Sequence[float | None]) -> dict[str, Any]:
-    """The range of the points with air on both sides."""
+    """The range of the points with a margin on both sides."""
     values = [v for v in points if v is not None]
     low, high = min(values, default=0.0), max(values, default=1.0)
     air = 0.12 * (high - low) or 1.0
@@ -106,8 +104,7 @@ def _room(points: Sequence[float | None]) -> dict[str, Any]:
 
 def _links(links: Sequence[Edge], level: str, number: int, by_name: Mapping[str, Node]) -> go.Scatter:
     """All links of one level as one trace, broken between links."""
-    xs: list[float | None] = []
-    ys: list[float | None] = []
+    xs, ys = list[float | None](), list[float | None]()
     for link in links:
         if link.level == level:
             path = _path(by_name[link.a], by_name[link.b], by_name.values())
@@ -120,7 +117,7 @@ def _links(links: Sequence[Edge], level: str, number: int, by_name: Mapping[str,
 
 
 def _path(a: Node, b: Node, nodes: Iterable[Node]) -> list[tuple[float, float]]:
-    """A straight line, or an arc where the line would run through another node (the wrap-around of a torus)."""
+    """A straight line, or an arc if the line would run through another node (the wrap-around of a torus)."""
     dx, dy = b.x - a.x, b.y - a.y
     squared = dx * dx + dy * dy
 
@@ -139,10 +136,10 @@ def _path(a: Node, b: Node, nodes: Iterable[Node]) -> list[tuple[float, float]]:
 def _kind(things: Sequence[Node], kind: str, number: int) -> go.Scatter:
     chosen = [node for node in things if node.kind == kind]
     symbol = _SYMBOLS.get(kind, _OTHERS[number % len(_OTHERS)])
-    # Short names fit inside the symbol; long ones stand beside it, clear of vertical links.
+    # Short names fit inside the symbol; long ones are next to it, clear of vertical links.
     is_short = max(len(n.name) for n in chosen) <= 3
     fill = _COLORS.get(kind, _WHITE)
-    ink = _BLACK if is_short and fill != _WHITE else INK  # on a fill that no theme changes, neither does the ink
+    ink = _BLACK if is_short and fill != _WHITE else INK  # a theme changes neither this fill nor its ink
     return go.Scatter(
         x=[n.x for n in chosen],
         y=[n.y for n in chosen],
@@ -162,17 +159,11 @@ def _kind(things: Sequence[Node], kind: str, number: int) -> go.Scatter:
     )
 
 
-def _counted(number: int, kind: str) -> str:
-    """ "8 GPUs", "1 switch"."""
-    name = kind.upper() if kind in ("gpu", "nic") else kind
-    return plural(number, name + ("es" if name.endswith("ch") else "s"))
-
-
 def _summary(things: Sequence[Node], links: Sequence[Edge]) -> str:
-    kinds = [_counted(sum(n.kind == kind for n in things), kind) for kind in _distinct(n.kind for n in things)]
+    kinds = []
+    for kind in _distinct(n.kind for n in things):
+        name = kind.upper() if kind in ("gpu", "nic") else kind
+        kinds.append(plural(sum(n.kind == kind for n in things), name + ("es" if name.endswith("ch") else "s")))
     levels = [f"{sum(e.level == level for e in links)} {level}" for level in _distinct(e.level for e in links)]
-    return (
-        f"{', '.join(kinds)}, joined by {plural(len(links), 'links')} ({', '.join(levels)})."
-        if links
-        else f"{', '.join(kinds)}."
-    )
+    joined = f", joined by {plural(len(links), 'links')} ({', '.join(levels)})" if links else ""
+    return f"{', '.join(kinds)}{joined}."

@@ -1,12 +1,12 @@
-"""A predicted step as a waterfall: its parts, one bar under the other, each beginning where the last one ends.
+"""A predicted step as a waterfall: its parts, one bar under the other, each starting at the end of the previous one.
 
     products             |=========================|
     attention                                      |=|
-    tensor axis                                      |===|          hatched: communication that nothing hides
-    bubble and messages                                  |-|        pale: nothing to do
+    tensor axis                                      |===|          hatched: exposed communication
+    bubble and messages                                  |-|        pale: idle
     step                 |=================================|        the same, by kind
 
-So the picture answers what would have to go for the step to be shorter. Several plans stand side by side on one scale.
+So the picture shows which parts make the step long. Several plans are side by side on one scale.
 """
 
 from __future__ import annotations
@@ -19,7 +19,20 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.style import COMPUTE, FAINT_INK, INK, LOOKS, OTHER, PAPER_PIXELS, axis, base_layout, halo
+from lablib.figures.style import (
+    COMPUTE,
+    FAINT_INK,
+    INK,
+    LOOKS,
+    OTHER,
+    PAPER_PIXELS,
+    add_room,
+    axis,
+    base_layout,
+    halo,
+    heading,
+    texts,
+)
 from lablib.signature import checked
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
 
@@ -28,11 +41,11 @@ if TYPE_CHECKING:
 
 ROW_PIXELS, MAX_PLANS, BAR = 29, 4, 0.74
 GAP = 0.03  # share of the width, between two plans
-LABEL_SHARE, PERCENT_SHARE = 0.16, 0.075  # share of a lone plot's width that "41.2 s, 82%" and "82%" take
+LABEL_SHARE, PERCENT_SHARE = 0.16, 0.075  # share of a single plot's width that "41.2 s, 82%" and "82%" take
 NOTHING = 1e-9  # share of the step: the rounding of a sum
 HEADING_COLUMNS = 100  # characters of one line above the plot, for all plans together
 
-# The kind of each part; what ends in "axis" is communication, and what is not named is compute.
+# The kind of each part; names with "axis" at the end are communication, all others compute.
 _KINDS = {
     "recomputation": "recompute",
     "bubble and messages": "idle",
@@ -59,29 +72,29 @@ class _Piece:
 
 @checked
 def figure_waterfall(prediction: Prediction, title: str = "") -> go.Figure:
-    """The parts of a predicted step, in seconds and in percent; a part of zero is left out.
-
-    Returns:
-        A figure whose table has one row a part.
-    """
-    return _figure([prediction], [""], title or f"Where the step of {prediction.name} goes", _summary(prediction))
+    """The parts of a predicted step, in seconds and in percent, without parts of zero. Table: one row per part."""
+    p, shares = prediction, dict[str, float]()
+    for name, time_s in p.parts.items():
+        shares[kind_of_part(name)] = shares.get(kind_of_part(name), 0.0) + time_s / p.step_time_s
+    ordered = sorted(((share, kind) for kind, share in shares.items() if share >= 0.0005), reverse=True)
+    kinds = ", ".join(f"{share:.1%} {_WORDS.get(kind, kind)}" for share, kind in ordered)
+    where = f"{plural(p.num_gpus, 'GPUs')} of {p.cluster} ({p.parallel})"
+    text = f"A step on {where} takes {format_quantity(p.step_time_s, 's')}: {kinds}; MFU {p.mfu:.1%}"
+    text += f" (HFU {p.hfu:.1%} with what is computed again)." if p.hfu > 1.001 * p.mfu else "."
+    if not p.fits:
+        needed, limit = (format_quantity(size, "B") for size in (p.peak_memory_bytes, p.memory_limit_bytes))
+        text += f" It does not fit: it needs {needed} of {limit} a GPU."
+    return _figure([p], [""], title or f"Where the step of {p.name} goes", text)
 
 
 @checked
 def figure_waterfalls(
     predictions: Sequence[Prediction], names: Sequence[str] = (), title: str = "Where the steps go"
 ) -> go.Figure:
-    """The same for two to four plans side by side, on one scale.
+    """Up to four plans side by side, on one scale. Table: one row for each plan and part.
 
     Args:
-        predictions: one, or up to four.
-        names: of the plans; none given: a letter each, and what they differ in.
-
-    Returns:
-        A figure whose table has one row for each plan and part.
-
-    Raises:
-        ValueError: no plan, more than four, or not one name for each.
+        names: of the plans; none given: a letter and the different choices of each.
     """
     if not 1 <= len(predictions) <= MAX_PLANS:
         raise ValueError(
@@ -95,7 +108,7 @@ def figure_waterfalls(
 
 
 def differences(predictions: Sequence[Prediction]) -> list[str]:
-    """A name for each plan: the choices in which they differ, else how they are split."""
+    """A name for each plan: the choices in which they differ, otherwise the split."""
     choices = [
         [p.name, p.cluster, str(p.parallel), f"batch {p.batch}", f"micro-batch {p.micro_batch}", p.schedule]
         + [f"{p.seq_len} tokens", f"recompute {p.recompute}", p.precision]
@@ -106,36 +119,31 @@ def differences(predictions: Sequence[Prediction]) -> list[str]:
 
 
 def _figure(predictions: Sequence[Prediction], names: Sequence[str], title: str, summary: str) -> go.Figure:
-    parts = _parts(predictions)
+    # The parts above zero in some plan, in the order of the step.
+    names_of_parts = dict.fromkeys(name for p in predictions for name in p.parts)
+    parts = [n for n in names_of_parts if any(abs(p.parts.get(n, 0.0)) > NOTHING * p.step_time_s for p in predictions)]
     rows = {part: row for row, part in enumerate([*parts, "step"])}
     longest_s = max(p.step_time_s for p in predictions)
     unit = unit_for(longest_s, "s")
     pieces = [_pieces(p, rows) for p in predictions]
     headings = ["<br>".join(wrap(name, HEADING_COLUMNS // len(names))) for name in names]
-    above = 18 * max((heading.count("<br>") + 1 for heading in headings if heading), default=0)
-    height = ROW_PIXELS * len(rows) + PAPER_PIXELS + above
+    above = 18 * max((name.count("<br>") + 1 for name in headings if name), default=0)
+    height = ROW_PIXELS * len(rows) + PAPER_PIXELS
     figure = go.Figure(layout=base_layout(title, height, barmode="overlay", showlegend=True))
-    figure.update_layout(margin_t=figure.layout.margin.t + above)  # pyright: ignore[reportAttributeAccessIssue]
+    add_room(figure, above)
     width = (1 - GAP * (len(names) - 1)) / len(names)
-    for column, (own, heading) in enumerate(zip(pieces, headings, strict=True)):
+    for column, (own, name) in enumerate(zip(pieces, headings, strict=True)):
         x = f"x{column + 1 if column else ''}"
         figure.add_traces(_bars(own, x, unit, seen={piece.kind for before in pieces[:column] for piece in before}))
         figure.add_traces([_steps(own, x, unit), _labels(own, x, unit, longest_s, len(names))])
         left = column * (width + GAP)
         across = axis(axis_title("time", unit), range=[0, 1.02 * unit.of(longest_s)], domain=[left, left + width])
         figure.update_layout({f"xaxis{x[1:]}": across | {"anchor": "y"}})
-        if heading:
-            place = {"x": left, "xref": "paper", "xanchor": "left", "y": 1, "yref": "paper", "yanchor": "bottom"}
-            figure.add_annotation(text=f"<b>{heading}</b>", showarrow=False, align="left", font={"size": 12}, **place)
+        if name:
+            heading(figure, f"<b>{name}</b>", left, size=12, align="left")
     ticks = {"tickvals": list(rows.values()), "ticktext": [*parts, "<b>step</b>"], "ticks": "", "showgrid": False}
     figure.update_layout(yaxis=axis("", range=[len(rows) - 0.45, -0.55], **ticks))
     return attach(figure, summary, _columns(predictions, names, parts))
-
-
-def _parts(predictions: Sequence[Prediction]) -> list[str]:
-    """The parts that are more than nothing in some plan, in the order of the step."""
-    names = dict.fromkeys(name for p in predictions for name in p.parts)
-    return [n for n in names if any(abs(p.parts.get(n, 0.0)) > NOTHING * p.step_time_s for p in predictions)]
 
 
 def kind_of_part(part: str) -> str:
@@ -182,7 +190,7 @@ def _hover(prediction: Prediction, part: str, time_s: float) -> str:
 
 
 def _bars(pieces: Sequence[_Piece], x: str, unit: Unit, seen: set[str]) -> list[go.Bar]:
-    """One trace a kind; only the first of the figure stands in the legend."""
+    """One trace per kind; only the first of the figure is in the legend."""
     traces = []
     for look in _DRAWN:
         own = [piece for piece in pieces if piece.kind == look.name]
@@ -207,7 +215,7 @@ def _bars(pieces: Sequence[_Piece], x: str, unit: Unit, seen: set[str]) -> list[
 
 
 def _steps(pieces: Sequence[_Piece], x: str, unit: Unit) -> go.Scatter:
-    """Thin lines from where a part ends down to where the next one begins."""
+    """Thin lines from the end of a part down to the start of the next one."""
     across: list[float | None] = []
     down: list[float | None] = []
     parts = [piece for piece in pieces if piece.name != "step"]
@@ -220,11 +228,11 @@ def _steps(pieces: Sequence[_Piece], x: str, unit: Unit) -> go.Scatter:
 
 
 def _labels(pieces: Sequence[_Piece], x: str, unit: Unit, longest_s: float, plans: int) -> go.Scatter:
-    """Seconds and percent of each bar: inside it where there is room, else where there is."""
+    """Seconds and percent of each bar, inside it if there is room, otherwise at its side."""
     is_wide = plans <= 2
     room_s = (LABEL_SHARE if is_wide else PERCENT_SHARE) * plans * longest_s
     looks = {look.name: look for look in _DRAWN}
-    texts, places, sides, inks, shadows = [], [], [], [], []
+    labels, places, sides, inks, shadows = [], [], [], [], []
     for piece in pieces:
         is_step = piece.name == "step"
         own_room_s = PERCENT_SHARE * plans * longest_s if is_step else room_s
@@ -232,7 +240,7 @@ def _labels(pieces: Sequence[_Piece], x: str, unit: Unit, longest_s: float, plan
         if is_step and not is_inside:
             continue
         look = looks[piece.kind]
-        texts.append(
+        labels.append(
             _percent(piece) if is_step or not is_wide else f"{format_quantity(piece.time_s, 's')}, {_percent(piece)}"
         )
         if is_inside:
@@ -245,43 +253,16 @@ def _labels(pieces: Sequence[_Piece], x: str, unit: Unit, longest_s: float, plan
         sides.append(side)
         inks.append(look.ink if is_inside else INK)
         shadows.append(halo(look.color) if is_inside else "none")
-    return go.Scatter(
-        x=[place for place, _ in places],
-        y=[row for _, row in places],
-        mode="text",
-        text=[f"\N{NO-BREAK SPACE}{text}\N{NO-BREAK SPACE}" for text in texts],
-        textposition=sides,
-        textfont={"size": 12, "color": inks, "shadow": shadows},
-        cliponaxis=False,
-        hoverinfo="skip",
-        showlegend=False,
-        xaxis=x,
-    )
+    across, down = [place for place, _ in places], [row for _, row in places]
+    padded = [f"\N{NO-BREAK SPACE}{text}\N{NO-BREAK SPACE}" for text in labels]
+    font = {"size": 12, "color": inks, "shadow": shadows}
+    return texts(across, down, padded, font, textposition=sides, cliponaxis=False, xaxis=x)
 
 
 def _percent(piece: _Piece) -> str:
-    """Two digits where they say something."""
+    """Two significant digits."""
     percent = 100 * piece.share
     return f"{percent:.0f}%" if percent >= 9.95 else f"{percent:.1f}%" if percent >= 0.05 else "<0.1%"
-
-
-def _summary(prediction: Prediction) -> str:
-    p = prediction
-    where = f"{plural(p.num_gpus, 'GPUs')} of {p.cluster} ({p.parallel})"
-    text = f"A step on {where} takes {format_quantity(p.step_time_s, 's')}: {_kinds_in_words(p)}; MFU {p.mfu:.1%}"
-    text += f" (HFU {p.hfu:.1%} with what is computed again)" if p.hfu > 1.001 * p.mfu else ""
-    if p.fits:
-        return f"{text}."
-    needed, limit = (format_quantity(size, "B") for size in (p.peak_memory_bytes, p.memory_limit_bytes))
-    return f"{text}. It does not fit: it needs {needed} of {limit} a GPU."
-
-
-def _kinds_in_words(prediction: Prediction) -> str:
-    shares: dict[str, float] = {}
-    for name, time_s in prediction.parts.items():
-        shares[kind_of_part(name)] = shares.get(kind_of_part(name), 0.0) + time_s / prediction.step_time_s
-    said = sorted(((share, kind) for kind, share in shares.items() if share >= 0.0005), reverse=True)
-    return ", ".join(f"{share:.1%} {_WORDS.get(kind, kind)}" for share, kind in said)
 
 
 def _comparison(predictions: Sequence[Prediction], names: Sequence[str]) -> str:

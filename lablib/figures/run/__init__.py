@@ -2,9 +2,9 @@
 
 timeline         one lane per rank and stream, one bar per span
 lanes, bars      the lanes, and the bars of many spans
-memory, peaks    bytes over time by category, and the peak of each rank
+memory           bytes over time by category
+ranks            peak memory and bytes sent of each rank
 step_memory      the peak of one step, and the step itself
-traffic          bytes that leave each rank
 traffic_matrix   bytes between ranks
 roofline         speed of each operation, and the limit of the device
 waits            a deadlock

@@ -1,16 +1,16 @@
-"""From spans to bars: one bar a span while they are few, and an honest smaller number when they are many.
+"""From spans to bars: one bar per span while they are few, fewer bars of the same busy time when they are many.
 
-A screen is about a thousand pixels wide, so 200,000 spans cannot be seen one by one. Past `MANY_SPANS`:
+A screen is about a thousand pixels wide, so 200,000 spans are not visible one by one. Past `MANY_SPANS`:
 
-    1. Neighbours of one lane and one kind that touch become one bar. Nothing is lost by that.
+    1. Neighbours of one lane and one kind that touch become one bar, without loss.
     2. If these are still more than `MAX_BARS`, bars shorter than a `step` (at first less than a pixel, doubled until
-       the number fits) are gathered in cells of one step. The kinds of a cell stand side by side, each as long as its
-       share of the cell's work, and all as high as the share of the cell in which any work was done.
+       the number fits) are gathered in cells of one step. The kinds of a cell are side by side, each as long as its
+       share of the cell's work, and all as high as the busy share of the cell.
     3. Cells of one kind, less than a step apart and equally high to an eighth, become one bar.
 
-So the area of a bar, its length times its `height`, is the time in which its spans were busy: for each lane and kind
-the sum is the same before and after, to rounding. No lane and no kind is lost, and no work moves by more than two steps
-within its cell. A bar keeps the count, the operations and bytes of what it stands for.
+So the area of a bar, its length times its `height`, is the busy time of its spans: for each lane and kind the sum is
+the same before and after, to rounding. No lane and no kind is lost, and no work moves by more than two steps within
+its cell. A bar keeps the count, the operations and the bytes of its spans.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from lablib.run import Span
 
 KINDS = tuple(LOOKS)
 MANY_SPANS, MAX_BARS = 2000, 6000
-STEPS, HEIGHTS = 1600, 8  # first steps of a window; how many heights are told apart when cells are joined
-_TOUCH = 1e-9  # share of the window: a gap that floating point makes
+STEPS, HEIGHTS = 1600, 8  # first steps of a window; number of different heights when cells are joined
+_TOUCH = 1e-9  # share of the window: a gap by rounding
 
 
 @dataclass(frozen=True)
 class Bars:
-    """Parallel arrays, one entry a bar. `first` is the index of the bar's first span in the list it was made from."""
+    """Parallel arrays, one entry per bar. `first` is the index of the bar's first span in the list of spans."""
 
     lane: np.ndarray
     kind: np.ndarray  # index into KINDS
     start_s: np.ndarray
     end_s: np.ndarray
-    busy_s: np.ndarray  # time in which a span ran; less than end_s - start_s where gaps were closed
+    busy_s: np.ndarray  # time in which a span ran; less than end_s - start_s if gaps were closed
     count: np.ndarray
     flops: np.ndarray
     size_bytes: np.ndarray
     first: np.ndarray
-    height: np.ndarray  # share of the lane: 1 for a span, the share of its length that was busy for what is joined
+    height: np.ndarray  # share of the lane: 1 for a span, the busy share of its length for joined spans
 
     def __len__(self) -> int:
         return len(self.lane)
@@ -50,7 +50,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Picture:
-    """The bars to draw and what was done to the spans to get them. `step_s` is 0 while no gap is closed."""
+    """The bars to draw, the number of spans, and the step of the joined cells; `step_s` is 0 if no gap is closed."""
 
     bars: Bars
     num_spans: int
@@ -70,13 +70,7 @@ class Picture:
 
 
 def picture_of(spans: Sequence[Span], lanes: Mapping[tuple[int, str], int], window_s: float) -> Picture:
-    """The bars for these spans.
-
-    Args:
-        spans: the spans to draw; every (rank, stream) is a key of `lanes`.
-        lanes: index of the lane of each rank and stream.
-        window_s: width of the picture in seconds, which decides what is too small to see.
-    """
+    """The bars for these spans, in a picture of `window_s` seconds; `lanes` has the lane of each rank and stream."""
     bars = _one_each(spans, lanes)
     if len(spans) <= MANY_SPANS or window_s <= 0:
         return Picture(bars, len(spans))
@@ -93,7 +87,7 @@ def picture_of(spans: Sequence[Span], lanes: Mapping[tuple[int, str], int], wind
 
 
 def is_alone(bars: Bars, gap_s: float) -> np.ndarray:
-    """True for a bar with nothing on its lane for `gap_s` before and after it."""
+    """True for a bar on an empty lane for `gap_s` before and after it."""
     starts = _is_new(bars.lane)
     starts[1:] |= bars.start_s[1:] - _latest_end(bars.lane, bars.end_s)[:-1] >= gap_s
     return starts & np.append(starts[1:], len(bars) > 0)[: len(bars)]
@@ -107,7 +101,7 @@ def stretches_of(bars: Bars, gap_s: float) -> Bars:
 
 
 def _one_each(spans: Sequence[Span], lanes: Mapping[tuple[int, str], int]) -> Bars:
-    """One bar a span, ordered by lane and start."""
+    """One bar per span, ordered by lane and start."""
     kinds: dict[tuple[str, str, bool], int] = {}
     for span in spans:
         if (span.stream, span.phase, span.is_recompute) not in kinds:
@@ -118,7 +112,7 @@ def _one_each(spans: Sequence[Span], lanes: Mapping[tuple[int, str], int]) -> Ba
     order = np.lexsort((numbers[:, 0], lane))
     lane, kind, numbers = lane[order], kind[order], numbers[order]
     start_s, end_s, flops, size_bytes = numbers.T
-    # Spans of one lane may overlap (two asynchronous collectives); the second then only adds what is not covered yet.
+    # Spans of one lane may overlap (two asynchronous collectives); the second then adds only its uncovered part.
     covered_s = np.concatenate(([-np.inf], _latest_end(lane, end_s)[:-1])) if len(lane) else end_s
     covered_s[_is_new(lane)] = -np.inf
     busy_s = np.maximum(0.0, end_s - np.maximum(start_s, covered_s))

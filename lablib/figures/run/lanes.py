@@ -9,8 +9,8 @@ from lablib.record.rank_text import ranks_in_words
 from lablib.record.timeline import WAIT
 from lablib.run import COMPUTE, Timeline
 
-MAX_RANKS, RANKS_IF_MORE = 16, 8  # drawn if nobody chooses
-MAX_CHOSEN = 64  # drawn at all
+MAX_RANKS, RANKS_IF_MORE = 16, 8  # drawn by default
+MAX_CHOSEN = 64  # drawn at most
 _HEIGHT = {True: 1.0, False: 0.66}  # of a compute lane and of another, in units of y
 _BETWEEN_LANES, _BETWEEN_RANKS = 0.08, 0.42
 
@@ -27,18 +27,18 @@ class Lane:
 
 
 def ranks_to_show(known: Sequence[int], ranks: Iterable[int] | None) -> list[int]:
-    """The ranks to draw: the chosen ones, or all while they are few, or else half of them from each end.
+    """The ranks to draw.
 
     Args:
-        known: those that there are, in order.
-        ranks: the choice; None: all up to 16, otherwise the first 4 and the last 4. Of a choice of more than 64, the
-            first 32 and the last 32 are drawn: more lanes cannot be told apart.
+        known: all ranks, in order.
+        ranks: the choice, of which at most the first 32 and the last 32 are drawn; None: all up to 16, otherwise the
+            first 4 and the last 4.
 
     Raises:
         ValueError: for a rank that does not exist.
     """
     if not known:
-        raise ValueError("a timeline of 0 ranks has no lanes to draw: give that of a run")
+        raise ValueError("a timeline of 0 ranks has no lanes to draw: give the timeline of a run")
     if ranks is None:
         return _ends(known, len(known) if len(known) <= MAX_RANKS else RANKS_IF_MORE)
     chosen = sorted(set(ranks))
@@ -52,14 +52,14 @@ def ranks_to_show(known: Sequence[int], ranks: Iterable[int] | None) -> list[int
 
 
 def _ends(ranks: Sequence[int], maximum: int) -> list[int]:
-    """All of them, or half of `most` from each end."""
+    """All of them, or half of `maximum` from each end."""
     return list(ranks) if len(ranks) <= maximum else [*ranks[: maximum // 2], *ranks[-(maximum // 2) :]]
 
 
 def lanes_of(timelines: Sequence[Timeline], ranks: Sequence[int]) -> list[Lane]:
     """The lanes of the chosen ranks, top to bottom, with every stream that any of the timelines uses there.
 
-    A group in which a rank only waited has an empty lane: that is where the communication would be.
+    A group in which a rank only waited has an empty lane.
     """
     streams: dict[int, set[str]] = {rank: {COMPUTE} for rank in ranks}
     for timeline in timelines:
@@ -78,12 +78,12 @@ def lanes_of(timelines: Sequence[Timeline], ranks: Sequence[int]) -> list[Lane]:
 
 
 def extent(lanes: Sequence[Lane]) -> tuple[float, float]:
-    """The top and the bottom of the lanes on the y axis, with a little air."""
+    """The top and the bottom of the lanes on the y axis, with a margin."""
     return lanes[0].y - lanes[0].height / 2 - 0.25, lanes[-1].y + lanes[-1].height / 2 + 0.25
 
 
 def pixels(lanes: Sequence[Lane]) -> int:
-    """A height at which every lane can be read: rows are tall while they are few."""
+    """A height at which every lane can be read: few rows are tall."""
     top, bottom = extent(lanes)
     return int((bottom - top) * (30 if len(lanes) <= 10 else 24 if len(lanes) <= 24 else 19))
 

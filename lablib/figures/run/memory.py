@@ -1,8 +1,7 @@
 """Memory of a rank over time: bytes stacked by category, under its timeline where one is given.
 
-A rank changes what it holds at every allocation and death. Past `MAX_STEPS` changes, the time is cut into so many
-equal steps, and each is drawn as the rank stood at the highest moment of that step: no peak is lost, and each column is
-a moment that was.
+The memory of a rank changes at every allocation and free. Past `MAX_STEPS` changes, the time is cut into that many
+equal steps, and each is drawn at the highest moment of that step: no peak is lost.
 """
 
 from __future__ import annotations
@@ -14,10 +13,19 @@ import numpy as np
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.run.bars import picture_of
 from lablib.figures.run.lanes import Lane, lanes_of, pixels
-from lablib.figures.run.timeline import lane_axis, lane_index, lane_traces
-from lablib.figures.style import FAINT_INK, INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, empty_axis
+from lablib.figures.run.timeline import drawing_of, lane_axis, lane_traces
+from lablib.figures.style import (
+    FAINT_INK,
+    GRID,
+    INK,
+    MEMORY_LOOKS,
+    PAPER_PIXELS,
+    axis,
+    base_layout,
+    empty_axis,
+    shares_in_words,
+)
 from lablib.hardware.device import Device
 from lablib.record.memory import Memory
 from lablib.record.memory_text import NOT_RECORDED, explain
@@ -27,12 +35,15 @@ from lablib.text.units import Unit, axis_title, format_quantity, unit_for
 
 PLOT_PIXELS, GAP_PIXELS = 260, 16
 MAX_STEPS = 1500
-MAX_SOURCE = 120  # characters of a line of the program that the sentence quotes
-ROOM_FOR_CAPACITY = 3.0  # the capacity is drawn where it is at most so many times the peak; else it is only said
-# Shares of the peak and of the time: a category that is so thick for so long has its name written there.
-THICK, LONG = 0.09, 0.12
+MAX_SOURCE = 120  # characters of a line of the program in the sentence
+ROOM_FOR_CAPACITY = 3.0  # a capacity above so many times the peak is in the sentence only
+THICK, LONG = 0.09, 0.12  # shares of the peak and of the time from which on a category is labelled in the picture
 
-Curve = tuple[np.ndarray, dict[str, np.ndarray]]  # seconds, and what was held of each category from then on
+# The time axis of an upper panel, which follows the one of the lower panel.
+HIDDEN_AXIS = {"matches": "x", "anchor": "y2", "showticklabels": False, "ticks": "", "gridcolor": GRID}
+HIDDEN_AXIS |= {"zeroline": False}
+
+Curve = tuple[np.ndarray, dict[str, np.ndarray]]  # seconds, and bytes of each category from then on
 
 
 @checked
@@ -48,14 +59,10 @@ def figure_memory(
     Args:
         memory: of a run, `run.memory`.
         timeline: of the same run, or a part of it (`without`, `between`): both panels show that part.
-        rank: which one; None: the one with the highest peak.
-        device: what it ran on, `run.device`: its capacity is drawn where it is near, and said in any case.
+        rank: None: the one with the highest peak.
+        device: `run.device`: its capacity is in the sentence, and in the picture if it is near the peak.
 
-    Returns:
-        A figure whose table has one row for each category: at the peak of all, at its own peak, and at the end.
-
-    Raises:
-        ValueError: for a rank that does not exist.
+    Table: bytes of each category at the peak of all, at its own peak, and at the end.
     """
     rank = memory.peak_rank() if rank is None else rank
     if memory.num_ranks and not 0 <= rank < memory.num_ranks:
@@ -73,7 +80,11 @@ def figure_memory(
     if len(times_s):
         _draw(figure, steps, window, seconds, device)
     else:
-        _draw_nothing(figure, window, seconds)
+        title = axis_title("time since launch", seconds)
+        across = axis(title, range=[seconds.of(edge) for edge in window]) if end_s > window[0] else empty_axis(title)
+        figure.update_layout(xaxis=across, yaxis=empty_axis("memory (B)"))
+        if end_s > window[0]:  # plotly leaves out axes without a trace
+            figure.add_scatter(x=[seconds.of(window[0])], y=[0], opacity=0, showlegend=False, hoverinfo="skip")
     if timeline and lanes:
         _draw_above(figure, timeline, rank, lanes, seconds, top / (top + PLOT_PIXELS))
     return attach(
@@ -103,12 +114,12 @@ def _total(held: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def _steps(times_s: np.ndarray, held: dict[str, np.ndarray], window: tuple[float, float]) -> Curve:
-    """The curve in at most `MAX_STEPS` steps, each at its highest moment; then what is held at the end."""
+    """The curve in at most `MAX_STEPS` steps, each at its highest moment; then the memory at the end."""
     if len(times_s) <= MAX_STEPS:
         steps, chosen = times_s, np.arange(len(times_s))
     else:
         edges = np.linspace(window[0], window[1], MAX_STEPS + 1)
-        # A step begins with what was held before it: the last change until its start counts as one of its moments.
+        # A step begins with the memory before it: the last change until its start is one of its moments.
         firsts = np.maximum(np.searchsorted(times_s, edges[:-1], "right") - 1, 0)
         lasts = np.maximum(np.searchsorted(times_s, edges[1:], "right"), firsts + 1)
         total = _total(held)
@@ -132,7 +143,14 @@ def _draw(figure: go.Figure, steps: Curve, window: tuple[float, float], seconds:
         size_bytes = held[name]
         if not size_bytes.any():
             continue
-        figure.add_trace(_band(name, times_s, size_bytes, total, seconds, unit))
+        moments = zip(size_bytes.tolist(), total.tolist(), times_s.tolist(), strict=True)
+        hover = [
+            f"<b>{name}</b> {format_quantity(own, 'B', 4)}<br>of "
+            f"{format_quantity(every, 'B', 4)}<br>from {format_quantity(time_s, 's', 4)}"
+            for own, every, time_s in moments
+        ]
+        shown = {"hovertext": hover, "hoverinfo": "text", "legendrank": 3000}
+        figure.add_trace(memory_band(name, times_s / seconds.scale, size_bytes / unit.scale, **shown))
         if (where := _longest(times_s, size_bytes > THICK * high, LONG * (window[1] - window[0]))) is not None:
             i = int(np.searchsorted(times_s, where, "right")) - 1
             place = {"x": seconds.of(where), "y": unit.of(float(below[i] + size_bytes[i] / 2))}
@@ -163,15 +181,6 @@ def _draw(figure: go.Figure, steps: Curve, window: tuple[float, float], seconds:
     )
 
 
-def _draw_nothing(figure: go.Figure, window: tuple[float, float], seconds: Unit) -> None:
-    """Axes alone. Under a timeline the time has its numbers."""
-    title = axis_title("time since launch", seconds)
-    across = axis(title, range=[seconds.of(edge) for edge in window]) if window[1] > window[0] else empty_axis(title)
-    figure.update_layout(xaxis=across, yaxis=empty_axis("memory (B)"))
-    if window[1] > window[0]:  # plotly leaves out axes on which nothing stands
-        figure.add_trace(go.Scatter(x=[seconds.of(window[0])], y=[0], opacity=0, showlegend=False, hoverinfo="skip"))
-
-
 def _longest(times_s: np.ndarray, is_thick: np.ndarray, at_least_s: float) -> float | None:
     """The middle of the longest time in which `is_thick` holds; None if it is shorter than `at_least_s`."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], is_thick[:-1], [False])).astype(int)))
@@ -182,48 +191,35 @@ def _longest(times_s: np.ndarray, is_thick: np.ndarray, at_least_s: float) -> fl
     return float(starts_s[i] + ends_s[i]) / 2 if ends_s[i] - starts_s[i] >= at_least_s else None
 
 
-def _band(
-    name: str, times_s: np.ndarray, size_bytes: np.ndarray, total: np.ndarray, seconds: Unit, unit: Unit
-) -> go.Scatter:
-    """One category of the stack."""
+def memory_band(name: str, x: np.ndarray, y: np.ndarray, **more: Any) -> go.Scatter:
+    """One category of a stack of memory over time."""
     look = MEMORY_LOOKS[name]
-    pattern = {"shape": look.pattern, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.55)", "solidity": 0.22}
-    moments = zip(size_bytes.tolist(), total.tolist(), times_s.tolist(), strict=True)
-    hover = [
-        f"<b>{name}</b> {format_quantity(own, 'B', 4)}<br>of "
-        f"{format_quantity(every, 'B', 4)}<br>from {format_quantity(time_s, 's', 4)}"
-        for own, every, time_s in moments
-    ]
     return go.Scatter(
         name=name,
-        x=times_s / seconds.scale,
-        y=size_bytes / unit.scale,
+        x=x,
+        y=y,
         stackgroup="memory",
         mode="lines",
-        line={"shape": "hv", "width": 0.5, "color": INK},  # where one layer ends, seen in grey too
+        line={"shape": "hv", "width": 0.5, "color": INK},  # the edge of a layer, visible in grey too
         fillcolor=look.color,
-        fillpattern=pattern | {"size": 7, "bgcolor": look.color},
-        hovertext=hover,
-        hoverinfo="text",
+        fillpattern=look.marker()["pattern"] | {"bgcolor": look.color},
         legendgroup=f"memory: {name}",
-        legendrank=3000,
+        **more,
     )
 
 
 def _draw_above(
     figure: go.Figure, timeline: Timeline, rank: int, lanes: list[Lane], seconds: Unit, share: float
 ) -> None:
-    """The rank's timeline on top, with the same time: zooming one zooms both."""
+    """The rank's timeline on top, with a linked time axis."""
     window = (timeline.start_s, timeline.end_s)
     spans = [span for span in timeline.select(rank) if not span.is_waiting]
-    picture = picture_of(spans, lane_index(lanes), timeline.makespan_s)
-    figure.add_traces(lane_traces(timeline, picture, spans, lanes, seconds, window, xaxis="x2", yaxis="y2"))
+    figure.add_traces(lane_traces(timeline, drawing_of(spans, lanes, seconds, window), xaxis="x2", yaxis="y2"))
     lowest = 1 - share
-    hidden = {"matches": "x", "anchor": "y2", "showticklabels": False, "ticks": "", "gridcolor": "#E3E3E3"}
     figure.update_layout(
         yaxis_domain=[0, lowest],
         xaxis_range=[seconds.of(window[0]), seconds.of(window[1]) or 1.0],
-        xaxis2=hidden | {"zeroline": False},
+        xaxis2=HIDDEN_AXIS,
         yaxis2=lane_axis(lanes) | {"domain": [lowest + share * GAP_PIXELS / (pixels(lanes) + GAP_PIXELS), 1]},
     )
 
@@ -257,15 +253,14 @@ def _peak(memory: Memory, rank: int, origin_s: float) -> str:
     peak_bytes = memory.peak_bytes(rank)
     if not peak_bytes:
         return f"Rank {rank} held nothing."
-    sizes = sorted(memory.at_peak(rank).items(), key=lambda item: -item[1])
-    parts = [f"{size / peak_bytes:.0%} {name}" for name, size in sizes if size >= 0.005 * peak_bytes]
+    parts = shares_in_words(memory.at_peak(rank), peak_bytes)
     phase = memory.peak_phase(rank)
     when = format_quantity(memory.peak_at_s(rank) - origin_s, "s") + (f", in {phase}" if phase else "")
-    text = f"At its peak ({when}) rank {rank} held {format_quantity(peak_bytes, 'B')}: {', '.join(parts)}"
+    text = f"At its peak ({when}) rank {rank} held {format_quantity(peak_bytes, 'B')}: {parts}"
     largest = next((h for h in memory.allocations_at_peak(rank) if h.source), None)
     if largest is None:
         return text + "."
-    # A line of code that is cut is no code: of a long one its place alone.
+    # Of a long line only its place.
     place = largest.source if len(largest.source) <= MAX_SOURCE else largest.source.partition(": ")[0]
     return (
         f"{text}. The most from one place, {format_quantity(largest.size_bytes, 'B')} of {largest.category}: {place}."
@@ -273,7 +268,7 @@ def _peak(memory: Memory, rank: int, origin_s: float) -> str:
 
 
 def _columns(held: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
-    """One row a category that was ever held."""
+    """One row per category."""
     names = [name for name, size_bytes in held.items() if size_bytes.any()]
     total = _total(held)
     peak = int(np.argmax(total)) if len(total) else 0

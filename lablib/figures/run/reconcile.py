@@ -1,7 +1,7 @@
 """Predicted and measured on one figure: two timelines with the same lanes, and the error in numbers.
 
-The upper panel is the prediction, the lower one the measurement. The error is (predicted - measured) / measured, so
-+10% means that the prediction was too slow by a tenth.
+The upper panel is the prediction, the lower one the measurement. The error is (predicted - measured) / measured: +10%
+means that the prediction was too slow by a tenth.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.run.bars import KINDS, picture_of
 from lablib.figures.run.lanes import lanes_of, pixels, ranks_to_show
-from lablib.figures.run.timeline import lane_axis, lane_index, lane_traces
-from lablib.figures.style import PAPER_PIXELS, axis, base_layout
+from lablib.figures.run.timeline import drawing_of, lane_axis, lane_index, lane_traces
+from lablib.figures.style import PAPER_PIXELS, add_room, axis, base_layout, heading
 from lablib.record.timeline import length
 from lablib.run import Timeline
 from lablib.signature import checked
@@ -40,20 +40,15 @@ def figure_reconcile(
 
     Args:
         predicted, measured: timelines with the same number of ranks.
-        labels: what the two are called, predicted first.
-        normalize: True draws each as a share of its own makespan, which compares shapes where speeds differ.
-        ranks: which ranks; None: all up to 16, otherwise the first 4 and the last 4.
+        labels: their names, predicted first.
+        normalize: draw each as a share of its makespan, to compare shapes at different speeds.
+        ranks: None: all up to 16, otherwise the first 4 and the last 4.
         title: None: the two makespans and the error.
-        same_axis: False: each panel on a time axis of its own, for makespans so far apart that the shorter could not be
-            read. Not for `normalize`.
-        summary, columns: the figure's sentence and table, where the caller has better ones (`Reconciliation`).
+        same_axis: False: a separate time axis per panel, for makespans that differ too much. Not for `normalize`.
+        summary, columns: the figure's sentence and table; None: computed here.
 
-    Returns:
-        A figure whose table has one row for each kind of work (seconds a rank, mean over ranks), for exposed
-        communication, waiting, idle time and the makespan, with ratio and error.
-
-    Raises:
-        ValueError: if the numbers of ranks differ, or for a rank that does not exist.
+    Table: seconds per rank (mean over ranks) of each kind of work, of exposed communication, waiting and idle time, and
+    the makespan, with ratio and error.
     """
     if predicted.num_ranks != measured.num_ranks:
         raise ValueError(
@@ -63,18 +58,18 @@ def figure_reconcile(
     both = (predicted, measured)
     lanes = lanes_of(both, ranks_to_show(predicted.ranks, ranks))
     units = _units(both, normalize, same_axis)
-    ends = _ends(both, normalize, same_axis)
+    ends = [100.0 if normalize else unit.of(t.makespan_s) or 1.0 for unit, t in zip(units, both, strict=True)]
+    ends = [max(ends)] * 2 if same_axis and not normalize else ends
 
     panel = pixels(lanes)
     figure = go.Figure(layout=base_layout("", 2 * panel + PANEL_GAP_PIXELS + PAPER_PIXELS, barmode="overlay"))
     shown_kinds: set[str] = set()
+    drawn = lane_index(lanes)
     for number, timeline in enumerate(both):
-        drawn = lane_index(lanes)
         spans = [s for s in timeline if (s.rank, s.stream) in drawn]
-        picture = picture_of(spans, drawn, timeline.makespan_s)
         where: dict[str, Any] = {"xaxis": f"x{number + 1}", "yaxis": f"y{number + 1}"}
-        whole, until_s = (timeline.start_s, timeline.end_s), ends[number] * units[number].scale
-        figure.add_traces(lane_traces(timeline, picture, spans, lanes, units[number], whole, until_s, **where))
+        drawing = drawing_of(spans, lanes, units[number], (timeline.start_s, timeline.end_s))
+        figure.add_traces(lane_traces(timeline, drawing, ends[number] * units[number].scale, **where))
     traces: Any = figure.data  # plotly makes their properties at run time
     for trace in traces:  # one legend for both panels
         trace.showlegend = bool(trace.legendgroup) and trace.legendgroup not in shown_kinds
@@ -87,13 +82,11 @@ def figure_reconcile(
         across = axis(axis_title(quantity, units[number]), range=[-0.003 * ends[number], 1.015 * ends[number]])
         linked = {"matches": "x"} if number and ends[0] == ends[1] else {}
         figure.update_layout({f"xaxis{number + 1}": across | {"anchor": f"y{number + 1}"} | linked})
-        heading = f"<b>{labels[number]}</b>  {format_quantity(both[number].makespan_s, 's')}"
-        place = {"xref": "paper", "yref": "paper", "x": 0, "y": domain[1], "xanchor": "left", "yanchor": "bottom"}
-        figure.add_annotation(text=heading, showarrow=False, font={"size": 13}, **place)
+        heading(figure, f"<b>{labels[number]}</b>  {format_quantity(both[number].makespan_s, 's')}", y=domain[1])
     own = _columns(predicted, measured, labels)
     summary = _summary(both, labels, own, normalize, same_axis) if summary is None else summary
-    figure.update_layout(title_text=title or _title(both, labels), margin_t=figure.layout.margin.t + 18)  # pyright: ignore
-    figure.update_layout(height=figure.layout.height + 18)  # pyright: ignore
+    figure.update_layout(title_text=title or _title(both, labels))
+    add_room(figure, 18)
     return attach(figure, summary, own if columns is None else columns, (*predicted.notes, *measured.notes))
 
 
@@ -106,17 +99,8 @@ def _units(both: Sequence[Timeline], normalize: bool, same_axis: bool) -> list[U
     return [unit_for(t.makespan_s, "s") for t in both]
 
 
-def _ends(both: Sequence[Timeline], normalize: bool, same_axis: bool) -> list[float]:
-    """The right end of each panel, in its unit."""
-    if normalize:
-        return [100.0, 100.0]
-    units = _units(both, normalize, same_axis)
-    ends = [unit.of(t.makespan_s) or 1.0 for unit, t in zip(units, both, strict=True)]
-    return [max(ends)] * 2 if same_axis else ends
-
-
 def _columns(predicted: Timeline, measured: Timeline, labels: tuple[str, str]) -> dict[str, list[Any]]:
-    """The seconds of both, line by line; ratio and error are empty where the measurement is zero."""
+    """The seconds of both; ratio and error are empty if the measurement is zero."""
     seconds = [_seconds(t) for t in (predicted, measured)]
     rows = [name for name in seconds[0] if seconds[0][name] or seconds[1][name] or name == "makespan"]
     first, second = ([one[name] for name in rows] for one in seconds)
@@ -127,7 +111,7 @@ def _columns(predicted: Timeline, measured: Timeline, labels: tuple[str, str]) -
 
 
 def _seconds(timeline: Timeline) -> dict[str, float]:
-    """Mean seconds a rank in each kind of work, exposed, waiting and idle; and the makespan."""
+    """Mean seconds per rank in each kind of work, exposed, waiting and idle; and the makespan."""
     num_ranks = max(timeline.num_ranks, 1)
     spans = [span for span in timeline if not span.is_waiting]
     lanes = {key: index for index, key in enumerate(sorted({(s.rank, s.stream) for s in spans}))}
@@ -149,7 +133,7 @@ def _title(both: Sequence[Timeline], labels: tuple[str, str]) -> str:
 
 
 def _percent(share: float) -> str:
-    """Signed percent while that is readable; beyond a factor of ten, the factor."""
+    """Signed percent; beyond a factor of ten, the factor."""
     return f"{share:+.1%}" if abs(share) < 9 else f"{share + 1:.3g} times"
 
 

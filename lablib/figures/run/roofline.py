@@ -1,16 +1,16 @@
 """The roofline: the speed of each kind of operation, and the roof of the device above it.
 
-An operation that does F operations on B bytes has the intensity I = F / B. A device can do at most
+A kernel with F FLOPs on B bytes has the intensity I = F / B. A device reaches at most
 
     min( peak(dtype),  memory bandwidth * I )     FLOP/s
 
-Below the ridge, I = peak / bandwidth, the memory is the roof; above it, the arithmetic units of its dtype. How far a
-point lies below its roof is what shapes, launches and other losses cost.
+Below the ridge, I = peak / bandwidth, the memory is the roof; above it, the arithmetic units of its dtype. The distance
+of a point to its roof is the cost of shapes, launches and other losses.
 
 Source: Williams, Waterman, Patterson, "Roofline: An Insightful Visual Performance Model", CACM 52(4), 2009.
-Simplified: one memory, no roofs of caches. Operations whose FLOPs nobody counts (element-wise ones) stand at the left
-edge, side by side, as far below the roof as their bandwidth is; those whose bytes nobody counts (real runs) at the
-right edge. A device's FLOP/s are those of matrix products.
+Simplified: one memory, no roofs of caches. Operations without counted FLOPs (element-wise ones) are at the left edge,
+side by side, as far below the roof as their bandwidth; operations without counted bytes (real runs) at the right edge.
+A device's FLOP/s are for matrix products.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import plotly.graph_objects as go
 
 from lablib.figures.chart import Axis
 from lablib.figures.describe import attach
-from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, halo, series_look
+from lablib.figures.style import FAINT_INK, PAPER_PIXELS, base_layout, halo, series_look, texts
 from lablib.hardware.device import Device
 from lablib.run import Timeline
 from lablib.signature import checked
@@ -34,10 +34,10 @@ from lablib.text.markup import plain
 from lablib.text.units import format_quantity
 
 PLOT_PIXELS = 380
-NAMED = 6  # points that say their name in the picture: those that took longest
-SEEN = 0.001  # of the compute time: what took less is listed, and not drawn
-LOWEST = 0.001  # of its roof: what is lower is drawn there, so that the others can be told apart
-SIDE_BY_SIDE, STEP = 4, 1.8  # operations without FLOPs: so many places at the left edge, each so many times the last
+NAMED = 6  # points with a name in the picture: those that took longest
+SEEN = 0.001  # of the compute time: shorter operations are listed, and not drawn
+LOWEST = 0.001  # of its roof: lower points are drawn there, so that the others stay apart
+SIDE_BY_SIDE, STEP = 4, 1.8  # operations without FLOPs: number of places at the left edge, and the ratio of neighbours
 MEMORY, UNKNOWN = "memory", "unknown"
 
 
@@ -64,15 +64,10 @@ def figure_roofline(timeline: Timeline, device: Device, title: str = "", summary
     """A point for each operation and dtype, as large as its share of the compute time, under the roofs of the device.
 
     Args:
-        timeline: of a run; its spans tell FLOPs, bytes and dtype where they know them.
-        device: what it ran on, `run.device`.
-        summary: one sentence below it; none given: what takes longest, and under which roof.
+        device: `run.device`, with finite rates.
+        summary: one sentence; "": the shares of the roofs and the longest operation.
 
-    Returns:
-        A figure whose table has one row for each operation and dtype.
-
-    Raises:
-        ValueError: for a device that computes or reads in no time.
+    Table: one row for each operation and dtype.
     """
     points = points_of(timeline, device)
     dtypes = sorted({p.dtype for p in points if p.flops}, key=device.peak, reverse=True) or ["float32"]
@@ -81,14 +76,17 @@ def figure_roofline(timeline: Timeline, device: Device, title: str = "", summary
         raise ValueError(f"a roof must be finite: {device.name!r} computes or reads in no time; choose a real device.")
     first, last = _extent(points, dtypes, device)
     figure = go.Figure(layout=base_layout(title or f"Roofline of {device.name}", PLOT_PIXELS + PAPER_PIXELS))
-    edge = first * STEP**SIDE_BY_SIDE  # left of it stand operations without FLOPs
+    edge = first * STEP**SIDE_BY_SIDE  # operations without FLOPs are left of it
     total_s = sum(p.seconds for p in points)
     shown = [p for p in points if p.roof != UNKNOWN and p.seconds > SEEN * total_s]
     places = _places(shown, (first, last), device)
     has_edge = any(not p.flops for p in shown)
     figure.add_traces(_roofs(dtypes, device, first, last, edge if has_edge else None))
-    if has_edge:
-        figure.add_trace(_edge(first, edge, device.peak(dtypes[0]), device))
+    if has_edge:  # the place of points left of it says only how far they are from the roof
+        look = {"color": FAINT_INK, "width": 1, "dash": "dash"}
+        ends = [device.memory_bandwidth_bytes_per_s * first, device.peak(dtypes[0])]
+        line = {"line": look, "mode": "lines", "hoverinfo": "skip", "name": "left of it: no FLOPs"}
+        figure.add_scatter(x=[edge, edge], y=ends, **line)
     for index, roof in enumerate(dict.fromkeys([MEMORY, *dtypes])):
         some = [i for i, p in enumerate(shown) if p.roof == roof]
         if some:
@@ -125,13 +123,8 @@ def _roof(dtype: str, flops: float, size_bytes: float, device: Device) -> str:
     return MEMORY if memory_s > flops / device.peak(dtype) else dtype
 
 
-def _roof_flops_per_s(point: Point, device: Device) -> float:
-    """The height of the roof above a point of finite intensity."""
-    return min(device.peak(point.dtype or "float32"), device.memory_bandwidth_bytes_per_s * point.intensity)
-
-
 def _extent(points: Sequence[Point], dtypes: Sequence[str], device: Device) -> tuple[float, float]:
-    """The intensities at the left and right edge: all points and ridges, with a factor to spare."""
+    """The intensities at the left and right edge: all points and ridges, with a margin."""
     ridges = [device.peak(dtype) / device.memory_bandwidth_bytes_per_s for dtype in dtypes]
     inner = [p.intensity for p in points if p.flops and p.size_bytes] + ridges
     return min(inner) / 20, max(inner) * 8
@@ -150,14 +143,14 @@ def _places(points: Sequence[Point], edges: tuple[float, float], device: Device)
 
 
 def _without(x_axis: dict[str, Any], first: float, edge: float) -> dict[str, Any]:
-    """The axis, which says "no FLOPs" left of the edge, where an intensity means nothing."""
+    """The axis with "no FLOPs" left of the edge, where no intensity is defined."""
     ticks = [(x, word) for x, word in zip(x_axis["tickvals"], x_axis["ticktext"], strict=True) if x > edge]
     values, words = zip(*[(sqrt(first * edge), "no FLOPs"), *ticks], strict=True)
     return x_axis | {"tickvals": values, "ticktext": words}
 
 
 def _roofs(dtypes: Sequence[str], device: Device, first: float, last: float, edge: float | None) -> list[go.Scatter]:
-    """The slope of the memory and a level for each dtype; dotted below it, what large products and streams reach."""
+    """The slope of the memory and a level for each dtype; dotted below it, the rates of large products and streams."""
     bandwidth = device.memory_bandwidth_bytes_per_s
     traces = []
     for index, dtype in enumerate(dtypes):
@@ -174,17 +167,9 @@ def _roofs(dtypes: Sequence[str], device: Device, first: float, last: float, edg
             dotted = {"line": look | {"dash": "dot", "width": 1}, "name": "reached by large kernels"}
             traces.append(go.Scatter(**below, **same | {"legendgroup": "reached"}, mode="lines", **dotted))
     middle = edge or sqrt(first * min(device.peak(dtype) for dtype in dtypes) / bandwidth)
-    place = "bottom right" if edge else "top left"  # clear of the points, which lie below the roof and left of the edge
-    name = {"text": [f" memory {format_quantity(bandwidth, 'B/s')} "], "textposition": place, "showlegend": False}
-    look = {"textfont": {"size": 12, "color": FAINT_INK}, "mode": "text", "hoverinfo": "skip"}
-    return [*traces, go.Scatter(x=[middle], y=[bandwidth * middle], **name, **look)]
-
-
-def _edge(first: float, edge: float, peak: float, device: Device) -> go.Scatter:
-    """Left of this line stand operations without FLOPs, whose place says how far they are from the roof alone."""
-    look = {"color": FAINT_INK, "width": 1, "dash": "dash"}
-    place = {"x": [edge, edge], "y": [device.memory_bandwidth_bytes_per_s * first, peak], "line": look}
-    return go.Scatter(**place, mode="lines", hoverinfo="skip", name="left of it: no FLOPs")
+    place = "bottom right" if edge else "top left"  # clear of the points below the roof and left of the edge
+    name, font = [f" memory {format_quantity(bandwidth, 'B/s')} "], {"size": 12, "color": FAINT_INK}
+    return [*traces, texts([middle], [bandwidth * middle], name, font, textposition=place)]
 
 
 def _points(
@@ -195,7 +180,7 @@ def _points(
     total_s: float,
     device: Device,
 ) -> go.Scatter:
-    """The points under one roof; `some` counts in `shown`, which begins with those that took longest."""
+    """The points under one roof; `some` are indices of `shown`, which begins with the longest ones."""
     look = series_look(index)
     return go.Scatter(
         x=[places[i][0] for i in some],
@@ -218,7 +203,7 @@ def _points(
 
 
 def _sides(shown: Sequence[Point], some: Sequence[int], places: Sequence[tuple[float, float]]) -> list[str]:
-    """Side of each name: right of its point; among points with FLOPs, which crowd, left for the middle ones."""
+    """Side of each name: right of its point; left for the middle ones among points with FLOPs."""
     heights = sorted(places[i][1] for i in some if i < NAMED and shown[i].flops)
     sides = []
     for i in some:
@@ -232,24 +217,19 @@ def _sides(shown: Sequence[Point], some: Sequence[int], places: Sequence[tuple[f
 
 def _hover(point: Point, total_s: float, device: Device) -> str:
     name = f"<b>{plain(point.name)}</b>" + (f", {point.dtype}" if point.dtype else "")
-    lines = [
-        name,
-        f"{point.calls:,} calls, {format_quantity(point.seconds, 's')}, {point.seconds / total_s:.1%} of compute",
-    ]
+    time = f"{point.calls:,} calls, {format_quantity(point.seconds, 's')}, {point.seconds / total_s:.1%} of compute"
+    rate, place = format_quantity(point.size_bytes / point.seconds, "B/s"), "no FLOPs counted: at the left edge"
     if point.flops:
-        lines.append(f"{format_quantity(point.flops / point.seconds, 'FLOP/s')}, {_share(point, device)}")
-        intensity = f"{point.intensity:.3g} FLOP/B" if point.size_bytes else "no bytes counted: at the right edge"
-        lines.append(intensity)
-    else:
-        lines.append(f"{format_quantity(point.size_bytes / point.seconds, 'B/s')}, {_share(point, device)}")
-        lines.append("no FLOPs counted: at the left edge")
-    return "<br>".join(lines)
+        rate = format_quantity(point.flops / point.seconds, "FLOP/s")
+        place = f"{point.intensity:.3g} FLOP/B" if point.size_bytes else "no bytes counted: at the right edge"
+    return "<br>".join([name, time, f"{rate}, {_share(point, device)}", place])
 
 
 def _reached(point: Point, device: Device) -> float:
     """The reached share of its roof."""
     if point.flops:
-        return point.flops / point.seconds / _roof_flops_per_s(point, device)
+        roof = min(device.peak(point.dtype or "float32"), device.memory_bandwidth_bytes_per_s * point.intensity)
+        return point.flops / point.seconds / roof
     return point.size_bytes / point.seconds / device.memory_bandwidth_bytes_per_s
 
 
@@ -283,7 +263,7 @@ def _summary(points: Sequence[Point], device: Device) -> str:
 
 
 def _short(name: str) -> str:
-    """An operation's name without what torch needs to tell its kinds apart."""
+    """An operation's name without torch's prefixes and suffixes."""
     for part in ("aten.", "_scaled_dot_product_", "_for_cpu"):
         name = name.replace(part, "")
     return name

@@ -1,4 +1,4 @@
-"""The memory of one training step: the peak as one stacked bar, and beside it the step from start to end.
+"""The memory of one training step: the peak as one stacked bar, and at its right the step from start to end.
 
 Both share the axis of bytes, on which the device's memory is a line. A step of thousands of operators is drawn in at
 most `MAX_STEPS` columns, each at its highest moment: no peak is lost.
@@ -6,14 +6,15 @@ most `MAX_STEPS` columns, each at its highest moment: no peak is lost.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.style import INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout
+from lablib.figures.run.memory import memory_band
+from lablib.figures.style import INK, MEMORY_LOOKS, PAPER_PIXELS, axis, base_layout, shares_in_words
 from lablib.signature import checked
 from lablib.text.units import Unit, axis_title, format_quantity, unit_for
 
@@ -22,43 +23,44 @@ if TYPE_CHECKING:
 
 PLOT_PIXELS, TOO_MUCH = 300, "#B00020"
 MAX_STEPS = 400
-BAR_SHARE, GAP_SHARE = 0.17, 0.03  # of the width: the bar, and what is free beside it
+BAR_SHARE, GAP_SHARE = 0.17, 0.03  # of the width: the bar, and the gap at its right
 THICK = 0.055  # share of the height: room for a line of text
-ROOM_FOR_LIMIT = 4.0  # the limit is drawn where it is at most so many times the peak; else it is only said
+ROOM_FOR_LIMIT = 4.0  # a limit above so many times the peak is in the sentence only
 
 
 @checked
 def figure_step_memory(step: StepMemory, title: str = "") -> go.Figure:
     """A bar of the peak by category, and bytes over the step's time under the device's limit.
 
-    Returns:
-        A figure whose table has one row for each category: at the peak, at its own peak, and at the end of the step.
+    Table: bytes of each category at the peak, at its own peak, and before the step.
     """
     peak, limit = step.peak_bytes, step.limit_bytes
     is_near = limit <= ROOM_FOR_LIMIT * peak
     ceiling = 1.14 * max(peak, limit if is_near else 0)
     unit, seconds = unit_for(peak, "B"), unit_for(step.end_s, "s")
-    figure = go.Figure(layout=base_layout(title or _title(step), PLOT_PIXELS + PAPER_PIXELS, barmode="stack"))
-    shown = _columns(step)
-    for name in MEMORY_LOOKS:
-        held = step.held[name]
-        if held.any():
-            figure.add_trace(_bar(name, step.at_peak[name], unit, ceiling))
-            figure.add_trace(_band(name, step, shown, unit, seconds))
+    verdict = "fits" if step.fits else "does not fit"
+    title = title or f"{step.name}, {step.micro_batch} x {step.seq_len:,} tokens: {verdict} into {step.device.name}"
+    figure = go.Figure(layout=base_layout(title, PLOT_PIXELS + PAPER_PIXELS, barmode="stack"))
+    shown, names = _columns(step), [name for name in MEMORY_LOOKS if step.held[name].any()]
+    for name in names:
+        figure.add_trace(_bar(name, step.at_peak[name], unit, ceiling))
+        times, held = _course(step, shown, step.held[name], seconds)
+        figure.add_trace(memory_band(name, times, held / unit.scale, xaxis="x2", hoverinfo="skip"))
     figure.add_traces([_outline(step, shown, unit, seconds), _peak_mark(step, unit, seconds)])
     _lay_out(figure, step, unit, seconds, ceiling)
     if is_near:
         _limit(figure, step, unit)
-    return attach(figure, _summary(step), _table(step))
-
-
-def _title(step: StepMemory) -> str:
-    verdict = "fits" if step.fits else "does not fit"
-    return f"{step.name}, {step.micro_batch} x {step.seq_len:,} tokens: {verdict} into {step.device.name}"
+    columns = {
+        "category": names,
+        "at the peak (B)": [step.at_peak[name] for name in names],
+        "own peak (B)": [int(step.held[name].max()) for name in names],
+        "before the step (B)": [int(step.held[name][0]) for name in names],
+    }
+    return attach(figure, _summary(step), columns)
 
 
 def _columns(step: StepMemory) -> np.ndarray:
-    """The operators that are drawn: of each column of time the one with most bytes; the first and the last."""
+    """The operators to draw: the one with most bytes in each column of time, the first and the last."""
     count = len(step.ops)
     if count <= MAX_STEPS:
         return np.arange(count)
@@ -95,30 +97,14 @@ def _bar(name: str, size_bytes: int, unit: Unit, ceiling: float) -> go.Bar:
     )
 
 
-def _band(name: str, step: StepMemory, shown: np.ndarray, unit: Unit, seconds: Unit) -> go.Scatter:
-    """One category of the stack over time."""
-    look = MEMORY_LOOKS[name]
-    times, held = _course(step, shown, step.held[name], seconds)
-    pattern = {"shape": look.pattern, "fillmode": "overlay", "fgcolor": look.hatch, "solidity": 0.22, "size": 7}
-    return go.Scatter(
-        name=name,
-        x=times,
-        y=held / unit.scale,
-        xaxis="x2",
-        stackgroup="memory",
-        mode="lines",
-        line={"shape": "hv", "width": 0.5, "color": INK},
-        fillcolor=look.color,
-        fillpattern=pattern | {"bgcolor": look.color},
-        hoverinfo="skip",
-        legendgroup=f"memory: {name}",
-    )
-
-
 def _outline(step: StepMemory, shown: np.ndarray, unit: Unit, seconds: Unit) -> go.Scatter:
-    """The sum of all, which says what runs at each moment."""
+    """The sum of all categories; its hover text names the operator of each moment."""
     times, total = _course(step, shown, step.total, seconds)
-    texts = [_hover(step, int(index)) for index in shown]
+    texts = []
+    for index in map(int, shown):
+        op = step.ops[index]
+        where = f"{op.phase}, layer {op.layer}" if op.layer >= 0 else op.phase
+        texts.append(f"<b>{op.name}</b><br>{where}<br>{format_quantity(int(step.total[index]), 'B', 4)} held")
     return go.Scatter(
         name="operators",
         x=times,
@@ -132,14 +118,8 @@ def _outline(step: StepMemory, shown: np.ndarray, unit: Unit, seconds: Unit) -> 
     )
 
 
-def _hover(step: StepMemory, index: int) -> str:
-    op, held = step.ops[index], int(step.total[index])
-    where = f"{op.phase}, layer {op.layer}" if op.layer >= 0 else op.phase
-    return f"<b>{op.name}</b><br>{where}<br>{format_quantity(held, 'B', 4)} held"
-
-
 def _peak_mark(step: StepMemory, unit: Unit, seconds: Unit) -> go.Scatter:
-    """The peak as a point that can be clicked."""
+    """The peak as a clickable point."""
     index = step.peak_index
     return go.Scatter(
         name="peak",
@@ -148,7 +128,7 @@ def _peak_mark(step: StepMemory, unit: Unit, seconds: Unit) -> go.Scatter:
         xaxis="x2",
         mode="markers",
         marker={"symbol": "diamond", "size": 11, "color": INK, "line": {"width": 2, "color": "#FFFFFF"}},
-        hoverinfo="none",  # the sum's words stand there already; "skip" would not hear a click
+        hoverinfo="none",  # the sum has the hover text; "skip" would receive no click
         showlegend=False,
     )
 
@@ -174,18 +154,13 @@ def _lay_out(figure: go.Figure, step: StepMemory, unit: Unit, seconds: Unit, cei
         arrowcolor=INK,
         font={"size": 12, "color": INK},
     )
-    for phase, begin_s, end_s in _phases(step):
+    # Forward, backward (with recomputation) and optimizer.
+    names = np.array(["backward" if op.phase == "recompute" else op.phase for op in step.ops])
+    firsts = np.flatnonzero(np.append(True, names[1:] != names[:-1]))
+    for first, (begin_s, end_s) in zip(firsts, pairwise([*step.start_s[firsts].tolist(), step.end_s]), strict=True):
         if end_s - begin_s > 0.07 * step.end_s:
             place = {"x": seconds.of((begin_s + end_s) / 2), "xref": "x2", "y": 1, "yref": "paper", "yanchor": "bottom"}
-            figure.add_annotation(text=phase, font={"size": 11, "color": INK}, showarrow=False, **place)
-
-
-def _phases(step: StepMemory) -> list[tuple[str, float, float]]:
-    """Forward, backward (with what it computes again), optimizer: each with its begin and its end."""
-    names = np.array(["backward" if op.phase == "recompute" else op.phase for op in step.ops])
-    begins = np.flatnonzero(np.append(True, names[1:] != names[:-1]))
-    times = [*step.start_s[begins].tolist(), step.end_s]
-    return [(str(names[i]), *times[k : k + 2]) for k, i in enumerate(begins)]
+            figure.add_annotation(text=str(names[first]), font={"size": 11, "color": INK}, showarrow=False, **place)
 
 
 def _limit(figure: go.Figure, step: StepMemory, unit: Unit) -> None:
@@ -201,8 +176,6 @@ def _limit(figure: go.Figure, step: StepMemory, unit: Unit) -> None:
 
 def _summary(step: StepMemory) -> str:
     peak = step.peak_bytes
-    sizes = sorted(step.at_peak.items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{size / peak:.0%} {name}" for name, size in sizes if size >= 0.005 * peak)
     limit, margin = (format_quantity(abs(size), "B") for size in (step.limit_bytes, step.margin_bytes))
     if step.fits:
         verdict = f"it fits into the {limit} that {step.device.name} leaves, with {margin} to spare"
@@ -211,17 +184,8 @@ def _summary(step: StepMemory) -> str:
     largest = f"the largest micro-batch that fits is {step.largest_micro_batch:,}"
     if not step.largest_micro_batch:
         largest = "not even one sequence fits"
+    parts = shares_in_words(step.at_peak, peak)
     return (
         f"{step.name} holds {format_quantity(peak, 'B')} at its peak: {parts}; {verdict}, and {largest}. "
         f"The peak is made by {step.where(step.peak_index)}"
     )
-
-
-def _table(step: StepMemory) -> Mapping[str, list[Any]]:
-    names = [name for name in MEMORY_LOOKS if step.held[name].any()]
-    return {
-        "category": names,
-        "at the peak (B)": [step.at_peak[name] for name in names],
-        "own peak (B)": [int(step.held[name].max()) for name in names],
-        "before the step (B)": [int(step.held[name][0]) for name in names],
-    }

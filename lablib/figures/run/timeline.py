@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from math import inf
 from textwrap import shorten
 from typing import Any
@@ -13,7 +14,7 @@ import plotly.graph_objects as go
 from lablib.figures.describe import attach
 from lablib.figures.run.bars import KINDS, Bars, Picture, is_alone, picture_of, stretches_of
 from lablib.figures.run.lanes import Lane, extent, lanes_of, pixels, ranks_to_show
-from lablib.figures.style import BUBBLE, INK, LOOKS, PAPER_PIXELS, STATES, Look, axis, base_layout
+from lablib.figures.style import BUBBLE, INK, LOOKS, PAPER_PIXELS, STATES, Look, axis, base_layout, named_rows, texts
 from lablib.record.rank_text import ranks_in_words
 from lablib.record.timeline import Interval, intersection, length
 from lablib.run import COMPUTE, Span, Timeline
@@ -21,7 +22,7 @@ from lablib.signature import checked
 from lablib.text.markup import plain
 from lablib.text.units import Unit, axis_title, format_quantity, plural, unit_for
 
-LOWEST = 1 / 8  # of a lane: a bar of spans that are busy for less of its length is drawn this high, to be seen
+LOWEST = 1 / 8  # of a lane: the least height of a bar
 SOURCE_COLUMNS = 80  # of a hover
 MAX_STRETCHES = 400  # of one state on one lane
 PIXEL, SLIVER = 1 / 1000, 1 / 5000  # of the width
@@ -38,16 +39,11 @@ def figure_timeline(
 
     Args:
         timeline: of a simulated or a real run, or a part of one (`timeline.between`). More spans than can be seen are
-            drawn as fewer bars (bars.py), and the sentence says so; a part of the run is drawn anew in full detail.
-        ranks: which ranks; None: all up to 16, otherwise the first 4 and the last 4. At most 64 are drawn.
+            drawn as fewer bars (bars.py), and the sentence says so; a part of the run is drawn in full detail.
+        ranks: None: all up to 16, otherwise the first 4 and the last 4. At most 64 are drawn.
         window: (first, last) second to show; None: all of the timeline.
-        title: above the figure.
 
-    Returns:
-        A figure whose table has one row for each rank, stream and kind of work.
-
-    Raises:
-        ValueError: for a rank that does not exist or an empty window.
+    Table: one row for each rank, stream and kind of work.
     """
     ranks = None if ranks is None else set(ranks)
     chosen = ranks_to_show(timeline.ranks, ranks)
@@ -60,41 +56,50 @@ def figure_timeline(
         for s in timeline.select(rank)
         if s.end_s >= start_s and s.start_s <= end_s and not s.is_waiting
     ]
-    lanes = lanes_of([timeline], chosen)
-    picture = picture_of(spans, lane_index(lanes), end_s - start_s)
-    unit = unit_for(end_s, "s")
-
+    lanes, unit = lanes_of([timeline], chosen), unit_for(end_s, "s")
+    drawing = drawing_of(spans, lanes, unit, (start_s, end_s))
     figure = go.Figure(layout=base_layout(title or "Timeline", pixels(lanes) + PAPER_PIXELS))
-    figure.add_traces(lane_traces(timeline, picture, spans, lanes, unit, (start_s, end_s)))
+    figure.add_traces(lane_traces(timeline, drawing))
     margin_s = 0.012 * (end_s - start_s) if window is None and timeline.window is None else 0.0
-    after_s = 0.0 if timeline.deaths else margin_s  # a wait that never ends runs out of the picture
+    after_s = 0.0 if timeline.deaths else margin_s  # an endless wait leaves the picture
     span_of_x = [unit.of(start_s - margin_s / 4), unit.of(end_s + after_s) or 1.0]
     figure.update_layout(
         barmode="overlay",
         xaxis=axis(axis_title("time since launch", unit), range=span_of_x),
         yaxis=lane_axis(lanes),
     )
-    summary = _summary(timeline, chosen, len(ranks or ()), picture, window or timeline.window)
-    return attach(figure, summary, _columns(picture, lanes), timeline.notes)
+    summary = _summary(timeline, chosen, len(ranks or ()), drawing.picture, window or timeline.window)
+    return attach(figure, summary, _columns(drawing.picture, lanes), timeline.notes)
 
 
-def lane_traces(
-    timeline: Timeline,
-    picture: Picture,
-    spans: Sequence[Span],
-    lanes: Sequence[Lane],
-    unit: Unit,
-    window: tuple[float, float],
-    until_s: float | None = None,
-    **trace: Any,
-) -> list[Any]:
+@dataclass(frozen=True)
+class Drawing:
+    """Spans as bars on lanes, and the part of the time axis that is drawn."""
+
+    picture: Picture
+    spans: Sequence[Span]
+    lanes: Sequence[Lane]
+    unit: Unit
+    window: tuple[float, float]
+
+    @property
+    def width_s(self) -> float:
+        return self.window[1] - self.window[0]
+
+
+def drawing_of(spans: Sequence[Span], lanes: Sequence[Lane], unit: Unit, window: tuple[float, float]) -> Drawing:
+    """The spans as bars for a picture of this window."""
+    return Drawing(picture_of(spans, lane_index(lanes), window[1] - window[0]), spans, lanes, unit, window)
+
+
+def lane_traces(timeline: Timeline, drawing: Drawing, until_s: float | None = None, **trace: Any) -> list[Any]:
     """States, work, letters and deaths on the lanes. `until_s`: the end of an axis that is longer than the window."""
-    shown = window if until_s is None else (0.0, until_s)
+    shown = drawing if until_s is None else replace(drawing, window=(0.0, until_s))
     return [
-        *state_bars(timeline, lanes, unit, window, **trace),
-        *work_bars(picture, spans, lanes, unit, shown, **trace),
-        *letters(picture, spans, lanes, unit, shown, **trace),
-        *death_marks(timeline, lanes, unit, **trace),
+        *state_bars(timeline, drawing, **trace),
+        *work_bars(shown, **trace),
+        *letters(shown, **trace),
+        *death_marks(timeline, drawing.lanes, drawing.unit, **trace),
     ]
 
 
@@ -105,21 +110,16 @@ def lane_index(lanes: Sequence[Lane]) -> dict[tuple[int, str], int]:
 
 def lane_axis(lanes: Sequence[Lane]) -> dict[str, Any]:
     """The y axis that names the lanes."""
-    top, bottom = extent(lanes)
-    look = {"range": [bottom, top], "showgrid": False, "zeroline": False, "fixedrange": True, "ticks": ""}
-    names = {"tickvals": [lane.y for lane in lanes], "ticktext": [lane.label for lane in lanes]}
-    return look | {"automargin": True} | names
+    return named_rows(extent(lanes)[::-1], [lane.y for lane in lanes], [lane.label for lane in lanes])
 
 
-def state_bars(
-    timeline: Timeline, lanes: Sequence[Lane], unit: Unit, window: tuple[float, float], **trace: Any
-) -> list[go.Bar]:
+def state_bars(timeline: Timeline, drawing: Drawing, **trace: Any) -> list[go.Bar]:
     """States of the ranks in which they do not compute, on their compute lanes: exposed, waiting, idle.
 
-    Of many stretches, those less than a pixel apart are joined. A few that none could see are left out: chunks that
-    differ by one element make such gaps. A rank that has died is in none of these.
+    Of many stretches, those less than a pixel apart are joined. Invisible ones are left out: chunks that differ by one
+    element make such gaps. A dead rank has no state.
     """
-    traces = []
+    traces, lanes = [], drawing.lanes
     died_s = dict(timeline.deaths)
     waits = {lane.rank: [s for s in timeline.select(lane.rank) if s.is_waiting] for lane in lanes}
     states = {lane.rank: timeline.states(lane.rank) for lane in lanes if lane.stream == COMPUTE}
@@ -128,20 +128,21 @@ def state_bars(
             (lane, start_s, end_s)
             for lane in lanes
             if lane.stream == COMPUTE
-            for start_s, end_s in _seen(states[lane.rank][look.name], window, died_s.get(lane.rank, inf))
+            for start_s, end_s in _seen(states[lane.rank][look.name], drawing.window, died_s.get(lane.rank, inf))
         ]
         if drawn:
             times = [(start_s, end_s - start_s) for _, start_s, end_s in drawn]
             hover = [
                 _state_hover(waits[lane.rank], lane.rank, look.name, start_s, end_s) for lane, start_s, end_s in drawn
             ]
-            bar = _background(look, [lane for lane, _, _ in drawn], times, unit, hovertext=hover, hoverinfo="text")
+            rows = [lane for lane, _, _ in drawn]
+            bar = _background(look, rows, times, drawing.unit, hovertext=hover, hoverinfo="text")
             traces.append(bar.update(legendrank=2000 + number, **trace))
     return traces
 
 
 def bubble_bars(lanes: Sequence[Lane], makespan_s: float, unit: Unit, **trace: Any) -> list[go.Bar]:
-    """The background of the lanes of a pipeline: where nothing lies on top of it is its bubble."""
+    """The background of the lanes of a pipeline; its visible part is the bubble."""
     bar = _background(BUBBLE, lanes, [(0.0, makespan_s)] * len(lanes), unit, hoverinfo="skip")
     return [bar.update(legendrank=2000, **trace)] if makespan_s > 0 else []
 
@@ -164,23 +165,17 @@ def _background(
 
 
 def _seen(times: Sequence[Interval], window: tuple[float, float], until_s: float) -> list[Interval]:
-    """The stretches in the window and before `until_s`, without slivers where those make less than a pixel together."""
+    """The stretches in the window and before `until_s`, without slivers of less than a pixel in sum."""
     width_s = window[1] - window[0]
     inside = intersection(list(times), [(window[0], min(window[1], until_s))])
-    inside = _joined(inside, PIXEL * width_s) if len(inside) > MAX_STRETCHES else inside
+    if len(inside) > MAX_STRETCHES:  # as one if less than a pixel apart
+        joined = inside[:1]
+        for start_s, end_s in inside[1:]:
+            is_near = start_s - joined[-1][1] < PIXEL * width_s
+            joined[-1:] = [(joined[-1][0], end_s)] if is_near else [joined[-1], (start_s, end_s)]
+        inside = joined
     wide = [(start_s, end_s) for start_s, end_s in inside if end_s - start_s >= SLIVER * width_s]
     return wide if length(inside) - length(wide) < PIXEL * width_s else inside
-
-
-def _joined(times: Sequence[Interval], gap_s: float) -> list[Interval]:
-    """Stretches less than this far apart as one."""
-    joined = list(times[:1])
-    for start_s, end_s in times[1:]:
-        if start_s - joined[-1][1] < gap_s:
-            joined[-1] = (joined[-1][0], end_s)
-        else:
-            joined.append((start_s, end_s))
-    return joined
 
 
 def _state_hover(waits: Sequence[Span], rank: int, state: str, start_s: float, end_s: float) -> str:
@@ -215,39 +210,30 @@ def death_marks(timeline: Timeline, lanes: Sequence[Lane], unit: Unit, **trace: 
     return [mark] if deaths else []
 
 
-def work_bars(
-    picture: Picture,
-    spans: Sequence[Span],
-    lanes: Sequence[Lane],
-    unit: Unit,
-    window: tuple[float, float],
-    **trace: Any,
-) -> list[go.Bar]:
+def work_bars(drawing: Drawing, **trace: Any) -> list[go.Bar]:
     """One trace for each kind of work that occurs, in the order of `LOOKS`; and one for those too short to see."""
-    bars, width_s = picture.bars, window[1] - window[0]
+    bars, width_s = drawing.picture.bars, drawing.width_s
     share = (bars.end_s - bars.start_s) / width_s if width_s > 0 else np.zeros(len(bars))
-    # A bar that is too short to see and stands alone gets a line of its own colour.
+    # A single bar that is too short to see gets a line of its colour.
     is_tick = is_alone(bars, width_s / 250) & (share < 1 / 1000)
     traces: list[go.Bar] = []
     for index, kind in enumerate(KINDS):
         chosen = np.flatnonzero((bars.kind == index) & ~is_tick)
-        # A hairline separates neighbours, but would swallow a bar that is hardly wider than the line itself.
+        # A hairline separates neighbours, but would hide a bar that is hardly wider than the line.
         hairline = {"width": np.select([share[chosen] > 0.012, share[chosen] > 0.004], [0.8, 0.35], 0.0)}
         ticks = np.flatnonzero((bars.kind == index) & is_tick)
         groups = ((chosen, hairline | {"color": "#FFFFFF"}), (ticks, {"width": 1.0, "color": LOOKS[kind].color}))
-        found = [_kind_bars(picture, some, spans, lanes, unit, line) for some, line in groups if len(some)]
+        found = [_kind_bars(drawing, some, line) for some, line in groups if len(some)]
         for number, bar in enumerate(found):
             traces.append(bar.update(showlegend=number == 0, **trace))
     return traces
 
 
-def _kind_bars(
-    picture: Picture, chosen: np.ndarray, spans: Sequence[Span], lanes: Sequence[Lane], unit: Unit, line: dict[str, Any]
-) -> go.Bar:
+def _kind_bars(drawing: Drawing, chosen: np.ndarray, line: dict[str, Any]) -> go.Bar:
     """The chosen bars, all of one kind, with lines of this look around them."""
-    bars = picture.bars
+    bars, unit = drawing.picture.bars, drawing.unit
     kind = KINDS[int(bars.kind[chosen[0]])]
-    rows = [lanes[int(bars.lane[i])] for i in chosen]
+    rows = [drawing.lanes[int(bars.lane[i])] for i in chosen]
     heights = np.maximum(bars.height[chosen], LOWEST)
     return go.Bar(
         orientation="h",
@@ -257,50 +243,39 @@ def _kind_bars(
         base=bars.start_s[chosen] / unit.scale,
         width=np.array([row.height for row in rows]) * heights,
         marker=LOOKS[kind].marker() | {"line": line},
-        hovertext=np.array([_hover(picture, int(i), spans, kind) for i in chosen]),
+        hovertext=np.array([_hover(drawing.picture, int(i), drawing.spans, kind) for i in chosen]),
         hoverinfo="text",
         legendgroup=kind,
     )
 
 
-def letters(
-    picture: Picture,
-    spans: Sequence[Span],
-    lanes: Sequence[Lane],
-    unit: Unit,
-    window: tuple[float, float],
-    **trace: Any,
-) -> list[go.Scatter]:
-    """The letter of the kind on every stretch of work wide enough for it; long communications also say their name."""
-    width_s = window[1] - window[0]
+def letters(drawing: Drawing, **trace: Any) -> list[go.Scatter]:
+    """The letter of the kind on every stretch of work wide enough for it; long communications also have their name."""
+    picture, width_s = drawing.picture, drawing.width_s
     if width_s <= 0:
         return []
     stretches = stretches_of(picture.bars, width_s / 100)
-    starts, ends = np.maximum(stretches.start_s, window[0]), np.minimum(stretches.end_s, window[1])
+    starts = np.maximum(stretches.start_s, drawing.window[0])
+    ends = np.minimum(stretches.end_s, drawing.window[1])
     share = (ends - starts) / width_s
     chosen = _apart(stretches, np.flatnonzero((share > 0.018) & (picture.step_s == 0 or stretches.height > 0.25)))
     looks = [LOOKS[KINDS[stretches.kind[i]]] for i in chosen]
-    texts = []
+    words = []
     for i, look in zip(chosen, looks, strict=True):
-        named = f"{look.letter}  {spans[stretches.first[i]].name}"
+        named = f"{look.letter}  {drawing.spans[stretches.first[i]].name}"
         is_room = look.name == "communication" and stretches.count[i] == 1 and share[i] > 0.012 * len(named)
-        texts.append(f"<b>{named if is_room else look.letter}</b>")
-    text = go.Scatter(
-        mode="text",
-        x=[_inside_a_bar(picture, stretches.lane[i], starts[i], ends[i], width_s) / unit.scale for i in chosen],
-        y=[lanes[stretches.lane[i]].y for i in chosen],
-        text=texts,
-        # The halo in the colour of the bar keeps the letter readable on hatching and on the lines between bars.
-        textfont={"size": 12, "color": [k.ink for k in looks], "shadow": [_halo(k.color) for k in looks]},
-        hoverinfo="skip",
-        showlegend=False,
-        **trace,
-    )
-    return [text] if len(chosen) else []
+        words.append(f"<b>{named if is_room else look.letter}</b>")
+    x = [_inside_a_bar(picture, stretches.lane[i], starts[i], ends[i], width_s) / drawing.unit.scale for i in chosen]
+    y = [drawing.lanes[stretches.lane[i]].y for i in chosen]
+    # The halo in the colour of the bar keeps the letter readable on hatching and on the lines between bars; between
+    # narrow bars the background is the page, which is black in the dark theme.
+    halos = [", ".join([f"0 0 2px {k.color}"] * 4 + [f"0 0 5px {k.color}"] * 6) for k in looks]
+    font = {"size": 12, "color": [k.ink for k in looks], "shadow": halos}
+    return [texts(x, y, words, font, **trace)] if len(chosen) else []
 
 
 def _inside_a_bar(picture: Picture, lane: int, start_s: float, end_s: float, width_s: float) -> float:
-    """The middle of a stretch or, where a line between bars would cross the letter, of the bar there that has room."""
+    """The middle of a stretch or, if a line between bars would cross the letter, of the bar there that has room."""
     bars, middle_s = picture.bars, (start_s + end_s) / 2
     here = np.flatnonzero((bars.lane == lane) & (bars.start_s <= middle_s) & (bars.end_s >= middle_s))
     if not len(here):
@@ -312,9 +287,9 @@ def _inside_a_bar(picture: Picture, lane: int, start_s: float, end_s: float, wid
 
 
 def _apart(stretches: Bars, chosen: np.ndarray) -> list[int]:
-    """Those of `chosen` that begin after the one before them on their lane has ended, so that letters do not collide.
+    """The chosen stretches that begin after the previous one on their lane has ended, so that letters do not collide.
 
-    Real collectives of one group may run side by side, and then lie on top of each other.
+    Real collectives of one group may overlap in time.
     """
     kept: list[int] = []
     ends_s: dict[int, float] = {}
@@ -324,11 +299,6 @@ def _apart(stretches: Bars, chosen: np.ndarray) -> list[int]:
             kept.append(i)
             ends_s[lane] = stretches.end_s[i]
     return kept
-
-
-def _halo(color: str) -> str:
-    """Nearly a plate: between narrow bars a letter stands on the page, which is black in the dark theme."""
-    return ", ".join([f"0 0 2px {color}"] * 4 + [f"0 0 5px {color}"] * 6)
 
 
 def _hover(picture: Picture, index: int, spans: Sequence[Span], kind: str) -> str:
@@ -423,7 +393,7 @@ def _which(ranks: Sequence[int], num_wanted: int, num_ranks: int) -> str:
 
 
 def _columns(picture: Picture, lanes: Sequence[Lane]) -> dict[str, list[Any]]:
-    """One row for each rank, stream and kind: how many spans, from when to when, busy for how long, doing how much."""
+    """One row for each rank, stream and kind."""
     bars = picture.bars
     columns: dict[str, list[Any]] = {
         name: []

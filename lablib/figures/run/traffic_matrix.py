@@ -12,7 +12,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from lablib.figures.describe import attach
-from lablib.figures.style import FAINT_INK, INK, PAPER_PIXELS, axis, base_layout
+from lablib.figures.style import FAINT_INK, INK, PAPER_PIXELS, add_room, axis, base_layout, heading
 from lablib.record.traffic import Traffic
 from lablib.signature import Count, checked
 from lablib.text.markup import plain
@@ -21,9 +21,9 @@ from lablib.text.units import Unit, format_quantity, log_ticks, unit_for
 MAX_RANKS = 128  # more are drawn in blocks of neighbours
 NUMBERS_UP_TO = 16  # ranks: the bytes are written into the cells
 LOG_FROM = 20.0  # colours are logarithmic where the largest and the smallest number differ by this factor
-MOST_GROUPS = 32  # of a mesh's last axis, between which lines stand; more would hide the squares
+MOST_GROUPS = 32  # of a mesh's last axis with lines between them; more lines would hide the squares
 MAX_PANELS, GAP = 4, 0.05  # side by side, and the share of the width between two
-# From light to dark, so that it reads in grey; the hue is that of communication.
+# From light to dark, so that it is legible in grey, in the hue of communication.
 _COLORS = ((0.0, "#F2D9E7"), (0.35, "#D998BC"), (0.7, "#A04F7C"), (1.0, "#3D1029"))
 
 
@@ -36,25 +36,30 @@ def figure_traffic_matrix(
     mesh: Mapping[str, int] | None = None,
     note: str = "",
 ) -> go.Figure:
-    """A square for each pair of ranks: the row sends to the column. Lines stand between nodes.
+    """A square for each pair of ranks: the row sends to the column. Lines separate nodes.
 
     Args:
         traffic: of one run.
-        num_ranks: how many ranks the run had; None: up to the last one that took part in a communication.
-        devices_per_node: ranks on each node, for the lines; None: as the simulator tells, else no lines.
+        num_ranks: of the run; None: up to the last one that took part in a communication.
+        devices_per_node: ranks on each node, for the lines; None: of the simulator, or no lines.
         mesh: axes and their sizes, from far apart to neighbours (`Mesh.sizes`): ranks are named by their coordinates,
-            and thin lines stand between the groups of the last axis.
-        note: a sentence before those that say what is seen.
+            and thin lines separate the groups of the last axis.
+        note: a sentence before the others.
 
-    Returns:
-        A figure whose table has one row for each pair that exchanged something. More than 128 ranks are drawn, and
-        listed, as blocks of neighbours; of a mesh, as blocks of its last axes.
+    Table: one row for each pair with bytes. More than 128 ranks are drawn and listed as blocks of neighbours; of a
+    mesh, as blocks of its last axes.
 
     Raises:
         ValueError: if a transfer names a rank beyond `num_ranks`, or for a mesh of another number of ranks.
     """
     if mesh is not None:
-        num_ranks = _ranks_of(mesh, num_ranks)
+        if not mesh or any(isinstance(size, bool) or size < 1 for size in mesh.values()):
+            got = f"got {dict(mesh)}; try {{'data': 2, 'tensor': 4}}."
+            raise ValueError(f"a mesh has axes of one rank or more each: {got}")
+        if num_ranks not in (None, prod(mesh.values())):
+            got = f"got {dict(mesh)} for {num_ranks}; leave num_ranks out."
+            raise ValueError(f"the mesh must have num_ranks ranks: {got}")
+        num_ranks = prod(mesh.values())
     return _figure({"": traffic}, num_ranks, devices_per_node, title, mesh, note)
 
 
@@ -65,32 +70,18 @@ def figure_traffic_matrices(
     devices_per_node: Count | None = None,
     title: str = "Bytes between ranks",
 ) -> go.Figure:
-    """The matrices of several runs side by side, on one scale of colours: equally dark squares are equally many bytes.
+    """The matrices of 1 to 4 runs side by side, on one scale of colours. Table: one row for each run and pair.
 
     Args:
-        traffics: name -> traffic of a run, 1 to 4 of them.
-        num_ranks: how many ranks each run had; None: up to the last one that took part in a communication of any.
+        traffics: name -> traffic of a run.
+        num_ranks: of each run; None: up to the last one that took part in a communication of any.
         devices_per_node: as for `figure_traffic_matrix`.
-
-    Returns:
-        A figure whose table has one row for each run and pair that exchanged something.
-
-    Raises:
-        ValueError: for no run or more than 4, or as `figure_traffic_matrix` does.
     """
     if not 1 <= len(traffics) <= MAX_PANELS:
         raise ValueError(f"1 to {MAX_PANELS} runs fit side by side: got {len(traffics)}; draw fewer of them")
     if num_ranks is None:
         num_ranks = max(len(traffic.matrix()) for traffic in traffics.values())
     return _figure(traffics, num_ranks, devices_per_node, title)
-
-
-def _ranks_of(mesh: Mapping[str, int], num_ranks: int | None) -> int:
-    if not mesh or any(isinstance(size, bool) or size < 1 for size in mesh.values()):
-        raise ValueError(f"a mesh has axes of one rank or more each: got {dict(mesh)}; try {{'data': 2, 'tensor': 4}}.")
-    if num_ranks not in (None, prod(mesh.values())):
-        raise ValueError(f"the mesh must have num_ranks ranks: got {dict(mesh)} for {num_ranks}; leave num_ranks out.")
-    return prod(mesh.values())
 
 
 def _figure(
@@ -101,7 +92,7 @@ def _figure(
     mesh: Mapping[str, int] | None = None,
     note: str = "",
 ) -> go.Figure:
-    """One panel a run, left to right; colours, blocks and lines are the same in all."""
+    """One panel per run, left to right; colours, blocks and lines are the same in all."""
     per_node = per_node or next((n for n in (one.devices_per_node for one in traffics.values()) if n), None)
     sent = {name: traffic.matrix(num_ranks) for name, traffic in traffics.items()}
     size = len(next(iter(sent.values())))
@@ -110,12 +101,12 @@ def _figure(
     names = _names(size, block) if mesh is None else _coordinates(mesh, block)
     scale = _scale(np.concatenate([one.ravel() for one in cells.values()]))
     num_cells, num_panels = len(names), len(traffics)
-    figure = go.Figure(layout=base_layout(title, _height(num_cells, num_panels), showlegend=False))
-    heading = 24 if any(traffics) else 0
-    figure.update_layout(margin_b=64, margin_t=figure.layout.margin.t + heading)  # pyright: ignore
-    figure.update_layout(height=figure.layout.height + heading)  # pyright: ignore
+    pixels = min(max(180, 40 * num_cells), 460 if num_panels == 1 else 520 // num_panels + 60)
+    figure = go.Figure(layout=base_layout(title, PAPER_PIXELS + pixels, showlegend=False))
+    figure.update_layout(margin_b=64)
+    add_room(figure, 24 if any(traffics) else 0)
     width = (1 - GAP * (num_panels - 1)) / num_panels
-    shapes: list[dict[str, Any]] = []  # given to the figure at once: one by one they take plotly long
+    shapes: list[dict[str, Any]] = []  # added at once: one by one is slow
     for panel, name in enumerate(traffics):
         x, y = (f"{letter}{panel + 1 if panel else ''}" for letter in "xy")
         left = panel * (width + GAP)
@@ -124,8 +115,7 @@ def _figure(
             figure.add_trace(_heat(cells[name], names, scale, num_panels, showscale=has_bar, xaxis=x, yaxis=y))
         figure.update_layout(_axes(names, size, block, panel, num_panels, [left, left + width], mesh))
         if name:
-            place = {"xref": "paper", "yref": "paper", "x": left, "y": 1, "xanchor": "left", "yanchor": "bottom"}
-            figure.add_annotation(text=f"<b>{plain(name)}</b>", showarrow=False, font={"size": 13}, **place)
+            heading(figure, f"<b>{plain(name)}</b>", left)
         for edge, line in _lines(size, block, per_node, mesh):
             at = edge - 0.5
             shapes.append({"x0": 0, "x1": 1, "xref": f"{x} domain", "y0": at, "y1": at, "yref": y} | line)
@@ -144,7 +134,7 @@ def _figure(
 
 
 def _columns(cells: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str, list[Any]]:
-    """One row for each pair that exchanged something, with the name of its run where runs have names."""
+    """One row for each pair with bytes, with the name of its run if runs have names."""
     columns: dict[str, list[Any]] = {"run": [], "from": [], "to": [], "bytes (B)": []}
     for run, one in cells.items():
         for row, column in zip(*np.nonzero(one), strict=True):
@@ -154,7 +144,7 @@ def _columns(cells: Mapping[str, np.ndarray], names: Sequence[str]) -> dict[str,
 
 
 def _block(num_ranks: int, devices_per_node: int | None) -> int:
-    """Number of neighbours in a row: whole nodes where these are known, otherwise a power of two."""
+    """Number of neighbours in a row: whole nodes if these are known, otherwise a power of two."""
     block = 1
     while num_ranks / block > MAX_RANKS:
         block = max(2 * block, devices_per_node or 1)
@@ -172,7 +162,7 @@ def _block_of(mesh: Mapping[str, int]) -> int:
 
 
 def _coordinates(mesh: Mapping[str, int], block: int) -> list[str]:
-    """ "0 1 3" on the axes that a block does not hold whole."""
+    """ "0 1 3" on the axes outside a block."""
     sizes = list(mesh.values())
     while block > 1 and sizes:
         block //= sizes.pop()
@@ -219,12 +209,12 @@ class _Scale:
     unit: Unit
 
     def of(self, cells: np.ndarray) -> np.ndarray:
-        """The numbers for plotly's colours; pairs that exchange nothing stay empty."""
+        """The numbers for plotly's colours; pairs without bytes stay empty."""
         shown = np.where(cells > 0, cells, np.nan)
         return np.log10(shown) if self.is_log else shown / self.unit.scale
 
     def heatmap(self) -> dict[str, Any]:
-        """The ends of the colours, and the bar that explains them."""
+        """The ends of the colours, and the colour bar."""
         if self.is_log:
             ticks, labels = log_ticks([self.low, self.high], "B", 8)
             bar: dict[str, Any] = {"title": {"text": "bytes (B)", "font": {"size": 13}}}
@@ -237,7 +227,7 @@ class _Scale:
 
 
 def _scale(cells: np.ndarray) -> _Scale | None:
-    """The scale for all of these numbers; None where all are 0."""
+    """The scale for all of these numbers; None if all are 0."""
     some = cells[cells > 0]
     if not len(some):
         return None
@@ -246,14 +236,14 @@ def _scale(cells: np.ndarray) -> _Scale | None:
 
 
 def _heat(cells: np.ndarray, names: Sequence[str], scale: _Scale, num_panels: int, **where: Any) -> go.Heatmap:
-    """The squares of one run, with their numbers in the unit of the bar where these fit."""
+    """The squares of one run, with their numbers in the unit of the colour bar if these fit."""
     places = list(range(len(cells)))
     words = [[format_quantity(v, "B") if v else "" for v in row] for row in cells.tolist()]
     hover = [
         [f"<b>rank {a} to rank {b}</b><br>{word}" if word else "" for b, word in zip(names, row, strict=True)]
         for a, row in zip(names, words, strict=True)
     ]
-    # Within one unit its symbol stands at the bar: "1.6 MB" is wider than one of 16 squares.
+    # The unit is at the colour bar: "1.6 MB" is wider than one of 16 squares.
     numbers = words if scale.is_log else [[f"{scale.unit.of(v):.3g}" if v else "" for v in r] for r in cells.tolist()]
     fits = len(cells) * num_panels <= NUMBERS_UP_TO
     in_cells = {"text": numbers, "texttemplate": "%{text}", "textfont": {"size": 11}} if fits else {}
@@ -311,10 +301,6 @@ def _inner_sizes(mesh: Mapping[str, int], block: int) -> Iterator[int]:
         size *= each
         if size > block:
             yield size // block
-
-
-def _height(num_cells: int, num_panels: int) -> int:
-    return PAPER_PIXELS + min(max(180, 40 * num_cells), 460 if num_panels == 1 else 520 // num_panels + 60)
 
 
 def _summary(traffic: Traffic, sent: np.ndarray, block: int, devices_per_node: int | None, names: Sequence[str]) -> str:

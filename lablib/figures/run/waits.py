@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from lablib.errors import DeadlockError, Wait
 from lablib.figures.describe import attach
-from lablib.figures.style import FAINT_INK, FONT, INK, base_layout
+from lablib.figures.style import FAINT_INK, FONT, INK, base_layout, heading
 from lablib.signature import checked
 
 ROW_PIXELS, MAX_ROWS = 58, 24
@@ -17,26 +17,30 @@ WAITING, TEXT_COLUMNS = "#D55E00", 78
 
 @checked
 def figure_waits(error: DeadlockError, title: str = "Who waits for whom") -> go.Figure:
-    """Ranks as nodes, what each waits for as text, arrows to the ranks that it waits for.
+    """Ranks as nodes, the wait of each as text, arrows to the awaited ranks. Table: one row per rank.
 
-    Ranks that wait in the same place for the same thing share a row.
-
-    Returns:
-        A figure whose table has one row a rank: what it waits for, where in the program, for which ranks.
+    Ranks that wait at the same place for the same event share a row.
     """
-    rows = _rows(error.waits)
+    by_text: dict[tuple[str, str], list[Wait]] = {}
+    for wait in error.waits:
+        by_text.setdefault((wait.text, wait.source), []).append(wait)
+    rows = list(by_text.values())
     shown = rows[:MAX_ROWS]
     figure = go.Figure(layout=base_layout(title, 66 + 24 + ROW_PIXELS * max(len(shown), 1), showlegend=False))
     figure.add_traces([_arrow(*arrow) for arrow in _arrows(shown)])
-    figure.add_trace(_nodes(shown))
+    figure.add_scatter(
+        x=[0.0] * len(shown),
+        y=list(range(len(shown))),
+        mode="markers",
+        marker={"size": 20, "symbol": "circle", "color": WAITING, "line": {"color": INK, "width": 1}},
+        hovertext=[_label(row) for row in shown],
+        hoverinfo="text",
+    )
     figure.add_trace(_texts(shown))
     hidden = {"visible": False, "fixedrange": True}
     if _arrows(shown):
-        place = {"xref": "paper", "yref": "paper", "x": 0, "y": 0, "xanchor": "left", "yanchor": "top", "yshift": 4}
         font = {"size": 11, "color": FAINT_INK}
-        figure.add_annotation(
-            text="An arrow leads to the rank that is waited for.", showarrow=False, font=font, **place
-        )
+        heading(figure, "An arrow leads to the rank that is waited for.", y=0, yanchor="top", yshift=4, font=font)
     figure.update_layout(
         xaxis=hidden | {"range": [-1.9, 10]},
         yaxis=hidden | {"range": [max(len(shown), 1) - 0.4, -0.6]},
@@ -49,14 +53,6 @@ def figure_waits(error: DeadlockError, title: str = "Who waits for whom") -> go.
         "for ranks": [", ".join(map(str, w.for_ranks)) for w in error.waits],
     }
     return attach(figure, _summary(error, rows), columns)
-
-
-def _rows(waits: Sequence[Wait]) -> list[list[Wait]]:
-    """The waits that say the same, together, in order of their first rank."""
-    rows: dict[tuple[str, str], list[Wait]] = {}
-    for wait in waits:
-        rows.setdefault((wait.text, wait.source), []).append(wait)
-    return list(rows.values())
 
 
 def _label(row: Sequence[Wait]) -> str:
@@ -72,17 +68,6 @@ def _label(row: Sequence[Wait]) -> str:
             parts.append([rank])
     named = [str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts]
     return "ranks " + ", ".join(named[:4] + (["..."] if len(named) > 4 else []))
-
-
-def _nodes(rows: Sequence[Sequence[Wait]]) -> go.Scatter:
-    return go.Scatter(
-        x=[0.0] * len(rows),
-        y=list(range(len(rows))),
-        mode="markers",
-        marker={"size": 20, "symbol": "circle", "color": WAITING, "line": {"color": INK, "width": 1}},
-        hovertext=[_label(row) for row in rows],
-        hoverinfo="text",
-    )
 
 
 def _texts(rows: Sequence[Sequence[Wait]]) -> go.Scatter:

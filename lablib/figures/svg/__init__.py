@@ -5,5 +5,4 @@ canvas    positions: size, axes, legend
 axes      numbers of a trace as pixels, ticks and labels
 traces    bars, heat maps, lines, points and areas
 parts     paints, lines, texts
-export    pictures in a notebook's HTML export
 """

@@ -12,11 +12,11 @@ CHARACTER = 6.6  # pixels of a letter of a mark
 
 @dataclass(frozen=True)
 class SvgAxis:
-    """One axis: `low` stands at the pixel `start`, `high` at `end`; both are powers of ten where it is logarithmic.
+    """One axis: `low` is at the pixel `start`, `high` at `end`; both are exponents of ten on a logarithmic axis.
 
     Attributes:
-        layout: what plotly knows of it.
-        names: the categories of an axis that has names for numbers, in order.
+        layout: plotly's properties.
+        names: the categories of an axis with names, in order.
     """
 
     layout: dict[str, Any]
@@ -31,7 +31,7 @@ class SvgAxis:
         return self.layout.get("type") == "log"
 
     def number(self, value: Any) -> float:
-        """The value as a number along the axis: a category by its place, a power of ten where it is logarithmic."""
+        """The value as a number along the axis: the place of a category, the exponent on a logarithmic axis."""
         if isinstance(value, str):
             return float(self.names.index(value)) if value in self.names else float("nan")
         if value is None or (self.is_log and not value > 0):
@@ -46,7 +46,7 @@ class SvgAxis:
         return self.place(self.number(value))
 
     def marks(self) -> list[tuple[float, str]]:
-        """Pixel and text of each mark on the axis that is drawn."""
+        """Pixel and text of each visible mark."""
         if not self.layout.get("showticklabels", True) or self.layout.get("visible") is False:
             return []
         given, texts = self.layout.get("tickvals"), self.layout.get("ticktext")
@@ -64,18 +64,18 @@ class SvgAxis:
         return [(self.place(n), str(text)) for n, text in pairs if low - slack <= n <= high + slack]
 
     def room(self) -> float:
-        """Pixels that the longest mark is wide."""
+        """Width of the longest mark in pixels."""
         return max((CHARACTER * len(plain_text(text)) for _, text in self.marks()), default=0.0)
 
 
 def plain_text(text: str) -> str:
-    """The text without the tags that plotly obeys; a power with a ^."""
+    """The text without plotly's tags; a power with a ^."""
     parts = [part.split(">", 1)[-1] for part in str(text).replace("<br>", " ").replace("<sup>", "^").split("<")]
     return "".join(parts).replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
 
 def extent(layout: dict[str, Any], values: Iterable[float], is_from_zero: bool) -> tuple[float, float]:
-    """The ends of an axis along which these numbers stand: those of the layout, or all of them with a little air."""
+    """The ends of an axis for these numbers: of the layout, or all of them with a margin."""
     if layout.get("range"):
         low, high = layout["range"]
         return float(low), float(high)

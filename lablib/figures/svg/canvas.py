@@ -29,7 +29,7 @@ class Canvas:
         self.layout, self.traces = layout, traces
         self.height = float(layout.get("height") or 450)
         self.defs: dict[str, str] = {}
-        self.offsets: dict[Any, np.ndarray] = {}  # what lies below the next stacked bar or area
+        self.offsets: dict[Any, np.ndarray] = {}  # sums below the next stacked bar or area
         margin = layout.get("margin", {})
         self.top, self.bottom = margin.get("t", 66), self.height - margin.get("b", 88)
         self.left, self.right = 16.0, WIDTH - (90.0 if any(t["type"] == "heatmap" for t in traces) else 30.0)
@@ -38,8 +38,6 @@ class Canvas:
         titled = any(title_of(axis.layout) and axis.layout.get("visible") is not False for axis in names)
         self.left += max((axis.room() for axis in names), default=0.0) + (26.0 if titled else 8.0)
         self.axes = self._axes()
-
-    # ---- where things stand ----
 
     def _axes(self) -> dict[str, SvgAxis]:
         used = {(letter, trace.get(f"{letter}axis", letter)) for trace in self.traces for letter in "xy"}
@@ -54,7 +52,7 @@ class Canvas:
         return axes
 
     def _axis(self, name: str, own: dict[str, Any], following: Sequence[str]) -> SvgAxis:
-        """The axis for its own values and those of the axes that follow it (`matches`)."""
+        """The axis for its values and the values of the axes that follow it (`matches`)."""
         letter, values = name[0], list[Any]()
         for axis in dict.fromkeys([name, *following]):
             traces = [trace for trace in self.traces if trace.get(f"{letter}axis", letter) == axis]
@@ -97,7 +95,7 @@ class Canvas:
         return paint(f"url(#{name})", edge, 0.6)
 
     def clip(self, x: SvgAxis, y: SvgAxis, points: Sequence[tuple[float, float]]) -> str:
-        """An attribute that cuts lines and areas at the ends of their axes; nothing if all lie between these."""
+        """An attribute that cuts lines and areas at the ends of their axes; empty if all are between these."""
         if all(is_inside(x, y, point) for point in points if np.isfinite(point).all()):
             return ""
         left, right, top, bottom = *sorted((x.start, x.end)), *sorted((y.start, y.end))
@@ -107,7 +105,7 @@ class Canvas:
         return f' clip-path="url(#{name})"'
 
     def shows(self, shape: Mapping[str, Any]) -> bool:
-        """Whether a line of the layout has a part between the ends of the axes that its coordinates are of."""
+        """Whether a line of the layout has a part between the ends of its axes."""
         for letter in "xy":
             axis = self.axes.get(shape.get(f"{letter}ref") or letter)
             if axis is not None:
@@ -127,12 +125,12 @@ class Canvas:
         axis = self.axes[name]
         if kind == "domain":
             return axis.start + float(value) * (axis.end - axis.start)
-        # Plotly gives the places of notes on a logarithmic axis as powers of ten, those of lines as numbers.
+        # On a logarithmic axis, plotly has exponents for notes and numbers for lines.
         return axis.pixel(value)
 
 
 def is_inside(x: SvgAxis, y: SvgAxis, point: tuple[float, float]) -> bool:
-    """Whether a point lies between the ends of both axes, to a pixel."""
+    """Whether a point is between the ends of both axes, to a pixel."""
     ends = ((at, *sorted((axis.start, axis.end))) for at, axis in zip(point, (x, y), strict=True))
     return all(low - 1 <= at <= high + 1 for at, low, high in ends)
 

@@ -1,10 +1,8 @@
-"""A figure as plain SVG, without script and without network: what a saved notebook shows where nothing runs.
+"""A figure as plain SVG, without script and without network, for saved notebooks.
 
-It draws what the figures of this package are made of: bars, lines, points with error bars, areas, texts and heat maps
-on linear, logarithmic and named axes, with legend, notes and lines. Not drawn: hovers, and arrow heads of notes.
-
-The colours stand in `style`, written as a browser writes them, so that the style sheet that gives a figure the dark
-theme's colours (theme.py) finds them here too.
+Drawn are bars, lines, points with error bars, areas, texts and heat maps on linear, logarithmic and named axes, with
+legend, notes and lines. Not drawn: hovers, and arrow heads of notes. Colours are in `style`, in the spelling of
+browsers, so that the style sheet of the dark theme (theme.py) applies here too.
 """
 
 from __future__ import annotations
@@ -29,10 +27,7 @@ def figure_svg(figure: go.Figure) -> str:
     """The figure as an SVG document; the same figure gives the same bytes."""
     layout: dict[str, Any] = figure.layout.to_plotly_json()  # pyright: ignore[reportAttributeAccessIssue]
     traces = [trace.to_plotly_json() for trace in figure.data]  # pyright: ignore[reportGeneralTypeIssues]
-    return _document(Canvas(layout, traces), describe(figure))
-
-
-def _document(canvas: Canvas, sentence: str) -> str:
+    canvas, sentence = Canvas(layout, traces), describe(figure)
     title = plain_text(canvas.layout.get("title", {}).get("text") or "")
     drawn = [part for trace in canvas.traces for part in trace_svg(canvas, trace)]
     legend, end = _legend(canvas)

@@ -125,7 +125,7 @@ def _error_bars(canvas: Canvas, trace: Mapping[str, Any], letter: str) -> Iterat
 
 
 def markers_svg(marker: Mapping[str, Any], points: Sequence[tuple[float, float]]) -> Iterator[str]:
-    """Symbols at points, all of one look in one path; an arrow has its tip at its point, away from the point before."""
+    """Symbols at points, all of one look in one path; an arrow has its tip at its point, away from the previous one."""
     n, line = len(points), marker.get("line", {})
     colors, symbols = each_of(marker.get("color"), n, "#999999"), each_of(marker.get("symbol"), n, "circle")
     sizes, widths = each_of(marker.get("size"), n, 8), each_of(line.get("width"), n, 0)
@@ -136,7 +136,7 @@ def markers_svg(marker: Mapping[str, Any], points: Sequence[tuple[float, float]]
         kind, is_open = symbol.removesuffix("-dot").removesuffix("-open"), "-open" in symbol
         if kind == "x":
             look = paint("none", colors[i], 3)
-        elif kind in _STROKES:  # plotly gives them the colour of the marker where they are open, else that of its line
+        elif kind in _STROKES:  # open ones have plotly's marker colour, others its line colour
             look = paint("none", colors[i] if is_open else edges[i], widths[i] or 1)
         elif is_open:
             look = paint("none", colors[i], widths[i] or 1.5)

@@ -23,18 +23,13 @@ def figure_tensor_times(
     title: str = "",
     note: str = "",
 ) -> go.Figure:
-    """Two bars on each other for each number of ranks, a mark at 1/n of the first, and a line where the node ends.
+    """Two stacked bars for each number of ranks, a mark at 1/n of the first, and a line at the end of the node.
 
     Args:
         ranks: ascending.
-        compute_s: seconds of one layer that are computed, on each number of ranks.
-        exposed_s: seconds of communication beside which nothing is computed.
-        ranks_per_node: of the machine; 0 draws no line.
-        title: of the figure.
-        note: a sentence after those that say what is seen.
-
-    Raises:
-        ValueError: no number of ranks, one below 1, or not one time of each kind for each.
+        compute_s, exposed_s: compute and exposed communication of one layer, on each number of ranks.
+        ranks_per_node: 0 draws no line.
+        note: a sentence after the summary.
     """
     if not ranks or not len(ranks) == len(compute_s) == len(exposed_s):
         counts = f"{len(ranks)}, {len(compute_s)} and {len(exposed_s)}"
@@ -67,14 +62,10 @@ def figure_tensor_times(
         "exposed (%)": [100 * share for share in shares],
         "speedup": [layer_s[0] / whole if whole else 0.0 for whole in layer_s],
     }
-    summary = " ".join([_summary(ranks, layer_s, shares, ranks_per_node), note]).strip()
-    return chart(title or "A layer on tensor-parallel ranks", panel, summary, columns, barmode="stack", bargap=0.35)
-
-
-def _summary(ranks: Sequence[int], layer_s: Sequence[float], shares: Sequence[float], ranks_per_node: int) -> str:
     parts = [
         f"{plural(n, 'ranks')} {format_quantity(whole, 's')}, {share:.0%} of it exposed"
         for n, whole, share in zip(ranks, layer_s, shares, strict=True)
     ]
     node = f" A node has {plural(ranks_per_node, 'ranks')}." if ranks_per_node else ""
-    return f"A layer takes: {'; '.join(parts)}.{node}"
+    summary = f"A layer takes: {'; '.join(parts)}.{node} {note}".strip()
+    return chart(title or "A layer on tensor-parallel ranks", panel, summary, columns, barmode="stack", bargap=0.35)

@@ -1,25 +1,37 @@
-"""The waterfall of a predicted step: each part begins where the one before it ends, and all together are the step."""
+"""Figures of predictions: the parts of a step add up to it, bars of memory stack to the peak, times are as given."""
 
 # plotly and ipywidgets make their properties at run time, so the type checker does not know them
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lablib.figures import describe, figure_communication, figure_waterfall, figure_waterfalls, table
+from lablib.figures import (
+    describe,
+    figure_batch_splits,
+    figure_communication,
+    figure_plan_memory,
+    figure_tensor_times,
+    figure_waterfall,
+    figure_waterfalls,
+    table,
+)
+from lablib.figures.plans.plan_memory import TOO_MUCH
 from lablib.figures.plans.waterfall import MAX_PLANS, differences, kind_of_part
-from lablib.figures.style import LOOKS, OTHER
+from lablib.figures.style import LOOKS, MEMORY_LOOKS, OTHER
 from lablib.plan import Parallel
-
-SECONDS = {"s": 1.0, "ms": 1e-3, "\N{MICRO SIGN}s": 1e-6, "ns": 1e-9}
+from lablib.plan.memory import CATEGORIES
+from tests.figures.examples import scale
 
 
 def bars(figure, x="x") -> dict[str, list[tuple[float, float]]]:
     """Row's name -> (beginning, seconds) of each of its bars, from the left."""
     axis = figure.layout["xaxis" + x[1:]]
-    unit = SECONDS[axis.title.text.split("(")[1].rstrip(")")]
+    unit = scale(axis)
     names = dict(zip(figure.layout.yaxis.tickvals, figure.layout.yaxis.ticktext, strict=True))
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names.values()}
     for trace in figure.data:
@@ -173,3 +185,125 @@ def test_a_plan_on_one_gpu_does_not_communicate(examples):
     figure = figure_communication(examples.some_prediction(communication={"tensor": (0.0, 0.0)}))
     assert describe(figure) == "The ranks of this plan do not communicate."
     assert not [t for t in figure.data if len(t.x or ())]
+
+
+# --- Memory ---
+
+
+def stack(figure) -> dict[str, list[float]]:
+    return {t.name: list(t.y) for t in figure.data if t.type == "bar"}
+
+
+def sums(figure) -> list[str]:
+    return [text for t in figure.data if getattr(t, "mode", None) == "text" for text in t.text]
+
+
+def test_the_bars_of_each_stage_stack_to_its_peak(examples):
+    figure = figure_plan_memory(examples.some_prediction())
+    assert figure.layout.yaxis.title.text == "memory (GB)"
+    assert stack(figure) == {
+        "parameter": [4, 4],
+        "optimizer state": [24, 24],
+        "gradient": [8, 8],
+        "activation": [20, 10],
+        "communication": [1, 1],
+        "other": [3, 3],
+    }
+    assert sums(figure) == ["<b>60 GB</b>", "<b>50 GB</b>"]
+    assert list(table(figure)["peak (B)"]) == [60e9, 50e9]
+
+
+def test_categories_look_as_in_the_memory_of_a_run(examples):
+    assert {"communication buffer", *MEMORY_LOOKS} - {"communication"} == set(CATEGORIES)
+    for trace in figure_plan_memory(examples.some_prediction()).data:
+        if trace.type == "bar":
+            look = MEMORY_LOOKS[trace.name]
+            assert (trace.marker.color, trace.marker.pattern.shape) == (look.color, look.pattern)
+
+
+def test_the_limit_is_a_line_where_it_is_near_and_in_the_sentence_in_any_case(examples):
+    figure = figure_plan_memory(examples.some_prediction())
+    (line,) = [t for t in figure.data if t.name == "limit"]
+    assert list(line.y) == [80, 80] and list(line.x) == list(figure.layout.xaxis.range)
+    assert figure.layout.yaxis.range[1] > 80
+    assert describe(figure) == (
+        "Stage 0, the fullest of 2, keeps 60 GB at its peak: 40% optimizer state, 33% activation, 13% gradient, "
+        "7% parameter, 5% other, 2% communication; that fits into the 80 GB of a GPU, with 20 GB to spare."
+    )
+    roomy = figure_plan_memory(examples.some_prediction(memory_limit_bytes=1e12))
+    assert "limit" not in [t.name for t in roomy.data]
+    assert "1 TB of a GPU" in describe(roomy) and roomy.layout.yaxis.range[1] < 80
+
+
+def test_a_stage_that_does_not_fit_is_marked_and_counted(examples):
+    figure = figure_plan_memory(examples.some_prediction(memory_limit_bytes=55e9))
+    (sums,) = [t for t in figure.data if getattr(t, "mode", None) == "text"]
+    assert sums.textfont.color[0] == TOO_MUCH != sums.textfont.color[1]
+    assert describe(figure).endswith("that is 1.09 times the 55 GB of a GPU; 1 of 2 stages do not fit.")
+
+
+@pytest.mark.parametrize(("stages", "ticks"), [(1, [0]), (8, list(range(8))), (64, list(range(0, 64, 8)))])
+def test_one_eight_and_64_stages_can_be_read(examples, stages, ticks):
+    memory = tuple({"parameter": 1e9 * (i + 1)} for i in range(stages))
+    figure = figure_plan_memory(examples.some_prediction(memory=memory))
+    assert list(figure.layout.xaxis.tickvals) == ticks
+    assert len(sums(figure)) == (stages if stages <= 16 else 0)  # sums that would run into each other are left out
+    low, high = figure.layout.xaxis.range
+    assert low < 0 and high > stages - 1 and high - low >= 4  # one bar is not as wide as the figure
+    assert len(table(figure)) == stages
+
+
+# --- Splits of a batch ---
+
+
+def test_splits_of_a_batch_are_bars_of_memory_and_time(examples):
+    few, many = (
+        examples.some_prediction(micro_batch=m, num_microbatches=8 // m, step_time_s=t)
+        for m, t in ((1, 10.0), (2, 9.0))
+    )
+    figure = figure_batch_splits([few, many], 1)
+    times = figure.data[-1]
+    assert (list(times.x), list(times.y)) == (["1 x 8", "<b>2 x 4</b>"], [10.0, 9.0])
+    held = [sum(bar.y[0] for bar in figure.data[:-1] if bar.type == "bar")]
+    assert held == [pytest.approx(60.0)]
+    assert "Micro-batch 2 x 4 accumulations x 4 data ranks = 32 sequences, 32,000 tokens a step: 9 s" in describe(
+        figure
+    )
+
+
+@pytest.mark.parametrize(("batches", "chosen", "message"), [([], 0, "at least one"), ([8], 1, "of 1 split: got 1")])
+def test_splits_that_cannot_be_drawn_are_one_clear_error(examples, batches, chosen, message):
+    with pytest.raises(ValueError, match=message):
+        figure_batch_splits([examples.some_prediction(batch=batch) for batch in batches], chosen)
+
+
+# --- Tensor-parallel ranks ---
+
+
+def test_bars_stand_on_each_other_and_the_node_has_an_end():
+    figure: Any = figure_tensor_times([1, 8, 16], [8e-3, 1e-3, 5e-4], [0.0, 1e-3, 1.5e-3], 8)
+    compute, exposed, ideal = figure.data
+    assert list(compute.y) == [8.0, 1.0, 0.5] and list(exposed.y) == [0.0, 1.0, 1.5]
+    assert list(ideal.y) == [8.0, 1.0, 0.5]
+    assert [shape.x0 for shape in figure.layout.shapes] == [1.5]
+    assert "16 ranks 2 ms, 75% of it exposed" in describe(figure) and "A node has 8 ranks." in describe(figure)
+    assert list(table(figure)["speedup"]) == [1.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize("ranks_per_node", [0, 2, 64])
+def test_no_line_is_drawn_where_no_node_ends_between_bars(ranks_per_node: int):
+    figure: Any = figure_tensor_times([4, 8], [1.0, 0.5], [0.1, 0.2], ranks_per_node)
+    assert not figure.layout.shapes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([], [], []), "one time of each kind for each number of ranks, one or more: got 0, 0 and 0"),
+        (([1, 2], [1.0], [1.0, 2.0]), "got 2, 1 and 2"),
+        (([2, 1], [1.0, 1.0], [1.0, 2.0]), "ranks must ascend from 1 or more"),
+    ],
+)
+def test_times_that_do_not_fit_the_ranks_are_refused(arguments, message: str):
+    with pytest.raises(ValueError, match=message):
+        figure_tensor_times(*arguments)

@@ -19,14 +19,11 @@ if TYPE_CHECKING:
 
 @checked
 def figure_batch_splits(predictions: Sequence[Prediction], chosen: int = 0, title: str = "") -> go.Figure:
-    """Two panels, a bar a split: bytes at the peak by category, under the GPU's limit; and the time of a step.
+    """Two panels, one bar per split: peak bytes by category, under the GPU's limit; and the time of a step.
 
     Args:
         predictions: of one model, cluster, number of ranks and global batch; only the micro-batch differs.
-        chosen: index of the split that is spoken of; its name is bold.
-
-    Raises:
-        ValueError: no prediction, several global batches, or an index that is none.
+        chosen: index of the split of the sentence; its name is bold.
     """
     if not predictions or len({(one.batch, one.parallel.data) for one in predictions}) > 1:
         raise ValueError("all splits must be of one global batch and number of ranks, and at least one: got others.")
@@ -41,7 +38,25 @@ def figure_batch_splits(predictions: Sequence[Prediction], chosen: int = 0, titl
     )
     across = Axis("micro-batch x accumulations", "sequences", look={"type": "category", "showgrid": False})
     panels = [_memory(across, predictions, names, peaks), _time(across, predictions, names)]
-    return chart(title, panels, _summary(here), _columns(predictions, peaks), barmode="stack", bargap=0.3)
+    peak, limit = max(here.stage_bytes), here.memory_limit_bytes
+    fit = "fits into" if peak <= limit else "does not fit into"
+    sentence = (
+        f"Micro-batch {here.micro_batch} x {plural(here.num_microbatches, 'accumulations')} x "
+        f"{plural(here.parallel.data, 'data ranks')} = {plural(here.batch, 'sequences')}, "
+        f"{plural(here.tokens_per_step, 'tokens')} a step: {format_quantity(here.step_time_s, 's')}, "
+        f"MFU {here.mfu:.0%}, {format_quantity(peak, 'B')} at the peak, which {fit} the "
+        f"{format_quantity(limit, 'B')} of a GPU."
+    )
+    columns = {
+        "micro-batch (sequences)": [one.micro_batch for one in predictions],
+        "accumulations": [one.num_microbatches for one in predictions],
+        "memory (B)": peaks,
+        "fits": [peak <= one.memory_limit_bytes for one, peak in zip(predictions, peaks, strict=True)],
+        "step (s)": [one.step_time_s for one in predictions],
+        "MFU (%)": [100 * one.mfu for one in predictions],
+        "tokens/s": [one.tokens_per_s for one in predictions],
+    }
+    return chart(title, panels, sentence, columns, barmode="stack", bargap=0.3)
 
 
 def _memory(across: Axis, predictions: Sequence[Prediction], names: list[str], peaks: list[float]) -> Panel:
@@ -69,27 +84,3 @@ def _time(across: Axis, predictions: Sequence[Prediction], names: list[str]) -> 
     marker = COMPUTE.marker() | {"color": [COMPUTE.color if fit else FAINT_INK for fit in fits]}
     mark = bars(COMPUTE, "", names, times, words, text=text, cliponaxis=False, **above).styled(marker=marker)
     return Panel(across, Axis("step", "s", span=(0, 1.15 * max(times))), [mark], title="time of a step")
-
-
-def _summary(here: Prediction) -> str:
-    peak, limit = max(here.stage_bytes), here.memory_limit_bytes
-    fit = "fits into" if peak <= limit else "does not fit into"
-    return (
-        f"Micro-batch {here.micro_batch} x {plural(here.num_microbatches, 'accumulations')} x "
-        f"{plural(here.parallel.data, 'data ranks')} = {plural(here.batch, 'sequences')}, "
-        f"{plural(here.tokens_per_step, 'tokens')} a step: {format_quantity(here.step_time_s, 's')}, "
-        f"MFU {here.mfu:.0%}, "
-        f"{format_quantity(peak, 'B')} at the peak, which {fit} the {format_quantity(limit, 'B')} of a GPU."
-    )
-
-
-def _columns(predictions: Sequence[Prediction], peaks: Sequence[float]) -> dict[str, Sequence[object]]:
-    return {
-        "micro-batch (sequences)": [one.micro_batch for one in predictions],
-        "accumulations": [one.num_microbatches for one in predictions],
-        "memory (B)": list(peaks),
-        "fits": [peak <= one.memory_limit_bytes for one, peak in zip(predictions, peaks, strict=True)],
-        "step (s)": [one.step_time_s for one in predictions],
-        "MFU (%)": [100 * one.mfu for one in predictions],
-        "tokens/s": [one.tokens_per_s for one in predictions],
-    }

@@ -1,0 +1,192 @@
+"""Widgets that receive every change, even if a busy browser starts them late; a live text, a fitted figure, a player.
+
+anywidget gives the JavaScript of a widget 2 s to start. Earlier messages wait; after 2 s, the waiting and all later
+messages are dropped, although the widget starts and is shown: it never changes again. A browser that loads plotly
+(5 MB) on a busy machine is that late. So a widget here, when it starts, takes its messages from the channel itself, and
+notifies the kernel; the kernel answers with all traits that may have changed since the channel opened.
+
+Source: anywidget 0.11, packages/anywidget/src/runtime.ts and widget.ts (`ready`, `_handle_comm_msg`); issue 803 there,
+"Early comm messages to widget are lost".
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anywidget
+import ipywidgets
+import traitlets
+
+from lablib.figures.theme import THEME_CSS
+
+MS_PER_STEP = 250
+
+# The first lines of the JavaScript of such a widget: call `listen(model)` when it starts.
+LISTEN = """
+function listen(model) {
+  let itself;  // a listener receives the model itself; anywidget passes a part of it
+  const heard = one => { itself = one; };
+  model.on("change:_started", heard);
+  model.set("_started", Math.random());
+  model.off("change:_started", heard);
+  const direct = Object.getPrototypeOf(itself.constructor.prototype)._handle_comm_msg;
+  if (direct && itself.comm) itself.comm.on_msg(message => direct.call(itself, message));
+  model.save_changes();
+}
+"""
+
+
+class LateStart(ipywidgets.Widget):
+    """Mixin for a widget with JavaScript that calls `listen`.
+
+    Attributes:
+        changing: names of the traits to send again after a browser has started the widget.
+    """
+
+    changing: tuple[str, ...] = ()
+    _started = traitlets.Float(0.0).tag(sync=True)  # a new number each time that a browser starts it
+
+    @traitlets.observe("_started")
+    def _answer(self, change: Any) -> None:
+        self.send_state(self.changing)
+
+
+_LIVE_TEXT = (
+    LISTEN
+    + """
+function render({ model, el }) {
+  const line = document.createElement("p");
+  const isUrgent = model.get("is_urgent");
+  line.setAttribute("role", isUrgent ? "alert" : "status");
+  line.setAttribute("aria-live", isUrgent ? "assertive" : "polite");
+  line.style.cssText = "max-width:62em;margin:.2em 0;line-height:1.5;white-space:pre-line;" +
+    (isUrgent ? "background:#b00020;color:#ffffff;font-weight:600;padding:4px 12px" : "");
+  const fold = document.createElement("details");
+  const title = document.createElement("summary");
+  title.textContent = "Numbers of this figure";
+  title.style.cursor = "pointer";
+  const numbers = document.createElement("div");
+  numbers.className = "jp-RenderedHTMLCommon";
+  fold.append(title, numbers);
+  el.append(line, fold);
+  const write = () => {
+    line.textContent = model.get("text");
+    line.style.display = model.get("text") ? "block" : "none";
+    numbers.innerHTML = model.get("table_html");
+    fold.style.display = model.get("table_html") ? "block" : "none";
+  };
+  model.on("change:text", write);
+  model.on("change:table_html", write);
+  write();
+}
+export default { initialize: ({ model }) => listen(model), render };
+"""
+)
+
+
+class LiveText(LateStart, anywidget.AnyWidget):
+    """A sentence that a screen reader reads aloud when it changes, and below it a table that opens on demand.
+
+    A screen reader follows an element marked `aria-live` only if the element stays and its text changes. The HTML
+    widget of ipywidgets replaces its content, so this small widget keeps one paragraph and one table permanently.
+
+    Attributes:
+        text: shown as plain text, not as markup; hidden while empty.
+        table_html: a table made by this package.
+        is_urgent: True for an error, which a screen reader reads at once.
+    """
+
+    _esm = _LIVE_TEXT
+    changing = ("text", "table_html")
+    text = traitlets.Unicode("").tag(sync=True)
+    table_html = traitlets.Unicode("").tag(sync=True)
+    is_urgent = traitlets.Bool(False).tag(sync=True)
+
+
+_FIT = (
+    LISTEN
+    + """
+function render({ model, el }) {
+  el.style.cssText = "height:0;width:100%";
+  let width = 0;
+  const watch = new ResizeObserver(() => {
+    if (el.offsetWidth !== width) {
+      width = el.offsetWidth;
+      requestAnimationFrame(() => window.dispatchEvent(new Event("resize")));
+    }
+  });
+  watch.observe(el);
+  const name = () => {
+    const plot = el.parentElement?.querySelector(".js-plotly-plot");
+    if (!plot) return requestAnimationFrame(name);
+    plot.setAttribute("role", "img");
+    plot.setAttribute("aria-label", model.get("name"));
+  };
+  model.on("change:name", name);
+  requestAnimationFrame(name);
+  const hide = () => {
+    const words = el.closest(".jp-OutputArea-child")?.previousElementSibling;
+    if (!words?.querySelector(".lablib-without-kernel")) return;
+    for (const output of [words, words.previousElementSibling]) output.style.display = "none";
+  };
+  requestAnimationFrame(hide);
+  return () => watch.disconnect();
+}
+export default { initialize: ({ model }) => listen(model), render };
+"""
+)
+
+
+class FitWidth(LateStart, anywidget.AnyWidget):
+    """An invisible widget in the box of a plotly widget with `responsive` in its config: it fits its width.
+
+    A `FigureWidget` draws itself before it is on the page, so it assumes 700 pixels, and it checks again only when the
+    browser window is resized. This widget watches the width of its place and announces a change as such a resize. It
+    also names the figure for a screen reader, and hides the two outputs before the widget: the static picture and its
+    text, which a saved notebook shows without a kernel (explorer.py).
+
+    Attributes:
+        name: a description of the figure in one sentence.
+    """
+
+    _esm = _FIT
+    changing = ("name",)
+    _css = THEME_CSS
+    name = traitlets.Unicode("figure").tag(sync=True)
+
+
+class Player(ipywidgets.HBox):
+    """Play, pause and stop next to a slider; both show one `value`.
+
+    The slider takes the arrow keys: one press, one moment. During play, the browser asks for the next moment after
+    `MS_PER_STEP`.
+
+    Attributes:
+        value: the moment, 0 to `maximum`.
+    """
+
+    value = traitlets.Int(0)
+
+    def __init__(self, label: str) -> None:
+        # Two labels, read aloud: the visible one belongs to the slider.
+        self.slider = ipywidgets.IntSlider(0, 0, 0, description=label, layout={"width": "auto", "flex": "1 1 auto"})
+        self.play = ipywidgets.Play(0, min=0, max=0, interval=MS_PER_STEP, show_repeat=False)
+        # As wide as its two buttons: the slider needs the room.
+        self.play.layout.flex, self.play.layout.width, self.play.layout.height = "0 0 auto", "6.5em", "2em"
+        super().__init__([self.slider, self.play])
+        traitlets.link((self.slider, "value"), (self, "value"))
+        ipywidgets.jslink((self.play, "value"), (self.slider, "value"))
+
+    @property
+    def style(self) -> Any:
+        """Of the label."""
+        return self.slider.style
+
+    @property
+    def description(self) -> str:
+        """The label."""
+        return self.slider.description
+
+    def set_maximum(self, maximum: int) -> None:
+        """Set the number of moments after the first."""
+        self.slider.max = self.play.max = maximum
