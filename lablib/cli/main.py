@@ -422,12 +422,19 @@ class _OptimizerNames:
 
 
 def _plan_arguments(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--model", required=True, help="a published model, for example gpt3-175b")
-    command.add_argument("--cluster", required=True, help="a cluster, for example dgx-a100, or a TOML file")
+    command.add_argument(
+        "--model", help="a published model, for example gpt3-175b, or a config.json of Hugging Face's transformers"
+    )
+    command.add_argument("--cluster", help="a cluster, for example dgx-a100, or a TOML file")
     command.add_argument("--nodes", type=int, help="how many nodes")
     command.add_argument("--gpus", type=int, help="or how many GPUs")
-    command.add_argument("--batch", type=int, required=True, help="sequences of a step, on all GPUs together")
-    command.add_argument("--seq-len", type=int, help="tokens of a sequence; default: the model's longest")
+    command.add_argument(
+        "--batch", help="sequences of a step, on all GPUs together; with k or M, tokens (4M is 4,194,304)"
+    )
+    command.add_argument("--seq-len", help="tokens of a sequence, for example 8k (8,192); default: the model's longest")
+    command.add_argument("--tokens", help="tokens of the whole training, for example 300B: days, GPU hours and energy")
+    command.add_argument("--price", type=float, metavar="N", help="with --tokens: the price of a GPU hour")
+    command.add_argument("--list", action="store_true", help="the names of models, clusters and training software")
     command.add_argument(
         "--precision",
         default="bfloat16",

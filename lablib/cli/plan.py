@@ -2,22 +2,32 @@
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from lablib.configs.hugging_face import read_hugging_face
+from lablib.configs.reading import Reading
 from lablib.course.errors import CourseError
 from lablib.course.table import table
+from lablib.hardware.catalogue import CLUSTERS, find_cluster
+from lablib.models.published import TRANSFORMERS, find_transformer
+from lablib.models.transformer import Transformer
 from lablib.plan.predict_many import Progress
 from lablib.plan.prediction import Prediction
 from lablib.plan.search import search
 from lablib.plan.search_result import SearchResult, row_of
+from lablib.plan.stack import STACKS
 from lablib.text.units import format_quantity, plural
 
 WHOLE = ("tensor", "pipeline", "context", "expert", "expert_tensor", "data", "chunks", "micro_batch", "zero_stage")
 NAMES = ("recompute", "schedule")
-GIVEN = ("nodes", "gpus", "seq_len", "precision", "stack", "optimizer", "compression")
+GIVEN = ("nodes", "gpus", "precision", "stack", "optimizer", "compression")
+_BINARY = {"": 1, "k": 2**10, "M": 2**20}  # of lengths and batches: a context of 8k is 8,192 tokens
+_DECIMAL = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
 _BAR_AFTER_S = 1.0
 _MAX_VALUES = 100_000
 
@@ -28,25 +38,97 @@ def plan_command(options: argparse.Namespace) -> int:
     Raises:
         CourseError: unknown names, invalid numbers, or values that no plan can combine.
     """
+    if options.list:
+        names = {"models": TRANSFORMERS, "clusters": CLUSTERS, "stacks": STACKS}
+        print(table(("", "names"), [(kind, ", ".join(each)) for kind, each in names.items()]))
+        return 0
+    missing = [f"--{name}" for name in ("model", "cluster", "batch") if getattr(options, name) is None]
+    if missing:
+        raise CourseError(f"lab plan needs {' and '.join(missing)}; lab plan --list has the names")
     if options.top < 1:
         raise CourseError(f"--top must be 1 or more: got {options.top}")
-    asked = {name: getattr(options, name) for name in GIVEN}
-    asked["trainable"] = "lora" if options.lora else "all"
-    asked["offload"] = tuple(word.strip() for word in options.offload.split(",")) if options.offload else ()
     try:
-        for name in WHOLE:
-            asked[name] = _whole(name, getattr(options, name))
-        for name in NAMES:
-            words = getattr(options, name)
-            asked[name] = None if words is None else [word.strip() for word in words.split(",")]
-        inputs = {"model": options.model, "cluster": options.cluster, "batch": options.batch} | asked
+        reading = _model(options.model)
+        inputs = _inputs(options, reading.record)
+        tokens = None if options.tokens is None else _quantity("tokens", options.tokens, _DECIMAL)
         with _bar() as progress:
             found = search(**inputs, progress=progress)
+        training = {} if tokens is None or not len(found.order) else _training(found.best, tokens, options.price)
     except ValueError as error:
         raise CourseError(str(error)) from None
-    answer = {"inputs": _settled(inputs, found)} | to_json(found, options.top)
-    print(json.dumps(answer, indent=2) if options.json else text(found, options.top))
+    remarks = [*reading.sentences(), *_remarks(inputs)]
+    if options.json:
+        inputs |= {"model": reading.record.name, "seq_len": int(found.plans.numbers["seq_len"][0])}
+        answer = {"inputs": inputs, "remarks": remarks, "training": training} | to_json(found, options.top)
+        print(json.dumps(answer, indent=2))
+    else:
+        print("\n".join([text(found, options.top), *_training_lines(training, options.tokens), *remarks]))
     return 0 if len(found.order) else 1
+
+
+def _inputs(options: argparse.Namespace, model: Transformer) -> dict[str, Any]:
+    """The arguments of `search`."""
+    asked: dict[str, Any] = {name: getattr(options, name) for name in GIVEN}
+    if options.seq_len is not None:
+        asked["seq_len"] = round(_quantity("seq-len", options.seq_len, _BINARY))
+    asked["trainable"] = "lora" if options.lora else "all"
+    asked["offload"] = tuple(word.strip() for word in options.offload.split(",")) if options.offload else ()
+    for name in WHOLE:
+        asked[name] = _whole(name, getattr(options, name))
+    for name in NAMES:
+        words = getattr(options, name)
+        asked[name] = None if words is None else [word.strip() for word in words.split(",")]
+    batch = _quantity("batch", options.batch, _BINARY)
+    if not options.batch.strip()[-1].isdecimal():  # tokens
+        batch /= max(1, asked.get("seq_len", model.max_seq_len))
+    return {"model": model, "cluster": options.cluster, "batch": max(1, round(batch))} | asked
+
+
+def _model(words: str) -> Reading[Transformer]:
+    """A published model, or the model of a config.json or of a folder with one."""
+    if words.endswith(".json") or (Path(words) / "config.json").is_file():
+        return read_hugging_face(words)
+    return Reading(find_transformer(words))
+
+
+def _quantity(name: str, text: str, units: Mapping[str, float]) -> float:
+    """ "64", "4M" or "1.5T" as a number."""
+    found = re.fullmatch(r"(-?\d+(?:\.\d+)?)([a-zA-Z]?)", text.strip().replace(",", ""))
+    unit = next((unit for unit in units if found and unit.lower() == found[2].lower()), None)
+    if not found or unit is None or (not unit and "." in found[1]):
+        endings = " or ".join(ending for ending in units if ending)
+        raise ValueError(f"--{name} is a whole number, or a number with {endings}: got {text!r}; try 64 or 4M")
+    return float(found[1]) * units[unit] if unit else int(found[1])
+
+
+def _training(best: Prediction, tokens: float, price: float | None) -> dict[str, float]:
+    """Days, GPU hours, energy in joules, and money of the whole training."""
+    hours, energy_j = best.gpu_hours(tokens), best.energy_j(tokens)
+    training = {"tokens": tokens, "days": hours / best.num_gpus / 24, "gpu_hours": hours}
+    if energy_j is not None:
+        training["energy_j"] = energy_j
+    if price is not None:
+        training["price"] = price * hours
+    return training
+
+
+def _training_lines(training: dict[str, float], tokens: str | None) -> list[str]:
+    if not training:
+        return []
+    parts = [f"{training['days']:,.3g} days", f"{training['gpu_hours']:,.0f} GPU hours"]
+    if "energy_j" in training:
+        parts.append(f"{training['energy_j'] / 3.6e9:,.3g} MWh at the GPUs' design power")
+    if "price" in training:
+        parts.append(f"a price of {training['price']:,.0f}")
+    return ["", f"{tokens} tokens by the first plan: {', '.join(parts)}."]
+
+
+def _remarks(inputs: dict[str, Any]) -> list[str]:
+    """Remarks on the inputs."""
+    each = find_cluster(inputs["cluster"]).devices_per_node
+    if (gpus := inputs["gpus"] or 0) > each and gpus % each:
+        return [f"{gpus} GPUs on nodes of {each}: the last node has {gpus % each}; try {gpus // each * each}."]
+    return []
 
 
 def text(found: SearchResult, top: int) -> str:
@@ -127,11 +209,6 @@ def to_json(found: SearchResult, top: int) -> dict[str, Any]:
             kind: {"plans": count, "example": kinds[kind].reason} for kind, count in found.rejected.counts.items()
         },
     }
-
-
-def _settled(inputs: dict[str, Any], found: SearchResult) -> dict[str, Any]:
-    """The inputs as keyword arguments of `search`, with the default sequence length filled in."""
-    return inputs | {"seq_len": int(found.plans.numbers["seq_len"][0])}
 
 
 def _whole(name: str, text: str | None) -> Sequence[int] | None:

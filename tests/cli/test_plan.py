@@ -70,7 +70,9 @@ def test_json_repeats_its_inputs_so_that_a_search_with_them_is_the_same(data):
         main(words)
     answer = json.loads(said.getvalue())
     found = search(**answer["inputs"])
-    assert json.loads(json.dumps(cli_plan.to_json(found, 2))) == {k: v for k, v in answer.items() if k != "inputs"}
+    assert json.loads(json.dumps(cli_plan.to_json(found, 2))) == {
+        k: v for k, v in answer.items() if k not in ("inputs", "remarks", "training")
+    }
     assert answer["inputs"]["seq_len"] and answer["inputs"]["model"] == "gpt3-13b"
     for flag in flags:
         if flag in words:
@@ -142,7 +144,13 @@ def test_long_searches_show_a_bar_that_is_gone_at_the_end(monkeypatch, capsys: p
         (["--offload", "weights"], "one of optimizer, activations: got 'weights'"),
         (["--compression", "int9"], "unknown gradient compression 'int9'"),
         (["--lora", "--compression", "int8"], "compression needs gradients"),
-        (["--batch", "many"], "invalid int value: 'many'"),
+        (["--batch", "many"], "--batch is a whole number, or a number with k or M: got 'many'; try 64 or 4M"),
+        (["--batch", "1.5"], "--batch is a whole number, or a number with k or M: got '1.5'"),
+        (["--batch", "4G"], "--batch is a whole number, or a number with k or M: got '4G'"),
+        (["--seq-len", "long"], "--seq-len is a whole number, or a number with k or M: got 'long'"),
+        (["--tokens", "300X"], "--tokens is a whole number, or a number with k or M or B or T: got '300X'"),
+        (["--tokens=-5"], "tokens must be 0 or more"),
+        (["--model", "absent/config.json"], "absent/config.json cannot be read: No such file"),
     ],
 )
 def test_what_makes_no_sense_is_one_sentence_and_exit_code_2(words, sentence, capsys: pytest.CaptureFixture):
@@ -183,3 +191,72 @@ def test_the_help_has_every_name_that_may_be_given(capsys: pytest.CaptureFixture
     whole_lines = re.sub(r"-\n\s+", "-", capsys.readouterr().out)
     said = re.split(r"[\s,;:]+", whole_lines)
     assert {*PRECISIONS, *OPTIMIZERS, *WITH_CLOSED_FORM, *KINDS} <= set(said)
+
+
+SMALL = ["plan", "--cluster", "dgx-a100", "--nodes", "1", "--tensor", "1", "--pipeline", "1", "--top", "1", "--json"]
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 8192,
+    "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+}  # fmt: skip
+
+
+def _answer(capsys: pytest.CaptureFixture, *words: str) -> dict:
+    main([*SMALL, *words])
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_config_of_hugging_face_is_a_model(tmp_path, capsys: pytest.CaptureFixture):
+    path = tmp_path / "mine" / "config.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(LLAMA | {"attention_bias": True, "num_memory_tokens": 3}))
+    mine = _answer(capsys, "--model", str(path), "--batch", "64")
+    published = _answer(capsys, "--model", "llama-3-8b", "--batch", "64")
+    assert mine["best"] == published["best"]
+    assert mine["inputs"]["model"] == "mine"
+    assert mine["remarks"] == [
+        f"Not priced: biases of the attention ({32 * (4096 + 2 * 1024 + 4096):,} parameters).",
+        "Fields not understood: num_memory_tokens.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "batch", "seq_len"),
+    [
+        (["--batch", "64"], 64, 8192),
+        (["--batch", "4M"], 512, 8192),
+        (["--batch", "4m", "--seq-len", "4k"], 1024, 4096),
+        (["--batch", "1k", "--seq-len", "2048"], 1, 2048),
+    ],
+)
+def test_a_batch_with_a_unit_counts_tokens(words, batch, seq_len, capsys: pytest.CaptureFixture):
+    inputs = _answer(capsys, "--model", "llama-3-8b", *words)["inputs"]
+    assert (inputs["batch"], inputs["seq_len"]) == (batch, seq_len)
+
+
+def test_a_whole_training_in_days_hours_energy_and_money(capsys: pytest.CaptureFixture):
+    answer = _answer(capsys, "--model", "llama-3-8b", "--batch", "64", "--tokens", "300B", "--price", "2.5")
+    seconds = 300e9 / answer["best"][0]["tokens_per_s"]
+    training = answer["training"]
+    assert training["days"] == pytest.approx(seconds / 86400)
+    assert training["gpu_hours"] == pytest.approx(8 * seconds / 3600)
+    assert training["energy_j"] == pytest.approx(8 * 400 * seconds)  # an A100 has 400 W
+    assert training["price"] == pytest.approx(2.5 * 8 * seconds / 3600)
+    main([*SMALL[:-1], "--model", "llama-3-8b", "--batch", "64", "--tokens", "300B"])
+    assert f"300B tokens by the first plan: {training['days']:,.3g} days" in capsys.readouterr().out
+
+
+def test_a_node_that_is_not_full_is_a_remark(capsys: pytest.CaptureFixture):
+    words = ["plan", "--model", "gpt2", "--cluster", "dgx-a100", "--batch", "24", "--json", "--tensor", "1"]
+    main([*words, "--gpus", "12"])
+    assert json.loads(capsys.readouterr().out)["remarks"] == ["12 GPUs on nodes of 8: the last node has 4; try 8."]
+    for gpus in ("4", "16"):
+        main([*words, "--gpus", gpus])
+        assert json.loads(capsys.readouterr().out)["remarks"] == []
+
+
+def test_the_names_can_be_listed_and_missing_arguments_are_named(capsys: pytest.CaptureFixture):
+    assert main(["plan", "--list"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in ("gpt3-175b", "dgx-h100", "megatron-core"))
+    assert main(["plan", "--model", "gpt2"]) == 2
+    assert "lab plan needs --cluster and --batch; lab plan --list has the names" in capsys.readouterr().err

@@ -1,0 +1,9 @@
+"""Readers of configuration files that people have: sizes and settings for the planner, without torch.
+
+hugging_face   a model's config.json
+reading        result of a reader: what it understood, left out and did not know
+"""
+
+from lablib.index import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

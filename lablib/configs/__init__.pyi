@@ -1,0 +1,3 @@
+# ruff: noqa: I001  (in reading order)
+from .reading import Omission as Omission, Reading as Reading
+from .hugging_face import read_hugging_face as read_hugging_face

@@ -1,0 +1,126 @@
+"""Result of reading a configuration file: the record, the parts that it leaves out, and the fields that are unknown."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+Record = TypeVar("Record")
+
+
+@dataclass(frozen=True, slots=True)
+class Omission:
+    """A part of the configuration that the record cannot hold.
+
+    Attributes:
+        text: the part, as a sentence without its full stop.
+        parameters: parameters of the model that are therefore not counted.
+    """
+
+    text: str
+    parameters: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.parameters:,} parameters)" if self.parameters else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Reading(Generic[Record]):
+    """A record and the rest of its file.
+
+    Attributes:
+        record: what the planner takes.
+        omissions: parts that were understood, but are not priced.
+        unknown: names of fields that this reader does not know.
+    """
+
+    record: Record
+    omissions: tuple[Omission, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+    def sentences(self) -> list[str]:
+        """One line for each part that is left out, and one for the unknown fields."""
+        lines = [f"Not priced: {omission}." for omission in self.omissions]
+        return lines + ([f"Fields not understood: {', '.join(self.unknown)}."] if self.unknown else [])
+
+
+class Fields:
+    """The fields of a mapping, each read once; it knows which were not read.
+
+    Args:
+        values: the mapping, as a JSON or TOML file gives it.
+        where: its place, for messages ("config.json", "zero_optimization of ds_config.json").
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str):
+        if not isinstance(values, Mapping):
+            raise ValueError(f"{where} must be an object with named fields: got {type(values).__name__}")
+        self._values, self._where, self._read = values, where, set[str]()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value; the default if the field is missing or null."""
+        self._read.add(name)
+        value = self._values.get(name)
+        return default if value is None else value
+
+    def count(self, name: str, default: int | None = None, minimum: int = 1) -> int:
+        """A whole number of at least `minimum`.
+
+        Raises:
+            ValueError: another value, or a missing field without default.
+        """
+        value = self.get(name, default)
+        if value is None:
+            near = get_close_matches(name, self._values, n=3)
+            hint = f"; it has {', '.join(near)}" if near else ""
+            raise ValueError(f"{self._where} must have the field {name}: it is missing{hint}")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+            raise ValueError(f"{name} of {self._where} must be a whole number of at least {minimum}: got {value!r}")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        """A boolean.
+
+        Raises:
+            ValueError: another value.
+        """
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise ValueError(f"{name} of {self._where} must be true or false: got {value!r}")
+        return value
+
+    def inner(self, name: str) -> "Fields":
+        """The fields of a field; none if it is missing."""
+        return Fields(self.get(name, {}), f"{name} of {self._where}")
+
+    def skip(self, names: frozenset[str]) -> None:
+        """Count these as read: they change no time and no memory."""
+        self._read |= names
+
+    def unread(self) -> tuple[str, ...]:
+        return tuple(sorted(self._values.keys() - self._read))
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        ValueError: no such file, or no JSON object.
+    """
+    path = Path(path)
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{path} must be JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise ValueError(f"{path} must hold a JSON object: got {type(values).__name__}")
+    return values
