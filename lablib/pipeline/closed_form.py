@@ -141,7 +141,7 @@ def bubble_fraction(
 def in_flight(
     schedule: str, num_stages: Numbers, num_microbatches: Numbers, num_chunks: Numbers = 1, rank: Numbers = 0
 ) -> Numbers:
-    """The most micro-batches whose activations a rank holds at once; a piece of a rank with v pieces counts 1 / v.
+    """The most micro-batches with activations on a rank at once; a piece of a rank with v pieces counts 1 / v.
 
     Arguments:
         schedule, num_stages, num_microbatches, num_chunks: as in `makespan_s`.

@@ -19,7 +19,7 @@ other costs nothing hangs either, but a message may wait for its receiver.
 
 Batching joins neighbours into one exchange, as 1F1B needs: forward to the next rank while its gradient comes back.
 
-Source: the kinds and their spelling are those of torch.distributed.pipelining; an exchange is one batch_isend_irecv of
+Source: the kinds and their spelling are from torch.distributed.pipelining; an exchange is one batch_isend_irecv of
 torch.distributed (in Megatron-LM, send_forward_recv_backward).
 """
 

@@ -74,8 +74,8 @@ def interleaved_s(sums: PipelineSums) -> Numbers:
 def breadth_first_s(sums: PipelineSums) -> Numbers:
     """GPipe on pieces: v passes forward and v backward, each as fast as its slowest rank.
 
-    The extra of the first piece delays one pass, that of the last piece another; a rank with more layers than the mean
-    delays every pass that has no larger extra.
+    The extra of the first piece delays one pass, the extra of the last piece another; a rank with more layers than the
+    mean delays every pass that has no larger extra.
     """
     p, m, v, (e0, e1) = sums.p, sums.m, sums.v, (sums.e0, sums.e1)
     x, mid, has_middle = sums.x, sums.mid, 1.0 * (p > 2)

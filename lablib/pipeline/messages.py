@@ -4,7 +4,7 @@
     1SEND_B1    piece 1 sends its gradient back to piece 0                    0RECV_B1    piece 0 receives it
 
 An exchange is a group of messages posted together, and done when all are done: 0SEND_F1+0RECV_B0.
-The spelling is that of torch.distributed.pipelining.
+The spelling is from torch.distributed.pipelining.
 """
 
 import re
@@ -100,7 +100,7 @@ class CommunicationPlan:
     """A plan and the steps of each rank in order: the plan's actions, and exchanges between them.
 
     Raises:
-        ValueError: the actions among the steps are not those of the plan.
+        ValueError: the actions among the steps are not the plan's.
     """
 
     plan: Plan
@@ -127,7 +127,7 @@ class CommunicationPlan:
     def parse(cls, name: str, lines: Sequence[str], rank_of: Sequence[int] | None = None) -> "CommunicationPlan":
         """From text, one line per rank: `CommunicationPlan.parse("mine", ["0F0 0SEND_F0", "1RECV_F0 1F0"])`.
 
-        Arguments as those of `Plan.parse`. Raises ValueError for a step that is spelt wrong.
+        Arguments as in `Plan.parse`. Raises ValueError for a step that is spelt wrong.
         """
         steps = tuple(tuple(map(_parse_step, line.split())) for line in lines)
         actions = [" ".join(str(step) for step in row if isinstance(step, Action)) for row in steps]

@@ -19,7 +19,7 @@ Cost: time as in `replay(plan, costs)`, if messages are posted early enough (com
 its pieces and their gradients, and `replay(plan).in_flight` times the tensors that autograd saves of a micro-batch
 (with `recompute`, only its inputs). Sent bytes: an activation forward and its gradient back for each micro-batch and
 boundary between ranks.
-Legend: m micro-batches; a piece is what an action calls a stage.
+Legend: m micro-batches; a piece is called a stage in an action.
 Source: Huang et al., "GPipe", 2018, arXiv 1811.06965, section 2.3; Narayanan et al., 2021, arXiv 2104.04473, section
 2.2.
 Simplified: one tensor is passed between pieces; pairs of DualPipe-V run one after the other; gradients are complete
