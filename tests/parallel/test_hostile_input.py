@@ -301,7 +301,7 @@ def test_a_capacity_is_refused_if_any_tensor_ranks_part_of_the_tokens_has_none(
     if is_possible:
         assert check_experts(4 * ranks, k, 1, **options) == 4
         return
-    with pytest.raises(ValueError, match="room for a token"):
+    with pytest.raises(ValueError, match="room for at least one token"):
         check_experts(4 * ranks, k, 1, **options)
 
 

@@ -361,7 +361,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Column(overlaps=True, gathers=True), "overlaps leaves its output cut"),
     (
         lambda: check_plan(GPT(CONFIG), {**GPT_PLAN, "blocks.*.attention.key": Column(overlaps=True)}, 2),
-        "a Column that overlaps has an input of its own: 'blocks.0.attention.key'",
+        "a Column that overlaps cannot share its input: 'blocks.0.attention.key'",
     ),
 ]
 
