@@ -5,7 +5,7 @@ clock runs, ties to the lowest rank. If a network event comes before that clock 
 first: a rank that runs later can only start transfers after it. Consequences:
 
     deterministic    the order depends on the program alone, never on the host
-    no locks         nothing else runs while a rank's code does
+    no locks         only one rank's code runs at a time
     deadlock seen    no runnable rank and not all finished *is* a deadlock
 
 A rank that polls (`while not work.is_completed()`) gives up its turn too. When all remaining ranks poll, no poll can

@@ -17,7 +17,7 @@ Cost with R = ceil(T / BLOCK_T) rows of tiles, P programs for each column of til
     forward    HBM bytes (2 T D + R D) b                  as two operators (4 T D + D) b
     backward   HBM bytes (3 T D + P D) b, + P D of the partial sums, 4 bytes each (8 for float64), read once more by
                the reduction, which writes D b
-    FLOPs      T D (1 + those of GELU, about 10)
+    FLOPs      T D (1 + about 10 for GELU)
 Shapes: T tokens, D width.
 Source: Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", 2016, arXiv 1606.08415, section 2 (both forms);
 fused with the bias: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using

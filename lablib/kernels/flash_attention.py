@@ -154,7 +154,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[2]
     if 0 in (heads, kv_heads, width) or heads % kv_heads:
         raise ValueError(
-            "the heads of k and v must divide those of q, and a head have a width: "
+            "the heads of k and v must divide the heads of q, and a head have a width: "
             f"got {heads} heads, {kv_heads} of k and v, width {width}."
         )
     if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:

@@ -17,7 +17,7 @@ def check_gradient(grad: Tensor, name: str, optimizer: str, is_finite: bool) -> 
         )
     if is_finite and not grad.isfinite().all():
         raise ValueError(
-            f"gradients must be finite: that of {name} holds {int(grad.isnan().sum())} NaN and "
+            f"gradients must be finite: the gradient of {name} has {int(grad.isnan().sum())} NaN and "
             f"{int(grad.isinf().sum())} infinite numbers of {grad.numel()}; skip the step, or look at what made them."
         )
 

@@ -33,7 +33,7 @@ from lablib.signature import checked
 def singular_values(
     matrix: Float[Tensor, "m n"], steps: Sequence[int] = (1, 3, 5)
 ) -> tuple[list[float], dict[int, list[float]]]:
-    """Singular values over the norm of all, largest first; and what each has become after so many steps."""
+    """Singular values over the norm of all, largest first; and each of them after some steps."""
     values_k = torch.linalg.svdvals(matrix.detach().double())
     after = {count: singular_values_after(values_k, count).tolist() for count in steps}
     return (values_k / values_k.norm()).tolist(), after
@@ -50,7 +50,7 @@ def mean_steps(
 
     Arguments:
         signal_to_noise: mean over standard deviation of a gradient.
-        num_numbers: parameters that are stepped side by side, each with noise of its own.
+        num_numbers: parameters that are updated in parallel, each with different noise.
         num_steps: the mean should have settled after three quarters of them.
     """
     formula = [expected_sign(signal, betas) for signal in signal_to_noise]

@@ -5,7 +5,7 @@
     adam(R)                                      with means in 8 bits (adam8bit.py)
     w = w - lr lambda w - lr alpha P~ adam(R)
 
-In many layers directions soon settle. Each matrix has a gap T of its own: after `queue_size` renewals in a row with a
+In many layers directions soon converge. Each matrix has its own gap T: after `queue_size` renewals in a row with a
 |cosine| of the old and the new first direction of at least `cos_threshold`, T grows by `gamma_proj`.
 
 Cost: bytes by `bytes_of`, for B = 256 about (2.03 max + 0.53 min) r. A step needs besides 4 m n for one matrix's

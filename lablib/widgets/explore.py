@@ -49,7 +49,7 @@ def explore(
     """
     names = [control.name for control in controls]
     if len(set(names)) < len(names):
-        raise ValueError(f"each control must have a name of its own: got {names}.")
+        raise ValueError(f"controls must have different names: got {names}.")
     if not interactive:
         return static_pictures(compute, draw, controls, examples)
     # Without widgets, ipywidgets and its JavaScript are not loaded.

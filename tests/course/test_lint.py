@@ -66,7 +66,7 @@ MOVED = "# %%\n1\n\n# %%\n2\n\n" + PARAMETERS
         (swap("check.mean(mean)", "check.maen(mean)"), 44, "check 'maen' is not in checks.py: did you mean 'mean'?"),
         (swap("check.size(size_bytes)", "check.mean(size_bytes)"), 59, "'mean' is used again"),
         (swap("try_out(mean, [1.0, 2.0])", "mean([1.0])"), 44, "add a cell with `try_out(...)`"),
-        (swap(" minutes=5", ""), 27, "must say what it takes"),
+        (swap(" minutes=5", ""), 27, "must state its time"),
         (swap("minutes=5", "minutes=58"), 1, "a lab is one hour: its sections take 60.5 minutes"),
         (
             swap("check.size(size_bytes)", "show_source(size_bytes)\ncheck.size(size_bytes)"),

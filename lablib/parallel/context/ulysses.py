@@ -7,8 +7,9 @@ attention and heads inside, and the kernel in the middle is the one of a single 
 
 The bytes sent shrink with n: a rank sends each other rank 1 / n of the heads of its t tokens, while a ring sends all
 keys n - 1 times. But there can be no more ranks than heads, and each needs key-value heads: G < n of them are repeated
-for the ranks that share them, which saves less (`check_heads`: n divides H, and G divides n or n divides G). Every rank
-has the same work in any order of tokens, so contiguous pieces are enough; other orders are sorted by a copy.
+for the ranks that share them, which saves less (`check_heads`: n divides H, and G divides n or n divides G).
+
+Every rank has the same work in any order of tokens, so contiguous pieces are enough; other orders are sorted by a copy.
 
 Cost for n ranks, S = B t K w bytes of one head's tokens, g = max(G, n) key-value heads that are sent:
     time_s      2 all-to-alls forward, 2 backward, without overlap

@@ -7,7 +7,9 @@ same, with every *sequence* as an expert of C slots that all its tokens choose; 
     x_0 .. x_T  ->  router: a number r_t each  ->  the C highest, in order  ->  block  ->  x_t + r_t (block(x)_t - x_t)
                                                    the others                      ->  x_t
 
-The factor r_t lets gradients reach the router. The block's attention is only among the chosen tokens. Whether a token
+The factor r_t lets gradients reach the router. The block's attention is only among the chosen tokens.
+
+Whether a token
 is among the C highest depends on later tokens. In training that is allowed; generation of text needs a learned
 threshold (section 3.5 of the source).
 

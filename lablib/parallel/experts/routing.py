@@ -13,7 +13,9 @@ Softmax over only the k chosen logits is the same as the second row: exp(l) / su
 choice, not the weight (`experts/losses.py`). Choices may be limited to a few groups of experts, such as the experts of
 one node, so that a token is sent to few nodes.
 
-Equal scores are ordered by expert, so the same logits give the same routing on every device. `balanced=True` assigns
+Equal scores are ordered by expert, so the same logits give the same routing on every device.
+
+`balanced=True` assigns
 tokens in turn, without regard to scores: choice i goes to expert i mod E. Then the number of tokens per expert does not
 depend on values, as needed under fidelity="shapes", and the load is even. Weights are still the scores.
 

@@ -3,7 +3,9 @@
     how = Combination(config, Mesh(data=2, pipeline=2, tensor=2), batch_size=8, seq_len=16, num_micro_batches=2)
     launch(program, ranks=how.mesh.num_ranks)            # `CombinedStep(how, ...)` on every rank
 
-`how.mesh.require(ranks)` raises ValueError unless the product of the axes is the number of ranks. Each axis divides one
+`how.mesh.require(ranks)` raises ValueError unless the product of the axes is the number of ranks.
+
+Each axis divides one
 quantity:
 
     data       the sequences of a batch         batch_size / (data * num_micro_batches) sequences in a micro-batch

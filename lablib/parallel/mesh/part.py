@@ -7,6 +7,7 @@
 in this order: layers of other ranks are never copied, and tensor parallelism cuts the layers that context parallelism
 made. Modules keep their names in the whole model: "blocks.7.mlp.up.weight" is the same matrix on every rank with a
 shard of it.
+
 The pipeline needs all pieces of the model. Pieces of other ranks are placeholders without layers. A placeholder has a
 tied parameter of this rank, so that the gradient is summed over both (lablib/pipeline/executor/tied.py).
 

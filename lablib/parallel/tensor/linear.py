@@ -8,6 +8,7 @@
 The output of a column product is the input of a row product. In sequence they need one all-reduce forward (g, of the
 sum) and one backward (f, of the input's gradient), and any function of single columns may be between them. That is
 Megatron's MLP (`tensor/mlp.py`) and attention (`tensor/attention.py`).
+
 The bias of a column product is cut like the columns. The bias of a row product is whole on every rank and added once,
 after the sum; before the sum it would count n times.
 

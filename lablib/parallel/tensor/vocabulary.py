@@ -1,6 +1,7 @@
 """Vocabulary parallelism: rows of the embedding on each rank, and the loss without gathering the logits.
 
 Embedding: a rank looks up the tokens of its rows, and returns 0 for the others; g sums over ranks.
+
 Loss: with logits x_0 ... x_{V-1} of a token, cut over ranks,
 
     loss = log sum_v exp(x_v - m) + m - x_target        m = max_v x_v, so that no exp overflows
@@ -11,7 +12,9 @@ Loss: with logits x_0 ... x_{V-1} of a token, cut over ranks,
 
 Backward sends nothing: d loss / d x_v = exp(x_v - m) / sum - [v = target] needs only this rank's columns and the sum.
 The naive loss gathers the logits, V numbers per token, on every rank: for V = 128,000 in float32 half a megabyte per
-token. If n does not divide V: chunks of ceil(V / n) rows, fewer on the last ranks (as DTensor), or rows of zeros after
+token.
+
+If n does not divide V: chunks of ceil(V / n) rows, fewer on the last ranks (as DTensor), or rows of zeros after
 the last word up to equal chunks (as Megatron), which must not count in the sum, as exp(0) is 1.
 
 Cost for n ranks, N = B T tokens, a bytes of a number in the loss (4; 8 for float64):

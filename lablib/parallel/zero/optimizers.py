@@ -14,7 +14,9 @@ optimizers need neighbours. Messages between ranks in a step of one matrix of m 
     Muon, SOAP, GaLore              the matrix                          the matrix (sharded_muon.py)   2 m n and more
 
 Adam8bit's blocks are then blocks of the unit's flat buffer, and may contain the end of one parameter and the beginning
-of the next. `require_steps_on_shards` checks an optimizer. Optimizers that need more get *pieces*: the part of each
+of the next. `require_steps_on_shards` checks an optimizer.
+
+Optimizers that need more get *pieces*: the part of each
 parameter on this rank's shard, with the shape of the whole and the sizes on all ranks.
 
 Cost: pieces are views and take no memory.

@@ -4,6 +4,7 @@ While its unit is gathered, a parameter of the module is a view of the unit's fl
 on this rank's shard, so that `module.parameters()` returns existing numbers. The two are swapped in the module, and the
 buffer's memory is freed and allocated again (`resize_`): tensors saved by autograd stay views of the same buffer, and
 have their values again in backward.
+
 Autograd has no hook for the end of a module's backward. An identity around its inputs has a backward that runs then:
 `mark_inputs`.
 

@@ -9,6 +9,7 @@ MAX_ACTIONS = 20_000_000  # of one kind; some gigabytes
 
 def check_sizes(name: str, **sizes: int) -> None:
     """Raise ValueError unless every size is a whole number from 1: `check_sizes("gpipe", num_stages=4)`.
+
     Also if the plan is too large for memory.
     """
     for size, value in sizes.items():

@@ -18,8 +18,8 @@ def unwaited_notes(ranks: Sequence[Rank]) -> list[str]:
             for issued in rank.unwaited
             if issued.is_own
         ),
-        "{who} never waited for {}{times} ({}): on real processes {}; keep what the call returns and call wait() on it",
-        "issued communications that nobody waited for",
+        "{who} never waited for {}{times} ({}): on real processes {}; keep the returned work and call wait() on it",
+        "issued communications without a wait",
     )
 
 
@@ -40,7 +40,7 @@ def written_notes(ranks: Sequence[Rank]) -> list[str]:
             for issued, what, line, is_again in rank.in_flight.findings
             if issued not in rank.unwaited and what != READ
         ),
-        "{who} {} a tensor in flight{times} ({}), that of {} ({}): on real processes the call may read or fill it "
+        "{who} {} a tensor in flight{times} ({}), of {} ({}): on real processes the call may read or fill it "
         "at any time until its wait(); {}",
         "used a tensor in flight",
     )
@@ -56,7 +56,7 @@ def read_notes(ranks: Sequence[Rank]) -> list[str]:
             for issued, what, line, _ in rank.in_flight.findings
             if issued not in rank.unwaited and what == READ
         ),
-        "{who} read a tensor in flight{times} ({}), that of {} ({}): on real processes it holds garbage until the "
+        "{who} read a tensor in flight{times} ({}), of {} ({}): on real processes it holds garbage until the "
         "wait() of the call that fills it; wait() first, or let that call fill another tensor",
         "read a tensor in flight",
     )
@@ -67,7 +67,7 @@ def overlap_notes(ranks: Sequence[Rank]) -> list[str]:
     return _notes(
         ((rank.rank, (name, str(line), place)) for rank in ranks for name, place, line in rank.overlaps),
         "{who} gave {} an output that overlaps its input{times} ({}): {}; elsewhere what NCCL "
-        "gives is undefined: use a tensor of its own",
+        "gives is undefined: use a separate tensor",
         "gave a call an output that overlaps its input",
     )
 

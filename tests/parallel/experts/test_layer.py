@@ -175,7 +175,7 @@ def test_what_cannot_be_is_refused():
         (lambda: mixture_of(4, 1, normalized=True)(drawn(3, 16)), "the router gets no gradient"),
         (
             lambda: mixture_of(64, 1, capacity_factor=1.0)(drawn(3, 16)),
-            "room for at least one token: got factor 1 of 3",
+            "at least one token: got factor 1 of 3",
         ),
     ]
     for call, message in refused:
