@@ -13,8 +13,9 @@ For a matrix of m x n numbers of b bytes each, N = m n; k = min(m, n), K = max(m
 
 Vectors, and parameters without a rank, are as in adamw (in adam8bit for q_galore); tensors of fewer than 4,096 numbers
 in adam8bit are as in adamw; SOAP counts only sides of at most `max_precond_dim`. Steps are counted in Python and take
-no bytes. The same numbers come from `BatchedOptimizer.state_bytes()`, and from a run's memory (category "optimizer
-state").
+no bytes.
+
+The same numbers come from `BatchedOptimizer.state_bytes()`, and from a run's memory (category "optimizer state").
 
 Source: the heads of the files of these names, which have the formulas (`bytes_of`).
 """
