@@ -9,7 +9,8 @@ order.
     codes   a b c d e        bytes   [d|a] [e|b] [0|c]
 
 Cost: 4 + 32 / B bits per number, an eighth of float32 (B = 256: 4.125). One pass more than INT8 in each direction, to
-pack. Shapes: x (..., P), codes (..., ceil(P / 2)) int8, scales (..., ceil(P / B)).
+pack.
+Shapes: x (..., P), codes (..., ceil(P / 2)) int8, scales (..., ceil(P / B)).
 Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.3 (gradients in blocks of INT4).
 Simplified: as INT8. lablib/optim/four_bits.py has 16 steps from the minimum to the maximum, and neighbours in one byte.
 """

@@ -12,8 +12,9 @@ library's kernel ("extern") in both.
 
 Cost: `first_call_s` includes the compilation, `call_s` is the median of later calls: torch.compile is worth it for many
 calls with the same shapes (recompiles.py). Times differ from run to run and machine to machine: compare within one
-table. Source: Ansel et al., "PyTorch 2", 2024 (ASPLOS), https://doi.org/10.1145/3620665.3640366; Frostig, Johnson,
-Leary, "Compiling machine learning programs via high-level tracing", 2018 (SysML) for JAX.
+table.
+Source: Ansel et al., "PyTorch 2", 2024 (ASPLOS), https://doi.org/10.1145/3620665.3640366; Frostig, Johnson, Leary,
+"Compiling machine learning programs via high-level tracing", 2018 (SysML) for JAX.
 Simplified: a first call may find the programs of an earlier run on disk (torch keeps inductor's); TorchScript and the
 backends that fuse nothing start the kernels of eager; XLA's are not counted.
 """

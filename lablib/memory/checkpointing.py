@@ -20,8 +20,8 @@ Selective: within a layer, results that are cheap to compute and large are recom
 
 Cost: above. Shapes: a layer maps x to x of the same shape; a, b as above, in bytes.
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174, section 4; Korthikanti et
-al., 2022, arXiv 2205.05198, section 4 (selective); torch.utils.checkpoint (torch 2.13), which executes it. Simplified:
-a chain of equal layers; for different layers see optimal_checkpointing.py.
+al., 2022, arXiv 2205.05198, section 4 (selective); torch.utils.checkpoint (torch 2.13), which executes it.
+Simplified: a chain of equal layers; for different layers see optimal_checkpointing.py.
 """
 
 from collections.abc import Callable, Sequence

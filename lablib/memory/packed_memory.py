@@ -11,8 +11,8 @@ tensor, and unpacking restores the view:
 Compression (activation_compression.py) and offload (offload.py) pack a flat tensor.
 
 Cost: a look-up for each saved tensor. Shapes: any.
-Source: torch's tutorial "Hooks for autograd saved tensors" (torch 2.13); the rest is ours. Simplified: a view with gaps
-(a part of a wider tensor) is packed as a separate copy.
+Source: torch's tutorial "Hooks for autograd saved tensors" (torch 2.13); the rest is ours.
+Simplified: a view with gaps (a part of a wider tensor) is packed as a separate copy.
 """
 
 import weakref

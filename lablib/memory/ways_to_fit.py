@@ -19,8 +19,8 @@ c = alpha + S / beta is a copy over the host link (offload.py), w the bytes of a
 device: recomputation costs FLOPs, offload the link, compression memory traffic, small micro-batches efficiency.
 
 Cost of this comparison: `price_layers` runs the layer on shapes only, for two batches, three forwards and a backward
-each, for all devices at once (0.1 s for a block of a GPT); `ways_to_fit` is arithmetic on its result. Shapes: of the
-layer and its input, on the device "meta".
+each, for all devices at once (0.1 s for a block of a GPT); `ways_to_fit` is arithmetic on its result.
+Shapes: of the layer and its input, on the device "meta".
 Source: the files of this folder; prices of operators from lablib/cost.
 Simplified: only activations of the layers, without temporaries, parameters or the head; compression as one kernel.
 """

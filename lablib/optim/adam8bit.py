@@ -10,7 +10,8 @@ Tensors of fewer than `min_8bit_size` numbers (norms, biases) keep 32 bits, as t
 the same, in a separate group with a large `min_8bit_size`: their gradients are the most uneven.
 
 Cost: 2 + 8 / B bytes of state per parameter, 2.03 for B = 256; 18 during the step, for each number of the largest
-tensor. Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021, arXiv 2110.02861, section 2.
+tensor.
+Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021, arXiv 2110.02861, section 2.
 Conventions: blocks of 256 and 4,096 as bitsandbytes has now, 2,048 in the paper. bitsandbytes decays after the step,
 which differs by lr^2 lambda. Tensor by tensor on purpose: a batch would need all means in 32 bits at once.
 """

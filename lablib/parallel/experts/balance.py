@@ -16,8 +16,8 @@ heuristics, and can miss the optimum as above (`studies/expert_best.py` tries al
 the source. If the result is not better than the placement in order, that one is used.
 
 Cost: n s log n comparisons of loads; does not communicate. Cost of a copy: the bytes of an expert's weights on its
-rank, once moved (`num_moved`); in training also its optimizer's state, and a sum of the copies' gradients. Legend: E
-experts, n ranks, s slots per rank, N nodes.
+rank, once moved (`num_moved`); in training also its optimizer's state, and a sum of the copies' gradients.
+Legend: E experts, n ranks, s slots per rank, N nodes.
 Source: DeepSeek-V3, 2024, arXiv 2412.19437, section 3.4.1 (redundant experts); github.com/deepseek-ai/EPLB, 2025
 (the two policies, hierarchical and global, and the example that the tests repeat); packing: Graham, "Bounds on
 Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17(2), 1969.

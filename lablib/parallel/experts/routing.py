@@ -19,8 +19,8 @@ Equal scores are ordered by expert, so the same logits give the same routing on 
 tokens in turn, without regard to scores: choice i goes to expert i mod E. Then the number of tokens per expert does not
 depend on values, as needed under fidelity="shapes", and the load is even. Weights are still the scores.
 
-Cost for N tokens: the router's product, 2 N D E FLOPs; a sort of E numbers per token; N E numbers kept twice. Shapes: N
-tokens of this rank, D width, E experts, k experts per token.
+Cost for N tokens: the router's product, 2 N D E FLOPs; a sort of E numbers per token; N E numbers kept twice.
+Shapes: N tokens of this rank, D width, E experts, k experts per token.
 Source: Shazeer et al., "Outrageously Large Neural Networks", 2017, arXiv 1701.06538, section 2.1 (top k of gates);
 Fedus et al., "Switch Transformers", 2021, arXiv 2101.03961, section 2.1 (k = 1, float32); Jiang et al., "Mixtral of
 Experts", 2024, arXiv 2401.04088, section 2.1; DeepSeek-AI, "DeepSeek-V3", 2024, arXiv 2412.19437, section 2.1.2.

@@ -26,7 +26,8 @@ Phases of a step (the code has the same headings):
 Cost: the sum of its techniques: activations between stages, B T D w bytes per micro-batch and boundary, divided by
 context and, with sequence parallelism, tensor ranks; tensor parallelism's all-reduces in every layer; keys and values
 around the context ring; once per step 2 (n-1)/n of the part's gradients, n = data * context; two numbers for loss and
-norm. Shapes: B batch, T time, D width, V vocabulary; lower-case letters are a rank's part.
+norm.
+Shapes: B batch, T time, D width, V vocabulary; lower-case letters are a rank's part.
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
 arXiv 2104.04473 (data, pipeline and tensor); Llama Team, 2024, arXiv 2407.21783, section 3.3.2 (context); Korthikanti
 et al., 2022, arXiv 2205.05198 (sequence); Rajbhandari et al., 2020, arXiv 1910.02054 (ZeRO-1).

@@ -28,10 +28,11 @@ while 8 (n-1)/n S of one dimension does not, so 2D sends less if a batch has man
 
 Cost: some sums; does not communicate or need torch.
 Legend: N = B T tokens, T time, D width, F hidden, H heads, n ranks; w bytes per number, S = N D w; s bytes per
-statistic. Source: Korthikanti et al., 2022, arXiv 2205.05198, equations 1 to 4 and section 4.2.2; Xu et al., "An
-Efficient 2D Method for Training Super-Large Deep Learning Models" (Optimus), 2021, arXiv 2104.05343, table 1 (7 bsh +
-12 h^2). Simplified: rings; sizes that n divides; as many key-value heads as heads; 2D: only bytes, F = 4 D, without the
-latency of its additional messages.
+statistic.
+Source: Korthikanti et al., 2022, arXiv 2205.05198, equations 1 to 4 and section 4.2.2; Xu et al., "An Efficient 2D
+Method for Training Super-Large Deep Learning Models" (Optimus), 2021, arXiv 2104.05343, table 1 (7 bsh + 12 h^2).
+Simplified: rings; sizes that n divides; as many key-value heads as heads; 2D: only bytes, F = 4 D, without the latency
+of its additional messages.
 """
 
 from dataclasses import dataclass

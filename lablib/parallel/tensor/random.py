@@ -2,12 +2,12 @@
 
 Ranks with the same computation must draw the same numbers; ranks with different parts must draw different ones.
 
-                                                     f and g        sequence parallel
-    dropout outside of regions (residual, embedding)  the same       different: for different tokens
-    dropout inside (scores, hidden columns)           different      different
-    initial values of a shard                         different: parts of the draw of one device
-    initial values of whole parameters (norms, biases) the same      the same
-    order of the data                                 the same       the same
+                                                        f and g        sequence parallel
+    dropout outside of regions (residual, embedding)    the same       different: for different tokens
+    dropout inside (scores, hidden columns)             different      different
+    initial values of a shard                           different: parts of the draw of one device
+    initial values of whole parameters (norms, biases)  the same       the same
+    order of the data                                   the same       the same
 
 If numbers differ that should agree, ranks that should hold the same x diverge, without an error. If numbers agree that
 should differ, every rank draws the same shard: the n shards of a hidden layer are n copies of F / n columns. Equal
@@ -23,9 +23,9 @@ Cost for n ranks, a matrix of P numbers: naive P / n draws and memory; real P dr
 Shapes: any, cut along one dimension.
 Source: Hugging Face, "The Smol Training Playbook", 2025, chapter "The training marathon" (SmolLM3's restart); the two
 generators: NVIDIA/Megatron-LM, megatron/core/tensor_parallel/random.py (model_parallel_cuda_manual_seed, with seed +
-2718 + rank on tensor ranks); the whole matrix on the CPU: layers.py there, _initialize_affine_weight_cpu. Simplified:
-one group; with data parallelism each replica has another `seed`, or its dropout repeats. `wrong_draws` finds shards
-that are equal on all ranks, not on some.
+2718 + rank on tensor ranks); the whole matrix on the CPU: layers.py there, _initialize_affine_weight_cpu.
+Simplified: one group; with data parallelism each replica has another `seed`, or its dropout repeats. `wrong_draws`
+finds shards that are equal on all ranks, not on some.
 """
 
 from typing import Any

@@ -25,9 +25,9 @@ bytes of the largest unit, R of the root:
     sent bytes  (n-1)/n (3 S - R) per rank and step, S = p P: without freeing after forward 2(n-1)/n S
 Shapes: a full buffer is [N], N the padded elements of a unit; a shard is [N / n].
 Source: Rajbhandari et al., "ZeRO", SC 2020, arXiv 1910.02054, sections 5.3 and 7.2.2; Zhao et al., "PyTorch FSDP", VLDB
-2023, arXiv 2304.11277, sections 3.2 and 3.3; torch.distributed.fsdp.fully_shard (torch 2.13) for the hooks. Simplified:
-the whole module exists on every rank before it is sharded; inputs and outputs of units are tensors in tuples, lists and
-dicts, and units do not change their inputs in place; buffers are broadcast once.
+2023, arXiv 2304.11277, sections 3.2 and 3.3; torch.distributed.fsdp.fully_shard (torch 2.13) for the hooks.
+Simplified: the whole module exists on every rank before it is sharded; inputs and outputs of units are tensors in
+tuples, lists and dicts, and units do not change their inputs in place; buffers are broadcast once.
 """
 
 from collections.abc import Sequence

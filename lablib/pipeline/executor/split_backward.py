@@ -20,7 +20,8 @@ Source: Qi, Wan, Huang, Lin, "Zero Bubble Pipeline Parallelism", 2023, arXiv 240
 32 b s h for W, there of 2 bytes each); the queue is the WeightGradStore of its authors' code.
 torch.distributed.pipelining does it another way: it cuts the autograd graph where the paths of parameters join the path
 of the input. That covers every kind of layer, keeps the whole graph until W, and enters autograd once for each layer in
-W. Simplified: hooks on the weights are not called; autocast and double backward are not supported.
+W.
+Simplified: hooks on the weights are not called; autocast and double backward are not supported.
 """
 
 from collections.abc import Callable, Iterable, Mapping

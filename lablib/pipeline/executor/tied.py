@@ -10,8 +10,9 @@ Pieces on one rank share the parameter itself, without communication: in a V the
 last.
 
 Cost: each of k ranks sends its gradient to the k - 1 others, V D numbers for a head; for k = 2, the bytes of an
-all-reduce. Source: Narayanan et al., "Megatron-LM", 2021, code of `allreduce_embedding_grads`; Shoeybi et al., 2019,
-arXiv 1909.08053, section 3 (tied embeddings).
+all-reduce.
+Source: Narayanan et al., "Megatron-LM", 2021, code of `allreduce_embedding_grads`; Shoeybi et al., 2019, arXiv
+1909.08053, section 3 (tied embeddings).
 Simplified: all sums follow the last backward, though most could overlap with it.
 """
 
