@@ -81,7 +81,11 @@ MOVED = "# %%\n1\n\n# %%\n2\n\n" + PARAMETERS
         (swap(", scale {scale}", ""), 9, "every parameter must be used by some cell: scale is not"),
         (swap('"instructor"]\n', '"instructor"]\n# Four is 2\n# + 2.\n#\n'), 24, "would begin a list: got '+ 2.'"),
         (swap("def mean", f"# {'wide' * 24}\ndef mean"), 33, "at most 96 characters wide: got 98, "),
-        (swap('"instructor"]\n', '"instructor"]\n# ## Optional\n\n# %% tags=["a"]\nuse = 1\n'), 24, "must say what"),
+        (
+            swap('"instructor"]\n', '"instructor"]\n# ## Optional\n\n# %% tags=["a"]\nuse = 1\n'),
+            24,
+            "must state its time",
+        ),
     ],
 )
 def test_a_broken_rule_is_named_with_file_and_line(lab: Lab, change: Callable[[str], str], line: int, message: str):

@@ -153,7 +153,7 @@ def test_an_order_of_other_tokens_or_ranks_is_refused_before_any_starts(
     if (made.seq_len, made.num_ranks) == (seq_len, ranks):
         assert check_context(seq_len, 4, 4, ranks, order) is made
         return
-    with pytest.raises(ValueError, match=f"got one of {made.seq_len} tokens on {made.num_ranks} ranks"):
+    with pytest.raises(ValueError, match=f"got one for {made.seq_len} tokens on {made.num_ranks} ranks"):
         check_context(seq_len, 4, 4, ranks, order)
 
 

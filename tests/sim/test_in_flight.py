@@ -440,7 +440,7 @@ def test_a_wrong_program_is_told_its_call_and_the_line_of_the_write(program: Cal
         match=r"ranks (0 to 2|1, 2) (wrote to|gave \w+ of group world) a tensor in flight \(test_in_flight.py:",
     ):
         (note,) = launch(program, ranks=3, fidelity=fidelity).notes
-    assert note.endswith("wait() first, or use a copy") and ", of " in note
+    assert note.endswith("wait() first, or use a copy") and ", that of " in note
 
 
 def gathers_into_what_computes() -> None:
@@ -477,7 +477,7 @@ def test_who_reads_too_early_is_told_call_and_line(program: Callable[[], None], 
     ) as caught:
         (note,) = launch(program, ranks=3, fidelity=fidelity).notes
     assert [str(warning.message) for warning in caught] == [note]
-    assert ", of " in note and note.endswith("let that call fill another tensor")
+    assert ", that of " in note and note.endswith("let that call fill another tensor")
 
 
 @pytest.mark.parametrize("fidelity", ["values", "shapes"])

@@ -40,7 +40,7 @@ def written_notes(ranks: Sequence[Rank]) -> list[str]:
             for issued, what, line, is_again in rank.in_flight.findings
             if issued not in rank.unwaited and what != READ
         ),
-        "{who} {} a tensor in flight{times} ({}), of {} ({}): on real processes the call may read or fill it "
+        "{who} {} a tensor in flight{times} ({}), that of {} ({}): on real processes the call may read or fill it "
         "at any time until its wait(); {}",
         "used a tensor in flight",
     )
@@ -56,7 +56,7 @@ def read_notes(ranks: Sequence[Rank]) -> list[str]:
             for issued, what, line, _ in rank.in_flight.findings
             if issued not in rank.unwaited and what == READ
         ),
-        "{who} read a tensor in flight{times} ({}), of {} ({}): on real processes it holds garbage until the "
+        "{who} read a tensor in flight{times} ({}), that of {} ({}): on real processes it holds garbage until the "
         "wait() of the call that fills it; wait() first, or let that call fill another tensor",
         "read a tensor in flight",
     )

@@ -173,7 +173,7 @@ def test_the_simulator_counts_products_by_rows_and_padding_by_the_longest_group(
 def test_what_cannot_be_is_refused():
     x, w, routing = torch.zeros(3, 4), torch.zeros(2, 4, 8), route(torch.zeros(3, 2), 1)
     refused: list[tuple[Any, str]] = [
-        (lambda: dispatch(torch.zeros(4, 4), sort_by_expert(routing)), "got one of 3 for 4 tokens"),
+        (lambda: dispatch(torch.zeros(4, 4), sort_by_expert(routing)), "got one for 3 instead of 4 tokens"),
         (
             lambda: combine(x[:2], sort_by_expert(routing), torch.zeros(3, 1)),
             "got 2 rows and weights .3, 1. for 3 rows",
