@@ -380,7 +380,7 @@ def reduced_twice() -> None:
 
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (with_zero(lambda: mlp([2, 2]), 4), "stage must be a whole number, 1 to 3: got 4; say 1 .optimizer state"),
+    (with_zero(lambda: mlp([2, 2]), 4), "stage must be a whole number, 1 to 3: got 4; use 1 .optimizer state"),
     (with_zero(lambda: mlp([2, 2]), "3"), "stage must be a whole number, 1 to 3: got '3'"),  # pyright: ignore
     (with_zero(nn.ReLU), "needs a parameter to train"),
     (with_zero(integers), "floating-point numbers: codes is torch.int8"),
