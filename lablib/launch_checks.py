@@ -65,7 +65,7 @@ def check_value(value: Any) -> None:
         if is_one(value):
             if what != "an async generator":
                 value.close()  # avoids Python's warning about an unawaited coroutine
-            raise TypeError(f"the program returned what {what} made, whose body has not run; {_REMEDIES[what]}")
+            raise TypeError(f"the program returned the result of {what}, but its body has not run; {_REMEDIES[what]}")
 
 
 def checked_size(ranks: Any, backend: Any) -> int:

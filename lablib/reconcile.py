@@ -223,12 +223,12 @@ class Reconciliation:
     def _why_noisy(self, load: HostLoad | None) -> str:
         """The known reason why the runs differ, if no other load was seen."""
         if load is None:
-            return "The runs differ, and nobody looked whether other programs ran"
+            return "The runs differ, and other programs were not measured"
         ranks = self.measured.ranks
         if ranks > load.cores:
             cores = plural(load.cores, "cores")
-            return f"Little else ran, but {ranks} ranks share {cores} and take turns, so the runs differ"
-        return "Little else ran, but the runs differ by themselves"
+            return f"Few other programs ran, but {ranks} ranks share {cores} and take turns, so the runs differ"
+        return "Few other programs ran, but the runs differ by themselves"
 
     def _makespan_noise_pct(self) -> float:
         return _noise_pct([counted(run, self.without).makespan_s for run in self.repeats])

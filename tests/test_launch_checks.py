@@ -77,7 +77,7 @@ def test_a_function_whose_call_does_not_run_its_body_is_refused(name: str, backe
 
 @pytest.mark.parametrize("fn", [coroutine, async_generator, generator])
 def test_a_body_that_has_not_run_is_no_value(fn: Callable[[], Any]):
-    with pytest.raises(RankError, match="rank 0 raised TypeError: the program returned .* whose body has not run"):
+    with pytest.raises(RankError, match="rank 0 raised TypeError: the program returned .* but its body has not run"):
         launch(lambda: fn(), ranks=2)
 
 

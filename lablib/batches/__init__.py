@@ -2,12 +2,12 @@
 
 batch           micro-batch x accumulation x data ranks = global batch
 accumulation    a large batch in parts, each token with the same weight
-clipping        a gradient that is too long, shortened: over parameters, shards and ranks
+clipping        gradient clipping by norm, over parameters, shards and ranks
 schedules       the learning rate by step: warmup, cosine, linear, WSD
 noise_scale     signal and noise of gradients, and the gain of a larger batch
-large_batch     the rate of another batch size: linear and square-root scaling
+large_batch     the learning rate for another batch size: linear and square-root scaling
 batch_rules     published laws of the batch size by loss, compute or tokens
-mup             a learning rate that stays right when the model gets wider
+mup             muP: a learning rate for any width of the model
 packing         documents of different lengths in blocks: first fit, best fit
 packed_attention
                 that they do not see each other, and the savings

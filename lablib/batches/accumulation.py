@@ -1,27 +1,27 @@
 """Gradient accumulation: the gradient of a large batch, computed in parts, with the same weight for every token.
 
 The loss of a batch is the mean over its N tokens. Cut the batch into micro-batches i with n_i tokens each and run
-backward on one at a time: `param.grad` adds up what backward leaves, and only one micro-batch's activations exist. It
-is the large batch's gradient if each part is divided by the N of all:
+backward on one at a time: `param.grad` accumulates the gradients, and only one micro-batch's activations exist. The
+result is the large batch's gradient if each part is divided by the total N:
 
     exact            sum_i  grad(summed loss_i) / N                         N = n_1 + ... + n_k, of all ranks
     mean of means    sum_i  grad(summed loss_i) / n_i / k                   equal only if all n_i are: a token of a
                                                                             short micro-batch would count for more
 
-Padding is no token: targets of IGNORED have no loss and are not counted. So micro-batches of padded text have uneven
-n_i even if their shapes are equal, and so has the last one of a text that does not divide evenly.
+Padding does not count: targets of IGNORED have no loss. So micro-batches of padded text have uneven n_i even with equal
+shapes, and so does the last one of a text that does not divide evenly.
 
-Over W data ranks a replica averages gradients, a division by W that the loss must make good, and N counts the tokens of
-all ranks: known before the first backward, by one all-reduce of one number.
+Over W data ranks a replica averages gradients, a division by W that the loss must compensate, and N counts the tokens
+of all ranks: one all-reduce of one number before the first backward.
 
     loss_i = scale x W x (summed loss_i) / N                                scale: the loss scale, 1 without one
 
 Cost: activations of one micro-batch; gradients are in memory all the time. FLOPs as the large batch. Sent bytes: the
-gradients once a step (`no_sync` for all micro-batches but the last) and 8 bytes for N.
+gradients once per step (`no_sync` for all micro-batches but the last) and 8 bytes for N.
 Shapes: B sequences of a micro-batch, T tokens of one, V vocabulary.
-Source: the mean of means stood in published trainers until October 2024 (huggingface/transformers, pull requests 34191
-and 34198; over devices 34373).
-Simplified: the model gives logits and the loss is cross-entropy; no other term.
+Source: published trainers had the mean of means until October 2024 (huggingface/transformers, pull requests 34191 and
+34198; over devices 34373).
+Simplified: the model returns logits and the loss is cross-entropy; no other terms.
 """
 
 from collections.abc import Sequence
@@ -56,10 +56,10 @@ MicroBatches = Annotated[Sequence[Batch], NonEmpty(), "give at least one micro-b
 
 @checked
 def summed_loss(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, "B T"]) -> Float[Tensor, ""]:
-    """Cross-entropy in nats, summed over the tokens with a target other than IGNORED; in float32 at least.
+    """Cross-entropy in nats, summed over the tokens with a target other than IGNORED; at least in float32.
 
     Raises:
-        ValueError: logits that are not numbers for each token of the targets.
+        ValueError: logits that do not match the targets.
     """
     if logits_BTV.ndim != 3 or logits_BTV.shape[:2] != targets_BT.shape or not logits_BTV.is_floating_point():
         raise ValueError(
@@ -72,16 +72,16 @@ def summed_loss(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, "B T
 
 
 def count_tokens(targets_BT: Int[Tensor, "B T"]) -> int:
-    """Number of tokens that have a loss: their target is not IGNORED."""
+    """Number of tokens with a loss (target not IGNORED)."""
     return int((targets_BT != IGNORED).sum())
 
 
 @checked
 def accumulate_mean_of_means(model: nn.Module, micro_batches: MicroBatches) -> float:
-    """The naive one: each micro-batch's own mean, over their number. Exact only where all have as many tokens.
+    """Naive: the mean of the micro-batches' means. Exact only if all have the same number of tokens.
 
     Raises:
-        ValueError: a micro-batch without a token that has a loss: it has no mean.
+        ValueError: a micro-batch without a token with a loss, so without a mean.
     """
     for place, batch in enumerate(micro_batches):
         if count_tokens(batch.targets) == 0:
@@ -100,14 +100,14 @@ def accumulate(model: nn.Module, micro_batches: MicroBatches, scaler: LossScaler
     """Add the gradients of the mean loss over all tokens of all micro-batches; return that loss, in nats.
 
     Arguments:
-        model: logits of a micro-batch's inputs. A replica (`DataParallel`, `Zero`) communicates, once, and every rank
-            must call this; then the tokens are those of all ranks, and so is the loss.
+        model: logits of a micro-batch's inputs. A replica (`DataParallel`, `Zero`) communicates once, and every rank
+            must call this; tokens and loss are then of all ranks.
         micro_batches: at least one on each rank; sizes and tokens may differ, also between ranks. (ZeRO stage 3 gathers
-            parameters for each, so there all ranks need equally many.)
+            parameters for each, so all ranks need the same number.)
         scaler: scales the losses; unscale the gradients afterwards, and only then clip them.
 
     Raises:
-        ValueError: no token that has a loss, or a replica in hybrid sharding, which averages over two groups.
+        ValueError: no token with a loss, or a replica in hybrid sharding, which averages over two groups.
     """
     replica = model if isinstance(model, Replica) else None
     if getattr(model, "replicate_group", None) is not None:
@@ -120,13 +120,13 @@ def accumulate(model: nn.Module, micro_batches: MicroBatches, scaler: LossScaler
         world_size = dist.get_world_size(replica.group)
         dist.all_reduce(num_tokens, group=replica.group)
     if num_tokens == 0:
-        raise ValueError("a batch must have a token whose target is not IGNORED: got none; leave this batch out.")
+        raise ValueError("a batch must have a token with a target that is not IGNORED: got none; leave this batch out.")
     for index, (inputs_BT, targets_BT) in enumerate(micro_batches):
         waits = replica is not None and index < len(micro_batches) - 1  # gradients are sent with the last
         with replica.no_sync() if replica and waits else nullcontext():
             loss = summed_loss(model(inputs_BT), targets_BT) / num_tokens
             total += loss.detach()
-            # The replica divides by world_size, as if N counted this rank's tokens alone.
+            # The replica divides by world_size, as if N counted only this rank's tokens.
             ((scaler.scale(loss) if scaler else loss) * world_size).backward()
     if replica:
         dist.all_reduce(total, group=replica.group)

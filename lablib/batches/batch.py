@@ -2,18 +2,18 @@
 
 One step of the optimizer uses the gradient of a global batch of B sequences. A device holds the activations of m of
 them at a time, a micro-batch; it works on `num_accumulations` of these one after another and adds their gradients up;
-and `data_ranks` devices do so side by side:
+and `data_ranks` devices do so in parallel:
 
-    B = micro_batch x num_accumulations x data_ranks            sequences a step
-    B x seq_len                                                 tokens a step
+    B = micro_batch x num_accumulations x data_ranks            sequences per step
+    B x seq_len                                                 tokens per step
 
-So the same B, and the same training, fits one device or a thousand. What differs is memory and time.
+So the same B, and the same training, fits one device or a thousand, with different memory and time.
 
 Cost: activations grow with `micro_batch`; seconds with `micro_batch x num_accumulations`; bytes sent with neither, as
-gradients are reduced once a step. Sequential passes a step: `num_accumulations`.
+gradients are reduced once per step. Sequential passes per step: `num_accumulations`.
 Source: the arithmetic of DeepSpeed's configuration (`train_batch_size`, `train_micro_batch_size_per_gpu`,
 `gradient_accumulation_steps`) and of Megatron-LM's (`--global-batch-size`, `--micro-batch-size`).
-Simplified: every micro-batch and every rank has the same number of sequences; `accumulation.py` needs not.
+Simplified: every micro-batch and every rank has the same number of sequences; `accumulation.py` does not need this.
 """
 
 from dataclasses import dataclass
@@ -28,8 +28,8 @@ class BatchSize:
 
     Attributes:
         micro_batch: sequences that one device works on at a time.
-        num_accumulations: micro-batches of one device, one after another, a step.
-        data_ranks: devices that work side by side, each on other sequences.
+        num_accumulations: micro-batches of one device per step, one after another.
+        data_ranks: devices that work in parallel on different sequences.
     """
 
     micro_batch: Count
@@ -62,7 +62,7 @@ def solve_batch(
     num_accumulations: Count | None = None,
     data_ranks: Count | None = None,
 ) -> BatchSize:
-    """The batch of which all numbers but one are given: the equation, solved for the one that is not.
+    """Solve the equation of the batch size for the number that is not given.
 
     Raises:
         ValueError: not exactly three are given, or no whole number solves it; the message has the
@@ -74,7 +74,7 @@ def solve_batch(
     if len(known) != 3:
         raise ValueError(
             "solve_batch needs three of global_batch, micro_batch, num_accumulations and data_ranks: "
-            f"got {', '.join(known) or 'none'}; leave out the one that is wanted."
+            f"got {', '.join(known) or 'none'}; leave out the unknown one."
         )
     if global_batch is None:
         return BatchSize(**known)
@@ -92,5 +92,5 @@ def solve_batch(
 
 @checked
 def nearest_multiple(size: int, divisor: Count) -> int:
-    """The multiple of `divisor`, at least `divisor`, that is nearest to `size`; the larger of two as near."""
+    """The multiple of `divisor`, at least `divisor`, that is nearest to `size`; in a tie the larger."""
     return max(1, (2 * size + divisor) // (2 * divisor)) * divisor

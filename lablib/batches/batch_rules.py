@@ -1,10 +1,10 @@
 """Published rules for the batch size of a language model, by loss, by compute or by tokens.
 
-All were fitted to many small runs, and agree on one thing: the batch grows with the length of the training, as the
-noise scale does when the loss falls. They differ in their "best": Kaplan's is the critical batch, where steps
-and tokens are both twice their least; the others had the lowest loss for a given budget.
+All were fitted to many small runs, and agree that the batch grows with the length of the training, as the noise scale
+does when the loss falls. They define the best batch differently: for Kaplan it is the critical batch, where steps and
+tokens are both twice their minimum; for the others, the lowest loss for a given budget.
 
-    Kaplan et al.   B_crit = 2e8 / L^(1 / 0.21)                        tokens, from the loss L in nats a token
+    Kaplan et al.   B_crit = 2e8 / L^(1 / 0.21)                        tokens, from the loss L in nats per token
     DeepSeek LLM    B = 0.2920 C^0.3271      rate 0.3118 C^-0.1250     C FLOPs of the training, without embedding
     Step Law        B = 0.58 D^0.571         rate 1.79 N^-0.713 D^0.307    D tokens, N parameters without embedding
 
@@ -12,7 +12,7 @@ Cost: none.
 Source: Kaplan et al., "Scaling Laws for Neural Language Models", 2020, arXiv 2001.08361, equation 1.4; DeepSeek-AI,
 "DeepSeek LLM", 2024, arXiv 2401.02954, equation 1; Li et al., "Predictable Scale: Part I, Step Law", 2025, arXiv
 2503.04715, equation 1.
-Simplified: each law holds for its own data, tokenizer, optimizer and schedule; outside of what was measured (a small
+Simplified: each law holds for its own data, tokenizer, optimizer and schedule; outside the measured range (a small
 model on a laptop, say) it is a guess.
 """
 
@@ -23,29 +23,29 @@ from lablib.signature import Positive, Range, checked
 
 @checked
 def kaplan_critical_batch(loss: Annotated[float, Range(ge=1e-3, le=1000), "give nats per token, such as 2.5"]) -> float:
-    """Tokens of the critical batch at a loss, in nats a token."""
+    """Tokens of the critical batch at a loss, in nats per token."""
     return 2e8 / loss ** (1 / 0.21)
 
 
 @checked
 def deepseek_batch(compute_flops: Positive) -> float:
-    """Tokens of the best batch for a training of so many FLOPs."""
+    """Tokens of the best batch for a training of `compute_flops`."""
     return 0.2920 * compute_flops**0.3271
 
 
 @checked
 def deepseek_rate(compute_flops: Positive) -> float:
-    """Best peak rate of AdamW for a training of so many FLOPs."""
+    """Best peak rate of AdamW for a training of `compute_flops`."""
     return 0.3118 * compute_flops**-0.1250
 
 
 @checked
 def step_law_batch(num_tokens: Positive) -> float:
-    """Tokens of the best batch for a training on so many tokens."""
+    """Tokens of the best batch for a training on `num_tokens`."""
     return 0.58 * num_tokens**0.571
 
 
 @checked
 def step_law_rate(num_params: Positive, num_tokens: Positive) -> float:
-    """Best peak rate of AdamW for so many parameters, without embedding, and tokens."""
+    """Best peak rate of AdamW for `num_params`, without embedding, and `num_tokens`."""
     return 1.79 * num_params**-0.713 * num_tokens**0.307

@@ -1,21 +1,21 @@
-"""Gradient clipping by norm: if the gradient is longer than `max_norm`, shorten it to that, in its own direction.
+"""Gradient clipping by norm: scale a gradient with a norm above `max_norm` down to it, in the same direction.
 
-One bad batch can have a gradient a hundred times as long as usual, and one step along it undoes many. The norm is that
-of all parameters' gradients as one vector g, and so is the factor, so the direction stays:
+One bad batch can have a gradient a hundred times as long as usual, and one step along it undoes many. The norm and the
+factor are of all parameters' gradients as one vector g, so the direction stays:
 
     g <- g * min(1, max_norm / (|g| + 1e-6)),     |g|^2 = sum over all parameters of the sum of their squares
 
-Each parameter (or each rank) clipped by its own norm is another thing: parts with long gradients shrink, others do
-not, and the direction turns. Where the parameters are sharded, a rank sees only its part of |g|^2, but squares add up:
+Clipping each parameter (or each rank) by its own norm is different: parts with long gradients shrink, others do not,
+and the direction changes. With sharded parameters a rank has only its part of |g|^2, but squares are additive:
 
-    |g|^2 = sum over ranks |g_rank|^2 of the shards, + |g|^2, once, of what every rank has whole (replicated)
+    |g|^2 = sum over ranks |g_rank|^2 of the shards, + |g|^2, once, of replicated parameters
 
 so one all-reduce of one number gives every rank the same norm, and the same factor. The order of a step:
 
     accumulate all micro-batches -> unscale (divide by the loss scale) -> clip -> optimizer.step
 
-Clipped before the unscaling, the norm would be S times too long and the step S times too short wherever it bites;
-clipped after each micro-batch, a sum of short gradients instead of a short sum.
+Clipping before unscaling would make the norm S times too long, and a clipped step S times too short; clipping after
+each micro-batch gives a sum of clipped gradients instead of a clipped sum.
 
 Cost: two passes over the gradients (read; read and write); sharded, an all-reduce of 8 bytes, which waits for all
 gradients: no optimizer step starts before it.
@@ -42,7 +42,7 @@ MaxNorm = Annotated[float, Range(gt=0), "try 1.0, or math.inf to measure only"]
 
 @checked
 def clip_each_by_own_norm_(params: Tensor | Iterable[Tensor], max_norm: MaxNorm) -> None:
-    """The naive one: every parameter's gradient shortened by its own norm. The direction of the whole turns."""
+    """Naive: clip every parameter's gradient by its own norm, which changes the direction of the whole."""
     for param in _listed(params):
         clip_grad_norm_([param], max_norm)
 
@@ -56,17 +56,18 @@ def clip_grad_norm_(
     replicated: Sequence[Tensor] = (),
     error_if_nonfinite: bool = False,
 ) -> Float[Tensor, ""]:
-    """Shorten all gradients together to at most `max_norm`, in place; returns their norm before, in float64.
+    """Clip all gradients together to at most `max_norm`, in place; returns their norm before, in float64.
 
-    Communicates only where `sharded_over` is given: one number.
+    Communicates one number if `sharded_over` is given.
 
     Arguments:
-        params: of the model, or this rank's shards of it; those without gradient are left out.
-        max_norm: positive; inf to measure the norm alone.
+        params: of the model, or this rank's shards of it; parameters without gradient are left out.
+        max_norm: positive; inf to only measure the norm.
         sharded_over: ranks that hold the other shards (`dist.group.WORLD` for all).
-        replicated: those of `params` that every rank of the group holds whole, with equal gradients: counted once.
-        error_if_nonfinite: raise where the norm is inf or NaN, on all ranks. Otherwise inf makes the gradients 0, and
-            NaN where they were inf; NaN makes all NaN: a `LossScaler` skips such a step before.
+        replicated: parameters among `params` that are whole on every rank of the group, with equal gradients:
+            counted once.
+        error_if_nonfinite: raise if the norm is inf or NaN, on all ranks. Otherwise inf makes the gradients 0, and NaN
+            where they were inf; NaN makes all NaN: a `LossScaler` skips such a step before.
 
     Raises:
         ValueError: a replicated parameter is not one of `params`.
@@ -94,12 +95,12 @@ def clip_grad_norm_(
 
 @checked
 def named_nonfinite(named_params: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Names of the parameters whose gradient has an inf or a NaN: `named_nonfinite(model.named_parameters())`."""
+    """Names of the parameters with an inf or a NaN in the gradient: `named_nonfinite(model.named_parameters())`."""
     return [name for name, param in named_params if param.grad is not None and not bool(param.grad.isfinite().all())]
 
 
 def _listed(params: Tensor | Iterable[Tensor]) -> list[Tensor]:
-    """One tensor is a parameter, as for torch; gone through, it would be its rows, which have no gradients."""
+    """A list of parameters; a single tensor is one parameter, as in torch, not its rows."""
     return [params] if isinstance(params, Tensor) else list(params)
 
 

@@ -1,24 +1,24 @@
-"""The learning rate of another batch size: linear scaling for SGD, square-root scaling for Adam.
+"""The learning rate for another batch size: linear scaling for SGD, square-root scaling for Adam.
 
-A batch k times as large takes k times fewer steps through the same examples; how much longer should each step be?
+A batch k times as large takes k times fewer steps through the same examples; so each step should be longer:
 
     linear        rate x k             SGD. k steps with gradients g_i of one batch each are about one step with their
                                        mean and k times the rate, as long as the weights hardly move in between.
-    square root   rate x sqrt(k)       Adam. It divides by the gradient's own size: where noise rules, a batch k times
-                                       as large has gradients sqrt(k) times smaller, which Adam undoes. So one step is
-                                       as long as before, k of them walk sqrt(k) as far: sqrt(k) more makes it good.
-                                       Its memory shall span as many examples: 1 - beta becomes k times as large.
+    square root   rate x sqrt(k)       Adam. It divides by the gradient's size: where noise dominates, a batch k times
+                                       as large has gradients sqrt(k) times smaller, which Adam undoes. Steps then have
+                                       the same length, and k times fewer of them reach a factor sqrt(k) less far, which
+                                       the rate makes up for. To average over the same examples, 1 - beta grows by k.
     noise scale   rate_max / (1 + B_noise / B)      SGD, between the two ends: linear far below the noise scale of
                                        noise_scale.py, and no more than `rate_max` far above
 
-Each rule ends where noise no longer rules: a rate beyond what the curvature bears diverges at any batch size. Linear
-scaling starts with a warmup, for early on the weights move fast.
+Each rule holds only while noise dominates: a rate above the limit of the curvature diverges at any batch size. Linear
+scaling starts with a warmup, as weights move fast early on.
 
 Cost: none.
 Source: Goyal et al., "Accurate, Large Minibatch SGD", 2017, arXiv 1706.02677, section 2.1; Malladi et al., "On the SDEs
 and Scaling Rules for Adaptive Gradient Algorithms", 2022, arXiv 2205.10287, definition 5.1 (Adam's betas and epsilon);
 McCandlish et al., 2018, arXiv 1812.06162, equation 2.6.
-Simplified: the rules keep a run of the same number of examples; none says how large k may be.
+Simplified: the rules are for runs with the same number of examples; they do not limit k.
 """
 
 import math
@@ -30,7 +30,7 @@ from lablib.signature import Count, FractionBelow1, NonNegative, Range, check_fi
 
 @dataclass(frozen=True, slots=True)
 class AdamSettings:
-    """What of Adam depends on the batch size; torch's names and ranges."""
+    """The settings of Adam that depend on the batch size; torch's names and ranges."""
 
     lr: NonNegative
     betas: tuple[FractionBelow1, FractionBelow1]
@@ -42,19 +42,19 @@ class AdamSettings:
 
 @checked
 def linear_rate(rate: NonNegative, from_batch: Count, to_batch: Count) -> float:
-    """SGD's rate at `to_batch`, from one that is good at `from_batch`."""
+    """SGD's rate at `to_batch`, from a good rate at `from_batch`."""
     return rate * (to_batch / from_batch)
 
 
 @checked
 def square_root_rate(rate: NonNegative, from_batch: Count, to_batch: Count) -> float:
-    """Adam's rate at `to_batch`, from one that is good at `from_batch`."""
+    """Adam's rate at `to_batch`, from a good rate at `from_batch`."""
     return rate * math.sqrt(to_batch / from_batch)
 
 
 @checked
 def noise_scale_rate(max_rate: NonNegative, noise_scale: Annotated[float, Range(ge=0)], batch_size: Count) -> float:
-    """SGD's best rate at a batch size, from the best one of an endless batch and the noise scale, in examples."""
+    """SGD's best rate at a batch size, from the best rate of an infinite batch and the noise scale, in examples."""
     return max_rate / (1 + noise_scale * (1 / batch_size))
 
 

@@ -1,28 +1,30 @@
 """muP: a parametrization in which the best learning rate of a narrow model is also best for a wide one.
 
-One step of Adam changes every weight by about the learning rate, for any gradient. A hidden unit adds up the
-changes of its fan_in weights, which all agree with its input, so it moves fan_in times as far as one weight: twice the
-width, twice the change. A rate that is right for a narrow model makes a wide one diverge. muP (maximal update
-parametrization) divides by what grows, from a base width on at which nothing changes. With m = width / base width:
+One step of Adam changes every weight by about the learning rate, for any gradient. The changes of a hidden unit's
+fan_in weights all have the sign of their input, so the unit moves fan_in times as far as one weight: twice the width,
+twice the change. So a good rate for a narrow model makes a wide one diverge. muP (maximal update parametrization)
+divides by this growth relative to a base width. With m = width / base width:
 
                                 initial std    Adam's rate    multiplier of the output
     embeddings, biases, norms        1              1             1            one input for each unit
     matrices in the blocks       1 / sqrt(m)      1 / m           1            m times as many inputs
-    head                             1              1           1 / m          m times as many inputs, and seen at once
+    head 1 1 1 / m m times as many inputs, directly in the output
     scores of attention                                      1 / sqrt(m_K)     m_K = K / base K
 
-Scores are sums of K products. At the start queries and keys have nothing to do with each other and the sum grows as
-sqrt(K), by which attention divides it. Trained, they agree, and it grows as K: hence another sqrt(K), from the base on.
+Scores are sums of K products. At the start queries and keys are independent and the sum grows as sqrt(K), by which
+attention divides it. After training they are aligned, and it grows as K, so muP divides by another sqrt(K), relative to
+the base.
 
-Coordinate check: train a few steps at several widths and measure how far each activation has moved. Under muP as far at
-every width (scores a little less far, until training outweighs their start); else the farther, the wider the model.
+Coordinate check: train a few steps at several widths and measure the change of each activation. Under muP it is the
+same at every width (scores change a little less, until training outweighs their start); otherwise it grows with the
+width.
 
-Cost: none in training. A search at the base width takes m^2 times fewer FLOPs a run.
+Cost: none in training. A search at the base width takes m^2 times fewer FLOPs per run.
 Shapes: D width, K width of a head, F hidden width of the MLP; B sequences, T tokens; S, T queries and keys.
 Source: Yang et al., "Tensor Programs V", 2022, arXiv 2203.03466: table 8 for Adam (the form that allows a tied head),
 definition 4.1 (attention), appendix D.1 (the check).
 Simplified: the standard deviation at the base width is GPT-2's 0.02; depth, length and batch are not transferred;
-Adam's epsilon is taken as 0. Decoupled decay is rate x decay: decays are multiplied by what their rates are divided by.
+Adam's epsilon is taken as 0. Decoupled decay is rate x decay, so decays are multiplied by the divisors of their rates.
 """
 
 import math
@@ -42,10 +44,10 @@ from lablib.signature import Count, NonNegative, NonNegativeInt, Positive, check
 
 @checked
 def apply_mup_(model: GPT, base: GPTConfig) -> None:
-    """Make a GPT as it was initialized one in muP: smaller matrices, and multipliers by hooks. Once for each model.
+    """Convert a newly initialized GPT to muP: smaller matrices, and multipliers by hooks. Call once per model.
 
     Arguments:
-        base: the model at the width where both parametrizations are the same; all sizes but widths as the model's.
+        base: the model at the width where both parametrizations agree; equal to the model's except for widths.
 
     Raises:
         ValueError: `base` has another depth, vocabulary or the like.
@@ -63,7 +65,7 @@ def apply_mup_(model: GPT, base: GPTConfig) -> None:
 
 @checked
 def mup_groups(model: GPT, base: GPTConfig, lr: NonNegative, weight_decay: NonNegative = 0.0) -> list[dict[str, Any]]:
-    """Parameter groups for AdamW, each with its rate: `lr` and `weight_decay` are those at the base width."""
+    """Parameter groups for AdamW, each with its rate; `lr` and `weight_decay` are for the base width."""
     _check_same_but_width(model.config, base)
     growth_of = dict(_matrices(model, base))
     groups: dict[float, list[Tensor]] = {}
@@ -77,7 +79,7 @@ def mup_groups(model: GPT, base: GPTConfig, lr: NonNegative, weight_decay: NonNe
 
 @checked
 def at_width(base: GPTConfig, growth: Count, wider_heads: bool = False) -> GPTConfig:
-    """The same model, `growth` times as wide: with more heads, or with wider ones."""
+    """The same model, `growth` times as wide: with more heads, or with wider heads."""
     return replace(
         base,
         d_model=base.d_model * growth,
@@ -96,12 +98,12 @@ def coordinate_check(
     lr: Positive = 1e-2,
     seed: int = 0,
 ) -> dict[str, float]:
-    """How far activations are from where they started, after some steps of Adam on one batch.
+    """Change of activations after some steps of Adam on one batch.
 
     Arguments:
         config: sizes of the model.
         base: in muP from this one; None: standard parametrization.
-        tokens_BT: T at least 2; each but the last of a row is an input.
+        tokens_BT: T at least 2; all but the last of a row are inputs.
 
     Returns:
         Root mean square of the change: of the stream after the embedding and after each block, of the
@@ -126,7 +128,7 @@ def coordinate_check(
 
 @checked
 def growth_exponent(widths: Sequence[float], sizes: Sequence[float]) -> float:
-    """The p of size ~ width^p, by least squares of logarithms: 0 is flat."""
+    """The exponent p of size ~ width^p, by least squares of logarithms; 0 is flat."""
     if len(set(widths)) < 2 or len(widths) != len(sizes) or not all(0 < one < math.inf for one in (*widths, *sizes)):
         raise ValueError(
             f"sizes at two widths at least, all positive and finite: got {len(sizes)} sizes and {len(widths)} widths."
@@ -161,7 +163,7 @@ def _activations(model: GPT, inputs_BT: Tensor) -> dict[str, Tensor]:
 
 
 def _matrices(model: GPT, base: GPTConfig) -> Iterator[tuple[Tensor, float]]:
-    """Each matrix between two widths, and how much its fan_in has grown."""
+    """Each matrix between two widths, and the growth of its fan_in."""
     narrow = GPT(base, device="meta").get_parameter
     for name, param in model.named_parameters():
         if name.startswith("blocks.") and param.ndim == 2:
@@ -199,4 +201,4 @@ def _check_same_but_width(config: GPTConfig, base: GPTConfig) -> None:
     for name in ("num_layers", "vocab_size", "max_seq_len", "tied_head"):
         ours, theirs = getattr(config, name), getattr(base, name)
         if ours != theirs:
-            raise ValueError(f"muP transfers between widths alone: got {name} {ours} and, of the base, {theirs}.")
+            raise ValueError(f"muP transfers only between widths: got {name} {ours} and, of the base, {theirs}.")

@@ -6,29 +6,29 @@ The gradient of a batch of B examples drawn at random is the true gradient G plu
     E |G_B|^2 = |G|^2 + tr(Sigma) / B                   signal, and noise
     noise scale = tr(Sigma) / |G|^2                     the B at which both are equal (the paper's B_simple)
 
-Far below it, twice the batch is a step nearly twice as good; far above it, twice the work for nothing.
-`|G_B|^2` alone says too much about |G|^2, by tr(Sigma) / B: the naive way. But the squares of a small batch's
-gradient and of a large one's are two equations for two unknowns (the paper's A.2 and A.3):
+Far below it, twice the batch makes a step nearly twice as good; far above it, twice the batch has almost no effect.
+
+`|G_B|^2` alone overestimates |G|^2 by tr(Sigma) / B (naive). But the squared norms of a small and of a large batch are
+two equations for two unknowns (the paper's A.2 and A.3):
 
     |G|^2      ~ (B_big |G_big|^2 - B_small |G_small|^2) / (B_big - B_small)
     tr(Sigma)  ~ (|G_small|^2 - |G_big|^2) / (1 / B_small - 1 / B_big)
 
-Both are unbiased: right on average, however noisy. A ratio of them is not, so average each over many steps, then
-divide. Data parallelism and accumulation have both batches at hand: the gradient of each part, and the mean of all.
+Both are unbiased. Their ratio is not, so average each over many steps, then divide. Data parallelism and accumulation
+provide both batches: the gradient of each part, and the mean of all.
 
-The law that follows, of steps S and examples E = B S to reach a given loss, with the best rate at each B:
+The resulting law for steps S and examples E = B S to reach a given loss, with the best rate at each B:
 
     (S / S_min - 1) (E / E_min - 1) = 1         S = S_min (1 + B_crit / B),  E = E_min (1 + B / B_crit)
 
-with B_crit = E_min / S_min, of the order of the noise scale. At B = B_crit: twice the fewest steps, twice the fewest
-examples.
+with B_crit = E_min / S_min, of the order of the noise scale. At B = B_crit, steps and examples are twice their minimum.
 
-Cost: a norm for each part's gradient and for the mean's; over ranks, one number of each is averaged.
+Cost: a norm for each part's gradient and for the mean; over ranks, one number of each is averaged.
 Shapes: k small batches' gradients, P parameters, N examples of a data set.
 Source: McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, arXiv 1812.06162, sections 2.2 and 2.3,
 equations 2.9 and 2.11, appendix A.1.
 Simplified: the Hessian is taken as a multiple of the identity (B_simple for B_noise); examples are drawn with
-replacement; the law is exact if B_crit does not change on the way, and it grows as the loss falls.
+replacement; the law is exact for a constant B_crit, but it grows as the loss falls.
 """
 
 import math
@@ -60,7 +60,7 @@ class GradientNoise:
 
     @property
     def noise_scale(self) -> float:
-        """Examples; infinite where no signal was found."""
+        """In examples; infinite without a signal."""
         return self.noise / self.signal if self.signal > 0 else math.inf
 
 
@@ -74,7 +74,7 @@ def exact_noise(gradients_NP: Float[Tensor, "N P"]) -> GradientNoise:
 
 @checked
 def naive_noise(small_norms_squared: Some, small_batch: Count, big_norm_squared: float) -> GradientNoise:
-    """The large batch's gradient taken for the true one. Too much signal, too little noise."""
+    """Take the large batch's gradient for the true one: too much signal, too little noise."""
     noise = (_mean(small_norms_squared) - big_norm_squared) * small_batch
     return GradientNoise(big_norm_squared, noise)
 
@@ -88,10 +88,10 @@ def estimate_noise(
     Arguments:
         small_norms_squared: |G_small|^2 of one or more small batches, of micro-batches or ranks, say; averaged.
         small_batch, big_batch: examples that each gradient is a mean over.
-        big_norm_squared: |G_big|^2; of the mean of the small ones, as a rule.
+        big_norm_squared: |G_big|^2; usually of the mean of the small batches.
 
     Raises:
-        ValueError: a small batch that is not smaller.
+        ValueError: the small batch is not smaller.
     """
     if small_batch >= big_batch:
         raise ValueError(
@@ -117,7 +117,7 @@ def estimate_from_parts(gradients_kP: Float[Tensor, "k P"], part_batch: Count) -
 
 @checked
 def average_noise(estimates: Iterable[GradientNoise]) -> GradientNoise:
-    """Signal and noise, each averaged over steps: their ratio is what settles, not the mean of ratios."""
+    """Signal and noise, each averaged over steps: their ratio converges, unlike the mean of ratios."""
     estimates = list(estimates)
     return GradientNoise(_mean([one.signal for one in estimates]), _mean([one.noise for one in estimates]))
 
@@ -127,8 +127,8 @@ class StepsLaw:
     """Steps and examples to a given loss, by batch size.
 
     Attributes:
-        min_steps: S_min, steps of an endless batch.
-        critical_batch: B_crit, where steps and examples are both twice their least.
+        min_steps: S_min, steps of an infinite batch.
+        critical_batch: B_crit, where steps and examples are both twice their minimum.
     """
 
     min_steps: Fitted
@@ -151,10 +151,10 @@ class StepsLaw:
 
 @checked
 def fit_steps_law(batch_sizes: Sequence[float], steps: Sequence[float]) -> StepsLaw:
-    """The law through measured steps: least squares of the relative errors. S is a straight line in 1 / B.
+    """Fit the law to measured steps by least squares of the relative errors. S is linear in 1 / B.
 
     Raises:
-        ValueError: fewer than two sizes, not one measurement for each, or measurements that follow no such law.
+        ValueError: fewer than two sizes, not one measurement for each, or measurements that do not follow the law.
     """
     if len(set(batch_sizes)) < 2 or len(steps) != len(batch_sizes) or not _all_positive(*batch_sizes, *steps):
         raise ValueError(

@@ -1,15 +1,15 @@
-"""Attention in packed blocks: a token sees the tokens before it in its own document, and no other document's.
+"""Attention in packed blocks: a token sees only earlier tokens of its own document.
 
-Under the causal mask alone the second document of a block reads the first: what it learns depends on its neighbours.
-Two ways to keep them apart:
+With only the causal mask the second document of a block sees the first, so training depends on neighbours. Two ways to
+separate them:
 
-    document mask      scores of the whole block are computed; those across a border are set to -inf:
+    document mask      scores of the whole block are computed; scores across a border are set to -inf:
                        mask[i, j] = (j <= i) and (document of j = document of i)
-    variable length    each document's attention by itself, without the scores across borders: what kernels do that take
+    variable length    each document's attention separately, without scores across borders, as in kernels that take
                        `cu_seqlens`
 
-Positions start at 0 in each document. Everything else of a transformer works on each token alone, so a packed block
-gives each document the logits and the gradients that it would have alone.
+Positions start at 0 in each document. The rest of a transformer works on each token separately, so a packed block gives
+each document the same logits and gradients as alone.
 
 Cost of L layers of width D for documents of l_1, l_2, ... tokens; FLOPs forward, a multiply-add is two:
     document mask      4 L D T^2 for each block; the mask has T^2 bytes for each, unless a kernel computes it
@@ -57,7 +57,7 @@ def attend_by_mask(documents_BT: Int64[Tensor, "B T"]) -> Attend:
 
 @checked
 def attend_by_length(documents_BT: Int64[Tensor, "B T"]) -> Attend:
-    """Attention of each document by itself, causal. Padding gets zeros."""
+    """Causal attention of each document separately. Padding gets zeros."""
     _check_documents(documents_BT)
     spans = [span for row, block in enumerate(documents_BT.tolist()) for span in _spans(row, block)]
 
@@ -75,16 +75,16 @@ def attend_by_length(documents_BT: Int64[Tensor, "B T"]) -> Attend:
 def attend_to_all(
     q_BHTK: Float[Tensor, "B H T K"], k_BHTK: Float[Tensor, "B H T K"], v_BHTK: Float[Tensor, "B H T K"]
 ) -> Float[Tensor, "B H T K"]:
-    """The naive one: causal over the whole block, across borders."""
+    """Naive: causal over the whole block, across borders."""
     return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
 
 
 @checked
 def packed_logits(model: GPT, blocks: PackedBlocks, attend: Attend) -> Float[Tensor, "B T V"]:
-    """A GPT's forward pass on packed blocks: its own layers, with other positions and another attention.
+    """A GPT's forward pass on packed blocks: the same layers, with other positions and another attention.
 
     Raises:
-        ValueError: a document longer than the model has position embeddings for.
+        ValueError: a document longer than the model's `max_seq_len`.
     """
     longest = int(blocks.positions.max()) + 1
     if longest > model.config.max_seq_len:
@@ -112,7 +112,7 @@ def masked_attention_flops(packing: Packing, num_layers: int, d_model: int) -> i
 
 @checked
 def variable_length_attention_flops(packing: Packing, num_layers: int, d_model: int) -> int:
-    """The same, each document by itself."""
+    """The same for separate documents."""
     return 4 * num_layers * d_model * sum(length**2 for length in packing.lengths)
 
 
@@ -125,6 +125,6 @@ def _check_documents(documents_BT: Tensor) -> None:
 
 
 def _spans(row: int, block: list[int]) -> list[tuple[int, int, int]]:
-    """(row, start, stop) of each document of a block; not of the padding."""
+    """(row, start, stop) of each document of a block, without padding."""
     borders = [0, *(t for t in range(1, len(block)) if block[t] != block[t - 1]), len(block)]
     return [(row, start, stop) for start, stop in zip(borders, borders[1:], strict=False) if block[start] >= 0]

@@ -1,30 +1,30 @@
-"""Packing: several short documents in one block, instead of one padded to the block's length.
+"""Packing: several short documents in one block, instead of one padded document per block.
 
-Documents differ in length and blocks do not. A document alone in a block leaves the rest to padding, which is computed
-and thrown away. Putting documents together so that few blocks are needed is bin packing: the best answer is hard to
-find, a good one is easy. Take the documents one after another, as they come or the longest first, and put each
+Documents differ in length, blocks do not. With one document per block the rest is padding, which is computed and
+discarded. Combining documents into few blocks is bin packing: the optimum is hard to find, a good packing is easy. Take
+the documents one after another, in order or the longest first, and put each
 
     first fit      into the first block that has room
     best fit       into the block that then has the least room left
 
-and neither needs more than 1.7 times the fewest blocks; the longest first, no more than 11/9 of them + 6/9 (first
+Neither needs more than 1.7 times the minimum number of blocks; with the longest first, at most 11/9 of it + 6/9 (first
 fit) or + 4 (best fit).
 
 Documents of one block must not see each other: `packed_attention.py`. A packed block has for each token:
 
     tokens       a a a b b b b c c 0      documents   0 0 0 1 1 1 1 2 2 -1     (-1: padding)
     positions    0 1 2 0 1 2 3 0 1 0      each document counts from 0
-    targets      a a * b b b * c * *      the next token; none (*) after a document's last, as it would be another's
-    cu_seqlens   0 3 7 9                  ends of documents, as variable-length kernels take them
+    targets      a a * b b b * c * *      the next token; none (*) after the last token of a document
+    cu_seqlens   0 3 7 9                  ends of documents, for variable-length kernels
 
-Cost: N documents, M blocks: first fit looks N M times; best fit N log M (its list is sorted).
+Cost: N documents, M blocks: first fit makes N M comparisons; best fit N log M (its list is sorted).
 Waste: 1 - sum of lengths / (M T).
 Shapes: B blocks of T tokens.
 Source: Krell et al., "Efficient Sequence Packing without Cross-contamination", 2021, arXiv 2107.02027, sections 2 and
 3. The bounds: Dosa and Sgall, STACS 2013 (first fit) and ICALP 2014 (best fit); Dosa, ESCAPE 2007 (6/9) and
 Johnson, 1974 (4).
-Simplified: all lengths are known beforehand; a document longer than a block must be cut first. Most pretraining joins
-all documents and cuts every T tokens: no waste, but documents in pieces.
+Simplified: all lengths are known in advance; a document longer than a block must be cut first. Most pretraining
+concatenates all documents and cuts every T tokens: no padding, but split documents.
 """
 
 from bisect import bisect_left, insort
@@ -70,13 +70,13 @@ class Packing:
 
     @property
     def waste(self) -> float:
-        """Part of all blocks' tokens that is padding, in [0, 1)."""
+        """Share of padding in all tokens, in [0, 1)."""
         return 1 - sum(self.lengths) / (len(self.blocks) * self.block_size) if self.blocks else 0.0
 
 
 @checked
 def one_per_block(lengths: Sequence[int], block_size: int) -> Packing:
-    """The naive one: every document alone, padded."""
+    """Naive: one padded document per block."""
     order = _order(lengths, block_size, longest_first=False)
     return Packing(tuple((document,) for document in order), tuple(lengths), block_size)
 
@@ -112,7 +112,7 @@ def best_fit(lengths: Sequence[int], block_size: int, longest_first: bool = True
     rooms: list[tuple[int, int]] = []  # (tokens left, block), in order
     for document in _order(lengths, block_size, longest_first):
         length = lengths[document]
-        place = bisect_left(rooms, (length, 0))  # the least room that is enough
+        place = bisect_left(rooms, (length, 0))  # the smallest sufficient room
         if place < len(rooms):
             room, block = rooms.pop(place)
         else:
@@ -152,7 +152,7 @@ def fill_blocks(documents: Sequence[Tensor], packing: Packing) -> PackedBlocks:
             tokens = documents[document].long()
             here = slice(start, start + len(tokens))
             filled.tokens[row, here] = tokens
-            filled.targets[row, start : here.stop - 1] = tokens[1:]  # the last has no next token
+            filled.targets[row, start : here.stop - 1] = tokens[1:]  # the last token has no target
             filled.positions[row, here] = torch.arange(len(tokens))
             filled.documents[row, here] = number
             start = here.stop
@@ -161,7 +161,7 @@ def fill_blocks(documents: Sequence[Tensor], packing: Packing) -> PackedBlocks:
 
 @checked
 def cu_seqlens(packing: Packing) -> Int32[Tensor, " n"]:
-    """Ends of documents, summed up from 0 in the order of the blocks: for kernels that take tokens without padding."""
+    """Cumulative ends of documents from 0 in the order of the blocks, for kernels without padding."""
     lengths = [packing.lengths[document] for block in packing.blocks for document in block]
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
 

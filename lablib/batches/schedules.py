@@ -1,8 +1,8 @@
-"""Learning-rate schedules: pure functions of the step that give the factor by which the peak rate is multiplied.
+"""Learning-rate schedules: pure functions from the step to a factor of the peak rate.
 
-Adam's first steps divide by a second moment that has seen few gradients, so the rate climbs for W steps (warmup). At
-the end it must fall: the noise of each batch makes the weights jitter about a valley's floor, at a height that grows
-with the rate. Between the two, and how it falls, is what schedules differ in:
+Adam's first steps divide by a second moment from few gradients, so the rate rises for W steps (warmup). At the end it
+must fall: the noise of batches keeps the loss above its minimum by an amount that grows with the rate. Schedules differ
+in the middle and in the decay:
 
     factor(s) = (s + 1) / (W + 1)          s < W                warmup: no step has rate 0, none has the peak twice
               = 1                          W <= s < N - D       stable
@@ -11,12 +11,12 @@ with the rate. Between the two, and how it falls, is what schedules differ in:
 
     cosine     D = N - W, f half a cosine: falls from the first step after the warmup. N must be known at the start.
     linear     D = N - W, f a straight line
-    WSD        D a tenth of N, say: until N - D the rate knows nothing of N. One run serves every N: decay from a
-               checkpoint of its stable part, go on with that checkpoint.
+    WSD        D about a tenth of N: until N - D the rate does not depend on N. One run serves every N: decay from a
+               checkpoint of its stable part, and continue from that checkpoint.
 
 Use: `torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, num_steps=1000, num_warmup=100))`.
 
-Cost: none. Memory: a number.
+Cost: none.
 Source: Loshchilov and Hutter, "SGDR", 2016, arXiv 1608.03983, equation 5 (the cosine; one period, no restart); Hu et
 al., "MiniCPM", 2024, arXiv 2404.06395, section 4.2 (WSD; an exponential f, D a tenth of N); Hagele et al., 2024, arXiv
 2405.18392, section 3 (1 - sqrt); Goyal et al., 2017, arXiv 1706.02677, section 2.2 (warmup).
@@ -55,7 +55,7 @@ def square_root_decay(progress: Fraction, final: Fraction) -> float:
 
 @checked
 def exponential_decay(progress: Fraction, final: PositiveShare) -> float:
-    """By the same factor in each step; `final` must be above 0. MiniCPM halves the rate again and again."""
+    """By the same factor in each step; `final` must be above 0. MiniCPM halves the rate repeatedly."""
     return final**progress
 
 
@@ -74,7 +74,7 @@ def warmup_stable_decay(
         step: counted from 0. From `num_steps` on the factor is `final`.
         num_steps, num_warmup, num_decay: of the run; warmup and decay must fit in.
         final: factor at the end, from 0 to 1.
-        decay: how it falls.
+        decay: shape of the decay.
 
     Raises:
         ValueError: warmup and decay do not fit.
@@ -106,5 +106,5 @@ def linear(step: NonNegativeInt, num_steps: Count, num_warmup: NonNegativeInt = 
 
 @checked
 def constant(step: NonNegativeInt, num_warmup: NonNegativeInt = 0) -> float:
-    """Warmup, then the peak rate without end."""
+    """Warmup, then always the peak rate."""
     return warmup_stable_decay(step, max(step, num_warmup) + 1, num_warmup, 0)

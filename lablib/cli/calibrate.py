@@ -25,11 +25,11 @@ def calibrate_command(backend: str, ranks: int, quick: bool, out: Path | None) -
     """
     path = profile_path() if out is None else out
     if path.suffix != ".toml":
-        raise CourseError(f"a profile is a TOML file, whose name ends in .toml: got {path}; try {path.stem}.toml")
+        raise CourseError(f"a profile is a TOML file ending in .toml: got {path}; try {path.stem}.toml")
     try:
         check_writable(path)
     except OSError as error:
-        raise CourseFailure(f"nothing was measured, as it could not be kept: {error}, with --out") from None
+        raise CourseFailure(f"nothing was measured, as it could not be saved: {error}, with --out") from None
     try:
         with _bar() as progress:
             cluster = calibrate(backend, ranks, quick, progress)
@@ -61,7 +61,7 @@ def _bar() -> Iterator[Progress]:
 
 
 def report(cluster: Cluster) -> str:
-    """The figures and how well they fit, as text."""
+    """The measured figures and the quality of their fits, as text."""
     device, link = cluster.device, cluster.intra
     rows = [(f"{dtype} products", format_quantity(peak, "FLOP/s")) for dtype, peak in device.peak_flops_per_s.items()]
     rows.append(("memory", format_quantity(device.memory_bandwidth_bytes_per_s, "B/s")))

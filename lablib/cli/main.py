@@ -15,8 +15,8 @@
     lab plan --model M --cluster C ...   the best plans for a model on a cluster
     lab validate [FILE.jsonl] ...        errors of the planner on published runs
 
-Exit code 0: done. 1: tried and failed. 2: invalid request, nothing was done. Every error is one sentence. Each command
-imports its modules when it runs: `lab --help` must not wait for torch.
+Exit code 0: done. 1: failed. 2: invalid request, nothing was done. Every error is one sentence. Each command imports
+its modules when it runs, so `lab --help` does not import torch.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     """argparse, with its errors in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        raise CourseError(f"{message}; `{self.prog} --help` shows what it takes.")
+        raise CourseError(f"{message}; `{self.prog} --help` lists the arguments.")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,7 +112,7 @@ def _build(options: argparse.Namespace) -> int:
         raise CourseError(f"no masters in {folder / 'masters'}: this copy of the course has no solutions.")
     if options.check:
         check_built(labs)
-        print(f"What the masters give: {plural(len(labs), 'labs')}.")
+        print(f"Up to date with the masters: {plural(len(labs), 'labs')}.")
     elif options.instructor or options.nbgrader:
         lines = build_instructor(labs, Path(options.instructor)) if options.instructor else []
         lines += build_nbgrader(labs, Path(options.nbgrader)) if options.nbgrader else []
@@ -305,19 +305,19 @@ def _parser() -> Parser:
     command = commands.add_parser("update", help="bring your copies up to date, and carry your answers over")
     command.add_argument("labs", nargs="*", metavar="LAB", help="default: all")
 
-    command = commands.add_parser("reset", help="a fresh copy of a lab; your earlier one is kept beside it")
+    command = commands.add_parser("reset", help="a fresh copy of a lab; your earlier copy is kept next to it")
     command.add_argument("lab", metavar="LAB", help='"9", "09" or "09_name"')
 
     command = commands.add_parser(
         "run",
-        help="run a lab from top to bottom; notebook and HTML go to runs/. Or a script on several nodes",
+        help="run a lab from top to bottom into runs/, or a script on several nodes",
         usage="lab run LAB [options]   or   lab run SCRIPT.py --nnodes N [--ranks N] [--master HOST:PORT --node K] "
         "[-- the script's own arguments]",
     )
     command.add_argument("lab", metavar="LAB", help='"9", "09", "09_name" or a path; with --nnodes a script')
-    command.add_argument("--nnodes", type=int, metavar="N", help="run a script on so many nodes, under torchrun")
-    command.add_argument("--master", metavar="HOST:PORT", help="an address of node 0; without it all nodes are here")
-    command.add_argument("--node", type=int, metavar="K", help="with --master: which node this machine is, from 0")
+    command.add_argument("--nnodes", type=int, metavar="N", help="run a script on N nodes, under torchrun")
+    command.add_argument("--master", metavar="HOST:PORT", help="an address of node 0; default: all nodes here")
+    command.add_argument("--node", type=int, metavar="K", help="with --master: number of this machine, from 0")
     command.add_argument("--backend", help="sim, gloo or nccl")
     command.add_argument("--ranks", help="number of ranks")
     command.add_argument("--cluster", help="simulated cluster, for example dgx-h100")
@@ -326,7 +326,7 @@ def _parser() -> Parser:
         "-p", dest="parameter", nargs=2, action="append", metavar=("NAME", "VALUE"), help="any parameter"
     )
     command.add_argument("--instructor", action="store_true", help="with the solutions; every check must pass")
-    command.add_argument("--out", metavar="FOLDER", help="where to write; default runs/ beside labs/")
+    command.add_argument("--out", metavar="FOLDER", help="output folder; default runs/ next to labs/")
 
     command = commands.add_parser(
         "sim",
@@ -337,9 +337,9 @@ def _parser() -> Parser:
     spellings = ("--nproc-per-node", "--nproc_per_node", "--nnodes")
     command.add_argument(*spellings, dest="torchrun", help=argparse.SUPPRESS)  # refused, with a remedy
     command.add_argument("--cluster", default="dgx-h100", help="simulated cluster; default dgx-h100")
-    command.add_argument("--out", metavar="FOLDER", help="where to write; default runs/SCRIPT-DATE/")
+    command.add_argument("--out", metavar="FOLDER", help="output folder; default runs/SCRIPT-DATE/")
     command.add_argument("--timeout", type=float, metavar="SECONDS", help="real seconds after which the run is ended")
-    command.add_argument("--quiet", action="store_true", help="do not show what rank 0 prints while it runs")
+    command.add_argument("--quiet", action="store_true", help="do not show the output of rank 0 during the run")
     command.add_argument("script", metavar="SCRIPT", help="the file that torchrun would run")
     arguments = command.add_argument("arguments", nargs=argparse.REMAINDER, help="passed to the script")
     arguments.required = False  # a script may take none
@@ -349,11 +349,11 @@ def _parser() -> Parser:
 
     command = commands.add_parser("progress", help="exercises done, with dates")
     command.add_argument("--reset", metavar="LAB", help="forget the progress of one lab")
-    command.add_argument("--merge", nargs="+", metavar="FILE", help="many learners in one table, called as their files")
+    command.add_argument("--merge", nargs="+", metavar="FILE", help="one table of many learners, by file name")
     for form, what in {"json": "for programs, and to hand in", "html": "as a page", "csv": "for a spreadsheet"}.items():
         command.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=what)
 
-    commands.add_parser("doctor", help="what works on this machine, and the remedy for what does not")
+    commands.add_parser("doctor", help="check the installation, with a remedy for each failure")
 
     command = commands.add_parser("build", help="make notebooks from masters")
     command.add_argument("labs", nargs="*", metavar="LAB", help="default: all")
@@ -372,13 +372,11 @@ def _parser() -> Parser:
     command.add_argument("name", metavar="NAME", help="for example mixed_precision")
 
     command = commands.add_parser(
-        "prove", help="prove a lab's checks: solution passes, stub and wrong answers do not, unusual right ones do"
+        "prove", help="test a lab's checks with the solution, the stub, unusual right answers and wrong answers"
     )
     command.add_argument("lab", metavar="LAB", help="number or name of a lab")
     command.add_argument("exercise", nargs="?", default="", metavar="EXERCISE", help="default: all")
-    command.add_argument(
-        "--seeds", type=int, default=1, metavar="N", help="with so many draws of the inputs; default 1"
-    )
+    command.add_argument("--seeds", type=int, default=1, metavar="N", help="number of draws of the inputs; default 1")
 
     command = commands.add_parser("calibrate", help='measure this machine: the cluster "this-machine" of simulations')
     command.add_argument("--backend", default="gloo", help="gloo (this CPU, the default) or nccl (its GPUs)")
@@ -386,34 +384,34 @@ def _parser() -> Parser:
         "--ranks", type=int, default=4, help="processes that are busy at once; default 4; at most one per GPU"
     )
     command.add_argument("--quick", action="store_true", help="half a minute, rougher figures")
-    command.add_argument("--out", metavar="FILE.toml", help='where to write; default: where "this-machine" looks')
+    command.add_argument("--out", metavar="FILE.toml", help='output file; default: the profile of "this-machine"')
 
     command = commands.add_parser(
         "plan",
-        help="the best plans for a model on a cluster, and why not the others",
-        description="Predict every way to split a model over a cluster, print the fastest that fit, and say why the "
-        "others are out. For N give one value, some (1,2,4) or a range (4-16); where none is given, all that make "
-        "sense are tried (the head of lablib/plan/search_grid.py lists them).",
+        help="the best plans for a model on a cluster, and reasons against the others",
+        description="Predict every way to split a model over a cluster, print the fastest that fit, and reasons against"
+        " the others. For N give one value, some (1,2,4) or a range (4-16); without a value, all sensible ones "
+        "are tried (the head of lablib/plan/search_grid.py lists them).",
     )
     _plan_arguments(command)
 
     command = commands.add_parser(
         "validate",
-        help="put published runs to the planner: how far off is it?",
-        description="Predict the runs of a file, and print how far off that is: predicted / measured - 1 of the step "
-        "time, by source and in all, and of memory where it is stated. The head of lablib/validation/rows.py says "
-        "what a row holds.",
+        help="compare predictions of the planner with published runs",
+        description="Predict the runs of a file, and print the errors: predicted / measured - 1 of the step "
+        "time, by source and in total, and of memory if stated. The head of lablib/validation/rows.py describes "
+        "the fields of a row.",
     )
-    command.add_argument("file", nargs="?", metavar="FILE.jsonl", help="rows; default: those that come with lablib")
+    command.add_argument("file", nargs="?", metavar="FILE.jsonl", help="rows; default: the rows of lablib")
     command.add_argument("--json", action="store_true", help="the errors in percent, for programs")
-    command.add_argument("--page", metavar="FILE.md", help="write the report there, with its picture beside it")
+    command.add_argument("--page", metavar="FILE.md", help="write the report there, with its picture next to it")
     command.add_argument("--cross-validate", action="store_true", help="fit without each source in turn (minutes)")
-    command.add_argument("--readme", metavar="README.md", help="put picture and error between its validation marks")
+    command.add_argument("--readme", metavar="README.md", help="update picture and error between its validation marks")
     return parser
 
 
 class _OptimizerNames:
-    """The planner's optimizers; their table is imported when the help is printed."""
+    """Names of the planner's optimizers, imported only when the help is printed."""
 
     def __str__(self) -> str:
         from lablib.plan.optimizers import OPTIMIZERS
@@ -442,13 +440,13 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--stack",
-        help="training software, for example torch, torch-compile, megatron-2022 or megatron-core; default: what is "
-        "usual today on such GPUs, and the answer says which; another name is answered with all of them",
+        help="training software, for example torch, torch-compile, megatron-2022 or megatron-core; default: usual "
+        "today on such GPUs, named in the answer; an unknown name lists all of them",
     )
     optimizer = command.add_argument("--optimizer", default="adamw", help="%(names)s (default: %(default)s)")
     vars(optimizer)["names"] = _OptimizerNames()
     command.add_argument(
-        "--offload", metavar="NAME", help="optimizer, activations or both with a comma: kept in the host's memory"
+        "--offload", metavar="NAME", help="optimizer, activations or both with a comma: kept in host memory"
     )
     command.add_argument(
         "--lora", action="store_true", help="train adapters only: the model's weights have no gradients"
@@ -464,10 +462,10 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
         "context": "ranks that share every sequence",
         "expert": "ranks that share the experts of a layer",
         "expert-tensor": "ranks that share the matrices of each expert; default: 1, and as many as tensor",
-        "data": "ranks with sequences of their own",
+        "data": "ranks with different sequences",
         "chunks": "pieces of the model on a stage",
         "micro-batch": "sequences that go through a stage at once",
-        "zero-stage": "0 to 3: what data ranks split",
+        "zero-stage": "0 to 3: model states split over the data ranks",
     }
     for name, what in counts.items():
         command.add_argument(f"--{name}", metavar="N", help=what)
@@ -476,8 +474,8 @@ def _plan_arguments(command: argparse.ArgumentParser) -> None:
         "schedule": "gpipe, 1f1b, interleaved, breadth-first, zb-h1, zb-h2, zb-v, dualpipe-v or v-half",
     }
     for name, what in names.items():
-        command.add_argument(f"--{name}", metavar="NAME", help=f"{what}; one, or some with commas between")
+        command.add_argument(f"--{name}", metavar="NAME", help=f"{what}; one, or several separated by commas")
     command.add_argument("--top", type=int, default=10, metavar="N", help="rows of the table; default 10")
     command.add_argument(
-        "--json", action="store_true", help="the same for programs, in seconds and bytes, with the inputs"
+        "--json", action="store_true", help="output for programs, in seconds and bytes, with the inputs"
     )

@@ -4,7 +4,7 @@
     lab run train.py --nnodes 2 --master 10.0.0.1:29500 --node 0 -- --steps 9 on the first of two machines
     lab run train.py --nnodes 2 --master 10.0.0.1:29500 --node 1 -- --steps 9 on the second
 
-It prints the command of each node, and starts this machine's: all without --master, otherwise the one of --node.
+It prints the command of each node, and starts the nodes of this machine: all without --master, otherwise --node.
 The first node writes the run to run.json, for `Run.load`.
 """
 
@@ -33,7 +33,7 @@ class Nodes:
 
     Attributes:
         script, arguments: as after `python`.
-        nodes, ranks: numbers of nodes and ranks; all nodes have equally many ranks.
+        nodes, ranks: numbers of nodes and ranks; all nodes have the same number of ranks.
         host, port: address of the first node's store.
         node: the number of this machine; None: all nodes.
         out: output file for the run.
@@ -77,7 +77,7 @@ class Nodes:
 
 
 def run_on_nodes(options: argparse.Namespace) -> int:
-    """Print the commands, start this machine's, and wait for them.
+    """Print the commands, start those of this machine, and wait for them.
 
     Raises:
         CourseError: an invalid option.
@@ -91,7 +91,7 @@ def run_on_nodes(options: argparse.Namespace) -> int:
     codes = _wait([subprocess.Popen(nodes.command(node), env=nodes.environment(node)) for node in here])
     failed = [f"node {node} ended with exit code {code}" for node, code in zip(here, codes, strict=True) if code]
     if failed:
-        raise CourseFailure(f"{nodes.script} failed: {', '.join(failed)}; what it wrote stands above")
+        raise CourseFailure(f"{nodes.script} failed: {', '.join(failed)}; its output is above")
     if 0 in here:
         print(f'measured: {nodes.out}\nTo read it: Run.load("{nodes.out}")')
     else:
@@ -134,7 +134,7 @@ def _ranks(options: argparse.Namespace) -> int:
         ranks = 0
     if ranks < 1 or ranks % options.nnodes:
         raise CourseError(
-            f"--ranks must be a multiple of --nnodes, as each node has as many: got {options.ranks or default} for "
+            f"--ranks must be a multiple of --nnodes, the same number per node: got {options.ranks or default} for "
             f"{plural(options.nnodes, 'nodes')}; try --ranks {2 * options.nnodes}"
         )
     here = ranks // options.nnodes if options.master else ranks
@@ -145,7 +145,7 @@ def _ranks(options: argparse.Namespace) -> int:
         )
     if gpus and here > gpus:
         raise CourseError(
-            f"each rank needs a GPU of its own: got {plural(here, 'ranks')} here, and {plural(gpus, 'GPUs')}; "
+            f"each rank needs a separate GPU: got {plural(here, 'ranks')} here, and {plural(gpus, 'GPUs')}; "
             f"try --ranks {gpus * (options.nnodes if options.master else 1)}, or CUDA_VISIBLE_DEVICES= for gloo"
         )
     return ranks
@@ -163,7 +163,7 @@ def _master(options: argparse.Namespace) -> tuple[str, int]:
     if options.node is None or not 0 <= options.node < options.nnodes:
         raise CourseError(
             f"--master needs --node, this machine's number from 0 to {options.nnodes - 1}: got {options.node}; "
-            "give each machine another"
+            "give each machine a different one"
         )
     return host, int(port)
 
@@ -178,7 +178,7 @@ def _gpus() -> list[str]:
 
 
 def _wait(processes: list[subprocess.Popen]) -> list[int]:
-    """Exit codes. When one fails, or the user interrupts, the others are ended: they would wait for it."""
+    """Exit codes. When one process fails, or the user interrupts, the others are ended, as they would wait for it."""
     left = list(processes)
     try:
         while left:

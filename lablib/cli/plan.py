@@ -1,4 +1,4 @@
-"""`lab plan`: search all plans for a model on a cluster, and print the best ones as a table."""
+"""`lab plan`: search all plans for a model on a cluster, and print the best as a table."""
 
 import argparse
 import json
@@ -132,7 +132,7 @@ def _remarks(inputs: dict[str, Any]) -> list[str]:
 
 
 def text(found: SearchResult, top: int) -> str:
-    """The best plans, the number of tried ones, and the reasons against the others."""
+    """The best plans, the number of plans tried, and the reasons against the others."""
     lines = []
     if len(found.order):
         best = found.best
@@ -150,7 +150,7 @@ def text(found: SearchResult, top: int) -> str:
     if len(found.order):
         smallest = found.pareto[-1]
         lines.append(
-            f"{len(found.pareto)} of them are the trade between time and memory: from {_brief(found.pareto[0])} to "
+            f"{len(found.pareto)} of them are the trade-off between time and memory: from {_brief(found.pareto[0])} to "
             f"{_brief(smallest)} ({smallest.parallel}, {smallest.schedule}, recompute {smallest.recompute})."
         )
     if len(found.rejected):

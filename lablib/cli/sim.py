@@ -66,8 +66,8 @@ def _failure(script: Script, error: LaunchError, folder: Path) -> str:
     try:
         write_output((script.output(rank) for rank in range(len(script.processes))), folder)
     except IncompleteReport as missing:
-        return f"{text}\nwhat the ranks printed is incomplete: {missing}; choose another folder with --out."
-    return f"{text}\nwhat each rank printed until then is in {folder}"
+        return f"{text}\nthe output of the ranks is incomplete: {missing}; choose another folder with --out."
+    return f"{text}\nthe output of each rank until then is in {folder}"
 
 
 @contextmanager

@@ -53,7 +53,7 @@ def validate_command(
         CourseFailure: a file cannot be written.
     """
     if page is not None and page.suffix != ".md":
-        raise CourseError(f"a page is a Markdown file, whose name ends in .md: got {page}; try {page.stem}.md")
+        raise CourseError(f"a page is a Markdown file ending in .md: got {page}; try {page.stem}.md")
     if readme is not None and page is None:
         raise CourseError("--readme needs --page: the README links to the page; add --page docs/validation.md")
     try:

@@ -1,17 +1,17 @@
-"""Asymmetric INT8 and INT4: the codes reach from the least to the largest number of a block, wherever zero is.
+"""Asymmetric INT8 and INT4: the codes range from the minimum to the maximum of a block.
 
     s = (max - min) / (2^b - 1)            code = round((x - min) / s), 0 to 2^b - 1            x ~ min + s code
 
-Numbers that are all positive (a second moment, an activation after ReLU) use every code, where a symmetric quantizer
-would waste half; a block of equal numbers is exact. In return a block keeps two numbers, and zero is no code in
-general: a zero may come back as up to s / 2.
+Numbers that are all positive (a second moment, an activation after ReLU) use every code, while a symmetric quantizer
+would waste half; a block of equal numbers is exact. In return a block keeps two numbers, and zero is in general not a
+code: a zero may become up to s / 2.
 
-Cost: b + 64 / B bits a number. One pass more than INT8 each way, for the least number.
+Cost: b + 64 / B bits per number. One pass more than INT8 in each direction, for the minimum.
 Shapes: x (..., P), codes (..., P) uint8 or two in a byte, scales and zeros (..., ceil(P / B)).
 Source: Jacob et al., "Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference",
 2018, arXiv 1712.05877, section 2.1, equation 1 (scale and zero point).
-Simplified: the zero point is kept as the number of code 0, and not as the code of zero, as in
-lablib/optim/four_bits.py: no product of whole numbers follows that would need the code.
+Simplified: the zero point is kept as the number of code 0, not as the code of zero, as in lablib/optim/four_bits.py: no
+integer product needs the code.
 """
 
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Asymmetric(Blocks):
         return scaled(codes, self.block, quantized.scales, quantized.zeros)
 
     def _ranges(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Least number and scale of each block, (..., blocks, 1)."""
+        """Minimum and scale of each block, (..., blocks, 1)."""
         if not rows.numel():
             return rows[..., :1], rows[..., :1]
         low = rows.amin(-1, keepdim=True)

@@ -1,25 +1,25 @@
-"""Asynchronous aggregation: step t applies the mean gradient of step t - s, which has s steps' time to travel.
+"""Asynchronous aggregation: step t applies the mean gradient of step t - s, sent during s steps.
 
-A synchronous step waits for the slowest message. If an update may use gradients that are s steps old, the all-reduce
-of step t is hidden behind the next s steps of computation. Parameters move in this time: the gradient is stale.
+A synchronous step waits for the slowest message. If an update may use gradients that are s steps old, the all-reduce of
+step t overlaps with the next s steps of computation. Parameters change in the meantime: the gradient is stale.
 
     compute   step 0   step 1   step 2   step 3            s = 1: step 1 applies the gradients of step 0
     comm             [ grads 0 ][ grads 1 ][ grads 2 ]     the first s steps apply nothing
     applied     -      grads 0    grads 1    grads 2
 
 Every rank applies the same gradients at the same step: replicas stay equal, no parameter server is needed, and the
-staleness is s, neither more nor less. A larger s allows a smaller rate: on a quadratic with curvature h, the rate must
-stay below 2 sin(pi / (4 s + 2)) / h (2/h for s = 0, 1/h for s = 1; `largest_stable_rate`).
+staleness is exactly s. A larger s requires a smaller rate: on a quadratic with curvature h, the rate must stay below 2
+sin(pi / (4 s + 2)) / h (2/h for s = 0, 1/h for s = 1; `largest_stable_rate`).
 
 Cost for n ranks, S bytes of gradients:
-    time_s      step max(compute, communication / s), where the synchronous one is their sum at worst
-    peak bytes  s S more: gradients under way
-    sent bytes  as without
+    time_s      step max(compute, communication / s); synchronous at worst their sum
+    peak bytes  s S more: gradients in flight
+    sent bytes  as synchronous
 Shapes: a bucket is flat, [N].
 Source: Recht et al., "Hogwild!", 2011, arXiv 1106.5730, section 4 (bounded delay); Ho et al., "More Effective
 Distributed ML via a Stale Synchronous Parallel Parameter Server", NIPS 2013, section 2 (bounded staleness); the
 stability of a delayed recursion: Levin and May, "A note on difference-delay equations", 1976.
-Simplified: the delay is fixed; an asynchronous parameter server's depends on who is slow, and differs by rank.
+Simplified: the delay is fixed; with an asynchronous parameter server it depends on the speed of each rank.
 """
 
 import math
@@ -40,7 +40,7 @@ class StaleAverage(LossyAverage):
 
     Arguments:
         staleness: steps s between a gradient and its use; 0 is the synchronous average.
-        reduce: how a mean is taken; a compressed one is kept for each bucket.
+        reduce: averages a buffer; with compression, one per bucket.
     """
 
     @checked
@@ -70,7 +70,7 @@ class StaleAverage(LossyAverage):
         return own
 
     def finish(self) -> None:
-        """Wait for all gradients under way and drop them, on all ranks: before the program ends."""
+        """Wait for all gradients in flight and drop them, on all ranks: call before the program ends."""
         for index in sorted(self._under_way):
             for _, handle in self._under_way.pop(index):
                 handle.wait()
@@ -78,5 +78,5 @@ class StaleAverage(LossyAverage):
 
 @checked
 def largest_stable_rate(curvature: Positive, staleness: NonNegativeInt) -> float:
-    """Rate from which on gradient descent with gradients of s steps ago no longer converges on h w^2 / 2."""
+    """The rate above which gradient descent with gradients of s steps ago does not converge on h w^2 / 2."""
     return 2 * math.sin(math.pi / (4 * staleness + 2)) / curvature

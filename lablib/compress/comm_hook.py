@@ -1,17 +1,17 @@
 """A `Reduce` of this folder as a communication hook of torch's DDP.
 
-DDP hands each full bucket to its hook and asks for a future of the averaged bucket; it waits for all of them when
-backward ends. A `Reduce` returns a handle instead, and its `wait` still has work to do. So the hook starts the
-reduction, returns a future without waiting, and has autograd call it back at the end of backward, before DDP waits:
-then it waits for the handles in order and fills the futures.
+DDP passes each full bucket to its hook, which returns a future of the averaged bucket; DDP waits for all futures when
+backward ends. A `Reduce` returns a handle instead, with work left in its `wait`. So the hook starts the reduction,
+returns a future without waiting, and registers a callback of autograd at the end of backward, before DDP waits: it
+waits for the handles in order and fills the futures.
 
     ddp = DistributedDataParallel(model)
     ddp.register_comm_hook(None, comm_hook(InSequence(quantized_all_reduce)))
 
 Cost: as the reduction. Shapes: a bucket is flat, [N].
 Source: torch, "DDP Communication Hooks", https://docs.pytorch.org/docs/stable/ddp_comm_hooks.html.
-Simplified: no sparse gradients. A `Reduce` with state for each bucket begins with the second step: torch lays out its
-buckets again after the first, which is averaged as it is.
+Simplified: no sparse gradients. A `Reduce` with state for each bucket begins with the second step: torch rebuilds its
+buckets after the first, which is averaged without compression.
 """
 
 from collections.abc import Callable
@@ -28,11 +28,11 @@ from lablib.torch_compat import queue_callback
 def comm_hook(
     reduce: Reduce, group: dist.ProcessGroup | None = None
 ) -> Callable[[Any, Any], torch.futures.Future[Tensor]]:
-    """A hook for `register_comm_hook`: of a state, which is not used, and a `dist.GradBucket`. It serves one module.
+    """A hook for `register_comm_hook`, called with an unused state and a `dist.GradBucket`. One hook per module.
 
     Arguments:
-        reduce: how a bucket becomes its mean.
-        group: the one that DDP was given; None for all ranks.
+        reduce: averages a bucket.
+        group: DDP's group; None for all ranks.
     """
     started: list[tuple[Handle, Tensor, torch.futures.Future[Tensor]]] = []
     num_steps = 0
@@ -45,7 +45,7 @@ def comm_hook(
 
     def hook(_: Any, bucket) -> torch.futures.Future[Tensor]:
         nonlocal num_steps
-        if bucket.index() == 0:  # buckets come in order; a backward that raised leaves nothing behind
+        if bucket.index() == 0:  # buckets come in order; discard the state of a backward that raised
             started.clear()
             queue_callback(end_of_backward)
             num_steps += 1

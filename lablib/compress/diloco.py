@@ -1,13 +1,13 @@
-"""DiLoCo: H local steps of AdamW, then one step of an outer optimizer along the way that the ranks went on average.
+"""DiLoCo: H local steps of AdamW, then one step of an outer optimizer along the mean change over ranks.
 
-Local SGD sets parameters to the ranks' mean. DiLoCo takes the way there as a gradient, and gives it to an optimizer
-with momentum, which goes on in the direction that synchronizations agree on:
+Local SGD sets parameters to the ranks' mean. DiLoCo takes the change to the mean as a gradient for an optimizer with
+momentum, which accelerates along directions that persist over synchronizations:
 
     inner    every rank from the same w: H steps of AdamW on its own data           -> w_r
     outer    delta = w - mean_r w_r              the outer gradient, one all-reduce
              w = Nesterov(w, delta)              rate 0.7, momentum 0.9; on all ranks the same
 
-An outer SGD of rate 1 without momentum is local SGD: w - (w - mean w_r).
+An outer SGD with rate 1 and without momentum is local SGD: w - (w - mean w_r).
 
 Cost for n ranks, S bytes of parameters:
     time_s      an all-reduce every H steps, exposed
@@ -16,8 +16,8 @@ Cost for n ranks, S bytes of parameters:
 Shapes: outer gradients are sent flat, [N].
 Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, arXiv 2311.08105,
 algorithm 1; rates: section 3.
-Simplified: every "worker" is one rank; inside, a worker would be data or tensor parallel. Inner states are never sent,
-as in the paper.
+Simplified: every "worker" is one rank, while in practice a worker is data or tensor parallel. Inner states are never
+sent, as in the paper.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,9 +54,9 @@ class DiLoCo:
     Arguments:
         module: the replica, with parameters to train.
         every: H, at least 1; the same on all ranks.
-        outer: makes the outer optimizer of the parameters it is given.
+        outer: makes the outer optimizer for given parameters.
         group: None for all ranks.
-        reduce: how outer gradients are averaged; a compressed one sends less still.
+        reduce: averages outer gradients, optionally with compression.
     """
 
     @checked
@@ -84,7 +84,7 @@ class DiLoCo:
 
 
 class Fragment:
-    """Some parameters, where the ranks last agreed on them, and the optimizer that moves that point."""
+    """Some parameters, their last synchronized values, and the outer optimizer of these."""
 
     def __init__(self, params: Sequence[nn.Parameter], outer: Outer, group: dist.ProcessGroup | None, reduce: Reduce):
         check_type("outer", outer, Outer)
@@ -96,14 +96,14 @@ class Fragment:
 
     @torch.no_grad()
     def start(self) -> None:
-        """Start to average the outer gradient: from where the ranks agreed, less where this one is."""
+        """Start to average the outer gradient: the synchronized values less this rank's."""
         flat = torch.cat([(w - param).flatten() for w, param in zip(self.agreed, self.params, strict=True)])
         check_gradients("DiLoCo", flat, "parameters")
         self._under_way = flat, self.reduce(flat, self.group)
 
     @torch.no_grad()
     def finish(self, keep: float = 0.0) -> None:
-        """Wait for the mean, make the outer step, and go there; `keep` is the share of this rank's own parameters."""
+        """Wait for the mean, make the outer step, and load it; `keep` is the share of this rank's parameters."""
         assert self._under_way is not None
         (flat, handle), self._under_way = self._under_way, None
         handle.wait()

@@ -1,17 +1,17 @@
-"""FP8 in blocks: a byte that is a small floating-point number, so that small numbers keep as many digits as large ones.
+"""FP8 in blocks: bytes as floating-point numbers, with the same relative precision for small and large numbers.
 
     s = max |x| / largest of the format            code = x / s as E4M3 or E5M2            x ~ s code
 
-INT8's steps are equal, so a number of any size is off by s / 2. A floating-point code is off by a share of itself: half
-of 2^-3 with E4M3 (largest 448), half of 2^-2 with E5M2 (57,344), down to its subnormals. So a block's small numbers
-survive next to a large one, and its largest are coarser than INT8's.
+INT8's steps are equal, so the error of a number of any size is up to s / 2. The error of a floating-point code is
+relative: half of 2^-3 with E4M3 (largest 448), half of 2^-2 with E5M2 (57,344), down to subnormals. So small numbers of
+a block survive next to a large one, and its largest are less precise than in INT8.
 
-Cost: 8 + 32 / B bits a number, as INT8.
+Cost: 8 + 32 / B bits per number, as INT8.
 Shapes: x (..., P), codes (..., P) float8, scales (..., ceil(P / B)).
 Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv 2209.05433; formats as in
 lablib/precision/formats.py.
-Simplified: stochastic rounding is lablib/precision/rounding.py's, in float64. Reading bytes goes through a table of all
-256 values, which on a CPU is faster than torch's conversion.
+Simplified: stochastic rounding is lablib/precision/rounding.py's, in float64. Bytes are read with a table of all 256
+values, which on a CPU is faster than torch's conversion.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class Fp8(Blocks):
         shares = rows / scales
         if self.rounding == "stochastic":
             shares = round_to(shares, self.format, rounding="stochastic", saturates=True, generator=self.generator)
-        # A quotient may lie a rounding above the largest number, which E4M3 would make a NaN.
+        # By rounding, a quotient may exceed the largest number, which E4M3 would make a NaN.
         codes = shares.clamp_(-self.format.largest, self.format.largest).to(self.code_dtype)
         return Quantized(out_of_blocks(codes, x.shape[-1]), scales[..., 0], None, x.shape[-1])
 

@@ -1,26 +1,26 @@
-"""qgZ: a quantized reduce-scatter in two hops, inside the node and then across, so that each piece crosses once a node.
+"""qgZ: a quantized reduce-scatter in two hops, inside the node and then across, so each piece crosses once per node.
 
-Quantized pieces straight to their owners (`quantized_reduce_scatter.py`) cross the network once for each rank. Here the
-ranks of a node first add up among themselves what any other node needs, and only sums cross:
+Quantized pieces sent directly to their owners (`quantized_reduce_scatter.py`) cross the network once for each rank.
+Here the ranks of a node first sum the pieces for other nodes, and only sums cross:
 
     1. inside    local rank l gets, from each of its node, the pieces of all ranks with place l: N pieces; it averages
     2. across    the ranks with place l exchange those averages, one for each node; each averages again
 
-Step 1 wants the pieces of ranks (0, l), (1, l), ... next to each other, while the buffer has them by node: (0, 0),
-(0, 1), ... So the slices are reordered before anything is sent, and piece (k, l) ends on rank (k, l):
+Step 1 needs the pieces of ranks (0, l), (1, l), ... next to each other, while the buffer has them by node: (0, 0), (0,
+1), ... So the slices are reordered first, and piece (k, l) ends on rank (k, l):
 
     N = 2, L = 2      buffer  00 01 10 11      reordered  00 10 | 01 11      inside  00 10 to place 0, 01 11 to place 1
                                                                              across  00 to node 0, 10 to node 1
 
-Cost for N nodes of L ranks, n = N L, P numbers a piece, message S_q = ceil(P b / 8) + 4 k ceil(P / B) bytes:
+Cost for N nodes of L ranks, n = N L, P numbers per piece, message S_q = ceil(P b / 8) + 4 k ceil(P / B) bytes:
     time_s      alpha_in + (L-1) N S_q beta_in, then alpha_out + (N-1) S_q beta_out; n P numbers quantized, then N P
     peak bytes  2 n S_q of messages and 8 n P of numbers (reordered, and read)
-    sent bytes  (L-1) N S_q inside the node and (N-1) S_q across per rank: L (N-1) S_q leave a node, where one hop sends
-                L^2 (N-1) S_q; a number is rounded twice, once a level
+    sent bytes (L-1) N S_q inside the node and (N-1) S_q across per rank: L (N-1) S_q leave a node, in one hop L^2 (N-1)
+                S_q; a number is rounded twice, once per level
 Shapes: full [n P], shard [P]; reordered [L, N, P].
 Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.3 (qgZ: hierarchy, tensor slice reordering).
 Simplified: reordering is a copy, which the authors' kernel does while it quantizes; steps of one buffer are not
-pipelined in chunks; the second hop starts when somebody waits (`stages.py`).
+pipelined in chunks; the second hop starts in `wait` (`stages.py`).
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,8 @@ def hierarchical_reduce_scatter(
 ) -> Iterator[Handle]:
     """Fill `shard` with the mean over all ranks of this rank's piece of `full`; the handle's `wait` ends it.
 
-    Communicates: an all-to-all of bytes inside the node and one across; a level of one rank sends and rounds nothing.
+    Communicates: an all-to-all of bytes inside the node and one across; no communication or rounding on a level with
+    one rank.
 
     Arguments:
         full: [n P] of any floating dtype, the same size on every rank; not changed.
@@ -59,7 +60,7 @@ def hierarchical_reduce_scatter(
     inside, across, numel = mesh.get_group("local"), mesh.get_group("node"), shard.numel()
     pieces = full.reshape(across.size(), inside.size(), numel)
 
-    # 1. Inside: for each place, the pieces of its ranks on all nodes. A piece is a row, with its own blocks.
+    # 1. Inside: for each place, the pieces of its ranks on all nodes. A piece is a row, with separate blocks.
     if inside.size() > 1:
         parts, work = exchange(pieces.transpose(0, 1), inside, quantizer, "the reordered tensor")  # [L, N, P]
         yield work

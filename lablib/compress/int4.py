@@ -1,17 +1,18 @@
-"""INT4 in blocks, symmetric: half a byte a number, two codes in each byte.
+"""INT4 in blocks, symmetric: half a byte per number, two codes in each byte.
 
     s = max |x| / 7            code = round(x / s), -7 to 7            x ~ s code
 
-A half of a byte is a whole number of four bits in two's complement. Byte i of a row holds code i in its lower half and
-code i + ceil(P / 2) in its upper half: halves of a row and not neighbours, so that packing and unpacking go straight
-through memory.
+Half a byte is an integer of four bits in two's complement. Byte i of a row has code i in its lower half and code i +
+ceil(P / 2) in its upper half: halves of a row instead of neighbours, so that packing and unpacking access memory in
+order.
 
     codes   a b c d e        bytes   [d|a] [e|b] [0|c]
 
-Cost: 4 + 32 / B bits a number, an eighth of float32's (B = 256: 4.125). One pass more than INT8 each way, to pack.
+Cost: 4 + 32 / B bits per number, an eighth of float32 (B = 256: 4.125). One pass more than INT8 in each direction, to
+pack.
 Shapes: x (..., P), codes (..., ceil(P / 2)) int8, scales (..., ceil(P / B)).
 Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.3 (gradients in blocks of INT4).
-Simplified: as INT8. lablib/optim/four_bits.py has 16 steps from the least to the largest, neighbours in one byte.
+Simplified: as INT8. lablib/optim/four_bits.py has 16 steps from the minimum to the maximum, and neighbours in one byte.
 """
 
 from dataclasses import dataclass

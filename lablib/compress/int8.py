@@ -1,16 +1,16 @@
-"""INT8 in blocks, symmetric: one byte a number, and for each block a scale that its largest number sets.
+"""INT8 in blocks, symmetric: one byte per number, and for each block a scale from its largest number.
 
     s = max |x| / 127            code = round(x / s), -127 to 127            x ~ s code
 
-Zero is code 0, so a zero stays zero. -128 is left out, so that the range is the same on both sides; stochastic
-rounding may come to it by chance.
+Zero is code 0, so a zero stays zero. -128 is left out, so that the range is the same on both sides; stochastic rounding
+may produce it.
 
-Cost: 8 + 32 / B bits a number, a quarter of float32's (B = 256: 8.125). About 3 passes over memory to quantize (largest
-and least, division, codes), 2 to dequantize.
+Cost: 8 + 32 / B bits per number, a quarter of float32 (B = 256: 8.125). About 3 passes over memory to quantize (maximum
+and minimum, division, codes), 2 to dequantize.
 Shapes: x (..., P), codes (..., P) int8, scales (..., ceil(P / B)).
 Source: Dettmers, 2015, arXiv 1511.04561; Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.1 (qwZ: one scale for
-a whole tensor loses what blocks keep).
-Simplified: whole passes of torch; a fused kernel reads once and writes once.
+a whole tensor is less precise than blocks).
+Simplified: separate passes of torch; a fused kernel reads once and writes once.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ def symmetric_scales(x: Tensor, rows: Tensor, largest: float) -> Tensor:
         return rows[..., :1]
     max_abs = torch.maximum(rows.amax(-1, keepdim=True), rows.amin(-1, keepdim=True).neg_())  # no copy of |x|
     require_finite(x, max_abs)
-    # Not so large, either, that the largest number comes back as an infinity.
+    # Also small enough that the largest number does not become an infinity.
     return max_abs.div_(largest).clamp_(TINY, (1 - 2.0**-22) * MAX / largest)
 
 

@@ -1,7 +1,7 @@
-"""Local SGD: every rank trains by itself for H steps; then parameters, not gradients, are averaged.
+"""Local SGD: every rank trains separately for H steps; then parameters, not gradients, are averaged.
 
-Averaging after each step is data parallelism. Averaging every H steps sends an H-th of the bytes and waits an H-th as
-often, while replicas drift apart, each towards what its own part of the data says:
+Averaging after each step is data parallelism. Averaging every H steps sends 1/H of the bytes and waits 1/H as often,
+while replicas diverge, each towards the optimum of its own data:
 
     rank 0   step step step step  |        |  step step step step  |
                                   |average |                       |average      H = 4
@@ -16,7 +16,7 @@ Cost for n ranks, S bytes of parameters:
 Shapes: parameters are sent flat, [N].
 Source: Stich, "Local SGD Converges Fast and Communicates Little", 2018, arXiv 1805.09767, algorithm 1; Lin et al.,
 "Don't Use Large Mini-Batches, Use Local SGD", 2018, arXiv 1808.07217 (averaging each step first, then H).
-Simplified: optimizer states stay local; H is the same all the time; buffers, such as BatchNorm's, are not averaged.
+Simplified: optimizer states stay local; H is constant; buffers, such as BatchNorm's, are not averaged.
 """
 
 from typing import Annotated
@@ -32,7 +32,7 @@ from lablib.signature import Count, checked
 
 
 class LocalSGD:
-    """Averages a module's parameters over the ranks after every H steps.
+    """Average a module's parameters over the ranks after every H steps.
 
         averaging = LocalSGD(model, every=16)
         for inputs, targets in text:
@@ -70,7 +70,7 @@ class LocalSGD:
 
 
 def trainable(name: str, module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that require gradients, each once. Raises ValueError where there is none."""
+    """The parameters that require gradients, each once. Raises ValueError if there is none."""
     params = [param for param in module.parameters() if param.requires_grad]
     if not params:
         raise ValueError(f"{name} needs a parameter to train: no parameter of the module requires a gradient.")

@@ -1,8 +1,7 @@
-"""A lossy average: every rank sends a compressed message of its gradients, and all get the mean of the messages.
+"""Lossy average: every rank sends a compressed message of its gradients, and all get the mean of the messages.
 
-The common interface of the compressors below. Each writes its average once, from top to bottom, as a generator that
-yields every communication that it has started and must wait for (`stages.py`), and returns the content of this rank's
-message:
+The common interface of the compressors. Each is a generator that yields every communication to wait for (`stages.py`),
+and returns the content of this rank's message:
 
     def exchange(self, buffer, group, bucket):
         message = ...                                                      # pack
@@ -10,8 +9,8 @@ message:
         buffer.copy_(...)                                                  # the mean of all messages
         return own                                                         # the content of this rank's message
 
-The gradient less `own` is the omitted part: all that error feedback needs (`error_feedback.py`). Some compressors keep
-more from step to step, for each bucket separately, under the bucket's index.
+The gradient less `own` is the omitted part, for error feedback (`error_feedback.py`). Some compressors keep further
+state between steps, for each bucket separately, under the bucket's index.
 
     a `reduce` of DataParallel    DataParallel(model, reduce=TopK(0.01))
     a hook of torch's DDP         ddp.register_comm_hook(None, comm_hook(TopK(0.01)))
@@ -34,7 +33,7 @@ from torch import Tensor
 from lablib.compress.stages import Stages
 from lablib.parallel.data.overlapped import Handle, Reduce
 
-# Yields communications that must end before it goes on; returns the content of this rank's message.
+# Yields communications that must end before it continues; returns the content of this rank's message.
 Exchange = Generator[Handle, None, Tensor]
 
 
@@ -43,8 +42,8 @@ class Bucket:
     """Identity of a buffer over the steps.
 
     Attributes:
-        index: key of the state that is kept from step to step.
-        shapes: shapes of the gradients that lie one after another in the buffer; empty: the buffer is one.
+        index: key of the state that is kept between steps.
+        shapes: shapes of the gradients concatenated in the buffer; empty: the buffer is one gradient.
     """
 
     index: int = 0
@@ -64,7 +63,7 @@ class LossyAverage:
         """Start. Communicates; changes the buffer in place until the handle's `wait()` returns.
 
         Raises:
-            ValueError: gradients that are no floating-point numbers, not finite, or not in one piece of memory.
+            ValueError: gradients that are not floating-point, not finite, or not contiguous.
         """
         check_gradients(type(self).__name__, buffer)
         if not buffer.is_contiguous():
@@ -72,12 +71,12 @@ class LossyAverage:
         return Stages(self.exchange(buffer, group, bucket or Bucket(0, (buffer.shape,))))
 
     def for_bucket(self, index: int, params: Sequence[Tensor]) -> Reduce:
-        """The same with the bucket's own state: DataParallel asks once for each of its buckets."""
+        """The same with the state of the bucket: DataParallel calls it once for each bucket."""
         return partial(self, bucket=Bucket(index, tuple(param.shape for param in params)))
 
 
 def check_gradients(name: str, numbers: Tensor, what: str = "gradients") -> None:
-    """Raise where numbers cannot be averaged: a NaN would stay in the residuals for ever."""
+    """Raise for numbers that cannot be averaged: a NaN would stay in the residuals."""
     if not isinstance(numbers, Tensor) or not numbers.is_floating_point():
         kind = numbers.dtype if isinstance(numbers, Tensor) else type(numbers).__name__
         raise ValueError(f"{name}: {what} must be floating-point numbers: got {kind}; call .float() first.")
@@ -85,5 +84,5 @@ def check_gradients(name: str, numbers: Tensor, what: str = "gradients") -> None
         return
     raise ValueError(
         f"{name}: {what} must be finite: got {int(numbers.isnan().sum())} NaN and {int(numbers.isinf().sum())} "
-        f"infinite numbers of {numbers.numel()}; skip the step on all ranks, or look at what made them."
+        f"infinite numbers of {numbers.numel()}; skip the step on all ranks, or find their cause."
     )

@@ -1,13 +1,13 @@
-"""One bit: of every gradient send its sign, and one scale for all; average in two phases, each one bit.
+"""One bit: send the signs of gradients and one scale, and average in two phases of one bit each.
 
-A message is N signs and s = mean |g|, so that s sign(g) is nearest to g. The sum of signs is no sign, so
-an all-reduce would grow the messages on the way. Instead every rank owns a piece of the bucket:
+A message is N signs and s = mean |g|, so that s sign(g) is closest to g. The sum of signs is not a sign, so messages
+would grow in an all-reduce. Instead every rank owns a piece of the bucket:
 
     1. all_to_all     each rank sends each owner its piece: signs and the scale
     2. the owner      averages, adds its last residual, and keeps the new one (server feedback)
     3. all_gather     the owner's signs and scale, to all
 
-Both roundings need a memory: the rank's own (wrap it: `ErrorFeedback(OneBit())`), and the owner's, kept in here.
+Both roundings need a residual: the rank's (by `ErrorFeedback(OneBit())`), and the owner's, kept in this class.
 
 Cost for n ranks, N gradients in pieces of W = ceil(N/n), a multiple of 8:
     time_s      2 (n-1) (alpha + (W/8 + 4) beta), and two passes to pack and unpack
@@ -16,8 +16,8 @@ Cost for n ranks, N gradients in pieces of W = ceil(N/n), a multiple of 8:
 Shapes: a bucket is flat, [N]; pieces [n, W], packed [n, W/8 + 4] bytes with the scale's four at the end.
 Source: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014 (signs and error feedback); Karimireddy et
 al., 2019, arXiv 1901.09847 (the scale, mean |g|); Tang et al., "1-bit Adam", 2021, arXiv 2102.02888 (both sides).
-Simplified: one scale a message; Seide et al. have two values for each column of a matrix, Tang et al. take the root
-of the mean square, which keeps the norm and is further from g. A zero counts as positive.
+Simplified: one scale per message; Seide et al. have two values for each column of a matrix, Tang et al. take the root
+of the mean square, which keeps the norm and is less close to g. A zero counts as positive.
 """
 
 import torch
@@ -38,7 +38,7 @@ def pack_signs(x: Tensor) -> Tensor:
     """Signs as bytes: [..., W] -> uint8 [..., W/8], the first number in the lowest bit; 1 is zero or above.
 
     Raises:
-        ValueError: W is no multiple of 8, or no floating-point numbers.
+        ValueError: W is not a multiple of 8, or `x` is not floating-point.
     """
     check_gradients("pack_signs", x)
     if x.ndim == 0 or x.shape[-1] % 8:
@@ -61,7 +61,7 @@ def unpack_signs(packed: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 class OneBit(LossyAverage):
-    """The mean of all ranks' signs times their scales, itself as signs times a scale for each rank's piece.
+    """The mean over ranks of signs times scales, rounded again to signs times a scale for each rank's piece.
 
     Arguments:
         has_server_feedback: whether an owner keeps the residual of its piece.
@@ -102,7 +102,7 @@ class OneBit(LossyAverage):
 
 @checked
 def piece_width(numel: int, num_ranks: int) -> int:
-    """Numbers of a piece: a multiple of 8, that n pieces cover the bucket."""
+    """Numbers per piece: a multiple of 8, such that n pieces cover the bucket."""
     return -(-numel // (8 * num_ranks)) * 8
 
 

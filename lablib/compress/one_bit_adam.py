@@ -1,19 +1,19 @@
-"""1-bit Adam: Adam as usual at first; then its variance is frozen, and ranks exchange momentum by its signs.
+"""1-bit Adam: Adam during warmup; then its variance is frozen, and ranks exchange the signs of momentum.
 
-Error feedback works for steps that are linear in the gradient, as SGD's and momentum's. Adam divides by a root of a
-mean of squares: the omitted part of a gradient cannot be added to its square later. But the variance v settles early
+Error feedback works for steps that are linear in the gradient, as in SGD and momentum. Adam divides by the root of a
+mean of squares: the omitted part of a gradient cannot be added to its square later. But the variance v converges early
 (`variance_ratio` measures it). So:
 
     warmup       g = all_reduce(g_r)                       Adam; v changes every step
     compressed   m_r = beta1 m + (1 - beta1) g_r           from the common m, with this rank's own gradient
                  m = one_bit(m_r), with error feedback     on all ranks the same
-                 w = w - lr m / (sqrt(v) + eps)            v as warmup left it
+                 w = w - lr m / (sqrt(v) + eps)            v as at the end of warmup
 
 History. DeepSpeed had it from 2020 on (pull request 380), 1-bit LAMB from 2021 (970) and 0/1 Adam from 2022, and
-removed all three in September 2026 as unused and unmaintained (pull request 8490, issue 8489). Its savings came to be
-made otherwise: it needs a whole momentum on every rank, which ZeRO shards (issue 5046: not
-compatible); signs leave no sum that an all-reduce could take, so it brought its own communication backend (pull
-requests 817 and 5473); and links of 100 Gbit/s and more left little to gain over 16 bits.
+removed all three in September 2026 as unused and unmaintained (pull request 8490, issue 8489). Other techniques
+replaced it: it needs the whole momentum on every rank, which ZeRO shards (issue 5046: not compatible); an all-reduce
+cannot sum signs, so it needed its own communication backend (pull requests 817 and 5473); and with links of 100 Gbit/s
+and more it gains little over 16 bits.
 
 Cost for n ranks, N parameters, a warmup of T_w of T steps:
     time_s      packing and unpacking of signs: two passes each
@@ -22,8 +22,8 @@ Cost for n ranks, N parameters, a warmup of T_w of T steps:
 Shapes: momentum is sent flat, [N].
 Source: Tang et al., "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed", 2021,
 arXiv 2102.02888, algorithm 1; the length of warmup: deepspeed.ai/tutorials/onebit-adam, section 1.4; the removal:
-github.com/deepspeedai/DeepSpeed/pull/8490, merged 2026-09-12. That links and ZeRO made it unneeded is our reading; the
-pull request says only that it was unused.
+github.com/deepspeedai/DeepSpeed/pull/8490, merged 2026-09-12. That links and ZeRO replaced it is our interpretation;
+the pull request says only that it was unused.
 Simplified: bias is corrected, as in AdamW, for v as at the end of warmup; the scale is `one_bit.py`'s.
 """
 
@@ -44,12 +44,12 @@ from lablib.signature import Count, NonNegative, checked
 
 
 class OneBitAdam(BatchedOptimizer):
-    """AdamW on gradients of this rank alone: it communicates in `step`; leave DataParallel out.
+    """AdamW on this rank's gradients: it communicates in `step`; do not use DataParallel.
 
     Arguments:
-        warmup_steps: T_w, with exact averages; the least is 1. DeepSpeed's tutorial: 15 to 25% of all.
+        warmup_steps: T_w, with exact averages; at least 1. DeepSpeed's tutorial: 15 to 25% of all.
         group: None for all ranks.
-        reduce: how momentum is averaged after warmup; None: one bit, with feedback on both sides.
+        reduce: averages momentum after warmup; None: one bit, with feedback on both sides.
         lr, betas, eps, weight_decay: as in AdamW.
     """
 
@@ -103,7 +103,7 @@ def _replace(tensors: list[Tensor], reduce: Reduce, group: dist.ProcessGroup | N
 
 @checked
 def variance_ratio(before: Tensor, after: Tensor) -> float:
-    """How much of a variance was there some steps ago: the smaller of the two sums over the larger, 1 when it settled.
+    """Convergence of a variance over some steps: the smaller of the two sums over the larger, 1 if converged.
 
     Tang et al. compare Adam's `exp_avg_sq` 1 / (1 - beta2) steps apart; near 1, freezing it changes little.
 

@@ -1,15 +1,15 @@
-"""PowerSGD: send two thin factors of every gradient matrix, found by one step of the power method from the last ones.
+"""PowerSGD: send two low-rank factors of every gradient matrix, updated by one step of the power method.
 
-A gradient matrix M of m x c is near one of low rank r: M ~ P Q^T with P of m x r and Q of c x r. The best such P spans
-the largest singular vectors; a step of the power method comes near, and a good start is at hand: the last step's Q.
-Both factors are linear in M once the other is fixed, so ranks' factors can be added by an ordinary all-reduce:
+A gradient matrix M of m x c is close to a matrix of low rank r: M ~ P Q^T with P of m x r and Q of c x r. The best P
+spans the largest singular vectors; a step of the power method approximates it, starting from the last step's Q. Each
+factor is linear in M for a fixed other one, so an ordinary all-reduce can sum the factors of ranks:
 
     1. P = M Q                 all-reduce: the factor of the mean gradient
     2. P = orthonormal(P)      the same on every rank
     3. Q = M^T P               all-reduce to the mean; kept for the next step (warm start)
     4. M = P Q^T               the mean gradient, projected on r directions
 
-Vectors (biases, norms) and matrices that two factors would not make smaller go as they are, in one all-reduce that
+Vectors (biases, norms) and matrices that are not larger than two factors are sent uncompressed, in one all-reduce that
 overlaps with steps 1 to 3.
 
 Cost for n ranks, a matrix of m x c, 4 bytes each:
@@ -20,8 +20,8 @@ Shapes: m rows, c columns, r rank; a tensor of more dimensions is a matrix with 
 Source: Vogels, Karimireddy and Jaggi, "PowerSGD", 2019, arXiv 1905.13727, algorithm 1; error feedback: algorithm 2,
 here by `error_feedback.py`.
 Simplified: factors are found in 32 bits (or 64). A rank's own message is its projection P P^T M_rank, so
-its residual is the part outside r directions; the paper, and torch's hook, subtract the mean's, which puts how a rank
-differs from the mean in its residual too. Means, and so updates, are the same.
+its residual is the part outside r directions; the paper, and torch's hook, subtract the mean's projection, so the
+residual also has the rank's difference from the mean. Means, and so updates, are the same.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ from lablib.signature import Count, checked
 
 
 class PowerSGD(LossyAverage):
-    """The mean gradient of each matrix, projected on `rank` directions that follow it from step to step.
+    """The mean gradient of each matrix, projected on `rank` directions that are updated in each step.
 
     Arguments:
         rank: of the factors, at least 1.
@@ -112,7 +112,7 @@ def is_compressed(shape: torch.Size, rank: int) -> bool:
 
 
 def _views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """The tensors that lie one after another in a flat one."""
+    """The tensors that are concatenated in a flat one."""
     parts = flat.view(-1).split([shape.numel() for shape in shapes])
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 

@@ -2,16 +2,16 @@
 
 A block of B neighbours shares a scale s, and for asymmetric quantizers the number z of code 0:
 
-    code = round((x - z) / s)            x ~ z + s code            symmetric: z = 0, and nothing is kept for it
+    code = round((x - z) / s)            x ~ z + s code            symmetric: z = 0, not stored
 
-Rounded to the nearest code, a number is off by s / 2 at most. Rounded stochastically, up with the probability of the
-remainder, it is off by less than s, and right in the mean: many ranks' errors then cancel in a sum. `message` lays it
-all in a row of bytes, the parameters of the blocks first, so that one collective carries it.
+With rounding to the nearest code, the error is at most s / 2. With stochastic rounding, up with the probability of the
+remainder, it is below s and unbiased, so errors of many ranks cancel in a sum. `message` puts everything in a row of
+bytes, the parameters of the blocks first, for one collective.
 
-Cost: b bits per number and 4 bytes per parameter; of P numbers with k parameters a block ceil(P b / 8) + 4 k ceil(P /
-B).
+Cost: b bits per number and 4 bytes per parameter; for P numbers with k parameters per block ceil(P b / 8) + 4 k ceil(P
+/ B).
 Shapes: x (..., P), each row separately: codes (..., bytes), scales and zeros (..., blocks), message (..., bytes). A
-block does not reach into the next row; the last of a row may be shorter (as in lablib/optim/blockwise.py).
+block does not continue in the next row; the last of a row may be shorter (as in lablib/optim/blockwise.py).
 Source: Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", 2015, arXiv 1511.04561; Alistarh et al.,
 "QSGD", 2017, arXiv 1610.02132, section 3 (stochastic, in blocks); Wang et al., "ZeRO++", 2023, arXiv 2306.10209,
 section 3.1 (blocks for messages).
@@ -37,10 +37,10 @@ class Quantized:
     """A quantized tensor.
 
     Attributes:
-        codes: as they lie in memory, one byte each or packed; (..., bytes).
+        codes: in memory layout, one byte each or packed; (..., bytes).
         scales: float32, (..., blocks).
         zeros: numbers of code 0, float32, (..., blocks); None for symmetric quantizers, where they are 0.
-        numel: numbers P in a row; the last block may hold fewer than the others, and the last byte one code less.
+        numel: numbers P in a row; the last block may be shorter, and the last byte may have one code less.
     """
 
     codes: Tensor
@@ -50,7 +50,7 @@ class Quantized:
 
     @property
     def size_bytes(self) -> int:
-        """Of codes, scales and zeros: the closed form above."""
+        """Bytes of codes, scales and zeros: the closed form above."""
         return sum(part.nbytes for part in (self.codes, self.scales, self.zeros) if part is not None)
 
     def message(self) -> Tensor:
@@ -60,7 +60,7 @@ class Quantized:
 
 
 class Quantizer(Protocol):
-    """A way to quantize, settings included; each file has one."""
+    """A quantizer with its settings; one per file."""
 
     def quantize(self, x: Tensor) -> Quantized:
         """`x` (..., P) in codes. Raises ValueError: not floating-point, or a NaN or an infinity in it."""
@@ -71,7 +71,7 @@ class Quantizer(Protocol):
         ...
 
     def message_bytes(self, numel: int) -> int:
-        """Bytes of the message of a row of so many numbers."""
+        """Bytes of the message of a row of `numel` numbers."""
         ...
 
     def from_message(self, message: Tensor, numel: int) -> Quantized:
@@ -107,11 +107,11 @@ class Blocks:
 
     @property
     def num_parameters(self) -> int:
-        """32-bit numbers kept for a block."""
+        """32-bit numbers kept per block."""
         return 1
 
     def message_bytes(self, numel: int) -> int:
-        """Bytes of a row of so many numbers: ceil(P b / 8) codes, and 4 for each parameter of a block."""
+        """Bytes of a row of `numel` numbers: ceil(P b / 8) for codes, and 4 for each parameter of a block."""
         numel = whole_number("numel", numel, 0, example=1024)
         return -(-numel * self.bits // 8) + 4 * self.num_parameters * num_blocks(numel, self.block)
 
@@ -120,20 +120,20 @@ class Blocks:
         sizes = [4 * num_blocks(numel, self.block)] * self.num_parameters
         *parameters, codes = message.split([*sizes, message.shape[-1] - sum(sizes)], dim=-1)
         shape = (*message.shape[:-1], sizes[0] // 4)
-        # A copy: of a message among others the bytes may begin where no float32 may.
+        # A copy: the bytes of a message may not be aligned for float32.
         copies = (part.clone(memory_format=torch.contiguous_format) for part in parameters)
         scales, *zeros = (part.flatten().view(torch.float32).view(shape) for part in copies)
         return Quantized(codes.contiguous().view(self.code_dtype), scales, zeros[0] if zeros else None, numel)
 
 
 def num_blocks(numel: int, block: int) -> int:
-    """Blocks of a row of so many numbers."""
+    """Blocks of a row of `numel` numbers."""
     return -(-numel // block)
 
 
 def in_blocks(x: Tensor, block: int) -> Tensor:
-    """`x` (..., P) as float32 blocks (..., blocks, B): a view where B divides P, otherwise a copy that repeats the
-    last number, which changes neither the least nor the largest of its block.
+    """`x` (..., P) as float32 blocks (..., blocks, B): a view if B divides P, otherwise a copy that repeats the last
+    number, which keeps the minimum and maximum of its block.
 
     Raises:
         ValueError: numbers that are not floating-point.
@@ -153,9 +153,9 @@ def out_of_blocks(blocks: Tensor, numel: int) -> Tensor:
 
 
 def rounded(shares: Tensor, how: Blocks) -> Tensor:
-    """Whole numbers of `shares`, in place. Noise of up to half a step makes the nearest one right in the mean."""
+    """Round `shares` in place. Noise of up to half a step makes rounding to nearest unbiased."""
     if how.rounding == "stochastic":
-        # 16 random bits a number, four numbers of each draw: right to 2^-16 of a step, in a third of rand's time.
+        # 16 random bits per number, four numbers per draw: precise to 2^-16 of a step, in a third of rand's time.
         draws = torch.empty(-(-shares.numel() // 4), dtype=torch.int64, device=shares.device)
         noise = draws.random_(-(2**63), None, generator=how.generator).view(torch.int16)
         shares.add_(noise[: shares.numel()].view(shares.shape), alpha=2.0**-16)
@@ -163,7 +163,7 @@ def rounded(shares: Tensor, how: Blocks) -> Tensor:
 
 
 def require_finite(x: Tensor, *of_blocks: Tensor) -> None:
-    """Raise ValueError at a NaN or an infinity, which the largest numbers of the blocks show: no other pass over x."""
+    """Raise ValueError for a NaN or an infinity, found from the maxima of the blocks without another pass over x."""
     if x.is_meta or all(bool(each.isfinite().all()) for each in of_blocks):
         return  # under fidelity="shapes" there are no values
     wrong = (~x.detach().float().isfinite()).flatten().nonzero()

@@ -1,18 +1,18 @@
-"""Quantized all-gather: every rank quantizes its shard once, and codes travel instead of numbers.
+"""Quantized all-gather: every rank quantizes its shard once, and sends codes instead of numbers.
 
     rank 0   [x0] -> codes 0 |                    | codes 0, codes 1 -> [x0~ x1~]
     rank 1   [x1] -> codes 1 |  one all-gather    | codes 0, codes 1 -> [x0~ x1~]
 
-A rank reads its own shard from the codes as well. So all ranks end with the same bits, and with ZeRO they compute with
+A rank also reads its own shard from the codes. So all ranks get bit-identical results, and with ZeRO they compute with
 the same parameters. Gathering INT8 instead of 16-bit parameters is qwZ of ZeRO++.
 
-Cost for n ranks, P numbers a shard, message S_q = ceil(P b / 8) + 4 k ceil(P / B) bytes (see `quantized.py`):
+Cost for n ranks, P numbers per shard, message S_q = ceil(P b / 8) + 4 k ceil(P / B) bytes (see `quantized.py`):
     time_s      (n-1) (alpha + S_q beta) in a ring, plus quantizing P and reading n P numbers
     peak bytes  n S_q of messages and 4 n P of numbers, more than the full tensor
     sent bytes  (n-1) S_q per rank; one rounding
 Shapes: shard [P], full [n P], in the order of ranks.
 Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.1.
-Simplified: all numbers are read at once, where a kernel writes them into the full tensor straight from the codes.
+Simplified: all numbers are dequantized at once, while a kernel writes them directly into the full tensor.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def quantized_all_gather(
 ) -> Iterator[Handle]:
     """Fill `full` with every rank's quantized `shard`; the handle's `wait` ends it.
 
-    Communicates: one all-gather of bytes; on one rank nothing is sent or rounded. An `AllGather` of
+    Communicates: one all-gather of bytes; no communication or rounding on one rank. An `AllGather` of
     lablib/parallel/zero/shards.py, with `functools.partial` for another quantizer.
 
     Arguments:
@@ -58,7 +58,7 @@ def quantized_all_gather(
 
 
 def check_shards(full: Tensor, shard: Tensor, num_ranks: int) -> None:
-    """Raise ValueError where a full buffer does not hold a shard of each rank."""
+    """Raise ValueError unless a full buffer has a shard of each rank."""
     if full.numel() != num_ranks * shard.numel():
         raise ValueError(
             f"full must hold {num_ranks} shards: got {full.numel()} numbers for shards of {shard.numel()}; pad it."

@@ -1,18 +1,18 @@
-"""Two-phase quantized all-reduce: codes of pieces to their owners, a sum in float32, codes of the mean to everybody.
+"""Two-phase quantized all-reduce: codes of pieces to their owners, a sum in float32, codes of the mean to all ranks.
 
     phase 1   piece i of every rank, quantized, goes to rank i        one all-to-all
-              rank i reads n messages, adds in float32, divides by n
+              rank i reads n messages, sums in float32, divides by n
     phase 2   the mean of piece i, quantized again, goes to all       one all-gather
 
-A number is rounded twice for any n: once on its own rank and once as the mean. In a ring that adds codes' numbers
-hop by hop it would be rounded n times, with steps that grow as the sum does (`quantized_ring.py`). Every rank reads its
-own piece from the codes too, so all end with the same bits.
+A number is rounded twice for any n: once on its own rank and once as the mean. In a ring with a sum at every hop it
+would be rounded n times, with steps that grow with the sum (`quantized_ring.py`). Every rank also reads its own piece
+from the codes, so all results are bit-identical.
 
 Cost for n ranks, N numbers, P = ceil(N / n), message S_q = ceil(P b / 8) + 4 k ceil(P / B) bytes of a piece:
     time_s      alpha + (n-1) S_q beta, and again in a ring (n-1) (alpha + S_q beta); N quantized, 2 N read
     peak bytes  3 n S_q of messages and 4 N of numbers more than the buffer; n - 1 numbers of padding
-    sent bytes  2 (n-1) S_q per rank: 2 (n-1)/n of a message of the whole buffer, as the planner has it
-                (lablib/plan/gradient_compression.py, "two_phase"); where n B divides N the two are equal to the byte
+    sent bytes 2 (n-1) S_q per rank: 2 (n-1)/n of a message of the whole buffer, as in the planner
+                (lablib/plan/gradient_compression.py, "two_phase"); if n B divides N the two are equal
     error       (s_1 + s_2) / 2 at most with nearest rounding: s_1 the mean of the ranks' steps, s_2 the mean's step
 Shapes: buffer [N]; pieces [n, P].
 Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.3; Tang et al., 1-bit Adam, 2021, arXiv 2102.02888,
@@ -43,7 +43,7 @@ def quantized_all_reduce(
         replica = DataParallel(model, reduce=InSequence(quantized_all_reduce))
         replica = DataParallel(model, reduce=InSequence(partial(quantized_all_reduce, quantizer=Int4(block=64))))
 
-    Communicates: an all-to-all and an all-gather of bytes; on one rank nothing is sent or rounded.
+    Communicates: an all-to-all and an all-gather of bytes; no communication or rounding on one rank.
 
     Arguments:
         buffer: of any shape and floating dtype, the same size on every rank. Changed in place.
@@ -73,7 +73,7 @@ def quantized_all_reduce(
 
 
 def in_pieces(buffer: Tensor, n: int) -> Tensor:
-    """The buffer as [n, P] pieces of equal size, with zeros at the end where n does not divide it."""
+    """The buffer as [n, P] pieces of equal size, with zeros at the end if n does not divide it."""
     flat = buffer.flatten()
     missing = -flat.numel() % n
     return (F.pad(flat, (0, missing)) if missing else flat).view(n, -1)
@@ -81,5 +81,5 @@ def in_pieces(buffer: Tensor, n: int) -> Tensor:
 
 @checked
 def two_phase_bytes(numel: NonNegativeInt, ranks: Count, quantizer: Quantizer = INT8) -> int:
-    """Bytes that leave each rank in a two-phase all-reduce of so many numbers: 2 (n-1) S_q."""
+    """Bytes that each rank sends in a two-phase all-reduce of `numel` numbers: 2 (n-1) S_q."""
     return 2 * (ranks - 1) * quantizer.message_bytes(-(-numel // ranks)) if ranks > 1 and numel else 0

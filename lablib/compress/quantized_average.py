@@ -1,10 +1,10 @@
 """The quantized all-reduce for error feedback: it also returns the content of this rank's codes.
 
 `quantized_all_reduce.py` rounds a gradient once on its own rank and once as the mean. Here the first rounding is also
-returned, so `ErrorFeedback(QuantizedAverage(Int4()))` adds its error to the next step. The second rounding, of the
-mean, is lost.
+returned, so `ErrorFeedback(QuantizedAverage(Int4()))` adds its error to the next step. The error of the second
+rounding, of the mean, is lost.
 
-Cost: as `quantized_all_reduce.py`, and the rank's own codes made and read once more.
+Cost: as `quantized_all_reduce.py`, and the rank's own codes are computed and read once more.
 Shapes: a bucket is flat, [N]; pieces [n, P].
 Source: Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014, section 3 (error feedback).
 Simplified: nearest rounding; a stochastic quantizer would draw again for the returned content.
@@ -20,7 +20,7 @@ from lablib.signature import checked
 
 
 class QuantizedAverage(LossyAverage):
-    """The mean of all ranks' codes, itself in codes.
+    """The mean of all ranks' codes, quantized again.
 
     Arguments:
         quantizer: such as Int8() or Int4(), with nearest rounding; the same on every rank.

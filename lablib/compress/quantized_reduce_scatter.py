@@ -1,19 +1,19 @@
-"""Quantized reduce-scatter: pieces go straight to their owners, who read them and average in float32: one rounding.
+"""Quantized reduce-scatter: pieces are sent to their owners, which average them in float32: one rounding.
 
-A ring would add and round at every hop (`quantized_ring.py`). Instead rank r sends the codes of piece i to rank i, all
-at once; rank i reads n messages and adds up numbers, never codes.
+A ring would sum and round at every hop (`quantized_ring.py`). Instead rank r sends the codes of piece i to rank i, all
+at once; rank i reads n messages and sums numbers, not codes.
 
     rank 0   [a0 b0] -> codes |                  | a: codes 0 and 1 -> (a0~ + a1~) / 2
     rank 1   [a1 b1] -> codes |  one all-to-all  | b: codes 0 and 1 -> (b0~ + b1~) / 2
 
-Cost for n ranks, P numbers a piece, message S_q = ceil(P b / 8) + 4 k ceil(P / B) bytes:
+Cost for n ranks, P numbers per piece, message S_q = ceil(P b / 8) + 4 k ceil(P / B) bytes:
     time_s      alpha + (n-1) S_q beta, plus quantizing and reading n P numbers
     peak bytes  2 n S_q of messages and 4 n P of numbers
-    sent bytes  (n-1) S_q per rank, as in a ring; but of messages to every rank, not to a neighbour: across nodes each
-                rank's own, which `hierarchical_reduce_scatter.py` mends
+    sent bytes (n-1) S_q per rank, as in a ring, but to every rank instead of a neighbour: more bytes across nodes,
+                which `hierarchical_reduce_scatter.py` reduces
 Shapes: full [n P], shard [P], in the order of ranks.
 Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.3 (qgZ, one hop).
-Simplified: n P float32 numbers are held at once, where a kernel adds while it reads.
+Simplified: n P float32 numbers are held at once, while a kernel sums as it reads.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ def quantized_reduce_scatter(
 ) -> Iterator[Handle]:
     """Fill `shard` with the mean over ranks of this rank's piece of `full`; the handle's `wait` ends it.
 
-    Communicates: one all-to-all of bytes; on one rank nothing is sent or rounded. A `ReduceScatter` of
+    Communicates: one all-to-all of bytes; no communication or rounding on one rank. A `ReduceScatter` of
     lablib/parallel/zero/shards.py, with `functools.partial` for another quantizer.
 
     Arguments:
@@ -58,10 +58,10 @@ def quantized_reduce_scatter(
 def exchange(
     pieces: Tensor, group: dist.ProcessGroup | None, quantizer: Quantizer, what: str = "the tensor"
 ) -> tuple[Tensor, Handle]:
-    """Start to send row i of `pieces` [n, ..., P] to rank i: the messages that come in, one a row, and the handle."""
+    """Start to send row i of `pieces` [n, ..., P] to rank i; returns the received messages and the handle."""
     return all_to_all_bytes(quantized_on(what, pieces, quantizer, group).message(), group)
 
 
 def mean_of(messages: Tensor, numel: int, quantizer: Quantizer) -> Tensor:
-    """The mean of what so many messages [n, bytes] say, float32 [P]; added in the order of ranks."""
+    """The mean of the contents of messages [n, bytes], float32 [P]; summed in rank order."""
     return quantizer.dequantize(quantizer.from_message(messages, numel)).sum(dim=0).div_(len(messages))

@@ -1,22 +1,22 @@
-"""A ring all-reduce that quantizes at every hop, and its error: the reason for two phases.
+"""A ring all-reduce that quantizes at every hop, and its error, compared with two phases.
 
-In a ring (lablib/parallel/collectives/ring.py) partial sums travel. Compressed, every hop quantizes its message: the
-next rank reads it, adds its own part, and quantizes again. A number is rounded n - 1 times on its way to the sum and
-once more when the mean goes round. Worse, a partial sum grows, and the step with which it is rounded grows too.
+In a ring (lablib/parallel/collectives/ring.py) partial sums are sent. With compression, every hop quantizes its
+message: the next rank reads it, adds its own part, and quantizes again. A number is rounded n - 1 times in the sum and
+once more in the all-gather of the mean. In addition, partial sums grow, and so do the rounding steps.
 
     independent numbers of size 1 on n ranks, rounded to a relative error q; their sum has size sqrt(n)
 
     two-phase    n numbers of size 1, then the sum            n q^2 + n q^2                   relative  sqrt(2) q
     ring         partial sums of h = 1 .. n-1, then the sum   (1 + 2 + ... + n-1) q^2 + n q^2          sqrt((n+1) / 2) q
 
-So the relative error of two phases does not depend on n, and the ring's grows as sqrt(n) / 2 times it (`error_growth`
-measures both).
+So the relative error of two phases does not depend on n, and the ring's error is sqrt(n) / 2 times larger
+(`error_growth` measures both).
 
-Cost: as the ring all-reduce with messages of S_q: 2 (n-1) (alpha + S_q beta), 2 (n-1) S_q sent; n P numbers quantized
-and read one piece after another, between the hops, where two phases have them all at once.
+Cost: as the ring all-reduce with messages of S_q: 2 (n-1) (alpha + S_q beta), 2 (n-1) S_q sent; n P numbers are
+quantized and read piece by piece between the hops, in two phases all at once.
 Shapes: buffer [N], pieces [n, P].
 Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.3 (why qgZ replaces the ring: quantizing at each hop).
-Simplified: a lesson, not for use: nothing overlaps.
+Simplified: for comparison only, without overlap.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ from lablib.signature import NonNegativeInt, Range, checked
 def quantized_ring_all_reduce(
     buffer: Tensor, group: dist.ProcessGroup | None = None, quantizer: Quantizer = INT8
 ) -> None:
-    """Replace `buffer` by its mean over the ranks, quantizing at every hop. Communicates: 2 (n-1) messages a rank.
+    """Replace `buffer` by its mean over the ranks, quantizing at every hop. Communicates: 2 (n-1) messages per rank.
 
     Arguments as in `quantized_all_reduce`.
 
@@ -50,7 +50,7 @@ def quantized_ring_all_reduce(
     pieces = in_pieces(buffer, n)
     after, before, numel = (rank + 1) % n, (rank - 1) % n, pieces.shape[1]
 
-    # Reduce-scatter: the piece that comes by is read, added to, and quantized again.
+    # Reduce-scatter: the received piece is read, added to, and quantized again.
     partial = pieces[rank].float()
     for step in range(n - 1):
         outgoing = quantized_on("a partial sum", partial, quantizer, group).message()
@@ -59,7 +59,7 @@ def quantized_ring_all_reduce(
         read = quantizer.dequantize(quantizer.from_message(incoming, numel))
         partial = read + pieces[(rank - step - 1) % n]
 
-    # All-gather: the means are quantized once, and their codes handed on.
+    # All-gather: the means are quantized once, and their codes passed on.
     message = quantized_on("the mean", partial / n, quantizer, group).message()
     means = message.new_empty(n, message.numel())
     for step in range(n):
@@ -75,7 +75,7 @@ def quantized_ring_all_reduce(
 @checked
 @torch.no_grad()
 def two_phase_mean(parts: Sequence[Tensor], quantizer: Quantizer = INT8) -> Tensor:
-    """The mean as `quantized_all_reduce` finds it, on one device: float32 [N], of one tensor [N] a rank.
+    """The mean as `quantized_all_reduce` finds it, on one device: float32 [N], from one tensor [N] per rank.
 
     Raises:
         ValueError: no rank, tensors of several sizes, numbers that are not floating-point or not finite.
@@ -114,7 +114,7 @@ def error_growth(
 ) -> dict[str, list[float]]:
     """Relative error of the mean, |found - mean| / |mean| of norms, for each number of ranks, two-phase and in a ring.
 
-    Every rank has its own standard normal numbers. Pure; nothing is launched.
+    Every rank has different standard normal numbers. Pure; runs without ranks.
     """
     found: dict[str, list[float]] = {"two-phase": [], "ring": []}
     generator = torch.Generator().manual_seed(seed)
@@ -127,10 +127,10 @@ def error_growth(
 
 
 def _sizes(parts: Sequence[Tensor]) -> tuple[int, int]:
-    """How many ranks, and numbers on each."""
+    """The numbers of ranks, and of elements on each."""
     sizes = {part.shape for part in parts}
     if len(sizes) != 1 or any(part.ndim != 1 for part in parts):
-        raise ValueError(f"give one tensor [N] a rank, all of one size: got {len(parts)} of {len(sizes)} sizes.")
+        raise ValueError(f"give one tensor [N] per rank, all of one size: got {len(parts)} of {len(sizes)} sizes.")
     return len(parts), parts[0].numel()
 
 

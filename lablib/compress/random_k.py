@@ -1,12 +1,12 @@
-"""Random-k: all ranks send the same k of N gradients, drawn at each step; an all-reduce adds the messages.
+"""Random-k: all ranks send the same k of N gradients, drawn in each step, with an all-reduce.
 
-The draw comes from a seed that all ranks share, so places need not be sent and values lie at the same places. The
-message may be scaled by N/k, so that its expectation is the gradient:
+The draw comes from a common seed, so indices are equal on all ranks and need not be sent. The message may be scaled by
+N/k, so that its expectation is the gradient:
 
     E[C(g)] = g         as each place is drawn with probability k/N
-    E|C(g) - g|^2 = (N/k - 1) |g|^2        the price: at 1%, noise of 99 times the gradient's own size
+    E|C(g) - g|^2 = (N/k - 1) |g|^2        variance: at 1%, 99 times the squared norm of the gradient
 
-Or it is sent as it is and the rest kept by error feedback: never both, as the scaled message overshoots.
+Or it is sent without scaling, and error feedback keeps the rest; not both, as the scaled message overshoots.
 
 Cost for n ranks, k of N gradients of b bytes:
     time_s      2(n-1) alpha + 2(n-1)/n k b beta, and N draws
@@ -16,7 +16,7 @@ Shapes: a bucket is flat, [N]; indices [k].
 Source: Wangni et al., "Gradient Sparsification for Communication-Efficient Distributed Optimization", 2017, arXiv
 1710.09854, section 2 (unbiased sparsification); Stich et al., "Sparsified SGD with Memory", 2018, arXiv 1809.07599,
 section 2 (random-k with memory).
-Simplified: every place is as likely as any other; Wangni et al. choose large ones more often.
+Simplified: uniform probabilities; Wangni et al. choose large gradients more often.
 """
 
 import torch
@@ -30,12 +30,12 @@ from lablib.signature import checked
 
 
 class RandomK(LossyAverage):
-    """The mean of k gradients at random places, the same on all ranks; 0 elsewhere.
+    """The mean of k gradients at random indices, the same on all ranks; 0 elsewhere.
 
     Arguments:
         ratio: k as a share of a bucket, above 0 and up to 1.
         seed: the same on all ranks.
-        is_unbiased: whether the message is scaled by N/k. False inside of `ErrorFeedback`.
+        is_unbiased: whether the message is scaled by N/k. False inside `ErrorFeedback`.
     """
 
     @checked
@@ -57,7 +57,7 @@ class RandomK(LossyAverage):
         return own
 
     def _draw(self, numel: int, index: int) -> Tensor:
-        """The places of a bucket in a random order, another in each step."""
+        """The indices of a bucket in a random order, different in each step."""
         step = self._num_steps[index] = self._num_steps.get(index, -1) + 1
         generator = torch.Generator().manual_seed(hash((self.seed, index, step)) % 2**63)
         return torch.randperm(numel, generator=generator, device="cpu")

@@ -2,16 +2,16 @@
 
     y = x diag(signs) H            y is quantized            x ~ y H diag(signs)
 
-One number of size a among n small ones sets the scale a / 7 of its block, and the small ones round to zero. Rotated,
-it is n numbers of size a / sqrt(n), and the scale shrinks with them. H is orthogonal, so the error of x has
-the length of y's error, spread evenly. Numbers without outliers gain nothing.
+One number of size a among n small ones sets the scale a / 7 of its block, and the small ones round to zero. After
+rotation it is n numbers of size a / sqrt(n), with a smaller scale. H is orthogonal, so the error of x has the norm of
+y's error, spread evenly. Without outliers rotation has no effect.
 
-Cost: as the quantizer inside; a product with H each way (n additions a number; log2 n with a butterfly).
-Rows are filled up with zeros to a multiple of n, and those are sent too.
-Shapes: x (..., P); H is n x n, n a power of two; blocks of n neighbours are rotated on their own.
+Cost: as the quantizer inside; a product with H in each direction (n additions per number; log2 n with a butterfly).
+Rows are padded with zeros to a multiple of n, which are also sent.
+Shapes: x (..., P); H is n x n, n a power of two; blocks of n neighbours are rotated separately.
 Source: Tseng et al., "QuIP#", 2024, arXiv 2402.04396, section 3; Ashkboos et al., "QuaRot", 2024, arXiv 2404.00456; for
 gradients: Suresh et al., "Distributed Mean Estimation with Limited Communication", 2017, arXiv 1611.00429, section 3.
-Simplified: signs come from a seed that all ranks share, the same in every step.
+Simplified: signs come from a common seed, the same in every step.
 """
 
 from dataclasses import dataclass, field, replace
@@ -32,9 +32,9 @@ class Rotated:
     """A quantizer of rotated numbers.
 
     Attributes:
-        quantizer: what quantizes them.
+        quantizer: of the rotated numbers.
         size: n, numbers that are mixed; a power of two.
-        seed: of the signs; all ranks need the same.
+        seed: of the signs, the same on all ranks.
     """
 
     quantizer: Quantizer = field(default_factory=Int4)

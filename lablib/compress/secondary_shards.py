@@ -1,15 +1,15 @@
-"""hpZ: each node keeps a second copy of the parameters, sharded among its ranks; backward gathers from there.
+"""hpZ: each node keeps a second copy of the parameters, sharded over its ranks, for the gathers of backward.
 
 ZeRO-3 gathers every unit twice, for forward and for backward, from all ranks: the same numbers cross the network twice.
-With hpZ a rank keeps, after the first gather, its part of a copy that the ranks of its node hold together:
+With hpZ a rank keeps, after the first gather, its part of a copy that is sharded over its node:
 
     all ranks, N = 2, L = 2    forward   a | b | c | d   gathered across nodes -> [a b c d] on every rank
     node 0                     kept      [a b] on local rank 0, [c d] on local rank 1
     node 1                     kept      [a b] on local rank 0, [c d] on local rank 1
                                backward  gathered inside the node -> [a b c d]
 
-Backward gets the parameters of forward: if qwZ rounded them, they are kept rounded. A step changes the
-shards, and the next forward's gather brings the copy up to date.
+Backward gets the parameters of forward: if qwZ rounded them, they are kept rounded. A step changes the shards, and the
+next gather of forward updates the copy.
 
 Cost for N nodes of L ranks, n = N L, S bytes of a unit's full buffer:
     time_s      of a gather in backward (L-1) alpha_in + (L-1)/L S beta_in, instead of one over all ranks
@@ -17,7 +17,7 @@ Cost for N nodes of L ranks, n = N L, S bytes of a unit's full buffer:
     sent bytes  (L-1)/L S per rank inside the node; 0 across
 Shapes: shard [P], full [n P], the kept part [N P].
 Source: Wang et al., "ZeRO++", 2023, arXiv 2306.10209, section 3.2 (hierarchical partitioning).
-Simplified: the root unit of `Zero3`, which is never gathered twice, is kept all the same.
+Simplified: the root unit of `Zero3`, which is never gathered twice, is also kept.
 """
 
 from collections.abc import Iterator
@@ -32,14 +32,14 @@ from lablib.parallel.zero.shards import AllGather, all_gather_shards
 
 
 class SecondaryShards:
-    """Two `AllGather`s that belong together: one for forward, which keeps a copy, one for backward, which reads it.
+    """A pair of `AllGather`s: one for forward, which keeps a copy, and one for backward, which reads it.
 
         kept = SecondaryShards(mesh, all_gather=quantized_all_gather)
         Zero(model, optimizer_fn, stage=3, all_gather=kept.forward, backward_all_gather=kept.backward)
 
     Arguments:
         mesh: of `lablib.parallel.node_mesh`, over the ranks that share; ranks of a node one after another.
-        all_gather: how forward gathers over all ranks.
+        all_gather: the all-gather of forward over all ranks.
     """
 
     def __init__(self, mesh: DeviceMesh, all_gather: AllGather = all_gather_shards):
@@ -49,7 +49,7 @@ class SecondaryShards:
 
     @property
     def size_bytes(self) -> int:
-        """Of all that this rank keeps."""
+        """Bytes that this rank keeps."""
         return sum(part.nbytes for part in self._kept.values())
 
     @staged
@@ -74,6 +74,6 @@ class SecondaryShards:
         """
         if full not in self._kept:
             raise ValueError(
-                "backward gathers what forward kept of a unit: nothing is kept; pass `forward` as all_gather."
+                "backward gathers the copy that forward kept: there is none; pass `forward` as all_gather."
             )
         return all_gather_shards(self._kept[full], full, self._inside)

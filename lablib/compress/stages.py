@@ -1,7 +1,7 @@
 """Several communications one after another, with work between them, behind one handle.
 
-A compressed collective is more than one call: pieces go to their owners, are added up and quantized again, and go back.
-Written as a generator it reads from top to bottom, and yields at each communication that it has started:
+A compressed collective has several calls: pieces are sent to their owners, summed, quantized again, and sent back. It
+is written as a generator that yields after starting each communication:
 
     @staged
     def two_phases(buffer, group):
@@ -10,16 +10,16 @@ Written as a generator it reads from top to bottom, and yields at each communica
         ...                                                                         # the pieces have arrived
         yield dist.all_gather_single(...)
 
-`staged` makes it a function that returns `Stages`, the handle of one such generator. `InSequence` makes a `Reduce` of
-that for `DataParallel`: whenever a bucket is launched, those ahead of it move on by a stage, so that their second
-communications run during backward too.
+`staged` makes it a function that returns `Stages`, the handle of one such generator. `InSequence` makes it a `Reduce`
+for `DataParallel`: whenever a bucket is launched, earlier buckets advance by a stage, so that their second
+communications also run during backward.
 
     backward    | bucket 0 ready | bucket 1 ready | bucket 2 ready | ends
     comm        [ 0, stage 1     ][ 0, 2 ][ 1, 1  ][ 1, 2 ][ 2, 1  ][ 2, 2 ]
 
 Cost: none. Shapes: none.
 Source: the order of stages is as in lablib/parallel/data/hierarchical.py.
-Simplified: a stage begins at a call of `move_on` or `wait`, not by itself on another stream when the one before ends.
+Simplified: a stage begins at a call of `move_on` or `wait`, not automatically at the end of the previous stage.
 """
 
 from collections.abc import Callable, Iterator
@@ -38,7 +38,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class Stages:
-    """A handle of a generator that yields the handle of each communication that it starts. The first starts here."""
+    """The handle of a generator that yields the handle of each communication that it starts. Starts the first."""
 
     def __init__(self, stages: Iterator[Handle]):
         self._stages = stages
@@ -49,7 +49,7 @@ class Stages:
         return self._under_way is None
 
     def move_on(self) -> None:
-        """Wait for the communication under way, do the work after it, and start the next, if there is one."""
+        """Wait for the communication in flight, do the work after it, and start the next, if there is one."""
         if self._under_way is not None:
             self._under_way.wait()
             self._under_way = next(self._stages, None)
@@ -74,12 +74,12 @@ def staged(function: Callable[P, Iterator[Handle]]) -> Callable[P, Stages]:
 def all_gather_bytes(messages: Tensor, message: Tensor, group: dist.ProcessGroup | None) -> Handle:
     """Start to fill `messages` [n, bytes] with every rank's `message` [bytes]."""
     work = _all_gather(messages.view(-1), message, group=group, async_op=True)
-    assert work is not None  # only ranks outside of the group get None
+    assert work is not None  # only ranks outside the group get None
     return work
 
 
 def all_to_all_bytes(messages: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Handle]:
-    """Start to send row i of `messages` [n, bytes] to rank i: the rows that arrive, and the handle."""
+    """Start to send row i of `messages` [n, bytes] to rank i; returns the received rows, and the handle."""
     received = torch.empty_like(messages)
     work = dist.all_to_all_single(received, messages, group=group, async_op=True)
     assert work is not None
@@ -87,7 +87,7 @@ def all_to_all_bytes(messages: Tensor, group: dist.ProcessGroup | None) -> tuple
 
 
 class InSequence:
-    """A `Reduce` for `DataParallel` of one that answers `Stages`; buckets must come in the same order on every rank.
+    """A `Reduce` for `DataParallel` from one that returns `Stages`; all ranks must have the same order of buckets.
 
     replica = DataParallel(model, reduce=InSequence(quantized_all_reduce))
     """
@@ -97,19 +97,19 @@ class InSequence:
         self._flights: list[Stages] = []
 
     def __call__(self, buffer: Tensor, group: dist.ProcessGroup | None = None) -> "_Flight":
-        self.move_on()  # each bucket ahead has had the time of a whole bucket for its stage: a short wait, or none
+        self.move_on()  # earlier buckets had the time of a whole bucket for their stage: a short wait, if any
         self._flights.append(self._reduce(buffer, group))
         return _Flight(self, self._flights[-1])
 
     def move_on(self) -> None:
-        """Every bucket under way ends its stage and starts the next."""
+        """Every bucket in flight ends its stage and starts the next."""
         for flight in self._flights:
             flight.move_on()
         self._flights = [flight for flight in self._flights if not flight.is_done]
 
 
 class _Flight:
-    """One bucket on its way; waiting for it brings the others forward, too."""
+    """One bucket in flight; waiting for it also advances the others."""
 
     def __init__(self, turns: InSequence, stages: Stages):
         self._turns, self._stages = turns, stages

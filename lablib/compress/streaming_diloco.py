@@ -1,8 +1,8 @@
-"""Streaming DiLoCo: synchronize the model fragment by fragment, in turn, while training goes on.
+"""Streaming DiLoCo: synchronize the model fragment by fragment, in turn, during training.
 
-DiLoCo sends seldom, but then everything at once, and waits. Here layers are dealt out to P fragments that synchronize
-one after another, H/P steps apart, so a P-th of the bytes travels at a time. And no rank waits: the mean of an outer
-gradient that left at step t is applied at step t + tau. The steps in between are kept by mixing:
+DiLoCo communicates rarely, but then everything at once, and waits. Here layers are assigned to P fragments that
+synchronize one after another, H/P steps apart, so 1/P of the bytes is sent at a time. No rank waits: the mean of an
+outer gradient sent at step t is applied at step t + tau. Mixing keeps the steps in between:
 
     w_r = alpha w_r + (1 - alpha) Nesterov(w, delta)          of the fragment, alpha = 0.5
 
@@ -10,17 +10,17 @@ gradient that left at step t is applied at step t + tau. The steps in between ar
                               fragment 0      >   =           >   =          > leaves    = arrives, is mixed in
                               fragment 1              >   =           >
 
-Layers are dealt out like cards (layer l to fragment l mod P), which the paper finds slightly better than in blocks.
-Outer gradients in 4 bits cost it nothing: give a `reduce` that compresses.
+Layers are assigned in turn (layer l to fragment l mod P), which the paper finds slightly better than in blocks. Outer
+gradients in 4 bits do not hurt it: give a `reduce` that compresses.
 
 Cost for n ranks, S bytes of parameters:
-    time_s      0 exposed where tau steps take longer than a fragment's all-reduce
-    peak bytes  2 S kept; S/P under way
-    sent bytes  2(n-1)/n S / H per rank and step as DiLoCo's; at most 2(n-1)/n S/P in one step
+    time_s      0 exposed if tau steps take longer than a fragment's all-reduce
+    peak bytes  2 S kept; S/P in flight
+    sent bytes  2(n-1)/n S / H per rank and step as DiLoCo; at most 2(n-1)/n S/P in one step
 Shapes: a fragment's outer gradients are sent flat.
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch", 2025,
 arXiv 2501.18512, algorithm 2.
-Simplified: tau is the same on all ranks, as is the time of a step; 4 bits are the `reduce`'s (the paper's E3M0).
+Simplified: tau and the time of a step are the same on all ranks; 4 bits are a choice of `reduce` (in the paper E3M0).
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ from lablib.signature import Count, FractionBelow1, NonEmpty, NonNegativeInt, ch
 def layer_fragments(
     module: nn.Module, layers: Sequence[nn.Module], num_fragments: Annotated[Count, "try num_fragments=2"]
 ) -> list[list[nn.Parameter]]:
-    """Layers dealt out in turn; other parameters (embeddings, norm, head) join the first fragment.
+    """Layers assigned in turn; other parameters (embeddings, norm, head) join the first fragment.
 
     Raises:
         ValueError: more fragments than layers.
@@ -53,7 +53,7 @@ def layer_fragments(
 
 
 class StreamingDiLoCo:
-    """Synchronizes fragments in turn: each every H steps, `overlap` steps between its leaving and its arrival.
+    """Synchronize fragments in turn: each every H steps, applied `overlap` steps after it is sent.
 
         outer = StreamingDiLoCo(model, layer_fragments(model, list(model.blocks), 2), every=16, overlap=2)
         for inputs, targets in text:
@@ -66,7 +66,7 @@ class StreamingDiLoCo:
 
     Arguments:
         module: the replica.
-        fragments: the parameters of each; together all that are trained, each once.
+        fragments: the parameters of each; together all trained parameters, each once.
         every: H, a multiple of the number of fragments.
         overlap: tau, 0 to H - 1 steps.
         keep: alpha, the share of a rank's parameters that it keeps when a fragment arrives.
@@ -114,6 +114,6 @@ class StreamingDiLoCo:
             self._arrivals.pop(0)[1].finish(self.keep)
 
     def finish(self) -> None:
-        """Receive all fragments under way, after the last step."""
+        """Receive all fragments in flight, after the last step."""
         while self._arrivals:
             self._arrivals.pop(0)[1].finish(self.keep)

@@ -1,24 +1,24 @@
-"""Top-k: of N gradients send the k largest, each with its place, and nothing of the rest.
+"""Top-k: send only the k largest of N gradients, each with its index.
 
-Few gradients are large. A message holds the k of largest magnitude as (value, index) pairs. Ranks choose different
-places, so no all-reduce can add messages up on the way: every rank gathers all of them and adds them up itself.
+Few gradients are large. A message has the k of largest magnitude as (value, index) pairs. Ranks choose different
+indices, so an all-reduce cannot sum messages: every rank gathers all of them and sums them.
 
     rank 0   [ .1 -9  .2  3 ]  ->  (-9, 1)  \\
                                              all_gather  ->  [ 3.5 -4.5  0  0 ] on both: half of each, others 0
     rank 1   [  7  .1  0  1 ]  ->  ( 7, 0)  /
 
-That is biased: small gradients are never sent, however long they point the same way. With error feedback they add up
-until they are among the largest.
+That is biased: small gradients are never sent, even if they always have the same sign. With error feedback they
+accumulate until they are among the largest.
 
 Cost for n ranks, k of N gradients of b bytes:
     time_s      (n-1) (alpha + k (b + 4) beta), a choice of about four readings, n sparse sums
     peak bytes  n k (b + 4) more than the gradients
-    sent bytes  (n-1) k (b + 4) per rank, less than 2(n-1)/n b N where k/N < 2b / (n (b+4)): 1% pays below 100 ranks
+    sent bytes  (n-1) k (b + 4) per rank, less than 2(n-1)/n b N if k/N < 2b / (n (b+4)): 1% sends less below 100 ranks
 Shapes: a bucket is flat, [N]; values and indices [k].
 Source: Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", 2017, arXiv 1704.05021, section 3;
 Lin et al., "Deep Gradient Compression", 2017, arXiv 1712.01887, sections 3.1 and 3.2.
 Simplified: Lin et al. also correct momentum (their section 3.1), clip locally, and warm the sparsity up (3.2); they
-estimate the threshold from a sample, here it is exact. The k largest of a bucket, not of each layer.
+estimate the threshold from a sample, here it is exact. The k largest are of a bucket, not of each layer.
 """
 
 from typing import Annotated
@@ -31,18 +31,18 @@ from lablib.compress.lossy_average import Bucket, Exchange, LossyAverage, check_
 from lablib.signature import Count, PositiveFraction, checked
 
 Ratio = Annotated[PositiveFraction, "try 0.01 for 1% of the gradients"]
-MAX_NUMBERS = 2**31 - 1  # that an index of four bytes can tell apart
+MAX_NUMBERS = 2**31 - 1  # the limit of a four-byte index
 
 
 @checked
 def num_kept(numel: int, ratio: Ratio) -> int:
-    """How many of so many numbers a share is: rounded, at least one."""
+    """k for a share of `numel` numbers: rounded, at least one."""
     return min(numel, max(1, round(ratio * numel)))
 
 
 @checked
 def top_k(gradients: Tensor, k: Count) -> tuple[Tensor, Tensor]:
-    """The k gradients of largest magnitude, in order of their places: values [k] and indices [k] (int32).
+    """The k gradients of largest magnitude, in order of their indices: values [k] and indices [k] (int32).
 
     Raises:
         ValueError: k is above the number of gradients, or gradients that cannot be compared.
@@ -82,6 +82,6 @@ class TopK(LossyAverage):
             assert work is not None
             yield work
         buffer.zero_()
-        for rank_values, rank_indices in zip(all_values, all_indices, strict=True):  # in rank order: repeats to the bit
+        for rank_values, rank_indices in zip(all_values, all_indices, strict=True):  # in rank order: deterministic
             buffer.view(-1)[rank_indices.long()] += rank_values / num_ranks
         return own

@@ -1,7 +1,7 @@
-"""ZeRO++: three changes to ZeRO-3, after which a quarter of the bytes cross between nodes.
+"""ZeRO++: three changes to ZeRO-3 that reduce the bytes between nodes to a quarter.
 
-ZeRO-3 moves the model M (16-bit parameters, 2 bytes a number) three times a step; each change is a function that
-lablib/parallel's ZeRO takes in the place of a collective:
+ZeRO-3 sends the model M (16-bit parameters, 2 bytes per number) three times per step; each change is a function that
+lablib/parallel's ZeRO takes instead of a collective:
 
                               across nodes   with            across nodes
     forward    all-gather     M              qwZ, INT8       M / 2    quantized_all_gather
@@ -11,10 +11,10 @@ lablib/parallel's ZeRO takes in the place of a collective:
 
         Zero(model, torch.optim.AdamW, stage=3, param_dtype=torch.bfloat16, **zero_plus_plus_options(node_mesh(8)))
 
-Each to be multiplied by (N-1)/N, as a node need not send its own part; and codes by 1 + 32 / (B b), for their scales:
-in blocks of 256 the bytes across are 3.92 times fewer.
+Multiply each by (N-1)/N, as a node does not send its own part, and codes by 1 + 32 / (B b), for their scales: with
+blocks of 256 the bytes across are 3.92 times fewer.
 
-Cost for N nodes of L ranks, n = N L, P numbers a shard, S8 and S4 the messages of P numbers in INT8 and INT4
+Cost for N nodes of L ranks, n = N L, P numbers per shard, S8 and S4 the messages of P numbers in INT8 and INT4
 (`quantized.py`); bytes that the L ranks of a node send, whole tensors crossing once (hierarchical rings):
                        inside the node                  across
     gather, 16 bits    (L-1) n 2 P                      (N-1) L 2 P
@@ -23,7 +23,7 @@ Cost for N nodes of L ranks, n = N L, P numbers a shard, S8 and S4 the messages 
     reduce-scatter     (L-1) n 2 P                      (N-1) L 2 P
     qgZ                (L-1) n S4                       (N-1) L S4
     speedup            (c + t) / (c + t / 4) for c seconds of compute and t on the wires between nodes in ZeRO-3, if
-                       nothing overlaps: up to 4, where compute is nothing; 2.16 needs c <= 0.40 t
+                       nothing overlaps: up to 4, without compute; 2.16 needs c <= 0.40 t
 Shapes: none; sizes are numbers.
 Source: Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training", 2023, arXiv
 2306.10209: section 3 (3 M and 0.75 M), abstract (4 times fewer bytes, up to 2.16 times the throughput on 384 GPUs).
@@ -105,7 +105,7 @@ def zero_plus_plus_options(mesh: DeviceMesh, weights: Quantizer = INT8, gradient
 
     Arguments:
         mesh: of `lablib.parallel.node_mesh`, over the ranks that share.
-        weights, gradients: what qwZ and qgZ quantize with.
+        weights, gradients: quantizers of qwZ and qgZ.
     """
     kept = SecondaryShards(mesh, partial(quantized_all_gather, quantizer=weights))
 
@@ -130,7 +130,7 @@ def level_bytes(traffic: Traffic, local: Size) -> LevelBytes:
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """A step of ZeRO-3 and one of ZeRO++ in seconds, of which compute takes `compute_s` in both."""
+    """Seconds of a step of ZeRO-3 and of ZeRO++; compute takes `compute_s` in both."""
 
     compute_s: float
     zero3_s: float
@@ -138,7 +138,7 @@ class Speedup:
 
     @property
     def factor(self) -> float:
-        """How many times as fast ZeRO++ is."""
+        """Speedup of ZeRO++."""
         return self.zero3_s / self.zero_plus_plus_s
 
 
@@ -151,15 +151,15 @@ def zero_plus_plus_speedup(
     nodes: Annotated[int, Range(ge=2, le=10**9, example=24)],
     overlap: Fraction = 0.0,
 ) -> Speedup:
-    """Speedup from a quarter of the bytes: large where a step computes little and sends much.
+    """Speedup from a quarter of the bytes, which is large if communication dominates.
 
     Arguments:
         num_params: of the model.
         tokens: of one GPU in a step.
-        flops_per_s: that a GPU reaches in its products; 8 FLOPs a parameter and token, activations recomputed.
+        flops_per_s: of a GPU in its products; 8 FLOPs per parameter and token, with recomputed activations.
         node_bytes_per_s: out of a node, all its links together.
         nodes: at least 2.
-        overlap: share of compute behind which communication can hide, 0 to 1.
+        overlap: share of compute that communication can overlap with, 0 to 1.
     """
     compute_s = 8 * num_params * tokens / flops_per_s
     wire_s = 3 * 2 * num_params * (nodes - 1) / nodes / node_bytes_per_s
@@ -168,5 +168,5 @@ def zero_plus_plus_speedup(
 
 
 def _moved(piece_bytes: int, nodes: int, local: int) -> LevelBytes:
-    """An all-gather or a reduce-scatter of pieces of that size: inside everything to everybody, across once a node."""
+    """An all-gather or a reduce-scatter of pieces of this size: inside from all to all, across once per node."""
     return LevelBytes((local - 1) * nodes * local * piece_bytes, (nodes - 1) * local * piece_bytes)

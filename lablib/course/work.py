@@ -74,7 +74,9 @@ def update(lab: Lab) -> list[str]:
         _write(lab, new)
     if state is not State.OUTDATED:
         if state is State.DAMAGED:
-            raise CourseFailure(f"{lab.work} is no notebook: `lab reset {lab.number}` keeps it beside a fresh copy.")
+            raise CourseFailure(
+                f"{lab.work} is not a notebook: `lab reset {lab.number}` keeps it next to a fresh copy."
+            )
         return [*lines, f"{lab.name}: up to date, {state.value}"]
     merged, carried = carry_over(read_notebook(lab.work), new)
     kept = _replace(lab, merged)
@@ -150,7 +152,7 @@ def moved_from_labs(lab: Lab, new: NotebookNode) -> list[str]:
         write_text(lab.notebook, to_text(new))
     except OSError as error:
         raise cannot_write(error.filename or lab.work, error, _OTHERWISE) from None
-    return [f"{lab.name}: your work in {lab.notebook} is now {place}; labs/ holds what is handed out."]
+    return [f"{lab.name}: your work in {lab.notebook} is now {place}; labs/ has the originals."]
 
 
 def _state(lab: Lab, new: NotebookNode) -> State:
@@ -213,7 +215,7 @@ def _in_words(carried: Carried) -> str:
     parts += [f"{plural(count, 'cells')} that you {what}" for what, count in counts.items() if count]
     words = f"with {' and '.join(parts)}" if parts else "with nothing of yours to carry over"
     if carried.changed_exercises:
-        words += f"; what begins differently now stands above your answer ({', '.join(carried.changed_exercises)})"
+        words += f"; a changed beginning of an exercise is above your answer ({', '.join(carried.changed_exercises)})"
     if carried.unplaced:
-        words += f"; {carried.unplaced} that found no place stand at the end"
+        words += f"; {carried.unplaced} without a place are at the end"
     return words

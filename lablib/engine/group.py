@@ -7,21 +7,21 @@ transfer is added to the network, which reports its final end (network.py):
     end   = start + cost of the collective (lablib/cost); later, if other transfers use the same wires
 
 Point to point. A send and a receive are a rendezvous: the bytes move when both are posted, as in NCCL and in gloo. A
-blocking `send` returns when the receiver has its message, as gloo's does. With NCCL the host goes on at once and only
-the GPU's stream waits; so where every rank sends first, the program hangs there at a large message or at the next
+blocking `send` returns when the receiver has its message, as gloo's does. With NCCL the host continues at once and only
+the GPU's stream waits. So if every rank sends first, the program hangs with NCCL at a large message or at the next
 synchronization, and here at the send. A receive matches the sends of its source and tag in the order in which receives
 were posted. One message occupies the sender's output port and the receiver's input port of its level (NVLink, NIC) for
 alpha + S beta: the one-port model, full duplex.
 
-    start = the first time after both were issued at which both ports are free for that long (port.py); of messages
-            that could start at the same time, those that their rank issued first
+    start = the first time after both were issued at which both ports are free for that long (port.py); of messages that
+            could start at the same time, the one issued first by its rank
 
 A collective on the same wires delays a message and those planned after it.
 
 Phantoms. Some ranks of a group may not be simulated. These phantoms are assumed to do the same at the same time: a
 collective begins when its last simulated member has joined, and moves the bytes of the whole group over its whole
-network; each message of an all-to-all is then as large as those of its fullest simulated member. Where the ranks of a
-group are replicas of one another, the result equals a simulation of all of them. A message to or from a phantom has no
+network; each message of an all-to-all is then as large as the messages of its fullest simulated member. If the ranks of
+a group are replicas, the result equals a simulation of all of them. A message to or from a phantom has no
 partner: the host of the ranks must reject it (`is_phantom`).
 
 No call here blocks: `has_data` and `is_final` say whether a rank must wait, and the scheduler wakes it.
@@ -50,7 +50,7 @@ from lablib.engine.wires import collective_wires, level_wires, pair_wires
 from lablib.errors import CollectiveMismatchError
 
 WHOSE_RANKS = (
-    "Is `group` given to every call? `group_dst` and `group_src` take ranks of the group, `dst` and `src` those of the "
+    "Is `group` given to every call? `group_dst` and `group_src` take ranks of the group, `dst` and `src` ranks of the "
     "world."
 )
 FindMismatch = Callable[[Mapping[int, Joined]], CollectiveMismatchError | None]
@@ -139,7 +139,7 @@ class Group:
             find_mismatch: finds the error in the calls of all members, by place, or None.
 
         Raises:
-            CollectiveMismatchError: the call does not agree with those of other members.
+            CollectiveMismatchError: the call does not match the calls of other members.
         """
         index = self._num_calls[place]
         self._num_calls[place] += 1

@@ -14,7 +14,7 @@ A message also holds two ports, and messages planned later on the same port (por
 that slows it delays them too.
 
 An end is final when no rank can start a transfer before it. So an end is an event in a queue, and the scheduler decides
-when virtual time may move to the next one (scheduler.py). Where no wire is shared, a flow ends at exactly `start_s +
+when virtual time may move to the next one (scheduler.py). If no wire is shared, a flow ends at exactly `start_s +
 time_s`.
 
 Source: processor sharing, Kleinrock, "Queueing Systems", volume 2, 1976, section 4.4; fluid flows over links as in
@@ -22,7 +22,7 @@ Velho, Schnorr, Casanova, Legrand, "On the validity of flow-level TCP network mo
 ACM TOMACS 23(4), 2013.
 Simplified: equal shares. Bandwidth that a flow leaves unused because another of its wires limits it is not given to
 other flows, unlike max-min fairness. A flow that starts before the current moment (a rank that polled, or took a
-future, while the others went on) has had its wires to itself until then.
+future, while the others continued) has had its wires to itself until then.
 """
 
 import heapq
@@ -64,7 +64,7 @@ class Flow:
 
 
 class Network:
-    """The flows under way. `advance` moves virtual time to the next event.
+    """The flows in flight. `advance` moves virtual time to the next event.
 
     Attributes:
         wires: the sets of wires that flows use.

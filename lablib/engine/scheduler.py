@@ -4,11 +4,11 @@ A rank runs until it must wait (a collective, a receive, a barrier). Then the ru
 clock runs, ties to the lowest rank. If a network event comes before that clock (network.py), the event is processed
 first: a rank that runs later can only start transfers after it. Consequences:
 
-    deterministic    the order depends on the program alone, never on the host
-    no locks         nothing else runs while a rank's code does
+    deterministic    the order depends only on the program, not on the host
+    no locks         only one rank's code runs at a time
     deadlock seen    no runnable rank and not all finished *is* a deadlock
 
-A rank that polls (`while not work.is_completed()`) gives up its turn too. When all remaining ranks poll, no poll can
+A rank that polls (`while not work.is_completed()`) also gives up its turn. When all remaining ranks poll, no poll can
 come true, and that is a deadlock as well.
 
 This file runs no rank and blocks no thread. The host of the ranks reports the actions of the current one (`wait`,
@@ -49,7 +49,7 @@ class Scheduler:
 
     Args:
         clocks: one for each rank, in rank order.
-        network: the transfers under way.
+        network: the transfers in flight.
 
     Attributes:
         current: the rank that has the turn; -1 before the first.
@@ -81,7 +81,7 @@ class Scheduler:
         self._num_bystanders += not joins
 
     def poll(self, describe: Callable[[], Wait], until_s: float = inf) -> bool:
-        """Go on when every other runnable rank has had a turn.
+        """Continue when every other runnable rank has had a turn.
 
         Args:
             describe: describes the wait, for a deadlock error.
@@ -101,7 +101,7 @@ class Scheduler:
         return True
 
     def yield_turn(self, at_s: float) -> None:
-        """Go on when every rank has run as far as it can before `at_s`."""
+        """Continue when every rank has run as far as it can before `at_s`."""
         heapq.heappush(self._runnable, (at_s, _YIELDING, self.current))
 
     def finish(self) -> None:
@@ -146,7 +146,7 @@ class Scheduler:
         state.waiting, state.is_polling, state.until_s = None, False, inf
 
     def time_is_up(self, until_s: float) -> bool:
-        """Whether the running rank goes on because its poll has timed out at `until_s`.
+        """Whether the running rank continues because its poll has timed out at `until_s`.
 
         No rank can then act before that time, and the rank's clock is moved there.
         """

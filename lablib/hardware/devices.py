@@ -86,7 +86,7 @@ _BLACKWELL = {
     "compute_capability": (10, 0),
 }
 _BLACKWELL_NOTES = (
-    f"shares of the peak: those of a B200 in {_ACCELERATORS}; float4's share guessed; {_UNVERIFIED} 148 SMs; "
+    f"shares of the peak: of a B200 in {_ACCELERATORS}; float4's share guessed; {_UNVERIFIED} 148 SMs; "
     f"L2 of 126 MB left out, its bandwidth is not published; {_COMMON}"
 )
 _BLACKWELL_ULTRA = _BLACKWELL | {"compute_capability": (10, 3)}
@@ -208,7 +208,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 power_w=500.0,
                 source=(
                     "memory, power limit: github.com/pytorch/torchtitan, b5bcd76c66, benchmarks/"
-                    "llama3_h100_202412_torchtitan.md, which does not know its peak; peaks: those of an H100-80GB-SXM; "
+                    "llama3_h100_202412_torchtitan.md, which does not list its peak; peaks: of an H100-80GB-SXM; "
                     f"shares of them: by the cube root of the power, guessed; {_UNVERIFIED} L2 at 5.5 TB/s; {_COMMON}"
                 ),
             ),
@@ -278,7 +278,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
                 memory_bandwidth_bytes_per_s=8.0e12,
                 power_w=1200.0,
                 source=(
-                    f"peaks at 1,200 W: {_KLOCKWOOD}/B200 ({_VERDA} gives those of a B200); "
+                    f"peaks at 1,200 W: {_KLOCKWOOD}/B200 ({_VERDA} has the peaks of a B200); "
                     f"{_UNVERIFIED} a 72nd of the rack's 13.4 TB; {_BLACKWELL_NOTES}"
                 ),
             ),

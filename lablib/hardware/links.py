@@ -38,7 +38,7 @@ LINKS: Mapping[str, Link] = MappingProxyType(
         "nvlink5": Link("NVLink 5", 1.9e-6, 900 * GB, f"{_NETWORK}; {_NVLS}", nvls_latency_s=25e-6),
         # Seven wires of 64 GB/s to seven neighbours: a collective uses all of them, one message between two only one.
         "xgmi": Link(
-            "xGMI, 7 wires of 64 GB/s", 1.9e-6, 448 * GB, f"{_NETWORK}; latency: that of NVLink, for want of another"
+            "xGMI, 7 wires of 64 GB/s", 1.9e-6, 448 * GB, f"{_NETWORK}; latency: as NVLink, without another source"
         ),
         # A ring along one axis of the torus sends in both directions.
         "ici-v4": Link(

@@ -8,7 +8,7 @@ pair keeps when all pairs send at once, which divides beta.
                  Leiserson, "Fat-Trees", IEEE Trans. Computers C-34 (1985); Al-Fares et al., SIGCOMM 2008.
     dragonfly    routers in all-to-all groups, groups all-to-all by long links: 1, 2 or 4 routers on a minimal route
                  (source, gateway, gateway, destination).  Kim et al., ISCA 2008.
-    torus        a grid whose edges wrap around: the ring distance summed over the dimensions.
+    torus        a grid with wrapped edges: the ring distance summed over the dimensions.
                  Jouppi et al., "TPU v4", ISCA 2023, arXiv 2304.01433.
 
 Simplified: minimal routes, no adaptive routing; congestion is the constant taper, not the current traffic.

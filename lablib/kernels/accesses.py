@@ -5,9 +5,9 @@
     hbm_bytes(launches)        {"x": 4096, "y": 4096}       each access counted
     distinct_bytes(launches)   {"x": 4096, "y": 4096}       each element once per launch, for reads and for writes
 
-The two differ where programs, or one program twice, ask for the same element: a cache may serve the second request, so
-the traffic of the GPU's memory lies between them. Masked elements are no accesses. An atomic addition reads and writes:
-it counts twice its element's bytes.
+The two differ if several programs, or one program twice, access the same element: a cache may serve the second access,
+so the traffic of the GPU's memory is between the two numbers. Masked elements are not counted. An atomic addition reads
+and writes, so it counts its element's bytes twice.
 
 Simplified: bytes of the requested elements; a GPU fetches sectors of 32 bytes, so scattered reads cost more.
 """
@@ -48,7 +48,7 @@ class Operand:
         return self.address + (steps + 1) * self.itemsize
 
     def elements(self, addresses: np.ndarray) -> np.ndarray:
-        """Row-major index of the element at each address, the first of several; -1 where the tensor has none there."""
+        """Row-major index of the element at each address, the first of several; -1 without an element."""
         rest, off = np.divmod(addresses.astype(np.int64) - self.address, self.itemsize)
         if _share_elements(self.shape, self.strides):
             offsets, first = _first_places(self.shape, self.strides)
@@ -58,7 +58,7 @@ class Operand:
         index, row_major = np.zeros_like(rest), np.cumprod((1, *self.shape[:0:-1]))[::-1]
         for dim in sorted(range(len(self.shape)), key=lambda dim: -self.strides[dim]):
             if self.strides[dim] == 0 or self.shape[dim] == 1:
-                continue  # all places of this dimension are one element: its first
+                continue  # all places of this dimension share one element: the first
             place, rest = np.divmod(rest, self.strides[dim])
             found &= place < self.shape[dim]
             index += place * row_major[dim]
@@ -126,7 +126,7 @@ class Launch:
 
 @contextmanager
 def record_accesses() -> Iterator[list[Launch]]:
-    """Within the block, every interpreted launch of this thread is recorded: a list that grows with each."""
+    """In this block, record every interpreted launch of this thread in the returned list."""
     launches: list[Launch] = []
     token = _recording.set(launches)
     try:
@@ -141,7 +141,7 @@ def recording() -> list[Launch] | None:
 
 
 def hbm_bytes(launches: Iterable[Launch], *kinds: Kind) -> dict[str, int]:
-    """Bytes by tensor, every access counted; of these kinds only, where some are named."""
+    """Bytes by tensor, every access counted; only of these kinds, if any are named."""
     total: Counter[str] = Counter()
     for access in (one for launch in launches for one in launch.accesses):
         if not kinds or access.kind in kinds:

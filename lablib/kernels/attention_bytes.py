@@ -1,4 +1,4 @@
-"""Bytes moved, FLOPs and memory of attention: standard attention, the paper's loop, and our loops tile by tile.
+"""Bytes moved, FLOPs and memory of attention: standard attention, the paper's loop, and the loops of this package.
 
 Between memory and chip, in numbers, for one head of N queries and keys of width d, with room for M numbers on chip:
 
@@ -9,18 +9,18 @@ Between memory and chip, in numbers, for one head of N queries and keys of width
     ours         queries in the outer loop, k and v read ceil(N / B) times:      2 N d + 2 N d ceil(N / B) + N
       causal     n = N / B tiles, as wide as high; n (n + 1) / 2 of n^2 visited:  2 N d + d N (n + 1) + N
 
-Room on chip buys bytes: B grows with M / d, so bytes fall as d^2 / M, while standard attention's N^2 does not.
+More room on chip saves bytes: B grows with M / d, so bytes fall as d^2 / M, while standard attention's N^2 does not.
 
-FLOPs by the tiles that are visited: 4 d for each pair of a query and a key forward, and 14 d backward (3 products for
-dq, 4 for dk and dv, where 4 would do if p were kept). That is more than standard attention computes; but standard
-attention waits for its bytes, and these are far fewer.
+FLOPs of visited tiles: 4 d for each pair of a query and a key forward, and 14 d backward (3 products for dq, 4 for dk
+and dv; with p kept, 4 in total). That is more than in standard attention, which is limited by bytes, and these are far
+fewer.
 
-Kept for backward: q, k, v, o and N log-sum-exps; standard attention keeps q, k, v and p, N^2 numbers a head.
+Kept for backward: q, k, v, o and N log-sum-exps; standard attention keeps q, k, v and p, N^2 numbers per head.
 
 Cost: O(tiles). Shapes: T queries, S keys, H heads, G heads of keys and values, K width of a head (the paper's d).
 Source: Dao et al., "FlashAttention", 2022, arXiv 2205.14135, algorithms 0 and 1, section 3.2 and theorem 2; Dao,
 "FlashAttention-2", 2023, arXiv 2307.08691, algorithm 1.
-Simplified: no cache between chip and memory: it would serve heads of one group, or programs that run side by side.
+Simplified: no cache between chip and memory: it would serve heads of one group, or programs that run in parallel.
 """
 
 from lablib.kernels.attention_plan import AttentionPlan, AttentionTiles
@@ -58,7 +58,7 @@ def paper_flash_numbers(N: NonNegativeInt, d: Count, on_chip_numbers: Count) -> 
 
 @checked
 def forward_bytes(plan: AttentionPlan, heads: Count, width: Count, itemsize: Count) -> dict[str, int]:
-    """Bytes of each tensor that our forward kernel reads or writes; a head reads the keys of its group for itself.
+    """Bytes of each tensor that our forward kernel reads or writes; each head reads the keys of its group separately.
 
     Arguments:
         itemsize: bytes of a number of q; the log-sum-exp has 4, or 8 for float64.
@@ -103,7 +103,7 @@ def backward_bytes(
 
 @checked
 def forward_flops(plan: AttentionPlan, heads: Count, width: Count) -> int:
-    """FLOPs of the two products over the tiles that are visited, each cut at its document's end."""
+    """FLOPs of the two products over visited tiles, each cut at its document's end."""
     return 4 * heads * width * visited_pairs(plan)
 
 
@@ -115,7 +115,7 @@ def backward_flops(plan: AttentionPlan, heads: Count, width: Count) -> int:
 
 @checked
 def visited_pairs(plan: AttentionPlan) -> int:
-    """Pairs of a query and a key in tiles that are visited; on the diagonal some of them are masked."""
+    """Pairs of a query and a key in visited tiles; on the diagonal some of them are masked."""
     return sum(
         (queries.stop - queries.start) * (keys.stop - keys.start)
         for queries in plan.query_tiles()
@@ -125,7 +125,7 @@ def visited_pairs(plan: AttentionPlan) -> int:
 
 @checked
 def seen_pairs(plan: AttentionPlan) -> int:
-    """Pairs of which the query sees the key, the work of an attention without tiles."""
+    """Pairs with a visible key, the work of attention without tiles."""
     if not plan.is_causal:
         return sum(t * s for t, s in plan.lengths)
     # Query i of t sees i + 1 + s - t keys, where that is positive: s, s - 1, ... for the last, the one before, ...
@@ -148,7 +148,7 @@ def standard_kept_bytes(T: int, S: int, heads: int, kv_heads: int, width: int, i
 def on_chip_bytes(tiles: AttentionTiles, width: Count, itemsize: Count) -> int:
     """Bytes on chip, shared memory and registers together, that a program of the forward kernel works on.
 
-    q, k and v as they are; scores and output in float32 at least. A tile is as wide as the next power of two.
+    q, k and v in their dtype; scores and output at least in float32. The width of a tile is the next power of two.
     """
     wide, padded = max(4, itemsize), tile_width(width)
     as_given = (tiles.queries + 2 * tiles.keys) * padded
@@ -160,9 +160,9 @@ def on_chip_bytes(tiles: AttentionTiles, width: Count, itemsize: Count) -> int:
 def tiles_that_fit(
     width: Count, itemsize: Count, room_bytes: NonNegativeInt, smallest: TileSize = SMALLEST_DOT
 ) -> list[AttentionTiles]:
-    """Tiles of powers of two from `smallest` that fit on chip, those that move the fewest bytes first.
+    """Tiles of powers of two from `smallest` that fit on chip, fewest bytes first.
 
-    Bytes fall with the queries of a tile; the keys of one change nothing but the number of steps.
+    Bytes fall with the queries of a tile; its keys change only the number of steps.
 
     Raises:
         ValueError: not even the smallest fits.

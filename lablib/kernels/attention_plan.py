@@ -1,15 +1,15 @@
 """The plan of FlashAttention's loops: pairs of a tile of queries and a tile of keys, for kernels, bytes and tests.
 
-Documents lie one after another in one long row of tokens, as `cu_seqlens` says: document n has the queries
-cu_seqlens_q[n] ... cu_seqlens_q[n + 1] - 1, and the keys that cu_seqlens_k names in the same way. Each is cut into
-tiles alone, so no tile crosses a border, and the last tile of a document may be short.
+Documents are concatenated in one row of tokens, given by `cu_seqlens`: document n has the queries cu_seqlens_q[n] ...
+cu_seqlens_q[n + 1] - 1, and keys from cu_seqlens_k in the same way. Each is cut into tiles separately, so no tile
+crosses a border, and the last tile of a document may be short.
 
-Causal with t queries and s keys: query i sees the keys j <= i + s - t. The last query sees all keys ("bottom-right",
-as flash_attn has it since version 2.1; queries that come after cached keys need it). For t = s that is j <= i. With
-t > s the first t - s queries see nothing. Tiles above the diagonal are not visited:
+Causal with t queries and s keys: query i sees the keys j <= i + s - t. The last query sees all keys ("bottom-right", as
+in flash_attn since version 2.1; queries after cached keys need it). For t = s that is j <= i. With t > s the first t -
+s queries see no key. Tiles above the diagonal are not visited:
 
     queries 0-1   x .  .  .     keys 0-1 | 2-3 | 4-5 | 6-7, t = s = 8, tiles of 2
-            2-3   x x  .  .     x: visited, masked on the diagonal alone
+            2-3   x x  .  .     x: visited, masked only on the diagonal
             4-5   x x  x  .     n (n + 1) / 2 of n^2 tiles for n = t / tile
             6-7   x x  x  x
 
@@ -35,7 +35,7 @@ from lablib.signature import NonNegativeInt, check_fields, checked
 
 @dataclass(frozen=True, slots=True)
 class AttentionTiles:
-    """Rows of a tile: powers of two; a GPU's matrix units ask for 16 at least."""
+    """Rows of a tile: powers of two; a GPU's matrix units need at least 16."""
 
     queries: TileSize = 64
     keys: TileSize = 64
@@ -59,7 +59,7 @@ class AttentionPlan:
     Attributes:
         starts_q: cu_seqlens of the queries: 0, ..., T.
         starts_k: of the keys: 0, ..., S.
-        is_causal: whether a query sees the keys up to its own place alone.
+        is_causal: whether a query sees only keys up to its own position.
         tiles: rows of a tile.
         backward_tiles: the same for the backward kernels; `tiles` when None.
     """
@@ -101,14 +101,14 @@ class AttentionPlan:
             yield from _tiles(document, 0, s, s, self.tiles.keys)
 
     def keys_of(self, queries: Tile) -> Iterator[Tile]:
-        """The tiles of keys that a tile of queries sees something of."""
+        """The tiles of keys with a key visible to a tile of queries."""
         t, s = self.lengths[queries.document]
         # The tile's last query, stop - 1, sees the keys below stop + s - t.
         stop = min(s, queries.stop + s - t) if self.is_causal else s
         yield from _tiles(queries.document, 0, stop, s, self.tiles.keys)
 
     def queries_of(self, keys: Tile) -> Iterator[Tile]:
-        """The tiles of queries that see something of a tile of keys."""
+        """The tiles of queries with a query that sees a tile of keys."""
         t, s = self.lengths[keys.document]
         # Its first key, start, is seen by the queries from start - (s - t).
         first = max(0, keys.start - (s - t)) if self.is_causal else 0

@@ -1,8 +1,8 @@
 """Bias and GELU in one kernel: y = gelu(x + b), forward and backward, without x + b in memory.
 
-As two operators the sum is written to the GPU's memory by one, read back by the other, and saved for backward. Fused,
-a program holds its tile of x in registers, adds the tile of b, applies GELU and writes y alone; backward calculates
-x + b again from x and b, which costs one addition a number and no bytes.
+As two operators the sum is written to the GPU's memory by one, read back by the other, and saved for backward. Fused, a
+program holds its tile of x in registers, adds the tile of b, applies GELU and writes only y; backward recomputes x + b
+from x and b, with one addition per number and no further bytes.
 
     erf     gelu(z) = z Phi(z),         Phi(z) = (1 + erf(z / sqrt 2)) / 2      Phi: the normal distribution
             gelu'(z) = Phi(z) + z phi(z),  phi(z) = exp(-z^2 / 2) / sqrt(2 pi)
@@ -17,7 +17,7 @@ Cost with R = ceil(T / BLOCK_T) rows of tiles, P programs for each column of til
     forward    HBM bytes (2 T D + R D) b                  as two operators (4 T D + D) b
     backward   HBM bytes (3 T D + P D) b, + P D of the partial sums, 4 bytes each (8 for float64), read once more by
                the reduction, which writes D b
-    FLOPs      T D (1 + those of GELU, about 10)
+    FLOPs      T D (1 + about 10 for GELU)
 Shapes: T tokens, D width.
 Source: Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", 2016, arXiv 1606.08415, section 2 (both forms);
 fused with the bias: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using
@@ -40,7 +40,7 @@ from lablib.kernels.launch_checks import check_inputs
 from lablib.kernels.row_checks import partial_lines
 from lablib.signature import checked
 
-Approximate = Literal["none", "tanh"]  # torch's words
+Approximate = Literal["none", "tanh"]  # as in torch
 
 
 @jit
@@ -81,7 +81,7 @@ def bias_gelu_backward_kernel(
     x_ptr, b_ptr, dy_ptr, dx_ptr, partial_ptr, T, D, tiles,
     TANH: tl.constexpr, ACC: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """One program: `tiles` tiles, one below another, and the sum of their rows."""
+    """One program: `tiles` tiles of consecutive rows, and the sum of their rows."""
     d = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     b = tl.load(b_ptr + d, mask=d < D, other=0.0).to(ACC)
     db = tl.zeros([BLOCK_D], ACC)
@@ -161,7 +161,7 @@ def bias_gelu(
     """gelu(x + b) by the kernels, with gradients of both.
 
     Arguments:
-        approximate: "none" (erf) or "tanh", as `F.gelu` has it.
+        approximate: "none" (erf) or "tanh", as in `F.gelu`.
         block_T, block_D: tokens and numbers of a tile.
     """
     check_inputs("bias_gelu", x=x, b=b_D)

@@ -1,17 +1,18 @@
-"""The same function in several compilers: how many kernels it becomes, and how long a call takes.
+"""Compare compilers on one function: number of kernels, and seconds of a call.
 
     eager          each operator is a kernel, started by Python                      torch
     torchscript    the source is read once into a graph, run without Python         torch.jit.script (deprecated)
-    eager backend  torch.compile finds the graph and runs it operator by operator    what finding the graph costs
-    aot_eager      the same with its backward, taken apart into simpler operators    what that costs
+    eager backend  torch.compile finds the graph and runs it operator by operator    cost of finding the graph
+    aot_eager      the same with its backward, decomposed into simpler operators     cost of this
     inductor       element-wise operators and sums fused, C++ or Triton written      fewer kernels and bytes
-    jax            another library's compiler, XLA; the function is written for it   where jax is installed
+    jax            another library's compiler, XLA; the function is written for it   if jax is installed
 
 On k element-wise operators eager starts k kernels and inductor one (elementwise_chain.py); a matrix product stays a
 library's kernel ("extern") in both.
 
-Cost: `first_call_s` holds the compilation, `call_s` is the median of later calls: torch.compile pays for many calls of
-the same shapes (recompiles.py). Times differ from run to run and machine to machine: compare within one table.
+Cost: `first_call_s` includes the compilation, `call_s` is the median of later calls: torch.compile is worth it for many
+calls with the same shapes (recompiles.py). Times differ from run to run and machine to machine: compare within one
+table.
 Source: Ansel et al., "PyTorch 2", 2024 (ASPLOS), https://doi.org/10.1145/3620665.3640366; Frostig, Johnson, Leary,
 "Compiling machine learning programs via high-level tracing", 2018 (SysML) for JAX.
 Simplified: a first call may find the programs of an earlier run on disk (torch keeps inductor's); TorchScript and the
@@ -104,7 +105,7 @@ def _tried(way: str, fn: Callable, args: tuple, repeats: int, jax_fn: Callable |
                 began = time.perf_counter()
                 value = run_with_compiler(run)
                 took.append(time.perf_counter() - began)
-        # Only now: to count inductor's kernels is to compile, and would leave less for the first call to do.
+        # Only now: counting inductor's kernels compiles, and would shorten the first call.
         kernels = _kernels(way, fn, args)
     except (NoCppCompiler, _CannotTry) as error:
         return Compared(way, skipped=str(error))
@@ -144,7 +145,7 @@ def _scripted(fn: Callable) -> Callable:
 
 def _in_jax(args: tuple, jax_fn: Callable | None) -> Callable[[], Any]:
     try:
-        jax: Any = import_module("jax")  # in no lock: whoever has it sees its row
+        jax: Any = import_module("jax")  # not in the lock file: optional
     except ImportError:
         raise _CannotTry("jax is not installed; `pip install jax` adds its row") from None
     if jax_fn is None:

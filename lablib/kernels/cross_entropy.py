@@ -1,22 +1,22 @@
-"""Softmax cross-entropy with its gradient made in the forward pass, tile by tile over a large vocabulary.
+"""Softmax cross-entropy with its gradient computed in forward, tile by tile over a large vocabulary.
 
     loss_t = log sum_v exp(x_tv) - x_t,target           lse = m + log s, by online softmax (`softmax.py`)
-    d loss / d x_tv = (exp(x_tv - lse_t) - [v = target]) / number of tokens that count
+    d loss / d x_tv = (exp(x_tv - lse_t) - [v = target]) / number of counted tokens
 
 The softmax is never stored: once lse is known, a second pass over the token's scores writes the gradient. Backward
-multiplies it by the gradient of the loss. A token with the target `ignore_index` has no loss and gradient 0, its scores
-are not read, and the mean is over the others.
+multiplies it by the gradient of the loss. A token with the target `ignore_index` has no loss and gradient 0; its scores
+are not read, and the mean is over the other tokens.
 
 Cost for T tokens, K of them counted, V scores of b bytes, a bytes of the loss (4; 8 for float64), targets of 8 bytes:
     HBM bytes  with gradient K (2 V + 1) b + T V b + 8 T + T a + a       (K = T: 3 T V b and small terms)
-               the loss alone K (V + 1) b + 8 T + T a + a
+               only the loss K (V + 1) b + 8 T + T a + a
                as operators (log-softmax, pick, and their gradients) 6 T V b
-    FLOPs      8 K V, 4 K V the loss alone
+    FLOPs      8 K V, 4 K V for only the loss
 Kept for backward: the gradient, T V numbers, and no scores.
 Shapes: T tokens, V vocabulary.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867, algorithm 3; the
 gradient in the forward pass: Hsu et al., "Liger Kernel", 2024, arXiv 2410.10989, section 3.2.
-Simplified: the gradient has separate memory (Liger writes it over the scores); the mean alone; no smoothing.
+Simplified: the gradient has separate memory (Liger overwrites the scores); only the mean; no smoothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def cross_entropy_kernel(
             s = s * tl.exp(m - shift) + tl.sum(tl.exp(x - shift), axis=0)
             m = m_new
         lse = m + tl.log(s)
-        # A target that is no word of the vocabulary reads nothing, and makes the loss NaN.
+        # A target outside the vocabulary reads nothing, and makes the loss NaN.
         is_word = (target >= 0) & (target < V)
         x_target = tl.load(x_ptr + t * V + target, mask=is_word, other=float("nan")).to(ACC)
         tl.store(loss_ptr + t, lse - x_target)
@@ -103,8 +103,8 @@ def cross_entropy(
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy in nats, in float32 (float64 for float64), by the kernel; with the gradient of the scores.
 
-    NaN where no token counts, as torch has it. On a GPU a target that is no word makes the loss NaN: to look at
-    targets there, the host would have to wait.
+    NaN if no token counts, as in torch. On a GPU a target outside the vocabulary makes the loss NaN, as a check would
+    make the host wait.
 
     Arguments:
         x: scores, contiguous.
@@ -112,12 +112,12 @@ def cross_entropy(
         block: scores of a tile.
 
     Raises:
-        ValueError: (on the CPU) a target that is no word of the vocabulary.
+        ValueError: (on the CPU) a target outside the vocabulary.
     """
     check_inputs("cross_entropy", x=x)
     check_contiguous("cross_entropy", target=target_T)
     _check_targets(x, target_T, ignore_index)
-    # Asked here: under no_grad a tensor that wants a gradient gets none, and the pass that writes it is saved.
+    # Checked here: under no_grad no gradient is needed, which saves the pass that writes it.
     with_gradient = x.requires_grad and torch.is_grad_enabled()
     return _CrossEntropy.apply(x, target_T, int(ignore_index), int(block), with_gradient)
 
@@ -152,5 +152,5 @@ class _CrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         (dx,) = ctx.saved_tensors
-        # In float32 at least: a scaler's 65,536 is infinite in float16.
+        # At least in float32: a scaler's 65,536 is infinite in float16.
         return (dx.to(gradients[0].dtype) * gradients[0]).to(dx.dtype), None, None, None, None

@@ -1,8 +1,8 @@
-"""Bytes decide: a chain of element-wise operators, each its own kernel, or all of them in one.
+"""A chain of element-wise operators, one kernel each or all in one kernel: limited by bytes.
 
-An element-wise operator does a handful of FLOPs for each number, and moves every number through the device's memory: a
-kernel reads its operands from there and writes its result there. One after another, k operators on N numbers read back
-the numbers just written. One fused kernel keeps them in registers:
+An element-wise operator does a few FLOPs per number, and moves every number through the device's memory: a kernel reads
+its operands from there and writes its result there. In sequence, k operators on N numbers read back the numbers just
+written. One fused kernel keeps them in registers:
 
     x -> [relu] -> memory -> [mul] -> memory -> [add y] -> out        x -> [relu, mul, add y] -> out
 
@@ -17,7 +17,7 @@ Cost: seconds = kernels * (launch + bytes of one / bandwidth), by the cost model
 Shapes: N numbers in each tensor, none broadcast.
 Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009; NVIDIA, "GPU Performance Background User's Guide"
 (DU-09798-001), 2023, section 4.3 (element-wise operations are limited by memory).
-Simplified: an operator is one FLOP a number, also `exp` and `tanh`, which take several; computed at the float32 rate.
+Simplified: an operator is one FLOP per number, also `exp` and `tanh`, which take several; computed at the float32 rate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -71,7 +71,7 @@ class ChainCost:
 
     @property
     def intensity(self) -> float:
-        """FLOP per byte; 0 where nothing is moved."""
+        """FLOP per byte; 0 if no bytes are moved."""
         return self.flops / self.size_bytes if self.size_bytes else 0.0
 
 
@@ -127,19 +127,19 @@ def _(x: Tensor, others: list[Tensor], chain: str) -> Tensor:
 
 @checked
 def run_fused(chain: Chain, x: Tensor, others: Sequence[Tensor]) -> Tensor:
-    """The same as one operator, as a fused kernel would be; this machine computes it one by one."""
+    """The same as one operator, like a fused kernel; this machine computes the operators one by one."""
     return _fused(x, list(others), ",".join(chain))
 
 
 @checked
 def chain_time_s(cost: ChainCost, device: Device) -> float:
-    """Seconds of a chain by the cost model: its kernels wait for memory, or for the cache where all of one fits."""
+    """Seconds of a chain by the cost model: its kernels wait for memory, or for the cache if a kernel's data fits."""
     return sum(device.queued_s + float(memory_bound_time_s(size, device)) for size in cost.kernel_bytes)
 
 
 @checked
 def chain_timeline(costs: Mapping[str, ChainCost], device: Device) -> Timeline:
-    """A span for each way to run a chain, as long as it takes, for `lablib.figures.figure_roofline`.
+    """A span with the duration of each way to run a chain, for `lablib.figures.figure_roofline`.
 
     Raises:
         ValueError: a device that computes or reads in no time has no roof.

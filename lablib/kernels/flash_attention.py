@@ -4,12 +4,12 @@
     flash_attention_varlen    documents of different lengths one after another, [T H K], with `cu_seqlens`
 
 Both are one pair of loops: a batch is B documents of one length. Forward (flash_forward.py) keeps q, k, v, o and one
-number a row, the log-sum-exp; backward (flash_backward.py) makes the scores again. Which tile meets which is a plan
-(attention_plan.py); bytes, FLOPs and tiles that fit are in attention_bytes.py.
+number per row, the log-sum-exp; backward (flash_backward.py) recomputes the scores. attention_plan.py has the pairs of
+tiles; attention_bytes.py has bytes, FLOPs and tiles that fit.
 
-Cost for T tokens, H heads of width K, G heads of keys and values: kept for backward 2 (H + G) T K + H T numbers, where
-standard attention keeps H T^2 more; FLOPs 4 H T^2 K forward and 14 H T^2 K backward (standard attention 8), about half
-when causal.
+Cost for T tokens, H heads of width K, G heads of keys and values: kept for backward 2 (H + G) T K + H T numbers, in
+standard attention H T^2 more; FLOPs 4 H T^2 K forward and 14 H T^2 K backward (standard attention 8), about half when
+causal.
 Shapes: B batch, T queries, S keys, H heads, G heads of keys and values (G divides H), K width of a head.
 Source: Dao et al., "FlashAttention", 2022, arXiv 2205.14135; Dao, "FlashAttention-2", 2023, arXiv 2307.08691; Ainslie
 et al., "GQA", 2023, arXiv 2305.13245, section 2.
@@ -94,7 +94,7 @@ def flash_attention_varlen(
     tiles: AttentionTiles | None = None,
     passes: Passes = TRITON,
 ) -> Float[Tensor, "T H K"]:
-    """The same for documents one after another: none sees another.
+    """The same for concatenated documents, which do not see each other.
 
     Arguments:
         cu_seqlens_q: first query of each document, and T: 0, l_1, l_1 + l_2, ...; a document may be empty.
@@ -116,7 +116,7 @@ def flash_attention_varlen(
 
 
 class FlashAttention(torch.autograd.Function):
-    """Keeps q, k, v, o and the log-sum-exp; its gradient cannot be differentiated again."""
+    """Keeps q, k, v, o and the log-sum-exp; double backward is not supported."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float, by: Passes) -> Tensor:
@@ -138,7 +138,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, plan: AttentionPlan, scale: float |
 
 
 def _with_tiles(plan: AttentionPlan, q: Tensor, tiles: AttentionTiles | None) -> AttentionPlan:
-    """The plan with tiles for q's dtype, width and device, where none were given."""
+    """The plan with default tiles for q's dtype, width and device, if none were given."""
     if tiles is not None or q.device.type == "cpu":
         return plan
     forward, backward = attention_tiles(q.dtype, q.shape[-1], q.device)
@@ -154,7 +154,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor) -> None:
     heads, kv_heads, width = q.shape[1], k.shape[1], q.shape[2]
     if 0 in (heads, kv_heads, width) or heads % kv_heads:
         raise ValueError(
-            "the heads of k and v must divide those of q, and a head have a width: "
+            "the heads of k and v must divide the heads of q, and a head have a width: "
             f"got {heads} heads, {kv_heads} of k and v, width {width}."
         )
     if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype:

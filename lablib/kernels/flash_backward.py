@@ -1,4 +1,4 @@
-"""FlashAttention, backward: the scores are made again, tile by tile, from q, k and the log-sum-exp.
+"""FlashAttention, backward: recompute the scores, tile by tile, from q, k and the log-sum-exp.
 
 With s = scale q k^T, p = softmax(s) = exp(s - lse), o = p v, and do the gradient of o:
 
@@ -12,13 +12,13 @@ dp_ij = do_i . v_j, that sum is do_i . (sum_j p_ij v_j) = do_i . o_i: over the h
     for a tile of keys, over the tiles of queries:      dk and dv, summed over the heads of its group
 
 Cost for one head, t queries, s keys, width K, tiles of B queries and C keys: FLOPs 14 t s K: seven products, as both
-loops make s and dp (one loop would need five, but then several programs add to the same dq). Kept from forward: q, k,
-v, o and lse. HBM: dq t K (3 + 2 s / B) + 2 t, dk and dv 4 s K + (2 t K + 2 t) s / C, D 2 t K + t numbers.
+loops compute s and dp (one loop would need five, but then several programs add to the same dq). Kept from forward: q,
+k, v, o and lse. HBM: dq t K (3 + 2 s / B) + 2 t, dk and dv 4 s K + (2 t K + 2 t) s / C, D 2 t K + t numbers.
 Shapes: T queries and S keys of all documents, H heads, G heads of keys and values, K width of a head.
 Source: Dao et al., "FlashAttention", 2022, arXiv 2205.14135, appendix B and algorithm 4; Dao, "FlashAttention-2", 2023,
 arXiv 2307.08691, algorithm 2; Ainslie et al., "GQA", 2023, arXiv 2305.13245.
 Simplified: algorithm 2 is one loop that adds to dq, as `tiled_backward` is. On a GPU tiles run at the same time, and
-the paper adds atomically; our kernels have a second loop for dq, so that sums have one order: the same bits every time.
+the paper adds atomically; our kernels have a second loop for dq, so that sums have a fixed order and are deterministic.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""FlashAttention, forward: softmax(scale q k^T) v tile by tile, with no matrix of scores in memory.
+"""FlashAttention, forward: softmax(scale q k^T) v tile by tile, without a matrix of scores in memory.
 
 A row of the softmax needs its maximum and its sum before any of its values, so it seems to need the whole row of
 scores. Online softmax takes the scores in any order and rescales its sums when the maximum grows. For a tile of queries
 keep per row the maximum m, the sum l and the output o not yet divided; for each tile of keys:
 
-    s  = scale q k^T                     scores of this tile alone
+    s  = scale q k^T                     scores of this tile
     m' = max(m, row maximum of s)
-    p  = exp(s - m')                     never above 1: no overflow, however large the scores
+    p  = exp(s - m')                     never above 1: no overflow for any scores
     l' = exp(m - m') l + row sum of p    the old sum, rescaled to the new maximum
     o' = exp(m - m') o + p v
 
-and at the end   o / l   and   lse = m + log l, one number a row: with it backward has p = exp(s - lse) again at once.
+and at the end o / l and lse = m + log l, one number per row: with it backward recomputes p = exp(s - lse) directly.
 
 Cost for one head, t queries, s keys, width K, tiles of B queries: FLOPs 4 t s K, about half when causal (tiles above
 the diagonal are not visited). HBM: q and o once, k and v once for each tile of queries, t K (2 + 2 s / B) + t numbers
@@ -95,7 +95,7 @@ def forward_kernel(
         k_j = load_rows(k_ptr, first_k, j, s, G, head // (H // G), K, BLOCK_W)
         v_j = load_rows(v_ptr, first_k, j, s, G, head // (H // G), K, BLOCK_W)
         scores = masked_scores(q_i, k_j, i, j, t, s, SCALE, IS_CAUSAL)
-        # m' = max(m, row maximum of s); -inf where no key was seen yet, and exp(-inf - -inf) would be NaN
+        # m' = max(m, row maximum of s); -inf before the first key, and exp(-inf - -inf) would be NaN
         new_m = tl.maximum(m_i, tl.max(scores, 1))
         base = tl.where(new_m == float("-inf"), 0.0, new_m)
         p = tl.exp(scores - base[:, None])

@@ -6,7 +6,7 @@ rounded up to a power of two that matrix units take; elements beyond the head or
 Cost: scores of a tile of B queries and C keys 2 B C K FLOPs.
 Shapes: T queries and S keys of all documents, H heads, G heads of keys and values, K width of a head.
 Source: Dao, "FlashAttention-2", 2023, arXiv 2307.08691, section 3.1.
-Simplified: the mask is computed in tiles below the diagonal too.
+Simplified: the mask is also computed in tiles below the diagonal.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def tile_width(K: int) -> int:
 
 
 def heads_first(q_THK: Tensor, k_SGK: Tensor, v_SGK: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """[H T K], [H S K] twice: each head of keys repeated for its group of queries; in float32 at least."""
+    """[H T K], [H S K] twice: each head of keys repeated for its group of queries; at least in float32."""
     wide = torch.promote_types(q_THK.dtype, torch.float32)
     group = q_THK.shape[1] // k_SGK.shape[1]
     k_HSK, v_HSK = (x_SGK.to(wide).transpose(0, 1).repeat_interleave(group, 0) for x_SGK in (k_SGK, v_SGK))
@@ -77,5 +77,5 @@ def heads_first(q_THK: Tensor, k_SGK: Tensor, v_SGK: Tensor) -> tuple[Tensor, Te
 
 
 def or_zero(x: Tensor) -> Tensor:
-    """-inf, the maximum of a row that has seen no key, as 0: exp(-inf - 0) is 0, exp(-inf - -inf) would be NaN."""
+    """-inf, the maximum of a row without keys, as 0: exp(-inf - 0) is 0, exp(-inf - -inf) would be NaN."""
     return x.where(x > -torch.inf, 0)

@@ -1,7 +1,7 @@
-"""Graph breaks: where torch.compile cannot follow a function, and cuts it into several graphs.
+"""Graph breaks: lines where torch.compile cannot trace a function, and cuts it into several graphs.
 
-torch.compile reads a function's bytecode and writes its operators into a graph. Where it meets what has no place in a
-graph it ends the graph, lets Python do that one thing, and begins the next:
+torch.compile reads a function's bytecode and writes its operators into a graph. At an operation that cannot be in a
+graph it ends the graph, lets Python run the operation, and begins the next graph:
 
     def f(x):                                    the same in one graph
         y = x.sin()              graph 1             y = x.sin()
@@ -10,16 +10,16 @@ graph it ends the graph, lets Python do that one thing, and begins the next:
             y = y + 1            graph 2             return y * 2
         return y * 2             graph 2
 
-Operators are fused within a graph, so a break costs kernels that could have been one, and a value that Python needs
-(`if`, `.item()`) makes the host wait for the device.
+Operators are fused within a graph, so a break prevents fusion, and a value that Python needs (`if`, `.item()`) makes
+the host wait for the device.
 
-    cause                                        mended by
+    cause                                        remedy
     a branch on a value                          torch.where
-    .item(), float(x), .tolist()                 stay with tensors of one number
+    .item(), float(x), .tolist()                 keep tensors of one number
     print, logging                               leave it out, or after the step
     a library that is not torch                  torch's own operator, or keep it out of the step
     any of these in a loop, in `try`             take it out: here torch cannot cut, and the whole function stays eager
-    nothing may break: say so                    torch.compile(fn, fullgraph=True) raises at the first
+    any of these, as an error                    torch.compile(fn, fullgraph=True) raises at the first
 
 Cost: one call of the function and its compilation by a backend that changes nothing.
 Source: Ansel et al., "PyTorch 2: Faster Machine Learning Through Dynamic Python Bytecode Transformation and Graph
@@ -45,7 +45,7 @@ class GraphBreak:
 
     Attributes:
         file, line, text: of the program.
-        reason: the cause, in torch's words.
+        reason: the cause, as given by torch.
         hint: torch's remedy, or "".
     """
 
@@ -58,10 +58,10 @@ class GraphBreak:
 
 @dataclass(frozen=True, slots=True)
 class Graphs:
-    """A function as the compiler sees it.
+    """The graphs of a compiled function.
 
     Attributes:
-        graphs, operators: how many, and how many operators are in them.
+        graphs, operators: numbers of graphs, and of operators in them.
         breaks: between two graphs.
         given_up: the line for which a whole function, `fn` or one that it calls, has no graph and runs operator by
             operator. torch cuts no loop and no `try` in two.

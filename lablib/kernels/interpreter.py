@@ -1,9 +1,9 @@
 """Triton's interpreter for one launch: every program in turn, each operation by numpy. All private names of Triton's
 are in this file (read in triton 3.7; `triton/runtime/interpreter.py`).
 
-Triton chooses between compiler and interpreter once, when it is imported with TRITON_INTERPRET=1 or without. Here the
-launch chooses. While it runs, the functions of `triton.language` are exchanged for the interpreter's, for the whole
-process: so one launch at a time, behind a lock, and everything is put back after it, also after an error.
+Triton chooses between compiler and interpreter once, when it is imported with TRITON_INTERPRET=1 or without. Here each
+launch chooses. While it runs, the functions of `triton.language` are replaced by the interpreter's, for the whole
+process: so one launch runs at a time, behind a lock, and everything is restored after it, also after an error.
 
 Additions to Triton's interpreter:
     - every address is looked up in the launch's tensors: reading beyond them is an error that names program and tensor;
@@ -63,8 +63,8 @@ def interpret(
 
 @contextmanager
 def _interpreted_language(builder: _Builder) -> Iterator[None]:
-    """`triton.language` by numpy; functions that are called are interpreted too; put back at the end."""
-    with LOCK, np.errstate(all="ignore"):  # inf - inf is a number like others in a kernel
+    """Replace `triton.language` by numpy, also in called functions; restore it at the end."""
+    with LOCK, np.errstate(all="ignore"):  # inf - inf is allowed in a kernel
         scope = triton_interpreter._LangPatchScope()
         try:
             scope.set_attr(triton_interpreter.interpreter_semantic, "builder", builder)
@@ -109,7 +109,7 @@ class _Builder(triton_interpreter.InterpreterBuilder):
         return super().create_atomic_cas(ptr, *rest)
 
     def _note(self, kind: Kind, pointers: Any, mask: np.ndarray) -> None:
-        """Record an access; refuse one that is in none of the tensors."""
+        """Record an access; raise for one outside all tensors."""
         addresses = pointers.data[np.broadcast_to(mask, pointers.data.shape)].astype(np.int64)
         left = np.ones(addresses.shape, bool)
         for operand in self.launch.tensors.values():
@@ -129,7 +129,7 @@ class _Builder(triton_interpreter.InterpreterBuilder):
         index = (address - near.address) // near.itemsize
         return (
             f"program {self.grid_idx} of {self.launch.kernel} may only {kind} elements of its tensors: got element "
-            f"{index} of {near.name}, of shape {near.shape} and strides {near.strides}; mask it, or mend the offsets."
+            f"{index} of {near.name}, of shape {near.shape} and strides {near.strides}; mask it, or fix the offsets."
         )
 
     def cast_impl(self, src, dst_type) -> Any:

@@ -12,9 +12,8 @@ It is Triton's language and launch; the device of the tensors decides between co
 (it has no wheels for macOS) this module can be imported, and a launch raises an error with the remedy.
 
 A launch checks its arguments: parameters named BLOCK... are powers of two, all tensors are on one device, and
-floating-point tensors have a dtype that the kernel was written for. A kernel that walks along rows asks for contiguous
-ones by `check_inputs`. A launch is no operator of torch: ranks of the simulator may make one, its clock does not
-count it.
+floating-point tensors have a dtype that the kernel was written for. A kernel over rows checks that they are contiguous
+with `check_inputs`. A launch is not a torch operator: ranks of the simulator may launch, but it takes no virtual time.
 Source: Tillet, Kung, Cox, "Triton: An Intermediate Language and Compiler for Tiled Neural Network Computations", 2019
 (MAPL), https://doi.org/10.1145/3315508.3329973.
 """
@@ -69,8 +68,8 @@ def jit(function: Callable | None = None, *, dtypes: Sequence[torch.dtype] = FLO
 class Kernel(JITFunction):
     """A kernel that is launched on a grid of programs: `kernel[grid](*arguments)`.
 
-    Launches are checked once per kind: constants, and dtypes, devices, layouts and classes of tensors. Sizes are no
-    part of a kind, so a program with changing shapes is checked once, too.
+    Launches are checked once per kind: constants, and dtypes, devices, layouts and classes of tensors. Sizes are not
+    part of a kind, so a program with changing shapes is also checked only once.
     """
 
     def __init__(self, function: Callable, dtypes: tuple[torch.dtype, ...] = FLOATS) -> None:
@@ -183,7 +182,7 @@ def _tensors(arguments: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def cdiv(size: int, tile: int) -> int:
-    """How many tiles cover the size, the last perhaps partly."""
+    """The number of tiles that cover the size, the last perhaps partly."""
     return -(-size // tile)
 
 
@@ -197,18 +196,18 @@ def next_power_of_2(size: int) -> int:
 
 
 def accumulator(dtype: torch.dtype) -> Any:
-    """The type of Triton's in which a kernel calculates: float64 for float64, float32 for the others."""
+    """Triton's type for a kernel's computation: float64 for float64, otherwise float32."""
     if tl is None:
         return None
     return tl.float64 if dtype == torch.float64 else tl.float32
 
 
 def check_dot_tiles(function: str, device: torch.device, **sizes: int) -> None:
-    """Raise ValueError where a tile is too small for `tl.dot` on a GPU. The interpreter takes any."""
+    """Raise ValueError if a tile is too small for `tl.dot` on a GPU. The interpreter accepts any size."""
     for name, size in sizes.items():
         if device.type == "cuda" and size < SMALLEST_DOT:
             raise ValueError(
-                f"{function}: a GPU's matrix units take tiles of {SMALLEST_DOT} at least: got {name}={size}; "
+                f"{function}: a GPU's matrix units need tiles of at least {SMALLEST_DOT}: got {name}={size}; "
                 f"try {SMALLEST_DOT}, or CPU tensors."
             )
 

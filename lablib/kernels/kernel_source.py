@@ -1,9 +1,9 @@
-"""A kernel's source, changed a little, so that Python runs it as Triton's compiler reads it.
+"""Rewrite a kernel's source so that Python runs it as Triton's compiler reads it.
 
 In compiled code `n = 4` makes a tensor, which has an `n.to`; in Python it makes an int. So each assigned value is
 passed through a function of the interpreter's. The rest stays: lines, defaults, and names of the module or of the
 function around the kernel, which are looked up when a program runs.
-Simplified: `n: T = 4`, `n += 4` and `(n := 4)` are left as they are.
+Simplified: `n: T = 4`, `n += 4` and `(n := 4)` are not rewritten.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checks of a launch before any program runs: its grid, options, dtypes and tensors.
 
-A wrong grid raises no error by itself: with a program too few, some numbers stay as they were, silently. n / BLOCK in
-place of cdiv(n, BLOCK) gives such a grid. A tensor without memory (of torch's fake or sparse kinds) has address 0 or
-none at all: reading there would end Python.
+A wrong grid raises no error: with a program too few, some numbers silently keep their old values. n / BLOCK instead of
+cdiv(n, BLOCK) gives such a grid. A tensor without memory (torch's fake or sparse tensors) has address 0 or no address:
+reading there would crash Python.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ def check_memory(kernel: str, tensors: Mapping[str, Tensor]) -> None:
         if one.layout != torch.strided or any("Fake" in kind.__name__ for kind in type(one).__mro__):
             raise ValueError(
                 f"{kernel}: {name} must be a dense tensor with memory: got a {type(one).__name__} of layout "
-                f"{one.layout}; call {name}.to_dense(), or launch outside of the mode that made it."
+                f"{one.layout}; call {name}.to_dense(), or launch outside the mode that made it."
             )
 
 
 def check_dtypes(function: str, dtypes: Iterable[torch.dtype], **tensors: Tensor) -> None:
-    """Raise ValueError where a tensor has none of the dtypes."""
+    """Raise ValueError if a tensor has none of the dtypes."""
     for name, one in tensors.items():
         if one.dtype not in dtypes:
             known = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
@@ -65,7 +65,7 @@ def check_inputs(function: str, **tensors: Tensor) -> None:
 
 
 def check_contiguous(function: str, **tensors: Tensor) -> None:
-    """Raise ValueError where a tensor's rows do not lie one behind the other."""
+    """Raise ValueError if a tensor is not contiguous."""
     for name, one in tensors.items():
         if not one.is_contiguous():
             raise ValueError(

@@ -14,16 +14,16 @@ For n kernels of d seconds, with a gap g between two kernels on the device (its 
     CUDA graph      h_graph + n d + (n - 1) g              one launch for all; the device does the rest
     mega-kernel     h + n d - time in tails                one kernel: no gap, and the next part starts in idle cores
 
-A mega-kernel waits for one wave's last tiles once instead of n times: with a share t of each kernel's time in its tail,
-n d (1 - t) + t d. The simulator launches its kernels one by one in this way (lablib/sim/ranks/rank.py): h is
+A mega-kernel waits for the last tiles of a wave once instead of n times: with a share t of each kernel's time in its
+tail, n d (1 - t) + t d. The simulator launches its kernels one by one in this way (lablib/sim/ranks/rank.py): h is
 `Device.launch_s`, g is `Device.queued_s`.
 
-Larger batches make d longer and leave n and h as they are, so from some batch on a step is limited by the device.
-Forward and backward of GPT-2 124M in bfloat16, 476 kernels, by the cost model, at 5 us a launch: from one token on an
-A100, 151 on an H100, 529 on a B200. The faster the device, the larger the batch that hides the host.
+Larger batches increase d but not n and h, so from some batch on a step is limited by the device. Forward and backward
+of GPT-2 124M in bfloat16, 476 kernels, by the cost model, at 5 us a launch: from one token on an A100, 151 on an H100,
+529 on a B200. A faster device needs a larger batch to hide the host.
 
 Cost: O(kernels). Measured on H100s: 1.3 us between two kernels of a CUDA graph; one forward pass of Llama-1B is about a
-hundred kernels; as one kernel it reads its weights at 78% of the bandwidth, where engines with kernels reach 50%.
+hundred kernels; as one kernel it reads its weights at 78% of the bandwidth, engines with separate kernels at 50%.
 Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs", PyTorch blog, 2021; NVIDIA, "CUDA Graph Best Practice
 for PyTorch" (docs.nvidia.com/dl-cuda-graph); Spector, Juravsky et al., "Look Ma, No Bubbles! Designing a Low-Latency
 Megakernel for Llama-1B", Hazy Research blog, 2025-05-27 (the three numbers).
@@ -42,14 +42,14 @@ GRAPH_GAP_S = 1.3e-6  # between two kernels of a CUDA graph on an H100, by the b
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step, and those in which the device ran a kernel."""
+    """Seconds of a step, and of the device's kernels in it."""
 
     step_s: float
     busy_s: float
 
     @property
     def idle_share(self) -> float:
-        """Share of the step in which the device waited, for the host or between kernels."""
+        """Share of the step in which the device waits, for the host or between kernels."""
         return 1 - self.busy_s / self.step_s if self.step_s else 0.0
 
 
@@ -85,7 +85,7 @@ def cuda_graph(kernels_s: Sequence[NonNegative], launch_s: NonNegative, gap_s: N
 
 @checked
 def mega_kernel(kernels_s: Sequence[NonNegative], launch_s: NonNegative, tail_share: FractionBelow1 = 0.0) -> StepTime:
-    """All kernels as parts of one: no gaps, and of the tails only the last.
+    """All kernels as parts of one: no gaps, and only the last tail.
 
     Arguments:
         tail_share: share of each kernel's time that its half-empty last wave wastes (`wave_waste` of

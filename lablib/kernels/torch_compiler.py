@@ -59,7 +59,7 @@ class Compilation:
 
 @contextmanager
 def fresh() -> Iterator[None]:
-    """Drop the compilations from before the block, and at its end those of the block."""
+    """Drop the compilations from before the block, and at its end the block's."""
     from lablib.torch_compat import clear_compilation_metrics, dynamo_reset
 
     with warnings.catch_warnings():

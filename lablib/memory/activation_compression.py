@@ -1,23 +1,23 @@
-"""Activation compression: keep what backward needs in 8 bits instead of 32.
+"""Activation compression: keep the tensors saved for backward in 8 bits instead of 32.
 
-Forward computes with full precision. What autograd would keep is quantized as it is packed, and dequantized when
-backward unpacks it: groups of G numbers share a scale and an offset (asymmetric, as activations after GELU are not
-centred). Rounding is stochastic, up or down so that the mean is right:
+Forward computes with full precision. Saved tensors are quantized when autograd packs them, and dequantized when
+backward unpacks them: groups of G numbers share a scale and an offset (asymmetric, as activations after GELU are not
+centred). Rounding is stochastic and unbiased:
 
     scale = (max - min) / 255       code = floor((x - min) / scale + u), u uniform in [0, 1)       x~ = code scale + min
 
-The error of a gradient. Each number is off by less than its group's scale, |x~ - x| < s, and right in the mean. Of a
-product y = x w^T the gradient dw = dy^T x is linear in what was kept, so it is right in the mean too, and
+The error of a gradient. The error of each number is below its group's scale, |x~ - x| < s, and zero in expectation. For
+a product y = x w^T the gradient dw = dy^T x is linear in x, so it is unbiased too, and
 
     |dw~ - dw|_fd < sum over tokens t of |dy_tf| s_td       standard deviation at most 1/2 sqrt(sum of (dy_tf s_td)^2)
 
-while dx = dy w has no error at all. An elementwise y = f(x) has dx = dy f'(x), off by less than |dy| s max |f''|; that
-error goes on to the layers below, and is not zero in the mean.
+while dx = dy w has no error. An elementwise y = f(x) has dx = dy f'(x), with an error below |dy| s max |f''|, which
+propagates to the layers below and is not zero in expectation.
 
-Cost: 1 + 8 / G bytes a number instead of 4; two passes over memory for each kept tensor.
-Shapes: any; a tensor is cut into groups of G in the order of its memory, the last one filled up.
+Cost: 1 + 8 / G bytes per number instead of 4; two passes over memory for each kept tensor.
+Shapes: any; a tensor is cut into groups of G in the order of its memory, the last one padded.
 Source: Chen et al., "ActNN: Reducing Training Memory Footprint via 2-Bit Activation Compressed Training", 2021, arXiv
-2104.14129, section 3 (per-group, stochastic, unbiased; they go down to 2 bits).
+2104.14129, section 3 (per-group, stochastic, unbiased; the paper goes down to 2 bits).
 Simplified: 8 bits; parameters, small tensors and whole numbers (indices, masks) are kept as they are.
 """
 
@@ -41,7 +41,7 @@ GroupSize = Annotated[int, Range(ge=2)]
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Compressed:
-    """A tensor in 8 bits: codes (groups, G), the scale and the least value of each group, and what it was."""
+    """A tensor in 8 bits: codes (groups, G), scale and minimum of each group, and the original shape and dtype."""
 
     codes: Tensor
     scale: Tensor
@@ -55,31 +55,31 @@ class Compressed:
         return self.codes.nbytes + self.scale.nbytes + self.offset.nbytes
 
     def error_bound(self) -> Tensor:
-        """For each number of the tensor, what its error is less than: the scale of its group."""
+        """Upper bound of the error of each number: the scale of its group."""
         return self._cut(self.scale.expand(self.codes.shape))
 
     def _cut(self, groups: Tensor) -> Tensor:
-        """Groups in the shape and dtype of the tensor, without what fills up the last one."""
+        """Groups in the shape and dtype of the tensor, without the padding."""
         return groups.flatten()[: self.shape.numel()].reshape(self.shape).to(self.dtype)
 
 
 @checked
 def compress(x: Tensor, group_size: GroupSize = 256, generator: torch.Generator | None = None) -> Compressed:
-    """`x` in 8 bits, stochastically rounded; not changed. A group with an infinity or NaN comes back as NaN.
+    """`x` in 8 bits, stochastically rounded. A group with an infinity or NaN decompresses to NaN.
 
     Arguments:
         x: numbers, of any shape; not empty.
         group_size: numbers that share a scale, at least 2.
-        generator: what rounding draws from; None: torch's own.
+        generator: source of the random numbers of rounding; None: torch's own.
 
     Raises:
-        ValueError: nothing to compress, or no floating-point numbers.
+        ValueError: `x` is empty or not floating-point.
     """
     if not x.is_floating_point() or not x.numel():
         raise ValueError(f"floating-point numbers are compressed: got {x.numel()} of {x.dtype}; keep them as they are.")
     flat = x.detach().reshape(-1).to(torch.promote_types(x.dtype, torch.float32))
     padding = -len(flat) % group_size
-    if padding:  # with the last number: the range of its group stays
+    if padding:  # with the last number, so the range of its group does not change
         flat = torch.cat([flat, flat[-1:].expand(padding)])
     groups = flat.reshape(-1, group_size)
     offset, top = groups.aminmax(dim=1, keepdim=True)
@@ -104,13 +104,13 @@ def compressed_activations(
     min_numel: int = 1024,
     generator: torch.Generator | None = None,
 ) -> AbstractContextManager[None]:
-    """Within this block, what autograd keeps is kept in 8 bits: `with compressed_activations(model.parameters()): ...`
+    """In this block, autograd keeps saved tensors in 8 bits: `with compressed_activations(model.parameters()): ...`
 
     Arguments:
-        parameters: kept as they are, since they stay in memory anyway.
+        parameters: not compressed, as they stay in memory anyway.
         group_size: numbers that share a scale.
         min_numel: smaller tensors are kept as they are.
-        generator: what rounding draws from.
+        generator: source of the random numbers of rounding.
     """
     pack = partial(compress, group_size=group_size, generator=generator)
     return packed_memory(pack, decompress, parameters, min_numel)

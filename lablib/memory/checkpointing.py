@@ -1,7 +1,7 @@
-"""Activation checkpointing: keep the inputs of some layers, and compute what lies between again in backward.
+"""Activation checkpointing: keep the inputs of some layers, and recompute the rest in backward.
 
-Backward needs what forward computed, so forward keeps it: a bytes for each of n layers. A checkpointed segment keeps
-its input alone, b bytes, and runs forward again when backward comes to it. A plan is data: the chain cut into segments,
+Backward needs results of forward, so forward keeps them: a bytes for each of n layers. A checkpointed segment keeps
+only its input, b bytes, and runs forward again when backward reaches it. A plan is data: the chain cut into segments,
 each kept or checkpointed.
 
     plan            segments                          kept + recomputed at once (peak)      forwards run again
@@ -11,17 +11,17 @@ each kept or checkpointed.
     sqrt            every k, k = sqrt(n a / b)        about 2 sqrt(n a b)                   n
     partial m       the first m layers, each its own  m b + (n - m) a                       m
 
-While backward of a segment runs, the whole of it is there at once: longer segments keep less between and need more
-within. Twice the square root is the least for equal layers. FLOPs of a layer's step: forward 1, backward 2,
+During backward of a segment all its activations are in memory: longer segments keep fewer inputs and need more for
+themselves. Twice the square root is the minimum for equal layers. FLOPs of a layer's step: forward 1, backward 2,
 checkpointed 1 more: a step takes 4/3.
 
-Selective: within a layer, results that are cheap to compute and large to keep are computed again, the rest is kept. By
-module (attention's scores, softmax and dropout), or by operator: keep every product of matrices, recompute the rest.
+Selective: within a layer, results that are cheap to compute and large are recomputed, the rest is kept. By module
+(attention's scores, softmax and dropout), or by operator: keep every product of matrices, recompute the rest.
 
 Cost: above. Shapes: a layer maps x to x of the same shape; a, b as above, in bytes.
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016, arXiv 1604.06174, section 4; Korthikanti et
-al., 2022, arXiv 2205.05198, section 4 (selective); torch.utils.checkpoint (torch 2.13), which carries it out.
-Simplified: a chain of layers; unlike ones: optimal_checkpointing.py.
+al., 2022, arXiv 2205.05198, section 4 (selective); torch.utils.checkpoint (torch 2.13), which executes it.
+Simplified: a chain of equal layers; for different layers see optimal_checkpointing.py.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ Layer = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Layers `start` to `stop` - 1 of a chain: all they compute is kept, or only their input."""
+    """Layers `start` to `stop` - 1 of a chain, with all results kept or only their input."""
 
     start: int
     stop: int
@@ -66,10 +66,10 @@ def checkpoint_every(num_layers: Count, k: Count = 1) -> Plan:
 
 @checked
 def checkpoint_sqrt(num_layers: Count, layer_bytes: Positive = 1.0, input_bytes: Positive = 1.0) -> Plan:
-    """Segments of the length at which ceil(n / k) b + k a is least: near sqrt(n b / a)."""
+    """Segments of the length that minimizes ceil(n / k) b + k a: near sqrt(n b / a)."""
     nearest = sqrt(num_layers * input_bytes / layer_bytes)
     lengths = {min(max(1, length), num_layers) for length in range(int(nearest) - 1, ceil(nearest) + 2)}
-    # ceil(n / k) jumps, so neighbours of the root may be better than the root.
+    # ceil(n / k) jumps, so neighbours of the root may be better.
     lengths |= {ceil(num_layers / ceil(num_layers / length)) for length in lengths}
     return checkpoint_every(
         num_layers, min(lengths, key=lambda k: (ceil(num_layers / k) * input_bytes + k * layer_bytes, k))
@@ -78,10 +78,10 @@ def checkpoint_sqrt(num_layers: Count, layer_bytes: Positive = 1.0, input_bytes:
 
 @checked
 def checkpoint_first(num_layers: int, num_checkpointed: int) -> Plan:
-    """The first `num_checkpointed` layers, each on its own; the rest is kept: just enough to fit.
+    """Checkpoint the first `num_checkpointed` layers, each separately, and keep the rest.
 
     Raises:
-        ValueError: there are not so many layers.
+        ValueError: there are fewer layers.
     """
     if not 0 <= num_checkpointed <= num_layers:
         raise ValueError(f"num_checkpointed must be 0 to {num_layers}, the layers: got {num_checkpointed}.")
@@ -90,15 +90,15 @@ def checkpoint_first(num_layers: int, num_checkpointed: int) -> Plan:
 
 
 def run(plan: Plan, layers: Sequence[Layer], x: Tensor) -> Tensor:
-    """The chain's output by a plan; gradients are equal to the plain chain's to the bit.
+    """The chain's output by a plan; gradients are bit-identical to the plain chain's.
 
     Raises:
-        ValueError: the plan is for another number of layers, or leaves some out.
+        ValueError: the plan does not cover all layers once.
     """
     require_plan(plan, len(layers))
     for segment in plan:
         chain = partial(_chain, layers[segment.start : segment.stop])
-        # Dropout in a segment draws the same numbers again: checkpoint keeps the state of the generator.
+        # Dropout in a segment draws the same numbers again: checkpoint restores the state of the generator.
         x = checkpoint(chain, x, use_reentrant=False) if segment.is_checkpointed else chain(x)
     return x
 
@@ -113,7 +113,7 @@ def require_plan(plan: Plan, num_layers: int) -> None:
 
 @checked
 def peak_bytes(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence[float]) -> float:
-    """Bytes of activations at the peak of a step: the kept ones, and the segment that backward has made again.
+    """Bytes of activations at the peak of a step: the kept ones, and the segment that backward has recomputed.
 
     Arguments:
         layer_bytes: bytes that each layer keeps for backward, its input included.
@@ -122,7 +122,7 @@ def peak_bytes(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence[f
     peak = kept = 0.0
     for segment in plan:
         whole = sum(layer_bytes[segment.start : segment.stop])
-        # Its input is in `whole`, so while a segment is there again its own checkpoint does not count twice.
+        # `whole` includes the segment's input, so its checkpoint is not counted twice.
         peak = max(peak, kept + whole)
         kept += input_bytes[segment.start] if segment.is_checkpointed else whole
     return max(peak, kept)
@@ -130,7 +130,7 @@ def peak_bytes(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence[f
 
 @checked
 def require_fits(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence[float], budget_bytes: float) -> None:
-    """Raise ValueError unless a plan's peak is within a budget; the message has a plan that fits and recomputes least.
+    """Raise ValueError unless a plan's peak is within a budget; the message proposes the cheapest plan that fits.
 
     Arguments: as of `peak_bytes`; budget_bytes: for activations.
     """
@@ -143,7 +143,7 @@ def require_fits(plan: Plan, layer_bytes: Sequence[float], input_bytes: Sequence
     peaks = {name: peak_bytes(other, layer_bytes, input_bytes) for name, other in others.items()}
     again = {name: recomputed(other, [1.0] * n) for name, other in others.items()}
     fitting = [name for name, size in peaks.items() if size <= budget_bytes]
-    # The one that recomputes least; where none fits, the smallest.
+    # The plan that recomputes least; if none fits, the smallest.
     nearest = min(fitting or others, key=lambda name: (again[name], peaks[name]) if fitting else (peaks[name], 0.0))
     remedy = f"try {nearest}, which needs {peaks[nearest]:,.0f}."
     if not fitting:
@@ -161,7 +161,7 @@ def recomputed(plan: Plan, costs: Sequence[float]) -> float:
 
 
 def keep_products(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-    """Selective by operator: keep the results of products of matrices and of fused attention, recompute the rest."""
+    """Selective by operator: keep the results of matrix products and of fused attention, recompute the rest."""
     return CheckpointPolicy.MUST_SAVE if op in KEPT_OPERATORS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
@@ -179,7 +179,7 @@ KEPT_OPERATORS = frozenset(
 
 
 def checkpoint_operators(layer: Layer, x: Tensor, policy: Callable[..., CheckpointPolicy] = keep_products) -> Tensor:
-    """One layer, of which only the operators are kept that the policy names."""
+    """Run one layer and keep only the results of the operators that the policy selects."""
     return checkpoint(layer, x, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, policy))
 
 
@@ -187,7 +187,7 @@ def checkpoint_modules(module: nn.Module, *kinds: type[nn.Module]) -> nn.Module:
     """Selective by module: checkpoint every submodule of these classes, in place; the rest is kept.
 
     Raises:
-        ValueError: none is of these classes.
+        ValueError: no submodule has one of these classes.
     """
     found = [child for child in module.modules() if isinstance(child, kinds)]
     if not found:

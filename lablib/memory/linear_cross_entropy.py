@@ -1,9 +1,9 @@
-"""The head and its loss without the logits: in chunks of tokens, and with the gradients made on the way.
+"""Head and cross-entropy loss without the full logits: in chunks of tokens, with gradients computed in forward.
 
 The head turns T tokens of width D into T V scores, for V = 50,000 the largest tensor of a step. Three tensors of that
-size in float32 are alive at one moment of backward: the logarithm of the softmax, kept by forward, and the gradients
-of the logarithm and of the scores. But a token's loss needs its own V scores alone. Three ways to the same
-loss, the mean over T tokens:
+size in float32 are in memory at one moment of backward: the logarithm of the softmax, kept by forward, and the
+gradients of the logarithm and of the scores. But the loss of a token needs only its own V scores. Three ways to compute
+the same loss, the mean over T tokens:
 
     naive     logits_TV = x_TD w_VD^T, cross-entropy        keeps T V numbers for backward; 3 T V at the peak
     chunked   C tokens at a time, each chunk checkpointed:  keeps nothing; 3 C V at the peak; one product more
@@ -38,7 +38,7 @@ from lablib.signature import Count, checked
 def linear_cross_entropy(
     x_TD: Float[Tensor, "T D"], w_VD: Float[Tensor, "V D"], targets_T: Int[Tensor, " T"]
 ) -> Float[Tensor, ""]:
-    """Mean cross-entropy, in nats, of the head's scores `x w^T`: all T V of them at once. The naive one."""
+    """Mean cross-entropy, in nats, of the head's scores `x w^T`: all T V scores at once (naive)."""
     return F.cross_entropy(_widened(x_TD @ w_VD.T), targets_T)
 
 
@@ -46,10 +46,10 @@ def linear_cross_entropy(
 def chunked_linear_cross_entropy(
     x_TD: Float[Tensor, "T D"], w_VD: Float[Tensor, "V D"], targets_T: Int[Tensor, " T"], num_chunks: Count = 8
 ) -> Float[Tensor, ""]:
-    """The same, a chunk of tokens at a time, whose scores are made again in backward.
+    """The same loss, one chunk of tokens at a time; its scores are recomputed in backward.
 
     Arguments:
-        num_chunks: at least 1; chunks differ by at most a token, and there are no more of them than tokens.
+        num_chunks: at least 1 and at most the number of tokens; chunk sizes differ by at most one token.
     """
     total = x_TD.new_zeros((), dtype=_wide(x_TD.dtype))
     for x_CD, targets_C in zip(*_chunks(num_chunks, x_TD, targets_T), strict=True):
@@ -61,21 +61,21 @@ def chunked_linear_cross_entropy(
 def fused_linear_cross_entropy(
     x_TD: Float[Tensor, "T D"], w_VD: Float[Tensor, "V D"], targets_T: Int[Tensor, " T"], num_chunks: Count = 8
 ) -> Float[Tensor, ""]:
-    """The same, a chunk at a time, with the gradients of x and w made in forward: no scores are made twice.
+    """The same loss, one chunk at a time, with the gradients of x and w computed in forward: scores are computed once.
 
-    Where no gradient is wanted, none is made. Its gradient cannot be differentiated again.
+    Gradients are computed only if required. Double backward is not supported.
     """
     return FusedLoss.apply(x_TD, w_VD, targets_T, num_chunks)
 
 
 class FusedLoss(torch.autograd.Function):
-    """Backward has nothing left to do but multiply by the gradient of the loss."""
+    """Backward only multiplies by the gradient of the loss."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, w_VD: Tensor, targets_T: Tensor, num_chunks: int) -> Tensor:
         needs_x, needs_w = ctx.needs_input_grad[:2]
         dx_TD = torch.empty_like(x_TD) if needs_x else None
-        # In float32 where w is narrower: a sum over chunks, which must not be rounded chunk by chunk.
+        # In float32 if w is narrower: the sum over chunks must not be rounded chunk by chunk.
         dw_VD = torch.zeros_like(w_VD, dtype=_wide(w_VD.dtype)) if needs_w else None
         total = x_TD.new_zeros((), dtype=_wide(x_TD.dtype))
         start = 0
@@ -91,7 +91,7 @@ class FusedLoss(torch.autograd.Function):
                     dx_TD[start : start + len(x_CD)] = d_CV @ w_VD
                 if dw_VD is not None:
                     dw_VD += d_CV.T @ x_CD
-                del d_CV  # or it would be alive while the next chunk's scores are made
+                del d_CV  # free it before the next chunk's scores are computed
             del scores_CV
             start += len(x_CD)
         ctx.gradients = dx_TD, None if dw_VD is None else dw_VD.to(w_VD.dtype)

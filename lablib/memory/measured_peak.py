@@ -1,13 +1,13 @@
-"""Measured peak: the most bytes that torch held at once while a program ran, to check a predicted peak.
+"""Measured peak: the most bytes that torch held at once during a program, to check a predicted peak.
 
-A GPU's allocator keeps count itself. A CPU's does not, but torch's profiler hears of every allocation and every
-release; their running sum is the memory in use:
+The allocator of a GPU keeps this count. On a CPU, torch's profiler records every allocation and release; their running
+sum is the memory in use:
 
     held_i = held_{i-1} + size_i  (negative for a release),     peak = max_i held_i
 
 Cost: the program under a profiler, a few times as long.
 Source: torch.profiler, `profile_memory`; torch.cuda.max_memory_allocated (torch 2.13).
-Simplified: bytes that tensors take, without the allocator's reserve; memory in use before does not count.
+Simplified: bytes of tensors, without the allocator's reserve and without memory in use before.
 """
 
 from collections.abc import Callable
@@ -22,13 +22,13 @@ from lablib.signature import checked
 
 @checked
 def measured_peak_bytes(program: Callable[..., Any], *args: Any) -> int:
-    """Call `program(*args)` and return the most bytes that its tensors took at once, here, on CPU or GPU.
+    """Call `program(*args)` and return the most bytes that its tensors held at once, on CPU or GPU.
 
-    On a GPU where that is the default device, or CUDA is in use already.
+    On a GPU if that is the default device, or if CUDA is already in use.
 
-    Under `launch(..., trace=False)` only: a traced rank has a profiler of its own, and there is but one.
+    Under `launch` only with `trace=False`: a traced rank already uses the profiler, and only one can run.
     """
-    # Where tensors are made: on a rank of nccl its GPU; in a notebook beside GPUs the CPU, and CUDA is left alone.
+    # The device of new tensors: on a rank of nccl its GPU; in a notebook the CPU, without starting CUDA.
     if torch.get_default_device().type == "cuda" or torch.cuda.is_initialized():
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

@@ -1,28 +1,28 @@
-"""Offload of activations: they wait in the host's memory, and come back before backward needs them.
+"""Activation offload: copy activations to host memory, and prefetch them for backward.
 
 The host has more memory than the GPU, behind a slow link. An activation of S bytes takes c = alpha + S / beta seconds
-each way. Nothing is computed twice; the question is whether the copies hide behind compute:
+in each direction. Nothing is recomputed; the cost is the copy time that compute does not hide:
 
     naive      the compute stream copies, so every copy is exposed            2 n c
-    offload    a separate stream for each way; layer i + 1 computes         max(0, (n - a) c - (n - 1) f) forward
+    offload    a stream for each direction; layer i + 1 computes         max(0, (n - a) c - (n - 1) f) forward
                while the activation of layer i leaves, and in backward        max(0, (n - a) c - (n - 1) g) backward
-               those of the next a layers are under way: prefetch
+               activations of the next a layers are prefetched
 
     compute  F0 F1 F2 F3 .. | B3 B2 B1 B0          n layers, each f seconds forward, g backward, S bytes kept
     out         o0 o1 o2    |
-    in                      | i1 i0                a = 2: the last two are still on the device, and need not come back
+    in                      | i1 i0                a = 2: the last two are still on the device
 
-For many layers that is max(0, c - f) + max(0, c - g) a layer: a copy hides if it takes no longer than the next layer. A
-layer of width D does about 24 D FLOPs for each number of its input and keeps some 16 numbers for it, so whether it
-hides depends on D, on the FLOPs a second and on the link, not on the batch. With checkpoints, the inputs alone leave (1
-number instead of 16), and they hide from a width on that is 1 / 16 of that.
+For many layers that is max(0, c - f) + max(0, c - g) per layer: a copy is hidden if it takes no longer than the next
+layer. A layer of width D does about 24 D FLOPs per number of its input and keeps some 16 numbers for it, so whether its
+copy is hidden depends on D, on FLOP/s and on the link, not on the batch. With checkpoints only the inputs are copied (1
+number instead of 16), and 1 / 16 of that width is enough.
 
 Cost: 2 n c seconds on the link; device memory a S in each direction instead of n S; host memory n S, pinned.
 Shapes: any.
 Source: Rhu et al., "vDNN: Virtualized Deep Neural Networks for Scalable, Memory-Efficient Neural Network Design", 2016,
-arXiv 1602.08124, section 3 (offload and prefetch on a stream of their own); torch.autograd.graph.save_on_cpu (naive).
-Simplified: what leaves next is known from the order of forward; tensors count, not bytes, so `num_ahead` suits layers
-that keep about as much.
+arXiv 1602.08124, section 3 (offload and prefetch on a separate stream); torch.autograd.graph.save_on_cpu (naive).
+Simplified: the prefetch order is the reverse of forward; `num_ahead` counts tensors, not bytes, so it suits layers that
+keep about the same bytes.
 """
 
 import weakref
@@ -38,19 +38,19 @@ from torch import Tensor
 from lablib.memory.packed_memory import packed_memory
 from lablib.signature import Count, checked
 
-Event = Any  # torch.cuda.Event, or the simulator's
+Event = Any  # torch.cuda.Event, or the simulator's event
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class OnHost:
-    """A memory that has been sent to the host.
+    """A flat tensor that has been sent to the host.
 
     Attributes:
-        host: its numbers, once they are there.
-        device: where it comes from and is wanted again.
-        place: its number in the order of forward.
-        on_device: it itself: not let go yet, or back again.
-        arrived: when a copy of it will have come to its end.
+        host: the copy on the host.
+        device: its original device.
+        place: its index in the order of forward.
+        on_device: the tensor on the device: not freed yet, or fetched again.
+        arrived: event at the end of its copy.
     """
 
     host: Tensor
@@ -62,7 +62,7 @@ class OnHost:
 
 @checked
 def naive_offload(parameters: Iterable[Tensor] = (), *, min_numel: int = 1024) -> AbstractContextManager[None]:
-    """Within this block, what autograd keeps is copied to the host, and back when backward asks for it. The naive one.
+    """In this block, tensors saved by autograd are copied to the host, and back when backward needs them (naive).
 
     Arguments: as of `offload`.
     """
@@ -76,15 +76,15 @@ def naive_offload(parameters: Iterable[Tensor] = (), *, min_numel: int = 1024) -
 def offload(
     parameters: Iterable[Tensor] = (), *, num_ahead: Count = 2, min_numel: int = 1024
 ) -> AbstractContextManager[None]:
-    """The same with copies during compute: `with offload(model.parameters()): loss = model(x)`, then `backward()`.
+    """The same, with copies during compute: `with offload(model.parameters()): loss = model(x)`, then `backward()`.
 
     Arguments:
-        parameters: kept on the device, since they stay there anyway.
-        num_ahead: tensors that may be under way at once, at least 1, each way; as many stay on the device.
+        parameters: not offloaded, as they stay on the device anyway.
+        num_ahead: copies in flight in each direction, at least 1; the same number of tensors stays on the device.
         min_numel: smaller tensors stay on the device.
 
     Raises:
-        ValueError: no GPU to offload from.
+        ValueError: there is no GPU.
     """
     _require_gpu()
     mover = Mover(num_ahead)
@@ -93,13 +93,13 @@ def offload(
 
 @checked
 def exposed_s(num_layers: int, num_ahead: int, copy_s: float, forward_s: float, backward_s: float) -> float:
-    """Seconds by which a step of equal layers takes longer with `offload`: the formulas of the head."""
+    """Additional seconds of a step of equal layers with `offload`: the formulas at the head of this file."""
     copied_s = max(0, num_layers - num_ahead) * copy_s
     return sum(max(0.0, copied_s - (num_layers - 1) * layer_s) for layer_s in (forward_s, backward_s))
 
 
 class Mover:
-    """Copies of one forward and its backward: two streams, and the copies under way on them."""
+    """Copies of one forward and its backward: two streams, and the copies in flight on them."""
 
     def __init__(self, num_ahead: int):
         self._num_ahead = num_ahead
@@ -108,7 +108,7 @@ class Mover:
         self._sent: list[weakref.ref[OnHost]] = []  # in the order of forward
 
     def send(self, flat: Tensor) -> OnHost:
-        """Begin to copy a flat tensor to the host, behind what computes it."""
+        """Begin to copy a flat tensor to the host, after the kernels that compute it."""
         while len(self._leaving) >= self._num_ahead:
             self._let_go(self._leaving.popleft())
         kept = OnHost(torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=True), flat.device)
@@ -119,8 +119,8 @@ class Mover:
         return kept
 
     def fetch(self, kept: OnHost) -> Tensor:
-        """The tensor on the device; begins to bring back those that backward will ask for next."""
-        is_here = kept in self._leaving  # not let go yet, and now it need not be
+        """The tensor on the device; starts to prefetch the next tensors for backward."""
+        is_here = kept in self._leaving  # not freed yet, so it can stay
         if is_here:
             self._leaving.remove(kept)
         elif kept.on_device is None:
@@ -135,7 +135,7 @@ class Mover:
         return kept.on_device
 
     def _let_go(self, kept: OnHost) -> None:
-        """Free the device's memory, once it is on the host: compute waits here when it is faster than the link."""
+        """Free the device's memory once the copy has arrived: compute waits here if it is faster than the link."""
         self._wait_for(kept)
         kept.on_device = None
 
@@ -149,7 +149,7 @@ class Mover:
 
     @staticmethod
     def _copy(stream: Any, target: Tensor, source: Tensor) -> Event:
-        # What was issued so far computes the source, or may still use the memory that the target was given.
+        # Kernels issued so far compute the source, or may still use the target's memory.
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)

@@ -1,19 +1,19 @@
-"""The fastest plan of checkpoints that fits a budget of bytes, for a chain of different layers: dynamic programming.
+"""The fastest checkpointing plan for a memory budget and a chain of different layers, by dynamic programming.
 
 Layer i takes f_i seconds forward and g_i backward. Its output has o_i bytes; for its backward it keeps k_i bytes in
-addition to input and output. Let T(i, j, M) be the least time in which layers i to j run forward and backward, with the
-input of i at hand and M bytes left. There are two ways to begin:
+addition to input and output. Let T(i, j, M) be the least time to run layers i to j forward and backward, with the input
+of i in memory and M bytes free. There are two ways to begin:
 
     keep          run layer i, keep what its backward needs     f_i + g_i + T(i+1, j, M - k_i - o_i)
-    checkpoint c  run layers i to c-1, keep their output alone; f_i + .. + f_(c-1) + T(c, j, M - o_(c-1)) + T(i, c-1, M)
-                  when backward is back, run them again
+    checkpoint c  run layers i to c-1, keep only their output; f_i + .. + f_(c-1) + T(c, j, M - o_(c-1)) + T(i, c-1, M)
+                  when backward reaches them, run them again
 
-and T(i, i, M) = f_i + g_i, if k_i + o_i fit. The least over both and over all c is taken. The recomputed part has its
-own plan, so checkpoints are nested. Segments of equal length (checkpointing.py) are a special case: the optimum is
+and T(i, i, M) = f_i + g_i, if k_i + o_i fit. The minimum over both and over all c is taken. The recomputed part has its
+own plan, so checkpoints are nested. Segments of equal length (checkpointing.py) are a special case, so the optimum is
 never worse.
 
 Cost of planning: n^3 / 6 steps on arrays of `slots` budgets. Sizes are rounded up to 1 / slots of the budget, so it is
-never exceeded, and may not be used to the last byte. Carried out by torch.utils.checkpoint, nested.
+never exceeded, but may not be used completely. Executed by nested torch.utils.checkpoint.
 Shapes: none; sizes in bytes, times in seconds or any other unit.
 Source: Beaumont, Eyraud-Dubois, Hermann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains: how to train
 deep neural networks with limited memory", 2019, arXiv 1911.13214, section 4 (Rotor); Chen et al., 2016, arXiv
@@ -34,12 +34,12 @@ from torch.utils.checkpoint import checkpoint
 
 from lablib.signature import Count, NonEmpty, NonNegative, Positive, check_fields, checked
 
-KEEP = 0  # a choice; any other number is the layer before which a checkpoint lies
+KEEP = 0  # a choice; any other number is the layer after a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class ChainLayer:
-    """A layer of a chain: seconds forward and backward, bytes kept besides input and output, bytes of its output."""
+    """A layer of a chain: seconds forward and backward, bytes kept besides input and output, output bytes."""
 
     forward_s: NonNegative
     backward_s: NonNegative
@@ -52,7 +52,7 @@ class ChainLayer:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Run `layer`, keep what its backward needs, go on with the rest."""
+    """Run `layer`, keep what its backward needs, continue with the rest."""
 
     layer: int
     rest: "Node | None"
@@ -60,7 +60,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """Run `part` without keeping anything within, go on with the rest; in backward run `part` again, by its plan."""
+    """Run `part` and keep only its output, continue with the rest; in backward run `part` again, by its plan."""
 
     part: "Node"
     rest: "Node"
@@ -88,7 +88,7 @@ class OptimalPlan:
 def optimal_plan(
     layers: Annotated[Sequence[ChainLayer], NonEmpty()], budget_bytes: Positive, slots: Count = 200
 ) -> OptimalPlan:
-    """The plan of least time that fits the budget. Raises ValueError with the smallest plan's bytes if none does."""
+    """The fastest plan that fits the budget. Raises ValueError with the smallest plan's bytes if none fits."""
     table = _Table(layers, budget_bytes / slots, slots)
     last = len(layers) - 1
     time_s = float(table.time_s[0][last][slots])
@@ -162,7 +162,7 @@ class _Table:
                 self.time_s[i][j] = best
 
     def node(self, i: int, j: int, budget: int) -> Node:
-        """The plan for layers i to j with so many slots."""
+        """The plan for layers i to j with `budget` slots."""
         c = int(self.choices[i][j][budget])
         if c == KEEP:
             return Keep(i, self.node(i + 1, j, budget - self._own[i]) if i < j else None)
@@ -170,12 +170,12 @@ class _Table:
 
 
 def _with_less(time_s: np.ndarray, slots: int) -> np.ndarray:
-    """By budget, the times with so many slots less; infinite where there are none to spare."""
+    """By budget, the times with `slots` fewer slots; infinite if the budget is too small."""
     less = np.full_like(time_s, inf)
     less[slots:] = time_s[: max(len(time_s) - slots, 0)]
     return less
 
 
 def _transient(layers: Sequence[ChainLayer], first: int, layer: int) -> float:
-    """Bytes while a layer runs and keeps nothing: its output, and its input unless that is the part's own."""
+    """Bytes while a layer runs and keeps nothing: its output, and its input unless that is the part's input."""
     return layers[layer].output_bytes + (layers[layer - 1].output_bytes if layer > first else 0.0)

@@ -1,9 +1,9 @@
-"""Packing of the memory that autograd saves: each memory once, for all operators and shapes that save it.
+"""Pack the memory that autograd saves, once for all operators and views that share it.
 
-torch shows a pair of functions every tensor that an operator saves: `pack` returns the kept form, `unpack` makes a
-tensor of it when backward comes. Two operators may save one memory: softmax its result, and the product behind it the
-same numbers as a view of another shape. Packed one by one, that memory would be kept twice. So `pack` gets the stretch
-of memory beneath, a flat tensor, and a view of it is made again when it is unpacked:
+torch passes every saved tensor to a pair of functions: `pack` returns the kept form, `unpack` restores the tensor in
+backward. Two operators may save the same memory: softmax saves its result, and the product after it saves a view of
+another shape. Packed separately, that memory would be kept twice. So `pack` gets the underlying memory as a flat
+tensor, and unpacking restores the view:
 
     saved        view (B H, T, T) of p         view (B, H, T, T) of p
     packed       flat p ---- one object ---- flat p
@@ -11,8 +11,8 @@ of memory beneath, a flat tensor, and a view of it is made again when it is unpa
 Compression (activation_compression.py) and offload (offload.py) pack a flat tensor.
 
 Cost: a look-up for each saved tensor. Shapes: any.
-Source: torch's tutorial "Hooks for autograd saved tensors" (torch 2.13); the rest is bookkeeping of our own.
-Simplified: a view with gaps (a part of a wider tensor) is packed as a copy of its own.
+Source: torch's tutorial "Hooks for autograd saved tensors" (torch 2.13); the rest is ours.
+Simplified: a view with gaps (a part of a wider tensor) is packed as a separate copy.
 """
 
 import weakref
@@ -30,7 +30,7 @@ from lablib.torch_compat import storage_id, version
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Packed:
-    """The record of one saved tensor: the packed memory, which others may share, and how it was seen."""
+    """The record of one saved tensor: the packed memory, which others may share, and the shape of its view."""
 
     memory: Any
     shape: torch.Size
@@ -44,13 +44,13 @@ def packed_memory(
     parameters: Iterable[Tensor] = (),
     min_numel: int = 1,
 ) -> AbstractContextManager[None]:
-    """Within this block, autograd keeps `pack(flat)` of each floating-point memory that operators save.
+    """In this block, autograd keeps `pack(flat)` of each floating-point memory that operators save.
 
     Arguments:
-        pack: given a flat tensor, gives an object that can have weak references. It must not keep the tensor.
-        unpack: given that object, gives a flat tensor of the same numbers. It may be called several times.
-        parameters: left as they are, since they stay in memory anyway.
-        min_numel: smaller tensors are left as they are.
+        pack: maps a flat tensor to an object that can have weak references. It must not keep the tensor.
+        unpack: maps that object to a flat tensor of the same numbers. It may be called several times.
+        parameters: not packed, as they stay in memory anyway.
+        min_numel: smaller tensors are not packed.
     """
     parameters = list(parameters)
     check_type("packed_memory: parameters", parameters, list[Tensor])
@@ -67,7 +67,7 @@ def packed_memory(
         key = (storage_id(storage), tensor.storage_offset(), tensor.numel(), tensor.dtype, version(tensor))
         of_storage, of_memory = known.get(key, (None, None))
         memory = of_memory() if of_memory is not None else None
-        # An address is used again, so the memory must also be the one that was packed.
+        # Addresses are reused, so check that the memory is the packed one.
         if memory is None or of_storage is None or of_storage() is not storage:
             memory = pack(tensor.detach().as_strided((tensor.numel(),), (1,)))
             known[key] = weakref.ref(storage), weakref.ref(memory)
@@ -82,7 +82,7 @@ def packed_memory(
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a tensor fills a stretch of memory without gaps or overlaps, in whatever order of its dimensions."""
+    """Whether a tensor fills contiguous memory without gaps or overlaps, in any order of its dimensions."""
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1:

@@ -8,14 +8,14 @@ An operator keeps what its derivative needs, and no more. With dy the gradient o
     y = softmax(x)  dx = y (dy - sum(dy y))        y                y = layer_norm(x)  see the table     x, mean, 1/std
 
 Nodes of the graph hold these tensors as attributes `_saved_*`, one for each name in torch's derivatives.yaml. Two of
-them may be one memory (the output of one operator is the input of the next), and parameters are there anyway:
-`activation_bytes` counts each memory once, without them.
+them may share memory (the output of one operator is the input of the next), and parameters are in memory anyway:
+`activation_bytes` counts shared memory once, without parameters.
 
 Cost: one walk over the graph. Shapes: any.
 Source: torch's notes "Autograd mechanics", section "Saved tensors" (torch 2.13); tools/autograd/derivatives.yaml.
-Simplified: what a saved-tensor hook has packed (checkpointing, compression, offload) is left out, as reading it would
-run the hook; the memory tracker of a launch counts that. An operator written as a torch.autograd.Function shows all its
-tensors under the name "tensors".
+Simplified: tensors packed by a saved-tensor hook (checkpointing, compression, offload) are left out, as reading them
+would run the hook; the memory tracker of a launch counts them. An operator written as a torch.autograd.Function lists
+all its tensors under the name "tensors".
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class SavedTensor:
         operator: the node that keeps it: "AddmmBackward0".
         name: of the operator's argument or result: "mat1", "result".
         shape: of the tensor.
-        size_bytes: of its memory, all of it, though the tensor be a view of a part.
-        storage: the address of that memory, by which two tensors are known to share it.
+        size_bytes: of its whole memory, even if the tensor is a view of a part.
+        storage: the address of that memory, which is equal for tensors that share it.
         is_parameter: whether the memory is a parameter's.
     """
 
@@ -83,18 +83,18 @@ class SavedTensor:
 
     @property
     def derivative(self) -> str:
-        """Why it is kept: the operator's derivative, "" for one that `DERIVATIVES` lacks."""
+        """Why it is kept: the operator's derivative, "" if it is not in `DERIVATIVES`."""
         return DERIVATIVES.get(self.operator.split("Backward")[0], "")
 
 
 @checked
 def saved_tensors(output: Tensor, parameters: Iterable[Tensor] = ()) -> list[SavedTensor]:
-    """What backward from `output` will read, from the last operator to the first.
+    """The tensors saved for backward from `output`, from the last operator to the first.
 
     Arguments:
         output: result of a forward pass, before its backward; not changed.
-        parameters: further tensors whose memory is there anyway, such as frozen weights. An `nn.Parameter` that wants
-            a gradient is known by itself.
+        parameters: further tensors that are in memory anyway, such as frozen weights. An `nn.Parameter` that requires a
+            gradient is found automatically.
 
     Raises:
         ValueError: backward has run and freed the memory.
@@ -113,13 +113,13 @@ def saved_tensors(output: Tensor, parameters: Iterable[Tensor] = ()) -> list[Sav
 
 @checked
 def activation_bytes(saved: Iterable[SavedTensor]) -> int:
-    """Bytes that are kept for backward and would not be there without it: each memory once, parameters left out."""
+    """Bytes kept only for backward: shared memory once, without parameters."""
     return sum({tensor.storage: tensor.size_bytes for tensor in saved if not tensor.is_parameter}.values())
 
 
 @checked
 def table(saved: Iterable[SavedTensor]) -> pd.DataFrame:
-    """A row for each saved tensor; `bytes` is 0 where the memory is a parameter's or stands in an earlier row."""
+    """A row for each saved tensor; `bytes` is 0 if the memory is a parameter's or is in an earlier row."""
     import pandas as pd
 
     rows, seen = [], set()

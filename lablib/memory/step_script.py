@@ -1,20 +1,20 @@
-"""The training step of the plain GPT, operator by operator: what each makes, and when it is forgotten.
+"""The training step of the plain GPT as a list of operators, with the tensors that each allocates and frees.
 
-Read beside `lablib/models/gpt.py` and `training_step.py`, whose lines it names. Per layer and token, in numbers of w
-bytes (statistics and logsumexp have 4 bytes), forward keeps for backward
+Read next to `lablib/models/gpt.py` and `training_step.py`: operators carry lines of these files. Per layer and token,
+in numbers of w bytes (statistics and logsumexp have 4 bytes), forward keeps for backward
 
     its input D | norm D | query, key, value 3 D | attention's output D | after the residual D | norm D | up, GELU 2 F
 
 which is 16 D for F = 4 D, and 4 (4 + H) bytes of statistics; the head keeps its input twice, and its scores as
-log-probabilities in 32 bits. Backward forgets each as soon as its gradient is made.
+log-probabilities in 32 bits. Backward frees each as soon as its gradient is computed.
 
-A checkpointed segment of k layers keeps its input alone. In backward it is made again, but for the last product and
-sum, which nobody needs.
+A checkpointed segment of k layers keeps only its input. Backward recomputes it except for the last product and sum,
+which are not needed.
 
-From the second micro-batch on a gradient of a weight is made beside the sum of those before, added, and forgotten.
+From the second micro-batch on, a weight's gradient is a temporary that is added to the sum and freed.
 
 Legend: D width, F hidden width, H heads, V vocabulary, T tokens of a sequence, w bytes of a number.
-Source: held to the simulator's memory tracker of the same step in tests, at every operator, to the byte.
+Source: tests compare every operator with the simulator's memory tracker of the same step, to the byte.
 Simplified: attention is flash attention's memory (outputs and logsumexp) at every precision; its FLOPs are half of the
 full square's (causal), and its backward computes the scores again.
 """
@@ -28,7 +28,7 @@ _GPT, _STEP = "models/gpt.py", "memory/training_step.py"
 
 
 class Saved(NamedTuple):
-    """What forward of a layer keeps for its backward, the layer's input `x` first."""
+    """The tensors that forward of a layer keeps for backward, the layer's input `x` first."""
 
     x: TracedAllocation
     norm1: TracedAllocation
@@ -44,14 +44,14 @@ class Saved(NamedTuple):
 
 
 def is_plain(model: Transformer) -> bool:
-    """Whether the plain GPT of lablib/models/gpt.py has these sizes."""
+    """Whether the sizes are of the plain GPT of lablib/models/gpt.py."""
     usual = model.activation, model.positions, model.norm, model.has_bias, model.kv_heads
     is_dense = model.latent is None and model.experts is None
     return is_dense and usual == ("gelu", "learned", "layer", True, model.num_heads) and model.d_head is None
 
 
 class StepScript:
-    """One step of the model. `run()` writes it; the methods are its parts, in the order of the program."""
+    """One step of the model. `run()` records it; the methods are its parts, in the order of the program."""
 
     def __init__(self, model: Transformer, seq_len: int, kind: Kind):
         self.model, self.seq_len, self.kind = model, seq_len, kind
@@ -87,7 +87,7 @@ class StepScript:
         return block
 
     def settle(self, *gradients: TracedAllocation) -> None:
-        """Added to the sum and forgotten; the first micro-batch's stay."""
+        """Add gradients to the sum and free them; those of the first micro-batch stay."""
         if self.is_later:
             self.trace.free(*gradients)
 
@@ -105,13 +105,11 @@ class StepScript:
         return self.trace.finish()
 
     def _start(self) -> None:
-        """What is there before the step: weights, the optimizer's state, the data."""
+        """Allocations before the step: weights, the optimizer's state, the data."""
         sizes, trace = self.weight_sizes, self.trace
         trace.phase = "before the step"
         state = self.kind.num_moments * self.kind.state_width + 4 * self.kind.has_master
-        counters = (
-            4 * len(sizes) if self.kind.num_moments == 2 else 0
-        )  # Adam's: how many steps it took, for each tensor
+        counters = 4 * len(sizes) if self.kind.num_moments == 2 else 0  # Adam's step count of each tensor
         here = line_of(_STEP, "def training_step(")
         weights = TracedAllocation("parameter", sum(sizes) * self.kind.width)
         data = TracedAllocation("other", 0, 2 * 8 * self.seq_len * self.kind.num_microbatches)
@@ -156,7 +154,7 @@ class StepScript:
     def _forward_segment(
         self, x: TracedAllocation, numbers: range, keeps: bool, is_again: bool = False
     ) -> tuple[list[Saved], TracedAllocation]:
-        """Layers one after the other. What is made again stops before the last product, which nobody needs."""
+        """Layers one after the other. Recomputation stops before the last product, which is not needed."""
         saved = []
         for number in numbers:
             self.trace.layer = number
@@ -219,7 +217,7 @@ class StepScript:
         return norm, stats
 
     def _head(self, x: TracedAllocation) -> TracedAllocation:
-        """The loss, forward and backward: where many steps peak. Returns the gradient of `x`, which is forgotten."""
+        """The loss, forward and backward: where many steps peak. Frees `x` and returns its gradient."""
         trace, m, w = self.trace, self.model, self.kind.width
         here, flops = line_of(_GPT, "self.head(self.final_norm(x_BTD))"), self.product_flops(m.d_model, m.vocab_size)
         norm, stats = self._norm(x, "self.head(self.final_norm(x_BTD))")
@@ -274,12 +272,12 @@ class StepScript:
         columns: int,
         frees: list[TracedAllocation],
     ) -> TracedAllocation:
-        """Gradients of the input [T, rows], the weight and the bias; `frees` are needed by none of them any more."""
+        """Gradients of the input [T, rows], the weight and the bias; `frees` are no longer needed afterwards."""
         trace, here, flops = self.trace, line_of(_GPT, code), self.product_flops(rows, columns)
         dx, weight, bias = self.stream("other", rows), self.gradient(rows * columns), self.gradient(columns)
         trace.op("aten.mm", here, [dx], [dy], flops)
         trace.op("aten.mm", here, [weight], [dy, x], flops)
-        # What is made again is handed to its operator alone, and goes with it; else the graph holds it a little longer.
+        # Recomputed tensors are freed with their operator; otherwise the graph holds them a little longer.
         early = [block for block in frees if block is x and self.kind.every]
         trace.free(*early)
         trace.op("aten.sum", here, [bias], [dy])
@@ -288,7 +286,7 @@ class StepScript:
         return dx
 
     def _backward_layer(self, dy: TracedAllocation, saved: Saved) -> TracedAllocation:
-        """The gradient of the layer's input, from that of its output; everything that was kept is forgotten."""
+        """The gradient of the layer's input from the gradient of its output; frees all saved tensors."""
         trace, d, f = self.trace, self.model.d_model, self.model.hidden_size
         here = "F.gelu(self.up(x_BTD)"
         dgelu = self._linear_backward(dy, saved.gelu, here, f, d, [saved.gelu])
@@ -322,7 +320,7 @@ class StepScript:
     def _residual_backward(
         self, dy: TracedAllocation, dnorm: TracedAllocation, x: TracedAllocation, stats: TracedAllocation, code: str
     ) -> TracedAllocation:
-        """Through the norm; the stream's own gradient is added, and both are forgotten."""
+        """Through the norm; adds the gradient of the residual stream, and frees both."""
         dx, gradients = self._norm_backward(dnorm, x, stats, code)
         total = self._add(dy, dx, code)
         self.settle(*gradients)

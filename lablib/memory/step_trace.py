@@ -1,14 +1,14 @@
-"""A training step as a list of operators, with the bytes held at the highest moment of each.
+"""A training step as a list of operators, with the peak bytes during each.
 
-A step is written down as a program runs: an operator makes tensors (`op`), and tensors are forgotten (`free`). Every
-size is a number of bytes that does not depend on the micro-batch, plus a number for each of its sequences:
+A step is recorded in program order: an operator allocates tensors (`op`), and tensors are freed (`free`). Every size is
+a fixed number of bytes plus a number per sequence of the micro-batch:
 
     held(B) = fixed + B * per_sequence
 
-So one list serves every micro-batch B, and the largest that fits is a division: the least, over all operators, of
-(limit - fixed) / per_sequence.
+So one list serves every micro-batch B, and the largest that fits is the minimum over all operators of (limit - fixed) /
+per_sequence.
 
-Time: an operator takes as long as its arithmetic or its traffic, whichever is slower, and its launch (roofline).
+Time: the maximum of arithmetic, memory traffic and launch of each operator (roofline).
 
 Source: Williams, Waterman, Patterson, "Roofline", CACM 52(4), 2009 (time).
 Simplified: no rounding and no fragmentation of an allocator, no workspaces of kernels, no overlap.
@@ -33,10 +33,10 @@ class Kind(NamedTuple):
 
     Attributes:
         width: bytes of a weight.
-        has_master: whether the optimizer steps copies in 32 bits.
-        num_moments: tensors of optimizer state a weight.
-        temporary_share: tensors a weight that the optimizer makes for a moment.
-        every: layers of a checkpoint; 0: none.
+        has_master: whether the optimizer updates copies in 32 bits.
+        num_moments: optimizer states per weight.
+        temporary_share: temporaries of the optimizer per weight.
+        every: layers per checkpoint; 0: no checkpoints.
         num_microbatches: micro-batches per step.
     """
 
@@ -54,7 +54,7 @@ class Kind(NamedTuple):
 
 
 class Op(NamedTuple):
-    """An operator: its name, when it runs, the line of the program that asked for it, the layer (-1: none)."""
+    """An operator: its name, when it runs, the line of the program that calls it, the layer (-1: none)."""
 
     name: str
     phase: str
@@ -71,17 +71,17 @@ class TracedAllocation(NamedTuple):
 
 
 class Trace:
-    """Operators in order. `phase` and `layer` belong to the next one."""
+    """Operators in order. `phase` and `layer` apply to the next operator."""
 
     def __init__(self) -> None:
         self.phase, self.layer = "forward", -1
         self.ops: list[Op] = []
         self._held = {name: [0, 0] for name in CATEGORIES}
         self._highest: list[list[int]] = []  # for each operator: fixed, per sequence, of each category in turn
-        self._work: list[tuple[int, ...]] = []  # FLOPs per sequence; bytes moved, and made: fixed, per sequence
+        self._work: list[tuple[int, ...]] = []  # FLOPs per sequence; bytes moved, and allocated: fixed, per sequence
 
     def begin(self, line: str, *blocks: TracedAllocation) -> None:
-        """Allocations from before the step; no operator makes them."""
+        """Allocations from before the step, without an operator."""
         self.op("weights, state and data", line, blocks)
         self._work[-1] = (0, 0, 0, 0, 0)
 
@@ -93,7 +93,7 @@ class Trace:
         reads: Iterable[TracedAllocation] = (),
         flops: int = 0,
     ) -> None:
-        """An operator that makes blocks, all there at once; `flops` are those of one sequence."""
+        """An operator that allocates blocks, all at once; `flops` are per sequence."""
         makes = tuple(makes)
         for block in makes:
             held = self._held[block.category]
@@ -121,12 +121,13 @@ class Trace:
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """A trace as arrays, one row an operator.
+    """A trace as arrays, one row per operator.
 
     Attributes:
         ops: the operators.
-        fixed, per_sequence: bytes of each of CATEGORIES at the operator's highest moment.
-        work: FLOPs a sequence; bytes read and written, fixed and a sequence; bytes made, fixed and a sequence.
+        fixed, per_sequence: bytes of each of CATEGORIES at the operator's peak.
+        work: FLOPs per sequence; bytes read and written, fixed and per sequence; bytes allocated, fixed and per
+        sequence.
     """
 
     ops: tuple[Op, ...]
@@ -135,7 +136,7 @@ class Step:
     work: np.ndarray
 
     def held(self, micro_batch: int) -> Mapping[str, np.ndarray]:
-        """Bytes by category at the highest moment of each operator."""
+        """Bytes by category at the peak of each operator."""
         held = self.fixed + micro_batch * self.per_sequence
         return {name: held[:, i] for i, name in enumerate(CATEGORIES)}
 
@@ -144,7 +145,7 @@ class Step:
         return (self.work[:, 3] + micro_batch * self.work[:, 4]).astype(np.int64)
 
     def largest_micro_batch(self, limit_bytes: float) -> int:
-        """The most sequences with which no moment needs more than the limit; 0: not even one fits."""
+        """The most sequences with a peak within the limit; 0 if not even one fits."""
         fixed, per_sequence = self.fixed.sum(1), self.per_sequence.sum(1)
         if (fixed > limit_bytes).any():
             return 0
@@ -162,8 +163,8 @@ class Step:
 
 @cache
 def line_of(path: str, code: str) -> str:
-    """ "gpt.py:96: return self.out(...)": the line of a file of lablib that has this code; exactly one must."""
+    """ "gpt.py:96: return self.out(...)": the one line of a file of lablib with this code."""
     lines = (_LABLIB / path).read_text("utf-8").splitlines()
     found = [number for number, line in enumerate(lines, 1) if code in line]
-    assert len(found) == 1, f"{code!r} stands in lines {found} of {path}"
+    assert len(found) == 1, f"{code!r} is in lines {found} of {path}"
     return f"{path.rpartition('/')[2]}:{found[0]}: {lines[found[0] - 1].strip()}"

@@ -1,6 +1,6 @@
-"""One training step of the plain GPT, whose memory `step_script.py` writes out allocation by allocation.
+"""One training step of the plain GPT; `step_script.py` lists its allocations.
 
-    forward, backward, for each micro-batch (their gradients are summed); the optimizer; gradients are forgotten
+    forward and backward of each micro-batch (gradients are summed); optimizer step; gradients are freed
 
 Precision, in bytes for each of P parameters:
 
@@ -9,8 +9,8 @@ Precision, in bytes for each of P parameters:
     bfloat16                  2        2          4
     bfloat16, float32 master  2        2          12: a float32 copy of the weight, and its two moments
 
-With a master copy the optimizer steps in 32 bits on gradients that are widened for it, and the weights are rounded from
-the master: an update too small for 8 bits of mantissa is not lost.
+With a master copy the optimizer works in 32 bits on widened gradients, and the weights are rounded from the master: an
+update too small for 8 bits of mantissa is not lost.
 
 Source: Micikevicius et al., "Mixed Precision Training", 2017, arXiv 1710.03740, section 3.1 (master copy).
 Simplified: one device; the mean loss of a micro-batch is not divided by their number, which changes no byte.
@@ -27,7 +27,7 @@ from lablib.signature import check_type, checked
 
 
 class CheckpointedLayers(nn.Sequential):
-    """Layers of which only the input is kept: backward computes the rest again."""
+    """Checkpointed layers: only the input is kept, and backward recomputes the rest."""
 
     def forward(self, x: Tensor) -> Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)  # pyright: ignore[reportReturnType]
@@ -41,11 +41,11 @@ def checkpoint_layers(model: GPT, every: int) -> GPT:
 
 
 class MasterWeights:
-    """Copies of a model's parameters in float32, which an optimizer steps in their place."""
+    """Copies of a model's parameters in float32, which the optimizer updates instead."""
 
     @checked
     def __init__(self, params: Iterable[Tensor]):
-        self.params = list(params)  # `params` may be an iterator with items not seen yet
+        self.params = list(params)  # `params` may be an iterator
         check_type("MasterWeights: params", self.params, list[Tensor])
         self.masters = [param.detach().float() for param in self.params]
 
@@ -58,7 +58,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def give_weights(self) -> None:
-        """Round the masters to the parameters, and forget the gradients."""
+        """Round the masters to the parameters, and free the gradients."""
         for param, master in zip(self.params, self.masters, strict=True):
             param.copy_(master)
             master.grad = None
@@ -70,7 +70,7 @@ def training_step(
     micro_batches: Sequence[tuple[Tensor, Tensor]],
     masters: MasterWeights | None = None,
 ) -> None:
-    """One step on micro-batches of (tokens_BT, targets_BT); `optimizer` steps the masters where there are any."""
+    """One step on micro-batches of (tokens_BT, targets_BT); `optimizer` updates the masters if there are any."""
     for tokens_BT, targets_BT in micro_batches:
         loss = next_token_loss(model(tokens_BT), targets_BT)
         loss.backward()

@@ -1,8 +1,8 @@
-"""Recompute, offload, compress, or a smaller micro-batch: seconds and bytes of each, by device.
+"""Compare recomputation, offload, compression and smaller micro-batches: seconds and bytes by device.
 
-A chain of n equal layers; a layer takes f seconds forward and g backward, keeps a bytes for backward, its input alone
-is b bytes. Of its forward r seconds run again when it is checkpointed (r < f: torch stops when all that backward needs
-is there again, so the last product is not repeated).
+A chain of n equal layers; a layer takes f seconds forward and g backward, and keeps a bytes for backward; its input has
+b bytes. A checkpointed layer repeats r seconds of its forward (r < f: torch stops once all saved tensors are
+recomputed, so the last product is not repeated).
 
     way                    bytes of activations at the peak      seconds of a step
     keep all               n a                                   n (f + g)
@@ -18,11 +18,11 @@ is there again, so the last product is not repeated).
 c = alpha + S / beta is a copy over the host link (offload.py), w the bytes of a number. Which is best depends on the
 device: recomputation costs FLOPs, offload the link, compression memory traffic, small micro-batches efficiency.
 
-Cost of asking: `price_layers` runs the layer's shapes, two batches, three forwards and a backward each, for all devices
-at once (0.1 s for a block of a GPT); `ways_to_fit` is arithmetic on its result. Nothing is computed with values.
-Shapes: those of the layer and its input, on the device "meta".
+Cost of this comparison: `price_layers` runs the layer on shapes only, for two batches, three forwards and a backward
+each, for all devices at once (0.1 s for a block of a GPT); `ways_to_fit` is arithmetic on its result.
+Shapes: of the layer and its input, on the device "meta".
 Source: the files of this folder; prices of operators from lablib/cost.
-Simplified: activations of the layers alone, without temporaries, parameters or the head; compression as one kernel.
+Simplified: only activations of the layers, without temporaries, parameters or the head; compression as one kernel.
 """
 
 from collections.abc import Iterator, Sequence
@@ -63,9 +63,9 @@ class LayerCost:
 
     Attributes:
         forward_s, backward_s: of the plain layer.
-        again_s, again_flops: what a checkpoint of the whole layer runs a second time.
-        selective_s: the same where products and attention keep their results.
-        flops: of forward and backward (attention makes its scores again there: 2.5 times its forward).
+        again_s, again_flops: recomputation with a checkpoint of the whole layer.
+        selective_s: recomputation if the results of products and attention are kept.
+        flops: of forward and backward (attention recomputes its scores there: 2.5 times its forward).
         kept_bytes: kept by the plain layer, its input included.
         selective_bytes: its input and the results of products and attention.
         input_bytes: its input.
@@ -84,7 +84,7 @@ class LayerCost:
 
 @dataclass(frozen=True, slots=True)
 class PricedLayer:
-    """A layer on a device: its cost for a batch and for half of it; `number_bytes` are those of one of its numbers."""
+    """A layer on a device: its cost for a batch and for half of it; `number_bytes` is the size of one number."""
 
     device: Device
     whole: LayerCost
@@ -94,7 +94,7 @@ class PricedLayer:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way to keep less: bytes of activations at the peak, seconds and FLOPs of forward and backward."""
+    """A way to save memory: bytes of activations at the peak, seconds and FLOPs of forward and backward."""
 
     name: str
     memory_bytes: float
@@ -132,7 +132,7 @@ def layer_costs(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> list[
 
 @checked
 def ways_to_fit(priced: PricedLayer, num_layers: int, host_link: Link) -> list[Way]:
-    """Every way of the head for a chain of `num_layers` such layers, "keep all" first.
+    """Every way of the table above for a chain of `num_layers` such layers, "keep all" first.
 
     Arguments: priced: of `price_layers`. host_link: between device and host.
     """
@@ -152,14 +152,14 @@ def ways_to_fit(priced: PricedLayer, num_layers: int, host_link: Link) -> list[W
     ways.append(Way("selective", selective, plain_s + n * cost.selective_s, flops))
     ways += _offloaded(cost, n, plain_s, flops, host_link)
     numbers = cost.kept_bytes / priced.number_bytes
-    pass_s = memory_bound_time_s(cost.kept_bytes + numbers, priced.device)  # read one, write the other, and back
+    pass_s = memory_bound_time_s(cost.kept_bytes + numbers, priced.device)  # read and write, both ways
     ways.append(Way("8 bits", n * numbers * (1 + 8 / GROUP), plain_s + 2 * n * float(pass_s), flops))
     ways.append(Way("micro-batch / 2", n * half.kept_bytes, 2 * n * (half.forward_s + half.backward_s), flops))
     return ways
 
 
 def _offloaded(cost: LayerCost, n: int, plain_s: float, flops: float, link: Link) -> Sequence[Way]:
-    """One layer's copies are under way while the next computes."""
+    """Copies of one layer overlap with the computation of the next."""
 
     def copy_s(size_bytes: float) -> float:
         return link.latency_s + size_bytes / link.bandwidth_bytes_per_s
@@ -188,7 +188,7 @@ class _Part(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Operator:
-    """One operator of a step: whether selective checkpoints keep its result, of so many bytes; a price a device."""
+    """One operator of a step: its price on each device, and whether selective checkpoints keep its result."""
 
     part: _Part
     is_product: bool
@@ -197,11 +197,11 @@ class _Operator:
 
 
 def _record(layer: nn.Module, x: Tensor, devices: Sequence[Device]) -> Sequence[_Operator]:
-    """A step of a checkpointed layer: backward as of the plain layer, with its forward again inside."""
+    """A step of a checkpointed layer: backward of the plain layer, with forward repeated inside."""
     recorder, parts = _Recorder(devices), iter((_Part.FORWARD, _Part.AGAIN))
 
     def run(x: Tensor) -> Tensor:
-        # Fused in here, not outside: the engine runs backward without the caller's function modes.
+        # Fused here, not outside: the engine runs backward without the caller's function modes.
         with recorder.during(next(parts)), FusedAttention():
             return layer(x)
 
@@ -236,7 +236,7 @@ def _layer_cost(recorded: Sequence[_Operator], number: int, sizes: dict[str, int
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes the operators that start kernels, in order, with their prices on each of the devices."""
+    """Record the operators that start kernels, in order, with their prices on each of the devices."""
 
     def __init__(self, devices: Sequence[Device]):
         super().__init__()
@@ -246,11 +246,11 @@ class _Recorder(TorchDispatchMode):
 
     @contextmanager
     def during(self, part: _Part) -> Iterator[None]:
-        """Operators inside are of this part; outside they are of backward."""
+        """Operators inside belong to this part; outside they belong to backward."""
         self._part = part
         try:
             yield
-        finally:  # torch ends a forward that runs again by an exception, as soon as all that is saved is there
+        finally:  # torch stops a recomputed forward by an exception once all saved tensors are available
             self._part = _Part.BACKWARD
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:

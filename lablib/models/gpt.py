@@ -1,9 +1,9 @@
 """A plain GPT without parallelism: the model of every technique in this project.
 
 Tokens and positions are embedded and added. Each of `num_layers` blocks then adds two corrections to this residual
-stream: attention, in which a token reads the tokens before it, and an MLP, which works on each token alone. Both read a
-layer-normalized copy (pre-norm), so the stream runs unchanged from the embedding to the head. The head scores every
-word of the vocabulary as the next token.
+stream: attention, in which a token reads the tokens before it, and an MLP, which works on each token separately. Both
+read a layer-normalized copy (pre-norm), so the stream runs unchanged from the embedding to the head. The head scores
+every word of the vocabulary as the next token.
 
     tokens -> embedding -> (+attention(norm), +mlp(norm)) x num_layers -> norm -> head -> logits
 
@@ -55,7 +55,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """Two matrices with a GELU between: D to F and back, each token alone."""
+    """Two matrices with a GELU between: D to F and back, for each token separately."""
 
     def __init__(self, config: GPTConfig, device: torch.device, dtype: torch.dtype):
         super().__init__()
@@ -99,7 +99,7 @@ class GPT(nn.Module):
         seed: a number, or a CPU generator to draw from. The same seed gives the same weights on every device and in
             every dtype, up to rounding; torch's default generators are not used.
         dtype: of the parameters; float64 for tests of gradients.
-        device: of the parameters; None: torch's default device. "meta" builds the shapes alone, at no cost.
+        device: of the parameters; None: torch's default device. "meta" builds only the shapes, at no cost.
     """
 
     def __init__(
@@ -160,6 +160,6 @@ def next_token_loss(logits_BTV: Float[Tensor, "B T V"], targets_BT: Int[Tensor, 
 
     A uniform prediction gives ln(V): 5.545 for bytes. `targets_BT` are the inputs shifted by one position.
     """
-    # Half-precision logits are widened: exp and the sum over V lose too much in 8 or 11 bits.
+    # Widen half-precision logits: exp and the sum over V lose too much in 8 or 11 bits.
     dtype = torch.promote_types(logits_BTV.dtype, torch.float32)
     return F.cross_entropy(logits_BTV.to(dtype).flatten(0, 1), targets_BT.flatten())

@@ -6,8 +6,8 @@ pretraining, where it is known, not the longest that rotary positions allow late
 
 Not modelled: the norm after BLOOM's embedding (28,672 parameters), Qwen3's norms of queries and keys (256 per layer),
 PaLM's parallel attention and MLP, the second prediction module of DeepSeek-V3 (11.5B), Mistral's window. The MPT
-rows are those of llm-foundry's table of throughput, with learned positions and biases; the released MPT-7B and MPT-30B
-have neither.
+rows are from llm-foundry's table of throughput, with learned positions and biases; the released MPT-7B and MPT-30B have
+neither.
 """
 
 from collections.abc import Mapping

@@ -28,12 +28,12 @@ _SECONDS_A_DAY = 86_400
 
 
 def six_n_d(num_parameters: Numbers, tokens: Numbers) -> Numbers:
-    """FLOPs of training so many parameters on so many tokens, by the rule."""
+    """FLOPs of training `num_parameters` on `tokens`, by the rule."""
     return 6 * num_parameters * tokens
 
 
 def over_six_n_d(model: Transformer, seq_len: Numbers | None = None, *, causal: bool = False) -> Numbers:
-    """Model FLOPs of the matrix products, over the rule's: 1 where the rule is exact, 2 where it gives half.
+    """Model FLOPs of the matrix products, over the rule's: 1 if the rule is exact, 2 if it gives half.
 
     Arguments:
         seq_len: tokens of a sequence, a number or a numpy array; None means the model's `max_seq_len`.
@@ -43,5 +43,5 @@ def over_six_n_d(model: Transformer, seq_len: Numbers | None = None, *, causal: 
 
 
 def training_days(flops: Numbers, num_devices: Numbers, flops_per_s: Numbers) -> Numbers:
-    """Days on so many devices. `flops_per_s`: achieved rate per device, its peak times its utilization."""
+    """Days on `num_devices`. `flops_per_s`: achieved rate per device, its peak times its utilization."""
     return flops / (num_devices * flops_per_s) / _SECONDS_A_DAY

@@ -5,7 +5,7 @@ A multiply-add is two FLOPs, and only products of matrices count. Backward makes
 
     attention   2 x its matrices' parameters            mlp, experts  the same; of E experts the k active ones
     scores      2 H T (K + Z)                           queries with keys of width K, then values of width Z
-    head        2 D V                                   the embedding is a look-up: nothing
+    head        2 D V                                   0 for the embedding, a look-up
 
 Four conventions differ, and published numbers mix them:
 
@@ -84,7 +84,7 @@ def step_flops(
     causal: bool = False,
     has_weight_gradients: bool = True,
 ) -> Numbers:
-    """FLOPs of a training step of so many tokens: model FLOPs, and with `recompute` hardware FLOPs.
+    """FLOPs of a training step of `tokens`: model FLOPs, and with `recompute` hardware FLOPs.
 
     Arguments:
         tokens: of the whole step, over all ranks and micro-batches.
@@ -120,5 +120,5 @@ def korthikanti_hardware_flops(batch: Numbers, s: Numbers, layers: Numbers, h: N
 def palm_flops_per_token(
     num_parameters: Numbers, layers: Numbers, heads: Numbers, d_head: Numbers, seq_len: Numbers
 ) -> Numbers:
-    """PaLM's model FLOPs of one token, appendix B: 6 N + 12 L H Q T, the mask not used."""
+    """PaLM's model FLOPs of one token, appendix B: 6 N + 12 L H Q T, without the mask."""
     return 6 * num_parameters + 12 * layers * heads * d_head * seq_len

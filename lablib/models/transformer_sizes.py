@@ -2,7 +2,7 @@
 
 With L layers of width D, H heads of width K, G heads of keys and values, hidden width F, vocabulary V, T positions:
 
-    embedding   V D                                     positions   T D where they are learned
+    embedding   V D                                     positions   T D if they are learned
     attention   D H K + 2 D G K + H K D                 query; key and value; out
       latent    D q + q H K + D (c + R) + c H (N + Z) + H Z D
                 q the queries' rank (D H K if it is 0), c the rank of keys and values; N plain, R rotary, Z value widths
@@ -16,8 +16,8 @@ With L layers of width D, H heads of width K, G heads of keys and values, hidden
 
 Source: counted from the architectures named in transformer.py; agrees with modules built by torch and with released
 checkpoints (tests/models/test_transformer_sizes.py).
-Simplified: no norms of queries and keys (Qwen3), none after the embedding (BLOOM), no biases of queries alone (Qwen2);
-the bias that balances DeepSeek-V3's router is not counted: it has no gradient.
+Simplified: no norms of queries and keys (Qwen3), no norm after the embedding (BLOOM), no biases only for queries
+(Qwen2); the bias that balances DeepSeek-V3's router is not counted: it has no gradient.
 """
 
 from dataclasses import dataclass

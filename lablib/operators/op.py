@@ -9,7 +9,7 @@ An operator computes and moves bytes at the same time, so the slower of the two 
     attention              arithmetic by algorithm                                attention.py
     convolutions           FLOPs / (peak * efficiency)
     functions on a CPU     seconds per element, as measured                       elements.py
-    everything else        negligible arithmetic: bytes                           memory.py
+    other operators        negligible arithmetic: bytes                           memory.py
     of these, on a GPU     bytes at the rate of this kind of operator             efficiency.py
     views, reservations    nothing
 

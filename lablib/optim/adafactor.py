@@ -1,7 +1,7 @@
 """Adafactor: Adam's second mean as sums over rows and columns. A matrix of m x n keeps m + n numbers instead of 2 m n.
 
-If the squares of a gradient were a column times a row, their row means R and column means C would tell all of them:
-v = R C / mean(R). They are not quite, and it is a good enough guess. There is no first mean. At step t:
+If the squares of a gradient were a column times a row, their row means R and column means C would determine them: v = R
+C / mean(R). In practice that is a good approximation. There is no first mean. At step t:
 
     beta2 = 1 - t^-0.8                           a mean over all steps at first: no bias correction needed
     R = beta2 R + (1 - beta2) mean of g^2 over columns          C the same over rows
@@ -9,10 +9,10 @@ v = R C / mean(R). They are not quite, and it is a good enough guess. There is n
     u = g / sqrt(v)
     w = w - lr lambda w - alpha u / max(1, rms(u) / d)          alpha = max(eps2, rms(w)) min(lr, 1 / sqrt(t))
 
-The rate is relative: of the size of the weights, rms(w). And the update is clipped to the size d, since a second mean
-that is slow to follow makes it too large when gradients grow.
+The rate is relative to the size of the weights, rms(w). The update is clipped to the size d, as a slow second mean
+makes it too large when gradients grow.
 
-Cost: 4 (1/m + 1/n) bytes of state a parameter (float32), vectors 4; 4 more during the step, for u; about 16 FLOPs.
+Cost: 4 (1/m + 1/n) bytes of state per parameter (float32), vectors 4; 4 more during the step, for u; about 16 FLOPs.
 Source: Shazeer and Stern, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost", 2018, arXiv 1804.04235,
 algorithms 4 and 5, section 8.
 Conventions, torch.optim.Adafactor's: means where the paper has sums (the same); eps1 bounds mean(R) and sqrt(v) from
@@ -37,11 +37,11 @@ class Adafactor(BatchedOptimizer):
     """Second means as rows and columns; equal to torch.optim.Adafactor.
 
     Arguments:
-        lr: the largest relative rate: share of rms(w) that a step takes.
+        lr: the largest relative rate, as a share of rms(w) per step.
         beta2_decay: the exponent of t in 1 - beta2; not above 0.
         eps: eps1 (None: the spacing of the dtype at 1) and eps2, the least rms(w) that counts.
         d: the largest rms of an update, at least 1.
-        weight_decay: share of the weights that a step takes, times lr.
+        weight_decay: share of the weights removed per step, times lr.
         check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
     """
 
@@ -86,7 +86,7 @@ class Adafactor(BatchedOptimizer):
 
 
 def _over_root(g: Tensor, state: State, weight: float, eps1: float) -> Tensor:
-    """Take g into the state with this weight; g / sqrt(v)."""
+    """Update the state with g and this weight; returns g / sqrt(v)."""
     if g.ndim < 2:
         v = state["variance"].lerp_(g.square(), weight).clone()
     else:
@@ -94,7 +94,7 @@ def _over_root(g: Tensor, state: State, weight: float, eps1: float) -> Tensor:
         v = g.square()
         rows.lerp_(v.mean(dim=-1, keepdim=True), weight)
         columns.lerp_(v.mean(dim=-2, keepdim=True), weight)
-        torch.mul(rows / rows.mean(dim=-2, keepdim=True).clamp_(min=eps1), columns, out=v)  # no memory for another
+        torch.mul(rows / rows.mean(dim=-2, keepdim=True).clamp_(min=eps1), columns, out=v)  # reuse memory
     return v.clamp_(min=eps1**2).rsqrt_().mul_(g)
 
 

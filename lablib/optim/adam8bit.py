@@ -1,15 +1,16 @@
-"""Adam with 8-bit state: AdamW with means kept in a byte each, and computed in 32 bits.
+"""Adam with 8-bit state: AdamW with means stored in a byte each, and computed in 32 bits.
 
 At each step, tensor by tensor, the means are dequantized, updated, used and quantized again (blockwise.py):
 
     m = q1[code_m] scale_m           m = beta1 m + (1 - beta1) g              code_m, scale_m = quantize(m)     signed
     v = q2[code_v] scale_v           v = beta2 v + (1 - beta2) g^2            code_v, scale_v = quantize(v)     unsigned
-    w = w - lr lambda w - lr m^ / (sqrt(v^) + eps)           with m and v of this step, as they are before quantizing
+    w = w - lr lambda w - lr m^ / (sqrt(v^) + eps)           with m and v of this step, before quantizing
 
-Tensors of fewer than `min_8bit_size` numbers (norms, biases) keep 32 bits: little is saved there. So should embeddings
-in a separate group with a large `min_8bit_size`: their gradients are the most uneven.
+Tensors of fewer than `min_8bit_size` numbers (norms, biases) keep 32 bits, as they save little. Embeddings should do
+the same, in a separate group with a large `min_8bit_size`: their gradients are the most uneven.
 
-Cost: 2 + 8 / B bytes of state a parameter, 2.03 for B = 256; 18 during the step, for each number of the largest tensor.
+Cost: 2 + 8 / B bytes of state per parameter, 2.03 for B = 256; 18 during the step, for each number of the largest
+tensor.
 Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021, arXiv 2110.02861, section 2.
 Conventions: blocks of 256 and 4,096 as bitsandbytes has now, 2,048 in the paper. bitsandbytes decays after the step,
 which differs by lr^2 lambda. Tensor by tensor on purpose: a batch would need all means in 32 bits at once.
@@ -77,7 +78,7 @@ class Adam8bit(AdamW):
             m, denominator, correction = update_means_8bit(grad, state, group, signed, unsigned)
             param.mul_(1 - group["lr"] * group["weight_decay"])
             param.addcdiv_(m, denominator, value=-group["lr"] / correction)
-            del m, denominator  # before the next ones are made
+            del m, denominator  # before the next ones are allocated
 
 
 def new_mean(key: str, param: Tensor, group: Settings) -> State:
@@ -88,14 +89,14 @@ def new_mean(key: str, param: Tensor, group: Settings) -> State:
 
 
 def bytes_of_means(numel: int, group: Settings) -> int:
-    """Bytes of two means of so many numbers: a byte each, and a scale of 4 bytes for each block."""
+    """Bytes of two means of `numel` numbers: a byte each, and a scale of 4 bytes for each block."""
     return 2 * (numel + 4 * num_blocks(numel, group["block_size"]))
 
 
 def update_means_8bit(
     grad: Tensor, state: State, group: Settings, signed: Blocks, unsigned: Blocks
 ) -> tuple[Tensor, Tensor, float]:
-    """Count the step, take the gradient into both means; m, sqrt(v^) + eps (new, in float32 or more), 1 - beta1^t."""
+    """Count the step, update both means; returns m, sqrt(v^) + eps (new, at least in float32), 1 - beta1^t."""
     beta1, beta2 = group["betas"]
     state["step"] += 1
     wide = torch.promote_types(grad.dtype, torch.float32)

@@ -1,22 +1,22 @@
 """Adam with BF16 state: two bytes for each mean, rounded up or down at random so that small updates are not lost.
 
-BF16 keeps 8 bits of a number. v = 0.999 v + 0.001 g^2 changes v by less than 1/256 of it once it has settled, and
-rounding to the nearest would leave it where it is forever. Rounded stochastically,
+BF16 keeps 8 bits of a number. Once v has converged, v = 0.999 v + 0.001 g^2 changes it by less than 1/256, and rounding
+to the nearest would never change it again. Rounded stochastically,
 
     round(x) = the next BF16 number towards zero, or the one beyond it, with a chance in proportion to the nearness
 
-each rounding is wrong and their mean is right: E[round(x)] = x. The same holds for weights kept in BF16, where steps of
-lr are mostly smaller than the spacing; then no copy in 32 bits is needed.
+the rounding is unbiased: E[round(x)] = x. The same holds for weights kept in BF16, where steps of lr are mostly smaller
+than the spacing; then no copy in 32 bits is needed.
 
     m = round(beta1 m + (1 - beta1) g)       v = round(beta2 v + (1 - beta2) g^2)       w = round(AdamW's step)
 
-Rounding is cheap in bits: a float32 without its lower 16 bits is a BF16. Add a random number of 16 bits first:
-the carry into the upper half happens with the right chance.
+Rounding is cheap with bits: a float32 without its lower 16 bits is a BF16. A random number of 16 bits is added first,
+and the carry into the upper half has the right probability.
 
-Cost: 4 bytes of state a parameter; 14 during the step, for each number of the largest tensor.
+Cost: 4 bytes of state per parameter; 14 during the step, for each number of the largest tensor.
 Source: Zamirai et al., "Revisiting BFloat16 Training", 2020, arXiv 2010.06192, section 4 (stochastic rounding of
 weights); Gupta et al., 2015, arXiv 1502.02551, section 3.1. AdamW: adamw.py.
-Conventions: the step uses m and v as they are before rounding. Parameters of other dtypes than BF16 are not rounded.
+Conventions: the step uses m and v before rounding. Parameters of other dtypes than BF16 are not rounded.
 """
 
 import math
@@ -79,7 +79,7 @@ class AdamBF16(AdamW):
         state["exp_avg_sq"].copy_(stochastic_bf16(v.float(), self.generator))
         # w = w (1 - lr lambda) - lr m^ / (sqrt(v^) + eps)
         denominator = v.sqrt_().div_(math.sqrt(1 - beta2 ** state["step"])).add_(group["eps"])
-        w = param.to(wide)  # itself, unless it has 16 bits
+        w = param.to(wide)  # a copy only for 16 bits
         w.mul_(1 - lr * group["weight_decay"]).addcdiv_(m, denominator, value=-lr / (1 - beta1 ** state["step"]))
         if w is not param:
             param.copy_(stochastic_bf16(w, self.generator) if param.dtype == torch.bfloat16 else w)

@@ -1,4 +1,4 @@
-"""AdamW: a step of about the same size for every number, and decay that is no part of the gradient.
+"""AdamW: a step of about the same size for every number, and decay separate from the gradient.
 
 Two running means, of the gradient g and of its square; both start at zero, so early ones are too small by 1 - beta^t,
 which the bias correction undoes. At step t, with rate lr and decay lambda:
@@ -7,14 +7,14 @@ which the bias correction undoes. At step t, with rate lr and decay lambda:
     v = beta2 v + (1 - beta2) g^2                v^ = v / (1 - beta2^t)
     w = w - lr lambda w - lr m^ / (sqrt(v^) + eps)
 
-Decoupled decay takes the same share of every weight. L2 regularization adds lambda w to g instead: then it goes through
-m and v too, and weights with large gradients decay less.
+Decoupled decay takes the same share of every weight. L2 regularization adds lambda w to g instead, and so to m and v:
+weights with large gradients then decay less.
 
-Cost: 8 bytes of state a parameter (float32); 4 more during the step, for the denominators; about 16 FLOPs.
+Cost: 8 bytes of state per parameter (float32); 4 more during the step, for the denominators; about 16 FLOPs.
 Source: Kingma and Ba, "Adam", 2014, arXiv 1412.6980, algorithm 1; Loshchilov and Hutter, "Decoupled Weight Decay
 Regularization", 2017, arXiv 1711.05101, algorithm 2.
 Conventions: epsilon outside the root and after the correction, as in both papers and in torch; some codes add it to
-sqrt(v), before the correction. The decay is multiplied by lr, as in torch; in the paper by the schedule alone.
+sqrt(v), before the correction. The decay is multiplied by lr, as in torch; in the paper only by the schedule.
 """
 
 import math
@@ -32,10 +32,10 @@ class AdamW(BatchedOptimizer):
     """Adam with decoupled weight decay; equal to torch.optim.AdamW.
 
     Arguments:
-        lr: rate, of a step of about +-lr for each number.
-        betas: how much of the means of g and of g^2 stays at each step.
+        lr: rate; a step is about +-lr for each number.
+        betas: decay rates of the means of g and of g^2 per step.
         eps: added to the root, so that a number without gradient does not divide by zero.
-        weight_decay: share of the weights that a step takes, times lr.
+        weight_decay: share of the weights removed per step, times lr.
         check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
     """
 
@@ -72,10 +72,10 @@ def new_moments(param: Tensor) -> State:
 def update_moments(
     grads: list[Tensor], states: list[State], betas: tuple[float, float], eps: float
 ) -> tuple[list[Tensor], list[Tensor], list[float]]:
-    """Count the step and take gradients into the means of `new_moments`.
+    """Count the step and update the means of `new_moments` with gradients.
 
     Returns:
-        the m, new tensors sqrt(v^) + eps, and 1 - beta1^t: m^ / (sqrt(v^) + eps) is their quotient.
+        the m, new tensors sqrt(v^) + eps, and 1 - beta1^t, for m^ / (sqrt(v^) + eps).
     """
     beta1, beta2 = betas
     steps = count_steps(states)

@@ -1,17 +1,17 @@
-"""The common class of the optimizers: it gathers and checks the tensors of a step, and loads and counts state.
+"""The common class of the optimizers: collects and checks the tensors of a step, and loads and counts state.
 
 An optimizer of this package defines `new_state`, the state of a parameter, and `update`, its formula over lists of
-tensors. A list goes to a batched (foreach) operator in one call, which is one kernel on a GPU where a loop
-would start one for each parameter.
+tensors. A list is passed to a batched (foreach) operator in one call, which is one kernel on a GPU instead of one per
+parameter.
 
     step: closure -> check every gradient -> for each group: update(params, gradients, states, settings of the group)
 
-As in torch.optim: a parameter without gradient is left alone and gets no state; state begins with the first gradient; a
-group may be empty; `lr` and the rest may differ from group to group.
+As in torch.optim: a parameter without gradient is not changed and gets no state; state begins with the first gradient;
+a group may be empty; settings may differ between groups.
 
-Where it is stricter: the settings of every group are checked; all gradients are looked at before the first parameter is
-changed; a state is loaded only where its names, shapes and dtypes are those that the optimizer would make itself (torch
-would cast 8-bit codes to the dtype of the parameter), and its settings those that the optimizer has.
+It is stricter in three ways: the settings of every group are checked; all gradients are checked before the first
+parameter is changed; a state is loaded only if its names, shapes, dtypes and settings match the optimizer's (torch
+would cast 8-bit codes to the dtype of the parameter).
 """
 
 import math
@@ -33,11 +33,11 @@ class BatchedOptimizer(torch.optim.Optimizer):
     """An optimizer made of `new_state` and `update`; `bytes_of` is the size of `new_state` by formula.
 
     Attributes:
-        is_element_wise: each number's update depends on its own gradient and state alone, so a shard steps alone.
+        is_element_wise: each number's update depends only on its own gradient and state, so it works on shards.
 
     Arguments:
         params: as for torch.optim: parameters, (name, parameter) pairs, or groups of either.
-        settings: of all groups that have no other. With `check_finite`, `step` raises at a gradient that is not finite.
+        settings: defaults of all groups. With `check_finite`, `step` raises at a gradient that is not finite.
     """
 
     is_element_wise: ClassVar[bool] = False
@@ -55,7 +55,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
 
     @classmethod
     def bytes_of(cls, shape: Sequence[int], itemsize: int, group: Settings) -> int:
-        """Bytes kept for a parameter of this shape, with numbers of `itemsize` bytes; two means if not said."""
+        """Bytes kept for a parameter of this shape, with numbers of `itemsize` bytes; two means by default."""
         return 2 * itemsize * math.prod(shape)
 
     def check_group(self, group: Settings) -> None:
@@ -67,7 +67,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: a sparse or complex gradient, as torch does.
-            ValueError: a gradient that is not finite, where the group asks; nothing is changed.
+            ValueError: a gradient that is not finite, if the group checks it; nothing is changed.
         """
         loss = None
         if closure is not None:
@@ -94,7 +94,7 @@ class BatchedOptimizer(torch.optim.Optimizer):
         return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
     def add_param_group(self, param_group: Settings) -> None:
-        """As torch's; the settings are held to the types and bounds of the signature."""
+        """As torch's; the settings are checked against the types and bounds of the signature."""
         super().add_param_group(param_group)
         try:
             group = {name: value for name, value in self.param_groups[-1].items() if name != "params"}
@@ -125,14 +125,14 @@ class BatchedOptimizer(torch.optim.Optimizer):
             }
 
     def _beside(self, state_dict: Settings) -> Iterator[tuple[str, Tensor, Settings, tuple[State, Settings]]]:
-        """Each parameter that has a saved state: name, parameter, group, and the saved state and settings."""
+        """Each parameter with a saved state: name, parameter, group, and the saved state and settings."""
         for group, saved in zip(self.param_groups, state_dict["param_groups"], strict=True):
             for place, index in enumerate(saved["params"]):
                 if state := state_dict["state"].get(index):
                     yield self._name(group, place), group["params"][place], group, (state, saved)
 
     def check_gradients(self) -> None:
-        """Raise at a gradient that is sparse or complex; at one that is not finite, where its group asks."""
+        """Raise for a gradient that is sparse or complex, or not finite if its group checks it."""
         for group in self.param_groups:
             for place, param in enumerate(group["params"]):
                 if param.grad is not None:
@@ -157,7 +157,7 @@ Lists = tuple[list[Tensor], list[Tensor], list[State]]
 
 
 def split(is_first: list[bool], params: list[Tensor], grads: list[Tensor], states: list[State]) -> tuple[Lists, Lists]:
-    """Parameters, gradients and states in two parts: where `is_first` says so, and the rest."""
+    """Parameters, gradients and states in two parts: where `is_first` is True, and the rest."""
 
     def where(wanted: bool) -> Lists:
         chosen = [one is wanted for one in is_first]

@@ -1,7 +1,7 @@
-"""Block-wise 8-bit quantization: a byte for each number of a state, and one scale for each block of them.
+"""Block-wise 8-bit quantization: a byte for each number of a state, and one scale per block.
 
-A byte names one of 256 values q between -1 and 1 (or 0 and 1, where nothing is negative). A block of B numbers is
-divided by its largest, and each is replaced by the nearest value:
+A byte encodes one of 256 values q between -1 and 1 (or 0 and 1, without negative numbers). A block of B numbers is
+divided by its maximum, and each number is replaced by the nearest value:
 
     scale = max |x| of the block             code = the j with q_j nearest to x / scale             x ~ q_code scale
 
@@ -10,13 +10,14 @@ as many values as the one below (dynamic tree quantization; E zeros in the byte 
 
     10^-6 ... 10^-5  1 value      10^-5 ... 10^-4  2      ...      0.1 ... 1  64        unsigned: twice as many
 
-An outlier makes its block coarse, and no other: with one scale for a whole tensor all would be (`outlier_errors`).
+An outlier reduces the precision only of its block; with one scale for a whole tensor it would affect all
+(`outlier_errors`).
 
-The nearest by one look into a table: a search among 255 borders would guess wrong at every second branch. A share is
-rounded to half precision, and its 16 bits number the 65,536 codes of the table; only a share within 2^-11 of itself
-from the middle of two values may go to the farther one.
+The nearest value comes from a table: a search among 255 borders would mispredict every second branch. A quotient is
+rounded to half precision, and its 16 bits index the 65,536 codes of the table; only a quotient within 2^-11 (relative)
+of the middle of two values may get the farther one.
 
-Cost: 1 + 4 / B bytes a number; about 7 passes over the numbers to quantize, 3 to dequantize.
+Cost: 1 + 4 / B bytes per number; about 7 passes over the numbers to quantize, 3 to dequantize.
 Shapes: any; blocks are B neighbours in memory, the last one may be shorter.
 Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2021, arXiv 2110.02861, sections 1.2 and 2;
 Dettmers, "8-Bit Approximations for Parallelism in Deep Learning", 2015, arXiv 1511.04561 (the tree).
@@ -46,7 +47,7 @@ def codebook(is_signed: bool) -> Float[Tensor, "256"]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks:
-    """How tensors are cut and coded.
+    """Settings of blocks and codes.
 
     Attributes:
         values: of the 256 codes.
@@ -69,7 +70,7 @@ def blocks(is_signed: bool, size: Count, device: torch.device | None = None) -> 
 
 
 def quantize(x: Float[Tensor, "..."], how: Blocks) -> tuple[UInt8[Tensor, "..."], Float32[Tensor, " blocks"]]:
-    """Codes in the shape of x, and a scale for each block. A block with a NaN or an infinity comes back as NaN."""
+    """Codes in the shape of x, and a scale for each block. A block with a NaN or an infinity dequantizes to NaN."""
     flat = x.flatten().float()
     if padding := -len(flat) % how.size:
         flat = torch.nn.functional.pad(flat, (0, padding))
@@ -91,13 +92,13 @@ def dequantize(codes: UInt8[Tensor, "..."], scales: Float32[Tensor, " blocks"], 
 
 @checked
 def num_blocks(numel: int, size: int) -> int:
-    """Blocks, and so scales, of a tensor of so many numbers."""
+    """Blocks, and so scales, of a tensor of `numel` numbers."""
     return -(-numel // size)
 
 
 @checked
 def outlier_errors(x: Float[Tensor, "..."], block_sizes: Sequence[int], outlier: float) -> list[float]:
-    """What one outlier costs the others: their relative error, |x~ - x| / |x| of norms, for each size of blocks.
+    """Relative error of the other numbers with one outlier, |x~ - x| / |x| of norms, for each size of blocks.
 
     Arguments:
         x: numbers; the first is replaced by the outlier (x itself is not changed).

@@ -9,7 +9,7 @@ State = dict[str, Any]
 
 
 def check_gradient(grad: Tensor, name: str, optimizer: str, is_finite: bool) -> None:
-    """Raise RuntimeError at a sparse or complex gradient of this parameter; ValueError where it must be finite."""
+    """Raise RuntimeError for a sparse or complex gradient; ValueError for one that must be finite and is not."""
     if grad.is_sparse or grad.is_complex():
         raise RuntimeError(
             f"{optimizer} does not support {'sparse' if grad.is_sparse else 'complex'} gradients: {name} has one; give "
@@ -17,13 +17,13 @@ def check_gradient(grad: Tensor, name: str, optimizer: str, is_finite: bool) -> 
         )
     if is_finite and not grad.isfinite().all():
         raise ValueError(
-            f"gradients must be finite: that of {name} holds {int(grad.isnan().sum())} NaN and "
-            f"{int(grad.isinf().sum())} infinite numbers of {grad.numel()}; skip the step, or look at what made them."
+            f"gradients must be finite: the gradient of {name} has {int(grad.isnan().sum())} NaN and "
+            f"{int(grad.isinf().sum())} infinite numbers of {grad.numel()}; skip the step, or find their cause."
         )
 
 
 def check_saved_settings(optimizer: str, settings: Settings, saved: Settings) -> None:
-    """Raise ValueError where a saved group lacks a setting of this optimizer."""
+    """Raise ValueError if a saved group lacks a setting of this optimizer."""
     if missing := [name for name in settings if name not in saved]:
         raise ValueError(
             f"a state must be of the same optimizer: its settings lack {', '.join(missing)}, which {optimizer} has; "
@@ -32,7 +32,7 @@ def check_saved_settings(optimizer: str, settings: Settings, saved: Settings) ->
 
 
 def check_state(name: str, optimizer: str, wanted: State, saved: State) -> None:
-    """Raise ValueError where a saved state has not the entries, shapes and dtypes that this parameter's would have."""
+    """Raise ValueError unless a saved state has the entries, shapes and dtypes of this parameter's state."""
     if wanted.keys() != saved.keys():
         raise ValueError(
             f"a state must be of the same optimizer: {name} has {', '.join(saved)}, and {optimizer} keeps "

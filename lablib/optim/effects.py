@@ -1,17 +1,17 @@
 """Effects of four optimizers on a gradient, as numbers for figures: singular values, signs, 8-bit blocks, projections.
 
     singular values    of a matrix, and after steps of Newton-Schulz               figure_singular_values
-    signs              mean step where noise drowns the signal more and more       figure_sign_of_noise
+    signs              mean step for growing noise over the signal                 figure_sign_of_noise
     blocks             error of the others against the size of one outlier         figure_blocks
     projections        share lost against rank, for directions of several ages     figure_projection
 
 Each function gives the arguments of its figure, in order.
 
 Cost: a decomposition of the matrix; a few thousand random numbers.
-Source: newton_schulz.py, lion.py, blockwise.py, projection.py. Adam's mean step, its means having settled: mu over the
-root of mu^2 + sigma^2, as v is a mean of squares.
+Source: newton_schulz.py, lion.py, blockwise.py, projection.py. Adam's mean step, with converged means: mu over the root
+of mu^2 + sigma^2, as v is a mean of squares.
 Shapes: matrices (m, n), k = min(m, n).
-Simplified: noise is normal and has no memory.
+Simplified: noise is normal and independent.
 """
 
 import math
@@ -33,7 +33,7 @@ from lablib.signature import checked
 def singular_values(
     matrix: Float[Tensor, "m n"], steps: Sequence[int] = (1, 3, 5)
 ) -> tuple[list[float], dict[int, list[float]]]:
-    """Singular values over the norm of all, largest first; and what each has become after so many steps."""
+    """Singular values over the norm of all, largest first; and each of them after some steps."""
     values_k = torch.linalg.svdvals(matrix.detach().double())
     after = {count: singular_values_after(values_k, count).tolist() for count in steps}
     return (values_k / values_k.norm()).tolist(), after
@@ -50,8 +50,8 @@ def mean_steps(
 
     Arguments:
         signal_to_noise: mean over standard deviation of a gradient.
-        num_numbers: parameters that are stepped side by side, each with noise of its own.
-        num_steps: the mean should have settled after three quarters of them.
+        num_numbers: parameters that are updated in parallel, each with different noise.
+        num_steps: the mean should have converged after three quarters of them.
     """
     formula = [expected_sign(signal, betas) for signal in signal_to_noise]
     measured = [_measured_sign(signal, betas, num_numbers, num_steps) for signal in signal_to_noise]
@@ -77,7 +77,7 @@ def _measured_sign(signal: float, betas: tuple[float, float], num_numbers: int, 
 def block_errors(
     x: Float[Tensor, "..."], outliers: Sequence[float], block_sizes: Sequence[int]
 ) -> tuple[list[float], dict[str, list[float]]]:
-    """Relative error of all numbers but one, which is so many root mean squares large, for each size of blocks."""
+    """Relative error of all numbers but one outlier, given in root mean squares, for each size of blocks."""
     errors = [outlier_errors(x.detach(), block_sizes, outlier) for outlier in outliers]
     names = [f"blocks of {size:,}" if size < x.numel() else "one scale for all" for size in block_sizes]
     return list(outliers), {name: [each[i] for each in errors] for i, name in enumerate(names)}

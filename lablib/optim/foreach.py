@@ -1,4 +1,4 @@
-"""torch's batched operators: one call for a list of tensors, where a loop would start a kernel for each.
+"""torch's batched operators: one call for a list of tensors instead of a kernel for each.
 
     foreach.mul_(params, 0.9)                  params[i] *= 0.9
     foreach.add_(params, grads, alpha=-lr)     params[i] += -lr grads[i]

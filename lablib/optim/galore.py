@@ -1,16 +1,16 @@
-"""GaLore: Adam on a matrix's gradient in few directions, so that its means are small; the weights stay in full.
+"""GaLore: Adam on a matrix's gradient projected on few directions, with small means and full weights.
 
 The r strongest singular vectors of a gradient, taken every T steps, are the columns of P. Of G (m x n, m <= n) only
 
     every T steps: P = U[:, :r]  of  G = U S V^T
-    R = P^T G                                    r x n instead of m x n: what Adam sees, and keeps means of
+    R = P^T G                                    r x n instead of m x n: the gradient for Adam and its means
     w = w - lr lambda w - lr alpha P adam(R)     adam(R) = m^ / (sqrt(v^) + eps), as in adamw.py
 
-and for m > n the other side, P = V[:, :r], R = G P. What lies outside P is lost for this step (projection.py), until a
-later P takes it in. The means stay as they are when P changes, though they were means in other directions.
+and for m > n the other side, P = V[:, :r], R = G P. The part outside P is lost for this step (projection.py), until a
+later P includes it. The means are kept when P changes, though they were in other directions.
 
-Cost: 4 (2 r max(m, n) + r min(m, n)) bytes of state a matrix (float32); 4 a parameter more for the update, matrix by
-matrix; 4 r FLOPs a parameter, and about 4 min(m, n) / T for the decomposition.
+Cost: 4 (2 r max(m, n) + r min(m, n)) bytes of state per matrix (float32); 4 more per parameter for the update, matrix
+by matrix; 4 r FLOPs per parameter, and about 4 min(m, n) / T for the decomposition.
 Source: Zhao et al., "GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection", 2024, arXiv 2403.03507,
 algorithm 2 and section 4.
 Conventions: the authors' code projects square matrices from the right, the paper from the left, as here. It adds eps
@@ -36,8 +36,8 @@ class GaLore(AdamW):
 
     Arguments:
         lr, betas, eps, weight_decay, check_finite: as for AdamW.
-        rank: directions that a matrix keeps; None: no projection.
-        update_proj_gap: steps from one choice of directions to the next.
+        rank: number of directions per matrix; None: no projection.
+        update_proj_gap: steps between choices of directions.
         scale: alpha, factor of a projected step.
     """
 
@@ -99,7 +99,7 @@ def is_projected(param: Tensor, group: Settings) -> bool:
 
 
 def check_projection(group: Settings) -> None:
-    """Raise ValueError at a rank above the smaller side of a matrix."""
+    """Raise ValueError for a rank above the smaller side of a matrix."""
     for shape in (tuple(param.shape) for param in group["params"] if is_projected(param, group)):
         if group["rank"] > min(shape):
             raise ValueError(

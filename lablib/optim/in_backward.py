@@ -1,10 +1,10 @@
-"""Optimizer in backward: each parameter is stepped as soon as its gradient is complete, and the gradient is freed.
+"""Optimizer in backward: each parameter is updated as soon as its gradient is complete, and the gradient is freed.
 
-Usually backward fills all gradients, b bytes a parameter, and then the optimizer reads them. A hook on each parameter
-can step it alone, right after its gradient was accumulated:
+Usually backward fills all gradients, b bytes per parameter, and then the optimizer reads them. A hook on each parameter
+can update it separately, directly after its gradient was accumulated:
 
     peak without:  parameters + states + gradients of all + temporaries of the step of all
-    peak with:     parameters + states + gradients of the few that are alive at a time + temporaries of the largest
+    peak with:     parameters + states + gradients of the few in memory at a time + temporaries of the largest
 
 Not possible then: steps that need all gradients at once (clipping by the norm of all, loss scaling that skips a step,
 accumulation over micro-batches), and the batching of kernels over parameters.
@@ -24,7 +24,7 @@ from lablib.signature import checked
 
 
 class InBackward:
-    """Optimizers at work inside backward. `optimizers` has one per parameter, in order; `close` ends it."""
+    """Optimizers that run inside backward. `optimizers` has one per parameter, in order; `close` ends it."""
 
     def __init__(self, optimizers: dict[Tensor, torch.optim.Optimizer]):
         self.optimizers = list(optimizers.values())
@@ -34,7 +34,7 @@ class InBackward:
         ]
 
     def close(self) -> None:
-        """Gradients are kept again, and nothing is stepped."""
+        """Remove the hooks: gradients are kept again, and no parameter is updated in backward."""
         for handle in self._handles:
             handle.remove()
 
@@ -43,7 +43,7 @@ class InBackward:
 def step_in_backward(
     make_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer], params: Iterable[Tensor]
 ) -> InBackward:
-    """From now on, `backward` steps each of these parameters and frees its gradient.
+    """From now on, `backward` updates each of these parameters and frees its gradient.
 
         running = step_in_backward(lambda params: AdamW(params, lr=1e-3), model.parameters())
         loss.backward()
@@ -57,7 +57,7 @@ def step_in_backward(
     """
     trained = [param for param in params if param.requires_grad]
     if any(param.grad is not None for param in trained):
-        raise ValueError("no gradient may be there before stepping in backward: got one; call zero_grad() first.")
+        raise ValueError("gradients must be None before step_in_backward: got one; call zero_grad() first.")
     return InBackward({param: make_optimizer([param]) for param in trained})
 
 

@@ -1,20 +1,20 @@
-"""LAMB: Adam's direction, and a step for each layer in proportion to the layer's weights. For large batches.
+"""LAMB: Adam's direction with a step in proportion to the weights of each layer, for large batches.
 
-At a large rate some layers' steps are large relative to their weights and training diverges, while others' could be
-larger. LAMB gives the update of each layer (each parameter tensor) the length of its weights:
+At a large rate the steps of some layers are too large for their weights and training diverges, while other layers could
+take larger ones. LAMB scales the update of each layer (each parameter tensor) to the norm of its weights:
 
     r = m^ / (sqrt(v^) + eps)                    Adam's direction (adamw.py)
     u = r + lambda w
-    w = w - lr (|w| / |u|) u                     |w| / |u|, the trust ratio; 1 where either is zero
+    w = w - lr (|w| / |u|) u                     |w| / |u|, the trust ratio; 1 if either is zero
 
-so every step changes every layer by the share lr, for any gradients.
+So every step changes every layer by the share lr, for any gradients.
 
-Cost: 8 bytes of state a parameter (float32); 4 more during the step, for u; about 21 FLOPs.
+Cost: 8 bytes of state per parameter (float32); 4 more during the step, for u; about 21 FLOPs.
 Source: You et al., "Large Batch Optimization for Deep Learning: Training BERT in 76 minutes", 2019, arXiv 1904.00962,
 algorithm 2.
 Conventions: the paper passes |w| through a function phi that may bound it; the identity here, as in the authors' code.
-Decay is inside the trust ratio, so it changes the direction and not the length. Some codes clip gradients to norm 1
-first: clip outside.
+Decay is inside the trust ratio, so it changes the direction, not the length. Some codes clip gradients to norm 1 first:
+clip outside.
 """
 
 import torch
@@ -31,8 +31,8 @@ class LAMB(BatchedOptimizer):
     """Adam with steps in proportion to each layer's weights.
 
     Arguments:
-        lr: share of its length that each layer moves by, in one step.
-        betas: how much of the means of g and of g^2 stays at each step.
+        lr: relative change of each layer per step.
+        betas: decay rates of the means of g and of g^2 per step.
         eps: added to the root; the authors take 1e-6.
         weight_decay: share of the weights that is added to the direction.
         check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
@@ -64,6 +64,6 @@ class LAMB(BatchedOptimizer):
 
 
 def trust_ratios(params: list[Tensor], updates: list[Tensor]) -> list[Tensor]:
-    """|w| / |u| for each tensor; 1 where either is zero."""
+    """|w| / |u| for each tensor; 1 if either is zero."""
     lengths = zip(foreach.norm(params), foreach.norm(updates), strict=True)
     return [torch.where((w > 0) & (u > 0), w / u, torch.ones_like(w)) for w, u in lengths]

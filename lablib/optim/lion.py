@@ -1,20 +1,20 @@
 """Lion: the sign of a running mean. Every number moves by the same amount, and one mean is kept instead of two.
 
-    u = beta1 m + (1 - beta1) g             signed below: mostly the past, with more of the new gradient than m has
+    u = beta1 m + (1 - beta1) g             mostly the past, with more of the new gradient than m
     w = w - lr (sign(u) + lambda w)
     m = beta2 m + (1 - beta2) g
 
-As each step is +-lr for each number, lr is chosen 3 to 10 times smaller than AdamW's, and lambda as much larger, so
-that lr lambda stays.
+As each step is +-lr for each number, lr is chosen 3 to 10 times smaller than AdamW's, and lambda larger by the same
+factor, so that lr lambda does not change.
 
-The sign and noise. Of a gradient mu + noise of standard deviation sigma, u has the mean mu and, m having settled, the
+The sign and noise. For a gradient mu + noise of standard deviation sigma, u has the mean mu and, with converged m, the
 standard deviation sigma_u = sigma sqrt((1 - beta1)^2 + beta1^2 (1 - beta2) / (1 + beta2)). For normal noise
 
     E[sign(u)] = erf(mu / (sqrt(2) sigma_u))            `expected_sign`
 
-so where noise drowns the signal, the mean step is in proportion to mu / sigma_u, and where it does not, it is +-1.
+So if noise dominates, the mean step is proportional to mu / sigma_u; otherwise it is +-1.
 
-Cost: 4 bytes of state a parameter (float32); 4 more during the step, for u; about 11 FLOPs.
+Cost: 4 bytes of state per parameter (float32); 4 more during the step, for u; about 11 FLOPs.
 Source: Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, arXiv 2302.06675, algorithm 2.
 Conventions: the authors' code and the paper agree. The sign of zero is zero.
 """
@@ -35,9 +35,9 @@ class Lion(BatchedOptimizer):
     """The sign of a mean of gradients.
 
     Arguments:
-        lr: by which every number moves at every step.
+        lr: change of every number per step.
         betas: of the mean that is signed, and of the mean that is kept.
-        weight_decay: share of the weights that a step takes, times lr.
+        weight_decay: share of the weights removed per step, times lr.
         check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
     """
 
@@ -75,7 +75,7 @@ class Lion(BatchedOptimizer):
 
 @checked
 def expected_sign(signal_to_noise: float, betas: Betas = (0.9, 0.99)) -> float:
-    """E[sign(u)], the mean step over lr, where gradients have mean mu and normal noise of deviation sigma.
+    """E[sign(u)], the mean step over lr, for gradients with mean mu and normal noise of deviation sigma.
 
     Arguments:
         signal_to_noise: mu / sigma of one gradient.

@@ -2,7 +2,7 @@
 
 For a matrix of m x n numbers of b bytes each, N = m n; k = min(m, n), K = max(m, n), r the rank, B the block:
 
-    adamw, lamb, sophia     2 b N                                               8 a parameter for b = 4
+    adamw, lamb, sophia     2 b N                                               8 per parameter for b = 4
     lion, muon              b N                                                 4
     adafactor               b (m + n)                                           4 (1/m + 1/n)
     adam_bf16               4 N                                                 4
@@ -11,8 +11,9 @@ For a matrix of m x n numbers of b bytes each, N = m n; k = min(m, n), K = max(m
     galore                  b (2 r K + r k)                                     4 (2 r / k + r / K)
     q_galore                2 r K + 8 ceil(r K / B) + ceil(r k / 2) + 8 ceil(r k / 256)
 
-Vectors, and what has no rank, is kept as by adamw (by adam8bit for q_galore); adam8bit keeps fewer than 4,096 numbers
-as adamw does; SOAP counts only sides of at most `max_precond_dim`. Steps are counted in Python and take nothing.
+Vectors, and parameters without a rank, are as in adamw (in adam8bit for q_galore); tensors of fewer than 4,096 numbers
+in adam8bit are as in adamw; SOAP counts only sides of at most `max_precond_dim`. Steps are counted in Python and take
+no bytes.
 
 The same numbers come from `BatchedOptimizer.state_bytes()`, and from a run's memory (category "optimizer state").
 
@@ -55,7 +56,7 @@ def state_bytes(
         optimizer: the name of its file.
         shape: of the parameter.
         itemsize: bytes of one of its numbers.
-        rank, block_size, min_8bit_size, max_precond_dim: as of the optimizers that have them.
+        rank, block_size, min_8bit_size, max_precond_dim: settings of the optimizers that have them.
     """
     settings = {"rank": rank, "block_size": block_size, "min_8bit_size": min_8bit_size}
     return OPTIMIZERS[optimizer].bytes_of(shape, itemsize, settings | {"max_precond_dim": max_precond_dim})

@@ -1,16 +1,16 @@
-"""Muon: the momentum of a matrix with all its singular values made about equal. Every direction gets the same step.
+"""Muon: the momentum of a matrix with singular values made about equal, so every direction has the same step.
 
-A gradient matrix is mostly a few strong directions. Written as U S V^T, its momentum is replaced by U V^T, the nearest
-orthogonal matrix, so weak directions count as much as strong ones:
+A few strong directions dominate a gradient matrix. Muon replaces its momentum U S V^T by U V^T, the nearest orthogonal
+matrix, so weak directions count the same as strong ones:
 
     B = mu B + (1 - mu) g                        B~ = mu B + (1 - mu) g once more (Nesterov), or B
     O = NewtonSchulz(B~)                         about U V^T (newton_schulz.py)
     w = w - lr lambda w - lr scale O             scale = sqrt(max(1, m / n)): "original"
                                                          0.2 sqrt(max(m, n)): "match_rms_adamw", AdamW's size of step
 
-Only matrices of hidden layers: vectors, embeddings and the head are given to AdamW.
+Only for matrices of hidden layers: vectors, embeddings and the head use AdamW.
 
-Cost: 4 bytes of state a parameter (float32); during the step about 10 for each number of the largest matrix; the
+Cost: 4 bytes of state per parameter (float32); during the step about 10 for each number of the largest matrix; the
 FLOPs of Newton-Schulz, 5 (4 m^2 n + 2 m^3) for m <= n.
 Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024, kellerjordan.github.io; Liu et
 al., "Muon is Scalable for LLM Training", 2025, arXiv 2502.16982, section 2.2 (decay, and 0.2 sqrt(max)).
@@ -42,8 +42,8 @@ class Muon(BatchedOptimizer):
 
     Arguments:
         lr: rate.
-        weight_decay: share of the weights that a step takes, times lr.
-        momentum: how much of the mean of gradients stays at each step.
+        weight_decay: share of the weights removed per step, times lr.
+        momentum: decay rate of the mean of gradients per step.
         nesterov: whether the gradient counts once more.
         ns_coefficients, eps, ns_steps: of the Newton-Schulz iteration.
         adjust_lr_fn: "original" or "match_rms_adamw".
@@ -84,7 +84,7 @@ class Muon(BatchedOptimizer):
         momentum, buffers = group["momentum"], [state["momentum_buffer"] for state in states]
         foreach.lerp_(buffers, grads, 1 - momentum)
         foreach.mul_(params, 1 - group["lr"] * group["weight_decay"])
-        for param, grad, buffer in zip(params, grads, buffers, strict=True):  # one product fills a GPU: no batch needed
+        for param, grad, buffer in zip(params, grads, buffers, strict=True):  # one product fills a GPU, so no batching
             mean = grad.lerp(buffer, momentum) if group["nesterov"] else buffer
             mean = newton_schulz(mean, group["ns_steps"], group["ns_coefficients"], group["eps"])
             param.add_(mean, alpha=-group["lr"] * SCALES[group["adjust_lr_fn"]](*param.shape))

@@ -1,15 +1,15 @@
-"""Newton-Schulz: the nearest orthogonal matrix by matrix products alone, about.
+"""Newton-Schulz: approximate the nearest orthogonal matrix by matrix products.
 
 Of X = U S V^T the nearest matrix with orthonormal rows (or columns) is U V^T: all singular values become 1. A
-decomposition would give it, slowly. Instead X is divided by its norm, and then, five times,
+decomposition would compute it slowly. Instead X is divided by its norm, and then, five times,
 
     X = a X + b (X X^T) X + c (X X^T)^2 X
 
-which leaves U and V alone and sends each singular value s to a s + b s^3 + c s^5 (`singular_values_after`).
+which keeps U and V and maps each singular value s to a s + b s^3 + c s^5 (`singular_values_after`).
 
-With (15/8, -10/8, 3/8) the values converge to 1, and small ones slowly: they grow 1.9-fold a step. Muon's
-(3.4445, -4.7750, 2.0315) grow them 3.4-fold, and never settle: from 0.01 and more they end
-between 0.68 and 1.13. Near enough, it seems.
+With (15/8, -10/8, 3/8) the values converge to 1, but small ones slowly: they grow by a factor of 1.9 per step. With
+Muon's (3.4445, -4.7750, 2.0315) the factor is 3.4, but they do not converge: values of 0.01 and more end between 0.68
+and 1.13, which is enough in practice.
 
 Cost: num_steps (4 m^2 n + 2 m^3) FLOPs for an m x n matrix, m <= n; three matrices of m x n and two of m x m at a time.
 Source: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024, kellerjordan.github.io;
@@ -51,7 +51,7 @@ def singular_values_after(
     num_steps: int = 5,
     coefficients: tuple[float, float, float] = COEFFICIENTS,
 ) -> Float[Tensor, " n"]:
-    """What Newton-Schulz makes of singular values: their norm becomes 1, then each goes its own way."""
+    """Singular values after Newton-Schulz: divided by their norm, then mapped one by one."""
     a, b, c = coefficients
     s = singular_values / singular_values.norm()
     for _ in range(num_steps):

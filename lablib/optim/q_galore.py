@@ -1,18 +1,18 @@
-"""Q-GaLore: GaLore with its directions in 4 bits, its means in 8, and new directions only where they still change.
+"""Q-GaLore: GaLore with directions in 4 bits, means in 8, and new directions only while they change.
 
     P~ = P in 4 bits (four_bits.py)
     R = P~^T G
     adam(R)                                      with means in 8 bits (adam8bit.py)
     w = w - lr lambda w - lr alpha P~ adam(R)
 
-In many layers directions soon settle. Each matrix has a gap T of its own: after `queue_size` renewals in a row with a
+In many layers directions soon converge. Each matrix has its own gap T: after `queue_size` renewals in a row with a
 |cosine| of the old and the new first direction of at least `cos_threshold`, T grows by `gamma_proj`.
 
-Cost: bytes by `bytes_of`, for B = 256 about (2.03 max + 0.53 min) r. A step needs besides 4 m n for one matrix's
-update, 4 k (m + n) where its directions are renewed, k = min(m, n); 0.8 MB while tables are made.
+Cost: bytes by `bytes_of`, for B = 256 about (2.03 max + 0.53 min) r. A step also needs 4 m n for one matrix's update, 4
+k (m + n) if its directions are renewed, k = min(m, n); 0.8 MB for computing tables.
 Source: Zhang et al., "Q-GaLore: Quantized GaLore with INT4 Projection and Layer-Adaptive Low-Rank Gradients", 2024,
 arXiv 2407.08296, sections 3.2 to 3.4; the 8 bits of the means from their experiments.
-Conventions: the authors' code asks for the mean of five signed cosines. Simplified: weights are not kept in 8 bits.
+Conventions: the authors' code tests the mean of five signed cosines. Simplified: weights are not kept in 8 bits.
 """
 
 from collections.abc import Sequence
@@ -37,8 +37,8 @@ class QGaLore(Adam8bit):
 
     Arguments:
         lr, betas, eps, weight_decay, check_finite, block_size, min_8bit_size: as for Adam8bit; rank, scale: GaLore.
-        update_proj_gap: steps from one choice of directions to the next, at first.
-        cos_threshold, queue_size, gamma_proj: when that grows, and by what.
+        update_proj_gap: initial number of steps between renewals of directions.
+        cos_threshold, queue_size, gamma_proj: condition for its growth, and factor.
     """
 
     @checked
@@ -103,7 +103,7 @@ class QGaLore(Adam8bit):
 
 
 def _renew(grad: Tensor, state: State, group: Settings) -> None:
-    """New directions, and the step of the next ones."""
+    """Renew the directions, and set the step of the next renewal."""
     axes = strongest_directions(grad, group["rank"])
     if state["step"] > 0:
         cosine = F.cosine_similarity(_axes(state, grad, group)[:, 0], axes[:, 0], dim=0).abs()

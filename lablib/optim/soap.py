@@ -1,4 +1,4 @@
-"""SOAP: Adam in the axes in which a matrix's gradients vary most and least, so that their numbers hardly correlate.
+"""SOAP: Adam in the principal axes of a matrix's gradients, where their numbers are hardly correlated.
 
     M = beta1 M + (1 - beta1) G                              in the matrix's own axes
     G' = Q_L^T G Q_R          M' = Q_L^T M Q_R               rotated
@@ -7,12 +7,12 @@
     L = beta2 L + (1 - beta2) G G^T       R = beta2 R + (1 - beta2) G^T G       Shampoo's
     every f steps: Q_L = qr(L Q_L), Q_R = qr(R Q_R)          their eigenvectors: a step of the power method
 
-Cost: 8 m n + 8 (m^2 + n^2) bytes of state (float32), 24 a parameter if square; 12 n^3 FLOPs of rotations and 4 n^3 for
-L and R in a step of n x n, every f steps 20/3 n^3 for the decompositions. A step needs besides 4 N + 16 m n bytes, N
-numbers in all, m x n the largest matrix; or 12 max(m, n)^2, if more, where axes turn.
+Cost: 8 m n + 8 (m^2 + n^2) bytes of state (float32), 24 per parameter if square; 12 n^3 FLOPs of rotations and 4 n^3
+for L and R in a step of n x n, every f steps 20/3 n^3 for the decompositions. A step also needs 4 N + 16 m n bytes for
+N numbers in total and the largest matrix m x n; or 12 max(m, n)^2, if more, when axes are renewed.
 Source: Vyas et al., "SOAP: Improving and Stabilizing Shampoo using Adam", 2024, arXiv 2409.11321, algorithms 3 and 4.
 Conventions: as in the authors' code, the first gradient only sets L, R and the axes, and vectors get AdamW. Their code
-also adds eps before the correction, decays after the step and sorts the axes. V stays as it is when the axes turn.
+also adds eps before the correction, decays after the step and sorts the axes. V is kept when the axes change.
 """
 
 import math
@@ -33,7 +33,7 @@ class SOAP(AdamW):
 
     Arguments:
         lr, betas, eps, weight_decay, check_finite: as for AdamW; betas[1] also averages L and R.
-        precondition_frequency: steps from one turn of the axes to the next.
+        precondition_frequency: steps between renewals of the axes.
         max_precond_dim: longer sides of a matrix are not rotated.
     """
 
@@ -87,7 +87,7 @@ class SOAP(AdamW):
         foreach.addcmul_(exp_avg_sqs, rotated, rotated, 1 - beta2)
         foreach.mul_(params, 1 - group["lr"] * group["weight_decay"])
         for param, m, v, state in zip(params, exp_avgs, exp_avg_sqs, states, strict=True):
-            t = state["step"]  # the first gradient moved nothing: so many have, with this one
+            t = state["step"]  # the first gradient only sets the axes: this is the number of updates
             denominator = v.sqrt().div_(math.sqrt(1 - beta2**t)).add_(group["eps"])
             direction = _rotate(m, state).div_(denominator)
             param.add_(_rotate_back(direction, state), alpha=-group["lr"] / (1 - beta1**t))
@@ -106,13 +106,13 @@ def _rotate_back(x: Tensor, state: State) -> Tensor:
 
 
 def _renew(grad: Tensor, state: State, group: Settings) -> None:
-    """Count the gradient, take it into L and R, and turn the axes if it is time."""
+    """Count the gradient, update L and R, and renew the axes if due."""
     for side, outer in (("L", lambda: grad @ grad.T), ("R", lambda: grad.T @ grad)):
         if side in state:
             matrix = state[side].lerp_(outer(), 1 - group["betas"][1])
             wide, axes = matrix.to(torch.promote_types(matrix.dtype, torch.float32)), state[f"Q_{side}"]
             if state["step"] == 0:
-                axes.copy_(torch.linalg.eigh(wide).eigenvectors.flip(1))  # the largest first, as the power method would
+                axes.copy_(torch.linalg.eigh(wide).eigenvectors.flip(1))  # the largest first, as in the power method
             elif state["step"] % group["precondition_frequency"] == 0:
                 axes.copy_(torch.linalg.qr(wide @ axes.to(wide.dtype)).Q)
     state["step"] += 1

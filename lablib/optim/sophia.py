@@ -1,25 +1,25 @@
-"""Sophia-G: a mean of gradients over a mean of curvatures, and no number moves by more than lr.
+"""Sophia-G: a mean of gradients divided by a mean of curvatures, with a change of at most lr per number.
 
-Newton's step divides a gradient by the curvature, large where the loss is flat. Sophia estimates the diagonal h of the
-Hessian every k steps, and clips steps that are too large because h is small, old or wrong:
+Newton's step divides a gradient by the curvature, so it is large where the loss is flat. Sophia estimates the diagonal
+h of the Hessian every k steps, and clips steps that are too large because h is small, old or wrong:
 
     m = beta1 m + (1 - beta1) g
     w = w - lr lambda w - lr clip(m / max(gamma h, eps), 1)                      every step
     h = beta2 h + (1 - beta2) B g'^2                                             every k steps: `update_curvature(B)`
 
 g' is the gradient of the mean loss of B tokens against labels *drawn from the model's own predictions*
-(`sampled_label_loss`): then B g'^2 is right in the mean for the diagonal of the Gauss-Newton matrix (Bartlett's
-identity). With the true labels it is not: those say how wrong the model is, and not how curved the loss.
+(`sampled_label_loss`): then B g'^2 is an unbiased estimate of the diagonal of the Gauss-Newton matrix (Bartlett's
+identity). With the true labels it is not: they measure the error of the model, not the curvature of the loss.
 
     optimizer.zero_grad(); sampled_label_loss(model(x)).backward(); optimizer.update_curvature(x.numel())
 
-Before the first estimate h is zero and each step is lr sign(m), as Lion's.
+Before the first estimate h is zero and each step is lr sign(m), as in Lion.
 
-Cost: 8 bytes of state a parameter (float32); 4 more during the step; every k steps another forward and backward.
+Cost: 8 bytes of state per parameter (float32); 4 more during the step; every k steps another forward and backward.
 Source: Liu et al., "Sophia: A Scalable Stochastic Second-order Optimizer for Language Model Pre-training", 2023, arXiv
 2305.14342, algorithms 2 and 3; defaults of section 3.1 (gamma 0.05 for Sophia-G, k = 10).
 Conventions: the authors' code keeps g'^2 without B and multiplies by it in the step, and adds 1e-15 to the denominator
-where the paper takes the larger of it and eps; it updates h after the step, the paper before. Call it where you like.
+where the paper takes the larger of it and eps; it updates h after the step, the paper before; both are possible here.
 """
 
 from typing import Annotated
@@ -38,11 +38,11 @@ class SophiaG(BatchedOptimizer):
     """Clipped steps along the gradient over the curvature.
 
     Arguments:
-        lr: the most that a number moves by, in one step.
-        betas: how much of the means of g and of the curvature stays at each update of either.
+        lr: maximum change of a number per step.
+        betas: decay rates of the means of g and of the curvature per update.
         gamma: of the curvature in the denominator: the larger, the fewer numbers are clipped.
         eps: the smallest denominator.
-        weight_decay: share of the weights that a step takes, times lr.
+        weight_decay: share of the weights removed per step, times lr.
         check_finite: whether `step` raises at a gradient that is not finite, naming the parameter.
     """
 
@@ -82,10 +82,10 @@ class SophiaG(BatchedOptimizer):
     @checked
     @torch.no_grad()
     def update_curvature(self, num_tokens: Annotated[Count, "give the tokens of the sampled loss"]) -> None:
-        """Take the gradients of `sampled_label_loss`, a mean over so many tokens, into the estimate.
+        """Update the estimate with the gradients of `sampled_label_loss`, a mean over `num_tokens`.
 
         Raises:
-            RuntimeError, ValueError: gradients at which `step` would raise; nothing is changed.
+            RuntimeError, ValueError: as in `step`; nothing is changed.
         """
         self.check_gradients()
         for group, _, grads, states in self.batches():

@@ -7,15 +7,15 @@ communication.py    a plan with its sends and receives (messages.py)
 costs.py            seconds and bytes of the actions
 replay.py           start and end of each action, memory of each rank
 critical_path.py    the actions that decide the makespan
-simulation.py       a plan simulated: replay, critical path, limit of memory, or its deadlock
-steady_state.py     the same for very many micro-batches, from a few
+simulation.py       simulate a plan: replay, critical path, memory limit, deadlock
+steady_state.py     the makespan for very many micro-batches, from replays of few
 leader_board.py     plans of several authors on one machine
-equal_memory.py     all schedules, each at its best with the same memory
-pairs.py            DualPipe-V's pairs run as one
+equal_memory.py     compare all schedules with the same memory
+pairs.py            DualPipe-V with overlapped pairs
 balance.py          balanced cuts of a model, by the costs of its layers
-executor/           a plan run on torch.distributed; this folder alone needs torch
-executed.py         a measured run, next to the replay
-closed_form.py      the same as formulas, for a planner (sums.py, longest_paths.py, longest_paths_split.py)
+executor/           run a plan on torch.distributed; only this folder needs torch
+executed.py         timeline and costs of a measured run
+closed_form.py      formulas of time and memory, for a planner (sums.py, longest_paths.py, longest_paths_split.py)
 """
 
 from lablib.index import attach

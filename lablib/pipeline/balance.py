@@ -1,14 +1,15 @@
 """Balanced cuts of a chain of layers: the slowest piece is as fast as possible.
 
-A pipeline runs at the pace of its slowest piece. The first layer is an embedding, which computes next to nothing, the
-last the head and the loss, which cost as much as several layers where the vocabulary is large: equal numbers of layers
-are rarely equal work.
+A pipeline runs at the pace of its slowest piece. The first layer is an embedding, which computes almost nothing. The
+last is the head and the loss, which cost as much as several layers if the vocabulary is large. So equal numbers of
+layers are rarely equal work.
 
     costs   0 4 4 4 4 4 4 4 4 10       embedding, 8 layers, head
-    equal   0 4 4|4 4|4 4|4 4 10       by number of layers: the last piece takes 18
-    here    0 4 4|4 4 4|4 4 4|10       the largest piece takes 12
+    equal   0 4 4|4 4|4 4|4 4 10       by number of layers: the last piece costs 18
+    here    0 4 4|4 4 4|4 4 4|10       the largest piece costs 12
 
-Among all cuts whose largest piece is the least possible, the one with the least sum of squares: the rest is even, too.
+Of all cuts with the smallest possible largest piece, it is the one with the least sum of squares, so the rest is
+balanced too.
 
 Cost: O(n^2 p) for n layers and p pieces.
 Source: the linear partition problem, solved by dynamic programming over (layers, pieces): Skiena, "The Algorithm Design
@@ -42,7 +43,7 @@ def balanced_cut(costs: Sequence[NonNegative], num_pieces: Count) -> tuple[range
 
 
 def _least(costs: Sequence[float], num_pieces: int, limit: float, join) -> tuple[float, tuple[int, ...]]:
-    """The least value of a cut whose pieces take `limit` at most, and where its pieces end.
+    """The least value of a cut with pieces of at most `limit`, and the ends of its pieces.
 
     `join(value of the pieces before, cost of a piece)` is the value with that piece.
     """

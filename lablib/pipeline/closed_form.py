@@ -1,19 +1,19 @@
-"""Time, bubble and activations of a pipeline schedule as formulas, for a planner that asks a million times.
+"""Time, bubble and activations of a pipeline schedule as formulas, for the millions of plans of a planner.
 
-A schedule is a max-plus system: every action ends at the latest of what it waits for, plus its own time. So a step
-takes the longest path through its actions, and over many micro-batches that path repeats a cycle:
+A schedule is a max-plus system: every action ends at the latest end of its dependencies, plus its own duration. So a
+step takes as long as the longest path through its actions, and over many micro-batches that path repeats a cycle:
 
     makespan = m * period + fill and drain          period = the largest mean of a cycle, over one micro-batch
 
-The cycles of 1F1B are few. Where t_r are the seconds of rank r for one micro-batch and c is a message:
+1F1B has few cycles. With t_r the seconds of rank r for one micro-batch and c the seconds of a message:
 
     stay on rank r               t_r        (a blocking message: + 2 c, or + c on the first and the last rank)
     from first to last and back  (sum t_r + 2 (p - 1) c) / p
 
 Each schedule below takes the maximum over its few paths of fill + cycles + drain.
 
-What the schedules are chosen for, where stages are equal, messages free and F = I = W. Idle seconds are in those of F
-of a whole stage; activations are what rank r holds at most, in those of one rank and micro-batch (never more than m):
+Bubble, idle time and activations for equal stages, free messages and F = I = W. The unit of idle time is F of a whole
+stage. Activations are the peak of rank r, in micro-batches through all its layers (never more than m):
 
                      bubble                      idle            activations
     gpipe            (p - 1) / (m + p - 1)       3 (p - 1)       m
@@ -26,7 +26,7 @@ of a whole stage; activations are what rank r holds at most, in those of one ran
     dualpipe-v       a sixth of 1f1b's           (p - 1) / 2     p + 1/2
     v-half           half of 1f1b's              3 (p - 1) / 2   (p + 2) / 2, rounded down
 
-    * ranks start and end one after the other: 0 if none waits for all before its optimizer step
+    * ranks start and end one after the other: 0 without a barrier before the optimizer step
 
 Legend: p ranks (`num_stages`), v pieces on each (`num_chunks`), m micro-batches, F forward, I and W the two halves of
 backward B. Numbers may be numpy arrays; the name of the schedule and `overlap` may not.
@@ -52,7 +52,7 @@ V_SHAPED = ("zb-v", "dualpipe-v", "v-half")  # two pieces on each rank: the firs
 
 
 class ClosedForm(NamedTuple):
-    """The formulas of a schedule; `makespan` is of `PipelineSums`, the others are those of the table above."""
+    """The formulas of a schedule; `makespan` takes `PipelineSums`, the others are in the table above."""
 
     makespan: Callable[[PipelineSums], Numbers]
     idle: Callable[..., Numbers]  # of p, v: in seconds of F of a whole stage
@@ -103,11 +103,11 @@ def makespan_s(
         schedule: one of `WITH_CLOSED_FORM`.
         num_stages, num_microbatches: p and m.
         num_chunks: v; 1 for gpipe, 1f1b and zb-h*, 2 for the V-shaped.
-        middle: one rank's whole share of one micro-batch (all its pieces), the mean over ranks without the extras.
-        first_extra: of the first piece of the model in addition (embedding).
-        last_extra: of the last piece in addition (head, loss). V-shaped schedules have both on rank 0.
+        middle: seconds of one micro-batch on one rank (all its pieces), the mean over ranks without the extras.
+        first_extra: additional seconds of the first piece of the model (embedding).
+        last_extra: additional seconds of the last piece (head, loss). V-shaped schedules have both on rank 0.
         send_s, overlap: of a message between ranks, as in `Costs`.
-        busiest: of a rank that has more layers than the mean; None: all are equal.
+        busiest: seconds of a rank with more layers than the mean; None: all ranks are equal.
     """
     formulas = _formulas(schedule)
     sums = PipelineSums(
@@ -115,7 +115,7 @@ def makespan_s(
     )
     longest_s = formulas.makespan(sums)
     if schedule in _OF_ONE_PIECE:
-        # With one piece on each rank there is nothing to interleave.
+        # One piece on each rank is plain 1F1B.
         is_plain = num_chunks == 1
         if is_plain.any() if isinstance(is_plain, np.ndarray) else is_plain:
             longest_s = where(is_plain, _OF_ONE_PIECE[schedule](sums), longest_s)
@@ -125,12 +125,12 @@ def makespan_s(
 def bubble_fraction(
     schedule: str, num_stages: Numbers, num_microbatches: Numbers, num_chunks: Numbers = 1, is_staggered: bool = False
 ) -> Numbers:
-    """The share of the ranks' time that is idle where stages are equal, messages free and F = I = W, in [0, 1).
+    """The idle share of the ranks' time for equal stages, free messages and F = I = W, in [0, 1).
 
     Arguments:
         schedule, num_stages, num_microbatches, num_chunks: as in `makespan_s`; m of at least 2 p.
-        is_staggered: count each rank's time from its own first action to its own last, as if no rank waited for all
-            others before its optimizer step.
+        is_staggered: count each rank's time from its first action to its last, as without a barrier before the
+            optimizer step.
     """
     idle = _formulas(schedule).idle(num_stages, num_chunks)
     if is_staggered and schedule in _NONE_IF_STAGGERED:
@@ -141,7 +141,7 @@ def bubble_fraction(
 def in_flight(
     schedule: str, num_stages: Numbers, num_microbatches: Numbers, num_chunks: Numbers = 1, rank: Numbers = 0
 ) -> Numbers:
-    """The most micro-batches whose activations a rank holds at once; a piece of a rank with v pieces counts 1 / v.
+    """The most micro-batches with activations on a rank at once; a piece of a rank with v pieces counts 1 / v.
 
     Arguments:
         schedule, num_stages, num_microbatches, num_chunks: as in `makespan_s`.

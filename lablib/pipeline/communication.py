@@ -1,26 +1,26 @@
-"""Sends and receives of a plan: a plan in, a plan with messages among its steps out.
+"""Add sends and receives to a plan.
 
-A plan lists computations. A result for another rank's piece must be sent and received too, and the order of messages
-is a separate choice; a bad one hangs. Links between two ranks are queues: messages are received in the
+A plan lists computations. A result for a piece on another rank must also be sent and received. The order of messages is
+a separate choice, and a bad one hangs. Links between two ranks are queues: messages are received in the
 order in which they were sent.
 
     naive_communication     receive right before use, send right after: 1F1B hangs if a send waits for its receive
     with_communication      receive as soon as it is sent: cannot hang
 
-Why it cannot: it replays the plan and writes each message down, in the order of the moments at which they are made, at
-both of its ends. So what each rank has is its part of one line of events, and of the events that are not done, the
-first is next at all its ends.
+Why it cannot: it replays the plan and lists each message at both of its ends, in the order in which messages are made.
+So each rank has its part of one total order of events, and the first event that is not done is next on all ranks that
+take part in it.
 
-    0F0  0SEND_F0  0F1  0SEND_F1+0RECV_B0  0B0       "+" an exchange: posted together, done when both are
+    0F0  0SEND_F0  0F1  0SEND_F1+0RECV_B0  0B0       "+" an exchange: posted together, done when both are done
 
-A receive comes before the action that its rank is at when the message is sent. So an executor that posts it there and
-goes on loses no time: the buffer waits for the message, not the message for its receiver. That holds for the costs of
-the replay; with others nothing hangs either, but a message may wait for its receiver to come.
+A receive comes before the action that its rank runs when the message is sent. So an executor that posts it there and
+continues loses no time: the buffer is ready before the message arrives. That holds for the costs of the replay; with
+other costs nothing hangs either, but a message may wait for its receiver.
 
 Batching joins neighbours into one exchange, as 1F1B needs: forward to the next rank while its gradient comes back.
 
-Source: the kinds and their spelling are those of torch.distributed.pipelining; an exchange is what batch_isend_irecv of
-torch.distributed posts (in Megatron-LM, send_forward_recv_backward).
+Source: the kinds and their spelling are from torch.distributed.pipelining; an exchange is one batch_isend_irecv of
+torch.distributed (in Megatron-LM, send_forward_recv_backward).
 """
 
 from bisect import bisect_right
@@ -36,10 +36,10 @@ from lablib.signature import checked
 
 @checked
 def naive_communication(plan: Plan, *, batched: bool = False) -> CommunicationPlan:
-    """Each rank receives an action's input right before it, and sends its output right after it.
+    """Each rank receives the input of an action directly before it, and sends its output directly after it.
 
     Arguments:
-        batched: join messages that no action stands between into one exchange.
+        batched: join messages without an action between them into one exchange.
     """
     rows = []
     for actions in plan.actions:
@@ -55,12 +55,12 @@ def naive_communication(plan: Plan, *, batched: bool = False) -> CommunicationPl
 
 @checked
 def with_communication(plan: Plan, costs: Costs | None = None, *, batched: bool = True) -> CommunicationPlan:
-    """Every message is received when it is sent: as a plan that runs without messages, it runs with them.
+    """Post every receive when its message is sent: a plan that runs without messages then also runs with them.
 
     Arguments:
         plan: a valid one.
-        costs: of its actions, for the order of the messages; None: F, I and W take as long, B twice.
-        batched: join messages that no action stands between into one exchange.
+        costs: of its actions, for the order of the messages; None: F, I and W take 1 s, B 2 s.
+        batched: join messages without an action between them into one exchange.
 
     Raises:
         ValueError: the plan breaks a rule (validate.py), or the costs do not fit it.
@@ -73,7 +73,7 @@ def with_communication(plan: Plan, costs: Costs | None = None, *, batched: bool 
         for index, action in enumerate(row)
         if (message := sends(action, plan))
     ]
-    # Of each rank, by the number of actions before them: the messages, each from one line of events.
+    # The messages of each rank by the number of actions before them, taken from one order of events.
     between: list[list[list[Step]]] = [[[] for _ in range(len(row) + 1)] for row in plan.actions]
     for end, rank, index, message in sorted(made, key=lambda each: each[:2]):
         receiver = plan.rank_of[message.other_end.stage]
@@ -89,7 +89,7 @@ def with_communication(plan: Plan, costs: Costs | None = None, *, batched: bool 
 
 
 def _ends(plan: Plan, costs: Costs | None) -> list[list[tuple[float, float]]]:
-    """When each action ends; and how many come before it, so that one without time is later than what it needs."""
+    """The end of each action, and a count: an action of zero seconds still comes after its dependencies."""
     by_time, by_count = replay(plan, costs), replay(plan, Costs(1.0, 1.0))
     return [
         list(zip(end_s.tolist(), count.tolist(), strict=True))

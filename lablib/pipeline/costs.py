@@ -1,7 +1,7 @@
-"""Costs of the actions of a pipeline: seconds of a piece and of a message, and bytes held.
+"""Costs of the actions of a pipeline: seconds per piece and per message, and bytes held.
 
-Every number may be given once for all pieces, or as a sequence with one for each piece (the first holds the embedding,
-the last the head and the loss, so they are rarely equal).
+Every number is given once for all pieces, or as a sequence with one for each piece: the first holds the embedding, the
+last the head and the loss, so they are rarely equal.
 
     Costs()                                      F = I = W = 1, B = 2, messages free
     Costs(forward_s=[3, 2, 2, 4])                I = W = F, B = 2 F, piece by piece
@@ -26,14 +26,14 @@ class Costs:
     Attributes:
         forward_s: F of a piece.
         backward_s: B of a piece, input and weights together; None: `input_s` + `weight_s`.
-        input_s, weight_s: I and W of a piece; None: half of `backward_s` where that is given, else `forward_s`.
-        send_s: a message between neighbouring pieces on different ranks, either way; one number or one for each of the
-            p v - 1 boundaries.
+        input_s, weight_s: I and W of a piece; None: half of `backward_s` if given, otherwise `forward_s`.
+        send_s: a message between neighbouring pieces on different ranks, in either direction; one number, or one for
+            each of the p v - 1 boundaries.
         overlap: True: messages travel while the ranks compute. False: a message occupies its sender after the action
-            and its receiver before the next (Megatron's blocking calls); what it sends and what it receives between two
-            actions go at the same time.
+            and its receiver before the next (Megatron's blocking calls); sends and receives between two actions happen
+            at the same time.
         activation_bytes: of a piece and micro-batch, from the start of F to the end of B, or of W.
-        released_at_input: the share of it that is free after I already.
+        released_at_input: the share of it that is already freed after I.
         static_bytes: held by a rank all the time; one number or one for each rank.
     """
 
@@ -51,7 +51,7 @@ class Costs:
         check_fields(self)
 
     def of_pieces(self, plan: Plan) -> "PieceCosts":
-        """The same costs written out for the pieces of a plan. Raises ValueError where the lengths do not match."""
+        """The costs written out for the pieces of a plan. Raises ValueError if the lengths do not match."""
         pieces = plan.num_pieces
         forward = _each("forward_s", self.forward_s, pieces, "pieces")
         whole = None if self.backward_s is None else _each("backward_s", self.backward_s, pieces, "pieces")

@@ -1,16 +1,16 @@
-"""The critical path of a replayed plan: a chain of actions, each waiting for the one before, that lasts the makespan.
+"""The critical path of a replayed plan: a chain of actions, each waiting for the one before, as long as the makespan.
 
-Nothing outside of the chain can make the step shorter, and one second more on any action of it makes it one second
-longer. So it says where to work: stages that it crosses with computing, boundaries where it waits for a message.
+A faster action outside the chain does not shorten the step, and one second more on any action of the chain makes it one
+second longer. So it shows what to optimize: the stages where it computes, and the boundaries where it waits for a
+message.
 
     1F1B, 2 stages, 2 micro-batches       0F0 -> 1F0 -> 1B0 -> 1F1 -> 1B1 -> 0B1        1 + 1 + 2 + 1 + 2 + 2 = 9 s
 
-Cost: one walk backward from the last action, at most one step an action. An action begins when the last of two things
-is there: its rank is free (the rank's action before it, and the gap of a blocking message), or what it needs has come
-(another action's end, and the message's time). The walk goes to the one that came last; where both came at once, to
-the action on the own rank.
+Cost: one walk backward from the last action, at most one step per action. An action begins at the later of two moments:
+its rank is free (after the rank's previous action and the gap of a blocking message), or its input has arrived (after
+another action and its message). The walk goes to the later one; in a tie, to the action on the same rank.
 Source: Kelley, Walker, "Critical-path planning and scheduling", 1959 (the method).
-Simplified: of several chains that last as long, one is shown.
+Simplified: of several chains of the same length, one is shown.
 """
 
 from bisect import bisect_right
@@ -28,9 +28,9 @@ class Critical:
     """One action of the path.
 
     Attributes:
-        rank, index: its place in the plan.
-        action: itself.
-        start_s, end_s: when.
+        rank, index: position in the plan.
+        action: the action.
+        start_s, end_s: its start and end.
         lag_s: seconds between the end of the action before it on the path and its start: a message; 0 for none.
     """
 
@@ -44,18 +44,18 @@ class Critical:
 
 @checked
 def critical_path(replay: Replay) -> tuple[Critical, ...]:
-    """The actions that decide how long the plan takes, from the first to the last; empty for a plan without actions."""
+    """The actions that determine the makespan, from the first to the last; empty for a plan without actions."""
     rows, bounds = replay.rows, replay.rows.bounds
     if not len(rows.key):
         return ()
     starts, ends = np.concatenate(replay.start_s), np.concatenate(replay.end_s)
     maker = np.full(rows.num_ends, -1)
-    maker[rows.key] = np.arange(len(rows.key))  # of each moment, the action that makes it
+    maker[rows.key] = np.arange(len(rows.key))  # the action that ends at each moment
     firsts = set(bounds)
     path: list[Critical] = []
     at = int(ends.argmax())
     while at >= 0:
-        # max(own rank is free, what is needed has come): the larger one is the number that replay computed, to the bit.
+        # max(own rank is free, input has arrived): the larger one is bit for bit the number that replay computed.
         own = -1 if at in firsts else at - 1
         needed = int(maker[rows.need[at]])
         free_s = ends[own] + rows.gap_s[at] if own >= 0 else 0.0

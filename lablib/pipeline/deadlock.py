@@ -1,16 +1,16 @@
-"""Deadlock of a plan: whether it can run to its end, and otherwise the ranks that wait for each other.
+"""Deadlock of a plan: whether it runs to its end, or which ranks wait for each other.
 
-A plan is played through: a rank goes on while what its next step needs is there, and waits otherwise. If in the end
-no rank can go on and not all is done, some ranks wait for each other in a circle, and the circle is the explanation:
+The plan is executed step by step: a rank continues while the input of its next step is available, and waits otherwise.
+If no rank can continue and steps are left, some ranks wait for each other in a circle, which explains the deadlock:
 
     rank 0 waits at step 3, 0SEND_F1, for rank 1 to receive (1RECV_F1, its step 5);
     rank 1 waits at step 4, 1SEND_B0, for rank 0 to receive (0RECV_B0, its step 4).
 
-An action needs the action before it in its micro-batch's way through the pieces. Where messages are steps of their own
-(messages.py), what comes from another rank is waited for in its receive; a receive waits until the other end has
-posted its send, and a send for its receive if sends block, as large ones do on most transports.
+An action needs the previous action of its micro-batch's way through the pieces. In a plan with messages (messages.py),
+the rank waits for an input from another rank in its receive. A receive waits until the other end has posted its send,
+and a send waits for its receive if sends block, as large ones do on most transports.
 
-Cost: a play through all steps, linear in their number.
+Cost: one pass over all steps, linear in their number.
 """
 
 from collections import deque
@@ -21,14 +21,14 @@ from lablib.pipeline.messages import CommunicationPlan, Exchange, PipelineMessag
 from lablib.pipeline.plan import Action, Kind, Plan
 
 Computed = tuple[int, Kind, int]  # piece, F or I, micro-batch
-Event = Computed | PipelineMessage  # something is computed, or one end of a message is posted
+Event = Computed | PipelineMessage  # a computed result, or a posted end of a message
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Rank `rank` waits at its step `index`, which is `step`; `reason` says what for, of rank `on_rank`.
+    """Rank `rank` waits at its step `index`, which is `step`, for rank `on_rank`; `reason` is the text.
 
-    `index` counts from 0; in words the first step of a rank is its step 1.
+    `index` counts from 0; messages count steps from 1.
     """
 
     rank: int
@@ -42,12 +42,12 @@ class Wait:
 
 
 def find_deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool = True) -> tuple[Wait, ...]:
-    """The ranks that wait for each other in a circle, in its order; empty where the plan runs to its end.
+    """The ranks that wait for each other in a circle, in its order; empty if the plan runs to its end.
 
-    Where a rank waits for an action that no rank ever does, it is the end of a chain instead.
+    If a rank waits for an action that no rank ever does, the result is a chain that ends there.
 
     Arguments:
-        plan: with messages among its steps, or without: then what is computed is there for all at once.
+        plan: with messages or without; without, a result is available to all ranks at once.
         blocking_sends: a send is done when the other end receives, not before.
     """
     rows, needs = _rows_and_needs(plan, blocking_sends)
@@ -75,7 +75,7 @@ def steps_done(plan: Plan | CommunicationPlan, blocking_sends: bool = True) -> l
 
 
 def needed(action: Action, num_pieces: int) -> Computed | None:
-    """The event that an action waits for: of another piece, or of the last piece's own forward."""
+    """The event that an action waits for: from another piece, or the last piece's own forward."""
     stage, kind, microbatch = action.stage, action.kind, action.microbatch
     if kind is Kind.F:
         return (stage - 1, Kind.F, microbatch) if stage else None
@@ -123,7 +123,7 @@ def _rows_and_needs(plan: Plan | CommunicationPlan, blocking_sends: bool) -> tup
         if isinstance(step, Exchange):
             return [each.other_end for each in step.messages if blocking_sends or not each.is_send]
         event = needed(step, len(rank_of))
-        # What another rank computes was waited for in the receive.
+        # The receive has already waited for results of other ranks.
         return () if event is None or rank_of[event[0]] != rank_of[step.stage] else (event,)
 
     return plan.steps, needs
@@ -168,12 +168,12 @@ def _wait(rank: int, at: int, step: Step, missing: Event, where: tuple[int, int]
         reason = f"for the {what} of micro-batch {microbatch} from piece {stage}"
         reason += f", {whose} step {index + 1}" if where else ""
     if where is None:
-        reason += ", which nobody ever does"
+        reason += ", which no rank ever does"
     return Wait(rank, at, str(step), reason, on_rank)
 
 
 def _circle(waits: dict[int, Wait]) -> tuple[Wait, ...]:
-    """Follows who waits for whom from the first rank that does, until one comes again."""
+    """Follow the waiting ranks from the first, until one repeats."""
     path: list[int] = []
     rank: int | None = min(waits)
     while rank is not None and rank in waits and rank not in path:

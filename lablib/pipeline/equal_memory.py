@@ -1,22 +1,21 @@
 """All schedules at equal memory: the least bubble of each with the same number of activations.
 
-ZB-H2 has no bubble and holds twice what 1F1B does; V-Half has more of a bubble and holds half. Which is better? It
-depends on what else the memory could do. So each schedule gets the same memory, and uses it as well as it can:
+ZB-H2 has no bubble and holds twice the activations of 1F1B; V-Half has a larger bubble and holds half. To compare them,
+each schedule gets the same memory and its best settings:
 
-    memory for M micro-batches a rank (of all its layers); the step has m of them
+    memory for M micro-batches per rank (of all its layers); the step has m micro-batches
     flushes       a schedule that would hold too many runs the step in n parts of m / n micro-batches (accumulation),
                   each with its own bubble: GPipe always, 1F1B for M < p
     pieces        interleaved and breadth-first try every number of pieces up to `max_chunks`
-    bubble        1 - (busy seconds) / (n makespans), all ranks waiting for each other between parts
+    bubble        1 - (busy seconds) / (n makespans), with a barrier between parts
 
-Of the n that divide m, the least that fits is taken: more micro-batches in a part, less bubble.
+Of the n that divide m, the smallest that fits is taken: more micro-batches in a part mean a smaller bubble.
 
 Cost: a replay for each schedule, number of pieces and n that is tried.
 Legend: p ranks, m micro-batches, M the memory in activations of a micro-batch on a rank, v pieces.
 Source: the comparisons at equal memory of Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241 (1F1B
-beside ZB-1p and ZB-2p), and "Pipeline Parallelism with Controllable Memory", 2024, arXiv 2405.15362.
-Simplified: a micro-batch has the same efficiency in any number of them; parameters and buffers of messages are not
-counted.
+next to ZB-1p and ZB-2p), and "Pipeline Parallelism with Controllable Memory", 2024, arXiv 2405.15362.
+Simplified: the time of a micro-batch does not depend on their number; parameters and message buffers are not counted.
 """
 
 from collections.abc import Iterator, Sequence
@@ -36,16 +35,16 @@ MAX_SIZE = 100_000  # of the largest plan that is replayed, in forwards
 
 @dataclass(frozen=True, slots=True)
 class Afforded:
-    """The best that a schedule can afford.
+    """The best settings of a schedule within the memory.
 
     Attributes:
         schedule: its name.
         num_chunks: pieces on a rank.
-        num_microbatches: of one part of the step.
+        num_microbatches: micro-batches in one part of the step.
         num_flushes: parts of the step.
         in_flight: micro-batches that the fullest rank holds.
         bubble_fraction: of the step, by replay.
-        closed_form: the same by formula; None: there is none for this schedule.
+        closed_form: the same by formula; None if the schedule has no formula.
     """
 
     schedule: str
@@ -69,11 +68,11 @@ def equal_memory(
     input_s: NonNegative = 1.0,
     weight_s: NonNegative = 1.0,
 ) -> tuple[Afforded, ...]:
-    """The schedules that fit a memory, each at its best, the least bubble first; what fits in no way is left out.
+    """The schedules that fit a memory with their best settings, smallest bubble first; others are left out.
 
     Arguments:
         num_stages, num_microbatches: p and m.
-        memory: M, the activations of micro-batches that a rank can hold; 1 is those of one, through all its layers.
+        memory: M, the micro-batches with activations that fit on a rank; 1 is one micro-batch through all its layers.
         schedules: None: all.
         max_chunks: the most pieces on a rank, for the schedules that can choose.
         forward_s, input_s, weight_s: F, I and W of a whole rank.
@@ -96,7 +95,7 @@ def equal_memory(
 
 
 def _afforded(name: str, p: int, m: int, v: int, memory: float, time: StageTime) -> Afforded | None:
-    """The best of a schedule with v pieces a rank, in the fewest parts; None: nothing fits."""
+    """The best settings of a schedule with v pieces per rank, in the fewest parts; None if nothing fits."""
     pieces = StageTime(time.forward_s / v, time.input_s / v, time.weight_s / v)
     costs = Costs(pieces.forward_s, None, pieces.input_s, pieces.weight_s)
     for num_flushes, plan in _plans(name, p, m, v):
@@ -112,9 +111,9 @@ def _afforded(name: str, p: int, m: int, v: int, memory: float, time: StageTime)
 
 
 def _plans(name: str, p: int, m: int, v: int) -> Iterator[tuple[int, Plan]]:
-    """The plans of 1 / n of the step, for each n that divides it and of which there is one."""
+    """The plans of 1 / n of the step, for each n that divides it and has a plan."""
     for num_flushes in (n for n in range(1, m + 1) if m % n == 0):
         try:
             yield num_flushes, make(name, p, m // num_flushes, v)
         except ValueError:
-            continue  # the schedule is not defined for so few
+            continue  # the schedule needs more micro-batches

@@ -1,14 +1,13 @@
-"""A run of a plan, measured: the timeline of its actions next to the replay's, and the seconds of each.
+"""A measured run of a plan: the timeline of its actions, comparable to the replay's, and their costs.
 
-The executor names what it computes after the action, "forward 0F0", "input gradient 2I1". From the timeline of a run
-this reads one span an action, called as in the plan; and from those the costs to replay the plan with:
+The executor names its computation after the action, "forward 0F0", "input gradient 2I1". From the timeline of a run
+this file reads one span per action, named as in the plan, and from these spans the costs for a replay:
 
     run = launch(program, ranks=4)
-    done = executed(run.timeline, plan)                      one span an action, as `replay(plan).timeline`
-    replay(plan, measured_costs(run.timeline, plan))         what the plan should have taken
+    done = executed(run.timeline, plan)                      one span per action, as `replay(plan).timeline`
+    replay(plan, measured_costs(run.timeline, plan))         the expected time of the plan
 
-Simplified: an action's time is that from its first operator to its last; the cost of an action is its mean over the
-micro-batches.
+Simplified: an action lasts from its first operator to its last; its cost is the mean over the micro-batches.
 """
 
 from collections import defaultdict
@@ -23,11 +22,11 @@ from lablib.signature import checked
 
 @checked
 def executed(timeline: Timeline, plan: Plan, step: int = -1) -> Timeline:
-    """One span an action of one step of a run, called "1F0" as in the plan; second 0 is the start of the first.
+    """One span per action of one step of a run, named "1F0" as in the plan; second 0 is the start of the first.
 
     Arguments:
         timeline: of a run of the executor with this plan, on the plan's ranks.
-        step: which of the run's steps; -1: the last.
+        step: number of the step in the run; -1: the last.
 
     Raises:
         ValueError: the run has no such step of this plan.
@@ -64,7 +63,7 @@ def _actions(timeline: Timeline, plan: Plan, rank: int, step: int) -> list[Span]
     found: list[Span] = []
     now_s = min(span.start_s for span in steps[step].values())
     for index, action in enumerate(row):
-        # What computes nothing, such as W of a piece without products, takes no time.
+        # An action without computation, such as W of a piece without products, takes no time.
         span = steps[step].get(index, Span(rank, COMPUTE, "", "", now_s, now_s))
         found.append(replace(span, name=str(action), phase=action.kind.phase))
         now_s = span.end_s
@@ -72,7 +71,7 @@ def _actions(timeline: Timeline, plan: Plan, rank: int, step: int) -> list[Span]
 
 
 def _joined(before: Span, span: Span) -> Span:
-    """Both as one: from the first's start to the later end, with the work of both."""
+    """Both spans as one: from the start of the first to the later end, with the work of both."""
     return replace(
         before,
         end_s=max(before.end_s, span.end_s),
@@ -87,7 +86,7 @@ def measured_costs(timeline: Timeline, plan: Plan, step: int = -1, send_s: float
 
     Arguments:
         timeline, plan, step: as for `executed`.
-        send_s: of a message; None: the quickest of those between the ranks of each boundary.
+        send_s: of a message; None: the fastest message between the ranks of each boundary.
     """
     took: dict[tuple[Kind, int], list[float]] = defaultdict(list)
     done = executed(timeline, plan, step)
@@ -95,14 +94,14 @@ def measured_costs(timeline: Timeline, plan: Plan, step: int = -1, send_s: float
         for action, span in zip(row, done.select(rank), strict=True):
             took[action.kind, action.stage].append(span.duration_s)
     each = {kind: [_mean(took[kind, piece]) for piece in range(plan.num_pieces)] for kind in Kind}
-    # A piece whose backward is always split has no B, and the other way round.
+    # A piece has either B or the split actions I and W.
     whole = [b or i + w for b, i, w in zip(each[Kind.B], each[Kind.I], each[Kind.W], strict=True)]
     sends = [_send_s(timeline, a, b) for a, b in zip(plan.rank_of, plan.rank_of[1:], strict=False)]
     return Costs(each[Kind.F], whole, each[Kind.I], each[Kind.W], sends if send_s is None else send_s)
 
 
 def _send_s(timeline: Timeline, a: int, b: int) -> float:
-    """Seconds of a message between two ranks that shares its way with no other: the quickest of all, both ways."""
+    """Seconds of a message between two ranks without contention: the fastest of all, in both directions."""
     ways = [(rank, to) for rank, to in ((a, b), (b, a)) if a != b]
     spans = [(span, to) for rank, to in ways for span in timeline.select(rank) if span.is_communication]
     return min((span.duration_s for span, to in spans if span.name == f"send to {to}"), default=0.0)

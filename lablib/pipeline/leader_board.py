@@ -1,4 +1,4 @@
-"""Plans of several authors on one machine: a table, the fastest first, with a reason for each that does not count.
+"""A table of plans by makespan, fastest first, with the reason why a plan does not count.
 
 Source: replay.py (times), validate.py (rules). Simplified: as replay.py.
 """
@@ -21,17 +21,17 @@ def leader_board(
     costs: Costs | None = None,
     max_in_flight: Limit | Sequence[Limit] | None = None,
 ) -> Any:
-    """The plans by their makespan, as a pandas table. A bad plan is a row with a reason, no error.
+    """The plans by makespan, as a pandas table. A bad plan is a row with a reason, not an error.
 
     Arguments:
-        plans: by name; a text is read by `read_plan`. The first sets how many stages and micro-batches count.
+        plans: by name; a text is read by `read_plan`. The first sets the numbers of stages and micro-batches.
         costs: of the actions; None: as in `replay`.
-        max_in_flight: micro-batches that a stage may hold, one number for all or one for each; None: any number.
+        max_in_flight: limit of micro-batches that a stage holds, one number for all or one for each; None: no limit.
     """
     import pandas as pd
 
     first = next(iter(plans.values()))
-    size = _size(simulate(_read(first), costs, max_in_flight).plan)  # an error here is an error for all
+    size = _size(simulate(_read(first), costs, max_in_flight).plan)  # an error in the first plan is raised
     rows = {name: _row(plan, costs, max_in_flight, size) for name, plan in plans.items()}
     table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("plan")
     return table.sort_values(["does not count", "makespan (s)"], kind="stable", key=_order)
@@ -69,7 +69,7 @@ def _size(plan: Plan) -> tuple[int, int]:
 
 
 def _reason(found: Simulation, size: tuple[int, int]) -> str:
-    """Why a plan does not count; "" where it does."""
+    """Why a plan does not count, or ""."""
     plan = found.plan
     if _size(plan) != size:
         wanted, got = (f"{plural(p, 'stages')} and {plural(m, 'micro-batches')}" for p, m in (size, _size(plan)))

@@ -1,12 +1,12 @@
-"""The longest paths through GPipe, 1F1B, interleaved 1F1B and breadth-first: a step as the largest of a few sums.
+"""Makespan of GPipe, 1F1B, interleaved 1F1B and breadth-first as the longest of a few paths.
 
-A path goes from a micro-batch's way down the ranks to another's way up, and between them it stays where most time is
-spent: on the slowest rank, or to and fro where messages travel. Which paths can be longest follows from the order of
-actions; closed_form.py says for which questions, and tests compare with replays.
+A path follows one micro-batch down the ranks and another one up. In between it stays where most time is spent: on the
+slowest rank, or back and forth between ranks with slow messages. The order of actions determines which paths can be
+longest. closed_form.py lists the assumptions, and tests compare with replays.
 
 Legend: f, b, t seconds of F, of B and of both on a rank; e0, e1 extras of the first and the last piece; c a message.
 Source: see closed_form.py.
-Simplified: a rank that has more layers than the mean is one in the middle.
+Simplified: a rank with more layers than the mean is in the middle of the pipeline.
 """
 
 from lablib.cost.arrays import Numbers, maximum, minimum
@@ -14,7 +14,7 @@ from lablib.pipeline.sums import PipelineSums, where
 
 
 def gpipe_s(sums: PipelineSums) -> Numbers:
-    """All forward, then all backward: two flow shops, each as fast as its slowest rank."""
+    """All forwards, then all backwards: two flow shops, each as fast as its slowest rank."""
     e0, e1, x = sums.e0, sums.e1, sums.x
     forward_s = maximum(x[0], sums.f_s + maximum(e0[0], e1[0]))
     backward_s = maximum(x[1] + x[2], sums.b_s + maximum(e0[1] + e0[2], e1[1] + e1[2]))
@@ -38,7 +38,7 @@ def one_f_one_b_s(sums: PipelineSums) -> Numbers:
     below = minimum(p, m) - 2
     between_s = round_s + sums.t1_s - t_s + (m - 1) * t_s + where(held_s > 0, (2 * m - 3) * held_s, 2 * below * c_s)
     between_s = between_s + (sums.busiest_s - t_s) * maximum(m - p / 2, 1)
-    # Down and up all the time: the way on which messages weigh most.
+    # Down and up all the time: the path with most messages.
     num_rounds = (m + p - 1) // p
     rest = m + p - 1 - num_rounds * p
     extra_s = where(num_rounds > 1, maximum(sums.t0_s, sums.t1_s), sums.t1_s) - t_s
@@ -48,10 +48,10 @@ def one_f_one_b_s(sums: PipelineSums) -> Numbers:
 
 
 def interleaved_s(sums: PipelineSums) -> Numbers:
-    """1F1B on pieces: fill and drain are those of one piece a rank, and every piece sends its own messages.
+    """1F1B on pieces: fill and drain as with one piece per rank, and every piece sends its own messages.
 
-    A rank with an extra does p pieces with it and then p (v - 1) without, so that ranks wait for each other:
-    the path stays on the last rank, on the first, or goes to and fro at the price of the ways between them.
+    A rank with an extra runs p pieces with it and then p (v - 1) without, so ranks wait for each other: the path stays
+    on the last rank, on the first, or alternates between them and pays for the messages.
     """
     p, m, v, e0 = sums.p, sums.m, sums.v, sums.e0
     f_s, b_s = sums.f_s / v, sums.b_s / v
@@ -72,10 +72,10 @@ def interleaved_s(sums: PipelineSums) -> Numbers:
 
 
 def breadth_first_s(sums: PipelineSums) -> Numbers:
-    """GPipe on pieces, v passes one after another each way, each as fast as its slowest rank.
+    """GPipe on pieces: v passes forward and v backward, each as fast as its slowest rank.
 
-    The first piece's extra holds up one of them, the last piece's another; a rank with more layers than the mean holds
-    up each, as far as no extra does.
+    The extra of the first piece delays one pass, the extra of the last piece another; a rank with more layers than the
+    mean delays every pass that has no larger extra.
     """
     p, m, v, (e0, e1) = sums.p, sums.m, sums.v, (sums.e0, sums.e1)
     x, mid, has_middle = sums.x, sums.mid, 1.0 * (p > 2)
@@ -83,12 +83,12 @@ def breadth_first_s(sums: PipelineSums) -> Numbers:
     backward_s = _held_up_s(has_middle * (x[1] + x[2] - mid[1] - mid[2]), v, e0[1] + e0[2], e1[1] + e1[2])
     busy_s = m * (sums.t_s + forward_s + backward_s)
     full_s = busy_s + (p - 1) * (sums.t_s / v + 2 * sums.c_s) + 2 * (m * v - 1) * sums.held_s
-    # Few micro-batches are through a rank before the first of them is back for its next piece.
+    # With few micro-batches a rank is idle before the first returns for its next piece.
     alone_s = sums.round_s + 2 * (p * v - 1) * sums.c_s
     alone_s = alone_s + (m - 1) * (sums.t_s / v + maximum(sums.t0_s, sums.t1_s) - sums.t_s + 2 * sums.held_s)
     return maximum(full_s, alone_s)
 
 
 def _held_up_s(over_s: Numbers, v: Numbers, e0_s: Numbers, e1_s: Numbers) -> Numbers:
-    """What one micro-batch takes in v passes beyond the mean: in each by its slowest rank."""
+    """Seconds beyond the mean of one micro-batch in v passes, each as fast as its slowest rank."""
     return maximum(e0_s, over_s / v) + maximum(e1_s, over_s / v) + (v - 2) * (over_s / v)

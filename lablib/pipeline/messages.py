@@ -1,10 +1,10 @@
-"""Messages between the pieces of a pipeline, and a plan that has them among its steps.
+"""Messages between the pieces of a pipeline, and a plan with messages among its steps.
 
     0SEND_F1    piece 0 sends the activation of micro-batch 1 to piece 1      1RECV_F1    piece 1 receives it
     1SEND_B1    piece 1 sends its gradient back to piece 0                    0RECV_B1    piece 0 receives it
 
-Messages that are posted together, and done when all of them are, make an exchange: 0SEND_F1+0RECV_B0.
-The spelling is that of torch.distributed.pipelining.
+An exchange is a group of messages posted together, and done when all are done: 0SEND_F1+0RECV_B0.
+The spelling is from torch.distributed.pipelining.
 """
 
 import re
@@ -46,7 +46,7 @@ class PipelineMessage:
 
     @property
     def is_send(self) -> bool:
-        """Whether the stage sends it; else it receives it."""
+        """Whether the stage sends it; otherwise it receives it."""
         return self.kind in (MessageKind.SEND_F, MessageKind.SEND_B)
 
     @property
@@ -56,14 +56,14 @@ class PipelineMessage:
 
     @property
     def other_end(self) -> "PipelineMessage":
-        """The same message as the stage at its other end has it."""
+        """The same message at its other end."""
         kind, away = _OTHER_END[self.kind]
         return PipelineMessage(self.stage + away, kind, self.microbatch)
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Messages that a rank posts together, in this order; the step is done when all of them are."""
+    """Messages that a rank posts together, in this order; the step is done when all are done."""
 
     messages: tuple[PipelineMessage, ...]
 
@@ -82,7 +82,7 @@ def receives(action: Action, plan: Plan) -> PipelineMessage | None:
 
 
 def _between_ranks(action: Action, plan: Plan, forward: MessageKind, backward: MessageKind) -> PipelineMessage | None:
-    """The action's message; None for W, where there is no piece at the other end, or that piece is on the same rank."""
+    """The action's message; None for W, without a piece at the other end, or if that piece is on the same rank."""
     if action.kind is Kind.W:
         return None
     message = PipelineMessage(action.stage, forward if action.kind is Kind.F else backward, action.microbatch)
@@ -97,10 +97,10 @@ Step = Action | Exchange
 
 @dataclass(frozen=True)
 class CommunicationPlan:
-    """A plan and, of each rank, its steps in order: the plan's actions, and exchanges between them.
+    """A plan and the steps of each rank in order: the plan's actions, and exchanges between them.
 
     Raises:
-        ValueError: the actions among the steps are not those of the plan.
+        ValueError: the actions among the steps are not the plan's.
     """
 
     plan: Plan
@@ -125,9 +125,9 @@ class CommunicationPlan:
 
     @classmethod
     def parse(cls, name: str, lines: Sequence[str], rank_of: Sequence[int] | None = None) -> "CommunicationPlan":
-        """From text, one line a rank: `CommunicationPlan.parse("mine", ["0F0 0SEND_F0", "1RECV_F0 1F0"])`.
+        """From text, one line per rank: `CommunicationPlan.parse("mine", ["0F0 0SEND_F0", "1RECV_F0 1F0"])`.
 
-        Arguments as those of `Plan.parse`. Raises ValueError for a step that is spelt wrong.
+        Arguments as in `Plan.parse`. Raises ValueError for a step that is spelt wrong.
         """
         steps = tuple(tuple(map(_parse_step, line.split())) for line in lines)
         actions = [" ".join(str(step) for step in row if isinstance(step, Action)) for row in steps]

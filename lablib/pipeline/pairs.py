@@ -1,22 +1,23 @@
-"""DualPipe-V with its pairs run as one: where the published bubble and the `p + 1` come from.
+"""DualPipe-V with overlapped pairs: derivation of the published bubble and of the `p + 1` activations.
 
-A plan of DualPipe-V has a forward and a backward of different micro-batches next to each other, F0 B1 and F1 B0. Run as
-one they take FB seconds and hide each other's all-to-all; both results are there when the pair ends. Then a rank idles
+A plan of DualPipe-V has a forward and a backward of different micro-batches next to each other, F0 B1 and F1 B0.
+Overlapped, they take FB seconds and hide each other's all-to-all; both results are available when the pair ends. Then a
+rank idles
 
     (p - 1) (FB + B - 3 W)  =  (p - 1) (F + I - W)  +  (p - 1) (FB - F - W)        B = I + W
 
     F + I - W      one after the other, as ZB-H1: a forward more before the first work and an input gradient more after
                    the last, on each of the p - 1 ranks on the way; a weight gradient fills the end
-    FB - F - W     what the pairs add: a forward's output waits for the rest of its pair, of which a W fills a part
+    FB - F - W     added by pairs: a forward's output waits for the rest of its pair, of which a W fills a part
 
-so of the 3 W one only says B - W = I, one fills the drain, and one the wait for pairs. And the activations: when the
-first gradient comes to a rank, it has run 2 p forwards since its first, as that took 2 p steps down and up the V; it
-holds 2 p pieces, each half of its layers. A pair takes its forward's before it gives its backward's back: 2 p + 1. The
-authors count DualPipe on PP = 2 p ranks, with two copies of the weights: PP / 2 - 1 for p - 1, and PP + 1 activations.
+so of the 3 W one comes from B - W = I, one fills the drain, and one fills the wait for pairs. Activations: when the
+first gradient comes to a rank, it has run 2 p forwards, as that took 2 p steps down and up the V. It holds 2 p pieces,
+each half of its layers. A pair allocates for its forward before its backward frees: 2 p + 1. The authors count DualPipe
+on PP = 2 p ranks, with two copies of the weights: PP / 2 - 1 for p - 1, and PP + 1 activations.
 
 Legend: p ranks; F, I, W, B seconds of a piece; FB of a pair.
 Source: the table of the README of deepseek-ai/DualPipe, 2025; DeepSeek-AI, 2024, arXiv 2412.19437, table 2. The two
-parts are ours, found by replay: exact for F <= I, W <= I and FB = F + B; of a shorter FB on the last rank.
+parts are ours, found by replay: exact for F <= I, W <= I and FB = F + B; for a shorter FB, on the last rank.
 Simplified: messages are free.
 """
 
@@ -32,13 +33,13 @@ from lablib.signature import Count, NonNegative, checked, shown
 
 @checked
 def pairs_bubble_s(num_stages: Count, forward_s: float, input_s: float, weight_s: float, pair_s: float) -> float:
-    """Idle seconds of a rank of DualPipe-V whose pairs run as one, for the seconds of a piece and of a pair."""
+    """Idle seconds of a rank of DualPipe-V with overlapped pairs, from the seconds of a piece and of a pair."""
     return (num_stages - 1) * (pair_s + (input_s + weight_s) - 3 * weight_s)
 
 
 @checked
 def pairs_of(plan: Plan) -> tuple[tuple[tuple[Action, ...], ...], ...]:
-    """Each rank's actions of a DualPipe-V, those of a pair together."""
+    """Each rank's actions of a DualPipe-V, grouped into pairs."""
     p, m = plan.num_stages, plan.num_microbatches
     if m < 2 * p or plan.actions != dualpipe_v(p, m).actions:
         raise ValueError(f"{shown(plan.name)} has no pairs: give a plan of dualpipe_v.")
@@ -58,7 +59,7 @@ def pairs_of(plan: Plan) -> tuple[tuple[tuple[Action, ...], ...], ...]:
 
 @checked
 def replay_pairs(plan: Plan, costs: Costs, pair_s: NonNegative) -> tuple[float, ...]:
-    """Idle seconds of each rank of a DualPipe-V whose pairs run as one, in `pair_s` seconds each.
+    """Idle seconds of each rank of a DualPipe-V with overlapped pairs of `pair_s` seconds each.
 
     Arguments:
         plan: from `dualpipe_v`.
@@ -86,6 +87,6 @@ def replay_pairs(plan: Plan, costs: Costs, pair_s: NonNegative) -> tuple[float, 
 
 
 def _needs(item: Sequence[Action], plan: Plan) -> set[Computed]:
-    """The events that an action or a pair waits for and does not make itself."""
+    """The events that an action or a pair needs from outside."""
     events = {needed(action, plan.num_pieces) for action in item} - {given(action) for action in item}
     return {event for event in events if event is not None}

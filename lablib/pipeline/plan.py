@@ -1,11 +1,11 @@
-"""A pipeline schedule as data: for every stage of the pipeline, the list of actions it performs, in order.
+"""A pipeline schedule as data: the ordered list of actions of each stage.
 
 A pipeline of p stages cuts the model's layers into p (or, with chunks, p times v) consecutive pieces. A micro-batch
-goes forward through the pieces in order and backward in reverse. A schedule says in which order each rank does its
-share:
+goes forward through the pieces in order and backward in reverse. A schedule gives the order of the actions on each
+rank:
 
     stage 0   0F0  0F1  0B0  0B1          F forward    B whole backward (= I then W)
-    stage 1        1F0  1B0  1F1  1B1     I backward for the input alone    W backward for the weights alone
+    stage 1        1F0  1B0  1F1  1B1     I backward for the input only     W backward for the weights only
 
 The executor, the replay, the figure and the validator all read this one record. Times are not part of it.
 
@@ -27,8 +27,8 @@ class Kind(StrEnum):
 
     F = "F"  # forward
     B = "B"  # backward, input and weights together
-    I = "I"  # noqa: E741  backward for the input: the piece before waits for it
-    W = "W"  # backward for the weights: only the optimizer waits for it
+    I = "I"  # noqa: E741  backward for the input: needed by the piece before
+    W = "W"  # backward for the weights: needed only by the optimizer
 
     @property
     def phase(self) -> str:
@@ -53,7 +53,7 @@ class Action:
 
     @classmethod
     def parse(cls, text: str) -> "Action":
-        """The action that "1F0" stands for. Raises ValueError for anything else."""
+        """The action "1F0". Raises ValueError for any other text."""
         match = _TEXT.fullmatch(text.strip()) if isinstance(text, str) else None
         if match is None:
             raise ValueError(
@@ -70,8 +70,8 @@ class Plan:
         name: the schedule's, e.g. "1f1b".
         num_stages: ranks of the pipeline p.
         num_microbatches: m.
-        actions: of each rank, its actions in order.
-        rank_of: of each piece of the model, the rank that holds it; p v entries.
+        actions: of each rank, in order.
+        rank_of: the rank of each piece of the model; p v entries.
     """
 
     name: str
@@ -82,7 +82,7 @@ class Plan:
 
     @property
     def num_pieces(self) -> int:
-        """Pieces of the model, p v: what an action's `stage` counts."""
+        """Pieces of the model, p v, numbered by `stage` of an action."""
         return len(self.rank_of)
 
     @property
@@ -105,9 +105,9 @@ class Plan:
     @classmethod
     @checked
     def parse(cls, name: str, lines: Sequence[str], rank_of: Sequence[int] | None = None) -> "Plan":
-        """A plan from text, one line of actions a rank: `Plan.parse("mine", ["0F0 0B0", "1F0 1B0"])`.
+        """A plan from text, one line of actions per rank: `Plan.parse("mine", ["0F0 0B0", "1F0 1B0"])`.
 
-        `rank_of` defaults to piece i on rank i mod p. Nothing but the spelling is checked: see validate.py.
+        `rank_of` defaults to piece i on rank i mod p. Only the spelling is checked: see validate.py.
         """
         if not all(isinstance(line, str) for line in lines):
             raise TypeError(f'lines must be texts, one a rank: got {shown(lines)}; try ["0F0 0B0"]')

@@ -1,19 +1,19 @@
 """Replay a pipeline plan: start and end of every action, memory and idle time of each rank.
 
-An action starts when its rank is free and what it needs has arrived:
+An action starts when its rank is free and its input has arrived:
 
     F of piece i    F of piece i - 1
     B, I of piece i B or I of piece i + 1; of the last piece, its own F
     W of piece i    its own I
 
-    start = max( end of the rank's action before + gap,  end of what it needs + send_s )        gap = 0 with overlap
+    start = max( end of the rank's previous action + gap,  end of the needed action + send_s )  gap = 0 with overlap
     bubble = 1 - sum of busy seconds / (p * makespan)
 
-where messages block, `gap` is what the rank then sends or receives (Megatron's send_forward_recv_backward goes both
-ways at once), and it counts as idle: nothing is computed. One pass over the actions: each rank runs until it needs what
-is not there yet, then the next rank has its turn.
+With blocking messages, `gap` is the time of the rank's sends and receives (Megatron's send_forward_recv_backward does
+both at once), and it counts as idle. One pass over the actions: each rank runs until an input is missing, then the next
+rank continues.
 
-Cost: O(actions). Plans are checked only as far as replay needs it: see validate.py.
+Cost: O(actions). Plans are checked only as far as needed here: see validate.py.
 Source: the dependencies of Huang et al., "GPipe", 2018, arXiv 1811.06965, and Qi et al., "Zero Bubble Pipeline
 Parallelism", 2023, arXiv 2401.10241, section 2 (B split into input and weight).
 Simplified: a link carries any number of messages at once; a blocking sender does not wait for its receiver to be ready.
@@ -40,29 +40,29 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _CODES = {Kind.F: 0, Kind.B: 1, Kind.I: 2, Kind.W: 3}
-# B and I end the same wait, that of the piece before: they share a row of the table of ends.
+# The piece before waits for B or for I: they share a row of the table of ends.
 _ROWS = np.array([0, 1, 1, 2])
 
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """The actions of all ranks, one after the other, as columns of numbers.
+    """The actions of all ranks, one rank after the other, as columns of numbers.
 
     `ends` numbers the moments that an action can wait for, 3 for each piece and micro-batch: the end of F, of B or I,
-    of W. The last number means: nothing.
+    of W. The last number means none.
     """
 
-    key: np.ndarray  # the moment that the action makes
+    key: np.ndarray  # the moment when the action ends
     need: np.ndarray  # the moment that it waits for
     lag_s: np.ndarray  # of the message between them
-    gap_s: np.ndarray  # messages between the rank's action before and this one, where they block
+    gap_s: np.ndarray  # blocking messages between the rank's previous action and this one
     time_s: np.ndarray
-    bounds: list[int]  # where each rank begins, and the end
+    bounds: list[int]  # first action of each rank, and the end
     num_ends: int
 
     @staticmethod
     def of(plan: Plan, costs: PieceCosts, overlap: bool) -> Lowered:
-        """From a plan and what its actions take."""
+        """From a plan and the costs of its actions."""
         pieces, m = plan.num_pieces, plan.num_microbatches
         bounds = [0, *np.cumsum([len(row) for row in plan]).tolist()]
         piece = np.array([action.stage for row in plan for action in row], np.int64)
@@ -73,11 +73,11 @@ class Lowered:
         nothing = 3 * pieces * m
         key = (row * pieces + piece) * m + microbatch
         is_turn = (row == 1) & (piece == pieces - 1)
-        # One row back, or one piece along; the flow of F goes down the pieces, that of B and I up.
+        # One row back, or one neighbouring piece: F needs the piece before, B and I the piece after.
         need = np.where(row == 0, key - m, np.where(row == 1, key + m, key - pieces * m))
         need[is_turn] = key[is_turn] - pieces * m
         need[(row == 0) & (piece == 0)] = nothing
-        # The message that piece i receives forward crosses boundary i - 1, backward boundary i.
+        # Piece i receives over boundary i - 1 forward, over boundary i backward.
         down, up = _messages(plan, costs.send_s)
         lag = np.where(row == 0, down[piece], np.where(row == 1, up[piece], 0.0))
         sent = np.where(row == 0, up[piece], np.where(row == 1, down[piece], 0.0))
@@ -90,7 +90,7 @@ class Lowered:
 
 
 def _messages(plan: Plan, send_s: list[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Seconds of the message over the boundary before and after each piece; 0 where there is none."""
+    """Seconds of the message over the boundary before and after each piece; 0 without a message."""
     crosses = [a != b for a, b in zip(plan.rank_of, plan.rank_of[1:], strict=False)]
     times = [time_s if is_sent else 0.0 for time_s, is_sent in zip(send_s, crosses, strict=True)]
     return np.array([0.0, *times]), np.array([*times, 0.0])
@@ -102,7 +102,7 @@ class Replay:
 
     Attributes:
         plan, costs: of the replay.
-        start_s, end_s: of each rank, one entry an action, in the plan's order.
+        start_s, end_s: of each rank, one entry per action, in the plan's order.
         makespan_s: the end of the last action.
         rows: the plan as numbers.
     """
@@ -121,13 +121,13 @@ class Replay:
 
     @property
     def bubble_fraction(self) -> float:
-        """The share of all ranks' time in which they compute nothing, in [0, 1)."""
+        """The idle share of all ranks' time, in [0, 1)."""
         time_s = self.plan.num_stages * self.makespan_s
         return 1 - sum(self.busy_s) / time_s if time_s else 0.0
 
     @property
     def staggered_bubble_fraction(self) -> float:
-        """The same if the next step follows at once, no rank waiting for all before its optimizer step: the idle share
+        """The bubble without a barrier before the optimizer step, so that the next step follows at once: the idle share
         of the longest time from a rank's first action to its last."""
         spans_s = [float(end[-1] - start[0]) for start, end in zip(self.start_s, self.end_s, strict=True) if len(end)]
         time_s = self.plan.num_stages * max(spans_s, default=0.0)
@@ -148,9 +148,9 @@ class Replay:
 
     @cached_property
     def memory(self) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-        """The bytes each rank holds: (seconds, bytes) where they change, each value valid until the next second.
+        """The bytes each rank holds: (seconds, bytes) at each change; a value is valid until the next change.
 
-        F takes its activations when it starts; B and W give them back when they end.
+        F allocates its activations when it starts; B and W free them when they end.
         """
         costs = self.costs.of_pieces(self.plan)
         released = self.costs.released_at_input
@@ -170,7 +170,7 @@ class Replay:
 
     @cached_property
     def timeline(self) -> Timeline:
-        """One span an action, called as the plan writes it ("1F0")."""
+        """One span per action, named as in the plan ("1F0")."""
         return Timeline(tuple(self._spans()), self.plan.num_stages)
 
     def _spans(self) -> Iterator[Span]:
@@ -195,11 +195,11 @@ def replay(plan: Plan, costs: Costs | None = None) -> Replay:
     """Start and end of every action of a plan.
 
     Arguments:
-        plan: any order of actions that can be carried out.
+        plan: any order of actions that can be executed.
         costs: of the actions; None: F, I and W take 1 s, B 2 s, messages nothing.
 
     Raises:
-        ValueError: for costs that do not fit the plan, and for a plan in which ranks wait for each other for ever.
+        ValueError: for costs that do not fit the plan, and for a plan that deadlocks.
     """
     costs = costs or Costs()
     rows = Lowered.of(plan, costs.of_pieces(plan), costs.overlap)
@@ -209,13 +209,13 @@ def replay(plan: Plan, costs: Costs | None = None) -> Replay:
 
 
 def _run(plan: Plan, rows: Lowered) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...]]:
-    """Starts and ends of each rank's actions: a rank does all it can, and goes on when what it lacks is there."""
+    """Starts and ends of each rank's actions: a rank runs until an input is missing, and continues when it arrives."""
     keys, needs, lags, gaps, times = (c.tolist() for c in (rows.key, rows.need, rows.lag_s, rows.gap_s, rows.time_s))
     bounds = rows.bounds
     ends: list[float | None] = [None] * rows.num_ends
     ends[-1] = 0.0
     starts = [0.0] * len(keys)
-    waiting = [-1] * rows.num_ends  # of each moment, the rank that waits for it: only one does
+    waiting = [-1] * rows.num_ends  # for each moment, the one rank that waits for it
     at, clock = bounds[:-1], [0.0] * plan.num_stages
     ready = list(range(plan.num_stages - 1, -1, -1))
     while ready:
@@ -240,9 +240,7 @@ def _run(plan: Plan, rows: Lowered) -> tuple[tuple[np.ndarray, ...], tuple[np.nd
         clock[rank] = now
     if at != bounds[1:]:
         waits = "; ".join(map(str, find_deadlock(plan)))
-        raise ValueError(
-            f"the plan {plan.name!r} cannot be carried out: {waits}. Put every action after what it needs."
-        )
+        raise ValueError(f"the plan {plan.name!r} cannot be carried out: {waits}. Put every action after its inputs.")
     begins, finals = np.array(starts), np.array(ends, float)[rows.key]
     cuts = bounds[1:-1]
     return tuple(np.split(begins, cuts)), tuple(np.split(finals, cuts))
@@ -255,6 +253,6 @@ def _check_range(plan: Plan, piece: np.ndarray, microbatch: np.ndarray) -> None:
 
 
 def _held(row: tuple[Action, ...], sizes: list[float], released_at_input: float) -> np.ndarray:
-    """Memory of a rank after each of its actions, if a piece holds `sizes[piece]` of one micro-batch."""
+    """Memory of a rank after each of its actions, with `sizes[piece]` for one micro-batch at a piece."""
     shares = {Kind.F: 1.0, Kind.B: -1.0, Kind.I: -released_at_input, Kind.W: released_at_input - 1.0}
     return np.cumsum([shares[action.kind] * sizes[action.stage] for action in row])

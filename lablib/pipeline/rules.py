@@ -1,6 +1,6 @@
-"""The rules of a plan, one function each: a plan in, `Finding`s out. validate.py lists the rules.
+"""The rules of a plan, one function each, which yields `Finding`s. validate.py lists the rules.
 
-Each looks at the plan once, so its cost is linear in the number of actions.
+Each reads the plan once, so its cost is linear in the number of actions.
 """
 
 from collections import Counter
@@ -27,14 +27,14 @@ class Rule(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One break of a rule.
+    """One violation of a rule.
 
     Attributes:
-        rule: which.
-        rank: where; None where it is about no rank.
-        index: the step of that rank at which it shows, from 0 (in words, from 1); None where something is missing.
-        action: that step, or what is missing, as text: "1F0".
-        text: the mistake, in words.
+        rule: the violated rule.
+        rank: of the mistake; None if it concerns no single rank.
+        index: the step of that rank, from 0 (in the text, from 1); None if an action is missing.
+        action: that step, or the missing action, as text: "1F0".
+        text: the message.
     """
 
     rule: Rule
@@ -48,7 +48,7 @@ class Finding:
 
 
 def once(plan: Plan) -> Iterator[Finding]:
-    """R1. Each piece does F and, of B or (I and W), one, once for each micro-batch; and no other micro-batch."""
+    """R1. Each piece does F, and either B or I and W, once for each micro-batch; and no other micro-batch."""
     count: Counter[Action] = Counter()
     for rank, actions in enumerate(plan.actions):
         for index, action in enumerate(actions):
@@ -110,7 +110,7 @@ def places(plan: Plan) -> Iterator[Finding]:
 
 
 def order(plan: Plan) -> Iterator[Finding]:
-    """R3. On the rank's own row: F before B and I, I before W. What is missing is left to R1."""
+    """R3. In each row: F before B and I, I before W. Missing actions are left to R1."""
     for rank, actions in enumerate(plan.actions):
         at = {action: index for index, action in reversed(list(enumerate(actions)))}
         for index, action in enumerate(actions):
@@ -118,7 +118,7 @@ def order(plan: Plan) -> Iterator[Finding]:
                 continue
             before = Action(action.stage, Kind.I if action.kind is Kind.W else Kind.F, action.microbatch)
             if at.get(before, index) > index:
-                text = f"{action}, step {index + 1} of rank {rank}, stands before {before}, its step {at[before] + 1}"
+                text = f"{action}, step {index + 1} of rank {rank}, comes before {before}, its step {at[before] + 1}"
                 yield Finding(Rule.ORDER, rank, index, str(action), text)
 
 
@@ -139,7 +139,7 @@ def _rows(plan: CommunicationPlan) -> Iterator[tuple[int, int, PipelineMessage]]
 
 
 def _ends(plan: CommunicationPlan) -> Iterator[Finding]:
-    """Each end is on its piece's rank, goes to a piece on another rank, is there once, and has another end."""
+    """Each end is on its piece's rank, goes to a piece on another rank, occurs once, and has another end."""
     rank_of = plan.plan.rank_of
     ends = Counter(message for _, _, message in _rows(plan))
     seen: set[PipelineMessage] = set()
@@ -152,7 +152,7 @@ def _ends(plan: CommunicationPlan) -> Iterator[Finding]:
         elif rank_of[other.stage] == rank:
             text = f"goes to piece {other.stage} on the same rank: there is nothing to send"
         elif message in seen:
-            text = "stands there a second time"
+            text = "is there a second time"
         elif not ends[other]:
             text = f"has no other end: rank {rank_of[other.stage]} never does {other}"
         seen.add(message)
@@ -182,14 +182,14 @@ def _links(plan: CommunicationPlan) -> Iterator[Finding]:
 
 
 def _places_of_messages(plan: CommunicationPlan) -> Iterator[Finding]:
-    """A send comes after the action that makes what it sends, a receive before the action that needs it."""
+    """A send comes after the action that computes its tensor, a receive before the action that needs it."""
     for rank, row in enumerate(plan.steps):
         there: set[object] = set()
         for index, step in enumerate(row):
             if isinstance(step, Action):
                 receive = receives(step, plan.plan)
                 if receive and receive not in there:
-                    text = f"{step}, step {index + 1} of rank {rank}, needs {receive}, which does not stand before it"
+                    text = f"{step}, step {index + 1} of rank {rank}, needs {receive}, which does not come before it"
                     yield Finding(Rule.MESSAGES, rank, index, str(step), text)
                 there.add(given(step))
                 continue
@@ -197,19 +197,19 @@ def _places_of_messages(plan: CommunicationPlan) -> Iterator[Finding]:
             for message in step.messages:
                 made = (message.stage, Kind.F if message.carries == "activation" else Kind.I, message.microbatch)
                 if message.is_send and made not in there:
-                    text = f"{message}, step {index + 1} of rank {rank}, sends what is not computed before it"
+                    text = f"{message}, step {index + 1} of rank {rank}, sends a result that is not computed before it"
                     yield Finding(Rule.MESSAGES, rank, index, str(message), text)
 
 
 def deadlock(plan: Plan | CommunicationPlan, blocking_sends: bool) -> Iterator[Finding]:
-    """R5. One finding, whose words go round the circle of those who wait for each other."""
+    """R5. One finding, with the circle of ranks that wait for each other."""
     if circle := find_deadlock(plan, blocking_sends):
         first, words = circle[0], "; ".join(map(str, circle))
-        yield Finding(Rule.DEADLOCK, first.rank, first.index, first.step, f"nobody can go on: {words}")
+        yield Finding(Rule.DEADLOCK, first.rank, first.index, first.step, f"no rank can continue: {words}")
 
 
 def memory(plan: Plan, limits: Sequence[int]) -> Iterator[Finding]:
-    """R6. On each rank, the first action after which it holds more than it may."""
+    """R6. For each rank, the first action after which it exceeds its limit."""
     for rank, (actions, limit) in enumerate(zip(plan.actions, limits, strict=True)):
         for index, held in enumerate(held_after(actions)):
             if held > limit:
@@ -220,7 +220,7 @@ def memory(plan: Plan, limits: Sequence[int]) -> Iterator[Finding]:
 
 
 def held_after(actions: Sequence[Action]) -> Iterator[int]:
-    """How many activations a rank holds after each of its actions."""
+    """Activations that a rank holds after each of its actions."""
     held = 0
     for action in actions:
         if action.kind is Kind.F:

@@ -1,10 +1,9 @@
-"""A plan simulated for a picture: its progress, its critical path, its deadlock, and the memory that it holds.
+"""Simulate a plan for a picture: progress, critical path, deadlock, and memory.
 
-A plan that runs to its end is replayed. One that deadlocks is replayed as far as it comes, and the ranks that wait for
-each other are in `circle`, for the learner who wrote it.
+A plan is replayed to its end, or up to its deadlock; `circle` then lists the ranks that wait for each other.
 
 Source: replay.py, critical_path.py, deadlock.py, rules.py.
-Simplified: as replay.py.
+Simplified: see replay.py.
 """
 
 from collections.abc import Sequence
@@ -31,10 +30,10 @@ class Simulation:
     """A simulated plan.
 
     Attributes:
-        plan: the whole of it.
-        replay: of all that could be done.
-        circle: the ranks that wait for each other; empty where the plan runs to its end.
-        max_in_flight: the micro-batches that each rank may hold at once; None for any number.
+        plan: the whole plan.
+        replay: of all actions that can run.
+        circle: the ranks that wait for each other; empty if the plan runs to its end.
+        max_in_flight: the micro-batches that each rank may hold at once; None: no limit.
     """
 
     plan: Plan
@@ -44,29 +43,29 @@ class Simulation:
 
     @cached_property
     def critical_path(self) -> tuple[Critical, ...]:
-        """What decides the makespan; empty where the plan deadlocks."""
+        """The actions that determine the makespan; empty if the plan deadlocks."""
         return () if self.circle else critical_path(self.replay)
 
     @property
     def ranks_over(self) -> tuple[int, ...]:
-        """The ranks that hold more than they may."""
+        """The ranks that exceed their limit."""
         limits = self.max_in_flight or ()
         held = zip(self.replay.in_flight, limits, strict=bool(limits))
         return tuple(rank for rank, (most, limit) in enumerate(held) if most > limit + 1e-9)
 
     @cached_property
     def moments_s(self) -> np.ndarray:
-        """The seconds at which something begins or ends, at most `MAX_MOMENTS`, in order: what one can step through."""
+        """The times at which an action begins or ends, in order, at most `MAX_MOMENTS`."""
         every = np.unique(np.concatenate([*self.replay.start_s, *self.replay.end_s, [0.0]]))
         if len(every) <= MAX_MOMENTS:
             return every
         return every[np.linspace(0, len(every) - 1, MAX_MOMENTS).round().astype(int)]
 
     def at(self, time_s: float) -> tuple[Action | None, ...]:
-        """The action of each rank at this second; None where it idles. At the end of one action the next has begun."""
+        """The action of each rank at this second; None if it idles. At the end of one action the next has begun."""
         found: list[Action | None] = []
         for row, start_s, end_s in zip(self.replay.plan, self.replay.start_s, self.replay.end_s, strict=True):
-            # The last that has begun; what takes no time is over when it begins.
+            # The last that has begun; an action of zero seconds is over when it begins.
             index = int(np.searchsorted(start_s, time_s, side="right")) - 1
             found.append(row[index] if index >= 0 and end_s[index] > time_s else None)
         return tuple(found)
@@ -79,14 +78,14 @@ def simulate(
     """Simulate a plan.
 
     Arguments:
-        plan: any that keeps rules R1 to R3 of validate.py; a deadlock is part of the answer.
+        plan: any plan that keeps rules R1 to R3 of validate.py; a deadlock is reported, not raised.
         costs: of its actions; None: as in `replay`.
-        max_in_flight: micro-batches that a rank may hold at once, where a piece of a rank with v pieces counts 1/v; one
-            number for all ranks, or one for each.
+        max_in_flight: limit of micro-batches that a rank holds at once, with 1/v for a piece of a rank with v pieces;
+            one number for all ranks, or one for each.
 
     Raises:
-        ValueError: a plan that lacks an action, does one twice, at another rank or before what it needs on its own
-            rank; costs that do not fit; not one limit for each rank.
+        ValueError: an action is missing, repeated, on another rank or before one that it needs on the same rank; costs
+            that do not fit; not one limit for each rank.
     """
     limits = None if max_in_flight is None else _limits(max_in_flight, plan.num_stages)
     broken = list(rules.places(plan)) or [*rules.once(plan), *rules.order(plan)]
@@ -97,7 +96,7 @@ def simulate(
         return Simulation(plan, replay(plan, costs), (), limits)
     except ValueError:
         circle = find_deadlock(plan)
-        if not circle:  # it is the costs that do not fit
+        if not circle:  # the costs do not fit
             raise
     rows = tuple(row[:count] for row, count in zip(plan, steps_done(plan), strict=True))
     return Simulation(plan, replay(replace(plan, actions=rows), costs), circle, limits)
@@ -116,16 +115,16 @@ def _limits(max_in_flight: float | Sequence[float], num_ranks: int) -> tuple[flo
 
 @checked
 def read_plan(text: str) -> Plan:
-    """A plan as a learner types it: one line a rank, actions apart by spaces; text before a colon is a name.
+    """Parse a plan: one line per rank, actions separated by spaces; text before a colon is a name.
 
         rank 0:  F0 F1 B0 B1          0F0 0F1 0B0 0B1
         rank 1:  F0 B0 F1 B1          1F0 1B0 1F1 1B1
 
-    An action without a number in front is at the piece that has the line's number. A piece is on the rank of the line
-    in which it comes first.
+    An action without a leading number is at the piece with the number of the line. A piece is on the rank of the line
+    in which it first occurs.
 
     Raises:
-        ValueError: no line, or something that is no action.
+        ValueError: no line, or a word that is not an action.
     """
     rows = [line.split(":", 1)[-1].replace(",", " ").split() for line in text.splitlines() if line.strip()]
     if not rows:

@@ -1,23 +1,23 @@
-"""Makespan of a plan of very many micro-batches, exact, from two small plans after which it repeats.
+"""Exact makespan of a plan with very many micro-batches, from two small plans and their period.
 
-After the fill, a schedule repeats its rows every q micro-batches, and after a while so do the times: q micro-batches
-more make every moment later by the same number of seconds.
+After the fill, a schedule repeats its rows every q micro-batches, and after a while the times repeat too: q more
+micro-batches shift every moment by the same number of seconds.
 
-    x(k)            the ends that what follows waits for, after k rounds of q micro-batches
+    x(k)            the ends that later actions wait for, after k rounds of q micro-batches
     x(k + 1)      = M(x(k))          the same max-plus map each round (maxima and sums only)
-    x(k + 1)      = x(k) + c         seen once, on all ranks: then for ever, as M(x + c) = M(x) + c
+    x(k + 1)      = x(k) + c         if this holds once, on all ranks, it holds always, as M(x + c) = M(x) + c
     makespan(m + q) = makespan(m) + c
 
-Two plans, of m and of m + q micro-batches, show it. The rows must be one beginning, q micro-batches, and one end that
-is the same but for the numbers; and every end after some slice through all ranks must be c later, with what it needs.
-The makespans alone would not do: a rank that is slower by a little takes long to be the one that all wait for.
+Two plans, of m and of m + q micro-batches, show it. Their rows must have the same beginning, then q more micro-batches,
+and the same end except for the numbers; and from some slice through all ranks on, every end must be c later, with its
+inputs. Comparing the makespans is not enough: a slightly slower rank takes many micro-batches to become the bottleneck.
 
-Cost: replays of plans of some 4 p to 16 p micro-batches, for any m. Where nothing repeats, the full replay: GPipe and
-breadth-first let a fast rank run ahead without bound (closed_form.py has both), V-Min mostly ends differently.
+Cost: replays of plans of some 4 p to 16 p micro-batches, for any m. Without a period, the full plan is replayed: GPipe
+and breadth-first let a fast rank run ahead without bound (closed_form.py has both), and V-Min mostly ends differently.
 Legend: p ranks, m micro-batches, q the period, c its seconds.
 Source: Baccelli, Cohen, Olsder, Quadrat, "Synchronization and Linearity", 1992, section 3.7 (a max-plus matrix is
 ultimately periodic).
-Simplified: the schedule is trusted to go on with m as it did from m to m + q.
+Simplified: the schedule is assumed to continue with m as it did from m to m + q.
 """
 
 from collections.abc import Callable
@@ -35,12 +35,12 @@ _ROUNDING = 1e-12  # of the makespan
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """Makespan and bubble of a plan, and the period from which they follow.
+    """Makespan and bubble of a plan, and its period.
 
     Attributes:
-        makespan_s, bubble_fraction: as `replay` of the whole plan would find them.
-        period: micro-batches q after which the times repeat; 0 where they do not, and the whole plan was replayed.
-        period_s: seconds that q micro-batches more take.
+        makespan_s, bubble_fraction: as from `replay` of the whole plan.
+        period: micro-batches q after which the times repeat; 0 if they do not, and the whole plan was replayed.
+        period_s: seconds of q more micro-batches.
         num_replayed: micro-batches of the largest plan that was replayed.
     """
 
@@ -56,8 +56,8 @@ def steady_state(plan_of: Callable[[int], Plan], num_microbatches: int, costs: C
     """Makespan and bubble of the plan of many micro-batches.
 
     Arguments:
-        plan_of: a schedule with everything but the number of micro-batches given, e.g.
-            `partial(one_f_one_b, 16)`. Numbers that it refuses with a ValueError are passed over.
+        plan_of: a schedule as a function of the number of micro-batches, e.g. `partial(one_f_one_b, 16)`. Numbers that
+            it refuses with a ValueError are skipped.
         num_microbatches: m; `plan_of` must take it.
         costs: as for `replay`, the same for every number of micro-batches.
     """
@@ -65,7 +65,7 @@ def steady_state(plan_of: Callable[[int], Plan], num_microbatches: int, costs: C
     num_stages = (next(filter(None, plans), None) or plan_of(num_microbatches)).num_stages
     size = 4 * num_stages
     while 2 * size < num_microbatches:
-        # Of the same remainder as m, so that whole rounds lead from one to the other.
+        # With the same remainder as m, so that they differ by whole rounds.
         plan = _plan_or_none(plan_of, size + (num_microbatches - size) % num_stages)
         if plan is not None:
             small = replay(plan, costs)
@@ -78,7 +78,7 @@ def steady_state(plan_of: Callable[[int], Plan], num_microbatches: int, costs: C
 
 
 def _plan_or_none(plan_of: Callable[[int], Plan], num_microbatches: int) -> Plan | None:
-    """The plan of so many micro-batches; None where the schedule is not defined for them."""
+    """The plan of this number of micro-batches; None if the schedule is not defined for it."""
     try:
         plan = plan_of(num_microbatches)
     except ValueError:
@@ -89,7 +89,7 @@ def _plan_or_none(plan_of: Callable[[int], Plan], num_microbatches: int) -> Plan
 
 
 def _periods(small: Replay) -> list[int]:
-    """Numbers of micro-batches after which the middle of a plan seems to repeat; the smallest two."""
+    """The two smallest numbers of micro-batches after which the middle of a plan seems to repeat."""
     ends, m, tolerance = _ends(small), small.plan.num_microbatches, _tolerance(small)
     found = []
     for period in range(1, small.plan.num_stages + 1):
@@ -102,7 +102,7 @@ def _periods(small: Replay) -> list[int]:
 def _extend(
     plan_of: Callable[[int], Plan], small: Replay, period: int, num_microbatches: int, costs: Costs | None
 ) -> SteadyState | None:
-    """What m micro-batches take, if `period` micro-batches more than the small plan's make everything later at once."""
+    """The makespan of m micro-batches, if `period` more than in the small plan shift all times by the same seconds."""
     m = small.plan.num_microbatches
     if (num_microbatches - m) % period:
         return None
@@ -121,7 +121,7 @@ def _extend(
 
 
 def _repeats(small: Replay, large: Replay, period: int) -> bool:
-    """Whether all is later by the same after some slice through all ranks, in what both plans begin with."""
+    """Whether all times shift by the same seconds after some slice through all ranks, in the common beginning."""
     before, after, tolerance = _ends(small), _ends(large), _tolerance(small)
     period_s = large.makespan_s - small.makespan_s
     is_later = np.abs(after[:, period:] - before - period_s) <= tolerance
@@ -134,7 +134,7 @@ def _repeats(small: Replay, large: Replay, period: int) -> bool:
         common = _count_true((moments == others[: len(moments)]).all(1))
         if slice_at >= common or not is_same[tuple(moments[slice_at])]:
             return False
-        # The end of the longer plan is that of the shorter, renumbered.
+        # The end of the longer plan is the end of the shorter, renumbered.
         end = others[len(others) - len(moments) + slice_at :] - (0, period)
         if not (moments[slice_at:] == end).all():
             return False
@@ -142,7 +142,7 @@ def _repeats(small: Replay, large: Replay, period: int) -> bool:
 
 
 def _count_true(flags: np.ndarray) -> int:
-    """How many are true before the first that is not."""
+    """Number of leading true values."""
     return len(flags) if flags.all() else int(np.argmin(flags))
 
 
@@ -155,7 +155,7 @@ def _ends(of: Replay) -> np.ndarray:
 
 
 def _row(of: Replay, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of a rank's actions, the moment each makes and the one it needs, as places in `_ends`; (-1, 0): nothing."""
+    """The moments that each action of a rank makes and needs, as places in `_ends`; (-1, 0): none."""
     m, here = of.plan.num_microbatches, slice(of.rows.bounds[rank], of.rows.bounds[rank + 1])
     moments = np.stack(np.divmod(of.rows.key[here], m), 1)
     needs = np.stack(np.divmod(of.rows.need[here], m), 1)

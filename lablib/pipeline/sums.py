@@ -1,4 +1,4 @@
-"""Sums of the stages' times, of which the longest path through each schedule is made (closed_form.py)."""
+"""Sums of the stages' times, the terms of the formulas in closed_form.py."""
 
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ class StageTime(NamedTuple):
 
 
 class PipelineSums:
-    """The sums that every schedule needs, for so many stages, micro-batches and seconds of each stage."""
+    """The sums that every schedule needs, from the numbers of stages and micro-batches and the seconds per stage."""
 
     __slots__ = (
         "b_s",
@@ -57,8 +57,8 @@ class PipelineSums:
         self.t0_s = self.t_s + e0[0] + e0[1] + e0[2]
         self.t1_s = self.t_s + e1[0] + e1[1] + e1[2]
         self.c_s = send_s
-        self.held_s = 0.0 * send_s if overlap else send_s  # of a message: what it holds up the ranks at its ends
-        # Of the V-shaped schedules: one of a rank's two pieces, and what the first rank has to do.
+        self.held_s = 0.0 * send_s if overlap else send_s  # seconds that a message blocks the ranks at its ends
+        # For V-shaped schedules: one of a rank's two pieces, and the work of the first rank.
         self.halves = (mid[0] / 2, mid[1] / 2, mid[2] / 2)
         self.on_first_s = self.t0_s + self.t1_s - self.t_s
         self.busiest_s = self.x[0] + self.x[1] + self.x[2]
@@ -67,7 +67,7 @@ class PipelineSums:
 
 
 def where(is_so: Any, a: Numbers, b: Numbers) -> Numbers:
-    """a where it is so, otherwise b; numbers stay numbers."""
+    """a where `is_so`, otherwise b; numbers stay numbers."""
     if isinstance(is_so, np.ndarray):
         return np.where(is_so, a, b)
     return a if is_so else b

@@ -1,18 +1,18 @@
-"""The rules a plan must keep, numbered; and in words, where one does not.
+"""Validate a plan by numbered rules, with a message for each violation.
 
     R1  every micro-batch passes every piece of the model once forward and once backward: B, or I and W
     R2  every action is on the rank that holds its piece
     R3  at a piece a micro-batch goes forward, then backward: F before B, F before I before W
-    R4  every send has one receive at its other end, in the same order; after what it sends, before what needs it
-    R5  no rank waits for ever: there is an order in which everything can be done
-    R6  no rank holds more activations than it may
+    R4  every send has one receive at its other end, in the same order; it follows its action and precedes its use
+    R5  no deadlock: there is an order in which all steps can be done
+    R6  no rank holds more activations than its limit
 
-R4 is about plans with messages (`with_communication`); without, they are taken to arrive by themselves. A rule is
-looked at only where those that it stands on hold: R2 under all others, R1 to R4 under R5. A plan that lacks an action
-also waits for it, and that would only hide the cause.
+R4 is about plans with messages (`with_communication`); in other plans results arrive by themselves. A rule is checked
+only if its preconditions hold: R2 for all others, R1 to R4 for R5. For example, a plan that lacks an action also
+deadlocks, which would hide the cause.
 
 Legend: an activation is held from the F of a micro-batch at a piece until its B or W; with v pieces on a rank each is a
-v-th of what a rank holds for one micro-batch.
+v-th of a rank's memory for one micro-batch.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from lablib.pipeline.plan import Plan
 from lablib.pipeline.rules import Finding
 from lablib.signature import checked
 
-_MAX_FINDINGS = 3  # findings that an error quotes
+_MAX_FINDINGS = 3  # findings in an error message
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,15 +54,15 @@ class Report:
 def validate(
     plan: Plan | CommunicationPlan, *, max_in_flight: int | Sequence[int] | None = None, blocking_sends: bool = True
 ) -> Report:
-    """Checks a plan by the rules above. Changes nothing; a broken rule is a finding, not an error.
+    """Check a plan by the rules above. A broken rule is a finding, not an error.
 
     Arguments:
         plan: with messages or without.
-        max_in_flight: for R6: activations that a rank may hold at once, one number for all ranks or one for each.
-        blocking_sends: for R5: a send waits until the other end receives.
+        max_in_flight: for R6: limit of activations that a rank holds at once, one number for all ranks or one for each.
+        blocking_sends: for R5: a send waits for its receive.
 
     Raises:
-        ValueError: `max_in_flight` has not one number for each rank.
+        ValueError: `max_in_flight` does not have one number for each rank.
     """
     computed = plan if isinstance(plan, Plan) else plan.plan
     findings = [*rules.places(computed)]
@@ -99,5 +99,5 @@ def _limits(max_in_flight: int | Sequence[int], num_ranks: int) -> Sequence[int]
 
 @checked
 def peak_in_flight(plan: Plan) -> tuple[int, ...]:
-    """Of each rank, the most activations it holds at once, each of one micro-batch at one piece."""
+    """The most activations that each rank holds at once, each of one micro-batch at one piece."""
     return tuple(max(rules.held_after(actions), default=0) for actions in plan.actions)

@@ -114,7 +114,7 @@ def data_axis(setup: Setup, parameters: ParametersPerRank, one: StageTime, embed
 
 
 def _sharded_ends(setup: Setup, parameters: ParametersPerRank, outside: Numbers, one: StageTime) -> Axis:
-    """ZeRO-3 traffic outside `sharded_layer`: nothing hides that of the first layer and of embedding and head.
+    """ZeRO-3 traffic outside `sharded_layer`: the first layer, the embedding and the head are not hidden.
 
     A pipeline that keeps its parameters gathers them once per step: the other layers' gathers and sums hide behind the
     first and the last micro-batch.

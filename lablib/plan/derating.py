@@ -1,7 +1,7 @@
 """Derating: losses of real machines that the simulator leaves out; the planner's constants.
 
 Each is a physical share of the cost model's figure, the same for every model, cluster and publication. `IDEAL` turns
-them off: then a prediction is what the simulator would measure. "Fitted" means: to all published runs at once, within
+them off: then a prediction equals a measurement of the simulator. "Fitted" means: to all published runs at once, within
 physical bounds (lablib/validation/constants.py), and compared with the fit that leaves each source out.
 """
 

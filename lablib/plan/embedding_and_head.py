@@ -14,7 +14,7 @@ Legend: as layer/; g bytes of a gradient, w of any other number. Each of the t t
 tables, rounded up.
 
 Source: Shoeybi et al., 2019, arXiv 1909.08053, section 3 (vocabulary-parallel embedding and cross-entropy); Korthikanti
-et al., 2022, arXiv 2205.05198, section 4.3 (what they keep).
+et al., 2022, arXiv 2205.05198, section 4.3 (their activations).
 Simplified: the kernels of the embedding and of the loss are counted as 5 each way, and 10 and 5: an estimate.
 """
 

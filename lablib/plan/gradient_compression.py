@@ -124,7 +124,7 @@ class GradientCompression:
         return 6 * rank * grads + 2 * rank**2 * grads / columns  # the second: orthogonal columns of the first factor
 
     def memory_bytes(self, grads: Numbers, *, ranks: Numbers = 1) -> Numbers:
-        """Bytes of error feedback kept between steps; in two phases a rank also keeps that of the sums it owns."""
+        """Bytes of error feedback kept between steps; in two phases a rank also keeps the feedback of its sums."""
         if not self.has_error_feedback:
             return 0 * grads
         return 4 * grads * (1 + (1 / ranks if self.exchange == TWO_PHASE else 0))
@@ -159,7 +159,7 @@ COMPRESSIONS: Mapping[str, GradientCompression] = MappingProxyType({record.name:
 
 
 def find_compression(name: str | GradientCompression | None) -> GradientCompression:
-    """The method of that name; None is "none"; a `GradientCompression` is returned as it is.
+    """The method of that name; None is "none"; a `GradientCompression` is returned unchanged.
 
     `dataclasses.replace(find_compression("powersgd"), rank=4)` has another rank. An unknown name is a ValueError with
     the nearest names.

@@ -8,7 +8,7 @@
     activation            (layers of the stage * bytes kept per layer + the embedding's) * micro-batches in flight, and
                           the working memory of one layer, or the logits with their gradients (last stage): the larger
                           one with its buffers. If the host keeps them: of two layers, in transit
-    communication buffer  with ZeRO-3 what is gathered at that moment: two layers, with gradients of one, or the head;
+    communication buffer  with ZeRO-3 the gathered parameters: two layers, with gradients of one, or the head;
                           messages of the pipeline, R D w each; error feedback of compressed gradients; buckets
     other                 workspaces of libraries (derating.py), and the optimizer's update where it is larger than the
                           activations, which are freed before it

@@ -46,7 +46,7 @@ _DECOMPOSITION_SHARE = 0.01
 
 
 class Own(NamedTuple):
-    """Parameters that one rank updates: those of its layers, and of embedding and head."""
+    """Parameters that one rank updates: its layers, embedding and head."""
 
     layers: Numbers
     ends: Numbers

@@ -4,8 +4,8 @@ They depend only on the few numbers of `Sizes`, not on stages, micro-batches, re
 
     micro-batch, tokens of a sequence, tensor, context and expert ranks (and those that share each expert)
 
-100,000 plans of a search have some 100 distinct cuts. So the pieces of one plan are cached, and those of many plans are
-computed once per cut.
+100,000 plans of a search have some 100 distinct cuts. So the pieces of one plan are cached, and the pieces of many
+plans are computed once per cut.
 
 Cost: a look-up for a plan; for n plans with u cuts, u times the formulas of layer/ and embedding_and_head.py.
 

@@ -70,7 +70,7 @@ def predict(
         compression: of the data axis's gradients, a name or a record of gradient_compression.py.
         offload: any of "optimizer" and "activations": kept in the host's memory.
         trainable: "all", or "lora": the model's own weights have no gradients.
-        derating: losses of real machines; `lablib.plan.derating.IDEAL` predicts what the simulator would measure.
+        derating: losses of real machines; `lablib.plan.derating.IDEAL` predicts measurements of the simulator.
         host_link: the link between device and host.
         order: the axes from the one with distant ranks to the one with neighbours (order.py); None: pipeline, data,
             context, tensor. "expert" may be among them, and then takes its ranks from the data axis.
@@ -144,7 +144,7 @@ def _stages(setup: Setup, step: Step) -> tuple[dict[str, float], ...]:
 def _token_flops(
     model: Transformer, seq_len: int, policy: Recompute, stack: Stack, layers: float, has_weight_gradients: bool
 ) -> tuple[float, float]:
-    """FLOPs per token of a step, and those of recomputation; cached, as a search repeats few arguments."""
+    """FLOPs per token of a step, and of recomputation; cached, as a search repeats few arguments."""
     useful = step_flops(model, 1, seq_len, has_weight_gradients=has_weight_gradients)
     return useful, policy.recomputed_flops(model, stack, layers, seq_len)
 

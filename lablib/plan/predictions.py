@@ -19,7 +19,7 @@ NUMBERS = (
     *("data", "tensor", "pipeline", "context", "expert", "expert_tensor", "chunks", "replicas"),
     *("micro_batch", "batch", "seq_len"),
 )
-# Choices: those of `Parallel`, and the others.
+# Choices: the fields of `Parallel`, and the others.
 SPLIT = ("zero_stage", "sequence_parallel", "reshard_after_forward")
 OUTSIDE = ("precision", "recompute", "schedule", "optimizer", "stack", "compression")
 

@@ -11,12 +11,12 @@
 The stack decides which of the two "selective" is. Flash attention keeps no scores, so C is 0, and the first kind only
 costs time.
 
-Legend: S bytes that a layer keeps for backward, C those of attention's core, I of its input (R D w: R tokens of a
+Legend: S bytes that a layer keeps for backward, C bytes of attention's core, I of its input (R D w: R tokens of a
 micro-batch on a rank, D width, w bytes per number), A of attention's output, O of the outputs of its linear layers.
 Source: Chen et al., "Training deep nets with sublinear memory cost", 2016, arXiv 1604.06174 (every k); Korthikanti et
 al., 2022, arXiv 2205.05198, section 5 (selective); Megatron-LM's `--recompute-method block` (first k);
 pytorch/torchtitan, parallelize_llama.py (of products).
-Simplified: the average layer of a stage stands for all: with "first k" each is recomputed in part.
+Simplified: the average layer of a stage represents all: with "first k" each is recomputed in part.
 """
 
 from typing import NamedTuple

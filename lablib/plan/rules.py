@@ -147,7 +147,7 @@ RULES = (
     ),
     Rule(
         "layers",
-        # Embedding and head may be pieces of their own (126 layers in 128 pieces: Llama 3 405B).
+        # Embedding and head may be separate pieces (126 layers in 128 pieces: Llama 3 405B).
         lambda setup: setup.pipeline * setup.chunks > setup.model.num_layers + 2 * (setup.pipeline > 1),
         lambda setup: (
             f"a pipeline needs a layer for each piece: got pipeline * chunks = {setup.pipeline * setup.chunks} and "

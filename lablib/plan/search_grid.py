@@ -41,7 +41,7 @@ def splits_of(
     Arguments:
         total: GPUs.
         seq_len: tokens of a sequence.
-        given: axis -> the sizes to try, empty for the default; an `expert_tensor` of 0 stands for as many as `tensor`.
+        given: axis -> the sizes to try, empty for the default; an `expert_tensor` of 0 means equal to `tensor`.
 
     Returns:
         Axis -> its size in each split.

@@ -109,7 +109,7 @@ class SearchResult:
 
     @cached_property
     def nearest(self) -> Prediction | None:
-        """The possible plan that is least beyond the memory; None if one fits, or none is possible."""
+        """The possible plan that is least beyond the memory; None if a plan fits, or no plan is possible."""
         if len(self.order) or not self.plans.is_possible.any():
             return None
         return self.plans[int(np.nanargmin(self.plans.over_bytes))]

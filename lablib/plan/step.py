@@ -12,8 +12,8 @@
     host                     launches ahead, of the whole step: the device waits for it at the first forward, and at the
                              end if a stage's launches take longer than its kernels, messages and bubble
 
-If p does not divide L, the makespan is that of stages with L / p layers on average: the fullest have one more, the
-first and the last the fewest.
+If p does not divide L, the makespan is for stages with L / p layers on average: the fullest have one more, the first
+and the last the fewest.
 
 Legend: m micro-batches, p stages, L layers, t tensor ranks.
 

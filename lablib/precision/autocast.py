@@ -1,19 +1,19 @@
-"""Casts of torch.autocast: a table, computed by running operators under it; and other names for the same.
+"""Casts of torch.autocast: a table computed by running operators under it, and the terms of other libraries.
 
 Parameters stay in FP32. Under autocast each operator has one of four rules for its inputs:
 
     lower      to the lower dtype: products, which are fast there and sum in FP32 inside
-    float32    to FP32: what sums many numbers, or leaves FP16's range (softmax, norms, exponentials, losses)
-    widest     all to the widest dtype among them: what would refuse two dtypes, or mix them silently
-    untouched  as they come: the rest
+    float32    to FP32: sums of many numbers, and results outside FP16's range (softmax, norms, exponentials, losses)
+    widest     all to the widest dtype among them: operators that refuse two dtypes, or mix them silently
+    untouched  unchanged: all other operators
 
-The rules differ between devices: a CPU leaves softmax and norms in the lower dtype, a GPU does not. GPU's rules are in
-every build of torch; operators run here on fake tensors, which have a device, a dtype and a shape, and no numbers.
+The rules differ between devices: a CPU leaves softmax and norms in the lower dtype, a GPU does not. The GPU's rules are
+in every build of torch; operators run here on fake tensors, which have a device, a dtype and a shape, but no data.
 
 Cost: some milliseconds for each operator, and no GPU.
 Source: torch 2.13, "Automatic Mixed Precision package" (torch.amp), autocast op reference; Keras 3, `DTypePolicy`,
 `LossScaleOptimizer` and `Model.compile`; DeepSpeed, "Configuration JSON", fp16, bf16 and torch_autocast.
-Simplified: one call of each operator, with inputs of 8 x 8; each device has some dozens of rules more.
+Simplified: one call of each operator, with inputs of 8 x 8; each device has some dozens of further rules.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -84,7 +84,7 @@ def autocast_casts(
 
 
 def find_rule(operator: Callable[[Tensor, Tensor], Tensor], device_type: str, dtype: torch.dtype) -> str:
-    """The rule of an operator, from what it makes of inputs of both dtypes and of a mixture."""
+    """The rule of an operator, from its results on inputs of both dtypes and of a mixture."""
 
     def run(*dtypes: torch.dtype) -> tuple[torch.dtype, bool]:
         inputs = (torch.ones(8, 8, device=device_type, dtype=one) for one in dtypes)
@@ -105,7 +105,7 @@ def find_rule(operator: Callable[[Tensor, Tensor], Tensor], device_type: str, dt
 
 @contextmanager
 def autocast(device_type: str, dtype: torch.dtype) -> Iterator[None]:
-    """`torch.autocast(device_type, dtype)`, which turns itself off where there is no such device; this does not."""
+    """`torch.autocast(device_type, dtype)`, but also enabled without such a device."""
     before = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
     torch.set_autocast_enabled(device_type, True)
     torch.set_autocast_dtype(device_type, dtype)
@@ -117,7 +117,7 @@ def autocast(device_type: str, dtype: torch.dtype) -> Iterator[None]:
 
 
 class _Casts(TorchDispatchMode):
-    """Notes to which dtypes tensors are cast."""
+    """Record the dtypes to which tensors are cast."""
 
     def __init__(self):
         super().__init__()
@@ -132,11 +132,11 @@ class _Casts(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class Counterpart:
-    """What three libraries call one thing; "-" where one has no word for it.
+    """The names of one concept in three libraries; "-" if a library has none.
 
     Attributes:
-        what: the thing.
-        torch, keras, deepspeed: its name there.
+        what: the concept.
+        torch, keras, deepspeed: its name in each.
     """
 
     what: str

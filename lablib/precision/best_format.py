@@ -1,13 +1,13 @@
-"""The number format to train in on a device: the fastest one that it multiplies, and that a run can bear.
+"""Choose the number format for training on a device: the fastest that it multiplies and that keeps gradients.
 
     the device multiplies             train in        because
     BF16 faster than FP32             BF16            FP32's range: gradients do not underflow, no loss scale is needed
-    FP16 faster, and no BF16 (V100)   FP16            as fast, but nothing is below 2^-24: with dynamic loss scaling
+    FP16 faster, and no BF16 (V100) FP16 as fast, but the smallest number is 2^-24: with dynamic loss scaling
     neither faster (a CPU)            FP32            half precision would be emulated: slower, and less precise
 
-FP8 and FP4 multiply twice and four times as fast again, and need a recipe of scales; a recipe is proposed where the
-device has the format and the caller allows it. A format saves time in products alone: `speedup` is that of the peaks,
-the most that can be gained.
+FP8 and FP4 multiply two and four times as fast as BF16, and need a recipe of scales; a recipe is proposed if the device
+has the format and the caller allows it. A format speeds up only products: `speedup` is the ratio of the peaks, an upper
+bound.
 
 Source: the peaks of `lablib.hardware` with their sources; Kalamkar et al., 2019, arXiv 1905.12322 (BF16 without loss
 scaling); Micikevicius et al., 2017, arXiv 1710.03740 (FP16 with it).
@@ -34,12 +34,12 @@ PEAK_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class FormatChoice:
-    """What to train in.
+    """A number format for training.
 
     Attributes:
         format: of the products.
         recipe: name of the linear layers' recipe (quantized_linear.py).
-        needs_loss_scale: whether gradients would underflow without.
+        needs_loss_scale: whether gradients underflow without a loss scale.
         speedup: peak of products over FP32's peak.
         reason: why, in one sentence.
     """
@@ -56,8 +56,8 @@ def best_format(device: Device | None = None, *, num_bits: Annotated[int, OneOf(
     """The format to train in.
 
     Arguments:
-        device: None: the GPU of this machine, or its CPU where there is none.
-        num_bits: the fewest that you would train in: 16, 8 or 4. Below 16 a run needs a recipe, and watching.
+        device: None: the GPU of this machine, or its CPU without a GPU.
+        num_bits: the fewest bits allowed: 16, 8 or 4. Below 16 a run needs a recipe, and monitoring.
 
     Raises:
         ValueError: a GPU that is not in the catalogue.
@@ -89,7 +89,7 @@ def best_format(device: Device | None = None, *, num_bits: Annotated[int, OneOf(
 
 @checked
 def find_device() -> Device:
-    """This machine's GPU, as the catalogue has it; a CPU core where there is none.
+    """This machine's GPU in the catalogue; a CPU core without a GPU.
 
     Raises:
         ValueError: a GPU that is not in the catalogue.
@@ -98,7 +98,7 @@ def find_device() -> Device:
     if not gpus:
         return DEVICES["laptop-core"]
     name, memory_bytes = gpus[0].name, gpus[0].memory_bytes
-    # "NVIDIA H100 80GB HBM3" is H100-80GB-SXM; of several the one of the nearest memory.
+    # "NVIDIA H100 80GB HBM3" is H100-80GB-SXM; of several, the one with the nearest memory size.
     alike = [device for device in DEVICES.values() if device.name.split("-")[0] in name.split()]
     alike = alike or [device for device in DEVICES.values() if device.name.split("-")[0] in name]
     if not alike:
@@ -107,7 +107,7 @@ def find_device() -> Device:
 
 
 def _speedup(device: Device, format: Format) -> float:
-    """Peak of products in a format over that in FP32; 0 for one that the device lacks."""
+    """Ratio of the peaks of products in a format and in FP32; 0 if the device lacks the format."""
     peaks = device.peak_flops_per_s
     return peaks.get(PEAK_NAMES[format.name], 0.0) / peaks["float32"]
 

@@ -1,14 +1,14 @@
-"""Block scaling: few bits a number, and a scale for each block of them that moves the block into the format's range.
+"""Block scaling: few bits per number, and a scale per block that moves the block into the format's range.
 
-An 8-bit format spans 2^18, a 4-bit one 12: less than the values of one tensor do. So a block of numbers is divided by
-its own scale before it is rounded, and multiplied again after the product:
+An 8-bit format spans a factor of 2^18, a 4-bit format a factor of 12: less than the values of one tensor. So a block of
+numbers is divided by its scale before rounding, and multiplied by it after the product:
 
     s = max |x| of the block / largest number of the format         code = round(x / s)         x ~ code * s
 
 One outlier sets the scale of its block, and much smaller numbers are rounded to zero: a smaller block has fewer such
 numbers, and more scales to keep. The recipes differ in block, format, and scale format:
 
-    recipe               elements      block      scale                             bits a number
+    recipe               elements      block      scale                             bits per number
     tensor_e4m3          E4M3          all        FP32                              8
     deepseek_activation  E4M3          1 x 128    FP32                              8.25
     deepseek_weight      E4M3          128 x 128  FP32                              8.002
@@ -18,7 +18,7 @@ numbers, and more scales to keep. The recipes differ in block, format, and scale
 
 Shapes: x_RC any matrix (..., C); blocks are b_r rows by b_c columns of its last two dimensions, along the dimension
 that a product sums over. Codes have the shape of x, scales (..., R / b_r, C / b_c).
-Cost: one look at x for the scales, one to round; bytes: bits above / 8.
+Cost: one pass over x for the scales, one to round; bytes: bits above / 8.
 Source: Micikevicius et al., 2022, arXiv 2209.05433, section 4 (a scale for each tensor, current and delayed);
 DeepSeek-V3, 2024, arXiv 2412.19437, section 3.3.2 (1 x 128 and 128 x 128); OCP Microscaling Formats 1.0, 2023, section
 6.3 (MX: 2^(floor(log2 max) - e_max)); NVIDIA, "Pretraining Large Language Models with NVFP4", 2025, arXiv 2509.25149,
@@ -41,13 +41,13 @@ from lablib.signature import Count, OneOf, checked
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a tensor is quantized.
+    """Settings of the quantization of a tensor.
 
     Attributes:
         name: the field's.
         format: of the elements.
         block: rows and columns that share a scale; None: the whole tensor.
-        scale_format: of the scales; None: numbers are rounded as they are, as in BF16.
+        scale_format: of the scales; None: numbers are rounded without a scale, as in BF16.
         has_tensor_scale: whether a further FP32 scale of the whole tensor brings the blocks' scales into their format.
         rounding: "nearest", or "stochastic".
     """
@@ -61,13 +61,13 @@ class Recipe:
 
     @property
     def bits_per_number(self) -> float:
-        """Of codes and blocks' scales; the scale of a whole tensor counts nothing."""
+        """Bits of codes and block scales, without the scale of a whole tensor."""
         if self.block is None or self.scale_format is None:
             return float(self.format.num_bits)
         return self.format.num_bits + self.scale_format.num_bits / (self.block[0] * self.block[1])
 
     def stochastic(self) -> "Recipe":
-        """The same recipe, rounding stochastically: for gradients, as their mean must be right."""
+        """The same recipe with stochastic rounding, for gradients, which must be unbiased."""
         return replace(self, rounding="stochastic")
 
 
@@ -98,9 +98,9 @@ class Quantized:
 
     Attributes:
         codes: numbers of the recipe's format, in float32, in the shape of the tensor.
-        scales: one for each block, in float32; those of `nvfp4` without the tensor's.
-        tensor_scale: of all blocks; 1 but for `nvfp4`.
-        recipe: how it was made.
+        scales: one for each block, in float32; for `nvfp4` without the tensor's scale.
+        tensor_scale: of all blocks; 1 except for `nvfp4`.
+        recipe: the recipe of the quantization.
     """
 
     codes: Tensor
@@ -132,8 +132,8 @@ def quantize(
 
     Arguments:
         x: not changed.
-        recipe: how; `find_recipe("mxfp8")`.
-        scale: of the whole tensor, where it is known beforehand (`DelayedScale`); None: from `x`.
+        recipe: such as `find_recipe("mxfp8")`.
+        scale: of the whole tensor, if known in advance (`DelayedScale`); None: from `x`.
         generator: source of stochastic rounding.
 
     Raises:
@@ -159,10 +159,10 @@ def quantize(
 
 
 class DelayedScale:
-    """The scale of a tensor from the steps before: no look at the tensor is needed before it is rounded.
+    """The scale of a tensor from earlier steps: no pass over the tensor is needed before rounding.
 
     The largest |x| of the last `window` steps, over the largest number of the format, times 2^margin. A value that
-    grows from one step to the next beyond the margin saturates.
+    grows beyond the margin from one step to the next saturates.
     """
 
     @checked
@@ -178,7 +178,7 @@ class DelayedScale:
         return max_abs * 2.0**self._margin / self._largest if max_abs else 1.0
 
     def record(self, x: Tensor) -> None:
-        """Note the largest |x| of this step, for those after it."""
+        """Record the largest |x| of this step, for later steps."""
         self._history.append(float(x.detach().abs().max()))
 
 
@@ -208,12 +208,12 @@ def _scales(max_abs: Tensor, recipe: Recipe) -> Tensor:
 
 
 def _or_one(scales: Tensor) -> Tensor:
-    """A block of zeros needs no scale; 0 / 0 is no code."""
+    """Replace scales of 0 by 1: a block of zeros would be 0 / 0."""
     return torch.where(scales > 0, scales, torch.ones_like(scales))
 
 
 def _spread(scales: Tensor, x: Tensor) -> Tensor:
-    """Each scale, over the numbers of its block."""
+    """Each scale, repeated over the numbers of its block."""
     if scales.shape[-2:] == (1, 1):
         return scales.expand_as(x)
     rows, columns = x.shape[-2] // scales.shape[-2], x.shape[-1] // scales.shape[-1]

@@ -1,14 +1,15 @@
-"""A speed claim, made twice: steps a second, and seconds to the same loss.
+"""Two measures of speedup: steps per second, and seconds to the same loss.
 
-A format that makes a step faster may need more steps, for its gradients are coarser:
+A format that makes a step faster may need more steps, as its gradients are less precise:
 
-    throughput          = (seconds a step of the reference) / (seconds a step)
+    throughput          = (seconds per step of the reference) / (seconds per step)
     time to equal loss  = throughput * (steps of the reference to the loss) / (steps to it)
 
-The second is the gain of a run. Losses of single batches scatter: "at the loss" is a mean over the last `window` steps.
+The second is the speedup of a whole run. Losses of single batches scatter, so the loss is a mean over the last `window`
+steps.
 
-Source: the distinction is that of time to accuracy, Coleman et al., "DAWNBench", 2017.
-Simplified: one run of each; another seed moves the steps by some percent.
+Source: time to accuracy, Coleman et al., "DAWNBench", 2017.
+Simplified: one run of each; another seed changes the number of steps by some percent.
 """
 
 from collections.abc import Sequence
@@ -22,11 +23,11 @@ Time = Annotated[float, Range(gt=0, example=1.0)]
 
 @dataclass(frozen=True, slots=True)
 class SpeedClaim:
-    """How much faster than a reference; larger than 1 is faster.
+    """Speedup over a reference; above 1 is faster.
 
     Attributes:
-        throughput: by steps a second.
-        to_equal_loss: by seconds to the same loss; 0 where it is never reached.
+        throughput: by steps per second.
+        to_equal_loss: by seconds to the same loss; 0 if it is never reached.
     """
 
     throughput: float
@@ -49,7 +50,7 @@ def speed_claim(
     target: float,
     window: Count = 10,
 ) -> SpeedClaim:
-    """Both speeds of a run relative to a reference.
+    """Both speedups of a run over a reference.
 
     Raises:
         ValueError: the reference never reaches the target.

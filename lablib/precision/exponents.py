@@ -1,7 +1,7 @@
-"""Exponents of gradients: how many numbers of a tensor lie at each power of two, and how many of them a format loses.
+"""Exponents of gradients: histogram of a tensor by power of two, and the share that a format loses.
 
-A number of a format is 1.xxx * 2^e: whether it can be kept at all is decided by e, and how many digits of it by the
-mantissa. So a histogram of exponents, next to the ranges of formats, shows the losses of each format:
+A number of a format is 1.xxx * 2^e: the exponent e decides whether it is in range, the mantissa how precise it is. So a
+histogram of exponents, next to the ranges of formats, shows the losses of each format:
 
     e < log2(smallest) - 1              lost (underflow): nearer to zero than to the smallest subnormal number
     ... <= e < e_min                    subnormal: kept with fewer bits, one fewer for each power of two
@@ -10,12 +10,12 @@ mantissa. So a histogram of exponents, next to the ranges of formats, shows the 
 
     watch = GradientExponents(model)        # hooks: counts while the model trains
     ... backward ...
-    watch.weights, watch.activations    # counts of the parameters' gradients, and of the linear layers' outputs'
+    watch.weights, watch.activations    # counts of the gradients of parameters, and of linear layers' outputs
 
 Cost: one pass over each tensor. Shapes: any.
 Source: Micikevicius et al., "Mixed Precision Training", 2017, arXiv 1710.03740, figures 2b and 3.
-Simplified: by exponent alone: half the smallest number itself, which ties to zero, counts as kept, and what would round
-up beyond the largest counts as normal.
+Simplified: only by exponent: exactly half the smallest number, which rounds to zero, counts as kept, and numbers that
+round up beyond the largest count as normal.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ from lablib.signature import checked
 
 @dataclass(frozen=True, slots=True)
 class RangeShares:
-    """Shares of lost, subnormal, normal and too large numbers in a format; zeros and infinities do not count."""
+    """Shares of lost, subnormal, normal and too large numbers in a format, without zeros and infinities."""
 
     lost: float
     subnormal: float
@@ -41,12 +41,12 @@ class RangeShares:
 
 @dataclass(frozen=True, slots=True)
 class ExponentCounts:
-    """How many numbers have each exponent.
+    """Counts of numbers by exponent.
 
     Attributes:
-        by_exponent: e -> how many x have 2^e <= |x| < 2^(e+1).
-        zeros: how many are zero, and have no exponent.
-        not_finite: how many are infinite or NaN.
+        by_exponent: e -> count of x with 2^e <= |x| < 2^(e+1).
+        zeros: count of zeros, which have no exponent.
+        not_finite: count of infinities and NaN.
     """
 
     by_exponent: Mapping[int, int] = field(default_factory=dict)
@@ -62,12 +62,12 @@ class ExponentCounts:
         return ExponentCounts(by_exponent, self.zeros + other.zeros, self.not_finite + other.not_finite)
 
     def scaled(self, power: int) -> "ExponentCounts":
-        """Of the same numbers times 2^power."""
+        """The counts of the same numbers times 2^power."""
         by_exponent = {exponent + power: count for exponent, count in self.by_exponent.items()}
         return ExponentCounts(by_exponent, self.zeros, self.not_finite)
 
     def shares(self, format: Format) -> RangeShares:
-        """Shares of these numbers in a format. All zero where nothing was counted."""
+        """Shares of these numbers in a format. All zero if nothing was counted."""
         edges = (format.underflow_exponent, format.min_exponent, format.max_exponent + 1)
         parts = [0, 0, 0, 0]
         for exponent, count in self.by_exponent.items():
@@ -77,7 +77,7 @@ class ExponentCounts:
 
 @checked
 def exponent_counts(tensors: Iterable[Tensor]) -> ExponentCounts:
-    """How many numbers of all these floating-point tensors have each exponent."""
+    """The counts by exponent of all numbers of these floating-point tensors."""
     return sum((_counts_of(tensor) for tensor in tensors), ExponentCounts())
 
 
@@ -93,12 +93,12 @@ def _counts_of(tensor: Tensor) -> ExponentCounts:
 
 
 class GradientExponents:
-    """Counts the exponents of a model's gradients while it trains.
+    """Count the exponents of a model's gradients during training.
 
     Attributes:
         weights: of the gradients of parameters, as each backward pass leaves them in `.grad`.
-        activations: of the gradients of the outputs of linear layers, on which backward passes work. The loss is a mean
-            over tokens, and these belong to one token each: they are much smaller.
+        activations: of the gradients of the outputs of linear layers. The loss is a mean over tokens, and each of these
+            belongs to one token, so they are much smaller.
     """
 
     def __init__(self, model: nn.Module):
@@ -109,7 +109,7 @@ class GradientExponents:
                 self._handles.append(module.register_forward_hook(self._output))
 
     def remove(self) -> None:
-        """Take the hooks off the model."""
+        """Remove the hooks from the model."""
         for handle in self._handles:
             handle.remove()
 

@@ -1,4 +1,4 @@
-"""Number formats as data: what a sign bit, E bits of exponent and M bits of mantissa can say.
+"""Number formats as data: the numbers with a sign bit, E bits of exponent and M bits of mantissa.
 
 A finite number of a format is, with the exponent field e and the mantissa field m (0 <= m < 2^M),
 
@@ -8,8 +8,8 @@ A finite number of a format is, with the exponent field e and the mantissa field
     largest = 2^(e_max - bias) (2 - 2^-M)          smallest normal = 2^(1 - bias)
     epsilon = 2^-M, from 1 to the next             smallest subnormal = 2^(1 - bias - M)
 
-The meaning of the highest exponent differs. IEEE 754 keeps all of it for infinities and NaN. E4M3 keeps one mantissa
-for NaN and has no infinity; E2M1 has neither. E8M0 is a scale: an exponent alone, no sign, no zero.
+The meaning of the highest exponent differs. IEEE 754 reserves all of it for infinities and NaN. E4M3 keeps one mantissa
+for NaN and has no infinity; E2M1 has neither. E8M0 is a scale: only an exponent, no sign, no zero.
 
 Source: IEEE 754-2019; bfloat16: Kalamkar et al., "A Study of BFLOAT16 for Deep Learning Training", 2019, arXiv
 1905.12322; TF32: NVIDIA, "A100 Tensor Core GPU Architecture", 2020; E4M3, E5M2: Micikevicius et al., "FP8 Formats for
@@ -31,13 +31,13 @@ class Format:
     """A binary floating-point format.
 
     Attributes:
-        name: the field's, in lower case: "bf16".
+        name: the common name in lower case: "bf16".
         exponent_bits, mantissa_bits: E and M.
         bias: subtracted from the stored exponent.
-        has_infinity: whether what is too large becomes an infinity; if not, a NaN, or the largest where there is none.
+        has_infinity: whether too large values become an infinity; if not, a NaN, or the largest number without a NaN.
         has_nan: whether there is a NaN.
         is_signed: whether there is a sign bit; E8M0 has none.
-        dtype: torch's type of it; None where torch has none (TF32) or packs two into a byte (E2M1).
+        dtype: its dtype in torch; None if torch has none (TF32) or packs two numbers into a byte (E2M1).
     """
 
     name: str
@@ -60,7 +60,7 @@ class Format:
 
     @property
     def min_exponent(self) -> int:
-        """Of the smallest normal number: 1 - bias. E8M0 has no subnormals: its field 0 is one more exponent."""
+        """1 - bias, of the smallest normal number. E8M0 has no subnormals: its field 0 is one more exponent."""
         return (1 if self.has_subnormals else 0) - self.bias
 
     @property
@@ -80,7 +80,7 @@ class Format:
 
     @property
     def largest(self) -> float:
-        # One mantissa of the highest exponent is NaN where the whole exponent is not kept for it: E4M3.
+        # In E4M3 only one mantissa of the highest exponent is NaN.
         steps = 2 if self.has_nan and not self.has_infinity and self.mantissa_bits else 1
         return 2.0**self.max_exponent * (2 - steps * self.epsilon)
 
@@ -90,12 +90,12 @@ class Format:
 
     @property
     def smallest_subnormal(self) -> float:
-        """The smallest positive number; the smallest normal one where there are no subnormals."""
+        """The smallest positive number; without subnormals the smallest normal number."""
         return 2.0 ** (self.min_exponent - self.mantissa_bits)
 
     @property
     def underflow_exponent(self) -> int:
-        """Numbers below 2 to this round to zero: half the smallest subnormal. (E8M0 has no zero to round to.)"""
+        """Numbers below 2 to this power round to zero: half the smallest subnormal. (E8M0 has no zero.)"""
         return self.min_exponent - self.mantissa_bits - 1
 
     def __str__(self) -> str:
@@ -126,11 +126,11 @@ def all_values(format: Format) -> torch.Tensor:
     """Every finite number of a format of at most 16 bits, in order, in float64: zero once.
 
     Raises:
-        ValueError: a wider format, which has more numbers than anybody looks at.
+        ValueError: a format of more than 16 bits.
     """
     if format.num_bits > 16:
         raise ValueError(
-            f"all values are listed of formats of at most 16 bits: {format} has {format.num_bits}; try bf16 or e4m3"
+            f"only formats of at most 16 bits can be listed: {format} has {format.num_bits}; try bf16 or e4m3"
         )
     mantissas = 1 + torch.arange(2**format.mantissa_bits, dtype=torch.float64) * format.epsilon
     exponents = torch.arange(format.min_exponent, format.max_exponent + 1, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""The Hadamard transform: spread an outlier over its neighbours before rounding, at no loss.
+"""Hadamard transform: spread an outlier over its neighbours before rounding, without loss.
 
 H_n is an orthogonal matrix of n x n entries +-1/sqrt(n), n a power of two:
 
@@ -7,10 +7,10 @@ H_n is an orthogonal matrix of n x n entries +-1/sqrt(n), n a power of two:
 
 A single large number becomes n numbers of 1/sqrt(n) of its size, so the scale of the block shrinks and small numbers
 keep their bits. H H^T = 1, so a product does not change if both factors are transformed along the dimension that it
-sums over: (A H)(B H)^T = A B^T. With a random sign for each row of H (random Hadamard transform) no fixed pattern of
-the data survives it, either.
+sums over: (A H)(B H)^T = A B^T. A random sign for each row of H (random Hadamard transform) also breaks up fixed
+patterns of the data.
 
-Cost: n log2 n additions for each n numbers; here one product with H. Shapes: x_RC (..., C), H along C in blocks of n.
+Cost: n log2 n additions per n numbers; here one product with H. Shapes: x_RC (..., C), H along C in blocks of n.
 Source: Xi et al., "Training Transformers with 4-bit Integers", 2023, arXiv 2306.11987, section 3.2; Tseng et al.,
 "QuIP#", 2024, arXiv 2402.04396, section 3 (random signs).
 Simplified: powers of two only (other sizes exist); the butterfly is a matrix product.
@@ -38,7 +38,7 @@ def hadamard_matrix(size: Annotated[int, PowerOfTwo()]) -> Float[Tensor, "n n"]:
 def hadamard_transform(
     x: Float[Tensor, "... C"], size: Annotated[int, PowerOfTwo()], signs: Float[Tensor, " n"] | None = None
 ) -> Float[Tensor, "... C"]:
-    """`x H`, each `size` neighbours of the last dimension on their own; with `signs` (+-1), `x diag(signs) H`.
+    """`x H`, separately for each `size` neighbours of the last dimension; with `signs` (+-1), `x diag(signs) H`.
 
     Raises:
         ValueError: `size` does not divide the last dimension.

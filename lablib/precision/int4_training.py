@@ -1,17 +1,17 @@
-"""Training with 4-bit integers: a Hadamard transform for what is forward, bit splitting and sampling for gradients.
+"""Training with 4-bit integers: a Hadamard transform in forward, bit splitting and sampling for gradients.
 
-Sixteen numbers, evenly spaced, have no range: one outlier, and the rest is zero. Two remedies:
+Sixteen evenly spaced numbers have almost no range: with one outlier, the rest rounds to zero. Two remedies:
 
     forward     X W^T = (X H)(W H)^T. The transform spreads outliers over their neighbours; then round to
-                step * {-7 .. 7}. The steps are learned like weights (LSQ): what rounding costs the loss tells
-                whether to widen or to refine them.
+                step * {-7 .. 7}. The steps are learned like weights (LSQ): the gradient of the loss widens or refines
+                them.
     backward    Gradients of tokens differ by orders of magnitude, and most are near zero. They are rounded,
-                stochastically, to 8 bits, and an 8-bit number is two of 4 bits: v = 16 high + low. So a product
-                with dY is two products of 4 bits, over 2 T rows. Of these about T are kept, those that matter
-                most, each divided by its chance of being kept: right in the mean.
+                stochastically, to 8 bits, and an 8-bit number is two of 4 bits: v = 16 high + low. So a product with dY
+                is two products of 4 bits, over 2 T rows. About T of these are kept, mainly the largest, each divided by
+                its probability: unbiased.
 
                 dW = sum over rows i of  m_i / p_i  dY_i^T X_i          m_i is 1 with probability p_i, or 0
-                p_i = min(1, k |dY_i| |X_i|)                            k so that they sum to T: least variance
+                p_i = min(1, k |dY_i| |X_i|)                            k so that the sum is T: least variance
 
 Cost: forward one 4-bit product; backward two over about T rows each, as many FLOPs as in full precision. Memory: X and
 W in 4 bits.
@@ -64,7 +64,7 @@ def split_bits(
 ) -> tuple[Float[Tensor, "T N"], Float[Tensor, "T N"], float]:
     """`dy` as (16 high + low) * scale, stochastically rounded: high and low are whole numbers of -8 .. 7.
 
-    In the mean over what is drawn, (16 high + low) scale is `dy`.
+    The expectation of (16 high + low) scale is `dy`.
 
     Returns:
         high, low, scale.
@@ -78,14 +78,14 @@ def split_bits(
 
 @checked
 def sampling_probabilities(scores: Float[Tensor, " R"], num_kept: Count) -> Float[Tensor, " R"]:
-    """p_i = min(1, k score_i) with the k for which they sum to `num_kept`: the sample of least variance.
+    """p_i = min(1, k score_i) with k such that the sum is `num_kept`: the sample of least variance.
 
-    All are 1 where no more rows have a score than may be kept.
+    All are 1 if at most `num_kept` rows have a score.
     """
     if int((scores > 0).sum()) <= num_kept:
         return (scores > 0).to(scores.dtype)
-    # Largest first: if the j largest are certain, the rest shares num_kept - j in proportion. The first j for which
-    # no share exceeds 1 is right.
+    # Largest first: if the j largest have probability 1, the rest shares num_kept - j in proportion. The first j
+    # without a share above 1 is right.
     ordered = scores.double().sort(descending=True).values
     left = num_kept - torch.arange(len(ordered), device=scores.device)
     tails = ordered.flip(0).cumsum(0).flip(0)
@@ -95,7 +95,7 @@ def sampling_probabilities(scores: Float[Tensor, " R"], num_kept: Count) -> Floa
 
 
 class Int4Linear(nn.Module):
-    """`nn.Linear` with products on 4-bit integers. Takes over weight and bias; learns two steps beside them.
+    """`nn.Linear` with products on 4-bit integers. Takes over weight and bias, and learns two steps.
 
     Arguments:
         linear: the layer with the parameters.
@@ -115,7 +115,7 @@ class Int4Linear(nn.Module):
 
     def forward(self, x: Float[Tensor, "... K"]) -> Float[Tensor, "... N"]:
         x_TK = hadamard_transform(x.flatten(0, -2), self.block)
-        if not self._has_input_step:  # from the first batch, as LSQ has it
+        if not self._has_input_step:  # from the first batch, as in LSQ
             self._has_input_step = True
             self.input_step.data.copy_(_first_step(x_TK.detach()))
         x_TK = RoundToStep.apply(x_TK, self.input_step)
@@ -125,7 +125,7 @@ class Int4Linear(nn.Module):
 
 
 class _SampledProduct(torch.autograd.Function):
-    """y = x w^T, whose backward multiplies a sample of the rows of a gradient that is split into two 4-bit halves."""
+    """y = x w^T; backward multiplies sampled rows of the gradient, split into two 4-bit halves."""
 
     @staticmethod
     def forward(ctx: Any, x_TK: Tensor, w_NK: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -143,7 +143,7 @@ class _SampledProduct(torch.autograd.Function):
         chances = sampling_probabilities(scores, len(dy_TN))
         is_kept = torch.rand(chances.shape, generator=ctx.generator, device=chances.device) < chances
         rows_2TN = rows_2TN * torch.where(is_kept, 1 / chances.clamp(min=1e-30), torch.zeros_like(chances))[:, None]
-        dy_TN = rows_2TN[: len(dy_TN)] + rows_2TN[len(dy_TN) :]  # both halves of a token's gradient meet the same x
+        dy_TN = rows_2TN[: len(dy_TN)] + rows_2TN[len(dy_TN) :]  # both halves of a token's gradient multiply the same x
         return dy_TN @ w_NK, dy_TN.T @ x_TK, None
 
 

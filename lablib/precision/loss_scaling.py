@@ -1,18 +1,18 @@
 """Loss scaling: multiply the loss, so that small gradients do not underflow in FP16; divide before the step.
 
 FP16's smallest number is 2^-24, and many gradients are smaller: rounded to zero, they are lost. Backward is linear, so
-a loss that is S times as large has gradients that are S times as large: they move S up on the axis of exponents, where
-FP16 has numbers. Divided by S in FP32 they are the true gradients. If S is too large, some overflow to infinity: the
-step is skipped, for its gradients are lost, and S is lowered. So S follows the largest gradients of the run by itself:
+a loss times S has gradients times S, which are in FP16's range. Divided by S in FP32 they are the true gradients. If S
+is too large, some overflow to infinity: the step is skipped, as its gradients are lost, and S is lowered. So S adapts
+to the largest gradients of the run:
 
     overflow                            skip the step; at the last of `hysteresis` overflows, S <- S * backoff
-    `interval` steps without any        S <- S * growth, at most `maximum`; all of `hysteresis` again
+    `interval` steps without overflow   S <- S * growth, at most `maximum`; all of `hysteresis` again
 
     with hysteresis 1 and no bounds     torch.amp.GradScaler's rule
     with hysteresis 2, interval 1000    DeepSpeed's, with `loss_scale_window`, and `initial_scale_power` 16: S = 2^16
 
-The rule is a pure function of the state (`ScaleRule.after`); `LossScaler` carries it out. A loss that every rank scales
-needs ranks that agree: an overflow on one of them skips the step on all.
+The rule is a pure function of the state (`ScaleRule.after`); `LossScaler` applies it. All ranks must agree: an overflow
+on one rank skips the step on all.
 
 Cost: each gradient is read twice and written once, by kernels that take many gradients (torch's foreach functions); a
 flag of 4 bytes for each all-reduce of it. Memory: one number per gradient.
@@ -61,7 +61,7 @@ class ScaleState:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRule:
-    """When a loss scale grows and shrinks.
+    """Rule for growing and shrinking a loss scale.
 
     Attributes:
         initial: the first scale.
@@ -124,7 +124,7 @@ def deepspeed_rule(
 
 
 class LossScaler:
-    """Scales losses, unscales gradients, skips the steps that overflowed: torch.amp.GradScaler's calls, in its order.
+    """Scale losses, unscale gradients, skip steps with overflow; same calls and order as torch.amp.GradScaler.
 
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)        # only if something needs true gradients before the step: clipping
@@ -133,14 +133,14 @@ class LossScaler:
 
     Arguments:
         rule: when the scale grows and shrinks.
-        group: ranks that skip together; None: all, where there are several.
+        group: ranks that skip together; None: all ranks.
     """
 
     def __init__(self, rule: ScaleRule | None = None, group: dist.ProcessGroup | None = None):
         self.rule = rule or ScaleRule()
         self.state = self.rule.start()
         self._group = group
-        self._overflows: dict[torch.optim.Optimizer, bool] = {}  # of those unscaled since the last update
+        self._overflows: dict[torch.optim.Optimizer, bool] = {}  # unscaled since the last update
         self._stepped: set[torch.optim.Optimizer] = set()
 
     @property
@@ -152,9 +152,9 @@ class LossScaler:
         return loss * self.loss_scale
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Divide the gradients of an optimizer by the scale, in place; whether any overflowed, on any rank.
+        """Divide the gradients of an optimizer by the scale, in place; returns whether any overflowed, on any rank.
 
-        Communicates where there are several ranks: one flag.
+        Communicates one flag if there are several ranks.
 
         Raises:
             RuntimeError: they were unscaled since the last `update`, or are in FP16.
@@ -170,7 +170,7 @@ class LossScaler:
         return overflow
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """`optimizer.step(...)` with true gradients; nothing, where any of them overflowed on any rank.
+        """`optimizer.step(...)` with true gradients; skipped if any gradient overflowed on any rank.
 
         Raises:
             RuntimeError: it has stepped since the last `update`.
@@ -183,7 +183,7 @@ class LossScaler:
         return None if self._overflows[optimizer] else optimizer.step(*args, **kwargs)
 
     def update(self) -> None:
-        """The scale of the next step, once after the steps of all optimizers.
+        """Set the scale of the next step; call once after the steps of all optimizers.
 
         Raises:
             RuntimeError: nothing was unscaled since the last call.
@@ -198,7 +198,7 @@ class LossScaler:
         return {"rule": asdict(self.rule), **asdict(self.state)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on where another scaler was saved, by its rule.
+        """Restore the state and rule of a saved scaler.
 
         Raises:
             ValueError: a state with other entries, such as torch's, or with invalid values.
@@ -211,7 +211,7 @@ class LossScaler:
         self.rule, self.state = rule, state  # both, or neither
 
     def _agree(self, overflow: bool, device: torch.device | None) -> bool:
-        """Whether any rank has an overflow; the flag travels from `device`, None being the default one."""
+        """Whether any rank has an overflow; the flag is sent from `device` (None: the default device)."""
         if not dist.is_initialized() or dist.get_world_size(self._group) < 2:
             return overflow
         flag = torch.tensor(float(overflow), device=device)
@@ -221,7 +221,7 @@ class LossScaler:
 
 @checked
 def unscale(gradients: Iterable[Tensor], scale: Positive) -> bool:
-    """Divide gradients by a scale, in place. Whether any has an infinity or a NaN; then they are of no use.
+    """Divide gradients by a scale, in place; returns whether any has an infinity or a NaN.
 
     Raises:
         ValueError: one has whole numbers.
@@ -244,7 +244,7 @@ def unscale(gradients: Iterable[Tensor], scale: Positive) -> bool:
         values = gradient.coalesce().values() if gradient.is_sparse else gradient
         overflow |= not bool(values.isfinite().all())
         gradient.mul_(inverse)
-    for same in together.values():  # some few kernels and one wait for the device, not three for each gradient
+    for same in together.values():  # a few kernels and one synchronization, not three per gradient
         largest = torch.stack(foreach_norm(same, math.inf))
         foreach_mul_(same, inverse)
         overflow |= not bool(largest.isfinite().all())

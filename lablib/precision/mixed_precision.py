@@ -1,26 +1,25 @@
 """Mixed precision: forward and backward in 16 bits, weights and their updates in FP32. A real run in each format.
 
-16-bit products are fast and their activations small. What a step changes in a weight, though, is often less than
-half the distance of its 16-bit neighbours, and would round to nothing. So the weights are kept in FP32 (master
-weights), and the model works on a copy:
+16-bit products are fast and activations small. But the update of a weight is often less than half the distance of its
+16-bit neighbours, and would round to zero. So the weights are kept in FP32 (master weights), and the model works on a
+copy:
 
     copy      w_16 <- round(w_32)
     forward, backward on w_16, of the loss times S              S: the loss scale, 1 without one (loss_scaling.py)
     gradient  g_32 <- float(g_16) / S                           the step is skipped if any overflowed
     update    w_32 <- optimizer(w_32, g_32)
 
-How small gradients are depends on the batch: the loss is a mean over its N tokens, so each token's gradient has a
-factor 1 / N. Published runs take 2^19 tokens and more a step, in micro-batches whose gradients are added up. Here each
-step has one micro-batch of n tokens, which stands for all N / n of them: its loss is divided by N / n before backward,
-and its gradients, in FP32, are added up N / n times. So numbers lie where they lie in the large run, and nothing but
-the noise of the batch is that of the small one.
+The size of gradients depends on the batch: the loss is a mean over its N tokens, so each token's gradient has a factor
+1 / N. Published runs use 2^19 tokens and more per step, in micro-batches with summed gradients. Here each step has one
+micro-batch of n tokens, which represents all N / n: its loss is divided by N / n before backward, and its gradients, in
+FP32, are added N / n times. So gradients have the size of the large run, and only the noise is that of the small batch.
 
-Cost: bytes a parameter of w_16, g_16, w_32, g_32, Adam's m and v: 2 + 2 + 4 + 4 + 4 + 4, and not fewer than in FP32.
+Cost: bytes per parameter of w_16, g_16, w_32, g_32, Adam's m and v: 2 + 2 + 4 + 4 + 4 + 4, not fewer than in FP32.
 Shapes: B sequences of T tokens, n = B T.
 Source: Micikevicius et al., "Mixed Precision Training", 2017, arXiv 1710.03740, section 3; Kalamkar et al., 2019, arXiv
 1905.12322 (BF16 needs no scale); 2^19 tokens: Brown et al., 2020, arXiv 2005.14165, table 2.1.
-Simplified: everything of the model is in 16 bits, norms and softmax too (autocast keeps them in FP32); the loss is in
-FP32. Real torch.float16 and torch.bfloat16 tensors, whose products sum in FP32 inside: nothing is emulated.
+Simplified: the whole model is in 16 bits, including norms and softmax (autocast keeps them in FP32); the loss is in
+FP32. Nothing is emulated: the tensors are torch.float16 and torch.bfloat16, and their products sum in FP32.
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +44,7 @@ class MixedPrecision:
         model: in the dtype of forward and backward; its parameters are overwritten in each step.
         masters: the same model in FP32, which the optimizer changes; the model itself, to train in its own dtype.
         optimizer: of the parameters of `masters`.
-        scaler: scales the loss; None: as it is.
+        scaler: scales the loss; None: no scaling.
     """
 
     def __init__(
@@ -56,18 +55,18 @@ class MixedPrecision:
 
     @torch.no_grad()
     def copy_weights(self) -> None:
-        """w_16 <- round(w_32). Gradients of the step before are forgotten."""
+        """w_16 <- round(w_32). Frees the gradients of the previous step."""
         for param, master in self._pairs:
             master.grad = None
             if param is not master:
                 param.copy_(master)
 
     def backward(self, loss: Tensor, num_micro_batches: int = 1) -> None:
-        """Gradients of the masters, still scaled: those of `num_micro_batches` such losses, of whose mean each is."""
+        """Gradients of the masters, still scaled, of the mean over `num_micro_batches` losses like this one."""
         scaled = self.scaler.scale(loss) if self.scaler else loss
         (scaled / num_micro_batches).backward()
         for param, master in self._pairs:
-            gradient, param.grad = param.grad, None  # each goes as soon as it is copied: never all of them twice
+            gradient, param.grad = param.grad, None  # freed as soon as it is copied: never all of them twice
             assert gradient is not None
             master.grad = gradient.to(master.dtype)
             if num_micro_batches > 1:
@@ -84,13 +83,13 @@ class MixedPrecision:
 
 @dataclass(frozen=True, slots=True)
 class TextRun:
-    """What a run left, one entry a step.
+    """Records of a run, one entry per step.
 
     Attributes:
-        losses: of the text seen in each step, in nats a byte.
-        zero_shares: of the numbers of the weights' gradients, how many are exactly zero.
+        losses: of the text of each step, in nats per byte.
+        zero_shares: share of the weights' gradients that is exactly zero.
         scales: loss scale that the step used; 1 without scaler.
-        watch: exponents of all gradients as backward made them, of the loss divided and scaled; None if not asked for.
+        watch: exponents of all gradients of backward, with the loss divided and scaled; None if `watches` is False.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -117,11 +116,11 @@ def train_on_text(
         scaler: of the loss.
         weights_dtype: of the master weights and of the optimizer's states. In FP16 the run diverges at once: Adam's
             epsilon of 1e-8 is zero there, and it divides zero by zero.
-        tokens_per_step: N that the loss is a mean of; a multiple of the micro-batch's 512.
+        tokens_per_step: N tokens in the mean of the loss; a multiple of the micro-batch's 512.
         watches: whether to count exponents of gradients.
 
     Raises:
-        ValueError: tokens that are no multiple of 512.
+        ValueError: `tokens_per_step` is not a multiple of 512.
     """
     batch_size, seq_len = 8, 64
     num_micro_batches, rest = divmod(tokens_per_step, batch_size * seq_len)

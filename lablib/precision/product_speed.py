@@ -6,10 +6,11 @@ A product of [n, n] with [n, n] has 2 n^3 FLOPs, moves 3 n^2 numbers and is one 
     speedup         = time(n, baseline) / time(n, format)
 
     small n      the host's launches take longer: 1 in any format
-    large n      the ratio of the rates: at most the peaks' ratio
+    large n      the ratio of the rates: at most the ratio of the peaks
 
-So "1.5 to 3 times" is no property of a format: a V100's tensor cores multiply FP16 8 times as fast as its other cores
-FP32; where FP32 products may use TF32 (A100 and later), 16 bits are twice as fast, and a whole step less.
+So "1.5 to 3 times" is not a property of a format: a V100's tensor cores multiply FP16 8 times as fast as its other
+cores multiply FP32; if FP32 products may use TF32 (A100 and later), 16 bits are twice as fast, and a whole step gains
+less.
 
 Source: the cost model of `lablib.cost.matmul` and its sources; the peaks of `lablib.hardware`.
 Simplified: square products, many one after another, so that launches overlap with products before; see savings.py for
@@ -49,7 +50,7 @@ def product_speeds(
     """Square products of these sizes in a format, relative to another one.
 
     Raises:
-        ValueError: the device lacks one of both formats.
+        ValueError: the device lacks one of the formats.
     """
     speeds = []
     for size in sizes:
@@ -71,7 +72,7 @@ def product_time_s(device: Device, format: Format, size: int) -> float:
 
 
 def check_multiplies(device: Device, format: Format) -> None:
-    """Raise ValueError where the device does not multiply this format, naming those that it does."""
+    """Raise ValueError if the device does not multiply this format; the message lists those that it does."""
     if PEAK_NAMES.get(format.name, "") not in device.peak_flops_per_s:
         has = [other for other, peak in PEAK_NAMES.items() if peak in device.peak_flops_per_s]
         raise ValueError(f"{device.name} does not multiply {format}: choose one of {', '.join(has)}.")

@@ -1,4 +1,4 @@
-"""A linear layer with its three products in few bits: forward, the gradient of its input, the gradient of its weight.
+"""A linear layer with its three products in few bits: forward, gradient of the input, gradient of the weight.
 
 A product sums over one dimension, and its two operands are quantized along that dimension, so that each block has one
 scale in the sum:
@@ -7,20 +7,19 @@ scale in the sum:
     gradient of x      dx_TK = dy_TN w_NK          sums over N
     gradient of w      dw_NK = dy_TN^T x_TK        sums over T
 
-Values and gradients have different needs. Activations and weights want precision (E4M3); gradients want range
-(E5M2), or finer blocks. A gradient that is rounded to nearest is off in one direction step after step; rounded
-stochastically it is right in the mean. In 4 bits the product over T, in which outliers of activations and gradients
-meet, is taken after a Hadamard transform.
+Activations and weights need precision (E4M3); gradients need range (E5M2), or finer blocks. Rounding gradients to
+nearest is biased over many steps; stochastic rounding is not. In 4 bits the product over T, which multiplies outliers
+of activations and gradients, is computed after a Hadamard transform.
 
 Cost: products at the format's peak; x, w and dy are each quantized twice, along two dimensions. Weights stay in FP32
 (master weights).
-Shapes: T tokens, K inputs, N outputs; legend of names as above.
+Shapes: T tokens, K inputs, N outputs; names as above.
 Source: Micikevicius et al., 2022, arXiv 2209.05433 (hybrid: E4M3 forward, E5M2 for gradients); DeepSeek-V3, 2024, arXiv
 2412.19437, section 3.3; Mishra et al., "Recipes for Pre-training LLMs with MXFP8", 2025, arXiv 2506.08027; NVIDIA,
 2025, arXiv 2509.25149, section 4.
-Simplified: emulated, in float32 products of the rounded numbers, which is what matrix units give up to the order of
-their sums (`uses_scaled_mm` takes torch's own for the forward product in FP8); biases and their gradients stay in
-float32; the embedding and the head are left in full precision, as all of these recipes do.
+Simplified: emulated by float32 products of the rounded numbers, which equal matrix units up to the order of sums
+(`uses_scaled_mm` uses torch's FP8 product in forward); biases and their gradients stay in float32; the embedding and
+the head are left in full precision, as all of these recipes do.
 """
 
 from dataclasses import dataclass, replace
@@ -39,13 +38,13 @@ from lablib.torch_compat import scaled_mm
 
 @dataclass(frozen=True, slots=True)
 class LinearRecipe:
-    """How the operands of a linear layer's products are quantized.
+    """Quantization of the operands of a linear layer's products.
 
     Attributes:
-        name: the field's.
+        name: the name in the literature.
         activation, weight, gradient: the recipes of x, w and dy.
-        hadamard: neighbours that are mixed before the weight's gradient; 0 for none.
-        is_delayed: whether scales come from the steps before.
+        hadamard: neighbours that are mixed before the weight's gradient; 0: no transform.
+        is_delayed: whether scales come from earlier steps.
     """
 
     name: str
@@ -90,13 +89,13 @@ class QuantizedLinear(nn.Module):
     """`nn.Linear` with products in a recipe: y = x w^T + b.
 
     Arguments:
-        linear: whose weight and bias it takes over, the very same parameters.
+        linear: the layer with the weight and bias; the parameters are shared, not copied.
         recipe: `find_linear_recipe("mxfp8")`.
-        generator: what stochastic rounding draws from; None: torch's default one.
-        uses_scaled_mm: whether the forward product is torch's own, on real 8-bit numbers, and not emulated.
+        generator: source of stochastic rounding; None: torch's default generator.
+        uses_scaled_mm: use torch's product of real 8-bit numbers in forward, without emulation.
 
     Raises:
-        ValueError: torch's product is asked for in a recipe that has not one scale for each tensor.
+        ValueError: torch's product is requested for a recipe without one scale per tensor.
     """
 
     def __init__(
@@ -135,11 +134,11 @@ class QuantizedLinear(nn.Module):
         return quantize(matrix, recipe, scale=scale, generator=self._generator)
 
     def rounded(self, operand: str, matrix: Tensor) -> Tensor:
-        """An operand as a product sees it."""
+        """An operand, quantized and dequantized."""
         return self.quantized(operand, matrix).dequantize()
 
     def record(self, operand: str, matrix: Tensor) -> None:
-        """Note an operand for the scales of later steps, where they are delayed."""
+        """Record an operand for the scales of later steps, if they are delayed."""
         if operand in self._delayed:
             self._delayed[operand].record(matrix)
 
@@ -190,11 +189,11 @@ def quantize_linears(
     """Replace every `nn.Linear` of a module by a `QuantizedLinear` on the same parameters, in place.
 
     Arguments:
-        keep: parts of names of those that stay as they are; recipes keep the head, where errors hurt most.
+        keep: parts of names of layers that are not replaced; recipes keep the head, where errors matter most.
         seed: of stochastic rounding.
 
     Raises:
-        ValueError: nothing was left to replace.
+        ValueError: no layer is left to replace.
     """
     generator = generator_beside(module, seed)
     found = [
@@ -203,7 +202,7 @@ def quantize_linears(
         if isinstance(child, nn.Linear) and not any(part in name for part in keep)
     ]
     if not found:
-        raise ValueError(f"no nn.Linear is left to quantize: keep={keep} leaves all of them as they are.")
+        raise ValueError(f"no nn.Linear is left to quantize: keep={keep} excludes all of them.")
     for name in found:
         linear = module.get_submodule(name)
         assert isinstance(linear, nn.Linear)

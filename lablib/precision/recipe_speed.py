@@ -1,13 +1,13 @@
-"""Seconds of a linear layer in a recipe: three products, faster in fewer bits, and their quantizing.
+"""Seconds of a linear layer in a recipe: three products, faster in fewer bits, and quantization.
 
     products     forward [T, K] x [K, N], gradient of x [T, N] x [N, K], gradient of w [N, T] x [T, K]
     quantizing   x, w and dy each: read in 16 bits, written in both directions in the recipe's bits
                  one scale for a tensor needs its maximum first: read once more, but for delayed scales,
-                 and one scale above the blocks' (NVFP4) likewise
+                 and for one scale above the blocks' (NVFP4)
 
     time = products + bytes / bandwidth + kernels * launch
 
-The products of width D grow as T D^2 and the quantizing as T D: narrow layers lose what wide ones gain.
+The products of width D grow as T D^2 and the quantizing as T D: narrow layers get slower, wide ones faster.
 
 Shapes: T tokens, K inputs, N outputs.
 Source: the cost model of `lablib.cost`; passes: Micikevicius et al., 2022, arXiv 2209.05433, section 3.1 (delayed
@@ -48,7 +48,7 @@ def linear_step_time_s(
 def quantizing_time_s(
     device: Device, recipe: LinearRecipe, num_tokens: int, num_inputs: int, num_outputs: int
 ) -> float:
-    """Seconds to quantize x, w and dy, each in both directions; none in BF16, which is how they come."""
+    """Seconds to quantize x, w and dy, each in both directions; 0 in BF16, their original format."""
     if recipe.activation.scale_format is None:
         return 0.0
     sizes = (num_tokens * num_inputs, num_inputs * num_outputs, num_tokens * num_outputs)

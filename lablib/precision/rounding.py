@@ -7,8 +7,8 @@ Near x the numbers of a format are evenly spaced: by the spacing (unit in the la
 so rounding is: divide by the spacing, round to a whole number, multiply again. Division by a power of two is exact. Two
 rules:
 
-    nearest       the nearer of both neighbours; of two equally near the even one: an error of at most u / 2
-    stochastic    the upper one with probability (x - lower) / u, otherwise the lower: right in the mean, so that many
+    nearest       the nearer neighbour, in a tie the even one: an error of at most u / 2
+    stochastic    the upper one with probability (x - lower) / u, otherwise the lower: unbiased, so that many
                   small additions are not lost; an error below u
 
 A value above the largest number plus half its spacing becomes an infinity (IEEE), a NaN where there is no infinity, or,
@@ -16,11 +16,11 @@ if it `saturates`, the largest number.
 
 Naive: `round_by_table` looks up the nearest of all numbers. Real: `round_to`.
 
-Cost: five operations for each number, in float64. Shapes: any; none is changed.
+Cost: five operations per number, in float64. Shapes: any; inputs are not changed.
 Source: IEEE 754-2019, section 4.3.1 (nearest, ties to even); Gupta et al., "Deep Learning with Limited Numerical
 Precision", 2015, arXiv 1502.02551, section 3.1 (stochastic); the OCP 8-bit specification, 2023, section 5 (saturating
 conversion).
-Simplified: emulated. A float64 that is rounded to 16 or 8 bits is rounded once; torch rounds it to float32 first.
+Simplified: emulated. A float64 is rounded to 16 or 8 bits in one step; torch rounds it to float32 first.
 """
 
 from typing import Annotated
@@ -51,7 +51,7 @@ def round_to(
         x: any shape, any floating dtype; not changed.
         format: the number format.
         rounding: "nearest" (ties to even) or "stochastic".
-        saturates: whether too large values become the largest number, and not an infinity or a NaN.
+        saturates: whether too large values become the largest number instead of an infinity or a NaN.
         generator: source of stochastic rounding; None: torch's default one.
     """
     wide = x.to(torch.float64)
@@ -62,9 +62,9 @@ def round_to(
         noise = torch.rand(x.shape, dtype=torch.float64, device=x.device, generator=generator)
         steps = (steps + noise).floor()
     elif format.mantissa_bits == 0:
-        steps = (steps + 0.5).floor()  # no last bit that could be even: ties go up
+        steps = (steps + 0.5).floor()  # without mantissa there is no even neighbour: ties go up
     else:
-        steps = steps.round()  # torch's rounds half to even
+        steps = steps.round()  # torch rounds half to even
     return _bounded(steps * spacing, wide, format, saturates).to(x.dtype)
 
 
@@ -75,7 +75,7 @@ def round_by_table(x: Float[Tensor, "..."], format: Format) -> Float[Tensor, "..
     wide = x.to(torch.float64).clamp(float(values[0]), float(values[-1]))
     upper = torch.searchsorted(values, wide).clamp(1, len(values) - 1)
     below, above = values[upper - 1], values[upper]
-    # The even neighbour: its place in the list, counted from zero (from an even number), is even.
+    # The even neighbour has an even index in the list, counted from zero.
     even_is_above = (
         (upper - len(values) // 2) % 2 == 0 if format.is_signed else torch.ones_like(upper, dtype=torch.bool)
     )
@@ -92,7 +92,7 @@ def _spacing(wide: Tensor, format: Format) -> Tensor:
 
 
 def _bounded(y: Tensor, x: Tensor, format: Format, saturates: bool) -> Tensor:
-    """`y` where it is within the format's range; infinities, NaN and too large values by the format's rules."""
+    """`y` if it is within the format's range; infinities, NaN and too large values by the format's rules."""
     if not format.is_signed:
         y = y.clamp(min=format.smallest_normal)
     largest = format.largest

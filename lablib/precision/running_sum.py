@@ -1,16 +1,16 @@
-"""A running sum in few bits: it stalls where an addend is less than half the distance to the next number.
+"""A running sum in few bits stalls when an addend is less than half the distance to the next number.
 
-A format with M bits of mantissa has numbers 2^(e - M) apart around 2^e. To add less than half of that, and round to
-nearest, changes nothing, however often it is done:
+A format with M bits of mantissa has numbers 2^(e - M) apart around 2^e. Adding less than half of that and rounding to
+nearest has no effect, however often it is repeated:
 
     s = round(s + d) = s        where |d| < 2^(e - M - 1)        BF16, d = 1: from s = 256 = 2^8 on
 
-Weights are such sums: of a start and many small updates. Two remedies:
+Weights are such sums, of an initial value and many small updates. Two remedies:
 
-    stochastic rounding    up with probability d / distance: right in the mean, and the noise of a step is averaged away
-    FP32 master weights    16 bits more of mantissa: the sum is in FP32, and a copy of it in BF16 is what is used
+    stochastic rounding    up with probability d / distance: unbiased, and the noise of single steps averages out
+    FP32 master weights    16 more bits of mantissa: the sum is in FP32, and the model uses a copy in BF16
 
-Cost: of stochastic rounding a random number for each addition; of master weights 4 bytes a parameter.
+Cost: of stochastic rounding a random number for each addition; of master weights 4 bytes per parameter.
 Shapes: N additions.
 Source: Gupta et al., 2015, arXiv 1502.02551, section 3.1; Micikevicius et al., 2017, arXiv 1710.03740, section 3.1;
 Zamirai et al., "Revisiting BFloat16 Training", 2020, arXiv 2010.06192, sections 3 and 4.
@@ -41,7 +41,7 @@ def running_sum(
 
     Arguments:
         rounding: "nearest" or "stochastic".
-        generator: what stochastic rounding draws from; None: torch's default one.
+        generator: source of stochastic rounding; None: torch's default generator.
     """
     total = torch.tensor(start, dtype=torch.float64, device=increments_N.device)
     sums = []
@@ -53,7 +53,7 @@ def running_sum(
 
 @checked
 def stalls_at(increment: Annotated[float, Range(gt=0, example=1.0)], format: Format) -> float:
-    """The power of two from which a sum that grows by `increment` > 0 does not grow any more.
+    """The power of two at which a sum that grows by `increment` > 0 stops growing.
 
     There its distance to the next number is twice the increment, or more: 2^(e - M) >= 2 d. (At just twice, d is half
     the distance, and the tie goes to the even neighbour: back.)

@@ -1,6 +1,6 @@
-"""Memory savings of mixed precision in one step, by content: a program to launch on the simulator, and its sums.
+"""Memory savings of mixed precision in one step, by content: a program for the simulator, and formulas.
 
-16-bit numbers take half the bytes, but few of a step's numbers are in 16 bits alone. For each of P parameters:
+16-bit numbers take half the bytes, but few numbers of a step are only in 16 bits. For each of P parameters:
 
     bytes                        FP32    16 bits, master weights
     weights                      4       2 + 4
@@ -8,16 +8,16 @@
     Adam's m and v               8       8
     in all                       16      18, and 2 more of one gradient after the other
 
-So the permanent memory of a step does not halve: it grows by an eighth. Activations halve, but for those that stay in
-FP32: logits and their softmax, 4 bytes for each token and word of the vocabulary, two or three times. "Half the memory"
-needs a model with activations that outweigh the rest.
+So the permanent memory of a step is not halved: it grows by an eighth. Activations are halved, except in FP32: logits
+and their softmax, 4 bytes for each token and word of the vocabulary, two or three times. "Half the memory" holds only
+if activations outweigh the rest.
 
     run = launch(partial(training_steps, BF16, config, 8), ranks=1, cluster="dgx-a100", fidelity="shapes")
     run.memory.at_peak(0)                               # bytes by category at the peak
     run.timeline.without("warm-up").makespan_s          # seconds of a step
 
 Source: Micikevicius et al., 2017, arXiv 1710.03740, sections 3.1 and 4; Rajbhandari et al., "ZeRO", 2019, arXiv
-1910.02054, section 3.1 (16 bytes a parameter: it keeps gradients in 16 bits).
+1910.02054, section 3.1 (16 bytes per parameter: it keeps gradients in 16 bits).
 Simplified: no loss scaler; every number of the model is in 16 bits (autocast keeps weights in FP32 and copies them).
 """
 
@@ -38,7 +38,7 @@ Trained = Annotated[Format, OneOf(FORMATS)]
 
 @dataclass(frozen=True, slots=True)
 class HeldBytes:
-    """Bytes that a step holds from one step to the next, whatever the batch; gradients while they are there."""
+    """Bytes held between steps, independent of the batch, and bytes of gradients."""
 
     weights: int
     gradients: int
@@ -63,8 +63,8 @@ def training_steps(
     """Train for some steps, on zeros: the program to launch. All but the last are in phase "warm-up".
 
     Arguments:
-        format: of forward and backward: FP32, TF32 (FP32 whose products may use it), BF16 or FP16, the last two with
-            master weights.
+        format: of forward and backward: FP32, TF32 (FP32 with TF32 products), BF16 or FP16, the last two with master
+            weights.
         batch_size, seq_len: B and T of the tokens.
         num_steps: the first one makes the optimizer's states, so that the last of two is like all others.
     """

@@ -245,7 +245,7 @@ def _set_environment(variables: dict[str, str]) -> None:
 
 
 def _num_threads() -> int:
-    """Number of threads, including those of libraries; a fork keeps only one."""
+    """Number of threads, including threads of libraries; a fork keeps only one."""
     tasks = Path("/proc/self/task")
     return len(list(tasks.iterdir())) if tasks.exists() else threading.active_count()
 

@@ -29,7 +29,7 @@ def main_thread_stack() -> str:
     if not any(_is_launchers(f) for f in stack):
         return ""
     if _is_at_end(stack):
-        return "its end: it had returned, and what it asked of the GPU was not done"
+        return "its end: it had returned, and its work on the GPU was not done"
     return "".join(_programs(stack).format()).rstrip()
 
 

@@ -36,7 +36,7 @@ class Groups:
             check_group_orders()
 
     def allow(self, timeout_s: float | None) -> None:
-        """Set the communication timeout of the next program to that of its launch; None: no limit."""
+        """Set the communication timeout of the next program to its launch's; None: no limit."""
         self._timeouts.allow(timeout_s)
 
     def renew(self) -> None:

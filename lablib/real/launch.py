@@ -115,7 +115,7 @@ def _value(rank: int, report: Finished) -> Any:
         raise
     except BaseException as error:  # also SystemExit, which would end the notebook
         reason = TypeError(
-            f"a rank's value must be one that pickle can rebuild: rebuilding that of rank {rank} raised "
+            f"a rank's value must be one that pickle can rebuild: rebuilding the value of rank {rank} raised "
             f"{error_text(error)}; return plain data and tensors"
         )
         raise RankError(rank, reason) from error

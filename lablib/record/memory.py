@@ -83,7 +83,7 @@ class Memory:
         check_type("allocator_peaks of a Memory", self.allocator_peaks, tuple[int, ...])
         if self.allocator_peaks and (len(self.allocator_peaks) != self.num_ranks or len(self.allocations)):
             raise ValueError(
-                "allocator_peaks of a Memory are one for each rank, and stand in place of allocations: got "
+                "allocator_peaks of a Memory are one for each rank, and replace allocations: got "
                 f"{len(self.allocator_peaks)} for {plural(self.num_ranks, 'ranks')} and "
                 f"{plural(len(self.allocations), 'allocations')}"
             )

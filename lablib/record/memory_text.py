@@ -29,7 +29,7 @@ def explain(memory: Memory, rank: int) -> str:
     if memory.allocator_peaks:
         return (
             f"Rank {rank} held at most {format_quantity(peak_bytes, 'B')}, by the count of its GPU's allocator, which "
-            "does not say when that was and what it was: only the simulator does."
+            "does not record when and for what: only the simulator does."
         )
     if not peak_bytes:
         return f"Rank {rank} allocated nothing that was counted."

@@ -332,7 +332,7 @@ def check_rank(rank: int | None, num_ranks: int, simulated: Sequence[int] | None
         raise ValueError(f"this run has {has}: got rank {rank}; give one of those")
     if rank is not None and simulated is not None and rank not in simulated:
         raise ValueError(
-            f"rank {rank} was not simulated: it was taken to do what a rank of the same groups did; give one of "
+            f"rank {rank} was not simulated: it was taken to do the same as a rank of its groups; give one of "
             f"{ranks_in_words(simulated)}, or launch with it in simulate="
         )
 

@@ -347,7 +347,7 @@ def _says_no_device(kwargs: dict[str, Any]) -> bool:
     """Whether an operator's arguments give no device for its result.
 
     torch's own allocations in C++ (DDP's buckets, autograd's copy of a gradient) pass here as operators too, and always
-    give "cpu", as C++ sees CPU tensors. Their device is that of the surrounding work.
+    give "cpu", as C++ sees CPU tensors. Their device is the device of the surrounding work.
     """
     device = kwargs.get("device")
     return device is None or (isinstance(device, torch.device) and device.type == "cpu")

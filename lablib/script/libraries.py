@@ -1,8 +1,8 @@
 """Detect rank state in libraries that the ranks of a script share, with a note or an error.
 
 A process has its own copy of every library. Simulated ranks have their own copies of the script's modules (modules.py)
-and share those of site-packages. The state of these (module_state.py) is recorded after every import of one, and again
-at ends of turns: at the first ones, then with decreasing frequency. Changes:
+and share the modules of site-packages. The state of these (module_state.py) is recorded after every import of one, and
+again at ends of turns: at the first ones, then with decreasing frequency. Changes:
 
     two ranks set the same value: a counter, a list, an entry        error: each rank reads the other's
     a rank sets its number, its device or its process group          error: the others read it as their own
@@ -48,7 +48,7 @@ REFUSED = {
     "lightning_fabric": _AT_IMPORT,
     "pytorch_lightning": _AT_IMPORT,
     "deepspeed": "it keeps its communication and its accelerator in modules",
-    "horovod": "it communicates with processes of its own",
+    "horovod": "it communicates with separate processes",
     "colossalai": "it keeps its launch and its accelerator in modules",
 }
 # The state of loggers does not affect results.
@@ -151,7 +151,7 @@ class Libraries:
         if any(
             is_of_a_rank(value[0].split(".")[-1:] + list(value[1:]), now, numbers) for numbers in self._ran.values()
         ):
-            return f"{' or '.join(f'rank {rank}' for rank in self._ran)} set {value[0]} to a value of its own"
+            return f"{' or '.join(f'rank {rank}' for rank in self._ran)} set {value[0]} to a different value"
         if len(self._ran) > 1:
             if value not in self._unclear:
                 self._unclear.add(value)
@@ -174,7 +174,7 @@ def _error(found: dict[str, str]) -> SharedLibraryError:
     reasons = "; ".join(f"{library}: {reason}" for library, reason in found.items())
     return SharedLibraryError(
         "the ranks of a script share the libraries of site-packages, where processes would each have their own, and a "
-        f"library whose state belongs to a rank gives wrong results ({reasons}); run the script with torchrun, or "
+        f"library with state of a rank gives wrong results ({reasons}); run the script with torchrun, or "
         "leave the library out of what you simulate."
     )
 

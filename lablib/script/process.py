@@ -53,7 +53,7 @@ class ClockReadings:
         return [
             f"The script reads this machine's clock (first at {self._line}): from its first to its last reading rank "
             f"{rank} took {real} here and {virtual} of virtual time. Times from time.time() or perf_counter() are "
-            "those of the simulator; torch.cuda.Event measures virtual time."
+            "of the simulator; torch.cuda.Event measures virtual time."
         ]
 
 

@@ -52,7 +52,7 @@ _LOADER_ARGUMENTS = (  # in positional order
 ).split()
 _STREAMS = (0, 1, 2)
 _WITHOUT_EFFECT = {getattr(signal, name, None) for name in ("SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH")}
-_COMPILE = "torch.compile ran the model eagerly: the times are those of eager kernels, without fusion."
+_COMPILE = "torch.compile ran the model eagerly: the times are of eager kernels, without fusion."
 
 
 def answer_python(patches: Patches) -> None:
@@ -74,9 +74,7 @@ def answer_python(patches: Patches) -> None:
 def _answer_spawn(patches: Patches) -> None:
     def rank_spawns(process: Process, function: Callable[..., Any], *args: Any, **kwargs: Any) -> NoReturn:
         name = getattr(function, "__name__", "the function")
-        why = (
-            f"it starts processes of its own, which are no simulated ranks; the {process.ranks} ranks are there already"
-        )
+        why = f"it starts processes, which are not simulated ranks; the {process.ranks} ranks already exist"
         refuse("torch.multiprocessing.spawn", why, f'call {name}(int(os.environ["RANK"]), ...), as under torchrun')
 
     for owner in (torch.multiprocessing, import_module("torch.multiprocessing.spawn")):

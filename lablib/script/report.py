@@ -54,7 +54,7 @@ def write_output(output: Iterable[str], folder: Path) -> None:
 
 
 class IncompleteReport(OSError):
-    """Files that could not be written, and the reason, in a sentence; `summary` is that of the run, as text."""
+    """Files that could not be written, and the reason, in a sentence; `summary` is the run's, as text."""
 
     def __init__(self, text: str, summary: str):
         super().__init__(text)
@@ -133,4 +133,4 @@ def _page(run: Run, script: str) -> str:
 def files_line(folder: Path) -> str:
     """The written files, for the terminal."""
     names = [name for name in _FILES if (folder / name).exists()]
-    return f"written to {folder}: {', '.join(names)} and what each rank printed"
+    return f"written to {folder}: {', '.join(names)} and the output of each rank"

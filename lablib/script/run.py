@@ -82,7 +82,7 @@ class Script:
         if number := self.processes[0].placement.num_host_operators:
             self.processes[0].note(
                 f"The host's work took no virtual time: {number:,} operators of rank 0 had tensors in host memory "
-                "only; on a real machine they run beside the device, and loading data can be what limits a step."
+                "only; on a real machine they run in parallel with the device, and loading data can limit a step."
             )
         clock = next((note for process in self.processes for note in process.clock.note(process.rank.rank)), None)
         notes = dict.fromkeys(note for process in self.processes for note in process.notes)

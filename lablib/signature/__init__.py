@@ -12,7 +12,7 @@ An annotation has a type and, in `Annotated`, the bounds of the value; rules acr
 call      `checked` and `check_fields`: a wrong type or value is an error that has rule, value and remedy
 bounds    `Count`, `NonNegative`, `Fraction`, `OneOf(...)`: ranges, choices and their names in a signature
 fits      the test of an annotation, made once
-words     the text of an annotation and of a value in a message
+words     annotations and values as text for messages
 hints     the annotations of a function or class, resolved
 """
 

@@ -4,9 +4,9 @@
     momentum: FractionBelow1                     a number, at least 0 and below 1
     steps: Annotated[int, Range(ge=0, le=99)]    a whole number, 0 to 99
     recipe: Annotated[str, OneOf(RECIPES)]       one of the names of a table
-    num_tokens: Annotated[Count, "give the tokens of the sampled loss"]    a text is the remedy in the message
+    num_tokens: Annotated[Count, "give the tokens of the sampled loss"]    a text becomes the remedy in the message
 
-A bound tests values that have the type already. No bound accepts NaN. Python's int and float stay the types, so type
+A bound tests only values of the right type. No bound accepts NaN. Python's int and float stay the types, so type
 checkers see `Count` as an int.
 """
 
@@ -34,7 +34,7 @@ class Bound:
         raise NotImplementedError
 
     def test(self) -> Callable[[Any], bool]:
-        """`holds` as a function that is made once for many values."""
+        """`holds` as a function, built once for many values."""
         return self.holds
 
     def words(self, type_words: str, is_plural: bool = False) -> str:
@@ -44,7 +44,7 @@ class Bound:
         return self.rule if self.names_the_type else f"{type_words}, {self.rule}"
 
     def remedy(self, argument: str, value: Any) -> str:
-        """A value that holds: "try num_stages=1". NaN stands for a value of another type."""
+        """A value that holds: "try num_stages=1". NaN represents a value of another type."""
         raise NotImplementedError
 
 
@@ -52,7 +52,7 @@ class Bound:
 class Range(Bound):
     """Numbers at least `ge` or above `gt`, and at most `le` or below `lt`; finite ones with `lt=inf` or `gt=-inf`.
 
-    `example` is a number that the message proposes, if the parameter has no default. Without it: the nearest end.
+    `example` is proposed in the message if the parameter has no default; without it, the nearest end is.
     """
 
     ge: float = -inf
@@ -103,7 +103,7 @@ class Range(Bound):
 
 
 class OneOf(Bound):
-    """A value of a table, or one of its keys. The message names all, and the nearest."""
+    """A value of a table, or one of its keys. The message lists all, and the nearest."""
 
     names_the_type = True
 
@@ -154,7 +154,7 @@ class PowerOfTwo(Bound):
 
 @dataclass(frozen=True, slots=True)
 class NonEmpty(Bound):
-    """A list, dict or text with an item. An iterator is not used up by looking, so it passes."""
+    """A list, dict or text with an item. Iterators pass unread."""
 
     @property
     def rule(self) -> str:
@@ -171,7 +171,7 @@ class NonEmpty(Bound):
 
 
 def as_written(value: Any) -> str:
-    """A value as a reader would write it: a dtype or a number format by its name."""
+    """The text of a value: a dtype or a number format by its name."""
     return repr(value) if isinstance(value, str | int | float | tuple | list | dict) else str(value)
 
 

@@ -1,7 +1,7 @@
-"""`checked` and `check_fields`: a call is held to its own signature, a record to the types of its fields.
+"""`checked` and `check_fields`: check a call against its signature, a record against the types of its fields.
 
-They are for functions that a notebook calls, not for inner loops: a call costs some microseconds, and a list a test of
-each of its items. A class that only type checkers import is known by its name.
+For functions that a notebook calls, not for inner loops: a call costs some microseconds, plus one test per item of a
+list. A class that only type checkers import is compared by name.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _EXAMPLES = {int: "8", float: "2.0", str: '"name"', bool: "True"}
 
 
 class WrongType(TypeError, ValueError):
-    """An argument that has not the type of its annotation: a TypeError, and what a user chose, so a ValueError too."""
+    """An argument of the wrong type: a TypeError, and a ValueError because it is invalid user input."""
 
 
 def checked(function: F) -> F:
-    """The function, with its arguments held to their annotations.
+    """The function, with its arguments checked against their annotations.
 
     Raises (when it is called):
         WrongType: an argument that is missing, too many or not of its type.
@@ -66,7 +66,7 @@ def checked(function: F) -> F:
 
 @dataclass(frozen=True, slots=True)
 class _Takes:
-    """The parameters of a function, for calls that bind plainly: `Signature.bind` takes six times as long."""
+    """The parameters of a function, for calls without `*args`: `Signature.bind` takes six times as long."""
 
     places: tuple[str, ...]  # parameters that may be given by position
     names: frozenset[str]  # by name
@@ -94,9 +94,9 @@ class _Takes:
 
 
 def check_fields(record: Any, name: str = "") -> None:
-    """Hold a record (a dataclass) to the types and bounds of its fields. Raises WrongType or ValueError.
+    """Check a record (a dataclass) against the types and bounds of its fields. Raises WrongType or ValueError.
 
-    `name` tells the record from others of its kind: "Device 'A100': power_w must be ...".
+    `name` identifies the record in the message: "Device 'A100': power_w must be ...".
     """
     kind = type(record)
     label = f"{kind.__name__} {shown(name)}" if name else kind.__name__
@@ -107,7 +107,7 @@ def check_fields(record: Any, name: str = "") -> None:
 
 
 def check_arguments(whose: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Hold values to the annotations of the parameters of these names; others pass. As `checked`, without a call."""
+    """Check values against the annotations of the parameters with these names; others pass."""
     tests = tests_of(function)
     for name, value in arguments.items():
         if name in tests and not tests[name](value):
@@ -116,17 +116,17 @@ def check_arguments(whose: str, function: Callable[..., Any], arguments: Mapping
 
 
 def check_types(function: str, arguments: Iterable[tuple[str, Any, Any]]) -> None:
-    """Hold some (argument, value, type) to their types; for functions that look themselves before they ask."""
+    """Check (argument, value, type) triples; for functions that make a cheaper test of their own first."""
     for argument, value, hint in arguments:
         check_type(f"{function}: {argument}", value, hint)
 
 
 def check_type(name: str, value: Any, hint: Any, default: Any = MISSING) -> None:
-    """Raise WrongType where the value has not the type, ValueError where it is out of bounds.
+    """Raise WrongType for a value of another type, ValueError for one out of bounds.
 
-    `name` begins the sentence; `default` is proposed if it keeps the bounds.
+    `name` begins the message; `default` is proposed if it is within the bounds.
     """
-    if type(value) is hint and hint in (float, str):  # most of a figure's many labels
+    if type(value) is hint and hint in (float, str):  # fast path: most labels of a figure
         return
     if fits(value, hint):
         return
@@ -156,7 +156,7 @@ def _remedy(name: str, value: Any, bounded: Any, hint: Any, default: Any) -> str
 
 
 def _out_of_bounds(value: Any, hint: Any) -> tuple[str, Any, Any]:
-    """Where in a value of the right type a bound is broken: the place in words, the part, and its annotation."""
+    """The part of a value that is out of bounds: its place in words, the part, and its annotation."""
     origin, of = get_origin(hint), get_args(hint)
     if origin is Annotated and fits(value, of[0]):
         return "", value, hint
@@ -178,16 +178,16 @@ def _out_of_bounds(value: Any, hint: Any) -> tuple[str, Any, Any]:
 def whole_number(
     name: str, value: Any, minimum: int = 1, example: object = 8, of: str = "", maximum: float = MAX_WHOLE
 ) -> int:
-    """A count as Python's int; one of numpy is one, too, True is none.
+    """A count as Python's int; numpy integers are accepted, True is not.
 
     Args:
-        name: the argument's, for the message; what stands before a space in it is whose: "gpipe: num_stages".
-        example: what to try instead.
-        of: whose it is, for the message: " for 'gpt2'".
-        maximum: infinity where the caller says what is too many.
+        name: of the argument, for the message; an owner may precede it: "gpipe: num_stages".
+        example: the value that the message proposes.
+        of: added after the value in the message: " for 'gpt2'".
+        maximum: infinity if the caller checks the upper limit.
 
     Raises:
-        ValueError: not a whole number, below the minimum, or more than can be counted with.
+        ValueError: not a whole number, below the minimum, or 2**63 and more.
     """
     remedy = f"got {shown(value)}{of}; try {name.split()[-1]}={example}"
     if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:

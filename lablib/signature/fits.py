@@ -1,7 +1,7 @@
-"""The test of an annotation: whether a value has the type, and keeps the bounds.
+"""The test of an annotation: whether a value has the type and is within the bounds.
 
-A whole number is one below 2**63, a number one below 1e308: beyond that nothing can be counted. True is no number, and
-a list stands for a tuple. NaN and infinity are numbers; a bound refuses them where the annotation has one.
+Whole numbers are below 2**63, numbers below 1e308. True is not a number; a list is accepted as a tuple. NaN and
+infinity are numbers, which the bounds of an annotation refuse.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 @cache
 def _test_of(hint: Any) -> Callable[[Any], bool]:
-    """What `fits` asks of a value: an annotation is taken apart once, and calls are many."""
+    """The test of an annotation, cached: it is built once for many calls."""
     if hint is Any or isinstance(hint, TypeVar):
         return _anything
     if inspect.isclass(hint) and issubclass(hint, Named):
@@ -73,7 +73,7 @@ def _both(first: Callable[[Any], bool], second: Callable[[Any], bool]) -> Callab
 
 @cache
 def without_bounds(hint: Any) -> Any:
-    """The annotation with the types alone, also those of items and of the parts of a union."""
+    """The annotation without bounds, also in items and in the parts of a union."""
     origin, of = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return without_bounds(of[0])
@@ -106,11 +106,11 @@ def _simple_test(hint: Any) -> Callable[[Any], bool]:
         return lambda value: not isinstance(value, type) and all(hasattr(value, name) for name in asked)
     if not inspect.isclass(hint):
         return _anything
-    return cast("Callable[[Any], bool]", partial(type(hint).__instancecheck__, hint))  # of C, as items are many
+    return cast("Callable[[Any], bool]", partial(type(hint).__instancecheck__, hint))  # in C, as there are many items
 
 
 def _takes(num_arguments: int, value: Any) -> bool:
-    """Whether it can be called with so many arguments. Of what does not say, such as some of C's functions, yes."""
+    """Whether it accepts this number of arguments; True without a signature, as for some C functions."""
     if not callable(value):
         return False
     try:
@@ -139,7 +139,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _items_test(origin: type, item: Any) -> Callable[[Any], bool]:
-    """A sequence, set or other iterable of `item`. An iterator is not used up by looking."""
+    """A sequence, set or other iterable of `item`. Iterators pass unread."""
     test, asks_sequence, asks_set = _test_of(item), issubclass(origin, Sequence), issubclass(origin, Set)
     may_be_array = issubclass(origin, (Sequence, Iterable))
 
@@ -159,7 +159,7 @@ def _items_test(origin: type, item: Any) -> Callable[[Any], bool]:
 
 
 def _is_of_numpy(value: Any, *names: str) -> bool:
-    """Told by its name: `lab --help` does not wait for numpy."""
+    """Test by name, so that `lab --help` does not import numpy."""
     return type(value).__module__ == "numpy" and type(value).__name__ in names
 
 

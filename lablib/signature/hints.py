@@ -1,4 +1,4 @@
-"""The annotations of a function or class, resolved; a class that only type checkers import is known by its name."""
+"""The annotations of a function or class, resolved; a class that only type checkers import is kept as a name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @cache
 def hints_of(owner: Any) -> Mapping[str, Any]:
-    """The annotations of a function or class, each resolved where its names are known."""
+    """The annotations of a function or class, each resolved in the module that defines it."""
     kinds = reversed(owner.__mro__) if inspect.isclass(owner) else [owner]
     found: dict[str, Any] = {}
     for kind in kinds:
@@ -23,18 +23,18 @@ def hints_of(owner: Any) -> Mapping[str, Any]:
 
 
 class Named:
-    """Stands for a class that only type checkers import."""
+    """Placeholder for a class that only type checkers import."""
 
 
 class _Names(dict[str, Any]):
-    """The names of a module; one that it does not have is a class that only type checkers import."""
+    """The names of a module; a missing one is taken for a class that only type checkers import."""
 
     def __missing__(self, name: str) -> Any:
         return getattr(builtins, name, None) or type(name, (Named,), {})
 
 
 def _resolved(hint: Any, names: Mapping[str, Any]) -> Any:
-    """An annotation that is a text as the type it names; of one that cannot be resolved, any value will do."""
+    """The type of an annotation given as text; `Any` if it cannot be resolved."""
     if not isinstance(hint, str):
         return hint
     try:

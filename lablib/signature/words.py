@@ -15,7 +15,7 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "True or 
 
 
 def shown(value: object) -> str:
-    """The value for a message: shortened, and whatever its own `repr` does."""
+    """The value for a message, shortened; works even if its `repr` raises."""
     short = reprlib.Repr()
     short.maxlevel, short.maxstring, short.maxother, short.maxlong = 3, MAX_LETTERS, MAX_LETTERS, 60
     try:
@@ -26,7 +26,7 @@ def shown(value: object) -> str:
 
 
 def in_words(hint: Any) -> str:
-    """The annotation as a reader would say it.
+    """The annotation in words.
 
     >>> in_words(int | None), in_words(Sequence[float]), in_words(Mapping[str, Sequence[float]])
     ('a whole number or None', 'a list of numbers', 'a dict of text to lists of numbers')

@@ -45,7 +45,7 @@ class Notebook:
             return []
         return [
             f"the program changed {names} of the notebook, which simulated ranks share: on real processes each rank "
-            "changes a copy of its own, and the notebook's stays as it was; return what the notebook needs"
+            "changes a separate copy, and the notebook's does not change; return the values that the notebook needs"
         ]
 
 

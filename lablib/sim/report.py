@@ -72,7 +72,7 @@ def result_of(
     if parts.simulated is not None:
         phantoms = (
             f"{len(parts.simulated):,} of {plural(parts.num_ranks, 'ranks')} were simulated; the others were taken to "
-            f"do what those of their groups did, at the same time, and have no spans, memory or values"
+            f"do the same as ranks of their groups, at the same time, and have no spans, memory or values"
         )
         notes = [phantoms, *notes]
     ranks = [parts.by_number.get(number) for number in range(parts.num_ranks)]  # None: a phantom

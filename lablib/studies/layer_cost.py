@@ -7,7 +7,7 @@
     layer_cost(program, ranks, cluster, sizes)
 
 The simulator is the cost model of the techniques: every operator and every collective of the program has its time from
-lablib/cost, and overlap is that of the program. A cost is computed once for equal arguments.
+lablib/cost, and overlap is as in the program. A cost is computed once for equal arguments.
 
 Cost: about 10 ms, and 10 to 40 ms per simulated rank and layer. Where all ranks do the same, `simulate` runs one.
 Simplified: as the simulator: messages take no cores of the GPU.

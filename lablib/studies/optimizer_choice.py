@@ -113,6 +113,6 @@ def _why_in(results: Mapping[str, Result], name: str, first: str, num_tied: int,
     cost = f"needs {needed:.2f} bytes a parameter; a training step takes {result.step_ratio:.2f} of AdamW's time"
     if name == first:
         tie = f", and {num_tied - 1} more as good" if num_tied > 1 else ""
-        return f"the least loss of what is left, {result.loss:.3f} nats{tie}; {cost}."
+        return f"the least loss of the rest, {result.loss:.3f} nats{tie}; {cost}."
     apart = difference(result.losses, results[first].losses)
     return f"as good as {first}, at most {apart.at_most:.3f} nats more; {cost}."

@@ -68,7 +68,7 @@ PUBLISHED = (
         "Schlotthauer et al., 2025, arXiv 2507.08472, abstract",
     ),
     Published(
-        "Advice: Adafactor for very large models, whose states would not fit.",
+        "Advice: Adafactor for very large models, if other states would not fit.",
         "Shazeer and Stern, 2018, arXiv 1804.04235; used by Raffel et al., 2019, arXiv 1910.10683, for T5",
     ),
     Published("Advice: LAMB for large batches, up to 32,868 sequences for BERT.", "You et al., 2019, arXiv 1904.00962"),

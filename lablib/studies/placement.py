@@ -93,7 +93,7 @@ class PlacedMesh:
         text = f"{order}: a step takes {format_quantity(self.step_time_s, 's')}"
         axis, level = self.waits_for
         if not axis:
-            return f"{text}, and nobody waits for wires."
+            return f"{text}, and no rank waits for wires."
         words = {"node": "inside nodes", "rail": "along rails", "across": "across rails", "": "nowhere"}[level]
         share = self.exposed_s[axis] / self.step_time_s
         return f"{text}; ranks wait longest for the {axis} axis, which travels {words}: {share:.0%} of the step."
@@ -150,7 +150,7 @@ def place(
         zero_stage=zero_stage,
     )
     setup = possible(setup_of(model, found, parallel, batch, **options), mesh.axes)
-    step_calls(setup)  # refuses what it cannot count
+    step_calls(setup)  # raises for calls that it cannot count
     prediction = prediction_of(setup)
     exposed = {axis: prediction.communication[axis][1] for axis in AXES if axis != "pipeline"}
     exposed["pipeline"] = prediction.step_time_s - _without_messages(setup, mesh).step_time_s

@@ -74,7 +74,7 @@ class StepCall:
 
 @checked
 def step_calls(setup: Setup) -> tuple[StepCall, ...]:
-    """What each group of a split sends in a step.
+    """Bytes that each group of a split sends per step.
 
     Raises:
         ValueError: compressed gradients.

@@ -3,7 +3,7 @@
     peak = max over operators of (parameters + gradients + optimizer state + activations + temporary tensors)
 
 For the plain GPT (GPT-2, GPT-3, Megatron's, own sizes) every operator is listed (`memory/step_script.py`), and bytes
-equal those of a run on the simulator. For other Transformers the moments are the planner's (step_outline.py).
+equal a run on the simulator. For other Transformers the moments are the planner's (step_outline.py).
 
 Cost in bytes: of each of P parameters 16 with AdamW, in float32 (4 + 4 + 8) or in 16 bits with a float32 master
 (2 + 2 + 12); of each token and layer 16 D numbers and 4 (4 + H) bytes with flash attention, or D numbers checkpointed;

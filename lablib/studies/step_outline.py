@@ -8,7 +8,7 @@ program peaks (`plan/eager/memory.py`). Here they are in the order of the progra
 
 All are affine in the micro-batch, so two of them, 1 and 2, give both numbers of `Step`.
 
-Source: lablib/plan/eager/memory.py, whose peak this is. Simplified: as there; FLOPs are shared out evenly over layers.
+Source: lablib/plan/eager/memory.py, with the same peak. Simplified: as there; FLOPs are shared out evenly over layers.
 """
 
 from collections import Counter
@@ -52,7 +52,7 @@ def _stage(model: Transformer, seq_len: int, kind: Kind, micro_batch: int) -> St
 
 
 def _moments(model: Transformer, stage: Stage, kind: Kind) -> list[tuple[Op, Moment]]:
-    """Every moment of the step, in order: first what is there before it, then that and more."""
+    """Every moment of the step, in order, after the state before the step."""
     numbers, layers = float(stage.gradient) / kind.width, model.num_layers
     states = numbers * (kind.num_moments * kind.state_width + 4 * kind.has_master)
     found = [(Op("weights, state and data", "before the step", ""), Moment())]
@@ -81,7 +81,7 @@ def _forward(stage: Stage, layers: int) -> Iterator[tuple[Op, Moment]]:
 
 
 def _backward(stage: Stage, layers: int, is_later: bool) -> Iterator[tuple[Op, Moment]]:
-    """One micro-batch, from the loss on. From the second on, what is summed is counted by the caller."""
+    """One micro-batch, from the loss on. From the second on, the caller counts the gradient sums."""
     held = stage.holds(1)
     yield Op("loss and its gradient", "backward", ""), held.plus(stage.at_head())
     yield Op("head, backward", "backward", ""), held.plus(stage.at_head_weight(is_later))

@@ -160,7 +160,7 @@ def strategies(
         ValueError: an option that a strategy sets; and as `predict` on one rank.
     """
     if taken := [name for name in ("parallel", "order", "batch", "micro_batch", "compression") if name in options]:
-        raise ValueError(f"{taken[0]} is what a strategy chooses: got it among the options; leave it out.")
+        raise ValueError(f"{taken[0]} is chosen by the strategy: got it among the options; leave it out.")
     found = find_cluster(cluster)
     base = predict(model, found, Parallel(), sequences, **options)
     rows = []

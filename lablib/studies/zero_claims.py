@@ -247,7 +247,7 @@ def claims() -> tuple[Claim, ...]:
             "1T parameters fit on 1024 GPUs of 16 GB",
             "in circulation; arXiv 1910.02054, section 1, has 16 GB of states a GPU, of 32 GB; table 1 has 15.6 GB",
             f"mixed precision, stage 3: from {ranks_to_fit(1e12, 16 * GB, 3)} ranks on, which leaves "
-            f"{16 - bytes_a_rank(1e12, 3, 1024) / GB:.2f} GB on 1024. With 4 GB for what is left out: from "
+            f"{16 - bytes_a_rank(1e12, 3, 1024) / GB:.2f} GB on 1024. With 4 GB for everything not counted: from "
             f"{ranks_to_fit(1e12, 16 * GB, 3, 'mixed', 4 * GB)} on",
             _STATES_ALONE + "; table 1 says so: model states",
         ),

@@ -1,9 +1,9 @@
 """Read files with limits on type and size, and write them atomically.
 
 A name on a command line may be a pipe without a writer, an endless device, a folder or a video: `read_text` accepts
-only regular files of a limited size in UTF-8, and never blocks. A write goes to a temporary file in the same folder (a
-rename is atomic only inside one file system), is forced to disk and takes the old file's name in one step: after an
-earlier failure, such as a full disk, the old file is unchanged and no temporary file remains.
+only regular files in UTF-8 up to a size limit, and never blocks. A write goes to a temporary file in the same folder (a
+rename is atomic only inside one file system), is flushed to disk and then renamed in one step. If anything fails before
+that, such as a full disk, the old file is unchanged and no temporary file remains.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _KINDS = ((stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a named pipe"), (stat.S_I
 
 
 class CannotWrite(OSError):
-    """A file could not be written: `str` is a sentence with file and remedy, `strerror` only the system's reason."""
+    """A file could not be written: `str` has the file and a remedy, `strerror` the system's reason."""
 
     def __str__(self) -> str:
         is_full = self.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -49,7 +49,7 @@ def read_text(path: str | Path, max_bytes: int = MAX_BYTES) -> str:
 def read_bytes(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
     """The contents of a file. Raises as `read_text`, except for UTF-8."""
     path = Path(system_path(path))
-    _check_regular(path, path.stat().st_mode)  # before opening: opening a pipe waits for its other end
+    _check_regular(path, path.stat().st_mode)  # before opening: opening a pipe blocks
     with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
         _check_regular(path, os.fstat(file.fileno()).st_mode)
         content = file.read(max_bytes + 1)
@@ -59,7 +59,7 @@ def read_bytes(path: str | Path, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse a TOML text. Raises ValueError with the reason, also for too deep nesting and too long numbers."""
+    """Parse a TOML text. Raises ValueError with the reason, also for too deep nesting and too many digits."""
     return _parsed(tomllib.loads, text)
 
 
@@ -95,7 +95,7 @@ def check_writable(path: str | Path) -> None:
     """Check before a long computation that `write_text` can write there. Creates missing folders.
 
     Raises:
-        CannotWrite: as `write_text` would, as far as this can be known before.
+        CannotWrite: as `write_text`, as far as can be checked in advance.
     """
     with _in_a_sentence(path):
         target = Path(os.path.realpath(system_path(path)))
@@ -177,7 +177,7 @@ def _first_free(path: Path, make: Callable[[Path], None]) -> Path:
 
 
 def system_path(path: str | Path) -> str:
-    """The path as text; unlike the system's error for a null byte, this one names the file."""
+    """The path as text; its error for a null byte names the file, unlike the system's."""
     text = os.fspath(path)
     try:
         os.fsencode(text)
@@ -201,7 +201,7 @@ def _check_regular(path: Path, mode: int) -> None:
 
 
 def _mode_of(path: Path) -> int:
-    """The permissions for the written file: those of the file it replaces, or the umask's."""
+    """The permissions for the written file: from the file it replaces, or from the umask."""
     try:
         return path.stat().st_mode & 0o777
     except OSError:

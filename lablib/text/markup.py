@@ -51,7 +51,7 @@ def plain(name: object) -> str:
 
 
 def in_picture(text: str) -> str:
-    """A text of a plotly figure, which interprets some tags: those of this package are kept, `<` of others is escaped.
+    """A text of a plotly figure, which interprets some tags: tags of this package are kept, other `<` are escaped.
 
     >>> in_picture("<b>rank 0</b><br>vector<int>")
     '<b>rank 0</b><br>vector&lt;int>'

@@ -1,7 +1,7 @@
 """Safe text of any object, even if its `__str__` or `__repr__` fails.
 
-A program's exceptions and values are the user's classes. Their methods may raise, return endless text, or lie about the
-type, and that must not hide the original error: the launcher then reports less, and continues.
+Exceptions and values of a program have classes of the user. Their methods may raise, return very long text, or
+misreport the type. That must not hide the original error: the launcher then reports less, and continues.
 """
 
 import traceback
@@ -36,7 +36,7 @@ def error_text(error: BaseException) -> str:
 def traceback_text(
     error: BaseException, programs: Callable[[traceback.StackSummary], traceback.StackSummary] = lambda stack: stack
 ) -> str:
-    """The traceback of an exception, with chained and grouped ones if they can be formatted.
+    """The traceback of an exception, with chained and grouped exceptions if they can be formatted.
 
     Args:
         error: the exception.

@@ -38,7 +38,7 @@ class Unit:
 
 
 def unit_for(values: float | Iterable[float], base: str) -> Unit:
-    """The unit in which the largest of `values` reads as a number from 1 to 999.
+    """The unit in which the largest of `values` is a number from 1 to 999.
 
     Args:
         values: one number or several, in the base unit.

@@ -10,7 +10,7 @@ splits.py           split over GPUs
 case.py             arguments of the predictor
 measured.py         measured time and memory of a step
 baseline.py         a naive estimate, to compare every error with
-score.py            errors, by family and in total
+score.py            errors by family and in total
 tables.py           tables of the report
 page.py             the report as a page
 doubts.py           limits of its figures

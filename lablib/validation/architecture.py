@@ -1,18 +1,18 @@
-"""Transformer of a row: its stated sizes, and rules for the sizes that it leaves out.
+"""Transformer of a row: its stated sizes, and rules for sizes that are not stated.
 
-A1  Sizes that are stated hold. ffn not stated: 4 x hidden. kv_heads not stated: as many as heads.
-A2  The name says the kind. Llama, Mixtral, Qwen, DeepSeek, Kimi, GPT-OSS, Grok, Gemma: SwiGLU, rotary positions,
-    RMS norm, no biases, a head of its own. MPT, GPT and every other: GELU, learned positions, layer norm, biases, a
-    tied head; BLOOM the same with ALiBi.
-A3  An exact parameter count (`params`) tells whether the head is tied, positions are learned and there are biases:
-    the combination that gives it. A rounded one (`params_b`) tells only of the head, and only where the digits
-    that were printed do.
-A4  A mixture of experts whose name is known (models/published.py, and MORE below) brings its experts, its latent
-    and the width of its heads; a row that states only a known name brings all sizes from there.
-A5  Megatron pads the vocabulary to a multiple of 128 x tensor parallel ranks (its default); other software not.
+A1  Stated sizes are used. ffn not stated: 4 x hidden. kv_heads not stated: equal to heads.
+A2  The name determines the kind. Llama, Mixtral, Qwen, DeepSeek, Kimi, GPT-OSS, Grok, Gemma: SwiGLU, rotary positions,
+    RMS norm, no biases, a separate head. MPT, GPT and every other: GELU, learned positions, layer norm, biases, a tied
+    head; BLOOM the same with ALiBi.
+A3 An exact parameter count (`params`) determines whether the head is tied, positions are learned and there are biases:
+    the combination with this count. A rounded count (`params_b`) decides only about the head, and only if its printed
+    digits are enough.
+A4 A mixture of experts with a known name (models/published.py, and MORE below) gets its experts, its latent and the
+    width of its heads from there; a row that states only a known name gets all sizes from there.
+A5  Megatron pads the vocabulary to a multiple of 128 x tensor parallel ranks (its default); other software does not.
 A6  Heads not stated: the divisor of the width, and multiple of the tensor parallel ranks, nearest to heads of 128.
-A7  Layers that predict further tokens (mtp_layers: DeepSeek-V3, arXiv 2412.19437, section 2.2) are layers more; their
-    projection and their pass through the head are not counted.
+A7 Layers that predict further tokens (mtp_layers: DeepSeek-V3, arXiv 2412.19437, section 2.2) are additional layers;
+    their projection and their pass through the head are not counted.
 """
 
 import re
@@ -42,13 +42,13 @@ LLAMA_KIND: Mapping[str, Any] = {
     "has_bias": False,
     "tied_head": False,
 }
-# Layers that are no attention (state space models): the planner has no price for them. Nemotron-H, Nemotron Nano and
-# Nemotron 3 have such layers; Nemotron-340B, Nemotron-3-8B (2023) and Nemotrons made of a Llama have none.
+# Layers that are not attention (state space models): the planner has no price for them. Nemotron-H, Nemotron Nano and
+# Nemotron 3 have such layers; Nemotron-340B, Nemotron-3-8B (2023) and Nemotrons made from a Llama do not.
 NOT_TRANSFORMERS = re.compile(
     r"mamba|jamba|hyena|qwen3[ _-]?next(?![a-z])|nemotron[ _-]?h(?![a-z])|^(?!.*llama).*nemotron[ _-]?nano"
     r"|nemotron[ _-]?3(?!\d|[ _-]?(8|22)b)"
 )
-# Conventions that a source states once for all of its tables.
+# Conventions that a source states once for all its tables.
 HEADS_BY_SOURCE: Mapping[str, int] = MappingProxyType({"bigscience": 64})
 _SOURCE = "config.json of the released weights, from memory, not verified"
 _OSS = replace(
@@ -77,7 +77,7 @@ def transformer_of(row: Row, pads_vocabulary: bool) -> Transformer:
     """
     name = squeezed(row.model.get("name", ""))
     if NOT_TRANSFORMERS.search(row.model.get("name", "").lower()):
-        raise ValueError(f"{row.model['name']} has layers that are no attention, which are not modelled; leave it out")
+        raise ValueError(f"{row.model['name']} has layers that are not attention, which are not modelled; leave it out")
     known = _known(name)
     if not any(size in row.model for size in SIZES):
         if known is None:
@@ -101,7 +101,7 @@ def squeezed(name: str) -> str:
 def _known(name: str) -> Transformer | None:
     """The published model with the longest name that is part of this one."""
     models = {squeezed(model.name): model for model in (*TRANSFORMERS.values(), *MORE)}
-    # A number ends at a non-digit: "gpt2" is no part of "gpt20b" nor of "gpt2.7b".
+    # A number ends at a non-digit: "gpt2" is not part of "gpt20b" or "gpt2.7b".
     names = [
         key for key in models if re.search(rf"{re.escape(key)}(?!(?<=\d)\.?\d+[bm])", name) and re.search(r"\d", key)
     ]
@@ -144,7 +144,7 @@ def _stated(row: Row, name: str, known: Transformer | None) -> Transformer:
 
 
 def _experts(model: Mapping[str, Any], known: Experts | None) -> Experts | None:
-    """The experts of a row: as stated, the rest from the known model of that name."""
+    """The experts of a row: stated sizes, the rest from the known model of that name."""
     stated = {
         "num_experts": model.get("experts"),
         "num_active": model.get("experts_per_token"),
@@ -196,7 +196,7 @@ def _nearest_to_count(model: Transformer, row: Row) -> Transformer:
         replace(model, tied_head=head, positions=position, has_bias=bias)
         for head, position, bias in product(heads, positions, biases)
     ]
-    # The first choice is the name's: it stays unless the count clearly excludes it.
+    # The first choice is by name: it stays unless the count clearly excludes it.
     return min(choices, key=lambda choice: max(0.0, abs(transformer_parameters(choice).total - count) - slack))
 
 

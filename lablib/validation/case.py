@@ -4,43 +4,44 @@ C1 to C14 are listed here (C4 to C6 and C12 to C14 are applied in software.py, C
 architecture.py, M1 to M5 in machine.py.
 
     C1  Ranks: dp, tp, pp, cp as stated; dp not stated is gpus / (tp pp cp). Their product must be the number of GPUs.
-        Experts: ep x etp divides what a stage has. etp not stated: experts are split as attention is, over data and
-        context ranks, and what is left of ep over the tensor ranks.
-    C2  Batch: global; else local x dp; else micro x grad_accum x dp.
-    C3  Micro-batch: stated; else batch / (dp x grad_accum); else, where a local batch is stated (torchtitan), as many
-        micro-batches as the pipeline has pieces: pp x vpp, and one without (pipeline_parallel_microbatches' default).
-    C4  Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32 in the text before any bracket; a text of both 16-bit
-        kinds, and none at all, is bfloat16 where the GPU has it, else float16. But "bf16/fp16" of BLOOM's topology
-        search is float16 except where its notes say "load-balanced": from there on its text has the BF16 optimizer.
-    C5  Software, as `stack` states it; else by the source's title and address.
+        Experts: ep x etp divides the ranks of a stage. etp not stated: experts are split as attention is, over data and
+        context ranks, and the rest of ep over the tensor ranks.
+    C2  Batch: global; otherwise local x dp; otherwise micro x grad_accum x dp.
+    C3 Micro-batch: stated; otherwise batch / (dp x grad_accum); otherwise, if a local batch is stated (torchtitan), one
+        micro-batch per piece of the pipeline: pp x vpp, or one without a pipeline (pipeline_parallel_microbatches'
+        default).
+    C4 Precision: the first of fp4, fp8, tf32, bf16, fp16, fp32 in the text before any bracket; a text with both 16-bit
+        kinds, or none, is bfloat16 if the GPU has it, otherwise float16. But "bf16/fp16" of BLOOM's topology search is
+        float16 unless its notes say "load-balanced": from there on its text has the BF16 optimizer.
+    C5  Software, as `stack` states it; otherwise by the source's title and address.
         llm-foundry: "fsdp-flash".
-        torchtitan: "torch-compile" where its notes say "compile" or it has FP8 (which it speeds up only so),
-        "torch-compile-2024" where besides its title or address has a month of that year or earlier; else "fsdp-flash".
-        Megatron and what is built on it, on GPUs before Hopper: "megatron-deepspeed" where DeepSpeed, BLOOM or vTrain
-        (which measured it) is named.
-        Else what was usual (default_stack.py) at the row's `date`, or the latest year in title and address (arXiv
-        numbers among them); today, where there is none and on Hopper and later GPUs. No source at all is taken for
-        Megatron.
+        torchtitan: "torch-compile" if its notes say "compile" or it has FP8 (which is faster only with it),
+        "torch-compile-2024" if in addition its title or address has a month of that year or earlier; otherwise
+        "fsdp-flash". Megatron and software built on it, on GPUs before Hopper: "megatron-deepspeed" if DeepSpeed, BLOOM
+        or vTrain (which measured it) is named.
+        Otherwise the usual software (default_stack.py) at the row's `date`, or the latest year in title and address
+        (arXiv numbers among them); without a date, and on Hopper and later GPUs, of today. A row without a source is
+        taken for Megatron.
     C6  Recomputation: the first word stated ("full (use_checkpoint=true ...)" is full; "none (moe_act)" is none:
         single modules are not counted; other words: synonyms.py). Not stated is none for "megatron-core": flash
-        attention keeps no scores, and NVIDIA's recipes recompute nothing but keep in the host's memory what does not
-        fit (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 00919dc). Elsewhere it is open (C11).
-    C7  Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp: 2 chunks where a local batch
-        is stated (torchtitan's default), else open. A pipeline and neither: 1F1B. A V has 2 pieces on each stage.
+        attention keeps no scores, and NVIDIA's recipes recompute nothing but offload to host memory if needed
+        (NVIDIA-NeMo/Megatron-Bridge, scripts/performance/configs/llama, 00919dc). Otherwise it is open (C11).
+    C7 Schedule: vpp > 1 is interleaved with that many chunks. "interleaved" without vpp: 2 chunks if a local batch is
+        stated (torchtitan's default), otherwise open. A pipeline with neither: 1F1B. A V has 2 pieces on each stage.
     C8  Sharding: fsdp as named by torch (FULL_SHARD: ZeRO-3; SHARD_GRAD_OP: ZeRO-3 that keeps the parameters gathered;
         HYBRID_SHARD: within a node) or, as a number, the ranks of Megatron-FSDP's sharding group; 0, "none"
-        or false is not stated. Else zero_stage; else 1 for "megatron-core" (Megatron-Core's distributed optimizer), 0
-        for others. torchtitan keeps ZeRO-3's parameters gathered where there is a pipeline (its default).
-    C9  Sequence parallelism: stated; else on with tensor parallelism, but for Megatron before flash attention, which
-        had none.
+        or false is not stated. Otherwise zero_stage; otherwise 1 for "megatron-core" (Megatron-Core's distributed
+        optimizer), 0 for others. torchtitan keeps ZeRO-3's parameters gathered in a pipeline (its default).
+    C9 Sequence parallelism: stated; otherwise on with tensor parallelism, except for Megatron before flash attention,
+        which did not have it.
     C10 Notes with the word "LoRA" (not "no LoRA", nor "exploration") train adapters only.
-    C11 What is still open (micro-batch, chunks, recomputation) was tuned by those who published: of all choices that
-        divide, the fastest whose predicted memory the GPU has. `cases_of` returns them all; score.py takes that one.
-    C12 Dispatcher: DeepEP and HybridEP send a token once to each node and rank ("deduplicated"); others, and none
-        stated, once for each of its experts. ep_overlap: exchanges hide behind another micro-batch.
-    C13 Optimizer: the one whose name is in the text; AdamW where none is stated. Another text is refused.
-    C14 Offload: "optimizer" and "activations" in the text of `offload` are kept by the host. A text that says only
-        where or whether ("cpu", "true") means the optimizer, as in ZeRO-Offload. Parameters, others: refused.
+    C11 Open settings (micro-batch, chunks, recomputation) are assumed to be tuned: of all choices that divide, the
+        fastest with a predicted memory that fits the GPU. `cases_of` returns all; score.py takes that one.
+    C12 Dispatcher: DeepEP and HybridEP send a token once to each node and rank ("deduplicated"); others, or none
+        stated, once for each of its experts. ep_overlap: exchanges overlap with another micro-batch.
+    C13 Optimizer: the name in the text; AdamW if not stated. Other texts are refused.
+    C14 Offload: "optimizer" and "activations" in the text of `offload` are kept on the host. A text without an object
+        ("cpu", "true") means the optimizer, as in ZeRO-Offload. Parameters and others are refused.
 
 A row that these rules cannot interpret raises ValueError, and is reported as skipped with that reason.
 """
@@ -101,7 +102,7 @@ class Case:
 
 
 def cases_of(row: Row) -> tuple[Case, ...]:
-    """All the runs that a row may describe: one, or several if the row leaves something open.
+    """All the runs that a row may describe: one, or several if a setting is open.
 
     Raises:
         ValueError: the row cannot be modelled, with the reason.
@@ -132,7 +133,7 @@ def cases_of(row: Row) -> tuple[Case, ...]:
     if not (choices := tuple(_choices(row, case))):
         raise ValueError(
             f"model.layers must have a multiple of pp that can be interleaved: got {case.model.num_layers} layers, "
-            f"{case.parallel.pipeline} stages and {case.batch // case.parallel.data} sequences a replica; state vpp"
+            f"{case.parallel.pipeline} stages and {case.batch // case.parallel.data} sequences per replica; state vpp"
         )
     return choices
 
@@ -147,7 +148,7 @@ def _choices(row: Row, case: Case) -> Iterator[Case]:
             schedule = "interleaved"
         for micro_batch in _micro_batches(row, case, parallel.pipeline * chunks):
             choice = replace(case, micro_batch=micro_batch, parallel=parallel, recompute=recompute, schedule=schedule)
-            # Interleaving takes micro-batches in rounds of as many as there are stages.
+            # Interleaving takes micro-batches in rounds of p.
             if chunks == 1 or len(chunk_choices) == 1 or choice.num_microbatches % parallel.pipeline == 0:
                 yield choice
 
@@ -162,7 +163,7 @@ def batch_of(row: Row, data: int) -> int:
 
 
 def _micro_batches(row: Row, case: Case, pieces: int) -> tuple[int, ...]:
-    """Rule C3, for a pipeline of so many pieces; if nothing is stated, the sizes that divide a replica's batch."""
+    """Rule C3, for a pipeline of `pieces`; if nothing is stated, the sizes that divide a replica's batch."""
     batch, local = row.batch, case.batch // case.parallel.data
     if "micro" in batch:
         choices = (batch["micro"],)
@@ -186,7 +187,7 @@ def _schedule(row: Row) -> str:
 
 
 def _chunks(row: Row, case: Case) -> tuple[int, ...]:
-    """Rule C7: the chunks stated, or those that divide the layers of a stage."""
+    """Rule C7: the stated chunks, or those that divide the layers of a stage."""
     if case.parallel.pipeline == 1:
         return (1,)
     if case.schedule in V_SHAPED:

@@ -1,4 +1,4 @@
-"""Fitted constants of the planner, with their physical bounds; and a planner with other values.
+"""Fitted constants of the planner with their physical bounds, and a planner with other values.
 
     matmul_share          0.70 to 0.95    a training step's products relative to the same product repeated
     memory_share          0.80 to 1.00    of the catalogue's streaming rate (0.85 of the bandwidth)

@@ -1,14 +1,14 @@
 """Leave-one-source-out cross-validation of the planner's fitted constants.
 
 For each source: the constants are fitted to the rows of all other sources, and the error on the source's rows is the
-held-out error. It is compared with the error after a fit to all sources: the nearer the two, the more the constants
-describe machines and not rows.
+held-out error. It is compared with the error after a fit to all sources: if the two are close, the constants describe
+machines, not rows.
 
-The loss is the mean over sources of the mean |ln(predicted / measured)| of the step time: every source counts the same,
-with any number of rows, and twice as long is as far off as half. The search starts in the middle of the bounds, so it
-does not depend on constants that were fitted with the source. It steps along one constant at a time, repeats the moves
-that reduced the loss, and halves the step if none does (Hooke and Jeeves, "Direct search", J. ACM 8(2), 1961): it needs
-no derivative and never leaves the bounds. A constant that does not affect the other sources keeps its value.
+The loss is the mean over sources of the mean |ln(predicted / measured)| of the step time: every source has the same
+weight, and a factor of 2 and of 1/2 are the same error. The search starts in the middle of the bounds, so it does not
+depend on constants that were fitted with the source. It steps along one constant at a time, repeats the moves that
+reduced the loss, and halves the step if none does (Hooke and Jeeves, "Direct search", J. ACM 8(2), 1961): it needs no
+derivative and never leaves the bounds. A constant that does not affect the other sources keeps its value.
 
 Source of the procedure: Stone, "Cross-validatory choice and assessment of statistical predictions", JRSS B 36, 1974.
 Simplified: a source is a family of row ids; the search finds a local minimum; open choices of a row are made once, with
@@ -52,8 +52,8 @@ Maker = Callable[[Values], Predictor]
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """One source: its mean |error| in percent with the present constants, fitted on all sources, and fitted on all but
-    this one; and those last constants."""
+    """One source: its mean |error| in percent with the present constants, fitted on all sources, and fitted without
+    this one; and the constants of the last fit."""
 
     source: str
     rows: int
@@ -101,7 +101,7 @@ def cross_validate(
 
 
 def _settled(rows: Iterable[Row], predict: Predictor) -> tuple[list[Prepared], list[Skipped]]:
-    """The rows that state a time, each with its best case, as a fit does not choose; and the refused rows."""
+    """The rows that state a time, each with its best case, which stays fixed during a fit; and the refused rows."""
     ready, refused = prepare(rows)
     settled = []
     for one in ready:
@@ -177,5 +177,5 @@ def read_held_out(text: str) -> tuple[list[HeldOut], dict[str, float]]:
         return [HeldOut(**one) for one in record["sources"]], record["constants"]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"these are no results of leaving sources out ({error}): make them with --cross-validate"
+            f"the text is not a result of cross-validation ({error}): make one with --cross-validate"
         ) from None

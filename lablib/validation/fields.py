@@ -1,4 +1,4 @@
-"""Fields of a row: name, kind, plausible range and unit of each; an error for a value outside."""
+"""Fields of a row: name, kind, plausible range and unit of each, with an error for other values."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -80,7 +80,7 @@ LABELS = ("graphs", "how_read", "kind", "hardware.cluster")
 # A flag as text or as a number; and fields of text that some sources write as a flag.
 _SWITCHED = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 _SWITCHES = ("recompute", "parallel.offload")
-# Other names of the same fields, above all of experts, which every table names differently.
+# Synonyms of fields, mainly of experts, which every table names differently.
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "model": {
         **dict.fromkeys(("num_experts", "n_experts", "moe_experts"), "experts"),
@@ -93,7 +93,7 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
     "batch": {"gbs": "global", "mbs": "micro", "ga": "grad_accum"},
 }
 SECTIONS = tuple(name for name in FIELDS if name)
-# The sizes of a model: all are required, or none and a name (architecture.py knows some).
+# The sizes of a model: all are required, or only a name that architecture.py has.
 SIZES = ("layers", "hidden", "vocab")
 
 

@@ -1,19 +1,19 @@
 """Cluster of a row: the GPU's node from the catalogue, with the row's changes.
 
-M1  The GPU's name is matched without punctuation and packaging (synonyms.py); "A100" alone is the one with 80 GB,
-    "H100" alone the one with 80 GB. A name that matches no device as a whole is refused.
-M2  Its node is that of the catalogue (DGX A100, DGX H100, GB200 NVL72, ...), with as many GPUs as the row states; where
-    it states nodes alone, with gpus / nodes of them.
-M3  A rack of 72 GPUs holds 64 of a run whose GPUs are a multiple of 64: its 16 whole trays of 4 (from memory, not
-    verified: NVIDIA's block scheduling).
-M4  The text of the interconnect changes bandwidths between nodes. Parts of it (between ";" or ",") that say "intra" or
-    "in node" or "NVLink" are left alone where the GPU has NVLink: that comes with the GPU, and a text that gives less
-    is about a model of it. The others are between nodes. "4 x 100 Gb/s" multiplies; "per node" or
+M1 The GPU's name is matched without punctuation and packaging (synonyms.py); "A100" alone means the device with 80 GB,
+    and so does "H100". A name that does not match a device as a whole is refused.
+M2 Its node is from the catalogue (DGX A100, DGX H100, GB200 NVL72, ...), with the row's number of GPUs, or gpus / nodes
+    if only nodes are stated.
+M3 A rack of 72 GPUs holds 64 of a run with a multiple of 64 GPUs: its 16 whole trays of 4 (from memory, not verified:
+    NVIDIA's block scheduling).
+M4 The text of the interconnect changes bandwidths between nodes. Parts of it (between ";" or ",") with "intra", "in
+    node" or "NVLink" are ignored if the GPU has NVLink, as its bandwidth is fixed, and a smaller figure describes a
+    model of it. The others are between nodes. "4 x 100 Gb/s" multiplies; "per node" or
     "node-to-node" is shared by the node's GPUs; Gb are bits, GB bytes.
-    Collectives over Omni-Path reach a fifth of it: 10 of 50 GB/s a node, measured with 4 nodes of 8 A100
+    Collectives over Omni-Path reach a fifth of it: 10 of 50 GB/s per node, measured with 4 nodes of 8 A100
     (bigscience-workshop/bigscience, experiments/bandwidth/all_reduce_bench-a100-n4.txt, 41.8 Gb/s of all-reduce).
-M5  Its technology gives the latency (RoCE, EFA, Ethernet, Slingshot; else InfiniBand's). Nothing stated: the node's
-    own NICs.
+M5 Its technology gives the latency (RoCE, EFA, Ethernet, Slingshot; otherwise InfiniBand's). Nothing stated: the node's
+    NICs.
 """
 
 import re
@@ -39,7 +39,7 @@ def _gpus() -> Iterator[tuple[str, tuple[str, str]]]:
             yield gpu_key(device.name), (device.name, node.name)
 
 
-# torchtitan's rows name theirs by bandwidth and power.
+# torchtitan's rows name GPUs by bandwidth and power.
 _TORCHTITANS = {"h10096gb24tbs500w": ("H100-96GB-SXM-500W", "dgx-h100")}
 GPUS: Mapping[str, tuple[str, str]] = MappingProxyType(dict(_gpus()) | _TORCHTITANS)
 # Words of an interconnect -> a link with its latency.
@@ -55,7 +55,7 @@ def cluster_of(row: Row) -> Cluster:
     """The cluster of a row, by the rules above.
 
     Raises:
-        ValueError: a GPU missing in the catalogue (the nearest are named).
+        ValueError: the GPU is not in the catalogue (the message has the nearest names).
     """
     name = row.hardware["gpu"]
     if gpu_key(name) not in GPUS:

@@ -2,11 +2,11 @@
 
 The step's time is taken from the first of these that the row has:
 
-    S1  iteration_s                as it is
+    S1  iteration_s                unchanged
     S2  tokens_per_s               tokens of a step / it; it has more digits than the figure for one GPU
     S3  tokens_per_s_per_gpu       tokens of a step / (it x GPUs)
-    S4  hw_tflops_per_gpu          hardware FLOPs / (it x GPUs): what was computed, with what recomputation repeats
-    S5  model_tflops_per_gpu       model FLOPs / (it x GPUs): each FLOP of the model once; where the row says that its
+    S4  hw_tflops_per_gpu          hardware FLOPs / (it x GPUs): all computed FLOPs, with recomputation
+    S5  model_tflops_per_gpu       model FLOPs / (it x GPUs): each FLOP of the model once; if the row says that its
                                    source leaves out the masked half of attention's square (attention_flops: causal),
                                    without that
     S6  hfu, pct_peak              hardware FLOPs / (it x peak x GPUs), the dense peak of the row's precision
@@ -21,8 +21,8 @@ Memory: memory_gib_per_gpu in units of 2^30 bytes. memory_gb_per_gpu the same: t
 and write GB. They measure different things, so each is compared with another part of a prediction:
 
     Y1  memory_gb_per_gpu                   nvidia-smi: the allocator's cache, the driver and the library included
-    Y2  memory_gib_per_gpu of torchtitan    what the allocator has reserved, its cache included
-    Y3  memory_gib_per_gpu of others        what was allocated at the peak
+    Y2  memory_gib_per_gpu of torchtitan    reserved by the allocator, its cache included
+    Y3  memory_gib_per_gpu of others        allocated at the peak
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ from lablib.text.units import format_quantity
 from lablib.validation.rows import Row
 
 GIB = 2**30
-# No training step was ever measured outside these shares of the peak: the figure is in another unit.
+# A figure outside these shares of the peak is in another unit: no training step was ever measured there.
 MIN_SHARE, MAX_SHARE = 1e-3, 1.0
 
 
@@ -78,7 +78,7 @@ def measured_of(row: Row, model: Transformer, device: Device, batch: int, precis
     memory_bytes = None if memory is None else memory * GIB
     if memory_bytes and memory_bytes > 1.1 * device.memory_bytes:
         raise ValueError(
-            f"{memory:g} GiB a GPU are more than the {format_quantity(device.memory_bytes, 'B')} of {device.name}: "
+            f"{memory:g} GiB per GPU are more than the {format_quantity(device.memory_bytes, 'B')} of {device.name}: "
             "probably another unit; give GiB"
         )
     field, step_time_s = _step_time_s(row, model, device, batch, precision, recompute)
@@ -121,7 +121,7 @@ def _step_time_s(
 
 
 def _check_share(row: Row, field: str, flops: float, step_time_s: float, device: Device, precision: str) -> None:
-    # A dtype that the device has no unit for is emulated in 16 bits, not in float32.
+    # A dtype without a unit on the device is emulated in 16 bits, not in float32.
     peak = max(device.peak(precision), device.peak("float16"))
     share = flops / step_time_s / row.hardware["gpus"] / peak
     if not MIN_SHARE <= share <= MAX_SHARE:

@@ -1,9 +1,9 @@
-"""Published measurements as rows of a file, read strictly, with one clear error for an invalid row.
+"""Published measurements as rows of a file, read strictly, with one error for an invalid row.
 
 One JSON object per line:
 
     id          FAMILY-anything; rows of one family are reported together
-    model       layers, hidden, heads, kv_heads, ffn, seq, vocab, name, params or params_b; where it has them experts,
+    model layers, hidden, heads, kv_heads, ffn, seq, vocab, name, params or params_b; for mixtures of experts experts,
                 experts_per_token, expert_ffn, shared_experts, dense_layers, mtp_layers
     hardware    gpu, gpus, gpus_per_node, nodes, interconnect, cluster
     parallel    dp, tp, pp, cp, ep, etp, vpp, zero_stage, fsdp, sequence_parallel, ep_overlap, model_parallel (tp x pp),
@@ -38,8 +38,8 @@ class Row:
         line: its line in the file, from 1.
         id: its name; `family` is the part before the first "-", `group` the first two parts.
         model, hardware, parallel, batch, measured, source: the sections of the file.
-        texts: precision, recompute, schedule, optimizer, dispatcher, notes and the other fields of text, where stated.
-        is_scorable: False if the file says that the row is no measurement of a step.
+        texts: precision, recompute, schedule, optimizer, dispatcher, notes and the other fields of text, if stated.
+        is_scorable: False if the file says that the row is not a measurement of a step.
         unused: fields with unknown names.
     """
 
@@ -104,7 +104,7 @@ def parse_rows(lines: Iterable[str], name: str = "rows") -> list[Row]:
             except ValueError as error:
                 raise ValueError(f"{name}, line {number}: {error}") from None
     if not rows:
-        raise ValueError(f"{name} has no rows: give a file of JSON objects, one a line")
+        raise ValueError(f"{name} has no rows: give a file of JSON objects, one per line")
     return rows
 
 
@@ -112,7 +112,7 @@ def _row(line: str, number: int) -> Row:
     try:
         record = parse_json(line, object_pairs_hook=_without_repetition)
     except json.JSONDecodeError as error:
-        raise ValueError(f"not JSON: {error.msg} at column {error.colno}; one object a line") from None
+        raise ValueError(f"not JSON: {error.msg} at column {error.colno}; one object per line") from None
     if not isinstance(record, dict):
         raise ValueError(f"a row must be a JSON object, {{...}}: got {type(record).__name__}")
     record = _without_null(record)
@@ -137,7 +137,7 @@ def _row(line: str, number: int) -> Row:
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object with each field stated once: of two values the right one is unknown."""
+    """The object; raises ValueError for a field stated twice."""
     record = dict(pairs)
     if len(record) < len(pairs):
         names = [name for name, _ in pairs]

@@ -4,9 +4,9 @@
     bias: the mean of error;  max: the largest |error|;  naive_mape: mape of the naive estimate (baseline.py)
 
 Of the choices that a row leaves open (rule C11 of case.py), the fastest with a predicted memory that fits the GPU
-counts; if none fits, the one that needs least. The naive estimate uses the first choice. A row that cannot be modelled,
-or that the predictor refuses, is listed with the reason, and is a failure: every summary counts it as a prediction of
-0, an error of -100%. Rows without a measurement are listed and not counted: rows that the file excludes
+counts; if none fits, the smallest. The naive estimate uses the first choice. A row that cannot be modelled, or that the
+predictor refuses, is listed with the reason and counts as a failure: a prediction of 0, an error of -100%. Rows without
+a measurement are listed and not counted: rows that the file excludes
 ("scorable": false), and rows with a figure that no GPU can have reached.
 """
 
@@ -186,7 +186,7 @@ def score(rows: Iterable[Row], predict: Predictor) -> Report:
 
 
 def prepare(rows: Iterable[Row]) -> tuple[list[Prepared], list[Skipped]]:
-    """The parts that do not depend on the predictor: cases and measurement of each row, and the rows without."""
+    """The part of `score` before the predictor: cases and measurement of each row, and the skipped rows."""
     ready, skipped = [], []
     for row in rows:
         if not row.is_scorable:
@@ -201,7 +201,7 @@ def prepare(rows: Iterable[Row]) -> tuple[list[Prepared], list[Skipped]]:
             model, case = transformer_of(row, pads_vocabulary=False), cases[0]
             stated = measured_of(row, model, case.cluster.device, case.batch, case.precision, case.recompute)
             ready.append(Prepared(row, cases, stated, naive_step_time_s(case)))
-        except ValueError as error:  # a figure that no GPU can have reached: probably in another unit
+        except ValueError as error:  # an impossible figure: probably in another unit
             skipped.append(Skipped(row.id, row.line, str(error)))
     return ready, skipped
 
@@ -221,7 +221,7 @@ def report(ready: Iterable[Prepared], predict: Predictor, skipped: Sequence[Skip
 
 
 def best(cases: Sequence[Case], predict: Predictor) -> tuple[Case, Prediction]:
-    """Rule C11: the fastest case that fits the device's memory, or the one that needs least.
+    """Rule C11: the fastest case that fits the device's memory, or the one with least memory.
 
     Raises:
         ValueError: the predictor refuses every case; with the reason of the first.

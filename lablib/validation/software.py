@@ -44,7 +44,7 @@ def software_of(row: Row, cluster: Cluster) -> Software:
         and any(is_named(title, word) for word in DEEPSPEED)
     ):
         return Software("megatron-deepspeed", "DeepSpeed's")
-    # Hopper came with flash attention: no older software ran on it, at any date.
+    # Hopper came with flash attention: older software never ran on it.
     year = year_of(row) if cluster.device.name.startswith(BEFORE_HOPPER) else None
     return default_stack(cluster.device, year, is_megatron or not title.strip())
 
@@ -55,7 +55,7 @@ def stack_of(row: Row, cluster: Cluster) -> str:
 
 
 def year_of(row: Row) -> int | None:
-    """The year of a row: of its `date`, or the latest in its source's title and address; None if there is none.
+    """The year of a row: of its `date`, or the latest in its source's title and address; None without a year.
 
     An arXiv number begins with year and month; 202412 and 2024-12 are months, other long numbers are not.
     """
@@ -76,7 +76,7 @@ def _torchtitan(row: Row) -> str:
 
 
 def with_dispatcher(row: Row, stack: str) -> str | Stack:
-    """The same with the dispatcher of tokens to experts (rule C12)."""
+    """The software with the dispatcher of tokens to experts (rule C12)."""
     is_deduplicated = any(name in row.text("dispatcher") for name in ("deepep", "hybridep"))
     is_hidden = row.parallel.get("ep_overlap", False)
     if not (is_deduplicated or is_hidden):
@@ -86,7 +86,7 @@ def with_dispatcher(row: Row, stack: str) -> str | Stack:
 
 
 def optimizer_of(row: Row) -> str:
-    """Rule C13: the optimizer whose name is in the text.
+    """Rule C13: the optimizer named in the text.
 
     Raises:
         ValueError: a text without any of the names.
@@ -96,7 +96,7 @@ def optimizer_of(row: Row) -> str:
         return "adamw"
     if is_named(text, rf"{_MAKERS}adamw?-?8-?bit|8-?bit[ -]adamw?"):
         return "adam-8bit"
-    names = sorted(OPTIMIZERS, key=lambda name: (name != "muon", -len(name)))  # Muon leaves some parameters to AdamW
+    names = sorted(OPTIMIZERS, key=lambda name: (name != "muon", -len(name)))  # Muon is used together with AdamW
     if found := next((name for name in names if is_named(text, f"{_MAKERS}{name}(?!-?mini)")), None):
         return found
     raise ValueError(f"optimizer must name one of {', '.join(OPTIMIZERS)}: got {row.texts['optimizer']!r}")

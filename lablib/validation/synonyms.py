@@ -1,7 +1,7 @@
 """Synonyms in sources: other names of GPUs, schedules, recomputation and sharding.
 
 Rules that ask for one of a few names (case.py, machine.py) take the names of papers, of Megatron, DeepSpeed and torch.
-A word in no list is returned unchanged: the caller refuses it, with the known names.
+An unknown word is returned unchanged: the caller refuses it, with the known names.
 """
 
 import re
@@ -67,7 +67,7 @@ def schedule_named(text: str) -> str:
 
 
 def recompute_named(text: str) -> str:
-    """none, selective, full, "every k" or "first k"; "" if the text says that it is unknown.
+    """none, selective, full, "every k" or "first k"; "" if the text says unknown.
 
     >>> recompute_named("Full (use_checkpoint=true)"), recompute_named("gradient checkpointing"), recompute_named("No")
     ('full', 'full', 'none')
@@ -93,7 +93,7 @@ def sharding_named(text: str) -> str:
 
 
 def offload_named(text: str) -> str:
-    """A text without brackets that says only where ("cpu") or whether ("true") as its meaning; others unchanged.
+    """The meaning of a text without an object, such as "cpu" or "true", without brackets; others unchanged.
 
     >>> offload_named("CPU"), offload_named("false"), offload_named("activations"), offload_named("ZeRO-Offload (CPU)")
     ('optimizer', '', 'activations', 'optimizer')

@@ -209,5 +209,5 @@ def test_bad_input_is_one_clear_error():
         accumulate(Tiny(), [])
     with pytest.raises(ValueError, match="must have a token with a loss: number 1 has none; leave it out"):
         accumulate_mean_of_means(Tiny(), [padded([2, 1]), padded([0, 0])])
-    with pytest.raises(ValueError, match="a token whose target is not IGNORED: got none"):
+    with pytest.raises(ValueError, match="a token with a target that is not IGNORED: got none"):
         accumulate(Tiny(), [padded([0, 0])])

@@ -116,7 +116,7 @@ def test_the_exponent_of_a_power_law_is_its_power(power, scale, count):
     "call, message",
     [
         (lambda: apply_mup_(GPT(BASE), GPTConfig(3, 16, 2, vocab_size=64, max_seq_len=16)), "got num_layers 2 and.* 3"),
-        (lambda: mup_groups(GPT(BASE), GPTConfig(2, 16, 2), 1e-2), "transfers between widths alone: got vocab_size 64"),
+        (lambda: mup_groups(GPT(BASE), GPTConfig(2, 16, 2), 1e-2), "transfers only between widths: got vocab_size 64"),
         (lambda: growth_exponent([1.0], [2.0]), "two widths at least"),
         (lambda: growth_exponent([1.0, 2.0], [2.0]), "got 1 sizes and 2 widths"),
         (lambda: growth_exponent([1.0, 2.0], [2.0, 0.0]), "all positive"),

@@ -94,7 +94,7 @@ def test_the_place_is_the_users_configuration_folder_unless_told_otherwise(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--out", "profile.json"], "whose name ends in .toml: got profile.json; try profile.toml"),
+        (["--out", "profile.json"], "ending in .toml: got profile.json; try profile.toml"),
         (["--backend", "sim"], "unknown backend to calibrate 'sim'"),
         (["--ranks", "1"], "2 or more ranks, which talk to each other: got 1"),
         (["--ranks", "four"], "invalid int value: 'four'"),

@@ -113,7 +113,7 @@ def test_the_page_its_picture_and_the_readme_are_written(file: Path, tmp_path: P
     readme, page = tmp_path / "README.md", tmp_path / "docs" / "page.md"
     readme.write_text("<!-- validation -->\n<!-- /validation -->\n", "utf-8")
     assert main(["validate", str(file), "--page", str(page), "--readme", str(readme)]) == 0
-    assert "![Predicted against published step time, one point a row.](page.svg)" in page.read_text("utf-8")
+    assert "![Predicted against published step time, one point per row.](page.svg)" in page.read_text("utf-8")
     assert page.with_suffix(".svg").read_text("utf-8").startswith("<svg")
     assert "(docs/page.svg)" in readme.read_text("utf-8") and "[docs/page.md](docs/page.md)" in readme.read_text(
         "utf-8"
@@ -123,7 +123,7 @@ def test_the_page_its_picture_and_the_readme_are_written(file: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--page", "page.html"], "whose name ends in .md: got page.html; try page.md"),
+        (["--page", "page.html"], "ending in .md: got page.html; try page.md"),
         (["--readme", "README.md"], "--readme needs --page"),
     ],
 )

@@ -438,7 +438,7 @@ def test_one_bit_is_two_phases_of_signs_and_sends_their_bytes(ranks, numel):
     [
         (lambda: top_k(torch.ones(3), 4), "k must be at most the number of gradients: got 4 of 3"),
         (lambda: top_k(torch.tensor([1.0, math.nan]), 1), "top_k: gradients must be finite: got 1 NaN and 0 inf"),
-        (lambda: ErrorFeedback(RandomK()), "sends numbers as they are: got RandomK with is_unbiased=True"),
+        (lambda: ErrorFeedback(RandomK()), "without scaling: got RandomK with is_unbiased=True"),
         (lambda: ErrorFeedback(all_reduce_average), "compressor must be a LossyAverage"),  # pyright: ignore
         (lambda: pack_signs(torch.ones(9)), r"must be a multiple of 8: got \(9,\); pad it"),
         (lambda: unpack_signs(torch.ones(8)), "needs uint8 in, floating point out: got torch.float32"),

@@ -181,7 +181,7 @@ def test_a_copy_that_forward_did_not_make_is_an_error():
         else:
             kept.forward(torch.ones(2), torch.empty(2), node_mesh(1).get_group("local"))
 
-    with pytest.raises(RankError, match="backward gathers what forward kept of a unit: nothing is kept; pass"):
+    with pytest.raises(RankError, match="backward gathers the copy that forward kept: there is none; pass"):
         launch(program, True, ranks=2)
     with pytest.raises(
         RankError, match="SecondaryShards needs the mesh of the ranks that share: got 1 ranks and a mesh of 2"

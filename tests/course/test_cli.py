@@ -66,7 +66,7 @@ def test_build_check_and_list(lab: Lab, capsys: pytest.CaptureFixture):
     code, _, err = said(capsys, "build", "--check")
     assert code == 1 and "90_example.ipynb is missing; run `lab build 90`" in err
     assert said(capsys, "build")[:2] == (0, "90_example: built\n")
-    assert said(capsys, "build", "--check")[:2] == (0, "What the masters give: 1 lab.\n")
+    assert said(capsys, "build", "--check")[:2] == (0, "Up to date with the masters: 1 lab.\n")
     code, out, _ = said(capsys, "list")
     words = " ".join(out.splitlines()[1].split())
     assert (code, words) == (0, "90 An example 7.5 0/2 not begun What does a master look like?")

@@ -66,7 +66,7 @@ MOVED = "# %%\n1\n\n# %%\n2\n\n" + PARAMETERS
         (swap("check.mean(mean)", "check.maen(mean)"), 44, "check 'maen' is not in checks.py: did you mean 'mean'?"),
         (swap("check.size(size_bytes)", "check.mean(size_bytes)"), 59, "'mean' is used again"),
         (swap("try_out(mean, [1.0, 2.0])", "mean([1.0])"), 44, "add a cell with `try_out(...)`"),
-        (swap(" minutes=5", ""), 27, "must say what it takes"),
+        (swap(" minutes=5", ""), 27, "must state its time"),
         (swap("minutes=5", "minutes=58"), 1, "a lab is one hour: its sections take 60.5 minutes"),
         (
             swap("check.size(size_bytes)", "show_source(size_bytes)\ncheck.size(size_bytes)"),
@@ -81,7 +81,11 @@ MOVED = "# %%\n1\n\n# %%\n2\n\n" + PARAMETERS
         (swap(", scale {scale}", ""), 9, "every parameter must be used by some cell: scale is not"),
         (swap('"instructor"]\n', '"instructor"]\n# Four is 2\n# + 2.\n#\n'), 24, "would begin a list: got '+ 2.'"),
         (swap("def mean", f"# {'wide' * 24}\ndef mean"), 33, "at most 96 characters wide: got 98, "),
-        (swap('"instructor"]\n', '"instructor"]\n# ## Optional\n\n# %% tags=["a"]\nuse = 1\n'), 24, "must say what"),
+        (
+            swap('"instructor"]\n', '"instructor"]\n# ## Optional\n\n# %% tags=["a"]\nuse = 1\n'),
+            24,
+            "must state its time",
+        ),
     ],
 )
 def test_a_broken_rule_is_named_with_file_and_line(lab: Lab, change: Callable[[str], str], line: int, message: str):

@@ -138,7 +138,7 @@ def test_a_damaged_copy_is_one_sentence_and_the_others_are_updated(lab: Lab, cap
     lab.work.write_text("{oops")
     assert main(["update"]) == 1
     said = capsys.readouterr()
-    assert "90_example.ipynb is no notebook: `lab reset 90` keeps it" in said.err and said.err.count("\n") == 1
+    assert "90_example.ipynb is not a notebook: `lab reset 90` keeps it" in said.err and said.err.count("\n") == 1
     assert "89_other: up to date" in said.out
     assert main(["reset", "90"]) == 0 and [path.read_text() for path in kept(lab) if "90" in path.name] == ["{oops"]
 

@@ -231,7 +231,7 @@ def test_a_second_derivative_is_refused():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q": torch.zeros(6, 3, 4)}, "must divide those of q, and a head have a width: got 3 heads, 2 of k"),
+        ({"q": torch.zeros(6, 3, 4)}, "must divide the heads of q, and a head have a width: got 3 heads, 2 of k"),
         ({"q": torch.zeros(6, 2, 5)}, "the width of q's heads"),
         ({"v": torch.zeros(5, 2, 4)}, "k and v must have one shape"),
         ({"q": torch.zeros(6, 2, 4, dtype=torch.float64)}, "must be of one dtype"),

@@ -192,6 +192,6 @@ def test_bad_input(way, change, message):
 
 
 def test_tiles_that_matrix_units_cannot_take_are_told_before_a_launch():
-    with pytest.raises(ValueError, match="matmul: a GPU's matrix units take tiles of 16 at least: got k=8; try 16"):
+    with pytest.raises(ValueError, match="matmul: a GPU's matrix units need tiles of at least 16: got k=8; try 16"):
         check_dot_tiles("matmul", torch.device("cuda"), m=16, n=64, k=8)
     check_dot_tiles("matmul", torch.device("cpu"), m=1)

@@ -276,7 +276,7 @@ def test_a_gradient_that_is_not_finite_is_named_when_asked(name, bad):
         param.grad = grad
     before = values(model.parameters())
     count = "1 NaN and 0 infinite" if bad != bad else "0 NaN and 1 infinite"
-    with pytest.raises(ValueError, match=f"that of 1.weight holds {count} numbers of 30; skip the step"):
+    with pytest.raises(ValueError, match=f"the gradient of 1.weight has {count} numbers of 30; skip the step"):
         optimizer.step()
     assert_near(list(model.parameters()), before, 0.0)
     assert not optimizer.state

@@ -167,7 +167,7 @@ def test_steps_in_backward_are_the_same_steps(make):
 def test_a_gradient_that_is_there_already_is_refused():
     model = chain()
     model(drawn(2, 16)).sum().backward()
-    with pytest.raises(ValueError, match="no gradient may be there .* call zero_grad"):
+    with pytest.raises(ValueError, match="gradients must be None .* call zero_grad"):
         step_in_backward(AdamW, model.parameters())
 
 

@@ -77,7 +77,9 @@ def test_gradients_of_an_estimate_are_checked_as_those_of_a_step():
     u, w = parameters([(3,), (3,)])
     optimizer = SophiaG([("u", u), ("w", w)], check_finite=True)
     u.grad, w.grad = torch.ones_like(u), torch.tensor([0.0, float("nan"), 1.0], dtype=torch.float64)
-    with pytest.raises(ValueError, match="gradients must be finite: that of w holds 1 NaN and 0 infinite numbers of 3"):
+    with pytest.raises(
+        ValueError, match="gradients must be finite: the gradient of w has 1 NaN and 0 infinite numbers of 3"
+    ):
         optimizer.update_curvature(4)
     assert not optimizer.state
     w.grad = None

@@ -153,7 +153,7 @@ def test_an_order_of_other_tokens_or_ranks_is_refused_before_any_starts(
     if (made.seq_len, made.num_ranks) == (seq_len, ranks):
         assert check_context(seq_len, 4, 4, ranks, order) is made
         return
-    with pytest.raises(ValueError, match=f"got one of {made.seq_len} tokens on {made.num_ranks} ranks"):
+    with pytest.raises(ValueError, match=f"got one for {made.seq_len} tokens on {made.num_ranks} ranks"):
         check_context(seq_len, 4, 4, ranks, order)
 
 
@@ -301,7 +301,7 @@ def test_a_capacity_is_refused_if_any_tensor_ranks_part_of_the_tokens_has_none(
     if is_possible:
         assert check_experts(4 * ranks, k, 1, **options) == 4
         return
-    with pytest.raises(ValueError, match="room for a token"):
+    with pytest.raises(ValueError, match="room for at least one token"):
         check_experts(4 * ranks, k, 1, **options)
 
 

@@ -126,11 +126,11 @@ def test_1f1b_with_blocking_sends_hangs_and_the_circle_is_explained():
     (finding,) = validate(plan).findings
     assert (finding.rule, finding.rank, finding.index, finding.action) == (5, 0, 3, "0SEND_F1")
     assert finding.text == (
-        "nobody can go on: "
+        "no rank can continue: "
         "rank 0 waits at step 4, 0SEND_F1, for rank 1 to receive (1RECV_F1, its step 5); "
         "rank 1 waits at step 4, 1SEND_B0, for rank 0 to receive (0RECV_B0, its step 5)"
     )
-    with pytest.raises(ValueError, match="1f1b: R5: nobody can go on"):
+    with pytest.raises(ValueError, match="1f1b: R5: no rank can continue"):
         check(plan)
     # What mends it: sends that do not wait, or an exchange of the two messages.
     assert validate(plan, blocking_sends=False).is_valid
@@ -163,7 +163,7 @@ def test_with_messages_too_a_rank_can_wait_for_itself():
 @pytest.mark.parametrize(
     ("lines", "words"),
     [
-        (["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"], "R5: nobody can go on: rank 0 waits at step 2, 0B0"),
+        (["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"], "R5: no rank can continue: rank 0 waits at step 2, 0B0"),
         (["0F0 0B0 0B1", "1F0 1B0 1F1 1B1"], "R1: 0F1 is missing"),
     ],
 )

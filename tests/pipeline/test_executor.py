@@ -330,9 +330,9 @@ def test_a_pipeline_that_does_not_fit_its_plan_is_refused():
     refused(r"the plan has 2 pieces: got 3; try cut\(model, 2\)", lambda: of_blocks(gpipe, cut(blocks(3), 3)))
     refused("piece 1 has none", lambda: of_blocks(gpipe, [*cut(blocks(1), 1), nn.Sequential()]))
     wrong = Plan.parse("mine", ["0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"])
-    refused("mine: R5: nobody can go on: rank 0 waits at step 2, 0B0", lambda: of_blocks(wrong))
+    refused("mine: R5: no rank can continue: rank 0 waits at step 2, 0B0", lambda: of_blocks(wrong))
     naive = naive_communication(schedules.one_f_one_b(2, 4))
-    refused("1f1b: R5: nobody can go on: rank 0 waits at step 4, 0SEND_F1", lambda: of_blocks(naive))
+    refused("1f1b: R5: no rank can continue: rank 0 waits at step 4, 0SEND_F1", lambda: of_blocks(naive))
 
 
 def test_micro_batches_that_do_not_fit_the_plan_are_refused():

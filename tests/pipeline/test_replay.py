@@ -131,7 +131,7 @@ def test_a_deadlock_names_who_waits_for_whom():
 def test_a_wait_for_oneself_and_for_nobody_are_told_apart():
     with pytest.raises(ValueError, match="rank 0 waits at step 1, 0B0, .* its own step 2"):
         replay(Plan.parse("backward first", ["0B0 0F0"]))
-    with pytest.raises(ValueError, match="rank 1 waits at step 1, 1F0, .* nobody ever does"):
+    with pytest.raises(ValueError, match="rank 1 waits at step 1, 1F0, .* no rank ever does"):
         replay(Plan.parse("lost", ["0F1", "1F0"]))
 
 

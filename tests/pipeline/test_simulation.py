@@ -94,7 +94,7 @@ def test_a_plan_is_read_as_it_is_typed(text, rows, rank_of):
         ("F0 X0", "1F0 or 12W3"),
         ("F0 B0\nF0", "1B0 is missing"),
         ("F0 F0 B0\nF0 B0", "0F0 is done 2 times"),
-        ("B0 F0\nF0 B0", "stands before"),
+        ("B0 F0\nF0 B0", "comes before"),
         ("F0 1F0 B0 1B0\n1F0 1B0", "piece 1 is on rank 0"),
         ("F0 W0", "0I0 is missing"),
     ],

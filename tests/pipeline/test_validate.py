@@ -158,7 +158,7 @@ def test_r2_knows_the_ranks_and_the_pieces(plan, words):
 
 def test_r3_says_what_stands_before_what():
     report = validate(parse("0F0 0W0 0I0"))
-    assert str(report.findings[0]) == "R3: 0W0, step 2 of rank 0, stands before 0I0, its step 3"
+    assert str(report.findings[0]) == "R3: 0W0, step 2 of rank 0, comes before 0I0, its step 3"
 
 
 def test_r5_names_the_circle_of_ranks_that_wait():
@@ -167,7 +167,7 @@ def test_r5_names_the_circle_of_ranks_that_wait():
     (finding,) = validate(plan).findings
     assert (finding.rule, finding.rank, finding.index, finding.action) == (5, 0, 1, "0B0")
     assert finding.text == (
-        "nobody can go on: "
+        "no rank can continue: "
         "rank 0 waits at step 2, 0B0, for the gradient of micro-batch 0 from piece 1, rank 1's step 3; "
         "rank 1 waits at step 2, 1F1, for the activation of micro-batch 1 from piece 0, rank 0's step 3"
     )
@@ -190,7 +190,7 @@ def test_a_wait_for_what_nobody_does_is_the_end_of_a_chain():
     chain = find_deadlock(parse("0F0 0B0 0B1", "1F0 1B0 1F1 1B1"))
     assert [(wait.rank, wait.on_rank) for wait in chain] == [(0, 1), (1, None)]
     assert str(chain[1]) == (
-        "rank 1 waits at step 3, 1F1, for the activation of micro-batch 1 from piece 0, which nobody ever does"
+        "rank 1 waits at step 3, 1F1, for the activation of micro-batch 1 from piece 0, which no rank ever does"
     )
 
 
@@ -234,17 +234,17 @@ GOOD = ["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"]
     [
         pytest.param(["0F0 0RECV_B0 0B0", GOOD[1]], "has no other end: rank 0 never does 0SEND_F0", id="no send"),
         pytest.param([GOOD[0], "1F0 1B0 1SEND_B0"], "has no other end: rank 1 never does 1RECV_F0", id="no receive"),
-        pytest.param([GOOD[0] + " 0RECV_B0", GOOD[1]], "stands there a second time", id="twice"),
+        pytest.param([GOOD[0] + " 0RECV_B0", GOOD[1]], "is there a second time", id="twice"),
         pytest.param([GOOD[0] + " 1SEND_B0", GOOD[1]], "is of piece 1, which is on rank 1", id="not its piece"),
         pytest.param([GOOD[0] + " 0SEND_B0", GOOD[1]], "goes to piece -1", id="below the first"),
         pytest.param(
             [GOOD[0], GOOD[1] + " 1SEND_F0"], "goes to piece 2: the model has pieces 0 to 1", id="past the last"
         ),
         pytest.param(
-            ["0SEND_F0 0F0 0RECV_B0 0B0", GOOD[1]], "sends what is not computed before it", id="sent too soon"
+            ["0SEND_F0 0F0 0RECV_B0 0B0", GOOD[1]], "sends a result that is not computed before it", id="sent too soon"
         ),
         pytest.param(
-            [GOOD[0], "1F0 1RECV_F0 1B0 1SEND_B0"], "needs 1RECV_F0, which does not stand before", id="too late"
+            [GOOD[0], "1F0 1RECV_F0 1B0 1SEND_B0"], "needs 1RECV_F0, which does not come before", id="too late"
         ),
     ],
 )

@@ -47,5 +47,5 @@ def test_all_values_are_what_torch_decodes_from_all_codes(format):
 
 
 def test_a_wide_format_is_not_listed():
-    with pytest.raises(ValueError, match="at most 16 bits: fp32 has 32; try bf16"):
+    with pytest.raises(ValueError, match="at most 16 bits can be listed: fp32 has 32; try bf16"):
         all_values(find_format("fp32"))

@@ -146,7 +146,7 @@ def test_nodes_on_one_machine_share_no_gpu(gpus: int, nodes: int, ranks: int):
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         asked = options(Path(__file__), nnodes=nodes, ranks=str(ranks))
         if ranks % nodes or ranks > gpus:
-            with pytest.raises(CourseError, match="multiple of --nnodes" if ranks % nodes else "a GPU of its own"):
+            with pytest.raises(CourseError, match="multiple of --nnodes" if ranks % nodes else "a separate GPU"):
                 checked(asked)
             return
         plan = checked(asked)

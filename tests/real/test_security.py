@@ -155,7 +155,7 @@ def test_a_caller_of_another_user_is_not(leaves):
             assert stranger.stdout is not None
             stranger.stdout.readline()
             with pytest.raises(
-                PermissionError, match="must come from a process of its own user .* another user of this"
+                PermissionError, match="must come from a process of the same user .* another user of this"
             ):
                 check_callers({f"0100007F:{port:04X}"})
             stranger.communicate(b"")

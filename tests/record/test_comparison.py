@@ -67,9 +67,9 @@ def noisy(*loads: HostLoad) -> Reconciliation:
 @pytest.mark.parametrize(
     ("loads", "why"),
     [
-        ([], "nobody looked whether other programs ran"),
-        ([QUIET], "Little else ran, but the runs differ by themselves"),
-        ([HostLoad(0.05, 1)], "Little else ran, but 2 ranks share 1 core and take turns"),
+        ([], "other programs were not measured"),
+        ([QUIET], "Few other programs ran, but the runs differ by themselves"),
+        ([HostLoad(0.05, 1)], "Few other programs ran, but 2 ranks share 1 core and take turns"),
     ],
 )
 def test_runs_that_differ_are_noisy_and_no_other_program_is_blamed(loads: list[HostLoad], why: str):
@@ -90,7 +90,7 @@ def test_a_machine_is_quiet_busy_or_noisy_and_one_of_them_is_said(busy_cores: fl
     comparison = Reconciliation.of(PREDICTED, [MEASURED, MEASURED, SLOW if differ else MEASURED], loads=[load])
     words = [load.is_quiet and not differ, not load.is_quiet, load.is_quiet and differ]
     said = comparison.reading()
-    found = ["machine was quiet" in said, "machine was busy" in said, "Little else ran" in said]
+    found = ["machine was quiet" in said, "machine was busy" in said, "Few other programs ran" in said]
     assert found == words and comparison.is_quiet == words[0]
 
 

@@ -220,7 +220,7 @@ def test_the_working_folder_standard_error_and_signal_handlers_are_a_ranks_own(s
 def test_a_script_that_starts_its_own_ranks_is_told_that_they_are_there(simulated, start: str):
     with pytest.raises(RankError) as caught:
         simulated(f"def main(rank, ranks):\n    print(rank)\n{start}")
-    assert "no simulated ranks; the 2 ranks are there already" in str(caught.value)
+    assert "not simulated ranks; the 2 ranks already exist" in str(caught.value)
     assert 'call main(int(os.environ["RANK"]), ...), as under torchrun' in str(caught.value)
 
 

@@ -498,7 +498,7 @@ def test_an_output_may_overlap_its_input_as_this_ranks_piece_only(is_scatter: bo
         told = {rank for rank in range(3) for note in notes if note.startswith(f"rank {rank} gave")}
         assert told == {rank for rank in range(3) if first != 2 * rank}, notes
         assert [str(warning.message) for warning in caught] == list(notes)
-        assert all("use a tensor of its own" in note and f"piece {note[5]} of the" in note for note in notes)
+        assert all("use a separate tensor" in note and f"piece {note[5]} of the" in note for note in notes)
 
 
 def test_tensors_without_values_are_compared_by_their_memory():

@@ -67,7 +67,7 @@ CHANGES: dict[str, tuple[str, Callable[[], Any]]] = {
 def test_what_a_program_changes_is_noted_by_its_name(how: str):
     name, change = CHANGES[how]
     (note,) = launch(change, ranks=2).notes
-    assert name in note and note.count("(") == 1 and "each rank changes a copy of its own" in note
+    assert name in note and note.count("(") == 1 and "each rank changes a separate copy" in note
 
 
 def test_a_variable_of_an_enclosing_function_and_what_comes_by_argument_and_partial_is_noted():

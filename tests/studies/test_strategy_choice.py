@@ -118,7 +118,7 @@ def test_the_simulator_has_the_same_efficiency():
         ({"ranks": (1,)}, "ranks"),
         ({"ranks": (2, 4096)}, "ranks must be .*each 2 to 1,024.*got 4096"),
         ({"sequences": 0}, "sequences"),
-        ({"batch": 8}, "batch is what a strategy chooses"),
+        ({"batch": 8}, "batch is chosen by the strategy"),
         ({"model": "gpt3-1.4b"}, "gpt3-1.3b"),
         ({"cluster": "dgx-z"}, "cluster"),
     ],

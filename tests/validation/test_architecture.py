@@ -100,7 +100,7 @@ def test_experts_that_are_stated_hold(row):
     + ["Qwen3-Next-80B-A3B", "Jamba 1.5", "StripedHyena 7B", "nemotron_h_8b"],
 )
 def test_a_model_without_attention_is_refused(row, name):
-    with pytest.raises(ValueError, match="has layers that are no attention"):
+    with pytest.raises(ValueError, match="has layers that are not attention"):
         transformer_of(row({"model.name": name}), False)
 
 

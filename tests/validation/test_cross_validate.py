@@ -80,7 +80,7 @@ def test_results_are_kept_and_read_again():
     results = [HeldOut("one", 3, 9.5, 8.25, 9.75, {"s_per_layer": 0.125})]
     text = held_out_text(results, {"s_per_layer": Constant(0.1, 0.01, 1.0)})
     assert read_held_out(text) == (results, {"s_per_layer": 0.1})
-    with pytest.raises(ValueError, match="these are no results of leaving sources out"):
+    with pytest.raises(ValueError, match="not a result of cross-validation"):
         read_held_out('{"sources": [{"source": "one"}], "constants": {}}')
 
 

@@ -37,7 +37,7 @@ def of_one_record(ready, stack) -> Report:
 
 def test_vtrains_small_models_alone_see_how_fast_the_host_is(ready):
     assert moved(ready, "dispatch_s") == {"vtrain-single"}
-    assert "no group but `vtrain-single`" in DOUBTS[1]
+    assert "no group except `vtrain-single`" in DOUBTS[1]
 
 
 def test_two_sources_have_attention_older_than_their_devices(ready):

@@ -96,7 +96,7 @@ def test_gigabytes_of_memory_are_the_gibibytes_that_the_tools_print(row):
         ({"tokens_per_s": 3.2e6}, "measured.tokens_per_s = 3.2e+06 means"),
         (
             {"iteration_s": 4.0, "memory_gib_per_gpu": 560},
-            "560 GiB a GPU are more than the 80 GB of A100-80GB-SXM",
+            "560 GiB per GPU are more than the 80 GB of A100-80GB-SXM",
         ),
     ],
 )

@@ -16,7 +16,7 @@ def test_the_page_has_a_line_for_every_group_and_names_the_worst_row(made_up):
         assert re.search(rf"^\| {name} \| {figures['rows']} \| {figures['mape']:.1f}% \|", page, re.MULTILINE), name
     worst = made_up.worst(1)[0]
     assert f"| {worst.row.id} | " in page and f"{worst.error:+.1f}%" in page
-    assert "![Predicted against published step time, one point a row.](validation.svg)" in page
+    assert "![Predicted against published step time, one point per row.](validation.svg)" in page
 
 
 def test_the_same_report_gives_the_same_page(made_up):

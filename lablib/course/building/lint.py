@@ -158,7 +158,7 @@ def _trials(master: Master) -> Findings:
 def _minutes(master: Master) -> Findings:
     for section in master.sections:
         if not section.minutes > 0:
-            yield section.cells[0], f"section {section.title!r} must say what it takes: add `minutes=5` to its cell."
+            yield section.cells[0], f"section {section.title!r} must state its time: add `minutes=5` to its cell."
     if master.minutes > MAX_MINUTES:
         yield (
             None,
@@ -179,7 +179,7 @@ def _further(master: Master) -> Findings:
         for name in sorted((uses - binds) & bound.keys()):
             yield (
                 cell,
-                f"a reader may skip what is tagged `further`: this cell uses {name!r} of line {bound[name].line}.",
+                f"a reader may skip cells tagged `further`: this cell uses {name!r} of line {bound[name].line}.",
             )
         for name in binds:
             bound.pop(name, None)

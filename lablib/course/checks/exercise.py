@@ -41,7 +41,7 @@ def exercise(title: str, hints: Sequence[str] = ()) -> Callable[[Callable[..., N
 
     def declare(run: Callable[..., None]) -> Exercise:
         if run.__name__ in RESERVED or run.__name__.startswith("_"):
-            raise ValueError(f"a check must not be called {run.__name__!r}: choose a name of its own.")
+            raise ValueError(f"a check must not be called {run.__name__!r}: choose another name.")
         return Exercise(run.__name__, title, tuple(hints), run)
 
     return declare

@@ -161,11 +161,11 @@ def _findings(master: Master, name: str, answers: Answers, seed: int) -> Iterato
         if result.status != "failed":
             yield f"a wrong answer is not rejected, {wrong.label!r} (seed {seed}): {result.message}"
         elif wrong.message not in result.message:
-            yield f"{wrong.label!r} must be told {wrong.message!r} (seed {seed}): {result.message}"
+            yield f"{wrong.label!r} must get the message {wrong.message!r} (seed {seed}): {result.message}"
         else:
             said = (result.rule, result.saw, result.expected)
             if said in label_of:
-                yield f"{wrong.label!r} and {label_of[said]!r} are told the same (seed {seed}): {result.message}"
+                yield f"{wrong.label!r} and {label_of[said]!r} get the same message (seed {seed}): {result.message}"
             label_of[said] = wrong.label
 
 

@@ -85,7 +85,7 @@ def _source(lab: Lab, instructor: bool) -> nbformat.NotebookNode:
         return read_notebook(lab.work)
     except (OSError, ValueError) as error:
         raise CourseFailure(
-            f"{lab.work} is not a notebook ({error}); `lab reset {lab.number}` keeps it beside a fresh copy."
+            f"{lab.work} is not a notebook ({error}); `lab reset {lab.number}` keeps it next to a fresh copy."
         ) from None
 
 

@@ -26,7 +26,7 @@ class Copy(Enum):
 
     PAGEABLE = "pageable"
     PINNED = "pinned, in the stream of compute"
-    OWN_STREAM = "pinned, on a stream of its own"
+    OWN_STREAM = "pinned, on a separate stream"
 
 
 class Jitter(Enum):

@@ -1,9 +1,9 @@
-"""Hierarchical all-reduce: reduce inside each node first, so that only one part in L of the tensor crosses the network.
+"""Hierarchical all-reduce: reduce inside each node first, so that only 1/L of the tensor crosses the network.
 
 Idea. Links inside a node (NVLink) are some ten times faster than those between nodes. Reduce-scatter among the L ranks
-of each node: every rank then holds one L-th of the node's sum. All-reduce that part with the ranks that hold the same
-place on the other nodes (a "rail"): L small rings side by side, each with network cards (NICs) of its own. All-gather
-inside the node brings the parts together.
+of each node: every rank then holds one L-th of the node's sum. All-reduce that part over the ranks with the same place
+on the other nodes (a "rail"): L small rings in parallel, each with separate network cards (NICs). All-gather inside the
+node brings the parts together.
 
     2 nodes of 4       node 0:  0 - 1 - 2 - 3        1. reduce-scatter in each node     S/4 a step, NVLink
                                 |   |   |   |        2. all-reduce along the 4 rails    S/4 in all, network
@@ -16,7 +16,7 @@ Cost, for S bytes on N nodes of L ranks; alpha, beta inside a node, alpha', beta
     peak extra bytes       S/L                      one incoming chunk
 
 A single ring over all n = N L ranks instead sends 2 (n-1)/n S through one NIC of each node, while the others are idle.
-(NCCL runs several rings at once, each through NICs of its own, so that all of them carry a part.)
+(NCCL runs several rings at once, each through separate NICs, so that all NICs carry a part.)
 
 Order of the sum. The part of rank p of each node is chunk c = p + 1: first in ring order over the ranks of a node,
 u = ((t_c + t_{c+1}) + ...) + t_{c-1}, counted mod L; then its d-th piece in ring order over nodes from node d.
@@ -25,8 +25,8 @@ Legend: `chunks` are L views of one flat tensor, `pieces` N views of one chunk; 
 
 Source: Thakur, Rabenseifner and Gropp, IJHPCA 19(1), 2005, doi:10.1177/1094342005051521 (the phases); Cho et al.,
 "BlueConnect: Decomposing all-reduce for deep learning on heterogeneous network hierarchy", MLSys 2019 (the nesting).
-Simplified: two levels; always a ring on the rails, where few bytes on many nodes would want a tree; the phases of
-different chunks are not overlapped.
+Simplified: two levels; always a ring on the rails, though a tree is better for few bytes on many nodes; the phases of
+different chunks do not overlap.
 """
 
 import os
@@ -48,8 +48,8 @@ def hierarchical_all_reduce(
 
     Args:
         tensor: contiguous, of any shape, size and dtype; the same on all ranks. Changed in place.
-        group: the ranks that take part, those of each node one after another; None: all.
-        ranks_per_node: L, which must divide the size of the group; None: what torchrun says (LOCAL_WORLD_SIZE).
+        group: the participating ranks, node by node; None: all.
+        ranks_per_node: L, which must divide the size of the group; None: LOCAL_WORLD_SIZE, as set by torchrun.
     """
     if not tensor.is_contiguous():
         raise ValueError("tensor must be contiguous, since it is cut into chunks in place: pass tensor.contiguous()")
@@ -61,14 +61,14 @@ def hierarchical_all_reduce(
     node = range(first, first + local)
     rail = range(rank % local, n, local)
 
-    # 1. Inside the node: this rank is left with the node's sum of one chunk.
+    # 1. Inside the node: this rank then holds the node's sum of one chunk.
     chunks = tensor.view(-1).tensor_split(local)
     ring_reduce_scatter(chunks, node, group)
 
-    # 2. Across nodes: that chunk alone, with the ranks that hold the same one. Only here does the network carry bytes.
+    # 2. Across nodes: only that chunk, with the ranks that hold the same one. Only this phase uses the network.
     pieces = chunks[(rank % local + 1) % local].tensor_split(len(rail))
     ring_reduce_scatter(pieces, rail, group)
     ring_all_gather(pieces, rail, group)
 
-    # 3. Inside the node again: everybody's chunk to everybody.
+    # 3. Inside the node again: all chunks to all ranks.
     ring_all_gather(chunks, node, group)

@@ -1,32 +1,32 @@
-"""Ring all-reduce: every rank ends with the sum, and no rank sends more than twice its tensor.
+"""Ring all-reduce: every rank gets the sum and sends at most twice its tensor.
 
-Idea. Cut the tensor into n chunks and let them travel round a ring, rank r sending to rank r + 1 only. In the first
-n - 1 steps (reduce-scatter) each rank adds its own part to the chunk that passes by; then rank r holds the finished sum
-of chunk r + 1. In n - 1 more steps (all-gather) the finished chunks go round once. All ranks send at every step, so no
-link is idle and none is a bottleneck.
+Idea. Cut the tensor into n chunks and send them around a ring, rank r only to rank r + 1. In the first n - 1 steps
+(reduce-scatter) each rank adds its part to the chunk that it receives; then rank r holds the finished sum of chunk r +
+1. In n - 1 more steps (all-gather) the finished chunks go around once. All ranks send at every step, so no link is idle
+or a bottleneck.
 
-    n = 4, what rank r sends in step s        step     rank 0   rank 1   rank 2   rank 3
+    n = 4, chunk sent by rank r in step s     step     rank 0   rank 1   rank 2   rank 3
                                                 0       c0       c1       c2       c3
     reduce-scatter: chunk (r - s) mod n         1       c3       c0       c1       c2
                                                 2       c2       c3       c0       c1
     all-gather: chunk (r - s + 1) mod n         0       c1       c2       c3       c0       ...
 
-Cost, for S bytes on n ranks, with alpha seconds of latency and beta seconds a byte on the slowest link of the ring:
+Cost, for S bytes on n ranks, with alpha seconds of latency and beta seconds per byte on the slowest link of the ring:
 
     seconds                2 (n-1) (alpha + S/n beta)
-    bytes sent per rank    2 (n-1)/n S              the least, unless switches add (lablib/cost/nvls.py)
+    bytes sent per rank    2 (n-1)/n S              the minimum without reduction in switches (lablib/cost/nvls.py)
     peak extra bytes       S/n                      one incoming chunk
 
-Order of the sum. Chunk c is (((t_c + t_{c+1}) + t_{c+2}) + ...) + t_{c-1}, ranks counted mod n. It repeats to the bit,
-and differs in the last bits from a sum in rank order. Integers do not care.
+Order of the sum. Chunk c is (((t_c + t_{c+1}) + t_{c+2}) + ...) + t_{c-1}, ranks counted mod n. It is bit-identical in
+every run, and differs from a sum in rank order by rounding. Integers are exact.
 
-Legend: tensors are flat; `chunks` are n views of one tensor, whose sizes differ by at most one element.
+Legend: tensors are flat; `chunks` are n views of one tensor, with sizes that differ by at most one element.
 
 Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69(2), 2009,
 doi:10.1016/j.jpdc.2008.09.002; Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in
 MPICH", IJHPCA 19(1), 2005, doi:10.1177/1094342005051521, section 4 (reduce-scatter and all-gather on a ring).
-Simplified: one ring in one direction, where NCCL runs several side by side, over all NICs of a node; a chunk is not cut
-further to overlap its addition with its transfer.
+Simplified: one ring in one direction, while NCCL runs several in parallel over all NICs of a node; chunks are not cut
+further to overlap addition with transfer.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def ring_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> N
 
     Args:
         tensor: contiguous, of any shape, size and dtype; the same on all ranks. Changed in place.
-        group: the ranks that take part; None: all.
+        group: the participating ranks; None: all.
     """
     if not tensor.is_contiguous():
         raise ValueError("tensor must be contiguous, since it is cut into chunks in place: pass tensor.contiguous()")
@@ -57,12 +57,12 @@ def ring_reduce_scatter(
     ring: Sequence[int],
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """The first half: afterwards rank i of the ring holds the sum of chunk i + 1 (mod n).
+    """Reduce-scatter, the first half: afterwards rank i of the ring holds the sum of chunk i + 1 (mod n).
 
     Args:
-        chunks: one for each rank; changed in place (the others then hold partial sums).
+        chunks: one for each rank; changed in place (other chunks then hold partial sums).
         ring: the group's ranks in ring order; this rank is one of them.
-        group: the group that `ring` counts in; None: all ranks.
+        group: the group of the ranks in `ring`; None: all ranks.
     """
     n = len(ring)
     i = _place(ring, group)
@@ -78,7 +78,7 @@ def ring_all_gather(
     ring: Sequence[int],
     group: dist.ProcessGroup | None = None,
 ) -> None:
-    """The second half: rank i comes with chunk i + 1 (mod n) complete, and leaves with all.
+    """All-gather, the second half: rank i starts with the finished chunk i + 1 (mod n), and ends with all.
 
     Args:
         chunks, ring, group: as for `ring_reduce_scatter`.
@@ -96,7 +96,7 @@ def _place(ring: Sequence[int], group: dist.ProcessGroup | None) -> int:
     if rank not in ring:
         of = "the world" if group is None else "this group"
         raise ValueError(
-            f"only ranks of the ring may call this: rank {rank} of {of} is none of {list(ring)}; "
+            f"only ranks of the ring may call this: rank {rank} of {of} is not in {list(ring)}; "
             "give the `group` that the ring counts in"
         )
     return ring.index(rank)
@@ -111,8 +111,8 @@ def exchange(
 ) -> None:
     """Send one tensor and receive another at the same time; return when both are done.
 
-    In a ring every rank sends. If each waited for its send, no rank would receive.
-    Handing over both at once cannot deadlock, and uses both directions of the link.
+    In a ring every rank sends. If each waited for its send, no rank would receive. Posting both at once cannot
+    deadlock, and uses both directions of the link.
 
     Args:
         outgoing, incoming: contiguous; `incoming` is overwritten.

@@ -1,18 +1,18 @@
 """Tree all-reduce: sum up a binary tree, then send the sum down again; few messages, each of the whole tensor.
 
 Idea. In round k the ranks pair up at distance 2^k: the higher one sends its partial sum to the lower one and is done.
-After ceil(log2 n) rounds rank 0 holds the sum. The same rounds backwards bring it to everybody. A small message costs
-almost only latency, so what counts is the number of rounds: 2 ceil(log2 n), where a ring needs 2 (n-1).
+After ceil(log2 n) rounds rank 0 holds the sum. The same rounds in reverse send it to all ranks. A small message costs
+almost only latency, so the number of rounds matters: 2 ceil(log2 n), and 2 (n-1) in a ring.
 
     n = 6      round 0: 1 -> 0, 3 -> 2, 5 -> 4      round 1: 2 -> 0      round 2: 4 -> 0      then backwards
 
-Cost, for S bytes on n ranks, with alpha seconds of latency and beta seconds a byte (the slowest link of each round):
+Cost, for S bytes on n ranks, with alpha seconds of latency and beta seconds per byte (the slowest link of each round):
 
     seconds                2 ceil(log2 n) (alpha + S beta)
-    bytes sent per rank    S up (all but rank 0), and S for each child down; 2 (n-1) S by all together
+    bytes sent per rank    S up (all but rank 0), and S for each child down; 2 (n-1) S in total
     peak extra bytes       S                        one incoming tensor
 
-Order of the sum. Pairwise: ((t_0 + t_1) + (t_2 + t_3)) + (t_4 + t_5) for n = 6. It repeats to the bit.
+Order of the sum. Pairwise: ((t_0 + t_1) + (t_2 + t_3)) + (t_4 + t_5) for n = 6. It is bit-identical in every run.
 
 Legend: `tensor` keeps its shape; nothing is cut.
 
@@ -35,14 +35,14 @@ def tree_all_reduce(tensor: Tensor, group: dist.ProcessGroup | None = None) -> N
 
     Args:
         tensor: contiguous, of any shape, size and dtype; the same on all ranks. Changed in place.
-        group: the ranks that take part; None: all.
+        group: the participating ranks; None: all.
     """
     if not tensor.is_contiguous():
-        raise ValueError("tensor must be contiguous, since it is sent as it is: pass tensor.contiguous()")
+        raise ValueError("tensor must be contiguous, since it is sent without a copy: pass tensor.contiguous()")
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     strides = [2**k for k in range((n - 1).bit_length())]  # 1, 2, 4, ...: ceil(log2 n) of them
 
-    # Up: at each stride, half of the ranks that are left send their partial sum and are done.
+    # Up: at each stride, half of the remaining ranks send their partial sum and are done.
     incoming = torch.empty_like(tensor)
     for stride in strides:
         if rank % (2 * stride) == stride:

@@ -1,7 +1,7 @@
-"""Kernel calls under a causal mask: hidden pairs are never computed, and no mask is ever made.
+"""Kernel calls under a causal mask, without computing hidden pairs and without a mask tensor.
 
-Tokens are pieces: ranges of positions of one step. A pair of them, queries and keys, is seen by all, by none, or in
-stairs; and a kernel has these without a mask of its own:
+Tokens are in pieces: ranges of positions with one step. For a piece of queries and one of keys, all pairs are visible,
+none, or a staircase; kernels compute each of these without a mask tensor:
 
     all      keys before the queries                      stairs   query i sees keys 0 to i: a piece with itself
     none     keys behind the queries                      strict   stairs less the first query: a later stripe's keys
@@ -10,13 +10,13 @@ stairs; and a kernel has these without a mask of its own:
                                                          queries 0 1       -  -  -  -      none
                                                                  6 7       x  x  x  x      all: one kernel
 
-Documents cut pieces further, so that packed sequences are kernels, too, and cost what their pairs do.
+Documents cut pieces further, so packed sequences are also kernels without masks, with the cost of their visible pairs.
 
 Cost: pieces of queries times pieces of keys, for each document.
-Legend: a piece is a `range` of positions; places count a rank's tokens as they lie one behind another.
+Legend: a piece is a `range` of positions; places are indices into a rank's tokens.
 Source: Brandon et al., "Striped Attention", 2023, arXiv 2311.09431 (the masks of stripes); Dao,
 "FlashAttention-2", 2023, arXiv 2307.08691, section 3.1.1 (blocks behind the mask are skipped).
-Simplified: each piece of a document is a kernel call, where kernels with `cu_seqlens` take all in one.
+Simplified: one kernel call for each piece of a document; kernels with `cu_seqlens` take all in one call.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from lablib.parallel.context.order import Documents, within
 
 
 class Block(NamedTuple):
-    """Sequences, queries and keys of one kernel call: places on the ranks that have them, not positions."""
+    """Sequences, queries and keys of one kernel call: places on their ranks, not positions."""
 
     rows: slice
     queries: slice
@@ -38,14 +38,14 @@ class Block(NamedTuple):
 def blocks_of(
     queries: Sequence[range], keys: Sequence[range], documents: Documents | None = None, is_causal: bool = True
 ) -> list[Block]:
-    """Kernel calls for these queries and keys: each visible pair once, and no other.
+    """Kernel calls for these queries and keys: each visible pair once, no hidden pair.
 
     >>> blocks_of([range(4, 8)], [range(0, 4)]), blocks_of([range(0, 4)], [range(4, 8)])
     ([Block(rows=slice(None, None, None), queries=slice(0, 4, None), keys=slice(0, 4, None), is_causal=False)], [])
 
     Arguments:
-        queries, keys: pieces of positions, as they lie one behind another; all of one step.
-        documents: for each sequence of the batch; None: each is one document.
+        queries, keys: pieces of positions in storage order; all with one step.
+        documents: of each sequence of the batch; None: each sequence is one document.
         is_causal: whether a query sees only keys up to its own position.
     """
     if documents is None:
@@ -64,7 +64,7 @@ def _in_rows(
         tokens = [piece for _, piece in own]
         ascend = all(a[-1] < b[0] for a, b in pairwise(tokens))
         if own and is_causal and ascend and tokens == [piece for _, piece in others]:
-            # Ascending tokens with themselves: the whole is causal, however many pieces it has.
+            # Ascending tokens with themselves: causal as a whole, for any number of pieces.
             mine, theirs = (slice(at[0][0], at[-1][0] + len(at[-1][1])) for at in (own, others))
             found.append(Block(rows, mine, theirs, True))
             continue
@@ -74,13 +74,13 @@ def _in_rows(
 
 
 def _places(pieces: Sequence[range], document: range) -> list[tuple[int, range]]:
-    """Where the tokens of a document lie, piece by piece: first place, and their positions."""
+    """The tokens of a document, piece by piece: first place, and positions."""
     found: list[tuple[int, range]] = []
     start = 0
     for piece in pieces:
         if here := within(piece, document):
             last = found[-1][1] if found else here
-            if last[-1] + 1 == here[0] and {last.step, here.step} == {1}:  # it goes on where the last one ended
+            if last[-1] + 1 == here[0] and {last.step, here.step} == {1}:  # it continues the last one
                 found[-1] = (found[-1][0], range(found[-1][1].start, here.stop))
             else:
                 found.append((start + piece.index(here[0]), here))
@@ -96,7 +96,7 @@ def _pair(rows: slice, i: int, queries: range, j: int, keys: range, is_causal: b
         return []
     step = max(queries.step if len(queries) > 1 else 1, keys.step if len(keys) > 1 else 1)
     assert all(piece.step == step for piece in (queries, keys) if len(piece) > 1), (queries, keys)
-    first = (queries[0] - keys[0]) // step + 1  # keys that the first query sees; each query one more
+    first = (queries[0] - keys[0]) // step + 1  # keys visible to the first query; each query sees one more
     skipped = max(0, 1 - first)
     whole, queries = max(0, first - 1), queries[skipped:]
     seen = slice(i + skipped, i + skipped + len(queries))
@@ -105,7 +105,7 @@ def _pair(rows: slice, i: int, queries: range, j: int, keys: range, is_causal: b
 
 
 def _joined(blocks: list[Block]) -> list[Block]:
-    """Neighbours among blocks without a mask put together: fewer and larger kernels."""
+    """Join neighbouring blocks without a mask: fewer and larger kernels."""
     for along, across in (("keys", "queries"), ("queries", "keys")):
         done: list[Block] = []
         for block in sorted(blocks, key=lambda b: (b.is_causal, getattr(b, across).start, getattr(b, along).start)):

@@ -1,27 +1,27 @@
-"""Bytes sent and kept for backward by attention over shared sequences: ring, gather, Ulysses, both.
+"""Bytes sent and kept for backward by context parallelism: ring, gather, Ulysses, both.
 
     sent by a rank            forward                       backward
     ring                      (n-1) S                       (n-1) S and n S 4/w: the gradients, in 32 bits
     gather                    (n-1) S                       (n-1) S
     ulysses                   (n-1)/n (2 H + 2 g) X         the same
-    both                      ulysses over u, a ring of r whose ranks have H / u heads of u times the tokens
+    both                      ulysses over u, a ring of r with H / u heads of u times the tokens per rank
 
-With n ranks the S of one rank shrinks, but n - 1 times of it are sent: a ring and a gather send nearly the keys and
-values of the whole sequence, on however many ranks. What Ulysses sends falls with n. So a ring pays with few key-value
+With n ranks the S of one rank shrinks, but it is sent n - 1 times: a ring and a gather send nearly the keys and values
+of the whole sequence, for any number of ranks. The bytes of Ulysses fall with n. So a ring is better with few key-value
 heads, Ulysses with many ranks:
 
     ring 2 (n-1) G + n 2 G 4/w ... against ... 2 (n-1)/n (2 H + 2 g)        per X and step; H = G, 16 bits: 6 n to 8
 
-What attention keeps for backward, beside lse of B H t numbers in 32 bits:
+Bytes that attention keeps for backward, in addition to the lse of B H t numbers in 32 bits:
 
     ring      (2 H + 2 G) X          queries, output, own keys and values
-    gather    (2 H + 2 n G) X        ... and those of all ranks
+    gather    (2 H + 2 n G) X        queries, output, keys and values of all ranks
     ulysses   (2 H + 2 g) X          of all tokens, 1/n of the heads
     both      (2 H + 2 g) X          of u times the tokens, 1/u of the heads
 
-Cost: some sums; nothing runs on ranks.
-Legend: B batch, T tokens, n ranks, t = T / n, H heads, G key-value heads, K width of a head, w bytes a number;
-X = B t K w bytes of a head's tokens, S = 2 G X of keys and values; g = max(G, n) key-value heads that travel (u for n).
+Cost: some sums; does not communicate.
+Legend: B batch, T tokens, n ranks, t = T / n, H heads, G key-value heads, K width of a head, w bytes per number; X = B
+t K w bytes of a head's tokens, S = 2 G X of keys and values; g = max(G, n) key-value heads that are sent (u for n).
 Source: Liu et al., 2023, arXiv 2310.01889, section 3; Llama Team, 2024, arXiv 2407.21783, section 3.3.2; Jacobs et al.,
 2023, arXiv 2309.14509, section 3.2; Fang and Zhao, 2024, arXiv 2405.07719.
 Simplified: sizes that n divides.
@@ -60,11 +60,11 @@ class ContextSizes:
 
     @property
     def sum_bytes(self) -> int:
-        """Of a number in which partial results are added up: 32 bits at least."""
+        """Bytes of a number in sums of partial results: at least 32 bits."""
         return max(4, self.element_bytes)
 
     def head_bytes(self, tokens: int) -> int:
-        """X: of one head's so many tokens of each sequence."""
+        """X: bytes of one head for `tokens` tokens of each sequence."""
         return self.batch * tokens * self.d_head * self.element_bytes
 
 
@@ -77,7 +77,7 @@ def context_sent_bytes(sizes: ContextSizes, ranks: Count, way: Way, heads_ranks:
         heads_ranks: u, of `both`; it divides n.
 
     Raises:
-        ValueError: ranks that do not divide; heads that ranks cannot share.
+        ValueError: ranks that do not divide the tokens; heads that cannot be split over the ranks.
     """
     ring, u = check_ways(sizes, ranks, way, heads_ranks)
     sent = 0
@@ -102,12 +102,12 @@ def context_kept_bytes(sizes: ContextSizes, ranks: Count, way: Way, heads_ranks:
 
 
 def keys_bytes(sizes: ContextSizes, ring: int, heads_ranks: int) -> int:
-    """S: of the keys and values that one rank of a ring of so many has, with its share of heads."""
+    """S: bytes of the keys and values of one rank of a ring, with its share of heads."""
     return 2 * max(sizes.kv_heads, heads_ranks) // heads_ranks * sizes.head_bytes(sizes.seq_len // ring)
 
 
 def can_share_heads(sizes: ContextSizes, ranks: int) -> bool:
-    """Whether Ulysses can cut these heads over so many ranks."""
+    """Whether Ulysses can split these heads over `ranks`."""
     try:
         check_heads(sizes.heads, sizes.kv_heads, ranks)
     except ValueError:
@@ -117,7 +117,7 @@ def can_share_heads(sizes: ContextSizes, ranks: int) -> bool:
 
 @checked
 def check_ways(sizes: ContextSizes, ranks: Count, way: Way, heads_ranks: Count = 1) -> tuple[int, int]:
-    """Ranks of the ring, or of the gather, and ranks that share heads; refuses what cannot be."""
+    """Ranks of the ring, or of the gather, and ranks that share heads. Raises ValueError for invalid sizes."""
     if sizes.seq_len % ranks:
         raise ValueError(
             f"seq_len must be a multiple of the ranks: got {sizes.seq_len} on {ranks}; "

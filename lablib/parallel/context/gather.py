@@ -1,24 +1,24 @@
-"""All-gather of keys and values: every rank gets those of all tokens first, then attends as one device would.
+"""All-gather of keys and values: every rank gets the keys and values of all tokens, then attends as one device.
 
-Grouped queries make keys and values small (8 of 128 heads in Llama 3 405B), so that all ranks' fit, and their gather is
-short compared with an attention that grows with T^2. In return any mask works, that of documents too: there is
-no round for which a block must be cut out, and one kernel where the ring has n.
+Grouped queries make keys and values small (8 of 128 heads in Llama 3 405B), so the keys and values of all ranks fit,
+and their gather is short compared with attention, which grows with T^2. In return any mask works, also for documents:
+there is one kernel, while a ring has n rounds with separate blocks.
 
                forward                                  backward
     k, v       all-gather                               reduce-scatter of their gradients
-    q, o       stay where they are                      stay
+    q, o       not sent                                 not sent
 
-Not to be confused with `gather_from_ranks`: behind it all ranks do the same, here each has its own queries, so that the
-gradients of one key are parts on n ranks, and must be summed.
+Not to be confused with `gather_from_ranks`: after it all ranks compute the same. Here each has its own queries, so the
+gradient of a key has a part on each rank, and the parts must be summed.
 
 Cost for n ranks, S = 2 B G T / n K w bytes of one rank's keys and values, a the all-gather's seconds:
-    time_s      forward a + p, nothing hidden; backward p and a reduce-scatter, of 16 bits as here
-    peak bytes  n S for the gathered ones, kept for backward; n S 4 / w for their gradients
-    sent bytes  (n - 1) S each way (ring)
+    time_s      forward a + p, without overlap; backward p and a reduce-scatter, here in 16 bits
+    peak bytes  n S for the gathered keys and values, kept for backward; n S 4 / w for their gradients
+    sent bytes  (n - 1) S in each direction (ring)
 Shapes: B batch, H heads, G key-value heads, K width of a head; t this rank's tokens, T all.
 Source: Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.2, "Context parallelism for long
 sequences".
-Simplified: kept instead of gathered again; the gradients are summed in the dtype of the keys.
+Simplified: gathered keys and values are kept, not gathered again; their gradients are summed in the dtype of the keys.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -37,7 +37,7 @@ from lablib.parallel.tensor.regions import Group, all_gather_single, reduce_scat
 
 
 class _GatherTokens(torch.autograd.Function):
-    """[..., t, K] of each rank, token dimension first while it travels, the shorter shards padded."""
+    """[..., t, K] of each rank, sent with the token dimension first and shorter shards padded."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, order: Order, group: Group) -> Tensor:
@@ -68,7 +68,7 @@ class _GatherTokens(torch.autograd.Function):
 
 
 def _pieces(order: Order) -> list[tuple[int, int, range]]:
-    """Every piece: its rank, where it begins there, and its positions."""
+    """Every piece: its rank, its first place there, and its positions."""
     return [
         (rank, sum(map(len, pieces[:i])), piece)
         for rank, pieces in enumerate(order.pieces)
@@ -77,14 +77,14 @@ def _pieces(order: Order) -> list[tuple[int, int, range]]:
 
 
 def _is_cut(order: Order) -> bool:
-    """Whether its pieces are cut from the sequence, so that they can be put in its order; stripes stay by rank."""
+    """Whether pieces are contiguous, so that they can be put in sequence order; stripes stay in rank order."""
     return all(piece.step == 1 for pieces in order.pieces for piece in pieces)
 
 
 def gather_tokens(
     x: Float[Tensor, "*shape t K"], order: Order, group: Group = None
 ) -> tuple[Float[Tensor, "*shape T K"], list[range]]:
-    """All ranks' tokens, and their positions: in the sequence's order, but for stripes, which stay by rank.
+    """The tokens of all ranks, and their positions: in sequence order, or for stripes in rank order.
 
     Communicates: one all-gather forward, one reduce-scatter backward.
     """

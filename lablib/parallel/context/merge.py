@@ -1,21 +1,21 @@
-"""Attention over some of the keys now and over others later, merged by their log-sum-exp.
+"""Attention over the keys in parts, merged by their log-sum-exp.
 
-softmax(s) v over all keys is a mean of v with weights exp(s). Over a part of the keys it is such a mean, too; beside it
-one number for each query, the log-sum-exp of its scores, says how much weight that part has:
+softmax(s) v over all keys is a mean of v with weights exp(s). Over a part of the keys it is also such a mean, and one
+number per query, the log-sum-exp of its scores, is the weight of the part:
 
     o_1, l_1 of some keys, o_2, l_2 of others       w = exp(l_2) / (exp(l_1) + exp(l_2)) = sigmoid(l_2 - l_1)
                                                     o = o_1 + w (o_2 - o_1)       l = log(exp(l_1) + exp(l_2))
 
-exactly, in any order. Backward does not even need merging: with the whole l and o a part's own gradients follow
-(p = exp(s - l)), and these add up.
+exactly, in any order. Backward needs no merging: the final l and o give the gradients of each part (p = exp(s - l)),
+and these are summed.
 
 Cost of merging r rows of K numbers, in 32 bits: 5 kernels, (3 K + 11) 4 r bytes, and before it the new part widened.
 Shapes: B batch, H heads, G key-value heads (G divides H), K width; t queries and s keys of this call.
 Source: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv 1805.02867, section 3; Liu et
 al., "Ring Attention with Blockwise Transformers", 2023, arXiv 2310.01889, section 3; Dao et al., "FlashAttention",
 2022, arXiv 2205.14135, algorithm 4 (backward from o and l).
-Simplified: torch's fused kernel of the CPU, by which the simulator prices; on other devices plain products, whose
-scores are written out. `Passes` of one's own may call any kernel that gives and takes a log-sum-exp.
+Simplified: on a CPU and on the simulator, torch's fused CPU kernel; on other devices plain products, with scores in
+memory. Custom `Passes` may call any kernel that returns and takes a log-sum-exp.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -37,14 +37,14 @@ def merge_attention(
     o_2: Float[Tensor, "*rows K"],
     lse_2: Float[Tensor, "*rows"],
 ) -> tuple[Float[Tensor, "*rows K"], Float[Tensor, "*rows"]]:
-    """Attention over two sets of keys from that over each: new tensors.
+    """Attention over two sets of keys from the attention over each; returns new tensors.
 
     Arguments:
         o_1, o_2: outputs.
-        lse_1, lse_2: of the scaled scores of each row; -inf: the row has seen no key, and its output counts as 0.
-            That output must be finite: NaN, as softmax gives where all scores are -inf, would stay in the result.
+        lse_1, lse_2: of the scaled scores of each row; -inf: the row has no keys, and its output counts as 0. That
+            output must be finite: NaN, the softmax of scores that are all -inf, would stay in the result.
     """
-    weight = torch.sigmoid(lse_2 - lse_1).nan_to_num_(0.0)  # NaN: neither has seen a key
+    weight = torch.sigmoid(lse_2 - lse_1).nan_to_num_(0.0)  # NaN: no keys in either part
     return torch.lerp(o_1, o_2, weight.unsqueeze(-1)), torch.logaddexp(lse_1, lse_2)
 
 
@@ -72,13 +72,13 @@ def _products_backward(
     dp = (do @ v.repeat_interleave(heads, 1).mT).to(p.dtype)
     delta = (do * o).sum(-1, keepdim=True, dtype=p.dtype)
     ds = (p * (dp - delta) * scale).to(q.dtype)
-    # Heads of queries that share keys: their gradients add up.
+    # Sum the gradients of query heads that share keys.
     dk, dv = ((x.mT @ y).unflatten(1, (-1, heads)).sum(2) for x, y in ((ds, q), (p.to(do.dtype), do)))
     return ds @ k.repeat_interleave(heads, 1), dk, dv
 
 
 def _scores(q: Tensor, k: Tensor, is_causal: bool) -> Tensor:
-    """Scaled, in float32 at least; -inf where a query may not look."""
+    """Scaled scores, at least in float32; -inf where masked."""
     scores = q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).mT * q.shape[-1] ** -0.5
     scores = scores.to(torch.promote_types(q.dtype, torch.float32))
     if is_causal:
@@ -101,7 +101,7 @@ def _fused_backward(
 
 
 def _by_rows(*tensors: Tensor) -> list[Tensor]:
-    """The kernel takes the K numbers of a row to lie side by side, and reads other memory where they do not."""
+    """Make rows contiguous: the kernel assumes it, and would read other memory otherwise."""
     return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
 
 
@@ -113,7 +113,7 @@ FUSED = Passes(_fused_forward, _fused_backward)
 
 
 class PartialAttention:
-    """Attention of some queries while not all of their keys have come: `add` blocks, then take the `result`."""
+    """Attention of some queries with keys that arrive in parts: `add` blocks, then take the `result`."""
 
     def __init__(self, q_BHtK: Float[Tensor, "B H t K"], passes: Passes = FUSED):
         self.q, self.passes = q_BHtK, passes
@@ -138,12 +138,12 @@ class PartialAttention:
                 o[here], lse[here] = merged
 
     def result(self) -> tuple[Float[Tensor, "B H t K"], Float[Tensor, "B H t"]]:
-        """Output, in the queries' dtype, and log-sum-exp; zeros and -inf where a query has seen no key."""
+        """Output, in the queries' dtype, and log-sum-exp; zeros and -inf for a query without keys."""
         o, lse = self._widened() if self._state is None else self._state
         return o.to(self.q.dtype), lse
 
     def _widened(self) -> tuple[Tensor, Tensor]:
-        """Output and log-sum-exp so far, in 32 bits at least."""
+        """Output and log-sum-exp so far, in at least 32 bits."""
         if self._state is None:
             none = self.q.new_full(self.q.shape[:-1], float("-inf"), dtype=self.wide)
             self._state = torch.zeros_like(self.q, dtype=self.wide), none
@@ -152,14 +152,14 @@ class PartialAttention:
 
 
 class PartialGradients:
-    """The gradients of some queries, block by block; those of keys and values are returned for each `add`."""
+    """The gradients of some queries, block by block; each `add` returns the gradients of its keys and values."""
 
     def __init__(self, do: Tensor, q: Tensor, o: Tensor, lse: Tensor, passes: Passes = FUSED):
         self.known, self.passes = (do, q, o, lse), passes
         self.dq = torch.zeros_like(q, dtype=lse.dtype)
 
     def add(self, k: Tensor, v: Tensor, blocks: Sequence[Block]) -> Float[Tensor, "2 B G s K"]:
-        """What these blocks give to the keys and values: a new tensor, in float32 at least."""
+        """The gradients of the keys and values from these blocks: a new tensor, at least in float32."""
         dkv = torch.zeros((2, *k.shape), dtype=self.dq.dtype, device=k.device)
         for rows, queries, keys, is_causal in blocks:
             here, there = (rows, slice(None), queries), (rows, slice(None), keys)
@@ -197,5 +197,5 @@ def attention_in_blocks(
     blocks: Sequence[Block],
     passes: Passes = FUSED,
 ) -> Float[Tensor, "B H t K"]:
-    """Attention of these queries over these keys, as `blocks_of` has taken it apart; zeros where a query sees none."""
+    """Attention of these queries over these keys in `blocks` from `blocks_of`; zeros for a query without keys."""
     return _InBlocks.apply(q_BHtK, k_BGsK, v_BGsK, blocks, passes)  # pyright: ignore[reportReturnType]

@@ -1,29 +1,29 @@
-"""Context parallelism of a plain GPT: ranks share its sequences; the model file stays as it is.
+"""Context parallelism of a plain GPT: cut its sequences over ranks, without changing the model file.
 
     context = ContextParallel(group, order=zigzag_order, attention=ring_attention)
     replica = DataParallel(context.parallelize(GPT(config)), group, reduce=all_reduce_sum)
     own_tokens, own_targets = context.shard(tokens, targets)          # this rank's part of every sequence
-    loss = context.loss(replica(own_tokens), own_targets)             # that of one device, on every rank
-    loss.backward()                                                   # every gradient that of one device
+    loss = context.loss(replica(own_tokens), own_targets)             # on every rank, as on one device
+    loss.backward()                                                   # gradients as on one device
 
-All of a transformer but attention works on each token alone, so that a rank needs only its own tokens and all weights.
-Four things must follow the cut:
+Except for attention, a transformer works on each token separately, so a rank needs only its own tokens and all weights.
+Four things depend on the cut:
 
-    attention    over the keys of all ranks: `ring_attention` or one called like it
-    positions    those of this rank's tokens, which with zigzag are not one run; in packed documents from 0 in each
+    attention    over the keys of all ranks: `ring_attention` or a function with the same arguments
+    positions    of this rank's tokens, which with zigzag are not contiguous; in packed documents from 0 in each
     loss         the sum of this rank's tokens over the number of all ranks' tokens: a mean of the ranks' means is
                  wrong where they have unequal numbers
-    gradients    each rank has the part of its tokens: they are summed over ranks, not averaged
+    gradients    each rank has the part of its tokens: sum them over ranks, do not average
 
-With data parallelism besides, loss and gradients are of the ranks of both axes together (`gradient_group`), so that
-replicas with more tokens that count weigh more.
+With data parallelism in addition, loss and gradients are over the ranks of both axes (`gradient_group`), so replicas
+with more counted tokens have more weight.
 
-Cost for n context ranks, beside that of attention and of DataParallel (2 (n-1)/n P w bytes): two numbers, to count
-tokens and for the loss.
+Cost for n context ranks, in addition to attention and DataParallel (2 (n-1)/n P w bytes): two numbers, the count of
+tokens and the loss.
 Shapes: B batch, T time, t of it on this rank, D width, V vocabulary.
 Source: Llama Team, "The Llama 3 Herd of Models", 2024, arXiv 2407.21783, section 3.3.2; torch's `context_parallel`
 (torch 2.13, torch.distributed.tensor.experimental), which also shards buffers and replaces attention.
-Simplified: one batch at a time: `shard` sets what attention and positions see until it is called again; no dropout.
+Simplified: one batch at a time: `shard` sets the tokens for attention and positions until the next call; no dropout.
 """
 
 from collections.abc import Callable
@@ -66,8 +66,8 @@ def check_context(
         heads_ranks: ranks that share heads inside a ring, for `UlyssesRing`; `order` is then the ring's.
 
     Raises:
-        ValueError: a sequence too short for its order, or an order of other tokens or ranks; heads that ranks cannot
-            share; heads_ranks that do not divide the ranks.
+        ValueError: a sequence too short for its order, or an order for other tokens or ranks; heads that cannot be
+            split over the ranks; heads_ranks that do not divide the ranks.
     """
     if num_ranks % heads_ranks:
         raise ValueError(f"heads_ranks must divide the ranks: got {heads_ranks} of {num_ranks}; try 1.")
@@ -77,20 +77,20 @@ def check_context(
     check_type("order: what it returns", made, Order)
     if (made.seq_len, made.num_ranks) != (seq_len, ring):
         raise ValueError(
-            f"order must be of the tokens and ranks it is asked for: got one of {made.seq_len} tokens on "
-            f"{made.num_ranks} ranks for {seq_len} on {ring}; try zigzag_order."
+            f"order must be for the requested tokens and ranks: got one for {made.seq_len} tokens on "
+            f"{made.num_ranks} ranks instead of {seq_len} on {ring}; try zigzag_order."
         )
     return nested_order(made, heads_ranks) if heads_ranks > 1 else made
 
 
 class ContextParallel:
-    """The ranks that share every sequence, and who has which of its tokens now.
+    """The ranks that share every sequence, and the current assignment of tokens to ranks.
 
     Arguments:
         group: of the ranks; None for all.
-        order: who has which tokens of a sequence, made again for each length.
-        attention: `ring_attention` or one that is called like it.
-        gradient_group: over which tokens are counted and gradients summed: of context and data ranks together; None:
+        order: makes the assignment of tokens to ranks, for each sequence length.
+        attention: `ring_attention` or a function with the same arguments.
+        gradient_group: context and data ranks together, over which tokens are counted and gradients summed; None:
             `group`.
     """
 
@@ -113,7 +113,7 @@ class ContextParallel:
         """Replace attention and positions, in place, and return the model. Before `DataParallel`, and `parallelize`.
 
         Raises:
-            ValueError: heads that ranks cannot share, where attention is Ulysses.
+            ValueError: with Ulysses, heads that cannot be split over the ranks.
         """
         if self.attention is ulysses_attention:
             check_heads(model.config.num_heads, model.config.num_heads, dist.get_world_size(self.group))
@@ -125,13 +125,13 @@ class ContextParallel:
     def shard(
         self, tokens_BT: Int[Tensor, "B T"], *others: Tensor, documents_BT: Int[Tensor, "B T"] | None = None
     ) -> tuple[Tensor, ...]:
-        """This rank's tokens, and the same places of others such as targets; a view or a copy. Does not communicate.
+        """This rank's part of the tokens and of `others`, such as targets; a view or a copy. Does not communicate.
 
-        What attention and positions see follows, until the next call.
+        Attention and positions use this assignment until the next call.
 
         Arguments:
             tokens_BT: the same on all ranks of the group.
-            others: [B, T], as many.
+            others: further tensors [B, T].
             documents_BT: the number of each token's document, below 0 for padding; None: each sequence is one.
 
         Raises:
@@ -140,7 +140,7 @@ class ContextParallel:
         for other in (*others, documents_BT):
             if other is not None and other.shape[:2] != tokens_BT.shape:
                 shapes = f"{tuple(other.shape)} beside {tuple(tokens_BT.shape)}"
-                raise ValueError(f"what is cut must be [B, T], as the tokens: got {shapes}.")
+                raise ValueError(f"all tensors must be [B, T], as the tokens: got {shapes}.")
         self.order = self.make_order(tokens_BT.shape[1], dist.get_world_size(self.group))
         tokens = self.order.tokens(dist.get_rank(self.group))
         self.documents, positions = None, torch.tensor([tokens], device=tokens_BT.device)
@@ -151,7 +151,7 @@ class ContextParallel:
         return tuple(self.own(x) for x in (tokens_BT, *others))
 
     def own(self, x_BT: Float[Tensor, "B T *more"] | Int[Tensor, "B T *more"]) -> Tensor:
-        """This rank's places of something that all ranks have for every token."""
+        """This rank's part of a tensor that all ranks have for every token."""
         pieces = self._now().pieces[dist.get_rank(self.group)]
         cut = [x_BT[:, piece.start : piece.stop : piece.step] for piece in pieces]
         return cut[0] if len(cut) == 1 else torch.cat(cut, 1)
@@ -161,7 +161,7 @@ class ContextParallel:
         return self.attention(q_BHtK, k_BHtK, v_BHtK, self._now(), self.group, documents=self.documents)
 
     def loss(self, logits_BtV: Float[Tensor, "B t V"], targets_Bt: Int[Tensor, "B t"]) -> Float[Tensor, ""]:
-        """Mean cross-entropy of all ranks' tokens, in nats; backward, this rank's part of the gradient.
+        """Mean cross-entropy over the tokens of all ranks, in nats; backward gives this rank's part of the gradient.
 
         Communicates: two numbers. A target of -100 does not count.
         """
@@ -173,7 +173,7 @@ class ContextParallel:
         return reduce_from_ranks(own / count.clamp(min=1), self.gradient_group)
 
     def __deepcopy__(self, memo: dict[int, object]) -> "ContextParallel":
-        return self  # a copy of a model sees the same ranks and the same batch
+        return self  # a copy of a model uses the same ranks and the same batch
 
     def _now(self) -> Order:
         if self.order is None:
@@ -182,7 +182,7 @@ class ContextParallel:
 
 
 class ContextAttention(nn.Module):
-    """Attention of gpt.py over the tokens of all ranks; its layers are taken over."""
+    """Attention of gpt.py over the tokens of all ranks, with the same layers."""
 
     def __init__(self, attention: Attention, context: ContextParallel):
         super().__init__()
@@ -190,7 +190,7 @@ class ContextAttention(nn.Module):
         self.query, self.key, self.value, self.out = attention.query, attention.key, attention.value, attention.out
 
     def forward(self, x_BtD: Float[Tensor, "B t D"]) -> Float[Tensor, "B t D"]:
-        d_head = self.query.in_features // self.num_heads  # of heads, tensor parallelism may have left some
+        d_head = self.query.in_features // self.num_heads  # `num_heads` may be reduced by tensor parallelism
         q_BHtK, k_BHtK, v_BHtK = (
             linear(x_BtD).unflatten(-1, (-1, d_head)).transpose(1, 2) for linear in (self.query, self.key, self.value)
         )
@@ -198,11 +198,11 @@ class ContextAttention(nn.Module):
 
 
 class ContextPositions(nn.Module):
-    """Embeddings of the positions of this rank's tokens; the weight is taken over.
+    """Embeddings of the positions of this rank's tokens, with the same weight.
 
     Arguments:
         embedding: whole on every rank.
-        tensor_group: ranks over which sequence parallelism cuts the tokens of a context rank; None: there are none.
+        tensor_group: ranks over which sequence parallelism cuts the tokens of a context rank; None: no cut.
     """
 
     def __init__(self, embedding: nn.Module, context: ContextParallel, tensor_group: Group = None):
@@ -210,7 +210,7 @@ class ContextPositions(nn.Module):
         self.weight, self.context, self.tensor_group = embedding.get_parameter("weight"), context, tensor_group
 
     def forward(self, counted_t: Tensor) -> Float[Tensor, "B t D"]:
-        """`counted_t`: 0, 1, ..., as the model counts its tokens; they are not the positions."""
+        """`counted_t`: 0, 1, ..., local indices from the model, which are not the positions."""
         order, positions_Bt = self.context._now(), self.context.positions
         assert positions_Bt is not None
         longest = order.seq_len

@@ -1,15 +1,15 @@
-"""Orders of tokens over ranks: contiguous, zigzag, striped; and the cost of attention on each rank.
+"""Assignment of tokens to ranks: contiguous, zigzag, striped; and the cost of attention on each rank.
 
-Under a causal mask a query sees the keys up to its own place, so late tokens have more to do than early ones. Cut in n
-contiguous pieces, the last rank has nearly twice the mean, and all wait for it. Two orders share the work evenly:
+Under a causal mask a query sees the keys up to its own position, so late tokens cost more than early ones. With n
+contiguous pieces, the last rank has nearly twice the mean work, and all wait for it. Two orders balance the work:
 
     T = 8, n = 2      rank 0         rank 1         (query, key) pairs
     contiguous        0 1 2 3        4 5 6 7        10 and 26
     zigzag            0 1 . 6 7      2 3 4 5        18 and 18       pieces r and 2n - 1 - r of 2n
     striped           0 2 4 6        1 3 5 7        16 and 20       every n-th token
 
-Position embeddings, targets and document numbers follow their tokens (`context/model.py`). Packed documents cut a
-piece further: a token sees only its own document, so that pairs are those of the documents, not of the sequence.
+Position embeddings, targets and document numbers follow their tokens (`context/model.py`). Packed documents cut a piece
+further: a token sees only its own document, so pairs are counted by document, not by sequence.
 
 Cost of attention over T = n t tokens, causal:
     pairs       contiguous  r t^2 + t (t + 1) / 2         the last rank has (2n - 1) / n of the mean
@@ -19,7 +19,7 @@ Cost of attention over T = n t tokens, causal:
 Legend: T tokens, n ranks, r a rank, t = T / n its tokens. A piece is a `range` of positions.
 Source: Brandon et al., "Striped Attention", 2023, arXiv 2311.09431; Llama Team, "The Llama 3 Herd of
 Models", 2024, arXiv 2407.21783, section 3.3.2 (2n chunks, rank i has the i-th and the (2n - 1 - i)-th).
-Simplified: a piece is cut without regard to documents, so many short ones may leave ranks unequal.
+Simplified: pieces are cut without regard to documents, so many short documents may unbalance the ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,14 +36,15 @@ Length = Annotated[int, Range(ge=1, le=2**27)]  # tokens of a sequence
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Who has which tokens.
+    """Assignment of tokens to ranks.
 
     Attributes:
         name: of the order.
-        pieces: for each rank, the positions of its tokens as it has them one behind another, ascending.
+        pieces: for each rank, the positions of its tokens in storage order, ascending.
 
     Raises:
-        ValueError: pieces that are not each position 0 to T - 1 once, ascending on every rank; of more than one step.
+        ValueError: pieces that do not have each position 0 to T - 1 once, ascending on every rank; pieces of different
+        steps.
     """
 
     name: str
@@ -65,7 +66,7 @@ class Order:
                 f"the pieces of an order must have one step: got {shown(sorted(steps))}; cut all of them from the "
                 "sequence (step 1), or none."
             )
-        if marks.count(b"1") < len(marks):  # as many as tokens: if all are there, each is there once
+        if marks.count(b"1") < len(marks):  # one mark per token: if all are set, each position occurs once
             raise ValueError(
                 f"an order must have each position once: got {shown(self.pieces)}; try zigzag_order(16, 2)."
             )
@@ -85,35 +86,35 @@ class Order:
 
     @property
     def is_in_turn(self) -> bool:
-        """Whether the tokens of all ranks, one rank behind another, are the sequence as it is."""
+        """Whether the tokens of all ranks, concatenated by rank, are in sequence order."""
         pieces = [piece for of_rank in self.pieces for piece in of_rank if piece]
         return all(a.stop == b.start and a.step == b.step == 1 for a, b in pairwise(pieces))
 
     def tokens(self, rank: int) -> list[int]:
-        """Positions of a rank's tokens. Raises ValueError for no such rank."""
+        """Positions of a rank's tokens. Raises ValueError for an invalid rank."""
         if whole_number("rank", rank, minimum=0, example=0) >= self.num_ranks:
             raise ValueError(f"rank must be 0 to {self.num_ranks - 1}, one of the order's: got {rank}.")
         return [token for piece in self.pieces[rank] for token in piece]
 
     def permutation(self) -> list[int]:
-        """The position of each token when the ranks' tokens lie one rank behind another: x[permutation]."""
+        """The positions of all tokens, concatenated by rank: x[permutation]."""
         return [token for rank in range(self.num_ranks) for token in self.tokens(rank)]
 
     def inverse(self) -> list[int]:
-        """Puts what lies so back in its place: x[permutation][inverse] is x."""
+        """The inverse of `permutation`: x[permutation][inverse] is x."""
         places = {token: place for place, token in enumerate(self.permutation())}
         return [places[token] for token in range(self.seq_len)]
 
 
 @checked
 def contiguous_order(seq_len: Length, num_ranks: Count) -> Order:
-    """Rank r has the r-th of n pieces, whose lengths differ by one token at most."""
+    """Rank r has the r-th of n pieces; lengths differ by at most one token."""
     return Order("contiguous", tuple((piece,) for piece in _cut("contiguous", seq_len, num_ranks, num_ranks)))
 
 
 @checked
 def zigzag_order(seq_len: Length, num_ranks: Count) -> Order:
-    """Rank r has pieces r and 2n - 1 - r of 2n, an early one and a late one; lengths differ by one token at most.
+    """Rank r has pieces r and 2n - 1 - r of 2n, an early one and a late one; lengths differ by at most one token.
 
     >>> zigzag_order(8, 2).tokens(0), zigzag_order(8, 2).permutation(), zigzag_order(8, 2).inverse()
     ([0, 1, 6, 7], [0, 1, 6, 7, 2, 3, 4, 5], [0, 1, 4, 5, 6, 7, 2, 3])
@@ -150,7 +151,8 @@ def document_spans(documents: Sequence[Sequence[int]]) -> Documents:
     ((range(0, 2), range(2, 5)),)
 
     Arguments:
-        documents: for each sequence, and each token; below 0: padding. `documents_BT.tolist()` of a tensor.
+        documents: number of the document of each token in each sequence; below 0: padding. `documents_BT.tolist()` of a
+        tensor.
     """
     found = []
     for row in documents:
@@ -162,15 +164,15 @@ def document_spans(documents: Sequence[Sequence[int]]) -> Documents:
 
 @checked
 def visible_pairs(order: Order, documents: Sequence[range] | None = None, is_causal: bool = True) -> tuple[int, ...]:
-    """For each rank the (query, key) pairs of one sequence that it computes, by formula.
+    """The number of (query, key) pairs of one sequence that each rank computes, by formula.
 
     >>> [visible_pairs(order_of(name, 8, 2)) for name in ORDERS]
     [(10, 26), (18, 18), (16, 20)]
 
     Arguments:
-        order: who has which queries.
-        documents: of the sequence; None: it is one.
-        is_causal: whether a query sees only keys up to its own place.
+        order: assignment of queries to ranks.
+        documents: of the sequence; None: one document.
+        is_causal: whether a query sees only keys up to its own position.
     """
     found = []
     for pieces in order.pieces:
@@ -187,13 +189,13 @@ def visible_pairs(order: Order, documents: Sequence[range] | None = None, is_cau
 
 @checked
 def attention_flops(pairs: float, heads: int, d_head: int, *, backward: bool = False) -> float:
-    """FLOPs of so many pairs: two products forward, five backward, as flash attention makes the scores again."""
+    """FLOPs of `pairs`: two products forward, five backward, as flash attention recomputes the scores."""
     return (10 if backward else 4) * pairs * heads * d_head
 
 
 @checked
 def balance(order: Order, documents: Sequence[range] | None = None, is_causal: bool = True) -> float:
-    """The mean of the ranks' pairs over the most that one has: the efficiency, if nothing else costs time.
+    """The mean number of pairs per rank over the maximum: the efficiency, if only pairs cost time.
 
     >>> balance(contiguous_order(64, 8)), balance(zigzag_order(64, 8))
     (0.5371900826446281, 1.0)
@@ -203,7 +205,7 @@ def balance(order: Order, documents: Sequence[range] | None = None, is_causal: b
 
 
 def within(piece: range, span: range) -> range:
-    """The positions of a piece that lie in a span of step 1.
+    """The positions of a piece within a span of step 1.
 
     >>> within(range(1, 20, 4), range(4, 13))
     range(5, 13, 4)
@@ -213,7 +215,7 @@ def within(piece: range, span: range) -> range:
 
 
 def _cut(name: str, seq_len: int, num_ranks: int, pieces: int) -> list[range]:
-    """0 to T - 1 in so many pieces, the first ones a token longer where they do not divide it."""
+    """0 to T - 1 in `pieces` pieces, the first ones a token longer if they do not divide T."""
     if seq_len < pieces:
         raise ValueError(
             f"a sequence must have a token for each piece of its order: got {seq_len} tokens for the {pieces} pieces "

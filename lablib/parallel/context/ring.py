@@ -1,29 +1,29 @@
-"""Ring attention: every rank keeps its queries, and the keys and values of all ranks pass by, one rank's at a time.
+"""Ring attention: every rank keeps its queries, while the keys and values of all ranks move around a ring.
 
-In round j rank r has the keys and values of rank r - j. While it passes them on, it attends to them with its own
-queries, and merges the output with its earlier output (`context/merge.py`). No rank ever has the keys of more than
-three ranks: its own, which backward needs, those of this round, and those of the next.
+In round j rank r has the keys and values of rank r - j. While it sends them on, it attends to them with its own
+queries, and merges the output with its earlier output (`context/merge.py`). A rank holds the keys of at most three
+ranks: its own, for backward, and the keys of this round and the next.
 
     rank 2 of 4      compute   [ k_2 v_2 ][ k_1 v_1 ][ k_0 v_0 ][ k_3 v_3 ]     causal, contiguous: skipped
-                     comm      [ 1       ][ 0       ][ 3       ]                what comes in meanwhile
+                     comm      [ 1       ][ 0       ][ 3       ]                received at the same time
 
-Backward is a ring again: keys and values pass by once more, and with them, one round behind, the sum of their
-gradients. Rank r adds what its queries give; after n rounds the sum is home.
+Backward is a ring again: keys and values go around once more, followed one round later by the sum of their gradients.
+Each rank adds the part of its queries; after n rounds the sum is back on its rank.
 
     rank 2           compute   [ k_2 v_2 ][ k_1 v_1 ][ k_0 v_0 ][ k_3 v_3 ]
-                     comm      [ 1       ][ 0    d1 ][ 3    d0 ][ d3      ][ d2 ]     d: gradients, the last one its own
+                     comm [ 1 ][ 0 d1 ][ 3 d0 ][ d3 ][ d2 ] d: gradients, the last one of its own keys
 
-A causal mask leaves blocks out (`blocks_of`), not rounds: with contiguous pieces the last rank works in all rounds, and
-the others wait for it, so that nothing is won. Zigzag and striped orders share the work (`context/order.py`).
+A causal mask skips blocks (`blocks_of`), not rounds: with contiguous pieces the last rank works in all rounds, and the
+others wait for it, so no time is saved. Zigzag and striped orders balance the work (`context/order.py`).
 
 Cost for n ranks, t = T / n tokens each, S = 2 B G t K w bytes of keys and values, p_j seconds of a round's kernels:
     time_s      forward: the sum of max(p_j, alpha + S beta) over n - 1 rounds, and the last p_j
-    peak bytes  forward 2 S beside its own; backward also 3 S 4 / w: gradients made, on their way out, and coming in
-    sent bytes  forward (n - 1) S; backward (n - 1) S + n S 4 / w: gradients travel in 32 bits
+    peak bytes forward 2 S in addition to its own; backward also 3 S 4 / w: gradients computed, sent and received sent
+    bytes forward (n - 1) S; backward (n - 1) S + n S 4 / w: gradients are sent in 32 bits
 Shapes: B batch, H heads, G key-value heads, K width of a head; t this rank's tokens, T all.
 Source: Liu et al., "Ring Attention with Blockwise Transformers for Near-Infinite Context", 2023, arXiv 2310.01889,
 section 3 and algorithm 1; the skipped blocks and gradients one round behind: zhuzilin/ring-flash-attention at 01c8baf.
-Simplified: one direction of the ring; the MLP is not cut into blocks (the paper's other half): its tokens are few here.
+Simplified: one direction of the ring; the MLP is not computed in blocks as in the paper, as it has few tokens here.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -43,13 +43,13 @@ from lablib.parallel.tensor.regions import Group
 
 
 class UnderWay:
-    """A tensor on its way from the rank before, while another goes to the next rank; `wait` gives it. Communicates."""
+    """Receive a tensor from the previous rank while sending another to the next; `wait` returns it. Communicates."""
 
     def __init__(self, outgoing: Tensor, num_tokens: int, group: Group):
         rank, n = dist.get_rank(group), dist.get_world_size(group)
-        # Ranks may have a token more or less: a message has the length of its source.
+        # Ranks may differ by a token: a message has the length of its source.
         self.incoming = outgoing.new_empty(*outgoing.shape[:-2], num_tokens, outgoing.shape[-1])
-        self.outgoing = outgoing  # must live until it is sent
+        self.outgoing = outgoing  # keep it until it is sent
         self.works = dist.batch_isend_irecv(
             [
                 dist.P2POp(dist.isend, outgoing, group=group, group_peer=(rank + 1) % n),
@@ -64,10 +64,10 @@ class UnderWay:
 
 
 def ring_rounds(kv: Float[Tensor, "2 B G t K"], order: Order, group: Group = None) -> Iterator[tuple[int, Tensor]]:
-    """The keys and values of all ranks, this rank's first, each on its way to the next rank while the caller works.
+    """The keys and values of all ranks, this rank's first; each is sent to the next rank while the caller works.
 
     Yields:
-        the rank that they come from, and they.
+        the source rank, and its keys and values.
     """
     rank, n = dist.get_rank(group), order.num_ranks
     for step in range(n):
@@ -101,7 +101,7 @@ class _Ring(torch.autograd.Function):
         for source, (k_s, v_s) in ring_rounds(kv, order, group):
             dkv = part.add(k_s, v_s, blocks_of(own, order.pieces[source], documents, is_causal))
             if under_way:
-                dkv += under_way.wait()  # the sum of the ranks before, sent while this rank computed
+                dkv += under_way.wait()  # the sum of earlier ranks, received during the computation
             if n > 1:
                 under_way = UnderWay(dkv, order.lengths[source - 1], group)
         dk, dv = under_way.wait() if under_way else dkv
@@ -124,31 +124,31 @@ def ring_attention(
     Backward: 2 n - 1 messages.
 
     Arguments:
-        q_BHtK, k_BGtK, v_BGtK: of this rank's tokens, in the order's.
-        order: who has which tokens, of as many ranks as the group has.
+        q_BHtK, k_BGtK, v_BGtK: of this rank's tokens, in storage order.
+        order: assignment of tokens to the ranks of the group.
         group: None for all ranks.
-        documents: for each sequence; None: it is one.
-        is_causal: whether a query sees only keys up to its own place.
-        passes: how one block is computed.
+        documents: of each sequence; None: one document.
+        is_causal: whether a query sees only keys up to its own position.
+        passes: functions that compute one block.
 
     Raises:
-        ValueError: an order of another number of ranks, or tokens that are not as many as it gives to this rank.
+        ValueError: an order for another number of ranks, or another number of tokens than it assigns to this rank.
     """
     require_shard(q_BHtK, k_BGtK, order, group)
     return _Ring.apply(q_BHtK, k_BGtK, v_BGtK, order, group, (documents, is_causal, passes))  # pyright: ignore
 
 
 def require_shard(q_BHtK: Tensor, k_BGtK: Tensor, order: Order, group: Group) -> None:
-    """Refuse tensors that are not this rank's shard of an order's tokens."""
+    """Raise ValueError for tensors that are not this rank's shard of an order's tokens."""
     rank, n = dist.get_rank(group), dist.get_world_size(group)
     if order.num_ranks != n:
         raise ValueError(
-            f"an order must be of the group's ranks: got one of {order.num_ranks} for {n}; "
+            f"an order must be for the group's ranks: got one for {order.num_ranks} instead of {n}; "
             f"try order_of({order.name!r}, {order.seq_len}, {n})."
         )
     found = {q_BHtK.shape[-2], k_BGtK.shape[-2]}
     if found != {order.lengths[rank]}:
         raise ValueError(
-            f"rank {rank} must have {order.lengths[rank]} of {order.seq_len} tokens, as the order says: "
-            f"got {' and '.join(map(str, sorted(found)))}; take those of `order.tokens({rank})`."
+            f"rank {rank} must have {order.lengths[rank]} of {order.seq_len} tokens, by its order: "
+            f"got {' and '.join(map(str, sorted(found)))}; take the tokens of `order.tokens({rank})`."
         )

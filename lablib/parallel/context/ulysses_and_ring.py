@@ -1,20 +1,21 @@
-"""Ulysses inside the ring: heads are shared within small groups, keys and values pass by between them.
+"""Ulysses inside a ring: heads are split within small groups, keys and values move around between groups.
 
-Ulysses sends least but has no more ranks than heads, and its all-to-all between nodes is slow; a ring has any number of
-ranks and needs only a neighbour, but passes on all keys. Together n = r u ranks are a grid of rings and head groups:
+Ulysses sends least but has at most as many ranks as heads, and its all-to-all is slow between nodes. A ring has any
+number of ranks and needs only neighbours, but sends all keys. Combined, n = r u ranks are a grid of rings and head
+groups:
 
     4 ranks, r = u = 2      ring 0    0 1     tokens 0 to T/2        across: all-to-all in the node, heads for tokens
                             ring 1    2 3     tokens T/2 to T        down: the ring, between nodes
 
-Inside of a head group each rank then has H / u heads of the group's tokens, and is a rank of a ring of r. What is given
-to the ring's ranks is an order of r; each head group cuts its share in u.
+Inside a head group each rank then has H / u heads of the group's tokens, and is a rank of a ring of r. The order
+assigns tokens to the r ring ranks; each head group cuts its share in u.
 
-Cost for r x u ranks: Ulysses' all-to-alls over u, of T / r tokens; a ring of r with H / u heads, whose messages are
-2 B max(G, u) / u T / r K w bytes: with r fixed they shrink with u.
+Cost for r x u ranks: Ulysses' all-to-alls over u, of T / r tokens; a ring of r with H / u heads and messages of 2 B
+max(G, u) / u T / r K w bytes, which shrink with u for fixed r.
 Shapes: as in `context/ulysses.py`; t = T / (r u).
 Source: Fang and Zhao, "USP: A Unified Sequence Parallelism Approach for Long Context Generative AI", 2024, arXiv
 2405.07719 (its algorithm 1; heads within the node, the ring between nodes).
-Simplified: a head group is u ranks in sequence; groups are made by the caller, as `Mesh(ring=r, heads=u)` has them.
+Simplified: a head group is u ranks in sequence; groups are made by the caller, as in `Mesh(ring=r, heads=u)`.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ from lablib.signature import Count, checked
 
 @checked
 def nested_order(outer: Order, heads_ranks: Count) -> Order:
-    """The order of r u ranks: rank i u + j has the j-th of u parts of what the outer order gives to its rank i.
+    """The order of r u ranks: rank i u + j has the j-th of u parts of the tokens of rank i in the outer order.
 
     >>> from lablib.parallel import zigzag_order
     >>> [nested_order(zigzag_order(8, 2), 2).tokens(rank) for rank in range(4)]
@@ -67,10 +68,10 @@ def _part(pieces: tuple[range, ...], first: int, end: int) -> tuple[range, ...]:
 
 @dataclass(frozen=True)
 class UlyssesRing:
-    """Both, as `ContextParallel(group, both.order, both.attention)` takes them; `group` has all r u ranks.
+    """Both combined, for `ContextParallel(group, both.order, both.attention)`; `group` has all r u ranks.
 
     Attributes:
-        heads_group, ring_group: as `ulysses_ring_attention` takes them.
+        heads_group, ring_group: as in `ulysses_ring_attention`.
         outer: makes the order over the ring.
     """
 
@@ -102,15 +103,15 @@ def ulysses_ring_attention(
     """Attention of this rank's queries over the keys of all ranks. Communicates, in both groups.
 
     Arguments:
-        q_BHtK, k_BGtK, v_BGtK: of this rank's tokens, those of `nested_order(outer, u)`.
+        q_BHtK, k_BGtK, v_BGtK: of this rank's tokens in `nested_order(outer, u)`.
         outer: the order over the ring.
-        heads_group: u ranks that share heads, those of one place in the ring.
+        heads_group: u ranks that share heads, at one place of the ring.
         ring_group: r ranks, one of each head group.
         documents, is_causal, passes: as for `ring_attention`.
     """
     u, i = dist.get_world_size(heads_group), dist.get_rank(ring_group)
     of_group = nested_order(outer, u).lengths[i * u : (i + 1) * u]
     q, k, v = heads_of_all_tokens(q_BHtK, k_BGtK, v_BGtK, of_group, heads_group)
-    q = q.clone()  # a view would keep the keys and values that came in the same message, beside the ring's own
+    q = q.clone()  # a view would keep the keys and values of the same message in memory
     o = ring_attention(q, k, v, outer, ring_group, documents=documents, is_causal=is_causal, passes=passes)
     return tokens_of_all_heads(o, of_group, heads_group)

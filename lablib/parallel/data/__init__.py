@@ -2,6 +2,6 @@
 
 naive          one all-reduce per gradient, after backward
 bucketed       many gradients in one buffer: fewer all-reduces
-overlapped     a bucket is sent while backward goes on; no_sync for accumulation
-hierarchical   buckets averaged within each node first
+overlapped     a bucket is sent while backward continues; no_sync for accumulation
+hierarchical   average buckets within each node first
 """

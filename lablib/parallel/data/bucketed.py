@@ -1,9 +1,9 @@
-"""Buckets: pack many small gradients into a few large buffers, so that few all-reduces pay the latency.
+"""Buckets: pack many small gradients into a few large buffers, to pay the latency of few all-reduces.
 
-An all-reduce pays latency, however little it carries. A transformer has a dozen small parameters in each layer
-(norms, biases), and each would pay it. Packed into buckets of about 25 MiB, they pay once a bucket. Buckets are filled
-in reverse order of registration: that is about the order in which backward produces gradients, so the first bucket is
-complete first. Waiting for that moment instead of the end of backward is the next file, `data/overlapped.py`.
+Every all-reduce pays latency, however small. A transformer has a dozen small parameters in each layer (norms, biases),
+and each would pay it. In buckets of about 25 MiB, they pay once per bucket. Buckets are filled in reverse order of
+registration, about the order in which backward produces gradients, so the first bucket is complete first.
+`data/overlapped.py` starts its all-reduce at that moment instead of after backward.
 
     registered   embedding  block 0  block 1  norm  head          bucket_bytes fits two
     buckets      [head norm]  [block 1 block 0]  [embedding]      the last one may be partly filled
@@ -32,15 +32,15 @@ BUCKET_BYTES = 25 * 2**20
 
 @checked
 def plan_buckets(params: Sequence[Tensor], bucket_bytes: Count = BUCKET_BYTES) -> list[list[int]]:
-    """Which parameter goes into which bucket. Pure: tensors are only asked for their size and dtype.
+    """Assign parameters to buckets. Pure: reads only sizes and dtypes.
 
     Arguments:
         params: in order of registration.
-        bucket_bytes: most bytes of a bucket; a parameter larger than that has a bucket to itself.
+        bucket_bytes: maximum bytes of a bucket; a larger parameter gets a separate bucket.
 
     Returns:
-        For each bucket the indices of its parameters, both in the order in which backward fills them: from the last
-        parameter to the first. A bucket holds one dtype (and device), because one buffer has one.
+        The indices of the parameters of each bucket, both in the order in which backward fills them: from the last
+        parameter to the first. A bucket has one dtype and one device.
     """
     buckets: list[list[int]] = []
     filling: dict[tuple, tuple[list[int], int]] = {}  # (dtype, device) -> the bucket being filled, and its bytes
@@ -52,7 +52,7 @@ def plan_buckets(params: Sequence[Tensor], bucket_bytes: Count = BUCKET_BYTES) -
             buckets.append(bucket)
         bucket.append(index)
         filling[kind] = bucket, filled_bytes + params[index].nbytes
-    # With several dtypes, buckets fill side by side: first the one that is complete first.
+    # With several dtypes, buckets fill in parallel: order them by completion.
     return sorted(buckets, key=lambda bucket: -bucket[-1])
 
 
@@ -62,7 +62,7 @@ def pack(params: Sequence[nn.Parameter]) -> Tensor:
 
 
 def unpack(buffer: Tensor, params: Sequence[nn.Parameter]) -> None:
-    """Let every gradient be its piece of the buffer: a view, so nothing is copied back. Changes `param.grad`."""
+    """Make every gradient a view of its piece of the buffer, without a copy. Changes `param.grad`."""
     pieces = buffer.split([param.numel() for param in params])
     for param, piece in zip(params, pieces, strict=True):
         param.grad = piece.view_as(param)
@@ -78,7 +78,7 @@ def average_gradients_in_buckets(
     Arguments:
         module: the replica; each trainable parameter has a gradient.
         group: None for all ranks.
-        bucket_bytes: most bytes of a bucket.
+        bucket_bytes: maximum bytes of a bucket.
     """
     world_size = dist.get_world_size(group)
     params = list(parameters_with_gradients(module))

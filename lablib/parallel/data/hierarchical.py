@@ -1,4 +1,4 @@
-"""Hierarchical gradient aggregation: add up inside the node, cross the network with a shard, spread inside the node.
+"""Hierarchical gradient averaging: reduce-scatter inside the node, all-reduce across nodes, all-gather inside.
 
 Links inside a node are many times faster than links between nodes. So a bucket is first reduce-scattered inside the
 node: each of its L ranks then holds the node's sum of one shard. Ranks with the same place on their nodes all-reduce
@@ -10,19 +10,19 @@ their shards across nodes, all L networks at once; an all-gather inside the node
              rank 3 [a b]  -> [ .   b2+b3 ]  -> [.  B]  -> [A B]
                           inside          across      inside
 
-The three stages use different links, so buckets follow one another through them like cars through a wash: when a
-bucket is launched, the one before it moves on to its next stage.
+The stages use different links, so buckets are pipelined through them: when a bucket is launched, the one before it
+moves on to its next stage.
 
 Cost for N nodes of L ranks, S bytes of gradients in one bucket, alpha and beta of the inner and the outer link (rings):
     time_s      2(L-1) (alpha_in + S/L beta_in)  +  2(N-1) (alpha_out + S/(N L) beta_out)
-    peak bytes  S/L beside the bucket, or S + S/L where L does not divide the bucket's length
-    sent bytes  2(L-1)/L S inside the node, 2(N-1)/N S/L across: together 2(n-1)/n S with n = N L, as in one ring over
-                all ranks, but each link between nodes carries a share 1/L
+    peak bytes  S/L in addition to the bucket, or S + S/L if L does not divide its length
+    sent bytes 2(L-1)/L S inside the node, 2(N-1)/N S/L across: in total 2(n-1)/n S with n = N L, as in one ring over
+                all ranks, but each link between nodes carries only 1/L
 Shapes: a bucket is flat, [N]; a shard is [N / L].
 Source: Sergeev and Del Balso, "Horovod", 2018, arXiv 1802.05799 (HOROVOD_HIERARCHICAL_ALLREDUCE); Goyal et al., 2017,
 arXiv 1706.02677, section 4 (reduce in the server, all-reduce across, broadcast in the server).
-Simplified: nodes have the same number of ranks. NCCL does this by itself when its tuner finds it faster; written out,
-each stage can be changed (compress across nodes only, skip it in some steps).
+Simplified: nodes have the same number of ranks. NCCL does this automatically when its tuner finds it faster; here each
+stage can be changed (compress only across nodes, skip it in some steps).
 """
 
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def node_mesh(ranks_per_node: Count, device_type: str = "cpu") -> DeviceMesh:
     """The ranks as a mesh with the axes "node" and "local". Every rank must call it; it makes process groups.
 
     Raises:
-        ValueError: the ranks do not fill nodes of that size.
+        ValueError: the number of ranks is not a multiple of the node's.
     """
     world_size = dist.get_world_size()
     if world_size % ranks_per_node:
@@ -61,8 +61,8 @@ class HierarchicalAverage:
 
         replica = DataParallel(model, reduce=HierarchicalAverage(node_mesh(ranks_per_node=8)))
 
-    Called with a buffer, it starts the first stage and returns a handle; `handle.wait()` ends the last. Buffers must be
-    handed over in the same order on every rank. Communicates; changes the buffer in place.
+    A call with a buffer starts the first stage and returns a handle; `handle.wait()` ends the last. Buffers must be
+    passed in the same order on every rank. Communicates; changes the buffer in place.
     """
 
     def __init__(self, mesh: DeviceMesh):
@@ -72,17 +72,17 @@ class HierarchicalAverage:
     def __call__(self, buffer: Tensor, group: dist.ProcessGroup | None = None) -> "_Flight":
         if group is not None:
             raise ValueError("HierarchicalAverage averages over its mesh: leave DataParallel's group at None.")
-        self.move_on()  # each bucket ahead has had the time of a whole bucket for its stage: a short wait, or none
+        self.move_on()  # earlier buckets had the time of a whole bucket for their stage: a short wait, if any
         self._flights.append(_Flight(self, buffer, *self._stages(buffer)))
         return self._flights[-1]
 
     def move_on(self) -> None:
-        """Every bucket under way waits for its stage and starts the next, if there is one."""
+        """Every bucket in flight waits for its stage and starts the next, if there is one."""
         for flight in self._flights:
             flight.move_on()
 
     def finish(self, flight: "_Flight") -> None:
-        """Bring one bucket to its last stage; the others move on with it."""
+        """Move one bucket to its last stage; earlier buckets move with it."""
         while flight.stages:
             self.move_on()
         self._flights.remove(flight)
@@ -90,7 +90,7 @@ class HierarchicalAverage:
     def _stages(self, buffer: Tensor) -> tuple[Tensor, list[Stage]]:
         """The tensor to communicate (the buffer, or a padded copy), and the three calls that start it."""
         num_local, num_nodes = self._inside.size(), self._across.size()
-        missing = -buffer.numel() % num_local  # shards are equal: pad where they would not be
+        missing = -buffer.numel() % num_local  # pad to equal shards
         padded = F.pad(buffer, (0, missing)) if missing else buffer
         shard = padded.new_empty(padded.numel() // num_local)
 
@@ -98,7 +98,7 @@ class HierarchicalAverage:
             return reduce_scatter_single(shard, padded, group=self._inside, async_op=True)
 
         def reduce_across() -> Any:
-            shard.div_(num_local * num_nodes)  # once, and of the shard only
+            shard.div_(num_local * num_nodes)  # divide once, and only the shard
             return dist.all_reduce(shard, group=self._across, async_op=True)
 
         def gather_inside() -> Any:
@@ -108,14 +108,14 @@ class HierarchicalAverage:
 
 
 class _Flight:
-    """One bucket on its way: the communication of its present stage, and the stages still to be started."""
+    """One bucket in flight: the communication of its current stage, and the stages to come."""
 
     def __init__(self, average: HierarchicalAverage, buffer: Tensor, padded: Tensor, stages: list[Stage]):
         self._average, self._buffer, self._padded = average, buffer, padded
         self.work, *self.stages = stages[0](), *stages[1:]
 
     def move_on(self) -> None:
-        if self.stages:  # after the last there is nothing to start, so nothing to wait for yet
+        if self.stages:  # after the last stage, `wait` does the waiting
             self.work.wait()
             self.work = self.stages.pop(0)()
 

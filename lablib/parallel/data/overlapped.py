@@ -1,9 +1,9 @@
-"""Overlapped data parallelism: a bucket's all-reduce starts as soon as backward has filled it, hidden behind the rest.
+"""Overlapped data parallelism: the all-reduce of a bucket starts as soon as backward has filled it.
 
 Backward works from the last layer to the first, so the gradients of the last layers are final long before it ends. A
-hook on every parameter hears when its gradient is ready. When the last gradient of a bucket is, the bucket is packed
-and its all-reduce starts, while backward goes on with earlier layers. What still runs when backward ends is exposed:
-at least the last bucket, which no work is left to hide.
+hook on every parameter is called when its gradient is ready. With the last gradient of a bucket, the bucket is packed
+and its all-reduce starts, while backward continues with earlier layers. Communication after the end of backward is
+exposed: at least the last bucket.
 
     compute    forward  | backward 3 | backward 2 | backward 1 | backward 0 |       wait |  optimizer
     comm                             [ bucket 0 ] [ bucket 1 ]  [ bucket 2 ] [ bucket 3 ]
@@ -12,13 +12,13 @@ at least the last bucket, which no work is left to hide.
 Phases of one step (the code has the same headings):
     1. a gradient is ready     count it; a complete bucket is launched, buckets always in the order of the plan
     2. a bucket is launched    pack it, divide it, start its all-reduce, and do not wait
-    3. backward ends           wait for buckets under way; each gradient becomes a view of its bucket
+    3. backward ends           wait for buckets in flight; each gradient becomes a view of its bucket
 
 Cost for n ranks, S bytes of gradients in M buckets, backward B seconds, all-reduce C seconds in all (see
 `data/bucketed.py`), bucket i ready at r_i and taking c_i:
     time_s      forward + max(B, e_M) with e_i = max(e_{i-1}, r_i) + c_i: hidden = min(C, backward left), roughly
     peak bytes  S for the buckets while backward runs, and S for the gradients; then the buckets are the gradients
-    sent bytes  2(n-1)/n S per rank and step; under `no_sync` nothing
+    sent bytes  2(n-1)/n S per rank and step; 0 under `no_sync`
 Shapes: a bucket is flat, [N] with N the elements of its gradients together.
 Source: Li et al., "PyTorch Distributed", VLDB 2020, arXiv 2006.15704, sections 3.2.3 (overlap) and 3.2.4 (no_sync),
 algorithm 1.
@@ -40,37 +40,37 @@ from lablib.torch_compat import queue_callback
 
 
 class Handle(Protocol):
-    """A communication under way, such as a `dist.Work`."""
+    """A communication in flight, such as a `dist.Work`."""
 
     def wait(self) -> Any: ...
 
 
-# Starts to replace a buffer by its mean over the group, and does not wait for the end.
+# Starts to replace a buffer by its mean over the group, without waiting.
 Reduce = Callable[[Tensor, dist.ProcessGroup | None], Handle]
 
 
 def all_reduce_average(buffer: Tensor, group: dist.ProcessGroup | None = None) -> Handle:
     """The mean over the ranks of `group`, by one all-reduce in the background."""
-    buffer.div_(dist.get_world_size(group))  # once; before the sum, which in 16 bits might overflow
+    buffer.div_(dist.get_world_size(group))  # before the sum, which might overflow in 16 bits
     return all_reduce_sum(buffer, group)
 
 
 def all_reduce_sum(buffer: Tensor, group: dist.ProcessGroup | None = None) -> Handle:
     """The sum over the ranks of `group`, by one all-reduce in the background."""
     work = dist.all_reduce(buffer, group=group, async_op=True)
-    assert work is not None  # only ranks outside of the group get None
+    assert work is not None  # only ranks outside the group get None
     return work
 
 
 def reduce_for(reduce: Reduce, index: int, params: Sequence[Tensor]) -> Reduce:
-    """The `Reduce` of one bucket: `reduce.for_bucket(index, params)` where it keeps state for each, or itself."""
+    """The `Reduce` of one bucket: `reduce.for_bucket(index, params)` if it keeps state per bucket, or itself."""
     for_bucket = getattr(reduce, "for_bucket", None)
     return reduce if for_bucket is None else for_bucket(index, params)
 
 
 @dataclass
 class _Backward:
-    """What one backward pass has done so far: gradients still missing in each bucket, and buckets on their way."""
+    """State of one backward pass: gradients missing in each bucket, and buckets in flight."""
 
     num_missing: list[int]
     seen: set[Tensor] = field(default_factory=set)
@@ -78,15 +78,15 @@ class _Backward:
 
 
 class Synchronizing(nn.Module):
-    """A module whose backward sends gradients, unless it runs under `no_sync`."""
+    """A module that communicates gradients in backward, except under `no_sync`."""
 
     _is_synchronizing = True
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Inside, backward only adds to this rank's gradients and nothing is sent: for all micro-batches but the last.
+        """In this block, backward accumulates gradients without communication: for all micro-batches but the last.
 
-        The first backward outside averages what has been added up. Divide each loss by the number of micro-batches.
+        The first backward outside averages the accumulated gradients. Divide each loss by the number of micro-batches.
         """
         before, self._is_synchronizing = self._is_synchronizing, False
         try:
@@ -96,10 +96,10 @@ class Synchronizing(nn.Module):
 
 
 class DataParallel(Synchronizing):
-    """A replica whose gradients are, when `loss.backward()` returns, the mean over all ranks.
+    """A replica with gradients that are the mean over all ranks when `loss.backward()` returns.
 
-    Construction broadcasts parameters and buffers from the group's first rank. Every backward outside of `no_sync`
-    communicates; all ranks must run it equally often.
+    Construction broadcasts parameters and buffers from the group's first rank. Every backward outside `no_sync`
+    communicates; all ranks must run the same number.
 
         replica = DataParallel(model)
         loss = loss_of(replica(inputs), targets)      # this rank's part of the batch
@@ -107,14 +107,14 @@ class DataParallel(Synchronizing):
         optimizer.step()
 
     Arguments:
-        module: on this rank's device. Parameters that do not require gradients now are left out for good.
+        module: on this rank's device. Parameters that do not require gradients at construction are ignored.
         group: None for all ranks.
-        bucket_bytes: most bytes of a bucket. Smaller: more overlap, more latency.
-        reduce: how a bucket becomes its mean; see `Reduce`, `data/hierarchical.py` and `lablib.compress`. One
-            that keeps something for each bucket has `for_bucket(index, params)`, which is asked for its `Reduce`.
+        bucket_bytes: maximum bytes of a bucket. Smaller: more overlap, more latency.
+        reduce: averages a bucket; see `Reduce`, `data/hierarchical.py` and `lablib.compress`. If it has
+            `for_bucket(index, params)`, that makes the `Reduce` of each bucket.
 
     Raises:
-        ValueError: no parameter requires a gradient; in backward, a parameter that got no gradient.
+        ValueError: no parameter requires a gradient; in backward, a parameter without a gradient.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class DataParallel(Synchronizing):
     ):
         super().__init__()
         self.module, self.group = module, group
-        # `named_parameters` names a tied parameter once, and autograd adds up its uses before the hook runs.
+        # `named_parameters` lists a tied parameter once, and autograd sums its uses before the hook runs.
         self._names: dict[Tensor, str] = {
             param: name for name, param in module.named_parameters() if param.requires_grad
         }
@@ -144,7 +144,7 @@ class DataParallel(Synchronizing):
             param.register_post_accumulate_grad_hook(self._on_gradient)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        self._backward = None  # a backward that raised leaves nothing behind
+        self._backward = None  # discard the state of a backward that raised
         return self.module(*args, **kwargs)
 
     # ---- 1. a gradient is ready ----
@@ -160,7 +160,7 @@ class DataParallel(Synchronizing):
         require_once(self._names[param], param in now.seen)
         now.seen.add(param)
         now.num_missing[self._bucket_of[param]] -= 1
-        # Never out of order: all ranks must issue the same collectives in the same order.
+        # In order: all ranks must issue the same collectives in the same order.
         while len(now.launched) < len(self.buckets) and now.num_missing[len(now.launched)] == 0:
             self._launch_next(now)
 
@@ -169,7 +169,7 @@ class DataParallel(Synchronizing):
     def _launch_next(self, now: _Backward) -> None:
         index = len(now.launched)
         buffer = pack(self.buckets[index])  # memory peaks: gradients and bucket
-        handle = self.reduces[index](buffer, self.group)  # no wait: backward goes on
+        handle = self.reduces[index](buffer, self.group)  # no wait: backward continues
         now.launched.append((buffer, handle))
 
     # ---- 3. backward ends ----

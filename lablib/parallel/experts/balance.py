@@ -1,27 +1,27 @@
-"""Placement of experts on ranks, heavy ones in several copies, to lighten the busiest rank.
+"""Placement of experts on ranks by load, with copies of heavy experts, to reduce the load of the busiest rank.
 
-Experts get unequal numbers of tokens, and a layer takes as long as its busiest rank. So each rank gets a slot or two
-more than its share of experts; heavy experts are copied into them, their tokens shared evenly among the copies:
+Experts get unequal numbers of tokens, and a layer takes as long as its busiest rank. So each rank gets one or two slots
+more than its share of experts. Heavy experts are copied into them, and the copies share their tokens evenly:
 
     loads 8 1 1 2             rank 0        rank 1        busiest
     in order                  8 1           1 2           9         the mean is 6
-    balanced, 3 slots a rank  8/3 8/3 1     8/3 2 1       6.33      the best is 6: 4 1 1 and 4 1 1
+    balanced, 3 slots / rank  8/3 8/3 1     8/3 2 1       6.33      the best is 6: 4 1 1 and 4 1 1
 
-    1 copies   the next slot goes to the expert with most tokens for each copy it has: the least heaviest copy there is
-    2 packing  the heaviest copy not placed goes to the rank with least tokens that has a slot free
-    nodes      before both, groups of experts are packed onto nodes; then each node does 1 and 2 for itself
+    1 copies   the next slot goes to the expert with most tokens per copy, which minimizes the heaviest copy
+    2 packing  the heaviest copy left goes to the rank with fewest tokens that has a free slot
+    nodes      before both, groups of experts are packed onto nodes; then 1 and 2 run in each node
 
 No placement is better than the mean of the ranks, nor than its heaviest copy (`least_possible_load`). Both steps are
-heuristics, and miss the best as above (`studies/expert_best.py` tries all); two copies may even share a rank, as in the
-source. Where that is no better than leaving each expert in its place, they are left there.
+heuristics, and can miss the optimum as above (`studies/expert_best.py` tries all); two copies may share a rank, as in
+the source. If the result is not better than the placement in order, that one is used.
 
-Cost: n s log n comparisons, on loads alone; nothing runs on ranks. Cost of a copy: the bytes of an expert's weights
-on its rank, once moved (`num_moved`); in training also its optimizer's state, and a sum of the copies' gradients.
-Legend: E experts, n ranks, s slots a rank, N nodes.
+Cost: n s log n comparisons of loads; does not communicate. Cost of a copy: the bytes of an expert's weights on its
+rank, once moved (`num_moved`); in training also its optimizer's state, and a sum of the copies' gradients.
+Legend: E experts, n ranks, s slots per rank, N nodes.
 Source: DeepSeek-V3, 2024, arXiv 2412.19437, section 3.4.1 (redundant experts); github.com/deepseek-ai/EPLB, 2025
 (the two policies, hierarchical and global, and the example that the tests repeat); packing: Graham, "Bounds on
 Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17(2), 1969.
-Simplified: loads are known beforehand (there: a moving average); copies share evenly; messages are not counted.
+Simplified: loads are known in advance (in the source: a moving average); copies share evenly; messages are not counted.
 """
 
 from collections.abc import Sequence
@@ -32,16 +32,16 @@ from math import isfinite
 from lablib.signature import Count, NonNegative, check_fields, check_type, checked, shown
 from lablib.text.units import largest_divisor
 
-MAX_SLOTS = 2**20  # a placement is looked at slot by slot
+MAX_SLOTS = 2**20  # placements are processed slot by slot
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertPlacement:
-    """Where experts lie.
+    """The expert in each slot of each rank.
 
     Attributes:
-        ranks: for each rank the expert in each of its slots; every rank has as many slots.
-        num_experts: E; each of them is somewhere.
+        ranks: for each rank the expert in each of its slots; all ranks have the same number of slots.
+        num_experts: E; each has at least one slot.
 
     Raises:
         ValueError: no rank, unequal numbers of slots, an expert that is not 0 to E - 1, or one that has no slot.
@@ -53,7 +53,7 @@ class ExpertPlacement:
     def __post_init__(self) -> None:
         check_fields(self)
         if len({len(slots) for slots in self.ranks}) != 1:
-            raise ValueError(f"every rank must have as many slots: got {shown(self.ranks)}; try place_in_order(4, 2).")
+            raise ValueError(f"all ranks need equally many slots: got {shown(self.ranks)}; try place_in_order(4, 2).")
         if {expert for slots in self.ranks for expert in slots} != set(range(self.num_experts)):
             raise ValueError(
                 f"each expert 0 to {self.num_experts - 1} must have a slot, and no other: got {shown(self.ranks)}; "
@@ -62,27 +62,27 @@ class ExpertPlacement:
 
     @property
     def copies(self) -> tuple[int, ...]:
-        """Of each expert, how many there are."""
+        """The number of copies of each expert."""
         found = [0] * self.num_experts
         for expert in (expert for slots in self.ranks for expert in slots):
             found[expert] += 1
         return tuple(found)
 
     def rank_loads(self, loads: Sequence[float]) -> list[float]:
-        """Tokens of each rank, where these are the experts'."""
+        """Tokens of each rank, from the tokens of each expert."""
         each = [load / copies for load, copies in zip(check_loads(loads, self.num_experts), self.copies, strict=True)]
         return [sum(each[expert] for expert in slots) for slots in self.ranks]
 
     def imbalance(self, loads: Sequence[float]) -> float:
-        """The busiest rank over the mean of all: 1 at best, and how much longer the experts take. 1 without tokens."""
+        """Load of the busiest rank over the mean, the factor by which experts take longer; 1 without tokens."""
         ranks = self.rank_loads(loads)
         return max(ranks) * len(ranks) / sum(ranks) if sum(ranks) else 1.0
 
     def num_moved(self, before: "ExpertPlacement") -> int:
-        """Experts that ranks have now and had not before: each is sent to its rank, with all its states.
+        """The number of experts that are new on a rank: each is sent there, with all its states.
 
         Raises:
-            ValueError: a placement of other experts, or on another number of ranks.
+            ValueError: `before` has another number of experts or ranks.
         """
         check_type("num_moved: before", before, ExpertPlacement)
         if (len(before.ranks), before.num_experts) != (len(self.ranks), self.num_experts):
@@ -96,10 +96,10 @@ class ExpertPlacement:
 
 @checked
 def place_in_order(num_experts: Count, num_ranks: Count, slots_a_rank: Count | None = None) -> ExpertPlacement:
-    """Naive: expert by expert, rank by rank, without regard to loads. A slot more holds a rank's own again.
+    """Naive: experts in order, rank by rank, without regard to loads. Additional slots repeat the rank's experts.
 
     Arguments:
-        slots_a_rank: s; None: as many as a rank's share of experts.
+        slots_a_rank: s; None: a rank's share of experts.
 
     Raises:
         ValueError: ranks that do not divide the experts, or fewer slots than experts.
@@ -124,13 +124,13 @@ def place_balanced(
     num_nodes: Count = 1,
     num_groups: Count | None = None,
 ) -> ExpertPlacement:
-    """Copies of the heaviest experts, packed. Pure: equal loads give equal placements.
+    """Copy the heaviest experts, and pack the copies. Pure: equal loads give equal placements.
 
     Arguments:
         loads: tokens of each expert.
         slots_a_rank: s; n s >= E.
         num_nodes: above 1: hierarchical, all copies of an expert in the node of its group.
-        num_groups: of experts next to each other (a router that is limited to groups); None: one for each node.
+        num_groups: of consecutive experts (for a router that is limited to groups); None: one per node.
 
     Raises:
         ValueError: fewer slots than experts, nodes that do not divide ranks or groups, groups that do not divide
@@ -166,14 +166,14 @@ def place_balanced(
 
 @checked
 def least_possible_load(loads: Sequence[NonNegative], num_ranks: Count, slots_a_rank: Count) -> float:
-    """Lower bound of the busiest rank's load, however experts are copied and placed: the mean, or one copy."""
+    """Lower bound of the busiest rank's load for any copies and placement: the mean, or one copy."""
     loads = check_loads(loads, len(loads))
     copies = _copies(loads, num_ranks * check_slots(len(loads), num_ranks, slots_a_rank))
     return max(sum(loads) / num_ranks, max(load / count for load, count in zip(loads, copies, strict=True)))
 
 
 def _copies(loads: Sequence[float], total: int) -> list[int]:
-    """How often each expert is there: the heaviest copy is as light as so many slots allow."""
+    """The number of copies of each expert that minimizes the heaviest copy."""
     copies = [1] * len(loads)
     queue = [(-load, e) for e, load in enumerate(loads)]
     heapify(queue)
@@ -185,7 +185,7 @@ def _copies(loads: Sequence[float], total: int) -> list[int]:
 
 
 def _packed(weights: Sequence[float], num_bins: int, each: int) -> list[list[int]]:
-    """The items of each bin, `each` in every one: the heaviest item left goes to the lightest bin that has room."""
+    """The items of each bin, `each` per bin: the heaviest item left goes to the lightest bin with room."""
     bins: list[list[int]] = [[] for _ in range(num_bins)]
     queue = [(0.0, b) for b in range(num_bins)]
     for item in sorted(range(len(weights)), key=lambda i: (-weights[i], i)):
@@ -197,7 +197,7 @@ def _packed(weights: Sequence[float], num_bins: int, each: int) -> list[list[int
 
 
 def check_loads(loads: Sequence[float], num_experts: int) -> list[float]:
-    """The loads as numbers; refuses others."""
+    """The loads as numbers; raises ValueError if they are invalid."""
     check_type("loads", loads, Sequence[NonNegative])
     if not num_experts or len(loads) != num_experts:
         raise ValueError(f"loads must have a number for each of the {num_experts or 'experts'}: got {len(loads)}.")
@@ -208,7 +208,7 @@ def check_loads(loads: Sequence[float], num_experts: int) -> list[float]:
 
 @checked
 def check_slots(num_experts: int, num_ranks: Count, slots_a_rank: Count) -> int:
-    """Slots of a rank, if all experts find one."""
+    """Slots of a rank; raises ValueError if an expert would have none."""
     slots = slots_a_rank
     if num_ranks * slots > MAX_SLOTS:
         raise ValueError(

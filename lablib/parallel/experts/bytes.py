@@ -1,36 +1,36 @@
-"""Bytes sent and kept per rank by a mixture: tokens to experts and back, gradients, activations, weights.
+"""Bytes sent and kept per rank by a mixture of experts: tokens, gradients, activations, weights.
 
-Sent by a rank in one step, with n = e ranks that share the experts (e t where they are whole on tensor ranks):
+Sent by a rank in one step, with n = e ranks that share the experts (e t if they are whole on tensor ranks):
 
-    counts      8 (n-1)/n E                             how many rows come, before them; forward alone
-    rows        2 (out + in) D w                        there and back, forward; and again their gradients, backward
+    counts      8 (n-1)/n E                             numbers of rows, sent first; only forward
+    rows        2 (out + in) D w                        to the experts and back; backward their gradients
     tensor      cut    2 (t-1)/t (2 N D w + N k v)      y is summed; backward the gradients of x and of the weights
-                whole  (t-1)/t (2 N D w + N k v)        y is gathered; backward the same two are
+                whole  (t-1)/t (2 N D w + N k v)        y is gathered; backward the gradients of x and of the weights
     gradients   2 (d e - 1)/(d e) (D E + 2 S D F/c) w   router and shared experts, over all ranks with other tokens
                 2 (d - 1)/d 2 (E/n) D F/c w             experts, over ranks with the same ones; c = t if cut, else 1
 
 With an even load, out = in = (n-1)/n N k (N k / t where experts are whole): 4 (n-1)/n N k D w in all for the rows. An
-expert's gradient costs nothing where no other rank has it: against the same experts on each of d e ranks, dense data
-parallelism, rows are fewer bytes as soon as 4 N k D < 4 E D F, that is for less than E F / k tokens a rank.
+expert's gradient is not sent if no other rank has the expert. Compared with all experts on each of d e ranks (dense
+data parallelism), rows are fewer bytes if 4 N k D < 4 E D F, that is below E F / k tokens per rank.
 
-Kept for backward beside x, where R rows come to a rank's experts and N/p tokens are its own part (p = t if whole):
+Kept for backward in addition to x, with R rows for a rank's experts and N/p tokens as its own part (p = t if whole):
 
-    rows        R D w                           what experts read
-    hidden      2 R F/c w                       before and behind GELU
-    said        N/p k (D + 1) w                 what experts said, and how it is weighed (k v, not k w, if w = v)
+    rows        R D w                           inputs of the experts
+    hidden      2 R F/c w                       before and after GELU
+    said        N/p k (D + 1) w                 outputs of experts, and their weights (k v, not k w, if w = v)
     router      N (E v + 8 k)                   scores and choices; (k + 2) N v to normalize weights, if k > 1
-                (N + E) D v                     input and matrix in 32 bits, if they are not anyway
+                (N + E) D v                     input and matrix in 32 bits, unless they already are
     shared      2 N S F/c w
 
-A dense MLP of as many FLOPs keeps 2 N k F w: hidden is that, and the k copies of D numbers, twice, come on top.
+A dense MLP of the same FLOPs keeps 2 N k F w, the same as hidden; the k copies of D numbers, twice, are additional.
 
-Cost: some sums; nothing runs on ranks.
-Legend: N tokens of a rank, D width, E experts, k that a token visits, S shared ones, F hidden width, w bytes a number,
-v those of the router (4 at least); e expert, d data, t tensor ranks.
+Cost: some sums; does not communicate.
+Legend: N tokens of a rank, D width, E experts, k experts per token, S shared experts, F hidden width, w bytes per
+number, v bytes per number of the router (at least 4); e expert, d data, t tensor ranks.
 Source: Lepikhin et al., "GShard", 2020, arXiv 2006.16668, section 3; Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv
 2201.05596, section 5.2; Singh et al., 2023, arXiv 2303.06318, section 4. The layer: `experts/parallelize.py`.
-Simplified: dropless, softmax gates; sums over ranks in rings; sizes that ranks divide. Numbers of rows (16 k N bytes),
-which dispatch and combine hold beside what autograd saves, are not counted.
+Simplified: dropless, softmax gates; sums over ranks in rings; sizes that ranks divide. Row indices (16 k N bytes) that
+dispatch and combine hold outside autograd are not counted.
 """
 
 from collections.abc import Sequence
@@ -44,10 +44,10 @@ COUNT_BYTES = 8  # of a number of rows, int64
 
 @dataclass(frozen=True, slots=True)
 class ExpertSizes:
-    """One mixture, and the tokens of a rank.
+    """Sizes of one mixture, and the tokens of a rank.
 
     Attributes:
-        tokens: N, of one rank along data and expert; tensor ranks have the same ones.
+        tokens: N, of one rank along data and expert; tensor ranks have the same tokens.
         d_model, d_ff: D and F.
         num_experts, k, num_shared: E, k and S.
         element_bytes: w; 2 for 16 bits.
@@ -72,7 +72,7 @@ class ExpertSizes:
 
     @property
     def router_bytes(self) -> int:
-        """v: of a number of the router."""
+        """v: bytes of a number of the router."""
         return max(4, self.element_bytes)
 
 
@@ -82,7 +82,7 @@ class ExpertRanks:
 
     Attributes:
         expert, data, tensor: e, d and t.
-        cuts_experts: whether tensor ranks cut each expert; else each is whole on one of them.
+        cuts_experts: whether tensor ranks cut each expert; otherwise each is whole on one of them.
     """
 
     expert: Count
@@ -105,7 +105,7 @@ class ExpertRanks:
 
     @property
     def token_parts(self) -> int:
-        """Ranks among which the tokens of one are divided."""
+        """Ranks that divide the tokens of one rank."""
         return 1 if self.cuts_experts else self.tensor
 
 
@@ -145,9 +145,9 @@ def expert_sent_bytes(
     """Bytes that one rank sends for one mixture, forward, backward and for the sum of gradients.
 
     Arguments:
-        counts: for each of the n ranks that share the experts, its rows for each expert; None: an even load, as
-            `route(balanced=True)` deals it.
-        rank: which of these n.
+        counts: for each of the n ranks that share the experts, its rows for each expert; None: an even load, as from
+            `route(balanced=True)`.
+        rank: one of these n.
 
     Raises:
         ValueError: sizes that ranks do not divide (`check_experts`), counts of other ranks or experts, no such rank.
@@ -172,7 +172,7 @@ def expert_sent_bytes(
 def expert_kept_bytes(
     sizes: ExpertSizes, ranks: ExpertRanks, counts: Sequence[Sequence[int]] | None = None, rank: NonNegativeInt = 0
 ) -> ExpertKept:
-    """Bytes that autograd keeps of one mixture on a rank, without x and the weights. Arguments and Raises as above."""
+    """Bytes that autograd keeps for one mixture on a rank, without x and the weights. Arguments and Raises as above."""
     received = sum(row[_of(rank, ranks.sharing)] for row in exchanged_rows(sizes, ranks, counts))
     n, k, v, width = sizes.tokens, sizes.k, sizes.router_bytes, sizes.element_bytes
     is_narrow, own = width < v, n // ranks.token_parts
@@ -224,7 +224,7 @@ def exchanged_rows(
 
 
 def _of(rank: int, n: int) -> int:
-    """The rank, if there is such a one."""
+    """The rank; raises ValueError if it is not 0 to n - 1."""
     if rank >= n:
         raise ValueError(f"rank must be 0 to {n - 1}, one of those that share the experts: got {rank}.")
     return rank

@@ -1,22 +1,23 @@
-"""Mixture of depths: of every sequence, a block sees the C tokens that its router wants most; the others pass it by.
+"""Mixture of depths: a block processes the C tokens of each sequence with the highest router weights.
 
-In a mixture of experts every token chooses experts, and costs the same. Here a block chooses tokens, and a token costs
-what it is worth: the same dispatch, with every *sequence* as an expert of C slots, all of whose tokens choose it, and
-those of least weight are dropped (`SCORE`). A dropped token has only the residual stream, as intended.
+In a mixture of experts every token chooses experts, at the same cost. Here a block chooses tokens. The dispatch is the
+same, with every *sequence* as an expert of C slots that all its tokens choose; tokens of least weight are dropped
+(`SCORE`). A dropped token only continues in the residual stream.
 
     x_0 .. x_T  ->  router: a number r_t each  ->  the C highest, in order  ->  block  ->  x_t + r_t (block(x)_t - x_t)
                                                    the others                      ->  x_t
 
-The factor r_t puts the router on the way of the gradient. The block's attention is among the chosen tokens alone.
+The factor r_t lets gradients reach the router. The block's attention is only among the chosen tokens.
 
-Whether a token is among the C highest depends on tokens behind it. In training that is allowed; to generate text, a
-threshold must be learned besides (section 3.5 of the source).
+Whether a token
+is among the C highest depends on later tokens. In training that is allowed; generation of text needs a learned
+threshold (section 3.5 of the source).
 
-Cost of a block for a sequence: 24 C D^2 + 4 C^2 D FLOPs forward in the place of 24 T D^2 + 4 T^2 D; the router 2 T D.
+Cost of a block for a sequence: 24 C D^2 + 4 C^2 D FLOPs forward instead of 24 T D^2 + 4 T^2 D; the router 2 T D.
 Shapes: B sequences, T tokens of each, C of them chosen, D width.
 Source: Raposo et al., "Mixture-of-Depths", 2024, arXiv 2404.02258, equation 1 and sections 3.2 to 3.4 (expert choice,
 an eighth of the tokens in every other block).
-Simplified: no threshold for generation; positions are those embedded below, so that a block needs none.
+Simplified: no threshold for generation; positions are embedded at the input, so a block needs none.
 """
 
 import torch
@@ -31,13 +32,13 @@ from lablib.signature import Count, checked
 
 @checked
 def choose_tokens(weights_BT: Float[Tensor, "B T"], capacity: Count) -> Permutation:
-    """The `capacity` tokens of highest weight of each sequence, in their order; of equal ones the first.
+    """The `capacity` tokens of highest weight of each sequence, in sequence order; ties go to the first.
 
     Raises:
-        ValueError: weights that are no matrix; a capacity above T.
+        ValueError: weights that are not a matrix; a capacity above T.
     """
     if weights_BT.ndim != 2:
-        raise ValueError(f"weights must be [B, T]: got {tuple(weights_BT.shape)}; give those of each sequence.")
+        raise ValueError(f"weights must be [B, T]: got {tuple(weights_BT.shape)}; give the weights of each sequence.")
     batch, length = weights_BT.shape
     if capacity > length:
         raise ValueError(
@@ -46,16 +47,16 @@ def choose_tokens(weights_BT: Float[Tensor, "B T"], capacity: Count) -> Permutat
     sequences_N1 = torch.arange(batch * length, device=weights_BT.device).div(length, rounding_mode="floor")[:, None]
     weights_N1 = weights_BT.reshape(-1, 1)
     of_all_NE = weights_N1.expand(-1, batch)
-    # Every sequence has T choices: as if dealt out evenly, so that counts are known without looking at values.
+    # Every sequence has T choices, an even load, so counts are known without reading values.
     routing = Routing(sequences_N1, weights_N1, of_all_NE, of_all_NE, is_balanced=True)
     return sort_by_expert(routing, capacity, SCORE)
 
 
 class MixtureOfDepths(nn.Module):
-    """A block that sees the tokens its router chooses; `forward(x_BTD)`.
+    """A block that processes the tokens its router chooses; `forward(x_BTD)`.
 
     Arguments:
-        block: [B, C, D] to [B, C, D], with its residual sum inside; taken over.
+        block: [B, C, D] to [B, C, D], with its residual sum inside; not copied.
         capacity: C.
         router_D: the router's weights.
     """
@@ -76,10 +77,10 @@ class MixtureOfDepths(nn.Module):
 
 @checked
 def with_depths(model: GPT, capacity: Count, *, every: Count = 2, seed: int = 0) -> GPT:
-    """Let every so many blocks see only some tokens of each sequence, in place, and return the model.
+    """Make some blocks process only `capacity` tokens of each sequence, in place, and return the model.
 
     Arguments:
-        capacity: tokens C of a sequence that such a block sees; sequences must have as many at least.
+        capacity: tokens C of a sequence for such a block, at most the sequence length.
         every: 1 for all blocks; 2 for every other one, beginning with the second.
         seed: of the routers' first weights, N(0, 0.02).
 

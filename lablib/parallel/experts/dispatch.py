@@ -1,28 +1,28 @@
-"""Dispatch and combine: tokens to the rows of their experts, and the experts' outputs back to the tokens.
+"""Dispatch and combine: move tokens to the rows of their experts, and the experts' outputs back.
 
-    naive   a mask [N, E, C] says which token is in which slot of which expert; two einsums move rows by it
-    real    choices sorted by expert: rows are picked by their numbers, and nothing is multiplied by 0
+    naive   a mask [N, E, C] assigns tokens to slots of experts; two einsums move rows by it
+    real    choices sorted by expert: rows are indexed, without products with 0
 
         choices     token 0 -> expert 1     token 1 -> expert 0     token 2 -> expert 1         k = 1
         sorted      expert 0: token 1   |   expert 1: tokens 0, 2           a stable sort: in order of arrival
         rows_MD     x_1 | x_0 x_2       ->  the experts, each its run of rows
-        combine     y_i = sum over choices of weight times row; each choice knows the number of its row
+        combine     y_i = sum over choices of weight times row, found by the index of the row
 
-With a capacity C an expert takes at most C choices, and the others are dropped: such a choice adds nothing, so that a
-token all of whose choices are dropped has only what the residual stream carries past the layer. Who is dropped:
+With a capacity C an expert takes at most C choices, and the others are dropped: a dropped choice adds nothing, and a
+token with all choices dropped only continues in the residual stream. The dropped choices:
 
     LATEST   in order of arrival: first choices of all tokens before second choices (GShard)
-    SCORE    those with the least weight (V-MoE calls it batch priority)
+    SCORE    the choices with the least weight (batch priority in V-MoE)
 
-Dropless: no capacity, as many rows as there are choices. It needs products of uneven groups (`experts/products.py`).
+Dropless: no capacity, one row per choice. It needs products of uneven groups (`experts/products.py`).
 
 Cost for N tokens of D numbers of w bytes, k choices, and E experts of C = N k / E slots:
     naive  FLOPs       4 N E C D = 4 N^2 k D forward: quadratic in the tokens of a rank
            peak bytes  2 N E C w for two masks
-    real   bytes       2 N k D w read and written in dispatch, as much in combine
-           peak bytes  2 N k D w: rows, and rows in order of tokens; 16 N k for the numbers of rows
-Shapes: N tokens, k choices of each, E experts, C slots of an expert, D width, M rows: N k less those dropped. A choice
-has the number c = j N + i, for the j-th choice of token i.
+    real   bytes       2 N k D w read and written in dispatch, and the same in combine
+           peak bytes  2 N k D w: rows, and rows in order of tokens; 16 N k for the row indices
+Shapes: N tokens, k choices of each, E experts, C slots of an expert, D width, M rows: N k less dropped ones. The j-th
+choice of token i has the number c = j N + i.
 Source: Lepikhin et al., "GShard", 2020, arXiv 2006.16668, algorithm 1 and section 3.2 (masks, einsums, capacity);
 Gale et al., "MegaBlocks", 2022, arXiv 2211.15841, sections 3 and 5 (dropless, sorted); Riquelme et al., "Scaling Vision
 with Sparse Mixture of Experts", 2021, arXiv 2106.05974, section 4 (priority by score).
@@ -45,7 +45,7 @@ from lablib.signature import Count, checked
 
 
 class Drop(Enum):
-    """Whom an expert that is full drops."""
+    """The choices that a full expert drops."""
 
     LATEST = "latest"
     SCORE = "score"
@@ -62,8 +62,8 @@ def expert_capacity(num_tokens: Count, k: Count, num_experts: Count, factor: flo
     320
 
     Arguments:
-        num_tokens: N, of one rank: every rank fills its own slots.
-        factor: 1 has room for all if the load is even; 1.25 to 2 are usual.
+        num_tokens: N, of one rank: slots are per rank.
+        factor: 1 has room for an even load; 1.25 to 2 are usual.
 
     Raises:
         ValueError: a share below one token; k above E.
@@ -72,7 +72,7 @@ def expert_capacity(num_tokens: Count, k: Count, num_experts: Count, factor: flo
     share = num_tokens * k / num_experts
     if not 1 <= factor * share < float("inf"):
         raise ValueError(
-            f"an expert must have room for a token at least: got factor {factor:g} of {num_tokens} tokens x {k} "
+            f"an expert must have room for at least one token: got factor {factor:g} of {num_tokens} tokens x {k} "
             f"choices / {num_experts} experts = {factor * share:.3g}; try a factor of {max(1, ceil(1 / share))}, "
             "or more tokens."
         )
@@ -83,9 +83,9 @@ def expert_capacity(num_tokens: Count, k: Count, num_experts: Count, factor: flo
 
 
 def naive_masks(routing: Routing, capacity: int) -> tuple[Float[Tensor, "N E C"], Float[Tensor, "N E C"]]:
-    """Which token is in which slot of which expert, and with which weight; the latest are dropped."""
+    """Masks of the token in each slot of each expert, as 0 or 1 and as weights; the latest choices are dropped."""
     is_chosen_XE = F.one_hot(routing.experts_Nk.T.flatten(), routing.num_experts)  # X: choices in their order
-    slot_X = ((is_chosen_XE.cumsum(0) - 1) * is_chosen_XE).sum(1)  # how many came to the same expert before
+    slot_X = ((is_chosen_XE.cumsum(0) - 1) * is_chosen_XE).sum(1)  # earlier choices of the same expert
     is_in_XC = slot_X[:, None] == torch.arange(capacity, device=slot_X.device)
     takes_kNEC = (is_chosen_XE[:, :, None] * is_in_XC[:, None]).unflatten(0, (routing.k, -1))
     weighs_NEC = (takes_kNEC * routing.weights_Nk.T[:, :, None, None]).sum(0)
@@ -107,11 +107,11 @@ def naive_combine(rows_ECD: Float[Tensor, "E C D"], weighs_NEC: Float[Tensor, "N
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Permutation:
-    """The row of each choice: made once from a routing, read by dispatch and combine.
+    """The row of each choice: computed once from a routing, used by dispatch and combine.
 
     Attributes:
-        choices_M: the choice of each row. Rows lie expert behind expert, in each in order of arrival.
-        rows_kN: the row of each choice; M for one that is dropped.
+        choices_M: the choice of each row. Rows are sorted by expert, then by arrival.
+        rows_kN: the row of each choice; M if dropped.
         counts: rows of each expert, on the host; they sum to M.
         num_dropped: choices without a row.
     """
@@ -137,7 +137,7 @@ def sort_by_expert(routing: Routing, capacity: Count | None = None, drop: Drop =
 
     Arguments:
         capacity: most rows C of an expert; None: dropless.
-        drop: whom a full expert drops.
+        drop: the choices that a full expert drops.
 
     Raises:
         ValueNeededError: under fidelity="shapes", a routing that is not balanced.
@@ -160,10 +160,10 @@ def sort_by_expert(routing: Routing, capacity: Count | None = None, drop: Drop =
 
 
 def dispatch(x_ND: Float[Tensor, "N D"], permutation: Permutation) -> Float[Tensor, "M D"]:
-    """The tokens as rows, expert behind expert. Backward: each token's gradient is the sum over its rows."""
+    """The tokens as rows, sorted by expert. Backward: each token's gradient is the sum over its rows."""
     if len(x_ND) != permutation.rows_kN.shape[1]:
         raise ValueError(
-            f"a permutation must be of the tokens it moves: got one of {permutation.rows_kN.shape[1]} for {len(x_ND)} "
+            f"a permutation must be for its tokens: got one for {permutation.rows_kN.shape[1]} instead of {len(x_ND)} "
             "tokens; make it of their routing."
         )
     return _Dispatch.apply(x_ND, permutation)  # pyright: ignore[reportReturnType]
@@ -176,7 +176,7 @@ def combine(
 
     Arguments:
         rows_MD: the experts' outputs, in the order of `dispatch`.
-        weights_Nk: of the routing; used in the dtype of the rows.
+        weights_Nk: of the routing; cast to the dtype of the rows.
     """
     if len(rows_MD) != permutation.num_rows or weights_Nk.T.shape != permutation.rows_kN.shape:
         k, tokens = permutation.rows_kN.shape
@@ -196,13 +196,12 @@ class _Dispatch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_MD: Tensor) -> tuple[Tensor, None]:
-        # Each choice picks its row and the choices are added in their order: repeats to the bit, as index_add on a
-        # GPU would not.
+        # Index the row of each choice and add choices in order: deterministic, unlike index_add on a GPU.
         return _rows_of_choices(grad_MD, ctx.permutation).sum(0), None
 
 
 class _Collect(torch.autograd.Function):
-    """Rows of experts to the order of choices: k copies of the tokens, zeros where one was dropped."""
+    """Rows of experts in the order of choices: k copies of the tokens, zeros for dropped choices."""
 
     @staticmethod
     def forward(ctx: Any, rows_MD: Tensor, permutation: Permutation) -> Tensor:

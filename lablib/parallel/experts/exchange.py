@@ -1,24 +1,24 @@
-"""All-to-all of tokens to the ranks of their experts and back: the numbers of rows first, then the rows.
+"""All-to-all of tokens to the ranks of their experts and back: first the numbers of rows, then the rows.
 
     rank 0: tokens sorted by expert   0 0 0 1 | 2 3 3      experts 0, 1 on rank 0; 2, 3 on rank 1
     rank 1:                           1 1 | 2 2 2 3
 
     counts     rank 0 sends (3, 1) and (1, 2), and gets (3, 1) from itself, (0, 2) from rank 1
-    there      rank 0 gets rows           0 0 0 1 | 1 1    rank behind rank
-    reordered                             0 0 0 | 1 1 1    expert behind expert
+    there      rank 0 gets rows           0 0 0 1 | 1 1    by rank
+    reordered                             0 0 0 | 1 1 1    by expert
     back       the same in reverse
 
-The numbers of rows are sizes of the next all-to-all, so the host waits for them. Where all ranks are known to send the
-same (a balanced routing), it does not.
+The numbers of rows are the sizes of the next all-to-all, so the host waits for them. With a balanced routing they are
+known, and it does not wait.
 
 Cost for n ranks, E experts, M rows sent and R received, of D numbers of w bytes; alpha and beta of the link:
-    time_s      alpha for the counts; each way alpha + D w beta for each row of the busiest rank that crosses the link
-    sent bytes  8 (n-1)/n E of counts; D w for each row that goes to another rank or back, and as much in backward
-    peak bytes  R D w, and as much again while rows are put in the order of experts
+    time_s alpha for the counts; in each direction alpha + D w beta per row of the busiest rank that crosses the link
+    sent bytes 8 (n-1)/n E of counts; D w per row to another rank or back, and the same in backward peak bytes R D w,
+    and the same again while rows are sorted by expert
 Shapes: E experts, e = E / n on this rank, M rows sent, R rows received, D width.
 Source: Lepikhin et al., "GShard", 2020, arXiv 2006.16668, section 3; Gale et al., "MegaBlocks", 2022, arXiv 2211.15841
 (rows without a capacity).
-Simplified: rows cross the network once for each choice, also where two experts of a token lie on one rank.
+Simplified: rows cross the network once per choice, even if two experts of a token are on one rank.
 """
 
 from collections.abc import Sequence
@@ -53,14 +53,14 @@ def check_experts(
     """Check sizes before any rank starts, and return the number of experts per rank.
 
     Arguments:
-        ranks: over which experts are spread, along the axis "expert".
+        ranks: number of ranks along the axis "expert".
         num_tokens: of one rank, for the capacity.
-        d_ff: hidden width of an expert, to be cut over the tensor ranks.
+        d_ff: hidden width of an expert, cut over the tensor ranks.
         tensor_ranks, cuts_experts: as in `ExpertParallel`.
 
     Raises:
-        ValueError: k above E, ranks that do not divide the experts, tensor ranks that divide neither hidden units (cut)
-            nor experts (whole); a capacity below one token of a rank's part of the tokens.
+        ValueError: k above E, ranks that do not divide the experts, tensor ranks that do not divide hidden units (cut)
+            or experts (whole); a capacity below one token of a rank's part of the tokens.
     """
     check_choices(num_experts, k)
     spread = ranks if cuts_experts else ranks * tensor_ranks
@@ -77,7 +77,7 @@ def check_experts(
         )
     if num_tokens is not None and capacity_factor is not None:
         parts = 1 if cuts_experts else tensor_ranks
-        last = (num_tokens - 1) // -(-num_tokens // parts)  # that has tokens: it may have fewest
+        last = (num_tokens - 1) // -(-num_tokens // parts)  # the last part with tokens may be the smallest
         start, end = shard_range(num_tokens, last, parts)
         expert_capacity(end - start, k, num_experts, capacity_factor)
     return num_experts // spread
@@ -88,11 +88,11 @@ def check_experts(
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """How many rows go where, on the host.
+    """Numbers of rows sent and received, on the host.
 
     Attributes:
         sent: rows to each rank of the group.
-        received: from each rank, for each expert of this one.
+        received: from each rank, for each expert of this rank.
     """
 
     sent: tuple[int, ...]
@@ -112,12 +112,12 @@ class Exchange:
 def exchange_counts(
     counts: Sequence[int], group: Group = None, *, is_balanced: bool = False, device: torch.device | str | None = None
 ) -> Exchange:
-    """Tell every rank how many rows it gets for each of its experts. Communicates: one all-to-all of E numbers.
+    """Send every rank the number of rows for each of its experts. Communicates: one all-to-all of E numbers.
 
     Arguments:
         counts: rows of each of the E experts, from this rank.
-        is_balanced: all ranks have the same counts; they are exchanged, and not read (`route`, `balanced`).
-        device: of the numbers on their way: where tensors of the model are.
+        is_balanced: all ranks have the same counts; they are exchanged, but not read (`route`, `balanced`).
+        device: of the counts in the exchange, the device of the model.
 
     Raises:
         ValueError: ranks that do not divide the experts.
@@ -135,7 +135,7 @@ def exchange_counts(
 
 
 def reordered(rows: Tensor, blocks: Sequence[Sequence[int]]) -> Tensor:
-    """Rows in blocks [i][j], one behind the other, in the order of j, then i."""
+    """Reorder rows in blocks [i][j] by j, then i."""
     if len(blocks) == 1 or len(blocks[0]) == 1:
         return rows
     pieces = rows.split([size for of_one in blocks for size in of_one])
@@ -144,12 +144,12 @@ def reordered(rows: Tensor, blocks: Sequence[Sequence[int]]) -> Tensor:
 
 
 def to_experts(rows_MD: Float[Tensor, "M D"], exchange: Exchange, group: Group = None) -> Float[Tensor, "R D"]:
-    """Rows to the ranks of their experts, and there in order of the experts. Communicates: one all-to-all each way."""
+    """Send rows to the ranks of their experts, sorted by expert. Communicates: one all-to-all, one backward."""
     rows_RD = exchange_rows(rows_MD, exchange.sent, exchange.from_ranks, group)
     return reordered(rows_RD, exchange.received)
 
 
 def from_experts(rows_RD: Float[Tensor, "R D"], exchange: Exchange, group: Group = None) -> Float[Tensor, "M D"]:
-    """The way back. Communicates: one all-to-all each way."""
+    """Send rows back. Communicates: one all-to-all, one backward."""
     by_rank = reordered(rows_RD, list(zip(*exchange.received, strict=True)))
     return exchange_rows(by_rank, exchange.from_ranks, exchange.sent, group)

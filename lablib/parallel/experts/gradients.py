@@ -1,24 +1,24 @@
-"""Gradients of a model with spread experts: the ranks over which each is averaged, and its divisor.
+"""Averaging of gradients with expert parallelism: the ranks and the divisor for each parameter.
 
-All ranks along "data" and "expert" have tokens of their own, and the loss is the mean of theirs. A rank's experts have
-seen the tokens of all ranks of its expert group, so that their gradient is a sum over these already:
+Ranks along "data" and "expert" have different tokens, and the loss is the mean over them. A rank's experts process the
+tokens of all ranks of its expert group, so their gradient is already a sum over these:
 
     Mesh(data=2, expert=2)         sum over                        divided by
     router, attention, norms       all 4 ranks                     4
     experts                        2 ranks along "data"            4, not 2: the summed gradients came from 4 losses
 
-Two mistakes train, and train something else: to average experts over all ranks (it adds up the gradients of different
-experts), and to divide by the ranks one sums over (experts learn n times as fast as the rest).
+Two mistakes raise no error and train a different model: averaging experts over all ranks (adds gradients of different
+experts), and dividing by the number of ranks in the sum (experts learn n times as fast as the rest).
 
     naive   after backward, an all-reduce for each parameter
-    real    `DataParallel(model, data_group, reduce=ExpertReduce(model, everyone))`: in buckets, beside backward
+    real    `DataParallel(model, data_group, reduce=ExpertReduce(model, everyone))`: in buckets, during backward
 
 Cost for n_d data ranks and n_e expert ranks, P dense parameters and Q of all experts, of w bytes:
-    sent bytes  2 (n-1)/n P w with n = n_d n_e, and 2 (n_d - 1)/n_d (Q / n_e) w: nothing for experts without replicas
+    sent bytes  2 (n-1)/n P w with n = n_d n_e, and 2 (n_d - 1)/n_d (Q / n_e) w: 0 for experts without replicas
 Shapes: a bucket is flat.
 Source: Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (groups); Singh et al., 2023, arXiv
 2303.06318, section 3.
-Simplified: a bucket is cut where dense and expert parameters meet; each piece is a collective of its own.
+Simplified: a bucket is cut between dense and expert parameters; each piece is a separate collective.
 """
 
 from collections.abc import Sequence
@@ -36,18 +36,18 @@ from lablib.signature import check_type
 
 
 def expert_parameters(model: nn.Module) -> set[Tensor]:
-    """The parameters that only ranks with the same experts share: of routed experts, not of routers or shared ones."""
+    """The parameters of routed experts, which only ranks with the same experts share; not routers or shared experts."""
     return {param for mixture in mixtures(model) for param in mixture.experts.parameters()}
 
 
 def average_expert_gradients(model: nn.Module, data_group: Group, everyone: Group = None) -> None:
-    """Naive: make every gradient that of the mean over all ranks' losses, after backward.
+    """Naive: average all gradients after backward, so that they are of the mean over all ranks' losses.
 
     Communicates: one all-reduce for each parameter. Changes `param.grad` in place.
 
     Arguments:
         data_group: ranks with the same experts.
-        everyone: ranks with tokens of their own: along data and expert together; None for all.
+        everyone: ranks with different tokens, along data and expert together; None: all ranks.
 
     Raises:
         ValueError: a trainable parameter has no gradient.
@@ -62,12 +62,12 @@ def average_expert_gradients(model: nn.Module, data_group: Group, everyone: Grou
 class ExpertReduce:
     """Real: for `DataParallel(model, data_group, reduce=ExpertReduce(model, everyone))`.
 
-    DataParallel's own group is that of the ranks with the same experts, over which it broadcasts the model. Dense
-    parameters must be the same along "expert" as well: `ExpertParallel.parallelize` broadcasts them.
+    The group of DataParallel is the ranks with the same experts, over which it broadcasts the model. Dense parameters
+    must also be equal along "expert": `ExpertParallel.parallelize` broadcasts them.
 
     Arguments:
         model: as `ExpertParallel.parallelize` returned it.
-        everyone: ranks with tokens of their own: along data and expert together; None for all.
+        everyone: ranks with different tokens, along data and expert together; None: all ranks.
 
     Raises:
         ValueError: a model without mixtures.
@@ -78,10 +78,10 @@ class ExpertReduce:
         check_type("ExpertReduce: everyone", everyone, dist.ProcessGroup | None)
         self.of_experts, self.everyone = expert_parameters(model), everyone
         if not self.of_experts:
-            raise ValueError("ExpertReduce is for a model with mixtures: got none; DataParallel alone will do.")
+            raise ValueError("ExpertReduce is for a model with mixtures: got none; use DataParallel without it.")
 
     def for_bucket(self, index: int, params: Sequence[Tensor]) -> Reduce:
-        """Of one bucket: its parameters in runs that are of experts, or are not."""
+        """The `Reduce` of one bucket: its parameters in runs of expert and dense parameters."""
         runs = [
             (is_of_expert, sum(param.numel() for param in run))
             for is_of_expert, run in groupby(params, self.of_experts.__contains__)

@@ -1,4 +1,4 @@
-"""A mixture of experts: a router and E MLPs in the place of one, of which every token visits k; and a GPT with them.
+"""Mixture of experts: a router and E MLPs instead of one, with k of them per token; and a GPT with such layers.
 
     model = with_experts(GPT(config), num_experts=8, k=2)
     loss = next_token_loss(model(tokens), targets)
@@ -8,18 +8,18 @@
     x -> router -> routing
     x -> dispatch -> rows of expert 0 | 1 | ... -> up, GELU, down of each -> combine by weight (+ shared experts) -> y
 
-Parameters grow with E, and what a token computes with k: the reason for all of this. Shared experts are seen by every
-token, with weight 1, so that the others need not all learn what every token needs; S of them are one MLP of S F.
+Parameters grow with E, the computation per token only with k. Shared experts process every token, with weight 1, so the
+other experts need not all learn common features; S of them are one MLP of S F.
 
-Router and scores are computed in float32 at least, whatever the model's dtype: a choice among near scores that are
-rounded to 8 bits is noise.
+Router and scores are computed at least in float32, for any dtype of the model: the choice between close scores with 8
+bits of mantissa would be noise.
 
-Cost of the forward pass for N tokens, in a dtype of w bytes a number:
+Cost of the forward pass for N tokens, in a dtype of w bytes:
     FLOPs       4 N (k + S) D F + 2 N D E; a dense MLP 4 N D F
     peak bytes  weights 2 (E + S) D F w + D E w; activations 2 N k (F + D) w, for backward
-Shapes: N tokens, D width, E experts, k of them for a token, F hidden width of one, M rows, S shared experts.
+Shapes: N tokens, D width, E experts, k experts per token, F hidden width of one, M rows, S shared experts.
 Source: Shazeer et al., 2017, arXiv 1701.06538, section 2; Fedus et al., "Switch Transformers", 2021, arXiv 2101.03961,
-section 2 (in the place of the MLP; capacity factor; float32 router); Lepikhin et al., "GShard", 2020, arXiv 2006.16668,
+section 2 (instead of the MLP; capacity factor; float32 router); Lepikhin et al., "GShard", 2020, arXiv 2006.16668,
 section 2.2 (every other layer); Dai et al., "DeepSeekMoE", 2024, arXiv 2401.06066, section 3.2 (shared experts).
 Simplified: GELU and no biases in experts; `routing` keeps its graph until the next forward; no dropout.
 """
@@ -48,12 +48,12 @@ class MixtureConfig:
     """Sizes and options of a mixture.
 
     Attributes:
-        num_experts, k: E, and how many of them a token visits.
+        num_experts, k: E, and experts per token.
         num_shared: shared experts S.
         capacity_factor: room of an expert, in even shares (`expert_capacity`); None: dropless.
         drop: whom a full expert drops.
         gates, normalized, scale, groups, groups_of_token, balanced: as in `route`.
-        has_bias: whether there is a bias for the choice, which `update_bias_` moves.
+        has_bias: whether there is a bias for the choice, which `update_bias_` changes.
         product: `loop_product`, `padded_product` or `grouped_product`.
     """
 
@@ -78,7 +78,7 @@ class MixtureConfig:
 
 
 class ExpertMLPs(nn.Module):
-    """E MLPs side by side, without biases; `forward(rows_MD, counts)` gives each its run of rows.
+    """E MLPs in parallel, without biases; `forward(rows_MD, counts)` gives each its run of rows.
 
     Arguments:
         up_EDF, down_EFD: their matrices.
@@ -105,20 +105,21 @@ class MixtureOfExperts(nn.Module):
     """Router, experts and shared experts: `mixture(x)` has the shape of x, (..., D).
 
     Attributes:
-        routing: of the last forward, for losses; None before. It keeps what backward needs.
+        routing: of the last forward, for losses, with its graph; None before.
         num_dropped: choices dropped in the last forward.
         bias_E: of the choice, float32; None without `has_bias`.
 
     Arguments:
         config: its sizes and options.
         d_model, d_ff: widths D and F.
-        generator: of the first weights, on the CPU: N(0, 0.02), and `residual_std` for those that write to the stream.
+        generator: of the initial weights, on the CPU: N(0, 0.02), and `residual_std` for projections to the residual
+        stream.
         dtype, device: of the parameters.
     """
 
     routing: Routing | None
     bias_E: Tensor | None
-    needs_all_tokens = True  # of its tensor ranks: sequence parallelism is refused (`tensor/plan.py`)
+    needs_all_tokens = True  # on tensor ranks: sequence parallelism is refused (`tensor/plan.py`)
 
     @checked
     def __init__(
@@ -178,7 +179,7 @@ class MixtureOfExperts(nn.Module):
         )
 
     def mix(self, x_ND: Float[Tensor, "N D"], routing: Routing) -> Float[Tensor, "N D"]:
-        """The outputs of the chosen experts, weighted, and of the shared ones."""
+        """The weighted sum of the outputs of the chosen experts, plus the shared experts."""
         permutation = sort_by_expert(routing, self.capacity(routing), self.config.drop)
         self.num_dropped = permutation.num_dropped
         rows_MD = self.experts(dispatch(x_ND, permutation), permutation.counts)
@@ -186,14 +187,14 @@ class MixtureOfExperts(nn.Module):
         return y_ND if self.shared is None else y_ND + self.shared(x_ND, (len(x_ND),))
 
     def capacity(self, routing: Routing) -> int | None:
-        """Most rows of an expert; None: as many as come."""
+        """Maximum rows of an expert; None: unlimited."""
         factor = self.config.capacity_factor
         if factor is None or not routing.num_tokens:
             return None
         return expert_capacity(routing.num_tokens, routing.k, routing.num_experts, factor)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"routing": None}  # a copy has the weights, and not the graph of the last forward
+        return self.__dict__ | {"routing": None}  # a copy has the weights, but not the graph of the last forward
 
 
 def _without_autocast(device_type: str) -> Any:
@@ -212,17 +213,17 @@ def with_experts(
     seed: int = 0,
     **options: Any,
 ) -> GPT:
-    """Put a mixture in the place of the MLP of every so many blocks, in place, and return the model.
+    """Replace the MLP of every `every`-th block by a mixture, in place, and return the model.
 
     Arguments:
         num_experts, k: E, and how many of them a token visits.
-        d_ff: hidden width of an expert; None: that of the MLP.
+        d_ff: hidden width of an expert; None: the width of the MLP.
         every: 1 for all blocks, 2 for every other one, beginning with the second.
-        seed: of the first weights of routers and experts: N(0, 0.02) and the model's std for residual projections.
-        options: others of `MixtureConfig`.
+        seed: of the initial weights of routers and experts: N(0, 0.02), and the model's std for residual projections.
+        options: other options of `MixtureConfig`.
 
     Raises:
-        ValueError: what `MixtureConfig` refuses, or does not know; a model that has mixtures already, or too few blocks
+        ValueError: invalid or unknown options of `MixtureConfig`; a model that already has mixtures, or too few blocks
             for `every`.
     """
     known = [field.name for field in fields(MixtureConfig)][2:]
@@ -232,7 +233,7 @@ def with_experts(
     config = MixtureConfig(num_experts, k, **options)
     width = model.config.hidden_size if d_ff is None else d_ff
     if next(mixtures(model), None) is not None:
-        raise ValueError("with_experts takes a model whose blocks have MLPs: got one with mixtures; make a new GPT.")
+        raise ValueError("with_experts takes a model with MLPs in its blocks: got one with mixtures; make a new GPT.")
     if every > len(model.blocks):
         raise ValueError(
             f"every must be at most the number of blocks: got {every} of {len(model.blocks)}; try every=1."
@@ -253,5 +254,5 @@ def with_experts(
 
 
 def mixtures(model: nn.Module) -> Iterator[MixtureOfExperts]:
-    """The mixtures of a model, from the first block on."""
+    """The mixtures of a model, in order of blocks."""
     return (module for module in model.modules() if isinstance(module, MixtureOfExperts))

@@ -1,8 +1,8 @@
-"""All-to-all overlapped with experts: one half of a batch travels while the other is computed.
+"""All-to-all overlapped with experts: half of a batch is sent while the other half is computed.
 
-A layer of experts waits four times for an all-to-all, since the next product needs the received tokens. But half of
-the tokens need only that half. So they are cut in parts, each is sent before the one before it is computed, and shared
-experts, which need this rank's tokens alone, are computed while the first part is on its way:
+A layer of experts waits four times for an all-to-all, as the next product needs the received tokens. But a part of the
+tokens needs only that part. So tokens are cut in parts, each is sent before the previous part is computed, and shared
+experts, which need only this rank's tokens, are computed while the first part is in flight:
 
     plain       compute  [sort    ]            [experts    ]          [combine ]
                 comm               [there    ]              [back    ]
@@ -10,23 +10,23 @@ experts, which need this rank's tokens alone, are computed while the first part 
     two parts   compute  [sort 1][sort 2][shared][experts 1][experts 2][combine 1]   [combine 2]
                 comm             [there 1][there 2]          [back 1  ][back 2  ]
 
-Backward is the mirror, and autograd makes it so: an exchange is two nodes of the graph. One starts it forward and waits
-in backward, the other waits forward and starts the way back in backward; nodes run backward in the opposite order, so
-that the other part's work lies between the two.
+Autograd mirrors this in backward: an exchange is two nodes of the graph. One starts it in forward and waits in
+backward, the other waits in forward and starts it in backward. Nodes run backward in reverse order, so the work of the
+other part is between the two.
 
-Cost for parts of x seconds an all-to-all, e the experts of a part, forward; no shared ones:
-    exposed    x + max(0, x - e) + ... + x: the first part's way there and the last one's way back hide behind sorting
-               and combining at best; backward the same with experts twice as long
+Cost for parts with x seconds per all-to-all and e seconds for the experts of a part, forward, without shared experts:
+    exposed    x + max(0, x - e) + ... + x: the first part's exchange and the last part's way back overlap only with
+               sorting and combining; backward the same with experts twice as long
     compute    products of R / 2 rows take longer than half of one of R; each part's weights' gradients are added
-    peak bytes no more is kept; rows of both parts may be on their way at once
-    sent bytes those of the plain layer, in twice as many messages
+    peak bytes nothing more is kept; rows of both parts may be in flight at once
+    sent bytes as in the plain layer, in twice as many messages
 Shapes: as in `experts/parallel.py`.
 Source: DeepSeek-V3, 2024, arXiv 2412.19437, section 3.2.1 (two micro-batches, in opposite directions); "Scalable
 Training of Mixture-of-Experts Models with Megatron Core", 2026, arXiv 2603.07685 (overlap of expert communication);
 Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596; shared expert during the dispatch: Megatron-Core's
 `--moe-shared-expert-overlap`.
-Simplified: parts of one micro-batch of one layer, where DualPipe pairs whole layers of two micro-batches; dropless, no
-tensor ranks; a message takes no cores of the GPU.
+Simplified: parts of one micro-batch of one layer, while DualPipe pairs whole layers of two micro-batches; dropless, no
+tensor ranks; communication uses no cores of the GPU.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -51,15 +51,15 @@ Rows = tuple[int, ...]  # to each rank, or from each
 
 @dataclass(slots=True)
 class _Journey:
-    """One all-to-all of rows in both passes: the state that its two nodes in the graph share."""
+    """One all-to-all of rows in both passes: the state shared by its two nodes in the graph."""
 
     sent: Rows
     received: Rows
     group: Group
-    under_way: tuple[Any, Tensor, Tensor] | None = None  # the work, and until it is done its input and its output
+    under_way: tuple[Any, Tensor, Tensor] | None = None  # the work, and its input and output until it is done
 
     def start(self, rows: Tensor, sent: Rows, received: Rows) -> Tensor:
-        """The output, before it is there."""
+        """Start the all-to-all, and return the output before it has arrived."""
         rows = rows.contiguous()
         out = rows.new_empty(sum(received), *rows.shape[1:])
         work = dist.all_to_all_single(out, rows, list(received), list(sent), group=self.group, async_op=True)
@@ -81,7 +81,7 @@ class _Start(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return ctx.journey.wait(), None  # not `grad`: that has the shape of what came forward
+        return ctx.journey.wait(), None  # not `grad`, which has the shape of the forward output
 
 
 class _Wait(torch.autograd.Function):
@@ -98,7 +98,7 @@ class _Wait(torch.autograd.Function):
 
 
 class OverlappedMixture(ParallelMixture):
-    """A mixture whose experts are spread, its tokens in parts: `overlap_experts` makes it of a `ParallelMixture`."""
+    """A `ParallelMixture` that processes its tokens in parts; made by `overlap_experts`."""
 
     def __init__(self, mixture: ParallelMixture, parts: int = 2):
         nn.Module.__init__(self)
@@ -109,7 +109,7 @@ class OverlappedMixture(ParallelMixture):
 
     def mix(self, x_ND: Float[Tensor, "N D"], routing: Routing) -> Float[Tensor, "N D"]:
         group, own = self.parallel.group, _parts_of(routing, self.parts)
-        # ---- sort, tell counts, start ----
+        # ---- sort, send counts, start ----
         permutations = [sort_by_expert(part) for part in own]
         exchanges = [
             exchange_counts(one.counts, group, is_balanced=routing.is_balanced, device=x_ND.device)
@@ -119,16 +119,16 @@ class OverlappedMixture(ParallelMixture):
             _started(dispatch(x_nD, permutation), exchange.sent, exchange.from_ranks, group)
             for x_nD, permutation, exchange in zip(x_ND.chunk(self.parts), permutations, exchanges, strict=True)
         ]
-        # ---- shared experts, while the first part is on its way ----
+        # ---- shared experts, while the first part is in flight ----
         shared_ND = None if self.shared is None else self.shared(x_ND, (len(x_ND),))
-        # ---- experts of a part, while the next one is on its way ----
+        # ---- experts of a part, while the next part is in flight ----
         back = [self._computed(*each) for each in zip(there, exchanges, [group] * self.parts, strict=True)]
-        # ---- combine, while the next part is on its way back ----
+        # ---- combine, while the next part is sent back ----
         y_ND = torch.cat([_combined(*each) for each in zip(back, permutations, own, strict=True)])
         return y_ND if shared_ND is None else y_ND + shared_ND
 
     def _computed(self, there: tuple[Tensor, _Journey], exchange: Exchange, group: Group) -> tuple[Tensor, _Journey]:
-        """The outputs of this rank's experts for a part that has come; on their way back."""
+        """The outputs of this rank's experts for a received part; starts to send them back."""
         rows_RD: Any = _Wait.apply(*there)
         said_RD = self.experts(reordered(rows_RD, exchange.received), exchange.counts)
         by_rank = reordered(said_RD, list(zip(*exchange.received, strict=True)))
@@ -146,7 +146,7 @@ def _combined(back: tuple[Tensor, _Journey], permutation: Permutation, routing: 
 
 
 def _parts_of(routing: Routing, parts: int) -> list[Routing]:
-    """The routings of equally many neighbouring tokens."""
+    """The routings of `parts` equal runs of tokens."""
     each = check_parts(routing.num_tokens, parts)
     if routing.is_balanced and each * routing.k % routing.num_experts:
         raise ValueError(
@@ -176,14 +176,14 @@ def check_parts(num_tokens: Count, parts: Count) -> int:
 
 @checked
 def overlap_experts(model: nn.Module, parts: Count = 2) -> Any:
-    """Let the mixtures of a model send one part of their tokens while another is computed, in place. Return it.
+    """Make the mixtures of a model send one part of the tokens while another is computed, in place; return the model.
 
     Arguments:
         model: as `ExpertParallel.parallelize` returned it.
-        parts: 2, or more: each is smaller, and hides better.
+        parts: at least 2; more parts overlap better.
 
     Raises:
-        ValueError: no mixture that is spread, one with tensor parallelism or with a capacity.
+        ValueError: no `ParallelMixture`, or one with tensor parallelism or with a capacity.
     """
     spread = [mixture for mixture in mixtures(model) if isinstance(mixture, ParallelMixture)]
     if not spread:

@@ -1,29 +1,29 @@
-"""Expert parallelism: the experts are spread over ranks, and tokens travel to them and back.
+"""Expert parallelism: experts are spread over ranks, and tokens are sent to them and back.
 
-    naive   GShard's: masks, and as many slots for every expert on every rank: all-to-alls of equal parts
-    real    dropless or not: counts first, then as many rows as there are
+    naive   GShard: masks, and the same number of slots for every expert on every rank: all-to-alls of equal parts
+    real    dropless or not: counts first, then the actual rows
 
     1. sort       the choices by expert, that is by rank
-    2. counts     all-to-all of E numbers: how many rows come from each rank for each expert of mine
+    2. counts     all-to-all of E numbers: rows from each rank for each expert of this rank
     3. there      uneven all-to-all of rows
-    4. experts    rows in order of my experts, products of uneven groups
-    5. back       the same all-to-all the other way round
+    4. experts    rows sorted by expert, products of uneven groups
+    5. back       the reverse all-to-all
     6. combine    weighted sum, on the rank of the token
 
-Every rank has its own tokens: the axis "expert" lies inside data parallelism. What gradients must then be averaged over
-which ranks: `experts/gradients.py`. How rows travel: `experts/exchange.py`. A model's experts spread, also with tensor
-parallelism: `experts/parallelize.py`.
+Every rank has its own tokens: the axis "expert" is part of data parallelism. Averaging of gradients:
+`experts/gradients.py`. Exchange of rows: `experts/exchange.py`. A whole model, also with tensor parallelism:
+`experts/parallelize.py`.
 
-Cost for n ranks, N tokens of each, an even load, w bytes a number, alpha and beta of the link:
+Cost for n ranks, N tokens of each, an even load, w bytes per number, alpha and beta of the link:
     FLOPs       4 N k D F forward (n / E-th of the experts see n times a rank's tokens)
-    time_s      2 (alpha + (n-1)/n N k D w beta) forward, as much backward, and alpha for the counts: none of it hidden
-    sent bytes  4 (n-1)/n N k D w for a step, and 8 (n-1)/n E. An uneven load: the rows of the busiest rank decide
-    peak bytes  weights 2 E/n D F w; rows as often as they are received: the busiest rank has up to n times the mean
+    time_s      2 (alpha + (n-1)/n N k D w beta) forward, the same backward, and alpha for the counts: no overlap
+    sent bytes 4 (n-1)/n N k D w per step, and 8 (n-1)/n E; for an uneven load, the rows of the busiest rank peak bytes
+    weights 2 E/n D F w; all received rows: the busiest rank has up to n times the mean
 Shapes: N tokens of this rank, D width, E experts, e = E / n on this rank, C slots, F hidden, k choices, M rows sent, R
 rows received.
 Source: Lepikhin et al., "GShard", 2020, arXiv 2006.16668, section 3 (all-to-all); Rajbhandari et al., "DeepSpeed-MoE",
-2022, arXiv 2201.05596, section 5.2 (expert beside data parallelism).
-Simplified: nothing is sent while experts compute (`experts/overlap.py`); a capacity is of one rank's tokens.
+2022, arXiv 2201.05596, section 5.2 (expert with data parallelism).
+Simplified: no overlap with computation (see `experts/overlap.py`); a capacity is for one rank's tokens.
 """
 
 from collections.abc import Callable
@@ -44,21 +44,20 @@ from lablib.parallel.experts.exchange import Exchange, check_experts, exchange_c
 from lablib.parallel.experts.routing import Routing
 from lablib.parallel.tensor.regions import Group
 
-Compute = Callable[[Tensor, tuple[int, ...]], Tensor]  # (rows of my experts, how many of each) -> rows
+Compute = Callable[[Tensor, tuple[int, ...]], Tensor]  # (rows of this rank's experts, counts) -> rows
 
 
 def naive_expert_parallel(
     x_ND: Float[Tensor, "N D"], routing: Routing, compute: Compute, capacity: int, group: Group = None
 ) -> Float[Tensor, "N D"]:
-    """GShard's: each expert has as many slots for every rank, full or not. Communicates: two all-to-alls each way.
+    """GShard: each expert has the same number of slots for every rank. Communicates: two all-to-alls, two backward.
 
-    No number is asked for on the host, so that it runs under fidelity="shapes" with any routing. All ranks have
-    the same capacity.
+    The host reads no values, so it runs under fidelity="shapes" with any routing. All ranks have the same capacity.
     """
     n = dist.get_world_size(group)
     own = check_experts(routing.num_experts, routing.k, n)
     takes_NEC, weighs_NEC = naive_masks(routing, capacity)
-    rows = naive_dispatch(x_ND, takes_NEC).flatten(0, 1)  # expert behind expert, so rank behind rank
+    rows = naive_dispatch(x_ND, takes_NEC).flatten(0, 1)  # sorted by expert, so also by rank
     full = Exchange((own * capacity,) * n, ((capacity,) * own,) * n)
     rows = from_experts(compute(to_experts(rows, full, group), full.counts), full, group)
     return naive_combine(rows.unflatten(0, (-1, capacity)), weighs_NEC)
@@ -71,7 +70,7 @@ def expert_parallel(
     permutation: Permutation,
     group: Group = None,
 ) -> Float[Tensor, "N D"]:
-    """What experts on all ranks say of this rank's tokens. Communicates: counts, and two all-to-alls each way.
+    """Outputs of the experts on all ranks for this rank's tokens. Communicates: counts, two all-to-alls, two backward.
 
     Arguments:
         routing: of these tokens.

@@ -1,14 +1,14 @@
-"""The experts of a plain model spread over ranks, also with tensor parallelism; the model stays as it is.
+"""Spread the experts of a plain model over ranks, also with tensor parallelism, without changing the model file.
 
     model = ExpertParallel(mesh.group("expert")).parallelize(with_experts(GPT(config), num_experts=8, k=2))
 
-Each mixture is replaced by one that has this rank's experts; router and bias are on every rank. With tensor
-parallelism, all whose ranks have the same tokens, experts are either
+Each mixture is replaced by one with this rank's experts; router and bias are on every rank. Tensor ranks have the same
+tokens, and experts are either
 
-    cut     each over the tensor ranks, by its hidden units; tokens go along "expert" alone, k times on every tensor
+    cut     each over the tensor ranks, by its hidden units; tokens are sent along "expert", k times on every tensor
             rank, and y leaves the region as a sum
     whole   on one rank each: experts spread over "expert" and "tensor" together; a tensor rank takes its 1 / T of the
-            tokens, and y is gathered. Fewer bytes to send, and products that are not narrower
+            tokens, and y is gathered. Fewer bytes are sent, and products are not narrower
 
 Cost for R expert ranks, T tensor ranks, N tokens, w bytes per number, in addition to `experts/parallel.py`:
     time_s      a pass: cut: an all-reduce of N D w; whole: an all-gather of N D w
@@ -16,10 +16,10 @@ Cost for R expert ranks, T tensor ranks, N tokens, w bytes per number, in additi
     sent bytes  a pass: cut: 2 (T-1)/T N D w; whole: (T-1)/T N D w. `experts/bytes.py` has all, to the byte
 Shapes: N tokens of this rank, n = N / T of them if experts are whole, D width, E experts, F hidden, f = F / T if cut,
 k choices.
-Source: Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (expert beside data and tensor
+Source: Rajbhandari et al., "DeepSpeed-MoE", 2022, arXiv 2201.05596, section 5.2 (expert with data and tensor
 parallelism); Singh et al., "A Hybrid Tensor-Expert-Data Parallelism Approach", 2023, arXiv 2303.06318, section 4
 (tokens that tensor ranks send twice).
-Simplified: the axis of tensor parallelism has whole sequences, not tokens that are cut (sequence parallelism).
+Simplified: tensor ranks have whole sequences (no sequence parallelism).
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -50,7 +50,7 @@ from lablib.signature import check_type
 
 
 class ExpertParallel:
-    """Over which ranks the experts of a model are spread.
+    """The ranks over which the experts of a model are spread.
 
         mesh = Mesh(data=2, expert=4)
         parallel = ExpertParallel(mesh.group("expert"))
@@ -58,10 +58,10 @@ class ExpertParallel:
         replica = DataParallel(model, mesh.group("data"), reduce=ExpertReduce(model, mesh.group("data", "expert")))
 
     Arguments:
-        group: of the ranks that share the experts, each with its own tokens; None for all. Where experts are whole
-            beside tensor parallelism, the ranks of both axes.
-        tensor_group: ranks that all have the same tokens; None: there are none.
-        cuts_experts: whether each expert is cut over `tensor_group`; else each is whole on one rank.
+        group: of the ranks that share the experts, each with its own tokens; None for all. If experts are whole with
+            tensor parallelism, the ranks of both axes.
+        tensor_group: ranks that all have the same tokens; None: no tensor parallelism.
+        cuts_experts: whether each expert is cut over `tensor_group`; otherwise each is whole on one rank.
     """
 
     def __init__(self, group: Group = None, tensor_group: Group = None, *, cuts_experts: bool = True):
@@ -70,13 +70,14 @@ class ExpertParallel:
         self.group, self.tensor_group, self.cuts_experts = group, tensor_group, cuts_experts
 
     def parallelize(self, model: nn.Module, *, broadcasts: bool = True) -> Any:
-        """Leave each rank its experts, in place, and return the model. After `parallelize`, before `DataParallel`.
+        """Keep only this rank's experts, in place, and return the model.
 
-        Communicates: broadcasts the model from the group's first rank (beside whole experts on tensor ranks, the
-        mixtures alone), unless all hold the same for certain (`broadcasts`).
+        Call it after `parallelize` and before `DataParallel`. Communicates: broadcasts the model from the group's first
+        rank (with whole experts on tensor ranks, only the mixtures), unless `broadcasts` is False as all ranks hold the
+        same model.
 
         Raises:
-            ValueError: a model without mixtures, or what `check_experts` refuses.
+            ValueError: a model without mixtures, or as in `check_experts`.
         """
         if not (found := list(mixtures(model))):
             raise ValueError("expert parallelism is for a model with mixtures: got none; call with_experts first.")
@@ -94,7 +95,7 @@ class ExpertParallel:
             )
         if broadcasts:
             of_mixtures = nn.ModuleList(found)
-            # Tensor shards differ along "tensor", which is in the group where experts are whole.
+            # With whole experts the group includes "tensor", along which tensor shards differ.
             broadcast_module(model if self.tensor_group is None or self.cuts_experts else of_mixtures, self.group)
             if self.tensor_group is not None:
                 broadcast_module(of_mixtures, self.tensor_group)
@@ -112,11 +113,11 @@ BY_EXPERT, BY_HIDDEN = (0, 0), (2, 1)  # which dimension of up [E, D, F] and of 
 
 
 class ExpertShards(ExpertMLPs):
-    """What this rank has of some experts. `tensor/state.py` makes it whole again.
+    """This rank's shards of some experts. `tensor/state.py` restores the whole.
 
     Arguments:
-        whole: all experts; copied from.
-        cuts: one behind the other: BY_EXPERT or BY_HIDDEN, and over which group.
+        whole: all experts; their shards are copied.
+        cuts: in order: BY_EXPERT or BY_HIDDEN, and the group.
     """
 
     def __init__(self, whole: ExpertMLPs, cuts: Sequence[tuple[tuple[int, int], Group]]):
@@ -136,13 +137,13 @@ class ExpertShards(ExpertMLPs):
     def __deepcopy__(self, memo: dict[int, object]) -> "ExpertShards":
         made = object.__new__(type(self))
         memo[id(self)] = made
-        for key, value in self.__dict__.items():  # groups stay what they are
+        for key, value in self.__dict__.items():  # groups are not copied
             made.__dict__[key] = value if key in ("group", "cuts", "further_cuts") else copy.deepcopy(value, memo)
         return made
 
 
 class ParallelMixture(MixtureOfExperts):
-    """A mixture whose experts are spread; router and bias are taken over, and every rank has them."""
+    """A mixture with experts spread over ranks; every rank keeps router and bias."""
 
     def __init__(self, mixture: MixtureOfExperts, parallel: ExpertParallel):
         nn.Module.__init__(self)
@@ -162,7 +163,7 @@ class ParallelMixture(MixtureOfExperts):
         if tensor_group is None:
             return self._with_shared(x_ND, self._routed(x_ND, routing))
         if self.parallel.cuts_experts:
-            # f at the entrance of all that the region reads, g where the sum over tensor ranks leaves it.
+            # f at every input of the region, g at its output, the sum over tensor ranks.
             x_ND = copy_to_ranks(x_ND, tensor_group)
             routing = replace(routing, weights_Nk=copy_to_ranks(routing.weights_Nk, tensor_group))
             return reduce_from_ranks(self._with_shared(x_ND, self._routed(x_ND, routing)), tensor_group)
@@ -183,7 +184,7 @@ def _own_part(routing: Routing, tensor_group: Group) -> Routing:
     ranks = dist.get_world_size(tensor_group)
     if routing.is_balanced and routing.num_tokens * routing.k % (ranks * routing.num_experts):
         raise ValueError(
-            "a balanced routing whose tokens are shared by tensor ranks must give each of them an even load: got "
+            "a balanced routing with tokens shared by tensor ranks must give each of them an even load: got "
             f"{routing.num_tokens} tokens x {routing.k} choices on {ranks} ranks for {routing.num_experts} experts; "
             f"try a multiple of {ranks * routing.num_experts} tokens."
         )
@@ -191,6 +192,6 @@ def _own_part(routing: Routing, tensor_group: Group) -> Routing:
         routing,
         experts_Nk=shard_of(routing.experts_Nk, 0, tensor_group),
         weights_Nk=scatter_to_ranks(routing.weights_Nk, 0, tensor_group),
-        scores_NE=shard_of(routing.scores_NE.detach(), 0, tensor_group),  # losses are of the routing of all tokens
+        scores_NE=shard_of(routing.scores_NE.detach(), 0, tensor_group),  # losses use the routing of all tokens
         logits_NE=shard_of(routing.logits_NE.detach(), 0, tensor_group),
     )

@@ -1,22 +1,22 @@
-"""Products of uneven groups: the rows of each expert times that expert's matrix.
+"""Grouped products: the rows of each expert times its matrix, with uneven groups.
 
-    loop      one product for each expert: exact in every dtype, and a launch for each
-    padded    all groups as long as the longest, one batched product: rows of padding are thrown away
-    grouped   one kernel that knows where each group ends (torch's grouped_mm)
+    loop      one product per expert: exact in every dtype, one launch each
+    padded    all groups padded to the longest, one batched product: padding is discarded
+    grouped   one kernel that takes the ends of the groups (torch's grouped_mm)
 
     counts 3 1 2 0    loop: 3 products of 3, 1, 2 rows and one of 0    padded: 4 x 3 rows    grouped: 6 rows, one kernel
 
-All three are called the same way and say the same, up to the order in which a product adds.
+All three have the same arguments and results, up to the order of sums in a product.
 
 Cost for M rows in E groups, the longest of C rows:
     FLOPs       2 M D F forward, twice that backward; padded 2 E C D F: max / mean of the counts times as much
     launches    loop 3 E, padded 3 and copies of rows, grouped 3
-    peak bytes  padded: E C (D + F) w beside M (D + F) w
+    peak bytes  padded: E C (D + F) w in addition to M (D + F) w
 Shapes: M rows, E groups (experts), D width in, F width out.
-Source: Gale et al., "MegaBlocks", 2022, arXiv 2211.15841, section 3 (what padding costs) and section 5 (block-sparse
+Source: Gale et al., "MegaBlocks", 2022, arXiv 2211.15841, section 3 (cost of padding) and section 5 (block-sparse
 products); torch.nn.functional.grouped_mm (torch 2.13, documentation).
-Simplified: `grouped_product` takes what the kernel takes: float32 and 16 bits, rows of a multiple of 16 bytes; under
-fidelity="shapes" torch's formula of its shapes is for bfloat16 alone.
+Simplified: `grouped_product` has the kernel's limits: float32 and 16 bits, rows of a multiple of 16 bytes; under
+fidelity="shapes" torch supports only bfloat16.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,12 +36,12 @@ def loop_product(
     """One product for each group.
 
     Arguments:
-        x_MD: rows, group behind group.
+        x_MD: rows, sorted by group.
         w_EDF: a matrix for each group.
         counts: rows of each group; they sum to M.
     """
     _require_groups(x_MD, w_EDF, counts)
-    # unbind, not w[e]: its backward stacks E gradients, where each w[e] would make zeros as large as all of w.
+    # unbind, not w[e]: its backward stacks E gradients; each w[e] would allocate zeros as large as w.
     pairs = zip(x_MD.split(list(counts)), w_EDF.unbind(), strict=True)
     return torch.cat([x_mD @ w_DF for x_mD, w_DF in pairs])
 
@@ -49,14 +49,14 @@ def loop_product(
 def padded_product(
     x_MD: Float[Tensor, "M D"], w_EDF: Float[Tensor, "E D F"], counts: Sequence[int]
 ) -> Float[Tensor, "M F"]:
-    """One batched product of groups that are filled up with zeros. Arguments and Raises as `loop_product`."""
+    """One batched product of groups padded with zeros. Arguments and Raises as `loop_product`."""
     _require_groups(x_MD, w_EDF, counts)
     longest, groups = max(counts), len(counts)
     if not longest:
         return loop_product(x_MD, w_EDF, counts)  # of no rows
-    if longest * groups == len(x_MD):  # all equal: nothing to fill up
+    if longest * groups == len(x_MD):  # all equal: no padding
         return (x_MD.view(groups, longest, -1) @ w_EDF).flatten(0, 1)
-    # Row m of group e lies in place e C + its number in the group: m moves on by what earlier groups were filled up.
+    # Row m of group e is at e C + its index in the group: m shifted by the padding of earlier groups.
     moved = [group * longest - start for group, start in enumerate([0, *accumulate(counts)][:-1])]
     by_group = torch.tensor([moved, list(counts)], device=x_MD.device)
     places_M = torch.arange(len(x_MD), device=x_MD.device)
@@ -71,7 +71,7 @@ def grouped_product(
     """One kernel for all groups. Arguments as `loop_product`.
 
     Raises:
-        ValueError: as `loop_product`; float64, or rows that are no multiple of 16 bytes.
+        ValueError: as `loop_product`; float64, or rows that are not a multiple of 16 bytes.
     """
     _require_groups(x_MD, w_EDF, counts)
     if x_MD.dtype not in (torch.float32, torch.bfloat16, torch.float16) or x_MD.dtype != w_EDF.dtype:
@@ -90,7 +90,7 @@ def grouped_product(
     ends_E = torch.tensor(list(accumulate(counts)), dtype=torch.int32, device=x_MD.device)
     y_MF = F.grouped_mm(x_MD.contiguous(), w_EDF, offs=ends_E)
     if y_MF.requires_grad:
-        y_MF.register_hook(torch.Tensor.contiguous)  # the kernel refuses the gradient of a sum, whose strides are 0
+        y_MF.register_hook(torch.Tensor.contiguous)  # the kernel refuses strides of 0, as in the gradient of a sum
     return y_MF
 
 

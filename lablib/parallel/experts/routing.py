@@ -1,30 +1,30 @@
-"""Routing: for every token, k of E experts, and the weight of the output of each.
+"""Routing: k of E experts for every token, and the weights of their outputs.
 
-A router is a matrix: one logit for each token and expert. Gates make scores of the logits; the k experts with the
-highest scores are chosen; their scores are the weights. Choosing has no gradient. The weights have one, and it is all
-that the router learns from: a weight that is always 1 teaches it nothing.
+A router is a matrix that gives one logit for each token and expert. Gates turn logits into scores; the k experts with
+the highest scores are chosen; their scores are the weights. The choice has no gradient: the router learns only from the
+gradient of the weights, so a constant weight of 1 trains nothing.
 
     gates      scores                  chosen by                   weights                       who
     softmax    sum to 1 over E         score                       the score (k = 1)             Switch
     softmax                            score                       scores / their sum over k     Mixtral, GShard
-    sigmoid    each its own            score + bias                scores / their sum, x scale   DeepSeek-V3
+    sigmoid    independent             score + bias                scores / their sum, x scale   DeepSeek-V3
 
-Softmax over the k chosen logits alone is the second row: exp(l) / sum over k exp(l), without the others. A bias
-moves the choice and never the weight (`experts/losses.py`). Choices may be limited to a few groups of experts, such as
-those of one node, so that a token is sent to few nodes.
+Softmax over only the k chosen logits is the same as the second row: exp(l) / sum over k exp(l). A bias changes the
+choice, not the weight (`experts/losses.py`). Choices may be limited to a few groups of experts, such as the experts of
+one node, so that a token is sent to few nodes.
 
-Equal scores are taken in the order of the experts, so that the same logits give the same routing on every device.
+Equal scores are ordered by expert, so the same logits give the same routing on every device.
 
-`balanced=True` deals tokens out in turn, without regard to scores: choice i goes to expert i mod E. Then the number of
-tokens of each expert is known without looking at a value: the way to run under fidelity="shapes", and the load that
-every balancing loss tries to reach. Weights are still the scores.
+`balanced=True` assigns
+tokens in turn, without regard to scores: choice i goes to expert i mod E. Then the number of tokens per expert does not
+depend on values, as needed under fidelity="shapes", and the load is even. Weights are still the scores.
 
-Cost for N tokens: the router's product, 2 N D E FLOPs; a sort of E numbers for each token; N E numbers kept twice.
-Shapes: N tokens of this rank, D width, E experts, k of them for a token.
+Cost for N tokens: the router's product, 2 N D E FLOPs; a sort of E numbers per token; N E numbers kept twice.
+Shapes: N tokens of this rank, D width, E experts, k experts per token.
 Source: Shazeer et al., "Outrageously Large Neural Networks", 2017, arXiv 1701.06538, section 2.1 (top k of gates);
 Fedus et al., "Switch Transformers", 2021, arXiv 2101.03961, section 2.1 (k = 1, float32); Jiang et al., "Mixtral of
 Experts", 2024, arXiv 2401.04088, section 2.1; DeepSeek-AI, "DeepSeek-V3", 2024, arXiv 2412.19437, section 2.1.2.
-Simplified: no noise (Shazeer adds it to the logits before; so can a caller).
+Simplified: no noise (Shazeer adds it to the logits; a caller can do this).
 """
 
 from collections.abc import Callable
@@ -45,11 +45,11 @@ class Routing:
     """The experts of each token.
 
     Attributes:
-        experts_Nk: chosen experts, the best first; int64 in [0, E), no expert twice for a token.
+        experts_Nk: chosen experts, best first; int64 in [0, E), different for a token.
         weights_Nk: of their outputs; with a gradient.
         scores_NE: of all experts; with a gradient.
         logits_NE: of the router.
-        is_balanced: whether tokens were dealt out in turn; then every rank must have as many tokens.
+        is_balanced: whether tokens were assigned in turn; then all ranks must have the same number of tokens.
     """
 
     experts_Nk: Int[Tensor, "N k"]
@@ -76,7 +76,7 @@ class Routing:
         return experts.new_zeros(self.num_experts).scatter_add_(0, experts, torch.ones_like(experts))
 
     def counts(self) -> tuple[int, ...]:
-        """The same as numbers: the device is waited for, unless the routing is balanced.
+        """The same as numbers: waits for the device, unless the routing is balanced.
 
         Raises:
             ValueNeededError: under fidelity="shapes", where only a balanced routing has them.
@@ -88,8 +88,8 @@ class Routing:
             return tuple(self.counts_E().tolist())
         except ValueNeededError as error:
             raise ValueNeededError(
-                'how many tokens an expert gets depends on values, which fidelity="shapes" has not: '
-                'say balanced=True, which deals tokens out evenly, or use fidelity="values".'
+                'the number of tokens of an expert depends on values, which fidelity="shapes" does not compute: '
+                'use balanced=True, which assigns tokens evenly, or fidelity="values".'
             ) from error
 
 
@@ -99,7 +99,7 @@ def softmax_gates(logits_NE: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
 
 
 def sigmoid_gates(logits_NE: Float[Tensor, "N E"]) -> Float[Tensor, "N E"]:
-    """Scores in (0, 1), each expert's its own."""
+    """Scores in (0, 1), independent of other experts."""
     return logits_NE.sigmoid()
 
 
@@ -119,20 +119,19 @@ def route(
     """Choose k experts for each token. Does not communicate.
 
     Arguments:
-        logits_NE: of the router. Scores are computed in float32 at least: in bfloat16 near ones would be equal.
+        logits_NE: of the router. Scores are computed at least in float32: in bfloat16 close scores would be equal.
         k: experts of a token, 1 to E.
         gates: `softmax_gates` or `sigmoid_gates`.
-        normalized: whether a token's weights are divided by their sum; None: where k is above 1.
+        normalized: whether a token's weights are divided by their sum; None: if k is above 1.
         scale: factor of the weights (DeepSeek-V3: 2.5).
         bias_E: added to the scores for the choice, never to the weights.
-        groups, groups_of_token: experts lie in so many groups of neighbours, and those of a token in so many of them:
-            the ones whose best k / groups_of_token experts have the highest sum.
-        balanced: choices in turn in the place of the best.
+        groups, groups_of_token: experts form `groups` groups of neighbours, and a token uses `groups_of_token` of them:
+            the groups with the highest sum of their best k / groups_of_token scores.
+        balanced: choices in turn instead of the best.
 
     Raises:
-        ValueError: logits that are no matrix of floating-point numbers; k above E; normalized weights of one expert,
-            which are always 1 and teach the router nothing; groups that do not divide the experts, or too few for k;
-            a bias of another number of experts.
+        ValueError: logits that are not a floating-point matrix; k above E; normalized weights for k = 1, which are
+            always 1; groups that do not divide the experts, or too few for k; a bias for another number of experts.
     """
     if logits_NE.ndim != 2 or not logits_NE.is_floating_point():
         raise ValueError(
@@ -160,7 +159,7 @@ def route(
 
 
 def _chosen(scores_NE: Tensor, k: int, bias_E: Tensor | None, groups: int, groups_of_token: int) -> Tensor:
-    """The k best, best first, equal ones in the order of the experts: torch.topk promises no order of equals."""
+    """The k best, best first, ties in the order of experts: torch.topk does not define the order of ties."""
     by_NE = scores_NE if bias_E is None else scores_NE + bias_E
     if groups_of_token < groups:
         by_NGE = by_NE.unflatten(1, (groups, -1))
@@ -173,10 +172,10 @@ def _chosen(scores_NE: Tensor, k: int, bias_E: Tensor | None, groups: int, group
 
 @checked
 def check_choices(num_experts: Count, k: Count, groups: Count = 1, groups_of_token: Count = 1) -> None:
-    """Refuse choices that cannot be.
+    """Check the sizes of a choice.
 
     Raises:
-        ValueError: k above E; groups that do not divide E; groups of a token that have fewer than k experts.
+        ValueError: k above E; groups that do not divide E; groups of a token with fewer than k experts.
     """
     if k > num_experts:
         raise ValueError(f"k must be at most the number of experts: got {k} of {num_experts}; try k={num_experts}.")
@@ -191,9 +190,9 @@ def check_choices(num_experts: Count, k: Count, groups: Count = 1, groups_of_tok
 
 
 def check_weights(k: int, normalized: bool | None) -> None:
-    """Refuse normalized weights of one expert, which are always 1. Raises ValueError."""
+    """Raise ValueError for normalized weights with k = 1, which are always 1."""
     if normalized and k == 1:
         raise ValueError(
             "with k=1 a normalized weight is always 1, and the router gets no gradient: got normalized=True; "
-            "say normalized=False."
+            "use normalized=False."
         )

@@ -5,5 +5,5 @@ check       a model, a mesh, a batch and a schedule, checked before any rank sta
 part        the part of a model that a rank holds
 step        one training step with data, context, tensor and pipeline parallelism
 optimizer   its optimizer and the norm of all gradients
-checkpoint  saved on one mesh, loaded on another
+checkpoint  save on one mesh, load on another
 """

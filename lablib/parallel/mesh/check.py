@@ -1,24 +1,24 @@
-"""A combination of axes as data: the model, the mesh, the batch and the schedule; refused before any rank starts.
+"""A combination of model, mesh, batch and schedule as data, checked before any rank starts.
 
     how = Combination(config, Mesh(data=2, pipeline=2, tensor=2), batch_size=8, seq_len=16, num_micro_batches=2)
     launch(program, ranks=how.mesh.num_ranks)            # `CombinedStep(how, ...)` on every rank
 
-Where the number of ranks is given, `how.mesh.require(ranks)` refuses another than the axes multiply to.
+`how.mesh.require(ranks)` raises ValueError unless the product of the axes is the number of ranks.
 
-Each axis divides one quantity, which it must fit:
+Each axis divides one
+quantity:
 
     data       the sequences of a batch         batch_size / (data * num_micro_batches) sequences in a micro-batch
     context    the tokens of each sequence      the same number on every rank, 2 * context pieces with zigzag
-    tensor     heads, vocabulary, MLP           with sequence parallelism a context rank's tokens, too
-    pipeline   layers, in pieces                num_chunks on each rank; as many micro-batches as the schedule needs
+    tensor     heads, vocabulary, MLP           with sequence parallelism also a context rank's tokens
+    pipeline   layers, in pieces                num_chunks on each rank; enough micro-batches for the schedule
 
-An axis that the mesh has not, has one rank. The order of the axes is their placement (`mesh.py`) and changes no number
-but the order of sums.
+A missing axis has one rank. The order of the axes is their placement (`mesh.py`) and changes only the order of sums.
 
 Cost: a model without memory, and the plan of the pipeline; some tens of milliseconds for a hundred layers.
 Source: Narayanan et al., SC 2021, arXiv 2104.04473, section 3; Llama Team, 2024, arXiv 2407.21783, section 3.3.2 (four
 axes).
-Simplified: a GPT; every micro-batch has equally many sequences, every context rank equally many tokens; no experts yet.
+Simplified: a GPT; micro-batches have equal numbers of sequences, context ranks equal numbers of tokens; no experts.
 """
 
 from dataclasses import dataclass, field, replace
@@ -52,22 +52,22 @@ AXES = (DATA, CONTEXT, TENSOR, PIPELINE)
 
 @dataclass(frozen=True)
 class Combination:
-    """How a GPT is trained on a mesh.
+    """Settings for training a GPT on a mesh.
 
     Attributes:
         config: of the whole model.
         mesh: axes among data, context, tensor and pipeline, in any order.
-        batch_size: sequences of a step, on all ranks together.
-        seq_len: tokens of each.
-        num_micro_batches: in which each replica takes its sequences.
+        batch_size: sequences per step, over all ranks.
+        seq_len: tokens per sequence.
+        num_micro_batches: per replica and step.
         schedule: of the pipeline.
         num_chunks: pieces of the model on each rank, for schedules that take it.
         sequence_parallel: norms and the residual stream cut over the tensor axis.
-        uneven_vocabulary: what to do with words that the tensor ranks do not divide: "refuse", "chunk" or "pad".
-        order, attention: of the context axis; the attention is `ring_attention` or one called like it.
-        recompute: whether a piece is run again in backward and only its input held.
-        autocast: the dtype of products; None: that of the parameters.
-        units: of each piece of the model, which of `units_of(model)` it has; the largest is as small as can be.
+        uneven_vocabulary: for a vocabulary that the tensor ranks do not divide: "refuse", "chunk" or "pad".
+        order, attention: of the context axis; attention is `ring_attention` or a function with the same arguments.
+        recompute: whether only the input of a piece is held, and the piece runs again in backward.
+        autocast: the dtype of products; None: the dtype of the parameters.
+        units: the units of `units_of(model)` in each piece, with the smallest possible largest piece.
     """
 
     config: GPTConfig
@@ -97,7 +97,7 @@ class Combination:
         self._check_layers(self.num_chunks if kind.takes_chunks else kind.num_chunks)  # a plan may be long
         plan = self.plan.plan
         self._check_autocast(any(action.kind is Kind.W for row in plan for action in row))
-        with disable_current_modes():  # within a launch, too, it takes no time and no memory
+        with disable_current_modes():  # without simulated time and memory within a launch
             model = GPT(self.config, device="meta")
             if self.size(TENSOR) > 1:
                 check_plan(model, self.tensor_plan, self.size(TENSOR))
@@ -111,7 +111,7 @@ class Combination:
 
     @cached_property
     def tensor_plan(self) -> TensorPlan:
-        """Which module is cut how over the tensor axis."""
+        """The cuts of modules over the tensor axis."""
         plan = GPT_SEQUENCE_PLAN if self.sequence_parallel else GPT_PLAN
         return {
             name: replace(style, uneven=self.uneven_vocabulary) if isinstance(style, Vocabulary) else style
@@ -119,12 +119,12 @@ class Combination:
         }
 
     def size(self, axis: str) -> int:
-        """Ranks along an axis; 1 where the mesh has it not."""
+        """Ranks along an axis; 1 if the mesh does not have it."""
         return self.mesh.sizes.get(axis, 1)
 
     @property
     def full_mesh(self) -> Mesh:
-        """The mesh with all four axes, those that it had not of one rank: the same ranks at the same places."""
+        """The mesh with all four axes, missing ones of size 1: the same ranks at the same places."""
         return Mesh(**self.mesh.sizes, **{axis: 1 for axis in AXES if axis not in self.mesh.axes})
 
     @property
@@ -154,7 +154,7 @@ class Combination:
         if len(lengths) > 1 or min(lengths) % cuts:
             pieces = (2 if context > 1 and self.order is zigzag_order else 1) * context * cuts
             raise ValueError(
-                f"every rank must have equally many tokens of a sequence: got {self.seq_len} tokens for context "
+                f"all ranks must have the same number of tokens of a sequence: got {self.seq_len} tokens for context "
                 f"{context}" + f" and tensor {tensor} with sequence parallelism" * (cuts > 1) + "; pad to "
                 f"{-(-self.seq_len // pieces) * pieces}."
             )
@@ -164,7 +164,7 @@ class Combination:
         if self.uneven_vocabulary == "refuse" and size % tensor:
             raise ValueError(
                 f"the vocabulary must be a multiple of the tensor ranks: got {size} words for {tensor}; make it "
-                f'{padded_vocabulary(size, tensor)}, or say uneven_vocabulary="pad" or "chunk".'
+                f'{padded_vocabulary(size, tensor)}, or use uneven_vocabulary="pad" or "chunk".'
             )
 
     def _check_layers(self, num_chunks: int) -> None:
@@ -178,6 +178,6 @@ class Combination:
     def _check_autocast(self, is_split: bool) -> None:
         if self.autocast is not None and is_split:
             raise ValueError(
-                f"weight gradients that are put off do not pass through autocast: got autocast={self.autocast} with "
+                f"deferred weight gradients do not work with autocast: got autocast={self.autocast} with "
                 f'{self.schedule}; try schedule="1f1b", or autocast=None.'
             )

@@ -1,8 +1,8 @@
-"""Checkpoints of a step on a mesh that another mesh can load: each rank saves boxes of the whole model's tensors.
+"""Checkpoints that any mesh can load: each rank saves boxes of the whole model's tensors.
 
-Tensor parallelism cuts a matrix by rows or columns, ZeRO-1 cuts a rank's shard of it again, as a run of numbers. A run
-of a matrix is at most three boxes (the end of a row, whole rows, the beginning of one); moved to where the shard lies,
-they are boxes of the whole matrix. Each is saved under the parameter's name and the place of its first corner:
+Tensor parallelism cuts a matrix by rows or columns, and ZeRO-1 cuts a rank's shard again, as a run of numbers. A run of
+a matrix is at most three boxes (the end of a row, whole rows, the beginning of a row); with the offset of the shard
+they are boxes of the whole matrix. Each is saved under the parameter's name and its first corner:
 
     w [3, 6], columns 3 to 5 on this tensor rank      ... | a a a      run of 5     a  parameter/w/0.3
     and its data rank, in two runs                    ... | b b c                   b  parameter/w/1.3
@@ -10,22 +10,23 @@ they are boxes of the whole matrix. Each is saved under the parameter's name and
                                                                                     d  parameter/w/2.3
 
 A rank that loads, on any mesh, reads the saved boxes that overlap its own. The optimizer's state is
-cut in the same way. Of equal copies (norms on all tensor ranks, a tied embedding on both ends of the pipeline) the rank
-saves one that counts them in the norm (`mesh/optimizer.py`), and every rank reads.
+cut in the same way. Equal copies (norms on all tensor ranks, a tied embedding on both ends of the pipeline) are saved
+only by the rank that counts them in the norm (`mesh/optimizer.py`), and read by every rank.
 
 Phases of a load (the code has the same headings):
-    1. look        the model, its precision and the optimizer must be the same; all boxes must be there
-    2. read        into new memory, what overlaps this rank's boxes; checksums must be right, on every rank
-    3. take over   only now parameters, the optimizer and its settings change
+    1. check       model, precision and optimizer must match; all boxes must exist
+    2. read        saved boxes that overlap this rank's boxes, into new memory; checksums must match, on every rank
+    3. take over   change parameters, optimizer and settings
 
 Cost for n ranks that save S bytes of parameters and optimizer state, m that load:
-    time_s      S/n, S/m and what overlaps twice over the bandwidth of the file system, on every rank at once
-    peak bytes  while it loads, the saved boxes that overlap this rank's
+    time_s      S/n, S/m and twice the overlaps over the bandwidth of the file system, on every rank at once
+    peak bytes  during a load, the saved boxes that overlap this rank's
     sent bytes  names and checksums; the all-gather of parameters after a load
 Shapes: a box has the dimensions of its parameter.
 Source: torch.distributed.checkpoint (torch 2.13), which writes, finds and reads named tensors; Wan et al.,
 "ByteCheckpoint", 2024, arXiv 2407.20143, section 3.2 (shards as boxes of a tensor, irregular ones as several).
-Simplified: one group of settings; no random generators, as the model draws none; the data's place is the caller's.
+Simplified: one group of settings; no random generators, as the model uses none; the caller saves the position in the
+data.
 """
 
 from collections.abc import Iterator, Mapping
@@ -62,15 +63,15 @@ META = "combined"  # the key of the description
 
 @checked
 def save_checkpoint(step: CombinedStep, path: str | Path, num_steps: NonNegativeInt) -> None:
-    """Save parameters, the optimizer's state and settings, the loss scale, and how many steps were taken. Communicates.
+    """Save parameters, the optimizer's state and settings, the loss scale, and the number of steps. Communicates.
 
     Arguments:
         step: all ranks must call it.
-        path: of a folder that all ranks see, without a checkpoint.
-        num_steps: how many steps have been taken.
+        path: of a folder that all ranks can access, without a checkpoint.
+        num_steps: steps taken so far.
 
     Raises:
-        ValueError: the folder holds a checkpoint, or the optimizer has what cannot be cut.
+        ValueError: the folder has a checkpoint, or the optimizer has state that cannot be cut.
     """
     counted = [buffer for buffer in step.sharded.buffers if buffer.counts]
     boxes = chain(*(_boxes(step, buffer, _tensors(step, buffer)) for buffer in counted))
@@ -91,14 +92,14 @@ def load_checkpoint(step: CombinedStep, path: str | Path) -> int:
         path: of the folder.
 
     Returns:
-        How many steps had been taken.
+        The number of steps taken before the save.
 
     Raises:
-        ValueError: no checkpoint, one of another model or optimizer, an incomplete or damaged one. Then nothing has
-            changed, on any rank.
+        ValueError: no checkpoint, one of another model or optimizer, or an incomplete or damaged one. Then nothing has
+            changed on any rank.
     """
     buffers, optimizer = step.sharded.buffers, step.sharded.optimizer
-    # ---- 1. look ----
+    # ---- 1. check ----
     saved, meta = look(path, META)
     agreed(lambda: _require_same(meta, _description(step)))
 
@@ -126,7 +127,7 @@ def load_checkpoint(step: CombinedStep, path: str | Path) -> int:
 
 
 def boxes_of_run(shape: tuple[int, ...], start: int, numel: int) -> list[Box]:
-    """A run of a tensor's numbers, as they lie in memory, as boxes, in order: at most 2 d - 1 for d dimensions.
+    """A run of a tensor's numbers in memory order as boxes: at most 2 d - 1 for d dimensions.
 
     >>> [tuple(box) for box in boxes_of_run((4, 3), 1, 6)]
     [((0, 1), (1, 2)), ((1, 0), (1, 3)), ((2, 0), (1, 1))]
@@ -156,7 +157,7 @@ def _boxes(step: CombinedStep, buffer: Buffer, tensors: Mapping[str, Tensor]) ->
             end = start + prod(box.sizes)
             view, start = tensor.detach()[start:end].view(box.sizes), end
             dim, from_, real = _place(one)
-            length = min(box.sizes[dim], real - box.corner[dim])  # rows behind the last word are no part of the model
+            length = min(box.sizes[dim], real - box.corner[dim])  # rows after the last word are padding
             if length > 0:
                 corner = tuple(at + from_ * (i == dim) for i, at in enumerate(box.corner))
                 view = view.narrow(dim, 0, length)
@@ -164,7 +165,7 @@ def _boxes(step: CombinedStep, buffer: Buffer, tensors: Mapping[str, Tensor]) ->
 
 
 def _place(one: Owned) -> tuple[int, int, int]:
-    """Of a parameter's shard over tensor ranks: the dimension that is cut, where it begins there, its real length."""
+    """Of a parameter's shard over tensor ranks: the cut dimension, the offset of the shard, its real length."""
     cuts: Mapping[str, tuple[int, int]] = getattr(one.owner, "cuts", {})
     if one.key not in cuts:
         return 0, 0, one.param.shape[0]
@@ -179,12 +180,12 @@ def _name(step: CombinedStep, one: Owned) -> str:
 
 
 def _tensors(step: CombinedStep, buffer: Buffer) -> dict[str, Tensor]:
-    """By part: parameters, and the optimizer's state that has a number for each of them, as shards."""
+    """By part: parameters, and optimizer state with one number per parameter, as shards."""
     return {PARAMETER: buffer.unit.master, **state_tensors(step.sharded.optimizer, buffer.unit.master)}
 
 
 def _description(step: CombinedStep) -> dict[str, Any]:
-    """Model, dtype and optimizer, which a checkpoint and its loader share; and the dtypes of its parts."""
+    """Model, dtype and optimizer, which must match on loading; and the dtypes of the parts."""
     buffer = step.sharded.buffers[0]
     return {
         **optimizer_description(step.sharded.optimizer, buffer.unit.master),
@@ -195,16 +196,16 @@ def _description(step: CombinedStep) -> dict[str, Any]:
 
 
 def _require_same(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """A checkpoint is that of the same model and the same kind of optimizer."""
+    """Raise ValueError unless the checkpoint is of the same model and kind of optimizer."""
     for name, value in own["model"].items():
         if meta["model"].get(name) != value:
             raise ValueError(
-                f"the checkpoint must be that of the same model: {name} is {meta['model'].get(name)} there, and "
+                f"the checkpoint must be of the same model: {name} is {meta['model'].get(name)} there, and "
                 f"{value} here."
             )
     if meta["dtype"] != own["dtype"]:
         raise ValueError(
-            f"the checkpoint must be that of the same dtype: it was {shown(meta['dtype'])}, and is "
+            f"the checkpoint must be of the same dtype: it was {shown(meta['dtype'])}, and is "
             f"{shown(own['dtype'])} here."
         )
     require_same_optimizer(meta, own)

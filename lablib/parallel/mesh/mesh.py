@@ -1,25 +1,25 @@
-"""A mesh: the ranks as a box with a name for each axis, and the groups that lie along its axes.
+"""A device mesh: ranks as a box with named axes, and the groups along its axes.
 
     Mesh(data=2, tensor=4)         tensor 0  1  2  3
                         data 0            0  1  2  3       tensor groups: rows      data groups: columns
                              1            4  5  6  7       (neighbours)             (4 apart)
 
-A rank is a number whose digits are its coordinates, the last axis the units:
+The coordinates are the digits of a rank's number, with the last axis as units:
 
     rank = c_0 s_1 s_2 + c_1 s_2 + c_2         coordinate i = rank / (s_{i+1} s_{i+2} ...) mod s_i
 
-A group along an axis has the ranks that differ in that coordinate alone; along several axes, in those. So the order of
-the axes is a placement: a node has neighbouring ranks, so the last axis communicates within a node, and the first
+A group along an axis has the ranks that differ only in that coordinate; along several axes, only in those. So the order
+of the axes is a placement: a node has neighbouring ranks, so the last axis communicates within a node, and the first
 between nodes. Tensor parallelism sends most and goes last; data and pipeline parallelism go first.
 
-torch's DeviceMesh makes the process groups (`device_mesh`), and knows all this once ranks run. Here it can be asked
-before any starts: for a picture, for a price, or for an error in one sentence.
+torch's DeviceMesh makes the process groups (`device_mesh`) and has this information once ranks run. This class has it
+before any rank starts, for figures, predictions and early errors.
 
-Cost: some sums; `group` makes one new group, on each of its ranks.
+Cost: some sums; `group` makes a new process group on each of its ranks.
 Legend: c_i a coordinate, s_i the size of an axis.
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
 arXiv 2104.04473, section 3 (which axis within a node); torch.distributed.device_mesh (torch 2.13, documentation).
-Simplified: one box that has all ranks; experts, whose axes overlap with others, take a second mesh of the same ranks.
+Simplified: one box with all ranks; expert axes overlap with others and need a second mesh of the same ranks.
 """
 
 from collections.abc import Iterator
@@ -36,14 +36,14 @@ from lablib.signature import Count, NonNegativeInt, checked, shown, whole_number
 
 
 class Mesh:
-    """Named axes over ranks 0 to n - 1; the last axis has neighbours. Never changed; equal where axes and sizes are.
+    """Named axes over ranks 0 to n - 1; the last axis has neighbours. Immutable; equal if axes and sizes are equal.
 
     >>> mesh = Mesh(data=2, tensor=4)
     >>> mesh.coordinates(6), mesh.rank(data=1, tensor=2), mesh.groups("data")
     ({'data': 1, 'tensor': 2}, 6, ((0, 4), (1, 5), (2, 6), (3, 7)))
 
     Raises:
-        ValueError: no axis, or a size that is no count.
+        ValueError: no axis, or a size that is not a whole number from 1.
     """
 
     def __init__(self, **sizes: int):
@@ -54,7 +54,7 @@ class Mesh:
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """From the first, whose neighbours are far apart, to the last."""
+        """Names from the first axis, with distant neighbours, to the last."""
         return tuple(self.sizes)
 
     @property
@@ -63,7 +63,7 @@ class Mesh:
 
     @checked
     def require(self, num_ranks: Count) -> None:
-        """Refuse another number of ranks than the axes multiply to."""
+        """Raise ValueError unless the product of the axes is `num_ranks`."""
         if self.num_ranks == num_ranks:
             return
         text = " x ".join(f"{axis} {size}" for axis, size in self.sizes.items())
@@ -78,7 +78,7 @@ class Mesh:
         )
 
     def stride(self, axis: str) -> int:
-        """How far apart neighbours along the axis are, in ranks."""
+        """The distance of neighbours along the axis, in ranks."""
         later = self.axes[self._one(axis) + 1 :]
         return prod(self.sizes[name] for name in later)
 
@@ -93,7 +93,7 @@ class Mesh:
         """The rank at these coordinates.
 
         Raises:
-            ValueError: an axis too few or too many, or a coordinate beyond its axis.
+            ValueError: a missing or unknown axis, or a coordinate beyond its axis.
         """
         if set(coordinates) != set(self.axes):
             raise ValueError(f"a rank has one coordinate on each axis of {self!r}: got {coordinates}.")
@@ -103,26 +103,26 @@ class Mesh:
         return sum(at * self.stride(axis) for axis, at in coordinates.items())
 
     def groups(self, *axes: str) -> tuple[tuple[int, ...], ...]:
-        """All groups along these axes: each the ranks that differ in them alone, ascending as the mesh counts.
+        """All groups along these axes: each has the ranks that differ only in them, ascending.
 
         Raises:
-            ValueError: no axis, one that the mesh has not, or one twice.
+            ValueError: no axis, an unknown one, or one twice.
         """
         return tuple(self._members(axes, others) for others in self._places(self._others(axes)))
 
     def group_of(self, rank: int, *axes: str) -> tuple[int, ...]:
-        """The group along these axes that the rank is in. Raises ValueError as `groups` and `coordinates`."""
+        """The group of the rank along these axes. Raises ValueError as `groups` and `coordinates`."""
         at = self.coordinates(rank)
         return self._members(axes, {axis: at[axis] for axis in self._others(axes)})
 
     def reordered(self, *axes: str) -> "Mesh":
-        """The same axes in another order, that is another placement."""
+        """The same axes in another order: another placement."""
         if self._others(axes):
             raise ValueError(f"another order must have each axis of {self!r}: got {', '.join(axes)}.")
         return Mesh(**{axis: self.sizes[axis] for axis in axes})
 
     def placements(self) -> Iterator["Mesh"]:
-        """The mesh in every order of its axes; the order that it has is the first."""
+        """The mesh in every order of its axes, its own order first."""
         return (self.reordered(*axes) for axes in permutations(self.axes))
 
     # ---- on ranks that run ----
@@ -131,20 +131,20 @@ class Mesh:
         """torch's mesh of these axes. Communicates, to make a group for each axis; all ranks call it.
 
         Arguments:
-            device: "cpu" or "cuda"; empty: cuda where the ranks are on GPUs.
+            device: "cpu" or "cuda"; empty: cuda if the ranks are on GPUs.
 
         Raises:
-            ValueError: axes that do not multiply to the ranks that run.
+            ValueError: the product of the axes is not the number of running ranks.
         """
         self.require(dist.get_world_size())
         device = device or ("cuda" if "nccl" in dist.get_backend() and torch.cuda.is_available() else "cpu")
         return init_device_mesh(device, tuple(self.sizes.values()), mesh_dim_names=self.axes)
 
     def group(self, *axes: str) -> dist.ProcessGroup:
-        """The process group along these axes that this rank is in: a new one. Communicates; all its ranks call it."""
+        """A new process group of this rank along these axes. Communicates; all its ranks call it."""
         self.require(dist.get_world_size())
         ranks = self.group_of(dist.get_rank(), *axes)
-        group: Any = dist.new_group(list(ranks), use_local_synchronization=True)  # its members alone make it
+        group: Any = dist.new_group(list(ranks), use_local_synchronization=True)  # only its members call it
         return group
 
     def __repr__(self) -> str:
@@ -162,9 +162,9 @@ class Mesh:
         return self.axes.index(axis)
 
     def _others(self, axes: tuple[str, ...]) -> list[str]:
-        """The axes that these leave; refuses what `groups` refuses."""
+        """The other axes. Raises as `groups`."""
         if not axes:
-            raise ValueError(f"a group lies along an axis of {self!r}, or several: got none; try {self.axes[-1]!r}.")
+            raise ValueError(f"a group is along one or more axes of {self!r}: got none; try {self.axes[-1]!r}.")
         for axis in axes:
             self._one(axis)
         if twice := [axis for i, axis in enumerate(axes) if axis in axes[:i]]:

@@ -1,38 +1,38 @@
-"""ZeRO stage 1 over the ranks that hold the same part of a model, and the norm of a gradient that lies on every axis.
+"""ZeRO stage 1 over the ranks with the same part of a model, and the norm of a gradient spread over all axes.
 
-Ranks along data and context have the same parameters and saw different tokens. Their gradients are averaged, and the
-optimizer's state is cut over all of them together. A rank's parameters lie in flat buffers (`zero/shards.py`), its
-gradients in others of the same layout, so that backward adds up where they are to be sent from:
+Ranks along data and context have the same parameters and different tokens. Their gradients are averaged, and the
+optimizer's state is cut over all of them. A rank's parameters are in flat buffers (`zero/shards.py`), its gradients in
+buffers of the same layout, so backward accumulates directly into the send buffer:
 
     parameters   [ piece 0 ............ ]   [ piece 3 .......... ]    one buffer for each piece of the pipeline
     gradients    [ ..................... ]   [ ................. ]    reduce-scatter when a piece's last backward ends
-    optimizer    [ 1/n ]                     [ 1/n ]                  steps its shards; then all-gather
+    optimizer    [ 1/n ]                     [ 1/n ]                  updates its shards; then all-gather
 
-What counts in the norm of the whole gradient, each number once:
+The norm of the whole gradient counts each number once:
 
     over data, context   shards are disjoint                       every rank counts
     over tensor          shards of matrices are disjoint           every rank counts
                          norms and some biases are whole           the first rank counts
     over pipeline        pieces are disjoint                       every rank counts
-                         a tied embedding is on both ends          the first of them counts
+                         a tied embedding is on both ends          the first end counts
 
-So buffers are cut so that one counts as a whole or not at all, and one number is summed over all ranks of the mesh.
+So each buffer counts as a whole or not at all, and one number is summed over all ranks of the mesh.
 
 Phases of a step (the code has the same headings):
     1. begin      gradients are zero
-    2. reduce     a piece is done: its buffers' reduce-scatters start, beside the backward of other pieces
-    3. finish     after the pipeline: what is tied; wait for all
-    4. clip       unscale, norm, shorten
-    5. step       the shards, unless gradients overflowed anywhere; all-gather
+    2. reduce     after a piece's last backward, its reduce-scatters start, during the backward of other pieces
+    3. finish     after the pipeline: tied parameters; wait for all
+    4. clip       unscale, norm, scale down
+    5. step       update the shards, unless any gradient overflowed; all-gather
 
-Cost for P parameters of w bytes on this rank, n = data * context ranks, K bytes of optimizer state for each:
+Cost for P parameters of w bytes on this rank, n = data * context ranks, K bytes of optimizer state per parameter:
     peak bytes  (2 w + (w + K) / n) P
     sent bytes  2 (n-1)/n w P, and 8 for the norm
 Shapes: a buffer is [N], N its padded elements; a shard is [N / n].
 Source: Rajbhandari et al., "ZeRO", SC 2020, arXiv 1910.02054, section 5.1; NVIDIA/Megatron-LM,
-megatron/core/optimizer/distrib_optimizer.py (one buffer of gradients) and clip_grads.py (what counts).
-Simplified: gradients have the dtype of parameters; one buffer for a piece, not buckets; all parameters are gathered
-before the next step begins.
+megatron/core/optimizer/distrib_optimizer.py (one buffer of gradients) and clip_grads.py (parameters in the norm).
+Simplified: gradients have the dtype of parameters; one buffer per piece, not buckets; all parameters are gathered
+before the next step.
 """
 
 import math
@@ -52,11 +52,11 @@ from lablib.phases import phase
 from lablib.precision.loss_scaling import LossScaler
 
 OptimizerFn = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-EPS = 1e-6  # of clipping, as torch's
+EPS = 1e-6  # of clipping, as in torch
 
 
 class Owned(NamedTuple):
-    """A parameter of this rank: its name in the whole model, itself, and the layer that has it, by which name."""
+    """A parameter of this rank: its name in the whole model, the parameter, its layer, and its name in the layer."""
 
     name: str
     param: nn.Parameter
@@ -66,15 +66,15 @@ class Owned(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """Parameters that are reduced together, and count together.
+    """Parameters that are reduced and counted together.
 
     Attributes:
-        owned: they.
-        unit: they as a flat buffer and this rank's shard.
+        owned: the parameters.
+        unit: the parameters as a flat buffer, and this rank's shard.
         gradients: the flat buffer of their gradients.
-        grads: of each, its gradient: a view of that buffer.
+        grads: the gradient of each: a view of that buffer.
         counts: whether this rank counts them in the norm, and saves them.
-        handle: of what is under way.
+        handle: of the communication in flight.
     """
 
     owned: Sequence[Owned]
@@ -89,16 +89,16 @@ class CombinedOptimizer:
     """The optimizer of this rank's part.
 
     Arguments:
-        part: the module; a layer that is cut over tensor ranks says so (`cuts`).
-        pieces: of this rank, by number: which parameters are complete together.
-        group: of the ranks that hold the same part, along data and context.
-        counts: whether this rank counts a parameter, given whether that is a shard of its own over tensor ranks.
-        tied: a parameter that is complete only after the pipeline's step, if there is one.
+        part: the module; layers that are cut over tensor ranks have `cuts`.
+        pieces: of this rank, by number; the parameters of a piece are complete together.
+        group: of the ranks with the same part, along data and context.
+        counts: whether this rank counts a parameter in the norm; called with whether it is a tensor shard.
+        tied: the parameter that is complete only after the pipeline's step, if any.
         optimizer_fn: makes the optimizer of this rank's shards, a flat parameter for each buffer.
 
     Attributes:
-        buffers: in the order of the pieces; what is tied comes last.
-        optimizer: what `optimizer_fn` made.
+        buffers: in the order of the pieces; the tied parameter last.
+        optimizer: the result of `optimizer_fn`.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class CombinedOptimizer:
     # ---- 1. begin ----
 
     def begin(self) -> None:
-        """Gradients become zero, and stay where they are: backward adds to them in place."""
+        """Set gradients to zero in place; backward adds to them."""
         for buffer in self.buffers:
             buffer.unit.gradient = None
             buffer.gradients.zero_()
@@ -143,7 +143,7 @@ class CombinedOptimizer:
     # ---- 2. reduce ----
 
     def reduce(self, number: int | None, _: Any = None) -> None:
-        """Start to average the gradients of a piece, or of the tied parameter. Communicates, and does not wait."""
+        """Start to average the gradients of a piece, or of the tied parameter. Communicates, without waiting."""
         with phase("reduce"):
             for buffer in self._of_piece.get(number, ()):
                 self._reduce(buffer)
@@ -173,7 +173,7 @@ class CombinedOptimizer:
     # ---- 4. clip ----
 
     def clip(self, max_norm: float, scaler: LossScaler | None = None) -> tuple[Tensor, bool]:
-        """Shorten the whole model's gradient to `max_norm`; its norm before, and whether it overflowed on any rank.
+        """Clip the whole model's gradient to `max_norm`; returns its norm before, and whether any rank overflowed.
 
         Communicates: one number, and the scaler's flag.
         """
@@ -193,7 +193,7 @@ class CombinedOptimizer:
     # ---- 5. step ----
 
     def step(self, scaler: LossScaler | None = None) -> None:
-        """Step this rank's shards, and bring all parameters up to date. Communicates."""
+        """Update this rank's shards, and gather all parameters. Communicates."""
         if scaler is None:
             self.optimizer.step()
         else:
@@ -202,7 +202,7 @@ class CombinedOptimizer:
         self.gather()
 
     def gather(self) -> None:
-        """Parameters follow the shards. Communicates."""
+        """All-gather the parameters from the shards. Communicates."""
         if self.world_size == 1:
             return
         handles = [all_gather_shards(b.unit.shard.detach(), b.unit.full, self.group) for b in self.buffers]
@@ -217,7 +217,7 @@ class CombinedOptimizer:
             yield from zip(buffer.owned, buffer.unit.gather(of(buffer)), strict=True)
 
     def gradients(self) -> Iterator[tuple[Owned, Tensor]]:
-        """The mean gradients, this rank's shard over tensor ranks alone. Communicates."""
+        """The mean gradients, cut only over tensor ranks. Communicates."""
         return self.gathered(_grad)
 
 

@@ -1,22 +1,22 @@
-"""This rank's part of a plain GPT: of some layers, for some tokens, a shard of each matrix.
+"""This rank's part of a plain GPT: some layers, some tokens, a shard of each matrix.
 
-    pipeline   which layers        the others are not there
+    pipeline   which layers        other layers are left out
     context    which tokens        attention and positions over the tokens of all context ranks
     tensor     which rows          each layer replaced by its shard
 
-in this order: a layer that is not here is never copied, and tensor parallelism cuts what context parallelism left. The
-modules keep the names that they have in the whole model, so that parameters of all ranks together are those of the
-model: "blocks.7.mlp.up.weight" is the same matrix wherever a shard of it lies.
+in this order: layers of other ranks are never copied, and tensor parallelism cuts the layers that context parallelism
+made. Modules keep their names in the whole model: "blocks.7.mlp.up.weight" is the same matrix on every rank with a
+shard of it.
 
-The pipeline wants all pieces of the model. Those of other ranks are stand-ins without layers. One of them has a
-parameter of this rank where both are tied, so that the gradient is summed over both (lablib/pipeline/executor/tied.py).
+The pipeline needs all pieces of the model. Pieces of other ranks are placeholders without layers. A placeholder has a
+tied parameter of this rank, so that the gradient is summed over both (lablib/pipeline/executor/tied.py).
 
-Cost for P parameters of w bytes, on t tensor and p pipeline ranks: P w / (t p) for the part, and more where layers do
-not divide evenly; the whole model on the host while it is cut, unless only shapes are computed.
+Cost for P parameters of w bytes, on t tensor and p pipeline ranks: P w / (t p) for the part, more if layers do not
+divide evenly; the whole model on the host during the cut, unless only shapes are computed.
 Shapes: B batch, T time, D width; t of the tokens of a rank.
 Source: Narayanan et al., SC 2021, arXiv 2104.04473, section 3; NVIDIA/Megatron-LM, megatron/core/transformer (layers
 numbered through the stages).
-Simplified: every rank draws the whole model and keeps its part, so that it is the model of one device to the bit.
+Simplified: every rank draws the whole model and keeps its part, so it is bit-identical to the model of one device.
 """
 
 import copy
@@ -37,20 +37,20 @@ from lablib.torch_compat import disable_current_modes
 
 
 class Part(nn.Module):
-    """The modules of a GPT that this rank has, by the GPT's own names; parameters are this rank's own.
+    """The modules of a GPT on this rank, by the GPT's names; parameters are this rank's.
 
     Arguments:
-        model: whole, the same on all ranks; it is left as it is.
+        model: whole, the same on all ranks; not changed.
         how: the combination.
-        units: the numbers of the units of the model that are here; see `units_of`.
-        context: who has which tokens; None: all tokens are here.
+        units: the numbers of the model's units on this rank; see `units_of`.
+        context: assignment of tokens to ranks; None: all tokens are here.
         group: of the tensor axis.
     """
 
     def __init__(self, model: GPT, how: Combination, units: list[int], context: ContextParallel | None, group: Group):
         super().__init__()
         last = how.config.num_layers + 1
-        # Modules are copied, parameters not: only this rank's shards of them are, below.
+        # Modules are copied, but of the parameters only this rank's shards, below.
         shared: dict[int, Any] = {id(param): param for param in model.parameters()}
         if 0 in units:
             self.token_embedding = copied(model.token_embedding, shared)
@@ -74,14 +74,14 @@ class Part(nn.Module):
         self._take_over()
 
     def unit(self, number: int) -> nn.Module:
-        """A unit of the model that is here."""
+        """A unit of the model on this rank."""
         if number == 0:
             return Embedding(self)  # pyright: ignore
         name = str(number - 1)
         return self.blocks[name] if name in self.blocks else Head(self)  # pyright: ignore
 
     def _take_over(self) -> None:
-        """Every parameter becomes one of this rank's own, on its device; tied ones stay tied."""
+        """Replace every parameter by a copy on this rank's device; tied parameters stay tied."""
         device, new = torch.empty(0).device, dict[nn.Parameter, nn.Parameter]()
         for owner in self.modules():
             for key, param in owner.named_parameters(recurse=False):
@@ -91,7 +91,7 @@ class Part(nn.Module):
 
 
 class Piece(nn.Module):
-    """Some units one behind the other, under autocast where the combination has it."""
+    """Units in sequence, under autocast if the combination uses it."""
 
     def __init__(self, units: list[nn.Module], dtype: torch.dtype | None):
         super().__init__()
@@ -100,7 +100,7 @@ class Piece(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self.dtype is None:
             return self.units(x)
-        with autocast("cuda" if x.is_cuda else "cpu", self.dtype):  # "meta" follows the CPU's
+        with autocast("cuda" if x.is_cuda else "cpu", self.dtype):  # "meta" as on the CPU
             return self.units(x)
 
 
@@ -113,14 +113,14 @@ class Elsewhere(nn.Module):
 
 
 def make_model(how: Combination, seed: int, dtype: torch.dtype) -> GPT:
-    """The whole model on the host; where only shapes are computed, without memory. No part of what is simulated."""
+    """The whole model on the host, without memory if only shapes are computed. Not part of the simulation."""
     device = "meta" if torch.empty(0).is_meta else "cpu"
     with disable_current_modes():
         return GPT(how.config, seed=seed, dtype=dtype, device=device)
 
 
 def pieces_of(part: Part, how: Combination, own: list[int]) -> list[nn.Module]:
-    """All pieces of the pipeline, those of other ranks as stand-ins. `own`: the numbers of this rank's."""
+    """All pieces of the pipeline, with placeholders for other ranks' pieces. `own`: numbers of this rank's pieces."""
     tied = tied_parameter(part) if how.config.tied_head else None
     ends = (0, len(how.units) - 1)
     return [
@@ -132,7 +132,7 @@ def pieces_of(part: Part, how: Combination, own: list[int]) -> list[nn.Module]:
 
 
 def tied_parameter(part: Part) -> nn.Parameter | None:
-    """The embedding, or the head that is tied to it, where one of them is here."""
+    """The embedding, or the head that is tied to it, if one of them is here."""
     for name in ("token_embedding", "head"):
         if hasattr(part, name):
             return getattr(part, name).weight

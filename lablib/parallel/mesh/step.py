@@ -5,14 +5,14 @@
     def program():
         step = CombinedStep(how, partial(torch.optim.AdamW, lr=1e-3), max_norm=1.0)
         for tokens, targets in batches:                  # the whole batch, the same on all ranks
-            loss, norm, was_skipped = step(tokens, targets)          # those of one device, on all ranks
+            loss, norm, was_skipped = step(tokens, targets)          # as on one device, on all ranks
 
     launch(program, ranks=how.mesh.num_ranks)
 
-Each technique has its own file, and is used here as it is. Together they agree on:
+Each technique has its own file, and is used unchanged. Together they define:
 
-    who has which part     `mesh/part.py`: layers by pipeline, tokens by context, rows by tensor
-    the loss               the mean over micro-batches, replicas and context ranks: all have equally many tokens
+    the part of a rank     `mesh/part.py`: layers by pipeline, tokens by context, rows by tensor
+    the loss               the mean over micro-batches, replicas and context ranks, with equal numbers of tokens
     the gradient           tensor ranks: complete; pipeline ranks: of their layers; data and context: a mean
     the norm               over all ranks, each number once: `mesh/optimizer.py`
     an overflow            on one rank skips the step on all
@@ -20,17 +20,18 @@ Each technique has its own file, and is used here as it is. Together they agree 
 Phases of a step (the code has the same headings):
     1. share     this rank's sequences and tokens, as micro-batches
     2. run       the pipeline's plan; gradients of a piece are reduced as soon as it is done
-    3. clip      unscale, norm over all axes, shorten
-    4. step      the optimizer on shards, then parameters gathered
+    3. clip      unscale, norm over all axes, scale down
+    4. step      update the shards, then gather parameters
 
-Cost: the sum of its techniques, see each: activations between stages, B T D w bytes a micro-batch and boundary, over
+Cost: the sum of its techniques: activations between stages, B T D w bytes per micro-batch and boundary, divided by
 context and, with sequence parallelism, tensor ranks; tensor parallelism's all-reduces in every layer; keys and values
-round the context ring; once a step 2 (n-1)/n of the part's gradients, n = data * context; two numbers for loss, norm.
-Shapes: B batch, T time, D width, V vocabulary; lower-case letters are a rank's.
+around the context ring; once per step 2 (n-1)/n of the part's gradients, n = data * context; two numbers for loss and
+norm.
+Shapes: B batch, T time, D width, V vocabulary; lower-case letters are a rank's part.
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021,
 arXiv 2104.04473 (data, pipeline and tensor); Llama Team, 2024, arXiv 2407.21783, section 3.3.2 (context); Korthikanti
 et al., 2022, arXiv 2205.05198 (sequence); Rajbhandari et al., 2020, arXiv 1910.02054 (ZeRO-1).
-Simplified: every rank is given the whole batch; no dropout; no experts yet.
+Simplified: every rank gets the whole batch; no dropout; no experts.
 """
 
 import math
@@ -71,20 +72,20 @@ class CombinedStep:
     Arguments:
         how: the combination.
         optimizer_fn: makes the optimizer of this rank's shards; it must work element by element.
-        max_norm: to which the gradient of the whole model is shortened; infinity: it is measured only.
-        scaler: of the loss; for torch.float16 one with the usual rule, if None.
-        model: the whole model, the same on all ranks, which is left as it is; None: drawn from `seed`.
-        seed, dtype: of a model that is drawn.
+        max_norm: limit for the norm of the whole model's gradient; infinity: it is only measured.
+        scaler: of the loss; None: for torch.float16 one with the default rule.
+        model: the whole model, the same on all ranks, not changed; None: drawn from `seed`.
+        seed, dtype: of a drawn model.
 
     Attributes:
-        part: this rank's modules, by the names that they have in the whole model.
-        pipeline: that of `part`.
+        part: this rank's modules, by their names in the whole model.
+        pipeline: of `part`.
         sharded: the optimizer and its buffers.
 
     Communicates, to make groups; all ranks of the mesh call it.
 
     Raises:
-        ValueError: not as many ranks as the mesh has, another model, or one with frozen parameters.
+        ValueError: another number of ranks than the mesh, another model, or one with frozen parameters.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class CombinedStep:
             tokens_BT, targets_BT: the whole batch, the same on all ranks.
 
         Raises:
-            ValueError: a batch of another shape than the combination has, or of numbers that are no words of it.
+            ValueError: a batch of another shape than in the combination, or with numbers outside the vocabulary.
         """
         loss = self.backward(tokens_BT, targets_BT)
         return Stepped(loss, *self.update())
@@ -151,10 +152,10 @@ class CombinedStep:
         """Loss and gradients, without the optimizer's update. Communicates.
 
         Returns:
-            The mean loss of the batch, on all ranks. The gradients are there as shards; see `full_gradients`.
+            The mean loss of the batch, on all ranks. Gradients are in shards; see `full_gradients`.
 
         Raises:
-            ValueError: a batch of another shape than the combination has, or of numbers that are no words of it.
+            ValueError: a batch of another shape than in the combination, or with numbers outside the vocabulary.
         """
         # ---- 1. share ----
         inputs, targets = self._micro_batches(tokens_BT, targets_BT)
@@ -166,7 +167,7 @@ class CombinedStep:
         return self._mean(losses)
 
     def update(self) -> tuple[Tensor, bool]:
-        """Clip, and step the optimizer: the norm before, and whether the step was skipped. Communicates."""
+        """Clip, and step the optimizer; returns the norm before, and whether the step was skipped. Communicates."""
         with phase("optimizer"):
             # ---- 3. clip ----
             norm, was_skipped = self.sharded.clip(self.max_norm, self.scaler)
@@ -177,14 +178,14 @@ class CombinedStep:
     # ---- the whole model, on every rank ----
 
     def full_gradients(self) -> dict[str, Tensor]:
-        """The gradients as one device has them, by the model's names. Communicates.
+        """The whole gradients, by the model's names. Communicates.
 
-        Between `backward` and `update` times the loss scale, where there is one; after it clipped.
+        Between `backward` and `update` they include the loss scale, if any; after `update` they are clipped.
         """
         return self._full(dict(self.sharded.gradients()))
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """The parameters as one device has them, by the model's names. Communicates."""
+        """The whole parameters, by the model's names. Communicates."""
         return self._full({owned: owned.param.detach() for b in self.sharded.buffers for owned in b.owned})
 
     def full_optimizer_state(self, key: str) -> dict[str, Tensor]:
@@ -218,7 +219,7 @@ class CombinedStep:
         return vocabulary_parallel_loss(logits_BtV, targets_Bt, self.how.config.vocab_size, self._groups[TENSOR])
 
     def _shapes(self, tokens_bt: Tensor) -> list[Shape]:
-        """Of the residual stream between pieces."""
+        """Shapes of the residual stream between pieces."""
         num_tokens = tokens_bt.shape[1] // (self.how.size(TENSOR) if self.how.sequence_parallel else 1)
         shape = (tokens_bt.shape[0], num_tokens, self.how.config.d_model)
         return [(shape, self._dtype)] * (len(self.how.units) - 1)
@@ -232,14 +233,14 @@ class CombinedStep:
         return mean
 
     def _counts(self, owned: Owned) -> bool:
-        """Whether this rank counts a parameter in the norm, and saves it: of equal copies one does."""
+        """Whether this rank counts a parameter in the norm, and saves it: one rank per copy."""
         is_cut = owned.key in getattr(owned.owner, "cuts", {})
         is_second = self.how.config.tied_head and owned.name == "head.weight"  # the embedding is on another stage
         return (is_cut or self.at[TENSOR] == 0) and not is_second
 
 
 def _require_batch(name: str, given: Tensor, how: Combination) -> None:
-    """Refuse another batch than the combination's. Values are read on the host alone: no device is waited for."""
+    """Raise ValueError for another batch than the combination's. Reads values only on the host."""
     check_type(f"CombinedStep: {name}", given, Tensor)
     wanted, size = [how.batch_size, how.seq_len], how.config.vocab_size
     if list(given.shape) != wanted:
@@ -249,12 +250,12 @@ def _require_batch(name: str, given: Tensor, how: Combination) -> None:
         )
     if given.dtype != torch.int64:
         raise ValueError(f"{name} must be words' numbers in torch.int64: got {given.dtype}; try {name}.long().")
-    with disable_current_modes():  # no part of the step that is timed
+    with disable_current_modes():  # not part of the timed step
         odd = [] if given.device.type != "cpu" else [x for x in map(int, given.aminmax()) if not 0 <= x < size]
     if odd:
         raise ValueError(
-            f"{name} must be 0 to {size - 1}, words of the vocabulary, and all of them count: got {odd[0]}; a target "
-            "that is not to count needs ContextParallel.loss."
+            f"{name} must be 0 to {size - 1}, words of the vocabulary: got {odd[0]}; an ignored target "
+            "needs ContextParallel.loss."
         )
 
 
@@ -262,7 +263,7 @@ def _require_model(model: GPT | None, how: Combination) -> None:
     if model is None:
         return
     if model.config != how.config:
-        raise ValueError(f"the model must be that of the combination, {how.config}: got {model.config}.")
+        raise ValueError(f"the model must be as in the combination, {how.config}: got {model.config}.")
     frozen = [name for name, param in model.named_parameters() if not param.requires_grad]
     if frozen:
         raise ValueError(f"every parameter must train, as they share flat buffers: {frozen[0]} requires no gradient.")

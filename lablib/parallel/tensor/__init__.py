@@ -1,16 +1,16 @@
 """Tensor parallelism: every rank computes all tokens with a shard of each matrix.
 
-regions            Megatron's f and g, and how a dimension is cut
+regions            Megatron's f and g, and the cut of a dimension
 linear             one matrix by columns or by rows
-mlp                columns, then rows: an MLP with one all-reduce each way
+mlp                columns, then rows: an MLP with one all-reduce forward and one backward
 attention          heads; grouped queries with fewer key-value heads than ranks
 sequence_parallel  all-gather and reduce-scatter instead of f and g; norms on this rank's tokens
-overlap            backward's communication at the same time as the weight gradient
-asynchronous       product and collective in chunks, each at the same time as the other
-vocabulary         embedding, head and loss by words: the logits are never gathered
-plan               which module is cut how, as data, with the rules of a valid plan
+overlap            overlap of backward's communication with the weight gradient
+asynchronous       product and collective in chunks that overlap
+vocabulary         embedding, head and loss by words, without gathering logits
+plan               the cuts of modules as data, and the rules of a valid plan
 parallelize        a plain model cut by a plan
-state              parameters, gradients and gradient norm of a model that is cut
-random             random numbers that must agree over ranks, and those that must differ
-bytes              bytes sent and stored per layer; when two dimensions send less
+state              whole parameters, gradients and gradient norm of a cut model
+random             random numbers that must agree or differ over ranks
+bytes              bytes sent and stored per layer, also for 2D tensor parallelism
 """

@@ -1,29 +1,29 @@
 """Asynchronous tensor parallelism: product and collective in chunks, each chunk sent during another's product.
 
 Sequence parallelism gathers all tokens, then multiplies; at the other end it multiplies, then scatters the sum. Neither
-collective has anything to hide behind, as the product needs the last token. But a product of some tokens needs these
-alone. So the ring of the collective is opened, and a product of the chunk at hand runs during each of its rounds:
+collective overlaps with the product, which needs all tokens. But the product of a chunk of tokens needs only that
+chunk. So the ring of the collective is written out, and a product of the current chunk runs during each of its rounds:
 
     gather, multiply    compute  [ x_0 W ][ x_3 W ][ x_2 W ][ x_1 W ]      rank 0 of 4: own tokens first
-                        comm     [ x_3   ][ x_2   ][ x_1   ]               the chunk that comes in
+                        comm     [ x_3   ][ x_2   ][ x_1   ]               the received chunk
 
-    multiply, scatter   compute  [ h_3 V ][ h_2 V + ][ h_1 V + ][ h_0 V + ]    + adds what came in; own tokens last
+    multiply, scatter   compute  [ h_3 V ][ h_2 V + ][ h_1 V + ][ h_0 V + ]    + adds the received sum; own tokens last
                         comm              [ sum    ][ sum    ][ sum    ]
 
-Backward of one is the other: dX = dY W^T is a product whose sum is scattered, and dW needs the gathered input, a chunk
-at a time.
+Backward of one is the other: dX = dY W^T is a product with a scattered sum, and dW needs the gathered input, a chunk at
+a time.
 
 Cost for n ranks, p seconds of the product of one chunk, m of one message, a of adding one chunk:
     time_s      gather: (n-1) max(p, m) + p                     exposed: (n-1) max(0, m - p)
                 scatter: p + (n-1) (max(p, m) + a)              exposed: (n-1) (max(0, m - p) + a)
-                in one piece: P + (n-1) m, all of it exposed, where P <= n p: small products are less efficient
-    peak bytes  two chunks of B t D w on their way; the gathered input is never whole: kept is B t D w
-    sent bytes  (n-1)/n B T D w each way, as the collectives; gather's backward has two rings
+                in one piece: P + (n-1) m, all exposed, with P <= n p, as small products are less efficient
+    peak bytes  two chunks of B t D w in flight; the gathered input is never whole: B t D w is kept
+    sent bytes  (n-1)/n B T D w in each direction, as the collectives; gather's backward has two rings
 Shapes: B batch, T time, D width, F features; t = T / n, f = F / n on this rank; x_tBD has time first.
 Source: Wang et al., "Overlap Communication with Dependent Computation via Decomposition in Large Deep Learning Models",
 ASPLOS 2023, doi 10.1145/3567955.3567959, sections 5.1 (looped collective einsum) and 5.4 (its cost); for torch: the
 pass "async tensor parallel" of torch.distributed._symmetric_memory (torch 2.13), by copies between devices instead.
-Simplified: one direction of the ring (theirs uses both); as many chunks as ranks; a message takes no cores of the GPU.
+Simplified: one direction of the ring (the paper uses both); one chunk per rank; communication uses no cores of the GPU.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -43,10 +43,10 @@ from lablib.signature import Count, checked
 
 
 def ring_chunks(own: Tensor, group: Group = None) -> Iterator[tuple[int, Tensor]]:
-    """All ranks' chunks, this rank's first: the next is on its way while the caller works with one. Communicates.
+    """The chunks of all ranks, this rank's first: the next is in flight while the caller works. Communicates.
 
     Yields:
-        the rank whose chunk it is, and the chunk.
+        the source rank, and its chunk.
     """
     rank, world_size, chunk = dist.get_rank(group), dist.get_world_size(group), own
     for step in range(world_size):
@@ -62,7 +62,7 @@ def ring_sum(part_of: Callable[[int], Tensor], group: Group = None) -> Tensor:
     """This rank's chunk of the sum over ranks of their parts. Communicates during the calls.
 
     Arguments:
-        part_of: makes this rank's part of a chunk, a new tensor; asked once for each, its own last.
+        part_of: computes this rank's part of a chunk, a new tensor; called once per chunk, its own last.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     total = part_of((rank - 1) % world_size)
@@ -134,7 +134,7 @@ class _LinearScatter(torch.autograd.Function):
 
 
 def _time_first(x_BTD: Tensor) -> Tensor:
-    """A chunk of tokens in one piece; a copy only where it is not laid out so already."""
+    """A contiguous chunk of tokens, copied only if necessary."""
     return x_BTD.movedim(SEQUENCE_DIM, 0).contiguous()
 
 
@@ -172,12 +172,12 @@ def chunked_product_s(product_s: float, message_s: float, ranks: Count, add_s: f
         product_s: p, of one chunk.
         message_s: m, of one chunk to a neighbour.
         ranks: n.
-        add_s: a, of adding one chunk to a sum; 0 where tokens are gathered.
+        add_s: a, of adding one chunk to a sum; 0 for a gather.
     """
     return product_s + (ranks - 1) * (max(product_s, message_s) + add_s)
 
 
 @checked
 def exposed_chunks_s(product_s: float, message_s: float, ranks: Count, add_s: float = 0.0) -> float:
-    """The part of `chunked_product_s` that is no product. Arguments as there."""
+    """The part of `chunked_product_s` without products. Arguments as there."""
     return chunked_product_s(product_s, message_s, ranks, add_s) - ranks * product_s

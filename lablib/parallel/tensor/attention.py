@@ -1,26 +1,26 @@
-"""Attention on n ranks: each has some of the heads, from their queries to their part of the output.
+"""Tensor-parallel attention: each rank computes some of the heads, up to their part of the output.
 
-A head reads no other head, so the matrices of queries, keys and values are cut in columns, a head's columns together,
-and the output's matrix in rows: f before, g behind, as in the MLP.
+Heads are independent, so the matrices of queries, keys and values are cut by columns, a head's columns together, and
+the output's matrix by rows: f before, g after, as in the MLP.
 
-Grouped queries: H query heads share G key-value heads, H / G each, so fewer keys and values must be made and kept.
-Where n <= G every rank has G / n of them. Where n > G, n / G ranks need the same one: they all keep it (*replicated*),
-and as each has only the gradient that its own queries give, these are summed over the ranks that share it.
+Grouped queries: H query heads share G key-value heads, H / G each, so fewer keys and values are computed and kept. If n
+<= G every rank has G / n of them. If n > G, n / G ranks need the same one: all of them keep it (*replicated*). Each has
+only the gradient from its own queries, so the gradients are summed over the ranks that share it.
 
     H = 8, G = 2, n = 4    rank        0      1      2      3
                            queries     0 1    2 3    4 5    6 7
                            key-value   0      0      1      1
                            gradients of keys and values: rank 0 + rank 1, rank 2 + rank 3
 
-Cost for n ranks, B T tokens of w bytes a number, g = max(1, G / n) key-value heads here:
+Cost for n ranks, B T tokens of w bytes per number, g = max(1, G / n) key-value heads here:
     FLOPs       (4 B T D (H + g n) K + 4 B T^2 H K) / n forward, without the mask's saving; twice that backward
-    peak bytes  (2 D H / n + 2 D g) K w of weights; replicated keys and values cost n / G times what they are
-    sent bytes  2 * 2(n-1)/n B T D w per rank and step; where n > G also all-reduces of 2 (D + 1) K w over n / G ranks
+    peak bytes  (2 D H / n + 2 D g) K w of weights; replicated keys and values cost n / G times their size
+    sent bytes  2 * 2(n-1)/n B T D w per rank and step; if n > G also all-reduces of 2 (D + 1) K w over n / G ranks
 Shapes: B batch, T time, D width, H heads, K width of a head, G key-value heads; h = H / n, g as above on this rank.
 Source: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3 and figure 3b; Ainslie et al., "GQA", 2023,
 arXiv 2305.13245, section 2.2 (grouped queries), and on their sharding Pope et al., "Efficiently Scaling Transformer
 Inference", 2022, arXiv 2211.05102, section 3.3.
-Simplified: heads are counted, not cut: n divides H, and G or n divides the other; no rotary positions.
+Simplified: heads are not cut: n divides H, and G divides n or n divides G; no rotary positions.
 """
 
 from typing import NamedTuple
@@ -52,11 +52,11 @@ class AttentionShard(NamedTuple):
 
 @checked
 def check_heads(num_heads: Count, num_kv_heads: Count, world_size: Count) -> None:
-    """Refuse heads that these ranks cannot share.
+    """Check that heads can be split over these ranks.
 
     Raises:
-        ValueError: ranks that do not divide the heads; key-value heads that neither divide the ranks nor are divided
-            by them, or do not divide the heads.
+        ValueError: ranks that do not divide the heads; key-value heads that are neither a multiple nor a divisor of the
+            ranks, or do not divide the heads.
     """
     if num_heads % num_kv_heads:
         raise ValueError(
@@ -87,7 +87,7 @@ def key_value_heads_of(rank: int, num_kv_heads: int, world_size: int) -> range:
 
 
 def shared_key_value_group(num_kv_heads: int, group: Group = None) -> Group:
-    """The ranks that keep the same key-value heads as this one: a new group. None where no head is replicated.
+    """A new group of the ranks that keep the same key-value heads as this one; None if no head is replicated.
 
     Every rank of `group` calls it, once. Communicates, to make the group.
     """
@@ -97,12 +97,12 @@ def shared_key_value_group(num_kv_heads: int, group: Group = None) -> Group:
     sharing = world_size // num_kv_heads
     first = dist.get_rank(group) // sharing * sharing
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)  # pyright: ignore[reportArgumentType]
-    # Only its members call for each: ranks of other groups may not be here.
+    # Only members call `new_group`: ranks of other groups may not run this.
     return dist.new_group(ranks[first : first + sharing], use_local_synchronization=True)  # pyright: ignore
 
 
 def shard_attention(whole: AttentionShard, num_heads: int, num_kv_heads: int, group: Group = None) -> AttentionShard:
-    """This rank's heads: views. Key-value heads that several ranks need are on all of them."""
+    """This rank's heads, as views; key-value heads are repeated on all ranks that need them."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     check_heads(num_heads, num_kv_heads, world_size)
     d_head = len(whole.key_gD) // num_kv_heads
@@ -141,10 +141,10 @@ def tensor_attention(
 
     Arguments:
         x_BTD: the same on all ranks; with `SEQUENCE`, this rank's tokens.
-        shard: as `shard_attention` cuts it.
+        shard: from `shard_attention`.
         d_head: K.
         region: how activations enter and leave.
-        shared_group: as `shared_key_value_group` gives it.
+        shared_group: from `shared_key_value_group`.
         overlaps: whether backward hides its communication (`tensor/overlap.py`).
     """
     # ---- 1. shared heads ----

@@ -1,37 +1,38 @@
-"""Bytes sent and kept by a tensor-parallel layer: with f and g, with sequence parallelism, gathered again.
+"""Bytes sent and kept by a tensor-parallel layer: f and g, sequence parallelism, gathering again in backward.
 
     each way of a layer         forward                          backward                         sent by a rank
     f and g                     2 all-reduces                    2 all-reduces                    8 (n-1)/n S
     sequence                    2 all-gathers, 2 reduce-scatters  the same                        8 (n-1)/n S
     sequence, gathered again    the same                         2 all-gathers more               10 (n-1)/n S
 
-Kept for backward by a layer, per rank, as lablib's does with flash attention and no dropout:
+Kept for backward by a layer, per rank, with flash attention and no dropout as in lablib:
 
                                 f and g         sequence        gathered again
     inputs of two norms         2 S             2 S / n         2 S / n
-    inputs of the two regions   2 S             2 S             2 S / n          what the norms give, gathered
+    inputs of the two regions   2 S             2 S             2 S / n          outputs of the norms, gathered
     queries, keys, values       3 S / n         3 S / n         3 S / n
     attention's output          S / n           S / n           S / n
     hidden, before and after    2 F/D S / n     2 F/D S / n     2 F/D S / n
     statistics of two norms     4 N s           4 N s / n       4 N s / n        mean and 1 / deviation
     logsumexp of the scores     N H s / n       N H s / n       N H s / n
 
-With F = 4 D and w = 2: 8 + 24/n, 4 + 28/n and 32/n times N D, beside the last two rows. Korthikanti et al. have
-10 + 24/n and 34/n: two masks of dropout, of N D bytes, are the difference; and 5 N H T / n for scores that are kept,
-which flash attention does not (`korthikanti_bytes` has theirs from the same rows).
+With F = 4 D and w = 2: 8 + 24/n, 4 + 28/n and 32/n times N D, plus the last two rows. Korthikanti et al. have 10 + 24/n
+and 34/n: the difference are two dropout masks of N D bytes; and 5 N H T / n for scores, which flash attention does not
+keep (`korthikanti_bytes` computes theirs from the same rows).
 
-When does cutting both factors of a product beat cutting one? On a grid of q x q = n ranks, 2D tensor parallelism sends
-blocks of activations along rows and blocks of weights along columns: 3 (q-1)/n (7 S + 12 D^2 w) for a layer. The
-activations' part falls with q, where one dimension's 8 (n-1)/n S does not; so it wins where a batch has many tokens:
+2D tensor parallelism cuts both factors of a product. On a grid of q x q = n ranksit sends blocks of activations along
+rows and blocks of weights along columns: 3 (q-1)/n (7 S + 12 D^2 w) for a layer. The part of activations falls with q,
+while 8 (n-1)/n S of one dimension does not, so 2D sends less if a batch has many tokens:
 
     N > 36 D / (8 q - 13)        4 ranks: N > 12 D, 16 ranks: 1.9 D, 64 ranks: 0.7 D
 
-Cost: some sums; nothing here runs on ranks, and torch is not needed.
-Legend: N = B T tokens, T time, D width, F hidden, H heads, n ranks; w bytes a number, S = N D w; s bytes a statistic.
+Cost: some sums; does not communicate or need torch.
+Legend: N = B T tokens, T time, D width, F hidden, H heads, n ranks; w bytes per number, S = N D w; s bytes per
+statistic.
 Source: Korthikanti et al., 2022, arXiv 2205.05198, equations 1 to 4 and section 4.2.2; Xu et al., "An Efficient 2D
 Method for Training Super-Large Deep Learning Models" (Optimus), 2021, arXiv 2104.05343, table 1 (7 bsh + 12 h^2).
-Simplified: rings; sizes that n divides; as many key-value heads as heads; 2D: bytes alone, F = 4 D, and its many more
-messages left out.
+Simplified: rings; sizes that n divides; as many key-value heads as heads; 2D: only bytes, F = 4 D, without the latency
+of its additional messages.
 """
 
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class LayerSizes:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A row of the bytes kept: its name, its bytes on this rank, and whether each rank has another part."""
+    """A row of the bytes kept: its name, its bytes on this rank, and whether it is cut over ranks."""
 
     name: str
     size_bytes: int
@@ -102,7 +103,7 @@ def kept_by_layer(
         gathers_again: backward gathers the inputs of the regions again (`tensor/overlap.py`).
 
     Raises:
-        ValueError: ranks that do not divide; gathering again without sequence parallelism.
+        ValueError: ranks that do not divide the sizes; gathering again without sequence parallelism.
     """
     check_layer(layer, ranks, sequence, gathers_again)
     stream, statistic = layer.activation_bytes, layer.tokens * layer.statistic_bytes
@@ -127,7 +128,7 @@ def kept_bytes(layer: LayerSizes, ranks: Count, *, sequence: bool = False, gathe
 
 @checked
 def korthikanti_bytes(layer: LayerSizes, ranks: Count, *, sequence: bool = False) -> float:
-    """The paper's bytes from our rows: what ours adds taken off, and dropout's masks and the scores put on.
+    """The paper's bytes from the rows here: without the rows it does not count, with dropout masks and scores.
 
     With sequence parallelism the paper gathers again. Arguments and Raises as `kept_by_layer`.
     """
@@ -142,8 +143,8 @@ def korthikanti_bytes(layer: LayerSizes, ranks: Count, *, sequence: bool = False
 def layer_sent_bytes(layer: LayerSizes, ranks: Count, *, sequence: bool = False, gathers_again: bool = False) -> float:
     """Bytes that each rank sends for one layer, forward and backward, by rings.
 
-    With sequence parallelism also for gradients of what is used on cut tokens: two norms and two biases, 6 D numbers.
-    Arguments and Raises as `kept_by_layer`.
+    With sequence parallelism also for gradients of parameters used on cut tokens: two norms and two biases, 6 D
+    numbers. Arguments and Raises as `kept_by_layer`.
     """
     check_layer(layer, ranks, sequence, gathers_again)
     share = (ranks - 1) / ranks
@@ -165,14 +166,14 @@ def gpt_sent_bytes(
 
     Arguments:
         num_layers: L.
-        max_seq_len: rows of the position embedding, whose gradient is summed with `sequence`; 0: T.
+        max_seq_len: rows of the position embedding; with `sequence` its gradient is summed; 0: T.
         loss_bytes: of a number in the loss.
         Others as `kept_by_layer`, and Raises.
     """
     positions = max_seq_len or layer.seq_len
     layers = num_layers * layer_sent_bytes(layer, ranks, sequence=sequence)
     share = 2 * (ranks - 1) / ranks
-    ends = share * 2 * layer.activation_bytes  # the embedding forward, the head backward; or a half of both each way
+    ends = share * 2 * layer.activation_bytes  # embedding forward, head backward; or half of both in each direction
     loss = share * 3 * layer.tokens * loss_bytes
     weights = share * (2 + positions) * layer.width * layer.element_bytes if sequence else 0.0  # the last norm
     return layers + ends + loss + weights
@@ -201,9 +202,9 @@ def _side(ranks: int) -> int:
 
 @checked
 def check_layer(layer: LayerSizes, ranks: Count, sequence: bool = False, gathers_again: bool = False) -> None:
-    """Refuse ranks that do not divide the sizes. Raises ValueError."""
+    """Raise ValueError for ranks that do not divide the sizes."""
     if gathers_again and not sequence:
-        raise ValueError("gathers_again is of sequence parallelism: got sequence=False.")
+        raise ValueError("gathers_again needs sequence parallelism: got sequence=False.")
     sizes = {"heads": layer.heads, "width": layer.width, "hidden": layer.hidden_size}
     for name, size in (sizes | {"seq_len": layer.seq_len} if sequence else sizes).items():
         if size % ranks:

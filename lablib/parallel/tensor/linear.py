@@ -1,26 +1,26 @@
-"""One matrix product on n ranks: each has a block of columns of the weight, or a block of rows.
+"""Tensor-parallel linear layers: each rank has a block of columns of the weight, or a block of rows.
 
     Y = X W, W [D, F]
 
     columns   W = [W_0 W_1]            Y = [X W_0, X W_1]        every rank needs X whole and has some columns of Y
     rows      W = [W_0; W_1]           Y = X_0 W_0 + X_1 W_1     every rank needs some columns of X; Y is a sum
 
-A column product gives what a row product takes. One behind the other they need one all-reduce forward (g, of the sum)
-and one backward (f, of the input's gradient), and what lies between may be anything that works on each column alone.
-That is Megatron's MLP (`tensor/mlp.py`) and attention (`tensor/attention.py`).
+The output of a column product is the input of a row product. In sequence they need one all-reduce forward (g, of the
+sum) and one backward (f, of the input's gradient), and any function of single columns may be between them. That is
+Megatron's MLP (`tensor/mlp.py`) and attention (`tensor/attention.py`).
 
-A bias is cut like the columns. That of a row product is whole on every rank and added once, after the sum: added before
-it, it would count n times.
+The bias of a column product is cut like the columns. The bias of a row product is whole on every rank and added once,
+after the sum; before the sum it would count n times.
 
-Naive: `gathered_linear`, columns with the output made whole after every product: an all-gather each.
+Naive: `gathered_linear`, columns with an all-gather of the output after every product.
 
-Cost for n ranks, X of B T tokens, w bytes a number:
+Cost for n ranks, X of B T tokens, w bytes per number:
     FLOPs       2 B T D F / n forward, twice that backward
-    peak bytes  D F w / n of weights; the output (B T F) / n w for columns, B T D w for rows (twice while it is summed)
-    sent bytes  2(n-1)/n B T D w per rank: columns backward, rows forward; gathered: (n-1)/n B T F w forward besides
+    peak bytes D F w / n of weights; the output (B T F) / n w for columns, B T D w for rows (twice during the sum) sent
+    bytes 2(n-1)/n B T D w per rank: columns backward, rows forward; gathered: also (n-1)/n B T F w forward
 Shapes: B batch, T time, D width, F features; f = F / n, d = D / n on this rank. torch stores W as [out, in]: w_fD.
 Source: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3.
-Simplified: the whole weight exists before it is cut, on every rank (`tensor/random.py` says why that is exact).
+Simplified: the whole weight exists before it is cut, on every rank (see `tensor/random.py`).
 """
 
 import torch
@@ -38,7 +38,7 @@ def gathered_linear(
     out_features: int,
     group: Group = None,
 ) -> Float[Tensor, "B T F"]:
-    """A linear layer whose output all ranks hold whole. Communicates: all-gather forward, all-reduce backward.
+    """A linear layer with the whole output on all ranks. Communicates: all-gather forward, all-reduce backward.
 
     Arguments:
         x_BTD: the same on all ranks.
@@ -83,9 +83,9 @@ class ColumnLinear(nn.Module):
     Arguments:
         linear: whole, the same on all ranks.
         group: None for all ranks.
-        region: how the input enters; an `Entrance` where other layers read the same.
-        gathers: whether the output is made whole for all ranks.
-        multiple_of: outputs that are not cut apart, such as those of one head.
+        region: entrance of the input; an `Entrance` if other layers read the same input.
+        gathers: whether all ranks get the whole output.
+        multiple_of: outputs that stay together, such as the outputs of one head.
 
     Attributes:
         weight, bias: [f, D], [f]; on the last ranks f is smaller if n does not divide F, or 0.
@@ -124,11 +124,11 @@ class RowLinear(nn.Module):
 
     Arguments:
         linear, group: as `ColumnLinear`.
-        region: how the sum leaves.
-        multiple_of: inputs that are not cut apart: as in the column layer whose output this one takes.
+        region: exit of the sum.
+        multiple_of: inputs that stay together, as in the column layer before it.
 
     Attributes:
-        weight, bias: [D, f], [D]; the bias is the whole layer's own.
+        weight, bias: [D, f], [D]; the bias is whole.
     """
 
     def __init__(self, linear: nn.Linear, group: Group = None, region: Region = TENSOR, *, multiple_of: int = 1):
@@ -147,6 +147,6 @@ class RowLinear(nn.Module):
 
 
 def shard_parameter(param: Tensor, dim: int, group: Group = None, multiple_of: int = 1) -> nn.Parameter:
-    """This rank's shard as a parameter with memory of its own; trainable if the whole one is."""
+    """This rank's shard as a parameter with separate memory; trainable if the whole is."""
     shard = shard_of(param.detach(), dim, group, multiple_of).clone(memory_format=torch.contiguous_format)
     return nn.Parameter(shard, requires_grad=param.requires_grad)

@@ -1,12 +1,12 @@
-"""An MLP on n ranks: its first matrix in columns, its second in rows, and between them nothing is sent.
+"""Tensor-parallel MLP: the first matrix by columns, the second by rows, without communication between them.
 
     naive   H = gather(gelu(X W_r + b_r)), gather(H V_r + c_r)     two all-gathers forward, two all-reduces backward
-    real    g( gelu(f(X) W_r + b_r) V_r ) + c                      one all-reduce each way
+    real    g( gelu(f(X) W_r + b_r) V_r ) + c                      one all-reduce forward, one backward
 
-GELU works on each hidden column alone, so a rank can apply it to its own columns: h_r = gelu(x W_r). Had the first
-matrix been cut by rows, its output would be a sum over ranks, and gelu of a sum is not the sum of gelus.
+GELU works on each hidden column separately, so a rank can apply it to its own columns: h_r = gelu(x W_r). With the
+first matrix cut by rows, the output would be a sum over ranks, and gelu of a sum is not the sum of gelus.
 
-Cost for n ranks, B T tokens of w bytes a number:
+Cost for n ranks, B T tokens of w bytes per number:
     FLOPs       4 B T D F / n forward, twice that backward (naive: the same)
     peak bytes  2 D F w / n of weights; the hidden B T F w / n twice, before and after GELU (naive: once more, whole)
     sent bytes  2 * 2(n-1)/n B T D w per rank and step: forward and backward
@@ -43,11 +43,11 @@ def shard_mlp(whole: MLPShard, group: Group = None) -> MLPShard:
 
 
 def naive_tensor_mlp(x_BTD: Float[Tensor, "B T D"], whole: MLPShard, group: Group = None) -> Float[Tensor, "B T D"]:
-    """Both matrices in columns, and every output gathered. Communicates twice forward, twice backward.
+    """Both matrices by columns, with every output gathered. Communicates twice forward, twice backward.
 
     Arguments:
         x_BTD: the same on all ranks.
-        whole: the parameters, of which each rank uses its columns.
+        whole: the parameters; each rank uses its columns.
     """
     up_FD, up_bias_F, down_DF, down_bias_D = whole
     up_fD, up_bias_f = shard_of(up_FD, 0, group), shard_of(up_bias_F, 0, group)
@@ -68,7 +68,7 @@ def tensor_mlp(
 
     Arguments:
         x_BTD: the same on all ranks; with `SEQUENCE`, this rank's tokens.
-        shard: as `shard_mlp` cuts it.
+        shard: from `shard_mlp`.
         region: how activations enter and leave.
         overlaps: whether backward hides its communication (`tensor/overlap.py`).
     """
@@ -81,6 +81,6 @@ def tensor_mlp(
 
 
 def mlp_sent_bytes(tokens: int, width: int, hidden: int, world_size: int, element_bytes: int, *, naive: bool) -> float:
-    """Bytes that a rank sends in forward and backward of either, by rings; sizes that n divides."""
+    """Bytes that a rank sends in forward and backward, by rings; for sizes that n divides."""
     share = (world_size - 1) / world_size * tokens * element_bytes
     return share * (3 * (width + hidden) if naive else 4 * width)

@@ -1,13 +1,13 @@
-"""Columns whose backward hides its communication: the input's gradient travels while the weights' are computed.
+"""Column products with overlapped backward: the input's gradient is sent while the weights' are computed.
 
-Backward of Y = X W makes dX = dY W^T, which the ranks must sum, and dW = X^T dY, which they need not. Autograd's order
-is both products, then f's all-reduce, in which nothing is computed. Here dX comes first and leaves at once:
+Backward of Y = X W computes dX = dY W^T, which must be summed over ranks, and dW = X^T dY, which need not. Autograd
+runs both products, then f's all-reduce without overlap. Here dX comes first and is sent at once:
 
     f, naive       compute  [ dX ][ dW ]                        overlapped     [ dX ][ dW      ]
                    comm                 [ all-reduce ]                               [ all-reduce ]
 
-With sequence parallelism the gathered input is not kept either: a rank keeps its own tokens and gathers the others'
-again, during dX, which does not need them. So activations shrink to 1/n, for one more all-gather that may be hidden:
+With sequence parallelism the gathered input is also not kept: a rank keeps its own tokens and gathers the others again
+during dX, which does not need them. So activations shrink to 1/n, for one more all-gather that may overlap:
 
     sequence       compute  [ dX       ][ dW            ]
                    comm     [ all-gather ][ reduce-scatter ]
@@ -15,14 +15,14 @@ again, during dX, which does not need them. So activations shrink to 1/n, for on
 Several matrices that read one input (queries, keys, values) go through one function: one dX, one all-reduce.
 
 Cost for n ranks, t_X and t_W seconds of the two products, c of a collective (formulas: `overlapped_backward_s`):
-    time_s      f: t_X + max(t_W, c) where naive takes t_X + t_W + c; sequence: max(t_X, c_gather) + max(t_W, c_scatter)
+    time_s      f: t_X + max(t_W, c), naive t_X + t_W + c; sequence: max(t_X, c_gather) + max(t_W, c_scatter)
     peak bytes  kept for backward: f: B T D w, the input; sequence: B t D w, this rank's tokens
     sent bytes  f: 2(n-1)/n B T D w backward; sequence: 3 (n-1)/n B T D w, of which one gather is forward
 Shapes: B batch, T time, D width, F features; t = T / n, f = F / n on this rank.
 Source: NVIDIA/Megatron-LM, megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication;
 Korthikanti et al., 2022, arXiv 2205.05198, section 4.2.2 (gathering again).
-Simplified: gradients of weights are not added into a buffer of their own. On a GPU the collective must be queued before
-the product to run beside it, which Megatron sees to with CUDA_DEVICE_MAX_CONNECTIONS=1.
+Simplified: gradients of weights are not accumulated in a separate buffer. On a GPU the collective must be queued before
+the product to overlap with it, which Megatron ensures with CUDA_DEVICE_MAX_CONNECTIONS=1.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -59,7 +59,7 @@ class _Columns(torch.autograd.Function):
         x, *weights = ctx.saved_tensors
         weights_need, biases_need = _halves(ctx.needs_input_grad[3:])
         gather = start_all_gather_tokens(x, ctx.group) if ctx.cuts_sequence and any(weights_need) else None
-        # dX first. It is whole, but of this rank's columns alone.
+        # dX first: of all tokens, but only from this rank's columns.
         grad_BTD_partial = grads_BTf[0] @ weights[0]
         for grad, weight in zip(grads_BTf[1:], weights[1:], strict=True):
             grad_BTD_partial += grad @ weight
@@ -94,7 +94,7 @@ def overlapped_columns(
     group: Group = None,
     region: Region = TENSOR,
 ) -> tuple[Float[Tensor, "B T f"], ...]:
-    """`column_linear` for several weights that read one input, its backward overlapped.
+    """`column_linear` for several weights that read one input, with overlapped backward.
 
     Communicates: forward nothing (sequence: one all-gather); backward one all-reduce (all-gather, reduce-scatter).
 
@@ -111,7 +111,7 @@ def overlapped_columns(
 
 
 class OverlappedColumnLinear(ColumnLinear):
-    """`ColumnLinear` whose backward is overlapped. Its entrance is its own, and its output stays cut."""
+    """`ColumnLinear` with overlapped backward. It does not share its entrance, and its output stays cut."""
 
     def forward(self, x_BTD: Float[Tensor, "B T D"]) -> Float[Tensor, "B T f"]:
         assert isinstance(self.region, Region)

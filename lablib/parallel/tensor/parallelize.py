@@ -1,16 +1,16 @@
-"""A plain model made tensor parallel by a plan, which is data (`tensor/plan.py`); the model file stays as it is.
+"""Make a plain model tensor parallel by a plan (`tensor/plan.py`), without changing the model file.
 
     model = parallelize(GPT(config), plan=GPT_SEQUENCE_PLAN)
     loss = vocabulary_parallel_loss(model(tokens), targets, config.vocab_size)
-    loss.backward()                    # every gradient that of one device: a shard of it, or whole (`tensor/state.py`)
+    loss.backward()                    # gradients as on one device, as shards or whole (`tensor/state.py`)
 
 Phases (the code has the same headings):
-    1. match      every pattern to its modules; refuse what cannot be, before anything is changed
-    2. broadcast  so that all ranks cut the same model
-    3. replace    each layer by its shard; a parameter that two layers share stays shared
+    1. match      every pattern to its modules; check the plan before any change
+    2. broadcast  the model, so that all ranks cut the same one
+    3. replace    each layer by its shard; shared parameters stay shared
 
 Cost for n ranks, P parameters in matrices of w bytes, and R others:
-    peak bytes  (P / n + R) w of weights afterwards; P w while the whole model is there
+    peak bytes  (P / n + R) w of weights afterwards; P w before the cut
     sent bytes  the model once, broadcast
 Shapes: as in `tensor/linear.py`.
 Source: torch.distributed.tensor.parallel.parallelize_module (torch 2.13, documentation), which keeps the layers and
@@ -45,18 +45,18 @@ from lablib.signature import check_type
 def parallelize(
     model: nn.Module, mesh: DeviceMesh | Group = None, plan: Plan = GPT_PLAN, *, broadcasts: bool = True
 ) -> nn.Module:
-    """Cut the model over the ranks, in place, and return it. Give every rank the whole batch afterwards.
+    """Cut the model over the ranks, in place, and return it. Every rank then takes the whole batch.
 
     Communicates: broadcasts the model from the group's first rank. Make the optimizer afterwards.
 
     Arguments:
         model: whole, on this rank's device.
-        mesh: of one axis, or a process group, over which weights are cut; None for all ranks.
-        plan: by pattern of names, how a module is cut.
-        broadcasts: False where all ranks hold the same model for certain.
+        mesh: of one axis, or a process group, over which weights are cut; None: all ranks.
+        plan: pattern of names -> cut of the modules.
+        broadcasts: False if all ranks already hold the same model.
 
     Raises:
-        ValueError: what `check_plan` refuses, or a mesh of several axes.
+        ValueError: as in `check_plan`, or a mesh of several axes.
     """
     group = _group_of(mesh)
     # ---- 1. match ----
@@ -80,7 +80,7 @@ def parallelize(
 
 
 def _made(match: Match, group: Group, entrances: dict[nn.Module, Entrance]) -> nn.Module:
-    """The module in the place of the one that the plan names."""
+    """The replacement of a module named by the plan."""
     module, style = match.module, match.style
     if isinstance(style, OnTokens):
         is_norm = not isinstance(module, nn.Embedding)

@@ -1,24 +1,24 @@
-"""A plan of tensor parallelism as data: names of modules, how each is cut, and the rules of a valid plan.
+"""A plan of tensor parallelism as data: names of modules and their cuts, and the rules of a valid plan.
 
     plan = {"mlp.up": Column(), "mlp.down": Row()}
 
-A pattern is a module's name, in which `*` matches any one part: "blocks.*.mlp.up". What may be said of a module:
+A pattern is a module's name, in which `*` matches one part: "blocks.*.mlp.up". Styles of a module:
 
     Column()        a Linear by columns
     Row()           a Linear by rows
-    SharedInput()   any module: what its columns read in common (queries, keys, values) enters the region once for all
+    SharedInput()   any module: the common input of its columns (queries, keys, values) enters the region only once
     Vocabulary()    an Embedding or the head's Linear, by words
-    OnTokens()      a norm or the position embedding, which sees this rank's tokens alone (sequence parallelism)
+    OnTokens()      a norm or the position embedding, on this rank's tokens (sequence parallelism)
 
 The plans of a GPT of L layers: `GPT_PLAN`, with f and g: 2 L + 1 all-reduces forward (one more for the embedding), and
-2 L + 1 backward (for the head), next to those of the loss. `GPT_SEQUENCE_PLAN` has an all-gather or a reduce-scatter at
-either end of each region. Both leave the logits cut, for `vocabulary_parallel_loss`. To have them whole:
+2 L + 1 backward (for the head), in addition to the loss. `GPT_SEQUENCE_PLAN` has an all-gather or a reduce-scatter at
+either end of each region. Both leave the logits cut, for `vocabulary_parallel_loss`. For whole logits:
 
     GPT_PLAN | {"head": Vocabulary(gathers=True)}
 
-`check_plan` needs no rank: a plan that it refuses would give a wrong gradient, or a deadlock, later.
+`check_plan` needs no ranks. A plan that it refuses would lead to a wrong gradient or a deadlock.
 
-Cost: a look at every module for each pattern. Shapes: none.
+Cost: one pass over the modules per pattern. Shapes: none.
 Source: a plan as a dict: torch.distributed.tensor.parallel.parallelize_module (torch 2.13, documentation); the cuts:
 Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3; Korthikanti et al., 2022, arXiv 2205.05198.
 Simplified: one kind of region for the whole model; with sequence parallelism every layer with parameters is named.
@@ -47,7 +47,7 @@ class Column:
 
     Attributes:
         region: how its input enters.
-        units: the owner's attribute that counts what may not be cut apart, such as "num_heads".
+        units: the owner's attribute that counts indivisible units, such as "num_heads".
         gathers: whether the output is made whole.
         overlaps: whether backward hides its communication (`tensor/overlap.py`).
     """
@@ -76,7 +76,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class SharedInput:
-    """Any module with columns that read the same tensor: it enters the region once. Without it, once for each."""
+    """Any module with columns that read the same tensor: it enters the region once, not once per column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +84,9 @@ class Vocabulary:
     """An Embedding or the head, by words.
 
     Attributes:
-        region: how rows leave the embedding, how the input enters the head.
-        uneven: what to do with a vocabulary that the ranks do not divide: "refuse", "chunk" (the last ranks have fewer
-            words) or "pad" (rows of zeros).
+        region: exit of rows from the embedding, entrance of the head's input.
+        uneven: for a vocabulary that the ranks do not divide: "refuse", "chunk" (the last ranks have fewer words) or
+            "pad" (rows of zeros).
         gathers: of a head: whether the logits are made whole.
     """
 
@@ -127,14 +127,14 @@ GPT_SEQUENCE_PLAN: Plan = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Match:
-    """A module that a plan names.
+    """A module named by a plan.
 
     Attributes:
-        names: the module's, in the model; several where it is used in several places.
-        module: itself.
+        names: of the module in the model; several if it is used in several places.
+        module: the module.
         owner: the module that contains it.
         style: of the plan.
-        sharing: of a column, the module whose columns it shares an entrance with.
+        sharing: for a column, the `SharedInput` module of its entrance.
     """
 
     names: list[str]
@@ -146,12 +146,12 @@ class Match:
 
 @checked
 def check_plan(model: nn.Module, plan: Plan, ranks: Count) -> list[Match]:
-    """The modules that the plan cuts, checked for so many ranks. Pure; a model on "meta" will do.
+    """The modules that the plan cuts, checked for a number of ranks. Pure; also for a model on "meta".
 
     Raises:
-        ValueError: a pattern that names no module; a module named twice; a style that does not fit its module; ranks
-            that do not divide what may not be cut; a parameter that two layers share and only one cuts; with sequence
-            parallelism, a mixture of experts, or a layer with parameters that the plan leaves out.
+        ValueError: a pattern that matches no module; a module named twice; a style that does not fit its module; ranks
+            that do not divide its units; a shared parameter that only one layer cuts; with sequence parallelism, a
+            mixture of experts, or a layer with parameters that the plan leaves out.
     """
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -166,7 +166,7 @@ def check_plan(model: nn.Module, plan: Plan, ranks: Count) -> list[Match]:
         _check_style(match, ranks)
         if isinstance(match.style, SharedInput) and not any(one.sharing is match.module for one in matches):
             raise ValueError(
-                f"SharedInput is for a module whose own Linears are columns: {match.names[0]!r} has none in the plan."
+                f"SharedInput is for a module with its own Linears as columns: {match.names[0]!r} has none in the plan."
             )
     _check_shared(names, styles)
     _check_regions(names, styles)
@@ -174,7 +174,7 @@ def check_plan(model: nn.Module, plan: Plan, ranks: Count) -> list[Match]:
 
 
 def _styles_of(names: Names, plan: Plan) -> dict[nn.Module, Style]:
-    """Every module that the plan names, once."""
+    """The style of every module that the plan names."""
     if not plan:
         raise ValueError("a plan must name a module: got an empty one; try GPT_PLAN.")
     patterns: dict[nn.Module, str] = {}
@@ -204,7 +204,7 @@ def fits(name: str, pattern: str) -> bool:
 
 
 def _check_style(match: Match, ranks: int) -> None:
-    """The style fits the kind of module, and the ranks its sizes."""
+    """Check the style against the kind of module, and the ranks against its sizes."""
     name, module, style = match.names[0], match.module, match.style
     kinds: dict[type, tuple[type, ...]] = {
         Column: (nn.Linear,),
@@ -220,7 +220,7 @@ def _check_style(match: Match, ranks: int) -> None:
         raise ValueError(f"an embedding that is cut must be a plain one: {name!r} has padding_idx, max_norm or sparse.")
     if isinstance(style, Column) and style.overlaps and match.sharing is not None:
         raise ValueError(
-            f"a Column that overlaps has an input of its own: {name!r} is in a SharedInput(); leave one out."
+            f"a Column that overlaps cannot share its input: {name!r} is in a SharedInput(); leave one out."
         )
     if isinstance(style, Column | Row) and style.units is not None:
         _check_units(name, match, style.units, ranks)
@@ -249,7 +249,7 @@ def _check_units(name: str, match: Match, units: str, ranks: int) -> None:
 
 
 def _check_shared(names: Names, styles: Mapping[nn.Module, Style]) -> None:
-    """A parameter of two layers is cut the same way in both."""
+    """Check that a parameter of two layers is cut the same way in both."""
     seen: dict[nn.Parameter, tuple[str, object]] = {}
     for module in names:
         for key, param in module.named_parameters(recurse=False):
@@ -263,7 +263,7 @@ def _check_shared(names: Names, styles: Mapping[nn.Module, Style]) -> None:
 
 
 def _cut_of(style: Style | None, key: str) -> object:
-    """The cut of a parameter by a style; None: it stays whole."""
+    """The cut of a parameter by a style; None: not cut."""
     if isinstance(style, Column):
         return ("rows", style.units)
     if isinstance(style, Row):
@@ -272,7 +272,7 @@ def _cut_of(style: Style | None, key: str) -> object:
 
 
 def _check_regions(names: Names, styles: Mapping[nn.Module, Style]) -> None:
-    """Either all regions cut the sequence or none; if they do, no gradient may be forgotten."""
+    """Check that all regions cut the sequence, or none; if they do, that every layer with parameters is in the plan."""
     cuts = {style.region.cuts_sequence for style in styles.values() if not isinstance(style, OnTokens | SharedInput)}
     if len(cuts) > 1:
         raise ValueError("the regions of a plan must all cut the sequence or none of them: got both; see GPT_PLAN.")
@@ -289,5 +289,5 @@ def _check_regions(names: Names, styles: Mapping[nn.Module, Style]) -> None:
         if module not in styles and any(True for _ in module.parameters(recurse=False)):
             raise ValueError(
                 f"with sequence parallelism every layer with parameters must be in the plan, or its gradient would be "
-                f"that of this rank's tokens alone: {its[0]!r} is not; say OnTokens() for a norm."
+                f"of this rank's tokens only: {its[0]!r} is not; use OnTokens() for a norm."
             )

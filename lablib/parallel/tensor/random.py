@@ -1,28 +1,29 @@
-"""Random numbers on tensor-parallel ranks: which must agree, and which must not.
+"""Random numbers on tensor-parallel ranks: which must agree and which must differ.
 
-Who computes the same must draw the same; who has a different part of one thing must draw differently.
+Ranks with the same computation must draw the same numbers; ranks with different parts must draw different ones.
 
-                                                     f and g        sequence parallel
-    dropout outside of regions (residual, embedding)  the same       each its own: its tokens are its own
-    dropout inside (scores, hidden columns)           each its own   each its own
-    first values of a shard                           each its own: its part of what one device would draw
-    first values of what is whole (norms, biases)     the same       the same
-    order of the data                                 the same       the same
+                                                        f and g        sequence parallel
+    dropout outside of regions (residual, embedding)    the same       different: for different tokens
+    dropout inside (scores, hidden columns)             different      different
+    initial values of a shard                           different: parts of the draw of one device
+    initial values of whole parameters (norms, biases)  the same       the same
+    order of the data                                   the same       the same
 
-Wrong one way, ranks that should hold the same x drift apart, and no collective complains. Wrong the other way, every
-rank draws the same shard: the n shards of a hidden layer are n copies of F / n columns. Equal columns get equal
-gradients, so they *stay* equal for the whole training: the model has 1/n of its hidden units, n times, and its loss
-falls nicely, but less far. SmolLM3's run of 3B parameters was restarted after a trillion tokens for that: each tensor
-rank had the same seed, found when it did no better than a model of 1.7B at the same stage; the repair was seed + rank.
+If numbers differ that should agree, ranks that should hold the same x diverge, without an error. If numbers agree that
+should differ, every rank draws the same shard: the n shards of a hidden layer are n copies of F / n columns. Equal
+columns get equal gradients, so they *stay* equal during training: the model has only 1/n of its hidden units, n times,
+and its loss falls, but less. For this reason SmolLM3's run of 3B parameters was restarted after a trillion tokens: each
+tensor rank had the same seed, found when it was no better than a model of 1.7B at the same stage; the fix was seed +
+rank.
 
-Naive: `naive_sharded_normal`, each rank draws its shard from the seed it was given. Real: `sharded_normal` draws the
-whole matrix on every rank, from one seed, and keeps a shard: the model of one device, on any number of ranks.
+Naive: `naive_sharded_normal`, each rank draws its shard from the given seed. Real: `sharded_normal` draws the whole
+matrix on every rank, from one seed, and keeps a shard: the same model as on one device, for any number of ranks.
 
-Cost for n ranks, a matrix of P numbers: naive P / n draws and memory; real P draws, P numbers for a moment.
+Cost for n ranks, a matrix of P numbers: naive P / n draws and memory; real P draws, P temporary numbers.
 Shapes: any, cut along one dimension.
 Source: Hugging Face, "The Smol Training Playbook", 2025, chapter "The training marathon" (SmolLM3's restart); the two
-generators: NVIDIA/Megatron-LM, megatron/core/tensor_parallel/random.py (model_parallel_cuda_manual_seed, whose tensor
-ranks have seed + 2718 + rank); the whole matrix on the CPU: layers.py there, _initialize_affine_weight_cpu.
+generators: NVIDIA/Megatron-LM, megatron/core/tensor_parallel/random.py (model_parallel_cuda_manual_seed, with seed +
+2718 + rank on tensor ranks); the whole matrix on the CPU: layers.py there, _initialize_affine_weight_cpu.
 Simplified: one group; with data parallelism each replica has another `seed`, or its dropout repeats. `wrong_draws`
 finds shards that are equal on all ranks, not on some.
 """
@@ -37,7 +38,7 @@ from lablib.parallel.tensor.regions import Group, shard_of, shard_range
 from lablib.parallel.tensor.state import each_parameter
 from lablib.signature import NonNegativeInt, checked
 
-_OWN_SEEDS = 2**20  # far from the seeds that a program counts up from its own
+_OWN_SEEDS = 2**20  # far from the seeds that a program derives from its own
 
 
 class TensorGenerators:
@@ -46,7 +47,7 @@ class TensorGenerators:
     Arguments:
         seed: the same on all ranks of the group.
         group: None for all ranks.
-        device: where numbers are drawn; None: torch's default device.
+        device: of the generators; None: torch's default device.
 
     Attributes:
         shared: draws the same on all ranks.
@@ -66,7 +67,7 @@ def dropout(x: Tensor, p: float, generator: torch.Generator, training: bool = Tr
     For backward it keeps one byte for each number. Arguments:
         p: 0 up to, but not including, 1.
         generator: `own` or `shared`, by the table above.
-        training: False: `x` as it is.
+        training: False: returns `x`.
     """
     if not 0 <= p < 1:
         raise ValueError(f"p must be from 0 to below 1: got {p}; try 0.1.")
@@ -83,7 +84,7 @@ def sharded_normal(
 
     Arguments:
         shape: of the whole.
-        dim, multiple_of: how it is cut, as `shard_of`.
+        dim, multiple_of: the cut, as in `shard_of`.
         std: standard deviation.
         seed: the same on all ranks.
     """
@@ -91,7 +92,7 @@ def sharded_normal(
 
 
 def naive_sharded_normal(shape: tuple[int, ...], dim: int, std: float, seed: int, group: Group = None) -> Tensor:
-    """This rank's shard, drawn alone: with the same seed on all ranks, the same shard n times. As `sharded_normal`."""
+    """This rank's shard, drawn separately: with the same seed on all ranks, n equal shards. As `sharded_normal`."""
     start, end = shard_range(shape[dim], dist.get_rank(group), dist.get_world_size(group))
     own = list(shape)
     own[dim] = end - start
@@ -106,7 +107,7 @@ def whole_normal(shape: tuple[int, ...], std: float, seed: int) -> Tensor:
 
 @torch.no_grad()
 def wrong_draws(module: nn.Module, group: Group = None) -> dict[str, str]:
-    """Parameters that agree over ranks and should not, or should and do not: name -> "equal shards" or "differs".
+    """Parameters that wrongly agree or wrongly differ over ranks: name -> "equal shards" or "differs".
 
     Communicates: two all-reduces of each parameter's size. Shards of one value, such as biases of 0, are left out.
     """
@@ -128,7 +129,7 @@ def wrong_draws(module: nn.Module, group: Group = None) -> dict[str, str]:
 
 
 def _comparable(shard: Tensor, dim: int, size: int, owner: Any) -> Tensor:
-    """As much of a shard as every rank has: the last rank has the least."""
+    """The part of a shard that every rank has: the last rank has the least."""
     world_size = dist.get_world_size(owner.group)
     start, end = shard_range(size, world_size - 1, world_size, owner.multiple_of)
     return shard.narrow(dim, 0, end - start)

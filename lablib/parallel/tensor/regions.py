@@ -1,19 +1,19 @@
-"""Megatron's f and g: the two ends of a region in which every rank computes with its own shard of the weights.
+"""Megatron's f and g: the ends of a region in which every rank computes with its shard of the weights.
 
-Outside of the region all ranks hold the same x. Inside, each computes something else with it, from its columns or rows.
-What backward must do at either end follows from the sum rule: x is read by all ranks, so its gradient is the sum of
-theirs; y is the sum of the ranks' parts, so each part has the gradient of y as it is.
+Outside the region all ranks hold the same x. Inside, each computes with its own columns or rows. The sum rule gives
+backward at both ends: x is read by all ranks, so its gradient is the sum of theirs; y is the sum of the ranks' parts,
+so the gradient of each part is the gradient of y.
 
                    forward               backward
     f  enter       nothing               all-reduce          `copy_to_ranks`
     g  leave       all-reduce            nothing             `reduce_from_ranks`
-       gather      all-gather            own part            `gather_from_ranks`: a cut dimension made whole
+       gather      all-gather            own part            `gather_from_ranks`: restores a cut dimension
        scatter     own part              all-gather          `scatter_to_ranks`: its mirror
 
-Sequence parallelism has another pair in place of f and g (`sequence_parallel.py`).
+Sequence parallelism has another pair instead of f and g (`sequence_parallel.py`).
 
-Uneven sizes are cut as DTensor cuts them: ceil(N / n) to each rank in turn, the last ranks fewer, or none. Collectives
-want equal sizes, so shards are padded while they travel.
+Uneven sizes are cut as by DTensor: ceil(N / n) to each rank in turn, fewer or none to the last ranks. Collectives need
+equal sizes, so shards are padded for them.
 
 Cost for n ranks, S bytes of x, alpha and beta of the link (ring), of an all-reduce (a gather: half of each):
     time_s      2(n-1) alpha + 2(n-1)/n S beta
@@ -53,7 +53,7 @@ def shard_range(
     Arguments:
         size: of the whole dimension.
         rank: 0 to `world_size` - 1.
-        multiple_of: what may not be cut apart, such as the width of a head; all shards but the last are a multiple.
+        multiple_of: size of an indivisible unit, such as the width of a head; all shards but the last are a multiple.
     """
     if rank >= world_size:
         raise ValueError(f"rank must be 0 to {world_size - 1}, one of {world_size}: got {rank}.")
@@ -62,7 +62,7 @@ def shard_range(
 
 
 def chunk_size(size: int, world_size: int, multiple_of: int = 1) -> int:
-    """Size of the largest shard, which the first rank has: ceil(size / n), rounded up to the multiple."""
+    """Size of the largest shard, on the first rank: ceil(size / n), rounded up to the multiple."""
     return -(-size // (world_size * multiple_of)) * multiple_of
 
 
@@ -77,14 +77,14 @@ def all_gather_dim(shard: Tensor, dim: int, size: int, group: Group = None, mult
     """The whole tensor from every rank's shard. Communicates: one all-gather, of padded shards.
 
     Arguments:
-        shard: as `shard_of` cuts it.
+        shard: from `shard_of`.
         size: of the whole dimension; other arguments as `shard_range`.
     """
     world_size = dist.get_world_size(group)
     if world_size == 1:
         return shard.clone()
     chunk = chunk_size(size, world_size, multiple_of)
-    first = shard.movedim(dim, 0)  # a collective lays ranks one behind the other: along the first dimension
+    first = shard.movedim(dim, 0)  # a collective concatenates ranks along the first dimension
     if len(first) < chunk:
         first = torch.cat([first, first.new_zeros(chunk - len(first), *first.shape[1:])])
     gathered = first.new_empty(world_size * chunk, *first.shape[1:])
@@ -102,7 +102,7 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        grad = grad.clone(memory_format=torch.contiguous_format)  # autograd may hand the same tensor to others
+        grad = grad.clone(memory_format=torch.contiguous_format)  # autograd may use the same tensor elsewhere
         dist.all_reduce(grad, group=ctx.group)
         return grad, None
 
@@ -159,39 +159,39 @@ class _ExchangeRows(torch.autograd.Function):
 def copy_to_ranks(x: Tensor, group: Group = None) -> Tensor:
     """f: `x`, the same on all ranks, enters the region. Backward: one all-reduce of its gradient.
 
-    Of a weight that all ranks hold whole but use for different parts of the work, it makes the gradient the sum.
+    For a weight that all ranks hold whole but use on different parts, it sums the gradient.
     """
     return x if dist.get_world_size(group) == 1 else _Copy.apply(x, group)  # pyright: ignore[reportReturnType]
 
 
 def reduce_from_ranks(x_partial: Tensor, group: Group = None) -> Tensor:
-    """g: the sum over ranks of their parts, on all of them. Forward: one all-reduce. The input stays as it is."""
+    """g: the sum over ranks of their parts, on all ranks. Forward: one all-reduce. The input is not changed."""
     return reduce_from_ranks_(x_partial.clone(memory_format=torch.contiguous_format), group)
 
 
 def reduce_from_ranks_(x_partial: Tensor, group: Group = None) -> Tensor:
-    """g in place, for a tensor that has no other reader, such as the result of a product. Contiguous."""
+    """g in place, for a contiguous tensor without other readers, such as the result of a product."""
     if dist.get_world_size(group) == 1:
         return x_partial
     return _Reduce.apply(x_partial, group)  # pyright: ignore[reportReturnType]
 
 
 def gather_from_ranks(shard: Tensor, dim: int, size: int, group: Group = None, multiple_of: int = 1) -> Tensor:
-    """The whole tensor, for ranks that all do the same with it: backward keeps this rank's part of the gradient.
+    """The whole tensor, for the same computation on all ranks: backward keeps this rank's part of the gradient.
 
-    Communicates: one all-gather forward. Not to be confused with `gather_sequence`, behind which each rank does
-    something else. Arguments as `all_gather_dim`.
+    Communicates: one all-gather forward. Not to be confused with `gather_sequence`, after which ranks compute
+    differently. Arguments as `all_gather_dim`.
     """
     return _Gather.apply(shard, dim, size, group, multiple_of)  # pyright: ignore[reportReturnType]
 
 
 def scatter_to_ranks(whole: Tensor, dim: int, group: Group = None, multiple_of: int = 1) -> Tensor:
-    """This rank's shard of what all ranks hold. Communicates: one all-gather of gradients backward."""
+    """This rank's shard of a tensor on all ranks. Communicates: one all-gather of gradients backward."""
     return _Scatter.apply(whole, dim, group, multiple_of)  # pyright: ignore[reportReturnType]
 
 
 def exchange_rows(rows: Tensor, sent: Sequence[int], received: Sequence[int], group: Group = None) -> Tensor:
-    """All-to-all of rows: so many to each rank, so many from each, rank behind rank. Backward: the way back.
+    """All-to-all of rows, `sent` to and `received` from each rank, in rank order. Backward: the reverse.
 
     Communicates: one all-to-all forward, one backward.
     """
@@ -202,13 +202,13 @@ def exchange_rows(rows: Tensor, sent: Sequence[int], received: Sequence[int], gr
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A pair of ends: how an activation enters the region, and how a sum over ranks leaves it.
+    """A pair of ends: entrance of an activation into the region, and exit of a sum over ranks.
 
     Attributes:
-        name: as it is called in plans.
-        enter, leave: functions of (tensor, group); `leave` may write over its tensor.
-        cuts_sequence: outside of the region each rank has only some tokens. Then a weight that is used there has a
-            gradient on each rank that is a part of the sum.
+        name: in plans.
+        enter, leave: functions of (tensor, group); `leave` may overwrite its tensor.
+        cuts_sequence: outside the region each rank has only some tokens, and weights used there have a partial gradient
+            on each rank.
     """
 
     name: str
@@ -220,15 +220,15 @@ class Region:
         return self.name
 
     def shared(self, weight: Tensor, group: Group = None) -> Tensor:
-        """A weight that is used outside of the region, so that its gradient is that of all tokens on every rank."""
+        """A weight for use outside the region; its gradient on every rank is over all tokens."""
         return copy_to_ranks(weight, group) if self.cuts_sequence else weight
 
 
 class Entrance:
-    """An entrance that several layers share: the first takes the input into the region, the others find it there.
+    """An entrance that several layers share: the first one enters the input, the others reuse it.
 
-    Queries, keys and values read one tensor; taken in by each, its gradient would be reduced three times. `forget` is a
-    forward hook of the module around them, so that nothing is kept longer than the layers run.
+    Queries, keys and values read one tensor; with separate entrances its gradient would be reduced three times.
+    `forget` is a forward hook of the module around them, so nothing is kept after the layers.
     """
 
     def __init__(self, region: Region):

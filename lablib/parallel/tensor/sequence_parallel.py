@@ -1,8 +1,8 @@
-"""Sequence parallelism: outside of tensor-parallel regions each rank has its own tokens, so nothing is kept n times.
+"""Sequence parallelism: outside tensor-parallel regions each rank has its own tokens, without n-fold activations.
 
-Between two regions a GPT has norms, dropout and the residual sum. With f and g every rank does all of that on all
-tokens: the same work and the same activations n times. But they work on each token alone, so the tokens can be cut. An
-all-reduce is a reduce-scatter and an all-gather one behind the other; only what lies between them moves:
+Between two regions a GPT has norms, dropout and the residual sum. With f and g every rank computes them on all tokens:
+the same work and activations n times. But they work on each token separately, so the tokens can be cut. An all-reduce
+is a reduce-scatter followed by an all-gather; norms move between the two:
 
     tensor     region  g: all-reduce           norm, dropout, + on all tokens        f: nothing       region
     sequence   region  g': reduce-scatter      norm, dropout, + on T / n tokens      f': all-gather   region
@@ -11,19 +11,19 @@ all-reduce is a reduce-scatter and an all-gather one behind the other; only what
     f'  `gather_sequence`    all-gather          reduce-scatter
     g'  `scatter_sequence`   reduce-scatter      all-gather
 
-The same bytes, and 1/n of the activations there. A weight that is used on tokens that are cut (of a norm, a bias behind
-g', a position) has on each rank the gradient of that rank's tokens: these must be summed over ranks. Who forgets that
-trains n different norms (`NormOnShards` does it with f, applied to the weight).
+The same bytes, and 1/n of the activations there. A weight used on cut tokens (of a norm, a bias after g', a position)
+has on each rank the gradient of that rank's tokens, and these must be summed over ranks. Without the sum, n different
+norms are trained (`NormOnShards` applies f to the weight).
 
 Cost for n ranks, S = B T D w bytes of an activation, alpha and beta of the link (ring):
     time_s      2(n-1) (alpha + S/n beta) for both together, as an all-reduce
-    peak bytes  S / n outside of regions; the gathered input S at the entrance of each
+    peak bytes  S / n outside regions; the gathered input S at the entrance of each
     sent bytes  (n-1)/n S each; norm weights: 2(n-1)/n 2 D w for each norm and step
-Shapes: B batch, T time, D width; t = T / n tokens on this rank: x_BtD. Only a T that n divides.
+Shapes: B batch, T time, D width; t = T / n tokens on this rank: x_BtD. n must divide T.
 Source: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", 2022, arXiv 2205.05198,
 section 4.2.2 and figures 5 and 6.
 Simplified: the gathered input is kept for backward, as torch does (Megatron gathers again: `tensor/overlap.py`); the
-gradients of norms are summed one by one as they come.
+gradients of norms are summed one by one.
 """
 
 # pyright: reportIncompatibleMethodOverride=false
@@ -43,7 +43,7 @@ SEQUENCE_DIM = -2  # of [B, T, D]
 
 
 def require_even_sequence(seq_len: int, world_size: int) -> None:
-    """Refuse a sequence that does not give every rank equally many tokens."""
+    """Raise ValueError for a sequence length that the ranks do not divide."""
     if seq_len % world_size:
         raise ValueError(
             f"with sequence parallelism the sequence must be a multiple of the ranks: got {seq_len} tokens on "
@@ -53,26 +53,26 @@ def require_even_sequence(seq_len: int, world_size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TokensUnderWay:
-    """A tensor that a collective is filling; `wait` gives it."""
+    """The output of a collective in flight; `wait` returns it."""
 
     tensor: Tensor
     work: Handle
 
     def wait(self) -> Tensor:
         self.work.wait()
-        return self.tensor.contiguous()  # a copy where there are several sequences: one, not one in each product
+        return self.tensor.contiguous()  # for several sequences one copy, instead of one in each product
 
 
 def start_all_gather_tokens(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> TokensUnderWay:
-    """Start to gather all ranks' tokens, in the order of the ranks. Knows nothing of gradients."""
-    x_tBD = x_BtD.movedim(SEQUENCE_DIM, 0).contiguous()  # a collective lays ranks one behind the other
+    """Start to gather the tokens of all ranks, in rank order. Not differentiable."""
+    x_tBD = x_BtD.movedim(SEQUENCE_DIM, 0).contiguous()  # a collective concatenates ranks
     x_TBD = x_tBD.new_empty(x_tBD.shape[0] * dist.get_world_size(group), *x_tBD.shape[1:])
     work: Any = all_gather_single(x_TBD, x_tBD, group=group, async_op=True)
     return TokensUnderWay(x_TBD.movedim(0, SEQUENCE_DIM), work)
 
 
 def start_reduce_scatter_tokens(x_BTD_partial: Float[Tensor, "B T D"], group: Group = None) -> TokensUnderWay:
-    """Start to sum over ranks, of which this rank gets its tokens. Knows nothing of gradients."""
+    """Start a sum over ranks, of which this rank gets its tokens. Not differentiable."""
     world_size = dist.get_world_size(group)
     require_even_sequence(x_BTD_partial.shape[SEQUENCE_DIM], world_size)
     x_TBD = x_BTD_partial.movedim(SEQUENCE_DIM, 0).contiguous()
@@ -110,7 +110,7 @@ class _ScatterSequence(torch.autograd.Function):
 def gather_sequence(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> Float[Tensor, "B T D"]:
     """f': tokens of all ranks enter the region. Forward: one all-gather. Backward: one reduce-scatter.
 
-    Not to be confused with `gather_from_ranks`, behind which all ranks do the same.
+    Not to be confused with `gather_from_ranks`, after which all ranks compute the same.
     """
     if dist.get_world_size(group) == 1:
         return x_BtD
@@ -118,7 +118,7 @@ def gather_sequence(x_BtD: Float[Tensor, "B t D"], group: Group = None) -> Float
 
 
 def scatter_sequence(x_BTD_partial: Float[Tensor, "B T D"], group: Group = None) -> Float[Tensor, "B t D"]:
-    """g': of the sum over ranks, this rank's tokens leave. Forward: one reduce-scatter. Backward: one all-gather."""
+    """g': this rank's tokens of the sum over ranks. Forward: one reduce-scatter. Backward: one all-gather."""
     if dist.get_world_size(group) == 1:
         return x_BTD_partial
     return _ScatterSequence.apply(x_BTD_partial, group)  # pyright: ignore[reportReturnType]
@@ -128,7 +128,7 @@ SEQUENCE = Region("SEQUENCE", gather_sequence, scatter_sequence, cuts_sequence=T
 
 
 def own_tokens(tokens: Tensor, dim: int, group: Group = None) -> Tensor:
-    """This rank's part of something that all ranks have for every token: a view. Does not communicate."""
+    """This rank's part of a tensor that all ranks have for every token: a view. Does not communicate."""
     world_size = dist.get_world_size(group)
     require_even_sequence(tokens.shape[dim], world_size)
     return tokens.chunk(world_size, dim)[dist.get_rank(group)]
@@ -138,7 +138,7 @@ class NormOnShards(nn.Module):
     """A LayerNorm, or an RMSNorm, of this rank's tokens. Communicates backward: one all-reduce for each parameter.
 
     Arguments:
-        norm: whole on every rank; its parameters are taken over.
+        norm: whole on every rank; its parameters are shared, not copied.
         group: None for all ranks.
     """
 
@@ -162,7 +162,7 @@ class PositionsOnShards(nn.Module):
     """Position embeddings of this rank's tokens. Communicates backward: one all-reduce of the weight's gradient.
 
     Arguments:
-        embedding: whole on every rank; its weight is taken over.
+        embedding: whole on every rank; its weight is shared, not copied.
         group: None for all ranks.
     """
 

@@ -1,13 +1,13 @@
-"""A module whose parameters are cut, seen as a whole: parameters, gradients, and the norm of the gradients.
+"""Whole state of a cut module: parameters, gradients, and the norm of the gradients.
 
-A layer cut over ranks says which of its parameters are shards (`cuts`); the others are whole on every rank, and so are
-their gradients. Both facts are needed wherever a sum runs over all parameters: in the norm by which gradients are
-clipped, a shard's squares count once on each rank, but those of a whole parameter once in all. Adding up everything
-over ranks counts norms and biases n times; adding up nothing gives every rank a norm of its own, and replicas drift.
+`cuts` of a layer lists the parameters that are shards; the others, and their gradients, are whole on every rank. A sum
+over all parameters must distinguish them: in the gradient norm, the squares of a shard count on each rank, those of a
+whole parameter only once. Summing everything over ranks counts norms and biases n times; without a sum every rank has a
+different norm, and replicas diverge.
 
 Cost for n ranks, P_s parameters in shards, of w bytes:
     sent bytes  whole parameters: (n-1)/n P_s w; the norm: 2(n-1)/n of 8 bytes
-Source: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053; what is counted once in its gradient norm:
+Source: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053; parameters counted once in its gradient norm:
 NVIDIA/Megatron-LM, megatron/core/optimizer/clip_grads.py (parameters that are not duplicates).
 Simplified: one group; the 2-norm.
 """
@@ -23,12 +23,12 @@ from lablib.parallel.tensor.regions import Group, all_gather_dim, shard_range
 
 
 def full_parameters(module: nn.Module) -> dict[str, Tensor]:
-    """The parameters as one device has them, copies, by name. Communicates: an all-gather for each shard."""
+    """The parameters of the whole model, copies, by name. Communicates: an all-gather for each shard."""
     return {name: whole(param.detach(), owner, key) for name, param, owner, key in each_parameter(module)}
 
 
 def full_gradients(module: nn.Module) -> dict[str, Tensor]:
-    """The gradients as one device has them, by name, without those that are None. As `full_parameters`."""
+    """The gradients of the whole model, by name, without those that are None. As `full_parameters`."""
     return {
         name: whole(param.grad, owner, key)
         for name, param, owner, key in each_parameter(module)
@@ -39,10 +39,10 @@ def full_gradients(module: nn.Module) -> dict[str, Tensor]:
 def gradient_norm(module: nn.Module, group: Group = None) -> Tensor:
     """The 2-norm of the whole model's gradient, in float64, the same on all ranks of `group`.
 
-    Communicates: one all-reduce; with experts that are spread, one more for each group that they are cut over.
+    Communicates: one all-reduce; with expert parallelism, one more for each group that cuts experts.
     """
-    squares: dict[bool, Any] = {True: 0.0, False: 0.0}  # of shards, of what is whole
-    of_experts: dict[tuple[Group, ...], Any] = {}  # by the groups over which they are cut, which are their own
+    squares: dict[bool, Any] = {True: 0.0, False: 0.0}  # of shards, of whole parameters
+    of_experts: dict[tuple[Group, ...], Any] = {}  # by the groups that cut them
     for _, param, owner, key in each_parameter(module):
         if param.grad is None:
             continue
@@ -63,7 +63,7 @@ def gradient_norm(module: nn.Module, group: Group = None) -> Tensor:
 
 
 def each_parameter(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Module, str]]:
-    """Every parameter once: its name, itself, the layer that has it, and its name there."""
+    """Every parameter once: its name, the parameter, its layer, and its name in the layer."""
     seen: set[nn.Parameter] = set()
     for path, owner in module.named_modules():
         for key, param in owner.named_parameters(recurse=False):
@@ -73,13 +73,13 @@ def each_parameter(module: nn.Module) -> Iterator[tuple[str, nn.Parameter, nn.Mo
 
 
 def whole(tensor: Tensor, owner: Any, key: str) -> Tensor:
-    """Something like a parameter of a layer (itself, its gradient) as one device has it, a copy. Communicates."""
+    """The whole of a tensor like a parameter of a layer (or its gradient), a copy. Communicates."""
     if key not in getattr(owner, "cuts", {}):
         return tensor.clone()
     dim, size = owner.cuts[key]
     start, end = shard_range(size, dist.get_rank(owner.group), dist.get_world_size(owner.group), owner.multiple_of)
     real = tensor.narrow(dim, 0, end - start)  # without padding
     gathered = all_gather_dim(real, dim, size, owner.group, owner.multiple_of)
-    for dim, size, group in getattr(owner, "further_cuts", {}).get(key, ()):  # experts: of a rank, and cut besides
+    for dim, size, group in getattr(owner, "further_cuts", {}).get(key, ()):  # further cuts of experts
         gathered = all_gather_dim(gathered, dim, size, group)
     return gathered

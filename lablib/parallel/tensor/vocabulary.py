@@ -1,26 +1,27 @@
-"""The vocabulary on n ranks: each has some rows of the embedding, and the loss is made without gathering the logits.
+"""Vocabulary parallelism: rows of the embedding on each rank, and the loss without gathering the logits.
 
-Embedding: a rank looks up the tokens whose rows it has, and gives 0 for the others; g sums: one rank gave each row.
+Embedding: a rank looks up the tokens of its rows, and returns 0 for the others; g sums over ranks.
 
-Loss: with logits x_0 ... x_{V-1} of a token, of which each rank has some,
+Loss: with logits x_0 ... x_{V-1} of a token, cut over ranks,
 
     loss = log sum_v exp(x_v - m) + m - x_target        m = max_v x_v, so that no exp overflows
 
-    1. m          the maximum of this rank's, then over ranks    all-reduce (max), 1 number a token
-    2. x_target   one rank has it, the others give 0             all-reduce (sum), 1 number a token
-    3. sum        of this rank's exp(x - m), then over ranks     all-reduce (sum), 1 number a token
+    1. m          the maximum on this rank, then over ranks      all-reduce (max), 1 number per token
+    2. x_target   one rank has it, the others add 0              all-reduce (sum), 1 number per token
+    3. sum        of this rank's exp(x - m), then over ranks     all-reduce (sum), 1 number per token
 
-Backward sends nothing: d loss / d x_v = exp(x_v - m) / sum - [v = target] needs this rank's columns and the sum. The
-naive loss gathers the logits, V numbers a token, on every rank: for V = 128,000 in float32 half a megabyte a token.
+Backward sends nothing: d loss / d x_v = exp(x_v - m) / sum - [v = target] needs only this rank's columns and the sum.
+The naive loss gathers the logits, V numbers per token, on every rank: for V = 128,000 in float32 half a megabyte per
+token.
 
-Where n does not divide V: chunks of ceil(V / n) rows, the last ranks fewer (as DTensor), or rows of zeros behind the
-last word up to equal chunks (as Megatron): those must not count in the sum, since exp(0) is 1 and not 0.
+If n does not divide V: chunks of ceil(V / n) rows, fewer on the last ranks (as DTensor), or rows of zeros after
+the last word up to equal chunks (as Megatron), which must not count in the sum, as exp(0) is 1.
 
 Cost for n ranks, N = B T tokens, a bytes of a number in the loss (4; 8 for float64):
-    FLOPs       about 5 N V / n, and as many backward
-    peak bytes  N V a / n, which is kept for backward in place of the logits; gathered: N V a
+    FLOPs       about 5 N V / n, and the same backward
+    peak bytes  N V a / n, kept for backward instead of the logits; gathered: N V a
     sent bytes  3 * 2(n-1)/n N a per rank; gathered: (n-1)/n N V w; the embedding: 2(n-1)/n N D w, by g
-Shapes: B batch, T time, V vocabulary, D width; v = ceil(V / n) on this rank, on the last ones maybe fewer.
+Shapes: B batch, T time, V vocabulary, D width; v = ceil(V / n) on this rank, or fewer on the last ranks.
 Source: Shoeybi et al., "Megatron-LM", 2019, arXiv 1909.08053, section 3 (embedding; fused loss);
 torch.distributed.tensor.parallel.loss_parallel (torch 2.13, documentation).
 Simplified: the mean over all tokens; no label smoothing, no ignored targets; steps 2 and 3 are not one message.
@@ -42,7 +43,7 @@ from lablib.signature import Count, checked
 
 @checked
 def padded_vocabulary(vocab_size: Count, world_size: Count, multiple_of: Count = 1) -> int:
-    """V rounded up so that every rank has equally many rows, and each a multiple of something.
+    """V rounded up to the same number of rows on every rank, a multiple of `multiple_of`.
 
     >>> padded_vocabulary(50257, 8), padded_vocabulary(50257, 8, multiple_of=128)
     (50264, 51200)
@@ -59,7 +60,7 @@ def shard_vocabulary(
     """This rank's rows of an embedding or a head, a copy.
 
     Arguments:
-        pads: rows of zeros make all ranks' equally many.
+        pads: add rows of zeros for equal numbers on all ranks.
         multiple_of: as `padded_vocabulary`.
     """
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
@@ -82,7 +83,7 @@ def vocabulary_embedding(
 
     Arguments:
         tokens_BT: in [0, V), the same on all ranks.
-        weight_vD: as `shard_vocabulary` cuts it.
+        weight_vD: from `shard_vocabulary`.
         vocab_size, multiple_of: V, and as there.
     """
     first, num_words = _words_here(len(weight_vD), vocab_size, group, multiple_of)
@@ -100,7 +101,7 @@ class VocabularyEmbedding(nn.Module):
     Arguments:
         embedding: whole, the same on all ranks; without padding_idx, max_norm and the like.
         group: None for all ranks.
-        region: how rows leave.
+        region: exit of the rows.
         pads, multiple_of: as `shard_vocabulary`.
     """
 
@@ -132,8 +133,8 @@ class VocabularyHead(nn.Module):
 
     Arguments:
         linear: the head, whole, the same on all ranks.
-        gathers: whether the logits of all words are made whole on all ranks: the naive way.
-        group, region, pads, multiple_of: as `VocabularyEmbedding`; here the region says how the input enters.
+        gathers: whether all ranks get the whole logits (naive).
+        group, region, pads, multiple_of: as `VocabularyEmbedding`; here the region is the entrance of the input.
     """
 
     def __init__(
@@ -170,10 +171,10 @@ class _CrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, x_Nv: Tensor, targets_N: Tensor, vocab_size: int, first: int, num_words: int, group: Group
     ) -> Tensor:
-        # Half-precision logits are widened: exp and the sum over V lose too much in 8 or 11 bits.
+        # Widen half-precision logits: exp and the sum over V lose too much in 8 or 11 bits.
         exp_Nv = x_Nv.to(torch.promote_types(x_Nv.dtype, torch.float32), copy=True)
         if exp_Nv.shape[1] > num_words:
-            exp_Nv[:, num_words:] = -torch.inf  # padding is no word: exp(-inf) = 0
+            exp_Nv[:, num_words:] = -torch.inf  # padding: exp(-inf) = 0
         row_N, is_elsewhere = _row_here(targets_N, vocab_size, first, num_words)
         # ---- 1. m ----
         max_N = exp_Nv.amax(1) if num_words else exp_Nv.new_full((len(exp_Nv),), -torch.inf)
@@ -210,7 +211,7 @@ def vocabulary_parallel_loss(
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy, in nats, of all tokens: the same on all ranks, as `next_token_loss` of the whole logits.
 
-    Communicates: three all-reduces of one number a token, forward.
+    Communicates: three all-reduces of one number per token, forward.
 
     Arguments:
         logits_BTv: this rank's columns: of `shard_vocabulary`'s rows, in the same order.
@@ -249,7 +250,7 @@ def _cut_parameter(param: Tensor, group: Group, pads: bool, multiple_of: int) ->
 
 
 def _words_here(num_rows: int, vocab_size: int, group: Group, multiple_of: int) -> tuple[int, int]:
-    """The first word of this rank, and how many are here, once there are as many rows as there must be."""
+    """The first word and the number of words of this rank. Raises ValueError for another number of rows."""
     rank, world_size = dist.get_rank(group), dist.get_world_size(group)
     start, end = shard_range(vocab_size, rank, world_size, multiple_of)
     padded = chunk_size(vocab_size, world_size, multiple_of)
@@ -262,9 +263,9 @@ def _words_here(num_rows: int, vocab_size: int, group: Group, multiple_of: int) 
 
 
 def _row_here(words: Tensor, vocab_size: int, first: int, num_words: int) -> tuple[Tensor, Tensor]:
-    """The row of each word here, 0 for those of other ranks; and which those are.
+    """The row of each word on this rank, or 0, and a mask of the words of other ranks.
 
-    A word that is in no vocabulary stays outside of all rows, so that looking it up fails as it does on one device.
+    A word outside the vocabulary stays outside all rows, so its lookup fails as on one device.
     """
     is_elsewhere = ((words < first) & (words >= 0)) | ((words >= first + num_words) & (words < vocab_size))
     return (words - first).masked_fill(is_elsewhere, 0), is_elsewhere

@@ -1,8 +1,7 @@
-"""Bytes held and sent at each stage of ZeRO, for any rank count, precision and sizes of units.
+"""Bytes held and sent at each stage of ZeRO, for any number of ranks, precision and sizes of units.
 
 The formulas of `zero/module.py` take P parameters as one, cut into n equal parts. Here units have whole elements: a
-shard of N elements on n ranks has ceil(N / n), so every rank holds as much as the one with the largest shard, padding
-included.
+shard of N elements on n ranks has ceil(N / n), so all ranks hold the same, with padding.
 
     stage   parameters      gradients        master copy   state        for each unit, N' = n ceil(N / n), s = N' / n
     0       p N             g N              m N           k N          plain data parallelism
@@ -12,11 +11,11 @@ included.
 
     P = 7.5e9 on 64 ranks, p + g + m + k = 2 + 2 + 4 + 8:    120 GB  ->  31.4  ->  16.6  ->  1.9      (figure 1)
 
-Cost: nothing here runs on ranks. Bytes sent in a step by each, by rings: (n-1) s p of every gather, (n-1) s g of every
+Cost: does not communicate. Bytes sent per rank and step, by rings: (n-1) s p of every gather, (n-1) s g of every
 reduce-scatter.
 Shapes: numbers only; a unit is its number of elements.
 Source: Rajbhandari et al., "ZeRO", SC 2020, arXiv 1910.02054, figure 1 and table 1 (bytes), section 7 (traffic).
-Simplified: at rest, between backward and step: no activations, no bucket under way, no unit gathered, no fragmentation.
+Simplified: at rest, between backward and step: no activations, no bucket in flight, no unit gathered, no fragmentation.
 """
 
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from typing import Annotated
 
 from lablib.signature import Count, NonNegativeInt, Range, check_fields, checked
 
-Stage = Annotated[int, Range(ge=0, le=3), "say 0 (plain data parallelism), 1, 2 or 3"]
+Stage = Annotated[int, Range(ge=0, le=3), "use 0 (plain data parallelism), 1, 2 or 3"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +34,9 @@ class TrainingPrecision:
     Attributes:
         parameter: p, of computing and gathering.
         gradient: g, of reducing and keeping gradients.
-        master: m, of the copy that the optimizer steps; 0: it steps the parameters themselves.
+        master: m, of the copy that the optimizer updates; 0: it updates the parameters.
         state: k, of the optimizer's state.
-        step_counter: bytes for each tensor that the optimizer steps; torch's Adam counts its steps in 4.
+        step_counter: bytes per tensor of the optimizer; torch's Adam counts its steps in 4.
     """
 
     parameter: NonNegativeInt
@@ -55,7 +54,7 @@ class TrainingPrecision:
         return self.parameter + self.gradient + self.master + self.state
 
 
-# With Adam, whose state is two numbers for each parameter, in the dtype of what it steps.
+# With Adam: two numbers of state per parameter, in the dtype of the parameters that it updates.
 FP32 = TrainingPrecision(4, 4, 0, 8)
 MIXED = TrainingPrecision(2, 2, 4, 8)  # of Rajbhandari et al.: 2 + 2 + 12
 MIXED_FP32_GRADIENTS = TrainingPrecision(2, 4, 4, 8)
@@ -90,14 +89,14 @@ def zero_bytes(
 
     Arguments:
         stage: 0 (plain data parallelism) to 3.
-        unit_numels: elements of each unit (buckets, in stages 0 to 2) that trains.
-        world_size: ranks that share.
-        frozen_numels: elements of each unit that does not: parameters alone.
+        unit_numels: trainable elements of each unit (buckets, in stages 0 to 2).
+        world_size: number of ranks.
+        frozen_numels: frozen elements of each unit: only parameters.
         multiple_of: a shard's elements are a multiple of this.
     """
     p, g = precision.parameter, precision.gradient
     full, shards = _sizes(unit_numels, world_size, multiple_of)
-    # In stage 1 full gradients are kept, too, where their dtype is not that of the reduced ones.
+    # In stage 1 full gradients are also kept if reduced gradients have another dtype.
     gradients = {0: sum(unit_numels) * g, 1: full * g if p == g else sum(unit_numels) * p + shards * g}
     full_frozen, frozen_shards = sum(frozen_numels), _sizes(frozen_numels, world_size, multiple_of)[1]
     params = {0: sum(unit_numels) + full_frozen, 3: shards + frozen_shards}.get(stage, full + full_frozen)
@@ -127,15 +126,15 @@ def zero_sent_bytes(
 
     Arguments:
         stage: 0 (plain data parallelism) to 3.
-        unit_numels: elements of each unit that trains, but the root of stage 3.
-        world_size: ranks that share.
+        unit_numels: trainable elements of each unit, without the root of stage 3.
+        world_size: number of ranks.
         root_numel: of stage 3's root, which stays gathered from forward to backward.
         num_micro_batches: forward and backward passes of a step.
-        no_sync: gradients are reduced in the last of them only, as always in stages 0 and 1.
+        no_sync: reduce gradients only in the last, as always in stages 0 and 1.
         reshard_after_forward: stage 3 gathers again in backward.
     """
     if root_numel and stage < 3:
-        raise ValueError(f"root_numel is of stage 3 alone: got {root_numel} in stage {stage}; add it to unit_numels.")
+        raise ValueError(f"root_numel is only for stage 3: got {root_numel} in stage {stage}; add it to unit_numels.")
     units, root = (_sizes(numels, world_size, multiple_of)[1] for numels in (unit_numels, [root_numel]))
     num_reductions = 1 if no_sync or stage < 2 else num_micro_batches
     num_gathers = (1 + reshard_after_forward) * num_micro_batches if stage == 3 else 1

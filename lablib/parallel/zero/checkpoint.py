@@ -1,31 +1,30 @@
-"""Checkpoints of ZeRO that another stage on other ranks can load: pieces of parameters, saved by their names.
+"""ZeRO checkpoints that any stage and number of ranks can load: pieces of parameters, saved by name.
 
-A shard is a run of numbers that ends where a rank ends. Saved like that, it could only be loaded by as many ranks,
-with the same units. So a shard is cut once more, where parameters end; a piece is saved under its parameter's name and
-the place where it begins, as a box of the flattened parameter (`checkpoint_files.py`). A rank that loads reads the
-saved pieces that overlap its own:
+A shard is a run of numbers that depends on the number of ranks and the units. So it is cut at the ends of parameters,
+and each piece is saved under its parameter's name and offset, as a box of the flattened parameter
+(`checkpoint_files.py`). On loading, a rank reads the saved pieces that overlap its own:
 
     saved on 2 ranks     w [ 0 ........ 6 ) [ 6 ...... 10 )         keys  parameter/w/0  parameter/w/6
     loaded on 3          w [ 0 .. 4 ) [ 4 ...... 8 ) [ 8 10 )       rank 1 reads both
 
-The optimizer's state is cut in the same way, as it has a number for each of the parameter's. Every rank writes its own
-pieces, and no rank ever holds a whole model.
+The optimizer's state has the parameters' shapes and is cut in the same way. Every rank writes its own pieces, and no
+rank holds a whole model.
 
 Phases of a load (the code has the same headings):
-    1. look        the names, shapes, dtypes and the optimizer must be those of the module; all pieces must be there
-    2. read        into new memory, what overlaps this rank's pieces; checksums must be right, on every rank
-    3. take over   only now the module, the optimizer and its settings change
+    1. check       names, shapes, dtypes and the optimizer must match the module; all pieces must exist
+    2. read        saved pieces that overlap this rank's pieces, into new memory; checksums must match, on every rank
+    3. take over   change the module, the optimizer and its settings
 
 Cost for n ranks, P parameters with S bytes of master parameters and optimizer state:
     time_s      S/n over the bandwidth of the file system, on every rank at once
-    peak bytes  while it loads, S/n more, and the saved pieces that overlap it
+    peak bytes  during a load, S/n more, and the saved pieces that overlap it
     sent bytes  names, shapes and checksums; in stages 1 and 2 the all-gather of parameters after a load
 Shapes: a piece is [k].
 Source: torch.distributed.checkpoint (torch 2.13), which writes, finds and reads named tensors; Zhao et al., "PyTorch
 FSDP", VLDB 2023, arXiv 2304.11277; Wan et al., "ByteCheckpoint", 2024, arXiv 2407.20143, section 3.2 (flat shards as
 pieces of parameters).
-Simplified: one group of settings; states of another length than the shard (8-bit scales) are refused; random generators
-and the data's place are the caller's.
+Simplified: one group of settings; states of another length than the shard (8-bit scales) are refused; the caller saves
+random generators and the position in the data.
 """
 
 from collections.abc import Iterator, Mapping
@@ -63,11 +62,11 @@ def save_checkpoint(zero: Zero, path: str | Path, step: NonNegativeInt) -> None:
 
     Arguments:
         zero: of any stage; all ranks must call it.
-        path: of a folder that all ranks see, without a checkpoint.
-        step: how many steps have been taken.
+        path: of a folder that all ranks can access, without a checkpoint.
+        step: steps taken so far.
 
     Raises:
-        ValueError: the folder holds a checkpoint, or the optimizer has what cannot be cut into pieces.
+        ValueError: the folder has a checkpoint, or the optimizer has state that cannot be cut into pieces.
     """
     others = _others(zero) if dist.get_rank() == 0 else {}
     shards = [(unit, {PARAMETER: unit.master, **state_tensors(zero.optimizer, unit.master)}) for unit in zero.units]
@@ -87,10 +86,10 @@ def load_checkpoint(zero: Zero, path: str | Path) -> int:
         The number of the step.
 
     Raises:
-        ValueError: no checkpoint, one of another module or optimizer, an incomplete or damaged one. Then nothing has
-            changed, on any rank.
+        ValueError: no checkpoint, one of another module or optimizer, or an incomplete or damaged one. Then nothing has
+            changed on any rank.
     """
-    # ---- 1. look ----
+    # ---- 1. check ----
     saved, meta = look(path, _META)
     agreed(lambda: _require_same(meta, _description(zero)))
 
@@ -130,14 +129,14 @@ def _whole(others: Mapping[str, Tensor]) -> Iterator[LocalBox]:
 
 
 def _others(zero: Zero) -> dict[str, Tensor]:
-    """Buffers, and parameters that every rank has whole: by name, tied ones once."""
+    """Buffers, and parameters that are whole on every rank: by name, tied ones once."""
     in_units = {name for unit in zero.units for name in unit.layout.names}
     tensors = zero.module.state_dict()
     return {name: tensors[name] for name in dict.fromkeys(first_names(zero.module).values()) if name not in in_units}
 
 
 def _description(zero: Zero) -> dict[str, Any]:
-    """Shapes, dtypes and optimizer, which a checkpoint and its loader share; and the dtypes of the state."""
+    """Shapes, dtypes and optimizer, which must match on loading; and the dtypes of the state."""
     master = next(unit for unit in zero.units if unit.is_trainable).master
     others = _others(zero)
     shapes = {name: tuple(tensor.shape) for name, tensor in others.items()}
@@ -154,20 +153,20 @@ def _description(zero: Zero) -> dict[str, Any]:
 
 
 def _require_same(meta: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """A checkpoint is that of the same module and the same kind of optimizer."""
+    """Raise ValueError unless the checkpoint is of the same module and kind of optimizer."""
     if odd := sorted(meta["shapes"].keys() ^ own["shapes"].keys()):
         where = "checkpoint" if odd[0] in meta["shapes"] else "module"
-        raise ValueError(f"the checkpoint must be that of the same module: {odd[0]} is in the {where} only.")
+        raise ValueError(f"the checkpoint must be of the same module: {odd[0]} is in the {where} only.")
     for name, shape in own["shapes"].items():
         if meta["shapes"][name] != shape:
             raise ValueError(
-                f"the checkpoint must be that of the same module: {name} has the shape "
+                f"the checkpoint must be of the same module: {name} has the shape "
                 f"{meta['shapes'][name]} there, and {shape} here."
             )
     for name, dtype in own["dtype"].items():
         if meta["dtype"][name] != dtype:
             raise ValueError(
-                f"the checkpoint must be that of the same precision: {name} was kept in "
+                f"the checkpoint must be of the same precision: {name} was kept in "
                 f"{meta['dtype'][name]}, and is in {dtype} here."
             )
     require_same_optimizer(meta, own)

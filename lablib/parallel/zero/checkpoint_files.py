@@ -1,20 +1,19 @@
-"""Checkpoints as boxes of tensors, the same for ZeRO and for a mesh: files, overlaps, a description, checksums of all.
+"""Checkpoint files as boxes of tensors with a description and checksums, for ZeRO and for a mesh.
 
 A checkpoint is a folder of torch.distributed.checkpoint. Each rank saves boxes of the whole model's tensors, named by
-part, parameter and first corner: "parameter/w/1.3", "exp_avg/w/1.3". A rank that loads has boxes of its own, and reads
-the saved ones that overlap them. Everything that is not a tensor, with the checksum of every box, is one more entry,
-the description: bytes that begin with their own checksum, as a setting with a turned bit is as plausible as the saved
-one.
+part, parameter and first corner: "parameter/w/1.3", "exp_avg/w/1.3". On loading, a rank reads the saved boxes that
+overlap its own. Everything else, with the checksum of every box, is in the description, one more entry. It begins with
+its own checksum, as a setting with a flipped bit would look plausible.
 
     description     CRC-32 of the rest (4 bytes), then `torch.save` of a dictionary
 
-A load reads the description first, then the boxes, and changes nothing before both are checked. Every rank ends each
-check with the same error, or none.
+A load reads the description first, then the boxes, and changes nothing before both are checked. All ranks raise the
+same error, or none.
 
-Cost: a CRC-32 of every byte that a rank writes or reads; 2^-32 of random damages pass, no single byte does.
+Cost: a CRC-32 of every byte that a rank writes or reads; it misses 2^-32 of random damages, and no single damaged byte.
 Source: torch.distributed.checkpoint (torch 2.13); Wan et al., "ByteCheckpoint", 2024, arXiv 2407.20143, section 3.2.
-Simplified: the list of entries (the file .metadata) is torch's and has no checksum; a wrong name there is
-refused, a wrong size or place shows in the checksum of what is read there.
+Simplified: the list of entries (the file .metadata) is torch's and has no checksum; a wrong name there is refused, a
+wrong size or place leads to a wrong checksum.
 """
 
 import io
@@ -35,7 +34,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from lablib.signature import shown
 
-PARAMETER = "parameter"  # the part that is no optimizer state
+PARAMETER = "parameter"  # the part that is not optimizer state
 
 
 class Box(NamedTuple):
@@ -46,7 +45,7 @@ class Box(NamedTuple):
 
 
 class LocalBox(NamedTuple):
-    """A box in this rank's memory: which part of which parameter, and a view of the numbers."""
+    """A box in this rank's memory: part, parameter, box, and a view of the numbers."""
 
     part: str
     name: str
@@ -63,17 +62,17 @@ def save_boxes(
     """Save this rank's boxes, and under `key` the description with the checksums of all ranks' boxes. Communicates.
 
     Raises:
-        ValueError: the folder holds a checkpoint.
+        ValueError: the folder has a checkpoint.
     """
     if (Path(path) / ".metadata").exists():
-        raise ValueError(f"a checkpoint needs a folder of its own: there is one in {path}; try {path}-{num_steps}.")
+        raise ValueError(f"a checkpoint needs a new folder: there is one in {path}; try {path}-{num_steps}.")
     tensors = {f"{part}/{name}/{'.'.join(map(str, box.corner))}": view.contiguous() for part, name, box, view in boxes}
     checksums: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(checksums, {entry: _checksum(tensor) for entry, tensor in tensors.items()})
     of_all = {entry: value for each in checksums for entry, value in each.items()}
     file = io.BytesIO()
     torch.save({**description, "checksums": of_all}, file)
-    # As bytes: torch would take a dictionary apart.
+    # As bytes: torch would split a dictionary.
     sealed = zlib.crc32(file.getvalue()).to_bytes(4, "big") + file.getvalue()
     save({key: sealed, **tensors}, checkpoint_id=str(path))
 
@@ -85,11 +84,11 @@ def look(path: str | Path, key: str) -> tuple[dict[str, torch.Size], dict[str, A
     """The shapes of the saved boxes, and the description under this key. Communicates.
 
     Raises:
-        ValueError: no checkpoint, one of another kind, or one whose description or list of boxes is damaged.
+        ValueError: no checkpoint, one of another kind, or one with a damaged description or list of boxes.
     """
     saved = agreed(lambda: _sizes_of(path))
     if saved.pop(key, None) is None:
-        raise ValueError(f"{path} holds a checkpoint that save_checkpoint did not write: it has no {key!r}.")
+        raise ValueError(f"{path} has a checkpoint that save_checkpoint did not write: it has no {key!r}.")
     description = agreed(lambda: _description_in(path, key))
     agreed(lambda: _require_listed(saved.keys(), description["checksums"], path))
     return saved, description
@@ -106,10 +105,10 @@ def read_boxes(
 
     Arguments:
         numels: by part and parameter, the numbers of the whole tensor.
-        saved, checksums: as `look` found them.
+        saved, checksums: from `look`.
 
     Raises:
-        ValueError: a tensor of `numels` that is not all there, or a file that is damaged.
+        ValueError: a tensor of `numels` that is incomplete, or a damaged file.
     """
     boxes = agreed(lambda: _by_parameter(saved, numels))
     wanted = {
@@ -128,16 +127,16 @@ def read_boxes(
 
 
 def read_entries(wanted: dict[str, Any], path: str | Path) -> dict[str, Any]:
-    """These entries, read. Communicates; where a rank cannot read its own, none can."""
+    """Read these entries. Communicates; an error on one rank is raised on all."""
     try:
         load(wanted, checkpoint_id=str(path))
-    except (Exception, CheckpointException) as error:  # torch's is no Exception: the errors of all ranks
+    except (Exception, CheckpointException) as error:  # torch's error, of all ranks, is not an Exception
         raise ValueError(f"the checkpoint in {path} is damaged: its files cannot be read; use another one.") from error
     return wanted
 
 
 def agreed(look: Any) -> Any:
-    """What `look` returns, or on every rank the first rank's error: no rank goes on alone. Communicates."""
+    """The result of `look`, or on every rank the first rank's error, so that all ranks stop. Communicates."""
     result, error = None, None
     try:
         result = look()
@@ -169,9 +168,7 @@ def _description_in(path: str | Path, key: str) -> dict[str, Any]:
     try:
         found: Any = read_entries({key: b""}, path)[key]
         if zlib.crc32(found[4:]).to_bytes(4, "big") != found[:4]:
-            raise ValueError(
-                f"the checkpoint in {path} is damaged: its description is not what was saved; use another one."
-            )
+            raise ValueError(f"the checkpoint in {path} is damaged: its description has changed; use another one.")
         return torch.load(io.BytesIO(found[4:]))
     except ValueError:
         raise
@@ -182,7 +179,7 @@ def _description_in(path: str | Path, key: str) -> dict[str, Any]:
 
 
 def _require_listed(entries: Set[str], checksums: Mapping[str, int], path: str | Path) -> None:
-    """The tensors that the checkpoint lists are those that were saved."""
+    """Check that the checkpoint lists the saved tensors."""
     for key in sorted(entries ^ checksums.keys()):
         problem = "was saved and is not listed" if key in checksums else "is listed and was not saved"
         raise ValueError(f"the checkpoint in {path} is damaged: {shown(key)} {problem}; use another one.")
@@ -191,7 +188,7 @@ def _require_listed(entries: Set[str], checksums: Mapping[str, int], path: str |
 def _require_undamaged(read: Mapping[str, Tensor], checksums: Mapping[str, int], path: str | Path) -> None:
     for key, tensor in read.items():
         if _checksum(tensor) != checksums.get(key):
-            raise ValueError(f"the checkpoint in {path} is damaged: {key} is not what was saved; use another one.")
+            raise ValueError(f"the checkpoint in {path} is damaged: {key} has changed; use another one.")
 
 
 def _checksum(tensor: Tensor) -> int:
@@ -204,7 +201,7 @@ def _checksum(tensor: Tensor) -> int:
 def _by_parameter(
     saved: Mapping[str, torch.Size], numels: Mapping[tuple[str, str], int]
 ) -> dict[tuple[str, str], dict[str, Box]]:
-    """By part and parameter, the saved boxes of these tensors; all of each."""
+    """The saved boxes of these tensors, by part and parameter. Raises ValueError if one is incomplete."""
     found: dict[tuple[str, str], dict[str, Box]] = {tensor: {} for tensor in numels}
     for key, size in saved.items():
         tensor, _, corner = key.rpartition("/")
@@ -213,7 +210,7 @@ def _by_parameter(
             found[part, name][key] = Box(tuple(map(int, corner.split("."))), tuple(size))
     for (part, name), numel in numels.items():
         if sum(prod(box.sizes) for box in found[part, name].values()) != numel:
-            raise ValueError(f"the checkpoint is incomplete: {part} of {name} is not all there; use another one.")
+            raise ValueError(f"the checkpoint is incomplete: a part of {part} of {name} is missing; use another one.")
     return found
 
 
@@ -225,7 +222,7 @@ def _overlap(a: Box, b: Box) -> Box | None:
 
 
 def _at(tensor: Tensor, box: Box, inner: Box) -> Tensor:
-    """The part `inner` of a tensor that is `box` of the whole."""
+    """The part `inner` of a tensor, with `box` the place of the tensor in the whole."""
     for dim, (at, size) in enumerate(zip(inner.corner, inner.sizes, strict=True)):
         tensor = tensor.narrow(dim, at - box.corner[dim], size)
     return tensor
@@ -235,7 +232,7 @@ def _at(tensor: Tensor, box: Box, inner: Box) -> Tensor:
 
 
 def state_tensors(optimizer: torch.optim.Optimizer, shard: Tensor) -> dict[str, Tensor]:
-    """The tensors of a shard's state that have a number for each of the shard's.
+    """The tensors of a shard's state that have the shape of the shard.
 
     Raises:
         ValueError: a tensor of another shape.
@@ -244,14 +241,14 @@ def state_tensors(optimizer: torch.optim.Optimizer, shard: Tensor) -> dict[str, 
     for key, value in tensors.items():
         if value.shape != shard.shape:
             raise ValueError(
-                f"a checkpoint cuts the optimizer's state as it cuts parameters: {key!r} has the shape "
+                f"a checkpoint cuts the optimizer's state like parameters: {key!r} has the shape "
                 f"{tuple(value.shape)}, the shard {tuple(shard.shape)}; save it with torch.save, rank by rank."
             )
     return tensors
 
 
 def optimizer_description(optimizer: torch.optim.Optimizer, shard: Tensor) -> dict[str, Any]:
-    """Kind and settings of an optimizer, and from one shard's state the numbers that all share: the count of steps.
+    """Kind and settings of an optimizer, and the common numbers in the state, such as the count of steps.
 
     Raises:
         ValueError: several groups of settings.
@@ -267,12 +264,12 @@ def optimizer_description(optimizer: torch.optim.Optimizer, shard: Tensor) -> di
 
 
 def require_same_optimizer(saved: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """A checkpoint is loaded into the same kind of optimizer, with settings of the same names."""
+    """Raise ValueError unless optimizers have the same kind and the same names of settings."""
     for name in ("optimizer", "settings"):
         was, now = (sorted(each[name]) if name == "settings" else each[name] for each in (saved, own))
         if was != now:
             raise ValueError(
-                f"the checkpoint must be that of the same {name}: it was {shown(was)}, and is {shown(now)} here."
+                f"the checkpoint must be of the same {name}: it was {shown(was)}, and is {shown(now)} here."
             )
 
 

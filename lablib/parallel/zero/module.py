@@ -1,6 +1,6 @@
 """ZeRO: one module and its optimizer, sharded at stage 1, 2 or 3.
 
-    stage   sharded                                    at rest, bytes a rank        sent in a step
+    stage   sharded                                    at rest, bytes per rank      sent in a step
     1       optimizer state                            (p + g + K/n) P              2 (n-1)/n p P
     2       ... and gradients                          (p + (g + K)/n) P            2 (n-1)/n p P
     3       ... and parameters                         (p + g + K)/n P              3 (n-1)/n p P
@@ -13,20 +13,20 @@
             zero.zero_grad()
 
 Mixed precision: `param_dtype=torch.bfloat16` of a module in float32 computes and gathers in bfloat16, while the
-optimizer steps a float32 master copy of the shard: p = 2, g = 2, K = 4 + 8 with Adam. `reduce_dtype=torch.float32`
-reduces and adds up gradients in float32: they travel as 4 bytes, and g = 4 for shards. At the step gradients of 2 bytes
-are cast, which takes 4/n P bytes more for a moment.
+optimizer updates a float32 master copy of the shard: p = 2, g = 2, K = 4 + 8 with Adam. `reduce_dtype=torch.float32`
+reduces and accumulates gradients in float32: 4 bytes are sent, and g = 4 for shards. Before the update gradients of 2
+bytes are cast, which temporarily takes 4/n P bytes more.
 
-Accumulation. Stage 1 reduces once a step: every micro-batch but the last under `no_sync`. Stages 2 and 3 may reduce
-after every micro-batch, (n-1)/n g P bytes each; or once, under `no_sync`, keeping the full gradient, g P bytes, until
-then.
+Accumulation. Stage 1 reduces once per step: every micro-batch but the last runs under `no_sync`. Stages 2 and 3 may
+reduce after every micro-batch, (n-1)/n g P bytes each; or once, with `no_sync`, which keeps the full gradient, g P
+bytes, until then.
 
-Cost for n ranks, P parameters of p bytes, gradients of g, K bytes of optimizer state and master copy for each: above;
-exactly, for shards of uneven sizes, in `zero/bytes.py`.
+Cost for n ranks, P parameters of p bytes, gradients of g, K bytes of optimizer state and master copy per parameter:
+above; exact, for uneven shards, in `zero/bytes.py`.
 Shapes: a shard is [N / n], N the padded elements of its unit.
 Source: Rajbhandari et al., "ZeRO", SC 2020, arXiv 1910.02054, figure 1; Micikevicius et al., 2017, arXiv 1710.03740
 (master parameters).
-Simplified: the optimizer sees flat shards, so it must work element by element; one learning rate and weight decay for
+Simplified: the optimizer gets flat shards, so it must work element by element; one learning rate and weight decay for
 all parameters of a unit.
 """
 
@@ -49,7 +49,7 @@ from lablib.precision.loss_scaling import LossScaler
 from lablib.signature import Range, check_types, checked
 
 OptimizerFn = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-Stage = Annotated[int, Range(ge=1, le=3), "say 1 (optimizer state), 2 (and gradients) or 3 (and parameters)"]
+Stage = Annotated[int, Range(ge=1, le=3), "use 1 (optimizer state), 2 (and gradients) or 3 (and parameters)"]
 MaxNorm = Annotated[float, Range(gt=0), "try 1.0, or math.inf to measure only"]
 STAGES: dict[int, type[Zero1] | type[Zero3]] = {1: Zero1, 2: Zero2, 3: Zero3}
 
@@ -61,19 +61,19 @@ class Zero(nn.Module):
         module: on this rank's device; its parameters have one floating-point dtype.
         optimizer_fn: makes the optimizer of this rank's shards, one flat parameter for each unit.
         stage: 1, 2 or 3.
-        group: the ranks that share; None for all.
+        group: the ranks that share the state; None for all.
         replicate_group: the ranks that hold the same shards, in hybrid sharding; see `zero/hybrid.py`.
-        reduce_scatter: how gradients become shards of their mean.
+        reduce_scatter: averages gradients into shards.
         options: of the stage, see `Zero1` and `Zero3`: `all_gather`, `param_dtype`, `reduce_dtype`, `multiple_of`; for
             1 and 2 `bucket_bytes`; for 3 `units`, `reshard_after_forward`, `prefetch`, `backward_all_gather`.
 
     Attributes:
         sharded: the stage.
-        units: the flat units; what the optimizer steps of each is its `master`.
-        optimizer: what `optimizer_fn` made; schedules of the learning rate take it.
+        units: the flat units; the optimizer updates the `master` of each.
+        optimizer: the result of `optimizer_fn`; learning-rate schedules take it.
 
     Raises:
-        ValueError: an option that the stage does not have, and what the stage refuses.
+        ValueError: an option that the stage does not have, or as raised by the stage.
     """
 
     def __init__(
@@ -108,21 +108,21 @@ class Zero(nn.Module):
 
     @property
     def module(self) -> nn.Module:
-        """The module that was given; in stage 3 its parameters are flat pieces outside of forward and backward."""
+        """The given module; in stage 3 its parameters are flat pieces outside forward and backward."""
         return self.sharded.module
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.sharded(*args, **kwargs)
 
     def no_sync(self) -> AbstractContextManager[None]:
-        """Inside, backward adds to full gradients and nothing is reduced: for all micro-batches but the last."""
+        """In this block, backward accumulates full gradients without reduction: for all micro-batches but the last."""
         return self.sharded.no_sync()
 
     # ---- a step ----
 
     @checked
     def clip_grad_norm_(self, max_norm: MaxNorm, scaler: LossScaler | None = None) -> Tensor:
-        """Shorten the gradient of all shards together to `max_norm`; returns its norm before, the same on every rank.
+        """Clip the gradient of all shards together to `max_norm`; returns its norm before, the same on every rank.
 
         Communicates: one number, and the scaler's flag. An inf or NaN of one rank is in the norm of all.
 
@@ -147,10 +147,10 @@ class Zero(nn.Module):
         return norm
 
     def step(self, scaler: LossScaler | None = None) -> None:
-        """Step this rank's shards, and bring the parameters up to date. Stages 1 and 2 communicate.
+        """Update this rank's shards and the parameters. Stages 1 and 2 communicate.
 
         Arguments:
-            scaler: of the loss; it leaves the step out where gradients overflowed on any rank.
+            scaler: of the loss; it skips the step if gradients overflowed on any rank.
 
         Raises:
             ValueError: gradients have not been reduced since the last `zero_grad`.
@@ -164,7 +164,7 @@ class Zero(nn.Module):
         self.sharded.after_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, full and sharded. They are always freed, also with `set_to_none=False`."""
+        """Free the gradients, full and sharded, also with `set_to_none=False`."""
         self.sharded.zero_grad(set_to_none)
 
     # ---- everything, on every rank ----
@@ -179,17 +179,17 @@ class Zero(nn.Module):
         return self._gathered((unit, unit.master.grad) for unit in self.units if unit.is_trainable)
 
     def full_state_dict(self) -> dict[str, Tensor]:
-        """Parameters, gathered from what the optimizer steps, and buffers, by the module's own names. Communicates."""
+        """Parameters, gathered from the masters, and buffers, by the module's names. Communicates."""
         full = self._gathered((unit, unit.master) for unit in self.units)
         own = self.module.state_dict()
         found = {name: full[first] if first in full else own[name] for name, first in self._first_names.items()}
         return {name: tensor.detach().clone() for name, tensor in found.items()}
 
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Take parameters and buffers from the state of an unsharded module; the optimizer's state stays. Communicates.
+        """Load parameters and buffers from the state of an unsharded module; keeps the optimizer's state. Communicates.
 
         Raises:
-            ValueError: names or shapes are not those of the module; then nothing has changed.
+            ValueError: names or shapes do not match the module; then nothing has changed.
         """
         require_same_state(state, self._shapes)
         sharded = set[str]()
@@ -218,16 +218,16 @@ def first_names(module: nn.Module) -> dict[str, str]:
 
 
 def require_same_state(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> None:
-    """A state must have the names and the shapes of the module."""
+    """Raise ValueError unless the state has the names and shapes of the module."""
     if state.keys() != shapes.keys():
         odd = sorted(state.keys() ^ shapes.keys())[0]
         raise ValueError(
-            f"the state must be that of the same module: {odd} is in the {'state' if odd in state else 'module'} only; "
+            f"the state must be of the same module: {odd} is in the {'state' if odd in state else 'module'} only; "
             "save it with full_state_dict(), or state_dict() of the module before it is sharded."
         )
     wrong = [name for name in shapes if state[name].shape != shapes[name]]
     if wrong:
         raise ValueError(
-            f"the state must be that of the same module: {wrong[0]} has the shape {tuple(state[wrong[0]].shape)}, not "
+            f"the state must be of the same module: {wrong[0]} has the shape {tuple(state[wrong[0]].shape)}, not "
             f"{tuple(shapes[wrong[0]])}."
         )

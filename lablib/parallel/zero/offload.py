@@ -1,25 +1,25 @@
-"""ZeRO-Offload: the optimizer's state and the FP32 parameters live in the host's memory, and the host takes the step.
+"""ZeRO-Offload: optimizer state and FP32 parameters in host memory, with the optimizer step on the host.
 
-ZeRO-2 leaves each rank 1/n of the gradients and of the optimizer's state. Both can leave the GPU: only the optimizer
-needs a gradient shard, and it computes little for its bytes. So each shard goes to the host while backward goes on, the
-host steps it there, and parameters in 16 bits come back. 2 bytes per parameter stay on the GPU; with stage 3 and its
-shards on the host, too (`ZeroInfinity`), only the gathered units.
+In ZeRO-2 each rank has 1/n of the gradients and of the optimizer's state. Both can leave the GPU: only the optimizer
+needs a gradient shard, and it computes little per byte. So each shard is copied to the host while backward continues,
+the host updates it, and parameters in 16 bits are copied back. 2 bytes per parameter stay on the GPU; with stage 3 and
+its shards also on the host (`ZeroInfinity`), only the gathered units.
 
     compute   backward 3 | backward 2 | backward 1 | backward 0 |                              | forward
     out                  [ shard 3 ]  [ shard 2 ]  [ shard 1 ]  [ shard 0 ]
     host                            [ step 3   ][ step 2   ][ step 1   ][ step 0   ]
     in                                                          [ 3 ][ 2 ][ 1 ]    [ 0 ]
 
-The host has issued all of backward long before the device is done, so it steps the first shards early. Parameters
-come back when backward, which still reads the old ones, has ended.
+The host has issued all of backward long before the device is done, so it updates the first shards early. Parameters are
+copied back after backward, which still reads the old ones.
 
 Phases of one step (the code has the same headings):
-    1. a shard is reduced     start its copy to the host, on a stream of its own, and free it
-    2. the host steps         unit by unit: wait for its gradient, add it up, step it
-    3. parameters come back   each unit's copy starts when it is stepped, while the host steps the next; all-gather
+    1. a shard is reduced     start its copy to the host, on a separate stream, and free it
+    2. the host steps         unit by unit: wait for the gradients, sum them, update
+    3. parameters come back   each unit's copy starts after its update, during the update of the next; all-gather
 
-Cost for n ranks, P parameters of w bytes in M units, gradients of g bytes; Adam in FP32 moves 28 bytes a parameter, and
-g + 4 + 4 + w for the casts; beta the host link and h the host's memory, bytes a second:
+Cost for n ranks, P parameters of w bytes in M units, gradients of g bytes; Adam in FP32 moves 28 bytes per parameter,
+and g + 4 + 4 + w for the casts; beta the host link and h the host's memory, in bytes per second:
     time_s      for a unit  b of backward,  d = g P/(n M)/beta,  c = (28 + casts) P/(n M)/h,  u = w P/(n M)/beta
                 exposed     max(M u, b + d + c + M u - M b, b + d + c + (M - 1) max(b, d, c) + u - M b)
     bytes       on the GPU w P at rest, and two buckets while backward runs; 12 P/n on the host with Adam, and g P/n
@@ -57,18 +57,18 @@ HOST_BYTES_PER_S = 50e9  # of one of 8 GPUs that share 16 channels of DDR4-3200,
 
 
 class HostLink:
-    """Copies between a device and its host, each way on a stream of its own; where there is no GPU, at once."""
+    """Copies between a device and its host, each direction on a separate stream; without a GPU, synchronous."""
 
     def __init__(self, device: torch.device):
         self._has_gpu = device.type == "cuda"
         self._out, self._in = (torch.cuda.Stream(), torch.cuda.Stream()) if self._has_gpu else (None, None)
 
     def empty(self, like: Tensor, dtype: torch.dtype) -> Tensor:
-        """Memory on the host, pinned where there is a GPU."""
+        """Memory on the host, pinned if there is a GPU."""
         return torch.empty(like.shape, dtype=dtype, device="cpu", pin_memory=self._has_gpu)
 
     def to_host(self, target: Tensor, source: Tensor) -> Any:
-        """Start to copy; returns what to `synchronize` with before the host looks, None if it need not."""
+        """Start to copy; returns an event to `synchronize` before the host reads, None if not needed."""
         return self._copy(self._out, target, source)
 
     def to_device(self, target: Tensor, source: Tensor) -> Any:
@@ -79,28 +79,28 @@ class HostLink:
         return torch.cuda.stream(self._out) if self._has_gpu else nullcontext()
 
     def incoming(self) -> AbstractContextManager[Any]:
-        """The same of the copies to the device."""
+        """The same for the copies to the device."""
         return torch.cuda.stream(self._in) if self._has_gpu else nullcontext()
 
     def _copy(self, stream: Any, target: Tensor, source: Tensor) -> Any:
         if stream is None:
             target.copy_(source)
             return None
-        stream.wait_stream(torch.cuda.current_stream())  # what computes the source, or still reads the target
+        stream.wait_stream(torch.cuda.current_stream())  # kernels that compute the source, or still read the target
         with torch.cuda.stream(stream):
             target.copy_(source, non_blocking=True)
             for tensor in (target, source):
                 if tensor.device.type == "cuda":
-                    tensor.record_stream(stream)  # its memory is not given away before the copy is over
+                    tensor.record_stream(stream)  # its memory is not reused before the end of the copy
             return stream.record_event()
 
 
 class HostUnit:
-    """A unit's shard on the host: what the optimizer steps, and the gradients that have come.
+    """A unit's shard on the host: the master parameters, and the gradients that have arrived.
 
     Attributes:
         master: the shard in the module's dtype.
-        arrived: gradients of this step's micro-batches, and when each will be there.
+        arrived: gradients of this step's micro-batches, each with the event of its arrival.
     """
 
     def __init__(self, unit: FlatUnit, link: HostLink):
@@ -110,7 +110,7 @@ class HostUnit:
         self.master = nn.Parameter(master)
         self.arrived: list[tuple[Tensor, Any]] = []
         self._params = link.empty(unit.shard.detach(), unit.shard.dtype)
-        unit.master = unit.shard  # the device's copy goes
+        unit.master = unit.shard  # the device's copy is freed
 
     def take(self, shard: Tensor) -> None:
         """Start to copy a reduced gradient to the host."""
@@ -118,7 +118,7 @@ class HostUnit:
         self.arrived.append((host, self._link.to_host(host, shard)))
 
     def gather_gradient(self) -> None:
-        """Wait for the gradients, and add them up in the master's dtype."""
+        """Wait for the gradients, and sum them in the master's dtype."""
         for host, event in self.arrived:
             if event is not None:
                 event.synchronize()
@@ -133,7 +133,7 @@ class HostUnit:
 
 
 class _Offloaded:
-    """Units on the host, one optimizer for each: for both classes below."""
+    """Units on the host, one optimizer each: base of both classes below."""
 
     def __init__(self, units: list[FlatUnit], optimizer_fn: OptimizerFn, host_bytes_per_s: float):
         device = units[0].shard.device
@@ -142,7 +142,7 @@ class _Offloaded:
         self.optimizers = [optimizer_fn([host.master]) for host in self.hosts.values()]
 
     def step(self, give_back: Any) -> None:
-        """Phases 2 and 3; `give_back(host)` starts the way back of one unit."""
+        """Phases 2 and 3; `give_back(host)` starts to copy one unit back."""
         missing = [host.unit.layout.names[0] for host in self.hosts.values() if not host.arrived]
         if missing:
             raise ValueError(f"a step needs reduced gradients: there are none for {missing[0]}; run backward first.")
@@ -159,16 +159,16 @@ class _Offloaded:
 
 
 class ZeroOffload(Zero2):
-    """ZeRO-2 whose optimizer works on the host.
+    """ZeRO-2 with the optimizer on the host.
 
         zero = ZeroOffload(model, partial(torch.optim.AdamW, fused=True), param_dtype=torch.bfloat16)
-        loss_of(zero(inputs), targets).backward()      # gradients leave while it runs
+        loss_of(zero(inputs), targets).backward()      # gradients are copied while it runs
         zero.step()                                    # on the host; communicates
 
     Arguments:
         module: on this rank's device.
         optimizer_fn: makes the optimizer of one unit's shard, in the host's memory.
-        host_bytes_per_s: of the host's memory, a rank's share: what the simulator prices the step with.
+        host_bytes_per_s: a rank's share of the host's memory bandwidth, for the simulated time of the step.
         options: of `Zero2`.
 
     Attributes:
@@ -192,17 +192,17 @@ class ZeroOffload(Zero2):
     def _start(self, unit: FlatUnit, full: Tensor) -> Reduction:
         reduction = super()._start(unit, full)
         with self._offloaded.link.outgoing():
-            reduction.handle.wait()  # the copy waits, backward goes on
+            reduction.handle.wait()  # the copy waits, backward continues
             self._offloaded.hosts[unit].take(reduction.shard)
         return reduction
 
     def _finish(self, reduction: Reduction) -> None:
-        reduction.handle.wait()  # no more than one bucket is on its way; its shard has gone
+        reduction.handle.wait()  # at most one bucket is in flight; its shard has been copied
 
     # ---- 2. the host steps, 3. parameters come back ----
 
     def step(self) -> None:
-        """Step on the host, and bring the parameters up to date on every rank. Communicates.
+        """Update on the host, and then the parameters on every rank. Communicates.
 
         Raises:
             ValueError: gradients have not been reduced since the last step.
@@ -224,10 +224,10 @@ class ZeroOffload(Zero2):
 
 
 class ZeroInfinity(Zero3):
-    """ZeRO-3 whose shards, parameters and all, live on the host: the GPU has what is gathered, and activations.
+    """ZeRO-3 with all shards on the host: the GPU has only gathered units and activations.
 
-    A unit's shard is copied to the device just before it is gathered, and prefetched like that. Used as `ZeroOffload`,
-    with the options of `Zero3` but for `all_gather` and `backward_all_gather`.
+    A unit's shard is copied to the device just before its gather, also when prefetched. Used as `ZeroOffload`, with the
+    options of `Zero3` except `all_gather` and `backward_all_gather`.
     """
 
     def __init__(
@@ -257,7 +257,7 @@ class ZeroInfinity(Zero3):
     # ---- 2. the host steps; parameters come back when they are gathered ----
 
     def step(self) -> None:
-        """Step on the host. Raises ValueError where gradients have not been reduced since the last step."""
+        """Step on the host. Raises ValueError if gradients have not been reduced since the last step."""
         self._free_all()
         self._offloaded.step(lambda host: host.unit.shard.data.copy_(host.master.detach()))
 
@@ -267,7 +267,7 @@ class ZeroInfinity(Zero3):
 
 
 def shards_to_host(unit: GatheredUnit, link: HostLink) -> None:
-    """Move a unit's shards, and the module's pieces of them, into the host's memory."""
+    """Move a unit's shards, and the module's pieces of them, to host memory."""
     kept = dict.fromkeys(kept for *_, kept in unit._slots)  # in the order of the layouts, tied ones once
     places = iter(kept)
     for flat in unit.flats:
@@ -280,7 +280,7 @@ def shards_to_host(unit: GatheredUnit, link: HostLink) -> None:
             next(places).data = shard[start : start + numel]
 
 
-# ---- when it pays ----
+# ---- time and memory ----
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +289,7 @@ class OffloadTime:
 
     Attributes:
         gradients_s, host_s, params_s: of the copies to the host, the host's step, and the copies back.
-        exposed_s: the part of them that is not hidden.
+        exposed_s: the part that does not overlap with compute.
         saved_bytes: of the device's memory, at rest.
     """
 
@@ -311,7 +311,7 @@ def offload_time(
     param_bytes: Count = 2,
     grad_bytes: Count = 2,
 ) -> OffloadTime:
-    """The formulas of the head, for Adam in FP32 and equal units.
+    """The formulas at the head of this file, for Adam in FP32 and equal units.
 
     Arguments:
         params: P.
@@ -335,7 +335,7 @@ def offload_time(
 def tokens_for_share(
     exposed_s: NonNegative, params: Positive, flops_per_s: Positive, share: PositiveFraction = 0.1
 ) -> float:
-    """Tokens on each rank from which on the exposed seconds are at most this share of forward, backward and them.
+    """Tokens on each rank from which the exposed seconds are at most this share of the step.
 
     6 P t / F of compute grow with the tokens, the host's step does not: t = exposed (1 / share - 1) F / (6 P).
 

@@ -1,30 +1,30 @@
-"""Optimizers on flat shards: which can step a piece of several parameters, and the shapes that others need.
+"""Optimizers on flat shards: which optimizers can update pieces of parameters, and shapes for the others.
 
-A shard of ZeRO is a run of numbers from one parameter's middle to another's. Where each number's update depends on its
-own gradient and state alone, nothing is lost: a step of the shards is the step of the whole, to the bit. Others look at
-a number's neighbours. Messages between ranks in a step of one matrix of m x n numbers:
+A shard of ZeRO is a run of numbers from the middle of one parameter to the middle of another. If the update of each
+number depends only on its own gradient and state, a step on shards is bit-identical to a step on the whole. Other
+optimizers need neighbours. Messages between ranks in a step of one matrix of m x n numbers:
 
-    optimizer                       looks at                            says to the others             bytes
-    SGD, Adam, AdamW, Lion, Sophia  the number alone                    nothing                        0
-    AdamBF16                        the number and a random one         nothing; equal in distribution 0
-    Adam8bit                        a block of B neighbours             nothing, where the shard is a  0
+    optimizer                       needs                               messages                       bytes
+    SGD, Adam, AdamW, Lion, Sophia  one number                          none                           0
+    AdamBF16                        one number and a random one         none; equal in distribution    0
+    Adam8bit                        a block of B neighbours             none, if the shard is a        0
                                                                         multiple of B
     LAMB                            two norms of the parameter          sums of squares (`ShardedLAMB`)  8
     Adafactor                       means of rows and columns, 2 norms  sums over rows and columns     4 (m + n) + 8
     Muon, SOAP, GaLore              the matrix                          the matrix (sharded_muon.py)   2 m n and more
 
-Adam8bit's blocks are then those of the unit's flat buffer, and may hold the end of one parameter and the beginning of
-the next. `require_steps_on_shards` says all this of an optimizer at hand.
+Adam8bit's blocks are then blocks of the unit's flat buffer, and may contain the end of one parameter and the beginning
+of the next. `require_steps_on_shards` checks an optimizer.
 
-Those that look at more are given *pieces*: of each parameter what lies on this rank's shard, with the shape of the
-whole, and how much of it each rank has.
+Optimizers that need more get *pieces*: the part of each
+parameter on this rank's shard, with the shape of the whole and the sizes on all ranks.
 
 Cost: pieces are views and take no memory.
 Shapes: a shard is [N / n]; a piece is [k] with k >= 0, and the pieces of all ranks, one behind the other, are the
 flattened parameter.
 Source: Rajbhandari et al., ZeRO, 2019, arXiv 1910.02054, section 5.1; of each optimizer, see its file in lablib/optim.
-Simplified: SOAP, GaLore and Adafactor are not here; the first two would go the ways of Muon, with their matrices of
-axes kept by the owner.
+Simplified: SOAP, GaLore and Adafactor are not here; the first two could work like Muon, with their matrices of axes
+kept by the owner.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,9 +75,9 @@ class Sharded:
         name: of the parameter.
         shape: of the whole.
         piece: [k], a view of the shard; k may be 0.
-        counts: k of every rank of the group; they add up to the whole.
+        counts: k of every rank of the group; the sum is the whole.
         shard: of its unit; it has the gradient.
-        start: where in the shard the piece begins.
+        start: offset of the piece in the shard.
     """
 
     name: str
@@ -89,14 +89,14 @@ class Sharded:
 
 
 def require_steps_on_shards(optimizer: torch.optim.Optimizer, layouts: Iterable[FlatLayout]) -> None:
-    """Refuse an optimizer whose step of these shards would not be its step of the whole buffers.
+    """Raise ValueError for an optimizer with a different result on these shards than on whole buffers.
 
     Arguments:
         optimizer: over the shards.
         layouts: of the units they belong to.
 
     Raises:
-        ValueError: it looks at more than a shard has, or its blocks straddle shards.
+        ValueError: it needs more than a shard, or its blocks straddle shards.
     """
     kind = type(optimizer)
     if (other := next((other for other in _NOT if isinstance(optimizer, other)), None)) is not None:
@@ -119,12 +119,12 @@ def require_steps_on_shards(optimizer: torch.optim.Optimizer, layouts: Iterable[
 def pieces_of(
     shards: Sequence[nn.Parameter], layouts: Sequence[FlatLayout], group: dist.ProcessGroup | None = None
 ) -> list[Sharded]:
-    """Every parameter of these units, as what this rank has of it.
+    """This rank's piece of every parameter of these units.
 
         pieces = pieces_of([unit.master for unit in sharded.units], [unit.layout for unit in sharded.units])
 
     Arguments:
-        shards: this rank's, one a unit.
+        shards: this rank's, one per unit.
         layouts: of the units.
         group: the ranks that share them.
     """
@@ -146,7 +146,7 @@ def pieces_of(
 
 
 def share_gradients(optimizer: torch.optim.Optimizer, pieces: Iterable[Sharded]) -> None:
-    """Let these pieces, which the optimizer steps, have during each step their part of their shard's gradient."""
+    """Give these pieces, during each optimizer step, their part of the shard's gradient."""
     owned = list(pieces)
 
     def before(*_: Any) -> None:
@@ -163,14 +163,14 @@ def share_gradients(optimizer: torch.optim.Optimizer, pieces: Iterable[Sharded])
 
 
 class ShardedLAMB(LAMB):
-    """LAMB on pieces: equal to LAMB on whole parameters, to the rounding of sums in another order.
+    """LAMB on pieces: equal to LAMB on whole parameters, up to rounding of sums in another order.
 
-    Each step all-reduces two numbers a parameter, together.
+    Each step all-reduces two numbers per parameter, together.
 
-        lamb = ShardedLAMB(pieces_of(shards, layouts), lr=1e-3)      # steps by the shards' gradients
+        lamb = ShardedLAMB(pieces_of(shards, layouts), lr=1e-3)      # uses the shards' gradients
 
     Arguments:
-        pieces: of all parameters, as `pieces_of` gives them.
+        pieces: of all parameters, from `pieces_of`.
         group: the ranks that share them.
         settings: of LAMB.
     """
@@ -193,5 +193,5 @@ class ShardedLAMB(LAMB):
 
 
 def lamb_sent_bytes(num_params: int, ranks: int, number_bytes: int = 4) -> float:
-    """Bytes that each rank sends in a step of `ShardedLAMB`: an all-reduce (a ring) of two numbers a parameter."""
+    """Bytes that each rank sends in a step of `ShardedLAMB`: an all-reduce (a ring) of two numbers per parameter."""
     return 2 * (ranks - 1) / ranks * 2 * num_params * number_bytes

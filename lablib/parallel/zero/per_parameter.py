@@ -1,26 +1,26 @@
 """Sharding each parameter by its rows, as FSDP2 does, compared with a flat buffer: padding and copies.
 
 A flat shard cuts through matrices. Here every parameter is cut along its first dimension instead: a rank has ceil(D/n)
-of its D rows (the last ranks fewer, or none). So a shard is still a matrix with a name and a dtype of its own, and may
-be frozen alone; optimizers by parameter and checkpoints without unflattening follow. A collective wants one buffer,
-though, in which a rank's shards lie together, and not a parameter's. So every gather is followed by a copy out of it,
-and every reduce-scatter by a copy into one:
+of its D rows (the last ranks fewer, or none). So a shard is still a matrix with its own name and dtype, and may be
+frozen separately. This allows optimizers by parameter and checkpoints without unflattening. But a collective needs one
+buffer ordered by rank, not by parameter. So every gather is followed by a copy out of a buffer, and every
+reduce-scatter preceded by a copy into one:
 
     shards            rank 0: [ w 2 rows ][ b 2 ]     rank 1: [ w 1 row, 1 of padding ][ b 1, 1 ]
     gathered          [ w0 w1 b0 b1 | w2 .  b2 . ]    by rank
     copied out        w [ w0 w1 w2 ]   b [ b0 b1 b2 ] by parameter
 
-    flat                 padding < n elements a unit             no copies: a parameter is a view of what was gathered
-    by parameter         padding < n rows a parameter            3 in a step of stage 3: out, out, in
+    flat                 padding < n elements per unit           no copies: a parameter is a view of the buffer
+    by parameter         padding < n rows per parameter          3 in a step of stage 3: out, out, in
 
 Cost for n ranks, S bytes of a unit (padded: S'), of one gather (the reduce-scatter is its mirror):
     time_s      (n-1) alpha + (n-1)/n S' beta, and reading and writing S' of memory
-    peak bytes  2 S' while it is copied
+    peak bytes  2 S' during the copy
     sent bytes  (n-1)/n S' per rank
 Shapes: a parameter is [D, ...]; a shard [d, ...] with d = ceil(D / n), padded; d_i rows of it are real.
 Source: torch.distributed.fsdp.fully_shard (torch 2.13, documentation: "per-parameter sharding"); Liang et al.,
 "TorchTitan", 2024, arXiv 2410.06511, section 2.1.1; flat: Zhao et al., "PyTorch FSDP", VLDB 2023, arXiv 2304.11277.
-Simplified: one dtype; shards are kept padded; nothing is overlapped.
+Simplified: one dtype; shards are kept padded; no overlap.
 """
 
 from collections.abc import Sequence
@@ -73,7 +73,7 @@ def gather_by_parameter(
     Phases:
         1. copy in     this rank's shards into one buffer
         2. all-gather
-        3. copy out    every parameter's rows from all ranks' parts; then padding is cut off
+        3. copy out    every parameter's rows from all ranks' parts, without padding
     """
     n = dist.get_world_size(group)
     # ---- 1. copy in ----
@@ -92,7 +92,7 @@ def reduce_scatter_by_parameter(gradients: Sequence[Tensor], group: dist.Process
     Phases:
         1. copy in     every gradient's rows, padded, to the part of the rank that keeps them
         2. reduce-scatter
-        3. shards are views of what came
+        3. shards are views of the result
     """
     n = dist.get_world_size(group)
     shapes = [tuple(gradient.shape) for gradient in gradients]
@@ -106,7 +106,7 @@ def reduce_scatter_by_parameter(gradients: Sequence[Tensor], group: dist.Process
     # ---- 2. reduce-scatter ----
     own = by_rank.new_empty(sum(numels))
     reduce_scatter_average(by_rank.flatten(), own, group).wait()
-    # ---- 3. shards are views of what came ----
+    # ---- 3. shards are views of the result ----
     return [piece.view(-1, *shape[1:]) for piece, shape in zip(own.split(numels), shapes, strict=True)]
 
 
@@ -118,8 +118,8 @@ class LayoutCost:
         layout: "flat" or "by parameter".
         padding_bytes: of parameters, on all ranks together.
         sent_bytes: by every rank, in two gathers and a reduce-scatter (rings).
-        copied_bytes: read and written by every rank, only to bring things to their place in a buffer.
-        empty_shards: parameters of which some rank has nothing, summed over ranks.
+        copied_bytes: read and written by every rank for copies into and out of buffers.
+        empty_shards: number of empty shards, summed over ranks and parameters.
     """
 
     layout: str
@@ -135,8 +135,8 @@ def compare_layouts(
 ) -> list[LayoutCost]:
     """One row for each layout of a unit with these parameters: a table for a lab.
 
-    Flat, gradients are copied into the buffer that is reduced. By parameter, that copy is padded; and all that was
-    gathered is copied out, twice in a step.
+    Flat: gradients are copied into the reduced buffer. By parameter: that copy is padded, and gathered buffers are
+    copied out, twice per step.
     """
     numel = sum(map(prod, shapes))
     flat = FlatLayout(tuple(map(str, range(len(shapes)))), tuple(map(tuple, shapes)), world_size)
@@ -153,7 +153,7 @@ def compare_layouts(
         )
         for layout, shard, num_copies, in_bytes, empty in (
             ("flat", flat.shard_numel, 1, 0, sum(len(shapes) - len(names) for names in held)),
-            # And 1 + 1 times this rank's shards, into the buffer that is gathered.
+            # And 1 + 1 times this rank's shards, into the gathered buffer.
             ("by parameter", by_rows, 3, 2 * 2 * by_rows * element_bytes, empty_rows),
         )
     ]

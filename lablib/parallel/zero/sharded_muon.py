@@ -1,7 +1,6 @@
-"""Muon with sharded state, three ways to bring a whole matrix together: owner, gather, exchange.
+"""Muon with sharded state, with three ways to assemble a whole matrix: owner, gather, exchange.
 
-Muon's momentum is element-wise, so a shard of it can be kept. Newton-Schulz needs the whole matrix (muon.py). Who
-computes it, and from what?
+Muon's momentum is element-wise, so it can be sharded. Newton-Schulz needs the whole matrix (muon.py). Three ways:
 
     owner       parameters and gradients are whole on every rank (data parallelism, or ZeRO-1 by parameters). Each
                 matrix has an owner, who keeps its momentum and computes; an all-gather gives all ranks all directions
@@ -12,16 +11,16 @@ computes it, and from what?
         rank 0: [a0 b0 c0]          owner of a:  [a0 a1] -> A        rank 0: [A0 B0 C0]
         rank 1: [a1 b1 c1]    ->    of b and c:  [b0 b1] -> B   ->   rank 1: [A1 B1 C1]
 
-Messages are in BF16 without loss, as Newton-Schulz computes in BF16 (newton_schulz.py): 2 bytes per number, with
+Messages are in BF16 without loss, as Newton-Schulz computes in BF16 (newton_schulz.py): 2 bytes per number, for
 parameters of any dtype.
 
 Cost: sharded_muon_cost.py, bytes and FLOPs. Peak bytes for n ranks and N numbers in all matrices: 2 N for owner and
-gather, 2 N/n or a little more for the exchange, beside Newton-Schulz's own.
+gather, 2 N/n or a little more for the exchange, in addition to Newton-Schulz.
 Shapes: a piece is [k], a part of the flattened matrix.
 Source: Jordan et al., "Muon", 2024, kellerjordan.github.io, and modded-nanogpt (owner); Liu et al., "Muon is Scalable
 for LLM Training", 2025, arXiv 2502.16982, section 2.3 and algorithm 1 (gather); Ahn et al., "Dion", 2025, arXiv
 2504.05295, and github.com/microsoft/dion, muon.py (exchange).
-Simplified: nothing overlaps; Liu et al. gather a matrix at a time, which takes less memory and more latency.
+Simplified: no overlap; Liu et al. gather one matrix at a time, with less memory and more latency.
 """
 
 from collections.abc import Sequence
@@ -44,13 +43,13 @@ NEWTON_SCHULZ_DTYPE = torch.bfloat16
 
 
 class OwnerMuon(Muon):
-    """Muon on whole parameters whose gradients are the same on every rank; each rank keeps state for its own matrices.
+    """Muon on whole parameters with equal gradients on every rank; each rank keeps the state of its own matrices.
 
-    Equal to Muon to the bit. Communicates in each step: one all-gather a group of parameters.
+    Bit-identical to Muon. Communicates in each step: one all-gather per group of parameters.
 
     Arguments:
         params: as for Muon, the same on every rank.
-        ranks: that share the work; None for all.
+        ranks: the group that shares the work; None for all.
         settings: of Muon.
     """
 
@@ -79,24 +78,24 @@ class OwnerMuon(Muon):
             for rank in range(dist.get_world_size(self._ranks))
         ]
         by_rank = _all_gather(directions, [sum(each) for each in numels], self._ranks)
-        # In each owner's buffer its matrices lie in order.
+        # Each owner's buffer has its matrices in order.
         dealt = [iter(part.split(each)) for part, each in zip(by_rank, numels, strict=True)]
         shapes = [tuple(param.shape) for param in params]
         _apply(params, [next(dealt[one]) for one in owner], shapes, group)
 
 
 class ShardedMuon(Muon):
-    """Muon on pieces of matrices; equal to Muon on the whole ones to the bit.
+    """Muon on pieces of matrices; bit-identical to Muon on whole matrices.
 
         pieces = [each for each in pieces_of(shards, layouts) if len(each.shape) == 2 and is_hidden(each.name)]
-        muon = ShardedMuon(pieces, "exchange", lr=0.02)      # steps by the shards' gradients
+        muon = ShardedMuon(pieces, "exchange", lr=0.02)      # uses the shards' gradients
         rest = AdamW([each.piece for each in others]); share_gradients(rest, others)
 
     Communicates in each step: "gather" one all-gather, "exchange" two all-to-alls.
 
     Arguments:
         pieces: of matrices, the same ones on every rank.
-        ranks: that share the matrices; None for all.
+        ranks: the group that shares the matrices; None for all.
         settings: of Muon.
     """
 
@@ -115,7 +114,7 @@ class ShardedMuon(Muon):
         share_gradients(self, pieces)
 
     def check_group(self, group: Settings) -> None:
-        super().check_group({**group, "params": []})  # pieces are flat, their matrices were checked
+        super().check_group({**group, "params": []})  # pieces are flat; their matrices are already checked
 
     def update(self, params: list[Tensor], grads: list[Tensor], states: list[State], group: Settings) -> None:
         sharded = [self._sharded[param] for param in params]
@@ -124,7 +123,7 @@ class ShardedMuon(Muon):
         _apply(params, directions, [each.shape for each in sharded], group)
 
 
-# ---- gather: everything everywhere ----
+# ---- gather: every rank computes all matrices ----
 
 
 def _gathered(
@@ -138,19 +137,19 @@ def _gathered(
     return [_cut(_direction(w, group), each)[me] for w, each in zip(wholes, sharded, strict=True)]
 
 
-# ---- exchange: every matrix meets at its owner, and goes back ----
+# ---- exchange: every matrix is assembled on its owner, and sent back ----
 
 
 def _exchanged(
     means: list[Tensor], sharded: list[Sharded], group: Settings, ranks: dist.ProcessGroup | None
 ) -> list[Tensor]:
-    """The same, each computed by its owner alone."""
+    """The pieces of all directions, each computed by its owner."""
     me, world_size = dist.get_rank(ranks), dist.get_world_size(ranks)
     owner = owners([each.shape for each in sharded], world_size)
     by_owner = [[i for i, one in enumerate(owner) if one == rank] for rank in range(world_size)]
     own = [sharded[i] for i in by_owner[me]]
-    there = [[sharded[i].counts[me] for i in indices] for indices in by_owner]  # numbers that I send each owner
-    back = [[each.counts[rank] for each in own] for rank in range(world_size)]  # that each rank sends me
+    there = [[sharded[i].counts[me] for i in indices] for indices in by_owner]  # numbers sent to each owner
+    back = [[each.counts[rank] for each in own] for rank in range(world_size)]  # numbers received from each rank
     outgoing = [[means[i] for i in indices] for indices in by_owner]
     wholes = _meet(_all_to_all(outgoing, back, means[0], ranks), own)
     cut = [_cut(_direction(whole, group), each) for whole, each in zip(wholes, own, strict=True)]
@@ -175,7 +174,7 @@ def _all_to_all(
 
 
 def _nesterov(grads: list[Tensor], buffers: list[Tensor], group: Settings) -> list[Tensor]:
-    """Take gradients into the momentum; returns the tensors to orthogonalize. Element-wise: also on pieces."""
+    """Add gradients to the momentum; returns the tensors to orthogonalize. Element-wise: also for pieces."""
     if not grads:
         return []
     foreach.lerp_(buffers, grads, 1 - group["momentum"])

@@ -2,16 +2,16 @@
 
 For n ranks, N numbers in all matrices, F FLOPs of Newton-Schulz for all, 5 (4 r^2 c + 2 r^3) for r x c with r <= c:
 
-                sent bytes a rank        FLOPs a rank     momentum      needs
+                sent bytes per rank      FLOPs per rank   momentum      needs
     owner       2 N (n-1)/n  or more     F/n or more      N/n           whole gradients
     gather      2 N (n-1)/n              F                N/n           shards
     exchange    4 N (n-1)/n^2            F/n or more      N/n           shards
 
-"or more": matrices are dealt out whole, so owners are not perfectly balanced, and the all-gather pads each to the
-largest. Owners are chosen by FLOPs, the most expensive matrix first, each to the rank that has least so far: no rank
-then has more than 4/3 of the best possible. Beyond 2 ranks the exchange sends least.
+"or more": matrices are assigned whole, so owners are not perfectly balanced, and the all-gather pads each to the
+largest. Owners are chosen by FLOPs, the most expensive matrix first, each to the rank with least work so far: the
+busiest rank has at most 4/3 of the optimum. Beyond 2 ranks the exchange sends least.
 
-Cost: of asking, O(M (log M + n)) for M matrices.
+Cost: O(M (log M + n)) for M matrices.
 Shapes: of a matrix (rows, columns).
 Source: sharded_muon.py; Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17(2), 1969 (the
 largest first). Simplified: an all-gather goes in a ring.
@@ -34,9 +34,9 @@ class MuonCost:
     """Cost of one step on each rank, in the group's order.
 
     Attributes:
-        sent_bytes: that leave the rank (all-gathers in a ring).
+        sent_bytes: by the rank (all-gathers in a ring).
         flops: of Newton-Schulz.
-        state_numbers: of momentum that it keeps.
+        state_numbers: of momentum on the rank.
     """
 
     sent_bytes: tuple[float, ...]
@@ -45,18 +45,18 @@ class MuonCost:
 
 
 def newton_schulz_flops(shape: Shape, ns_steps: int = 5) -> int:
-    """ns_steps (4 m^2 n + 2 m^3), of which m is the shorter side."""
+    """ns_steps (4 m^2 n + 2 m^3), with m the shorter side."""
     m, n = sorted(shape)
     return ns_steps * (4 * m * m * n + 2 * m**3)
 
 
 @checked
 def owners(shapes: Sequence[Shape], ranks: Count) -> list[int]:
-    """The owner of each matrix, balanced by FLOPs: the largest first, each to the rank that has least.
+    """The owner of each matrix, balanced by FLOPs: the largest first, each to the rank with least work.
 
     Arguments:
         shapes: of matrices.
-        ranks: among which they are dealt out.
+        ranks: number of ranks.
     """
     require_matrices((f"number {index}", shape) for index, shape in enumerate(shapes))
     load, found = [0] * ranks, [0] * len(shapes)
@@ -74,12 +74,12 @@ def muon_cost(
 
     Arguments:
         shapes: of the matrices.
-        counts: of each matrix, how many numbers of it each rank's shard has (`Sharded.counts`).
+        counts: for each matrix, the numbers on each rank's shard (`Sharded.counts`).
         ns_steps: of Newton-Schulz.
     """
     for shape, parts in zip(shapes, counts, strict=True):
         if sum(parts) != prod(shape) or len(parts) != len(counts[0]):
-            raise ValueError(f"counts must add up to each matrix, one a rank: got {tuple(parts)} for shape {shape}.")
+            raise ValueError(f"counts must add up to each matrix, one per rank: got {tuple(parts)} for shape {shape}.")
     ranks = len(counts[0]) if counts else 1
     owner = owners(shapes, ranks)
     flops = [newton_schulz_flops(shape, ns_steps) for shape in shapes]
@@ -95,7 +95,7 @@ def muon_cost(
     if way == "owner":
         sent = [NUMBER_BYTES * (ranks - 1) * max(of_owner(numels))] * ranks
         return MuonCost(tuple(sent), tuple(of_owner(flops)), tuple(of_owner(numels)))
-    own_pieces = of_owner([parts[own] for parts, own in zip(counts, owner, strict=True)])  # these stay where they are
+    own_pieces = of_owner([parts[own] for parts, own in zip(counts, owner, strict=True)])  # these are not sent
     there = [kept[rank] - own_pieces[rank] for rank in range(ranks)]
     back = [numel - own for numel, own in zip(of_owner(numels), own_pieces, strict=True)]
     sent = [NUMBER_BYTES * (a + b) for a, b in zip(there, back, strict=True)]
@@ -103,7 +103,7 @@ def muon_cost(
 
 
 def require_matrices(named: Iterable[tuple[str, Shape]]) -> None:
-    """Refuse shapes that are not matrices."""
+    """Raise ValueError for shapes that are not matrices."""
     for name, shape in named:
         if len(shape) != 2 or 0 in shape:
             raise ValueError(f"Muon takes matrices: got {name} of shape {tuple(shape)}; give it to AdamW.")

@@ -1,25 +1,25 @@
 """Shards: parameters as pieces of one flat buffer, cut into equal parts, one for each rank.
 
-Data parallelism keeps everything on every rank. ZeRO lets each rank own a part alone. Parameters have odd sizes, so
-they are not dealt out one by one: those of a *unit* (a bucket, or a submodule) are laid one behind the other in a flat
-buffer, which is padded until every rank's part, its *shard*, is equally long. A parameter is a view of the buffer. It
-may lie on several shards, and a shard holds pieces of several parameters:
+Data parallelism keeps everything on every rank. In ZeRO each rank owns a part. Parameters have different sizes, so they
+are not assigned one by one: the parameters of a *unit* (a bucket, or a submodule) are concatenated in a flat buffer,
+which is padded so that every rank's part, its *shard*, has the same length. A parameter is a view of the buffer. It may
+span several shards, and a shard has pieces of several parameters:
 
     full      [ weight 5          ][ bias 3   ][ 0 ]        numel 8, 3 ranks: shards of 3, padded to 9
     shards    [ rank 0 ][ rank 1     ][ rank 2     ]
 
     all_gather       every rank's shard -> the full buffer, on every rank
-    reduce_scatter   a full buffer on every rank -> of their mean, each rank its shard
+    reduce_scatter   a full buffer on every rank -> each rank's shard of the mean
 
 Cost for n ranks, S bytes of the padded buffer, alpha and beta of the link (ring), of either collective:
     time_s      (n-1) alpha + (n-1)/n S beta
     peak bytes  S + S/n
-    sent bytes  (n-1)/n S per rank: one after the other they are an all-reduce
+    sent bytes  (n-1)/n S per rank: in sequence they are an all-reduce
 Shapes: a full buffer is [N], N the padded elements of a unit; a shard is [N / n].
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020, arXiv
 1910.02054, section 5; Zhao et al., "PyTorch FSDP", VLDB 2023, arXiv 2304.11277, section 3.2.1 (flat parameters).
 Simplified: parameters of a unit have one dtype and device; optimizers that need a parameter's shape (norms by matrix,
-Muon) see only pieces: see `zero/per_parameter.py`.
+Muon) get only pieces: see `zero/per_parameter.py`.
 """
 
 from collections.abc import Sequence
@@ -44,15 +44,15 @@ class ReduceScatter(Protocol):
 
 
 def num_under_way(reduce_scatter: ReduceScatter) -> int:
-    """How many of its calls should be under way at once: one, unless it says more, as each keeps a full buffer."""
+    """The number of its calls in flight at once: its `num_under_way`, or 1. Each keeps a full buffer."""
     return getattr(reduce_scatter, "num_under_way", 1)
 
 
 class AllGather(Protocol):
     """Starts to fill `full` with the group's shards in the order of their ranks.
 
-    In stages 1 and 2 without mixed precision `shard` is a view of `full`. What loses digits must not be used there, as
-    it would write over the only copy of the parameters.
+    In stages 1 and 2 without mixed precision `shard` is a view of `full`. A lossy gather must not be used there, as it
+    would overwrite the only copy of the parameters.
     """
 
     def __call__(self, shard: Tensor, full: Tensor, group: dist.ProcessGroup | None, /) -> Handle: ...
@@ -60,14 +60,14 @@ class AllGather(Protocol):
 
 def reduce_scatter_average(full: Tensor, shard: Tensor, group: dist.ProcessGroup | None = None) -> Handle:
     """`shard` becomes this rank's part of the mean of `full`, by one reduce-scatter in the background."""
-    full.div_(dist.get_world_size(group))  # once; before the sum, which in 16 bits might overflow
+    full.div_(dist.get_world_size(group))  # before the sum, which might overflow in 16 bits
     work = reduce_scatter_single(shard, full, group=group, async_op=True)
-    assert work is not None  # only ranks outside of the group get None
+    assert work is not None  # only ranks outside the group get None
     return work
 
 
 def all_gather_shards(shard: Tensor, full: Tensor, group: dist.ProcessGroup | None = None) -> Handle:
-    """`full` becomes the shards of all ranks one behind the other, by one all-gather in the background."""
+    """`full` becomes the concatenated shards of all ranks, by one all-gather in the background."""
     work = all_gather_single(full, shard, group=group, async_op=True)
     assert work is not None
     return work
@@ -84,13 +84,13 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True)
 class FlatLayout:
-    """Where the parameters of a unit lie in its flat buffer, and on which rank's shard. Pure: no memory.
+    """Places of a unit's parameters in its flat buffer and in the shards. Pure: no memory.
 
     Attributes:
         names: of the parameters, in the order of the buffer.
-        shapes: theirs.
+        shapes: of the parameters.
         world_size: ranks that share the unit.
-        multiple_of: a shard's elements are a multiple of this, for what works on blocks (8-bit states, quantization).
+        multiple_of: a shard's elements are a multiple of this, for blocks (8-bit states, quantization).
     """
 
     names: tuple[str, ...]
@@ -123,7 +123,7 @@ class FlatLayout:
         return slice(rank * self.shard_numel, (rank + 1) * self.shard_numel)
 
     def pieces(self, rank: int) -> list[Piece]:
-        """What of each parameter lies on a rank's shard, in order; parameters with nothing there are left out."""
+        """The pieces of parameters on a rank's shard, in order; parameters without a piece are left out."""
         shard, found = self.shard_of(rank), []
         starts = list(accumulate(self.numels, initial=0))[:-1]
         for name, start, numel in zip(self.names, starts, self.numels, strict=True):
@@ -142,11 +142,11 @@ class FlatUnit:
     """The parameters of a unit as one flat buffer, and this rank's shard of it.
 
     Attributes:
-        layout: where they lie.
+        layout: places of the parameters.
         params: the module's parameters before it was sharded.
-        full: the flat buffer, in the dtype of computing. Who uses the unit says how long it has memory.
-        shard: this rank's part in that dtype; it is what ranks gather. A view of `full` if `in_place`.
-        master: what the optimizer steps: the shard; with mixed precision a copy of it in the module's dtype.
+        full: the flat buffer, in the dtype of computing. The user of the unit allocates and frees it.
+        shard: this rank's part in that dtype, which ranks gather. A view of `full` if `in_place`.
+        master: the parameters of the optimizer: the shard, or with mixed precision a copy in the module's dtype.
     """
 
     @checked
@@ -173,7 +173,7 @@ class FlatUnit:
         with torch.no_grad():
             flat = _joined(params, self.layout.padded_numel)
             self.full = flat.to(param_dtype)
-            # `.data`: a tensor that shares memory, not the count of changes by which autograd guards what it saved.
+            # `.data`: a tensor that shares memory, but not autograd's version counter.
             piece = self.full[own].data if in_place else self.full[own].clone()
             self.shard = nn.Parameter(piece, requires_grad=self.is_trainable)
             is_mixed = param_dtype != master_dtype and self.is_trainable
@@ -190,7 +190,7 @@ class FlatUnit:
 
     @property
     def _keeper(self) -> nn.Parameter:
-        """`.grad` has the dtype of its parameter, so the gradient is kept by the shard of its dtype."""
+        """`.grad` has the dtype of its parameter, so the gradient is stored on the shard with its dtype."""
         return self.master if self.master.dtype == self.reduce_dtype else self.shard
 
     def add_gradient(self, shard: Tensor) -> None:
@@ -203,12 +203,12 @@ class FlatUnit:
             self.master.grad = None  # out of date
 
     def before_step(self) -> None:
-        """Hand the optimizer the gradient in the dtype of what it steps; a second call changes nothing."""
+        """Give the optimizer the gradient in the dtype of the master; a second call has no effect."""
         if self.gradient is not None and self.master.grad is None:
             self.master.grad = self.gradient.to(self.master.dtype)
 
     def after_step(self) -> None:
-        """The shard follows its master copy."""
+        """Copy the master to the shard."""
         if self.master is not self.shard:
             with torch.no_grad():
                 self.shard.copy_(self.master)
@@ -216,13 +216,13 @@ class FlatUnit:
                 self.master.grad = None
 
     def load(self, tensors: Sequence[Tensor]) -> None:
-        """Take these parameters, full and in order, into the master shard; `after_step` brings the rest up to date."""
+        """Load these parameters, full and in order, into the master shard; `after_step` updates the rest."""
         own = self.layout.shard_of(dist.get_rank(self.group))
         with torch.no_grad():
             self.master.copy_(_joined(tensors, self.layout.padded_numel)[own])
 
     def pack_gradients(self, params: Sequence[Tensor]) -> Tensor:
-        """The gradients of these (the unit's parameters, in order) as a new full buffer, padded with zeros."""
+        """The gradients of `params` (the unit's parameters, in order) as a new full buffer, padded with zeros."""
         return _joined([param.grad for param in params], self.layout.padded_numel).to(self.reduce_dtype)
 
     def gather(self, shard: Tensor) -> list[Tensor]:
@@ -233,7 +233,7 @@ class FlatUnit:
 
 
 def _joined(tensors: Sequence[Tensor | None], numel: int) -> Tensor:
-    """Tensors flat and one behind the other, then zeros up to `numel`: always new memory."""
+    """Flattened tensors concatenated, then zeros up to `numel`: always new memory."""
     flat = [tensor.detach().flatten() for tensor in tensors if tensor is not None]
     return torch.cat([*flat, flat[0].new_zeros(numel - sum(map(torch.numel, flat)))])
 
@@ -248,7 +248,7 @@ def require_dtype(name: str, dtype: torch.dtype | None) -> None:
 
 
 def require_reduce_dtype(reduce_dtype: torch.dtype, param_dtype: torch.dtype, master_dtype: torch.dtype) -> None:
-    """Gradients are reduced and kept in a dtype that one of the shards has."""
+    """Raise ValueError unless gradients have the dtype of one of the shards."""
     if reduce_dtype not in (param_dtype, master_dtype):
         raise ValueError(
             f"reduce_dtype must be the dtype of computing, {param_dtype}, or of the master parameters, {master_dtype}: "
@@ -257,15 +257,15 @@ def require_reduce_dtype(reduce_dtype: torch.dtype, param_dtype: torch.dtype, ma
 
 
 def require_in_group(name: str, group: Any) -> None:
-    """A rank shards over a group that it is in; `new_group` gives the others a number in its place."""
+    """Raise ValueError if this rank is not in the group."""
     if group is not dist.GroupMember.NON_GROUP_MEMBER:
         check_type(name, group, dist.ProcessGroup | None)
     if dist.get_rank(group) < 0:  # pyright: ignore[reportArgumentType]
-        raise ValueError(f"{name}: rank {dist.get_rank()} is not in it; give each rank a group of its own ranks.")
+        raise ValueError(f"{name}: rank {dist.get_rank()} is not in it; give each rank a group that contains it.")
 
 
 def require_shardable(module: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Refuse what cannot lie in flat buffers: no trainable parameter, several dtypes or devices, whole numbers."""
+    """Raise ValueError for modules without trainable parameters, or with several dtypes or devices, or integers."""
     require_in_group("group", group)
     named = dict(module.named_parameters())
     if not any(param.requires_grad for param in named.values()):
@@ -283,7 +283,7 @@ def require_shardable(module: nn.Module, group: dist.ProcessGroup | None) -> Non
 
 
 def require_same_ranks(group: dist.ProcessGroup | None, world_size: int) -> None:
-    """Shards are cut for a number of ranks; another number needs other shards."""
+    """Raise ValueError if the number of ranks has changed since the shards were cut."""
     if dist.get_world_size(group) != world_size:
         raise ValueError(
             f"the module was sharded over {world_size} ranks and now there are {dist.get_world_size(group)}: save a "

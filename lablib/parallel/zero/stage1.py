@@ -1,27 +1,28 @@
-"""ZeRO stage 1: the optimizer's state is sharded. Each rank steps its part of the parameters, then all gather them.
+"""ZeRO stage 1: sharded optimizer state. Each rank updates its part of the parameters, then all ranks gather them.
 
-Replicas of plain data parallelism do the same optimizer step n times, with n copies of its state: for Adam twice (with
-master parameters three times) as many bytes as FP32 parameters have. Here a rank steps only its shard, and has state
-for its shard only. It needs the mean gradient of that shard alone, so a bucket is reduce-scattered, not all-reduced;
-after the step an all-gather gives all ranks the new parameters. Together these send as much as the all-reduce.
+Replicas of plain data parallelism repeat the same optimizer step n times, with n copies of its state: for Adam twice
+(with master parameters three times) the bytes of FP32 parameters. Here a rank updates only its shard, and has state
+only for its shard. It needs only the mean gradient of that shard, so a bucket is reduce-scattered, not all-reduced;
+after the step an all-gather gives all ranks the new parameters. Together these send the same bytes as the all-reduce.
 
     compute    forward | backward 3 | backward 2 | backward 1 |    wait | step of 1/n |  wait
     comm                            [ reduce-scatter 3 ][ 2 ][ 1 ]                    [ all-gather ]
 
 Phases of one step (the code has the same headings):
     1. a gradient is ready     count it; a complete bucket is launched, in the order of the plan: `data/overlapped.py`
-    2. a bucket is launched    pack it; it is the gradient from now on. Start its reduce-scatter, and do not wait
-    3. backward ends           wait for reductions under way; put this rank's part of the mean into its place
+    2. a bucket is launched    pack it; it becomes the gradient. Start its reduce-scatter, without waiting
+    3. backward ends           wait for reductions in flight; write this rank's part of the mean
     4. the shards have changed all-gather the parameters
 
-Cost for n ranks, P parameters of p bytes (gradients: the same), K bytes of optimizer state and master copy for each:
-    time_s      as data parallelism, but for the all-gather after the step, (n-1) alpha + (n-1)/n S beta, exposed
-    peak bytes  (p + p + K/n) P at rest, and a bucket while backward runs
-    sent bytes  2(n-1)/n S per rank and step, S = p P: no more than data parallelism; under `no_sync` nothing
+Cost for n ranks, P parameters of p bytes (gradients: the same), K bytes of optimizer state and master copy per
+parameter:
+    time_s      as data parallelism, plus the all-gather after the step, (n-1) alpha + (n-1)/n S beta, exposed
+    peak bytes  (p + p + K/n) P at rest, and a bucket during backward
+    sent bytes  2(n-1)/n S per rank and step, S = p P: as data parallelism; 0 under `no_sync`
 Shapes: a full buffer is [N], N the padded elements of a bucket; a shard is [N / n].
 Source: Rajbhandari et al., "ZeRO", SC 2020, arXiv 1910.02054, sections 5.1 and 7.2.1.
-Simplified: all parameters are gathered before the next forward begins; buffers are broadcast once; frozen parameters
-stay on every rank.
+Simplified: all parameters are gathered before the next forward; buffers are broadcast once; frozen parameters stay on
+every rank.
 """
 
 from dataclasses import dataclass, field
@@ -48,7 +49,7 @@ from lablib.torch_compat import queue_callback, tree_leaves, tree_map_only
 
 @dataclass
 class Reduction:
-    """The reduce-scatter of a unit's gradient that is under way: from `full` to `shard`."""
+    """The reduce-scatter in flight of a unit's gradient, from `full` to `shard`."""
 
     unit: FlatUnit
     full: Tensor
@@ -58,7 +59,7 @@ class Reduction:
 
 @dataclass
 class _Backward:
-    """What one backward pass has done so far: gradients still missing in each bucket, and buckets launched."""
+    """State of one backward pass: gradients missing in each bucket, and buckets launched."""
 
     num_missing: list[int]
     seen: set[Tensor] = field(default_factory=set)
@@ -75,18 +76,18 @@ class Zero1(Synchronizing):
         sharded.before_step(); optimizer.step(); sharded.after_step()      # communicates; `Zero` has them as one
 
     Arguments:
-        module: on this rank's device. Parameters that do not require gradients now are left out for good.
+        module: on this rank's device. Parameters that do not require gradients at construction are ignored.
         group: the ranks that share the state; None for all.
-        bucket_bytes: most bytes of a bucket.
-        reduce_scatter, all_gather: how gradients and parameters travel; see `zero/shards.py`.
-        param_dtype: of computing and gathering; None: as the parameters are. The optimizer steps a copy of its shard in
-            the parameters' own dtype.
-        reduce_dtype: of reducing and keeping gradients: `param_dtype` (None), or that of the parameters.
+        bucket_bytes: maximum bytes of a bucket.
+        reduce_scatter, all_gather: collectives for gradients and parameters; see `zero/shards.py`.
+        param_dtype: of computing and gathering; None: the parameters' dtype. The optimizer updates a copy of its shard
+            in the parameters' dtype.
+        reduce_dtype: of reducing and keeping gradients: `param_dtype` (None), or the parameters' dtype.
         multiple_of: a shard's elements are a multiple of this.
 
     Raises:
         ValueError: no parameter to train, several dtypes or devices, a group without this rank; in backward, a
-            parameter that got no gradient, or one whose gradient was reduced before in this step.
+            parameter without a gradient, or one with a gradient already reduced in this step.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Zero1(Synchronizing):
         require_same_ranks(self.group, self.world_size)
         for reduction in self._backward.under_way if self._backward else ():
             reduction.handle.wait()
-        self._backward = None  # a backward that raised leaves nothing behind
+        self._backward = None  # discard the state of a backward that raised
         args, kwargs = cast_floating((args, kwargs), self.param_dtype)
         output = self.module(*args, **kwargs)
         for out in tree_leaves(output):
@@ -154,13 +155,13 @@ class Zero1(Synchronizing):
         require_once(self._names[param], param in now.seen)
         now.seen.add(param)
         now.num_missing[self._unit_of[param]] -= 1
-        # Never out of order: all ranks must issue the same collectives in the same order.
+        # In order: all ranks must issue the same collectives in the same order.
         while now.num_launched < len(self.units) and now.num_missing[now.num_launched] == 0:
             self._launch(self.units[now.num_launched], now)
             now.num_launched += 1
 
     def _on_backward_begin(self, grad: Tensor | None = None) -> None:
-        # The gradient of the module's output comes first: before any backward within backward, which has another end.
+        # The gradient of the module's output comes first, before any nested backward, which ends separately.
         if self._is_synchronizing and self._backward is None:
             self._backward = _Backward([len(unit.params) for unit in self.units])
             queue_callback(self._on_backward_end)
@@ -189,7 +190,7 @@ class Zero1(Synchronizing):
         require_no_unused([name for param, name in self._names.items() if param not in now.seen])
 
     def _finish(self, reduction: Reduction) -> None:
-        """The mean of this rank's part takes its place in the full gradient; other parts of it are of no use now."""
+        """Write the mean of this rank's part into the full gradient; its other parts are no longer valid."""
         reduction.handle.wait()
         unit, own = reduction.unit, reduction.unit.layout.shard_of(dist.get_rank(self.group))
         unit.gradient = reduction.shard
@@ -199,13 +200,13 @@ class Zero1(Synchronizing):
     # ---- 4. the shards have changed ----
 
     def before_step(self) -> None:
-        """Gradients as the optimizer wants them. Raises ValueError where a backward is still missing."""
+        """Prepare gradients for the optimizer. Raises ValueError if a backward is missing."""
         require_reduced(self.units)
         for unit in self.units:
             unit.before_step()
 
     def after_step(self) -> None:
-        """Give every rank the parameters that the optimizer has stepped on theirs. Communicates."""
+        """All-gather the updated parameters. Communicates."""
         for unit in self.units:
             unit.after_step()
         handles = [self._all_gather(unit.shard.detach(), unit.full, self.group) for unit in self.units]
@@ -213,7 +214,7 @@ class Zero1(Synchronizing):
             handle.wait()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, full and sharded. They are always freed, also with `set_to_none=False`."""
+        """Free the gradients, full and sharded, also with `set_to_none=False`."""
         for unit in self.units:
             unit.master.grad = unit.shard.grad = None
             for param in unit.params:
@@ -221,23 +222,23 @@ class Zero1(Synchronizing):
 
 
 def cast_floating(tree: Any, dtype: torch.dtype | None) -> Any:
-    """Floating-point tensors in nested arguments, cast; None: as they are."""
+    """Cast floating-point tensors in nested arguments; None: no cast."""
     if dtype is None:
         return tree
     return tree_map_only(Tensor, lambda x: x.to(dtype) if x.is_floating_point() else x, tree)
 
 
 def require_not_reduced(unit: FlatUnit) -> None:
-    """In stage 1 the mean lies among local gradients, so nothing can be added to it."""
+    """Raise ValueError if reduced: in stage 1 the mean is stored among local gradients, so nothing can be added."""
     if unit.gradient is not None:
         raise ValueError(
-            f"stage 1 reduces gradients once a step: {unit.layout.names[0]} has been reduced; run all backward passes "
+            f"stage 1 reduces gradients once per step: {unit.layout.names[0]} is reduced; run all backward passes "
             "but the last under no_sync(), and zero_grad() after each step."
         )
 
 
 def require_reduced(units: list[FlatUnit]) -> None:
-    """A step needs the mean gradient of every trainable unit."""
+    """Raise ValueError unless every trainable unit has its mean gradient."""
     missing = [unit.layout.names[0] for unit in units if unit.is_trainable and unit.gradient is None]
     if missing:
         raise ValueError(

@@ -1,8 +1,8 @@
-"""ZeRO stage 2: gradients are sharded, too. A bucket's full gradient is freed as soon as it has been reduced.
+"""ZeRO stage 2: gradients are also sharded. The full gradient of a bucket is freed as soon as it is reduced.
 
-Stage 1 keeps the full gradient, of which a rank needs its shard alone. Here a bucket is reduce-scattered while backward
-runs, its shard is kept and the rest is freed. So the full gradient never exists at once: a bucket is being filled and
-one is on its way. Micro-batches add into the shard, each after a reduce-scatter of its own.
+Stage 1 keeps the full gradient, of which a rank needs only its shard. Here a bucket is reduce-scattered during
+backward, its shard is kept and the rest is freed. So the full gradient never exists at once: one bucket is being filled
+and one is in flight. Micro-batches accumulate into the shard, each after a separate reduce-scatter.
 
     backward 3 | backward 2                       | backward 1
                [ reduce-scatter 3 ] keep 1/n, free [ reduce-scatter 2 ] keep 1/n, free
@@ -10,8 +10,8 @@ one is on its way. Micro-batches add into the shard, each after a reduce-scatter
 Cost for n ranks, P parameters of p bytes (gradients: the same), K bytes of optimizer state and master copy for each, m
 micro-batches:
     time_s      as stage 1
-    peak bytes  (p + (p + K)/n) P at rest; while backward runs two buckets more: one on its way and one being filled
-    sent bytes  (m + 1) (n-1)/n S per rank and step, S = p P: for m = 1 what data parallelism sends. Under `no_sync` no
+    peak bytes (p + (p + K)/n) P at rest; during backward two more buckets: one in flight and one being filled sent
+    bytes (m + 1) (n-1)/n S per rank and step, S = p P: for m = 1 as data parallelism. Under `no_sync` no
                 reduce-scatter, so 2(n-1)/n S, but the full gradient is kept until the last micro-batch, as in stage 1
 Shapes: a full buffer is [N], N the padded elements of a bucket; a shard is [N / n].
 Source: Rajbhandari et al., "ZeRO", SC 2020, arXiv 1910.02054, sections 5.2 and 7.2.1.
@@ -23,10 +23,10 @@ from lablib.parallel.zero.stage1 import Reduction, Zero1, _Backward
 
 
 class Zero2(Zero1):
-    """A replica with sharded optimizer state and gradients. As `Zero1`, but backward may run many times a step."""
+    """A replica with sharded optimizer state and gradients. As `Zero1`, but backward may run many times per step."""
 
     def _launch(self, unit: FlatUnit, now: _Backward) -> None:
-        # One on its way, which has had the time of a whole bucket of backward; its buffer goes before the next comes.
+        # One in flight, after the time of a whole bucket of backward; free its buffer before the next.
         while len(now.under_way) >= num_under_way(self._reduce_scatter):
             self._finish(now.under_way.pop(0))
         full = unit.pack_gradients(unit.params)

@@ -1,31 +1,31 @@
-"""ZeRO stage 3: parameters are sharded, too. A unit is gathered just before it computes, and freed just after.
+"""ZeRO stage 3: parameters are also sharded. A unit is gathered just before it computes, and freed just after.
 
 A rank keeps its shard of every unit (a submodule, such as a block). Before forward of a unit its parameters are
 gathered, after it they are freed; backward gathers them again, and reduce-scatters the unit's gradients when they are
-complete. So that no one waits for a gather, that of the next unit starts before this unit computes: it is *prefetched*.
+complete. To hide the gathers, the gather of the next unit starts before this unit computes: it is *prefetched*.
 
     comm       [gather 0][gather 1 ][gather 2 ]           [gather 1   ][scatter 2][gather 0   ][scatter 1]
     compute             [forward 0 ][forward 1 ][forward 2][backward 2    ][backward 1    ][backward 0   ]
 
 Phases (the code has the same headings):
-    1. before forward     wait for this unit's gather, start that of the next; mark the inputs
+    1. before forward     wait for this unit's gather, start the next; mark the inputs
     2. after forward      free the parameters; mark the outputs
     3. before backward    the gradient of an output arrives: gather again, start the gather of the unit before
-    4. a gradient is ready, inputs are done    with all gradients of a unit: reduce-scatter; with nothing left: free
-    5. backward ends      wait for reductions under way, free all units
+    4. a gradient is ready, inputs are done    with all gradients of a unit: reduce-scatter; after its backward: free
+    5. backward ends      wait for reductions in flight, free all units
 
-Parameters outside of all units, and those that several units use, belong to the root: gathered before the first unit,
-freed when backward ends. Autograd saves views of a buffer for backward, so a buffer is freed by taking its memory away
-(`resize_(0)`), and has it back when backward needs it.
+Parameters outside all units, and parameters of several units, belong to the root: gathered before the first unit, freed
+when backward ends. Autograd saves views of a buffer for backward, so a buffer is freed by `resize_(0)` of its memory,
+which is allocated again for backward.
 
 Cost for n ranks, P parameters of p bytes (gradients: the same), K bytes of optimizer state and master copy for each, U
 bytes of the largest unit, R of the root:
-    time_s      max(compute, communication) where units are large, plus the first gather and the last reduce-scatter
-    peak bytes  (p + p + K)/n P at rest; while it computes R + 2 U of parameters, in backward 2 U of gradients
+    time_s      max(compute, communication) for large units, plus the first gather and the last reduce-scatter
+    peak bytes  (p + p + K)/n P at rest; during computation R + 2 U of parameters, in backward 2 U of gradients
     sent bytes  (n-1)/n (3 S - R) per rank and step, S = p P: without freeing after forward 2(n-1)/n S
 Shapes: a full buffer is [N], N the padded elements of a unit; a shard is [N / n].
 Source: Rajbhandari et al., "ZeRO", SC 2020, arXiv 1910.02054, sections 5.3 and 7.2.2; Zhao et al., "PyTorch FSDP", VLDB
-2023, arXiv 2304.11277, sections 3.2 and 3.3; torch.distributed.fsdp.fully_shard (torch 2.13) for what hooks do when.
+2023, arXiv 2304.11277, sections 3.2 and 3.3; torch.distributed.fsdp.fully_shard (torch 2.13) for the hooks.
 Simplified: the whole module exists on every rank before it is sharded; inputs and outputs of units are tensors in
 tuples, lists and dicts, and units do not change their inputs in place; buffers are broadcast once.
 """
@@ -55,16 +55,16 @@ from lablib.torch_compat import graph_task_id, queue_callback, tree_leaves
 
 
 class Zero3(Synchronizing):
-    """A sharded module: forward and backward gather units, and leave each rank its shards' mean gradients.
+    """A sharded module: forward and backward gather units, and give each rank its shards' mean gradients.
 
-    Used as `Zero1`, which also describes the arguments that are not described here. The parameters of the module are,
-    outside of forward and backward, flat pieces: what this rank's shard has of each.
+    Used as `Zero1`, which also describes the other arguments. Outside forward and backward, the parameters of the
+    module are flat pieces of this rank's shard.
 
     Arguments:
         units: submodules that are gathered as one; None: the members of every `nn.ModuleList` and `nn.Sequential`.
         reshard_after_forward: free parameters after forward and gather them again in backward; False: keep them.
         prefetch: start the gather of the next unit before this unit computes.
-        backward_all_gather: how parameters travel in backward, if not as in forward.
+        backward_all_gather: the all-gather of parameters in backward, if not as in forward.
 
     Raises:
         ValueError: as `Zero1`; a unit that is not in the module.
@@ -113,7 +113,7 @@ class Zero3(Synchronizing):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         require_same_ranks(self.group, self.world_size)
         if self._is_in_backward and graph_task_id() == -1:
-            self._reset()  # a backward that raised leaves nothing behind
+            self._reset()  # discard the state of a backward that raised
         self._last_order, self._order = self._order or self._last_order, []
         args, kwargs = cast_floating((args, kwargs), self.param_dtype)
         return self.module(*args, **kwargs)
@@ -121,13 +121,13 @@ class Zero3(Synchronizing):
     # ---- 1. before forward ----
 
     def _before_forward(self, unit: GatheredUnit, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if graph_task_id() != -1:  # activation checkpointing computes it again: backward will free it
+        if graph_task_id() != -1:  # activation checkpointing recomputes it: backward will free it
             unit.gather(self._backward_all_gather)
             return None
         unit.gather(self._all_gather)
         self._order.append(unit)
         place = len(self._order)
-        if self._last_order[place - 1 : place] == [unit]:  # the order is as it was the last time
+        if self._last_order[place - 1 : place] == [unit]:  # the same order as last time
             self._prefetch(self._last_order[place : place + 1], self._all_gather)
         use = Use(unit)
         unit.open_uses.append(use)
@@ -144,7 +144,7 @@ class Zero3(Synchronizing):
         if graph_task_id() != -1:
             return
         if not unit.open_uses:
-            return  # a hook before ours raised
+            return  # an earlier hook raised
         use = unit.open_uses.pop()
         outputs = [out for out in tree_leaves(output) if isinstance(out, Tensor) and out.requires_grad]
         before = next((other for other in reversed(self._order) if other is not unit), unit)
@@ -182,7 +182,7 @@ class Zero3(Synchronizing):
             self._reduce(unit)
         unit.arrived.clear()
         unit.is_complete = True
-        # Where nothing tells the end of backward, the last gradient does, unless a frozen parameter may be needed yet.
+        # Without a hook at the end of backward, free after the last gradient, unless a frozen parameter may be needed.
         if len(unit.trainable) == unit.num_params:
             self._free_if_done(unit)
 
@@ -196,7 +196,7 @@ class Zero3(Synchronizing):
             unit.free()
 
     def _reduce(self, unit: GatheredUnit) -> None:
-        # One on its way, which has had the time of a whole unit of backward; its buffer goes before the next comes.
+        # One in flight, after the time of a whole unit of backward; free its buffer before the next.
         self._finish_reductions(num_under_way(self._reduce_scatter) - 1)
         flat = unit.flats[0]
         full = flat.pack_gradients(unit.trainable)
@@ -232,19 +232,19 @@ class Zero3(Synchronizing):
     # ---- a step ----
 
     def before_step(self) -> None:
-        """Gradients as the optimizer wants them. Raises ValueError where a backward is still missing."""
+        """Prepare gradients for the optimizer. Raises ValueError if a backward is missing."""
         require_reduced(self.units)
         for flat in self.units:
             flat.before_step()
 
     def after_step(self) -> None:
-        """Shards are up to date; gathered units are not, and are freed."""
+        """Free gathered units, which are out of date."""
         self._free_all()
         for flat in self.units:
             flat.after_step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, full and sharded. They are always freed, also with `set_to_none=False`."""
+        """Free the gradients, full and sharded, also with `set_to_none=False`."""
         for unit in self._gathered_units:
             for param in unit.trainable:
                 param.grad = None

@@ -1,17 +1,17 @@
-"""The units of ZeRO stage 3: parameters that are gathered and freed together, and marks that tell when.
+"""The units of ZeRO stage 3: parameters that are gathered and freed together, and hooks in the graph.
 
-A module has a parameter by name. While its unit is gathered, that is a view of the unit's flat buffer; while it is
-freed, the piece of it that lies on this rank's shard, so that whoever asks the module for its parameters finds what
-exists. The two are swapped in the module, and the buffer's memory is taken away and given back (`resize_`): what
-autograd saved of it stays a view of the same buffer, and has its values again when backward comes.
+While its unit is gathered, a parameter of the module is a view of the unit's flat buffer; while it is freed, the piece
+on this rank's shard, so that `module.parameters()` returns existing numbers. The two are swapped in the module, and the
+buffer's memory is freed and allocated again (`resize_`): tensors saved by autograd stay views of the same buffer, and
+have their values again in backward.
 
-Autograd has no hook for "backward has passed through this module". An identity around its inputs has a backward that
-runs then: `mark_inputs`.
+Autograd has no hook for the end of a module's backward. An identity around its inputs has a backward that runs then:
+`mark_inputs`.
 
-Cost: that of `zero/stage3.py`.
+Cost: see `zero/stage3.py`.
 Shapes: a full buffer is [N], N the padded elements of a unit; a shard is [N / n].
 Source: Zhao et al., "PyTorch FSDP", VLDB 2023, arXiv 2304.11277, sections 3.2 and 4.2.
-Simplified: a parameter that several units use belongs to the root, so it is never freed between them.
+Simplified: a parameter of several units belongs to the root, so it is never freed between them.
 """
 
 from collections.abc import Sequence
@@ -25,11 +25,11 @@ from lablib.parallel.data.overlapped import Handle
 from lablib.parallel.zero.shards import AllGather, FlatUnit
 from lablib.torch_compat import tree_leaves, tree_map_only
 
-Owners = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # parameter -> the modules that have it, and its name there
+Owners = dict[nn.Parameter, list[tuple[nn.Module, str]]]  # parameter -> its modules, and its name in each
 
 
 class Use:
-    """One use of a unit in forward; `has_end`: backward tells when it has passed, as an input has a gradient."""
+    """One use of a unit in forward; `has_end`: the end of its backward is known, as an input has a gradient."""
 
     def __init__(self, unit: "GatheredUnit"):
         self.unit, self.has_end = unit, False
@@ -40,10 +40,10 @@ class GatheredUnit:
 
     Attributes:
         flats: the flat units of its trainable parameters, if any, and then of its frozen ones, if any.
-        trainable: the full trainable parameters, of which autograd makes gradients; without memory while it is freed.
-        arrived: those whose gradient has come in this backward, until it is reduced.
-        is_complete: all have come in this backward.
-        active: uses that backward has begun and not ended.
+        trainable: the full trainable parameters for autograd; without memory while freed.
+        arrived: parameters with a gradient from this backward, until it is reduced.
+        is_complete: all gradients of this backward have arrived.
+        active: uses with a running backward.
     """
 
     def __init__(self, owners: Owners, names: dict[nn.Parameter, str], group: Any, options: dict[str, Any]):
@@ -54,7 +54,7 @@ class GatheredUnit:
         self.open_uses: list[Use] = []
         self.active: set[Use] = set()
         self._slots: list[tuple[nn.Module, str, nn.Parameter, nn.Parameter]] = []
-        self._gathers: list[Handle] | None = None  # under way
+        self._gathers: list[Handle] | None = None  # in flight
         self._is_gathered = True
         for requires_grad in (True, False):
             params = [param for param in owners if param.requires_grad == requires_grad]
@@ -66,7 +66,7 @@ class GatheredUnit:
         self.free()
 
     def _replace(self, flat: FlatUnit, params: list[nn.Parameter], owners: Owners) -> None:
-        """Two parameters for each of the module's: the full one, and what this rank keeps of it."""
+        """Make two parameters for each of the module's: the full one, and this rank's piece."""
         pieces = {piece.name: piece for piece in flat.layout.pieces(dist.get_rank(flat.group))}
         for param, name, view in zip(params, flat.layout.names, flat.layout.views(flat.full), strict=True):
             full = nn.Parameter(view.data, requires_grad=param.requires_grad)
@@ -75,10 +75,10 @@ class GatheredUnit:
             self._slots += [(owner, attribute, full, kept) for owner, attribute in owners[param]]
             if full.requires_grad:
                 self.trainable.append(full)
-        flat.params = ()  # the module's own parameters go
+        flat.params = ()  # free the module's original parameters
 
     def start_gather(self, all_gather: AllGather) -> None:
-        """Give the buffers memory, and start to gather; nothing if that was done."""
+        """Allocate the buffers, and start to gather; no effect if already started."""
         if self._is_gathered or self._gathers is not None:
             return
         for flat in self.flats:
@@ -86,7 +86,7 @@ class GatheredUnit:
         self._gathers = [all_gather(flat.shard.detach(), flat.full, flat.group) for flat in self.flats]
 
     def gather(self, all_gather: AllGather) -> None:
-        """Have the parameters in the module when this returns."""
+        """Gather, and put the parameters into the module."""
         self.start_gather(all_gather)
         for handle in self._gathers or ():
             handle.wait()
@@ -95,7 +95,7 @@ class GatheredUnit:
         self._gathers = None
 
     def free(self) -> None:
-        """Leave the module its pieces, and take the memory of the buffers."""
+        """Put the pieces into the module, and free the buffers."""
         for handle in self._gathers or ():
             handle.wait()  # prefetched, and not used
         if self._is_gathered:
@@ -110,7 +110,7 @@ class GatheredUnit:
             setattr(owner, attribute, full if is_full else kept)
 
     def missing(self) -> list[str]:
-        """Names of the trainable parameters whose gradient has not come."""
+        """Names of the trainable parameters without a gradient so far."""
         names = self.flats[0].layout.names
         return [name for name, param in zip(names, self.trainable, strict=True) if param not in self.arrived]
 
@@ -136,7 +136,7 @@ def default_units(module: nn.Module) -> list[nn.Module]:
 
 
 def parameters_by_unit(module: nn.Module, units: Sequence[nn.Module]) -> dict[nn.Module, Owners]:
-    """For the root and then each unit its parameters: those that no unit within it has, and no other unit uses.
+    """The parameters of the root and of each unit, without parameters of nested or several units.
 
     Raises:
         ValueError: a unit that is not in the module, or is the module itself.
@@ -155,7 +155,7 @@ def parameters_by_unit(module: nn.Module, units: Sequence[nn.Module]) -> dict[nn
         unit = owner if owner in units else unit
         for name, param in owner.named_parameters(recurse=False, remove_duplicate=False):
             users.setdefault(param, set()).add(unit)
-            places.setdefault(param, {})[owner, name] = None  # once, though a shared module is met twice
+            places.setdefault(param, {})[owner, name] = None  # once, even if a shared module occurs twice
         stack += [(child, unit) for child in reversed(list(owner.children()))]
     found: dict[nn.Module, Owners] = {unit: {} for unit in (module, *units)}
     for param, using in users.items():
@@ -167,7 +167,7 @@ def parameters_by_unit(module: nn.Module, units: Sequence[nn.Module]) -> dict[nn
 
 
 class _Inputs(torch.autograd.Function):
-    """The identity. Its backward runs when backward has passed through all that was computed from its results."""
+    """The identity. Its backward runs after the backward of everything computed from its results."""
 
     @staticmethod
     def forward(ctx: Any, on_done: Any, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -181,7 +181,7 @@ class _Inputs(torch.autograd.Function):
 
 
 def mark_inputs(args: Any, kwargs: Any, on_done: Any, use: Use) -> tuple[Any, Any]:
-    """Let `on_done` be called when backward has passed through this use; where no input has a gradient, nothing can."""
+    """Call `on_done` at the end of the backward of this use; impossible if no input has a gradient."""
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and x.requires_grad]
     if not tensors:
         return args, kwargs

@@ -1,20 +1,21 @@
 """The actions F, B, I and W of one rank in one step of a pipeline.
 
-    F   take the input (the first piece: the micro-batch), run the piece, keep its graph, give the output on
-    B   take the gradient of the output (the last piece: the weight of the loss), go backward, give the gradient of the
-        input back
-    I   the same, but the weight gradients of linear layers are put off
-    W   what was put off
+    F   take the input (the first piece: the micro-batch), run the piece, keep its graph, pass the output on
+    B   take the gradient of the output (the last piece: the weight of the loss), run backward, pass on the
+        gradient of the input
+    I   the same, but the weight gradients of linear layers are deferred
+    W   the deferred weight gradients
 
-Between F and B a micro-batch is held as its input and an edge into autograd's graph. The output itself is not: backward
-does not read it, so its memory is free once it has arrived at the next piece. With `recompute` the graph is that of
-`torch.utils.checkpoint`: the input alone is held, and backward runs the piece again, with the same random numbers.
+Between F and B a micro-batch is held as its input and an edge into autograd's graph. The output is not held: backward
+does not read it, so its memory is freed once it has arrived at the next piece. With `recompute`,
+`torch.utils.checkpoint` makes the graph: only the input is held, and backward runs the piece again, with the same
+random numbers.
 
-Random numbers, such as dropout's, are drawn in the order of a rank's actions, so that another plan draws others. With a
-seed they depend on the step, the piece and the micro-batch alone.
+Random numbers, such as for dropout, are drawn in the order of a rank's actions, so they differ between plans. With a
+seed they depend only on the step, the piece and the micro-batch.
 
 Source: the four actions: Qi et al., "Zero Bubble Pipeline Parallelism", 2023, arXiv 2401.10241, section 2.
-Simplified: one tensor from piece to piece.
+Simplified: one tensor is passed between pieces.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ SeedOf = Callable[[int, int], int]  # of a piece and a micro-batch
 
 
 class MicroBatches(NamedTuple):
-    """Those of a step: their inputs, their targets, and the weight of each one's loss in the step's."""
+    """The micro-batches of a step: inputs, targets, and the weight of each loss in the loss of the step."""
 
     inputs: Sequence[Tensor]
     targets: Sequence[Tensor]
@@ -45,27 +46,27 @@ class MicroBatches(NamedTuple):
 
 
 class _Held(NamedTuple):
-    """A micro-batch at a piece between F and B: input, and where backward begins (None: nothing has a gradient)."""
+    """A micro-batch at a piece between F and B: input, and the edge where backward begins (None: no gradients)."""
 
     x: Tensor
     root: GradientEdge | None
-    later: WeightGradients | None  # where the plan splits its backward
+    later: WeightGradients | None  # if the plan splits its backward
 
 
 class Actions:
     """The actions of one rank in one step.
 
     Arguments:
-        plan: says which backwards are split.
-        pieces: those of this rank, by number.
-        messages: to take inputs from, and to give outputs to.
+        plan: determines which backwards are split.
+        pieces: the pieces of this rank, by number.
+        messages: source of inputs and destination of outputs.
         batch: the micro-batches.
         loss_fn: of the last piece's output and a target.
-        recompute: hold the inputs of pieces alone.
-        seed_of: the seed of the random numbers of each forward; None: torch's generator goes on.
+        recompute: hold only the inputs of pieces.
+        seed_of: the seed of the random numbers of each forward; None: draw from torch's generator.
 
     Attributes:
-        losses: of each micro-batch that came to the last piece, by its number.
+        losses: by micro-batch, as far as the last piece has run.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class Actions:
         self.losses: dict[int, Tensor] = {}
 
     def do(self, action: Action) -> None:
-        """One action; waits for its input from other pieces."""
+        """Run one action; waits for its input from other pieces."""
         where = (action.stage, action.microbatch)
         if action.kind is Kind.F:
             self._held[where] = self._forward(*where)
@@ -111,7 +112,7 @@ class Actions:
                 self.losses[microbatch] = y.detach()
                 return _Held(x, _edge(y), later)
         self._messages.give(PipelineMessage(stage, MessageKind.SEND_F, microbatch), y.detach())
-        return _Held(x, _edge(y), later)  # not y
+        return _Held(x, _edge(y), later)  # y is not held
 
     def _run(self, piece: nn.Module, x: Tensor) -> Any:
         return checkpoint(piece, x, use_reentrant=False) if self._recompute else piece(x)
@@ -130,12 +131,12 @@ class Actions:
 
 
 def seed_of(seed: int, step: int, stage: int, microbatch: int) -> int:
-    """The seed of a micro-batch's random numbers at a piece: another for each."""
+    """The seed of the random numbers of a micro-batch at a piece, different for each."""
     return Random(f"{seed} {step} {stage} {microbatch}").getrandbits(63)
 
 
 def _edge(y: Tensor) -> GradientEdge | None:
-    # From an edge, unlike from a tensor, `backward` starts under the mode by which weight gradients are put off.
+    # From an edge, unlike from a tensor, `backward` starts under the mode that defers weight gradients.
     return get_gradient_edge(y) if y.requires_grad else None
 
 
@@ -145,7 +146,7 @@ def _putting_off(later: WeightGradients | None) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _seeded(seed: int | None, device: torch.device) -> Iterator[None]:
-    """Random numbers from this seed in the block; after it, torch's generators are as before."""
+    """Seed torch's generators in the block, and restore them after it."""
     if seed is None:
         yield
         return

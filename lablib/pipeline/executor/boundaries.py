@@ -1,10 +1,10 @@
 """Shape and dtype of the activation at each boundary between pieces, found without computing.
 
-A receive needs a buffer before anything has arrived. So each rank runs all pieces on the "meta" device, where tensors
-have a shape and no numbers, once for each shape of a micro-batch. Of its own pieces it uses the modules, of the others
-it keeps a shell: a copy on "meta", without memory.
+A receive needs a buffer before the message arrives. So each rank runs all pieces on the "meta" device, where tensors
+have a shape but no data, once for each shape of a micro-batch. It uses the modules of its own pieces, and a shell of
+every other piece: a copy on "meta", without memory.
 
-Simplified: one tensor travels from piece to piece, in a dtype that has gradients.
+Simplified: one tensor is passed between pieces, in a floating dtype.
 """
 
 import copy
@@ -24,7 +24,7 @@ class Boundaries:
 
     Arguments:
         pieces: all of them, in order.
-        own: the numbers of those that this rank runs.
+        own: the numbers of the pieces on this rank.
     """
 
     def __init__(self, pieces: Sequence[nn.Module], own: Sequence[int]):

@@ -1,4 +1,4 @@
-"""Checks of the arguments of a pipeline, before anything is sent: one sentence for each mistake."""
+"""Checks of the arguments of a pipeline, before any communication."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -34,7 +34,7 @@ def check_pieces(plan: Plan, pieces: Sequence[nn.Module]) -> None:
 def check_micro_batches(
     plan: Plan, inputs: Sequence[Tensor], targets: Sequence[Tensor], weights: Sequence[float] | None
 ) -> Sequence[float]:
-    """The weights of the micro-batches' losses. Raises ValueError where anything does not fit the plan."""
+    """The weights of the micro-batches' losses. Raises ValueError if anything does not match the plan."""
     m = plan.num_microbatches
     for name, given in (("inputs", inputs), ("targets", targets), ("weights", weights)):
         if given is not None and len(given) != m:
@@ -56,10 +56,10 @@ def check_micro_batches(
 
 
 def token_weights(targets: Sequence[Tensor], ignored: int = -100) -> list[float]:
-    """Each micro-batch's share of the tokens that have a loss, those whose target is not `ignored`.
+    """Each micro-batch's share of the tokens with a loss (target not `ignored`).
 
     Raises:
-        ValueError: a micro-batch in which no token has a loss: its mean is not a number.
+        ValueError: a micro-batch has no token with a loss, so its mean loss is NaN.
     """
     counts = [int((target != ignored).sum()) for target in targets]
     if not all(counts):

@@ -1,16 +1,16 @@
-"""The messages of a step on one rank: posted where the plan has them, waited for where they are needed.
+"""The messages of a step on one rank: post them in the order of the plan, wait for them before use.
 
-    post(exchange)     all of an exchange in one `batch_isend_irecv`; nothing is waited for
-    take(message)      what was received, once it is there: an action's input
-    give(message, x)   what an action made, for the exchange that sends it, or for the next piece on the same rank
+    post(exchange)     post an exchange in one `batch_isend_irecv`, without waiting
+    take(message)      wait for a received tensor: the input of an action
+    give(message, x)   store the output of an action, for the exchange that sends it or the next piece on the same rank
 
-Why no order deadlocks. All messages of a plan with communication are in one line of events, and a rank posts its part
-of that line (lablib/pipeline/communication.py). Of those not done, the first is next at both of its ends. So it takes
-place, even where a rank's messages wait in line on one stream, as NCCL's do; two that cross between neighbours are in
-one exchange, and a batch takes place at once.
+Why no order deadlocks. All messages of a plan with communication are in one total order, and a rank posts its part of
+that order (lablib/pipeline/communication.py). The first message that is not done is next at both of its ends. So it is
+transferred, even if a rank's messages are queued on one stream, as in NCCL. Two messages that cross between neighbours
+are in one exchange, and a batch is transferred at once.
 
-Memory: a receive has its buffer from when it is posted; what is sent is kept until it has arrived, which is looked at
-(polled) before each action that makes more.
+Memory: a receive has its buffer from the moment it is posted. A sent tensor is kept until it has arrived, which is
+polled before each action that allocates more.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ class Messages:
 
     Arguments:
         plan: with messages.
-        group: whose ranks are the plan's, in order; None: all ranks.
-        shapes: of each micro-batch, what each piece gives to the next.
-        device: where this rank computes.
+        group: the ranks of the plan, in order; None: all ranks.
+        shapes: for each micro-batch, the output shapes of each piece but the last.
+        device: of this rank.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Messages:
         device: torch.device,
     ):
         self._plan, self._group, self._shapes, self._device = plan, group, shapes, device
-        self._here: dict[PipelineMessage, Tensor] = {}  # made, or to be received
+        self._here: dict[PipelineMessage, Tensor] = {}  # computed, or to be received
         self._receives: dict[PipelineMessage, dist.Work] = {}
         self._sends: list[tuple[dist.Work, Tensor]] = []
 
@@ -49,11 +49,11 @@ class Messages:
         """Keep the output of an action until it is sent or taken.
 
         Raises:
-            ValueError: it is not of the shape and dtype that the other end expects.
+            ValueError: its shape or dtype is not the one that the other end expects.
         """
         if (tuple(tensor.shape), tensor.dtype) != self._shape(message):
             raise ValueError(
-                f"{message}: the other end expects {_text(*self._shape(message))}, what the pieces gave on meta: got "
+                f"{message}: the other end expects {_text(*self._shape(message))}, the piece's output on meta: got "
                 f"{_text(tuple(tensor.shape), tensor.dtype)}; cast inside the pieces, not by autocast around the step."
             )
         rank_of, other = self._plan.plan.rank_of, message.other_end
@@ -61,13 +61,13 @@ class Messages:
         self._here[other if is_local else message] = tensor
 
     def take(self, message: PipelineMessage) -> Tensor:
-        """A received tensor, or the output of another of this rank's pieces. Waits for it."""
+        """A received tensor (waits for it), or the output of another piece on this rank."""
         if message in self._receives:
             self._receives.pop(message).wait()
         return self._here.pop(message)
 
     def post(self, exchange: Exchange) -> None:
-        """Start to send and receive all of an exchange."""
+        """Start all sends and receives of an exchange."""
         tensors = [
             self._here.pop(message).contiguous() if message.is_send else self._buffer(message)
             for message in exchange.messages
@@ -78,7 +78,7 @@ class Messages:
         ]
         works = dist.batch_isend_irecv(ops)
         if len(works) < len(ops):
-            works = works * len(ops)  # NCCL's batch is one
+            works = works * len(ops)  # NCCL returns one for the batch
         for message, tensor, work in zip(exchange.messages, tensors, works, strict=True):
             if message.is_send:
                 self._sends.append((work, tensor))
@@ -86,13 +86,13 @@ class Messages:
                 self._here[message], self._receives[message] = tensor, work
 
     def finish(self) -> None:
-        """Wait until all that was sent has arrived."""
+        """Wait until all sent messages have arrived."""
         for work, _ in self._sends:
             work.wait()
         self._sends.clear()
 
     def _shape(self, message: PipelineMessage) -> Shape:
-        """Of the activation at the boundary that the message crosses, and so of its gradient."""
+        """Shape of the activation at the boundary of the message, and of its gradient."""
         return self._shapes[message.microbatch][min(message.stage, message.other_end.stage)]
 
     def _buffer(self, message: PipelineMessage) -> Tensor:
@@ -100,7 +100,7 @@ class Messages:
         return torch.empty(shape, dtype=dtype, device=self._device)
 
     def let_go(self) -> None:
-        """Forget what has arrived at the other end."""
+        """Free the tensors that have arrived at the other end."""
         self._sends = [(work, tensor) for work, tensor in self._sends if not work.is_completed()]
 
 

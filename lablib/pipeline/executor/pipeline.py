@@ -1,29 +1,29 @@
-"""Run a pipeline plan of any schedule on torch.distributed: each rank does its row, action by action.
+"""Run a pipeline plan of any schedule on torch.distributed: each rank runs its row of actions.
 
     pieces = cut(model, plan.num_pieces)                    # stages.py, on every rank
     pipeline = Pipeline(plan, pieces, next_token_loss)
     losses = pipeline.step(inputs, targets)                 # micro-batches; gradients are added to `.grad`
     optimizer.step()                                        # of pipeline.parameters()
 
-The loss of a step is the mean over its batch, so each micro-batch's loss counts for its share. Without that gradients
-are m times too large, and Adam hides it. Where micro-batches have unequal numbers of tokens n_i, the share is theirs:
+The loss of a step is the mean over its batch, so each micro-batch's loss is weighted by its share. Without the weights
+gradients are m times too large, which Adam hides. With n_i tokens in micro-batch i:
 
     loss = sum over i of weights[i] * loss_i        weights[i] = 1 / m, or n_i / (n_1 + ... + n_m): `token_weights`
 
 Phases of a step (the code has the same headings):
-    1. look    at the micro-batches, before anything is sent
-    2. act     the rank's row of the plan: actions (actions.py), and exchanges between them (exchange.py)
-    3. tie     the gradients of parameters that pieces on several ranks share (tied.py)
+    1. check   the micro-batches, before any communication
+    2. act     run the rank's row of the plan: actions (actions.py), and exchanges between them (exchange.py)
+    3. tie     sum the gradients of parameters that pieces on several ranks share (tied.py)
 
-Cost: time_s as `replay(plan, costs)` has it, if messages are posted early enough (communication.py). Peak bytes of a
-rank: its pieces and their gradients, and as many micro-batches as the plan holds, `replay(plan).in_flight`, of what
-autograd keeps of each, or of inputs alone with `recompute`. Sent bytes: an activation forward and its gradient back for
-each micro-batch and boundary between ranks.
-Legend: m micro-batches; a piece is what an action calls a stage.
+Cost: time as in `replay(plan, costs)`, if messages are posted early enough (communication.py). Peak bytes of a rank:
+its pieces and their gradients, and `replay(plan).in_flight` times the tensors that autograd saves of a micro-batch
+(with `recompute`, only its inputs). Sent bytes: an activation forward and its gradient back for each micro-batch and
+boundary between ranks.
+Legend: m micro-batches; a piece is called a stage in an action.
 Source: Huang et al., "GPipe", 2018, arXiv 1811.06965, section 2.3; Narayanan et al., 2021, arXiv 2104.04473, section
 2.2.
-Simplified: one tensor goes from piece to piece; pairs of DualPipe-V run one after the other; gradients are complete
-when a step ends, so that the optimizers of all ranks can step then.
+Simplified: one tensor is passed between pieces; pairs of DualPipe-V run one after the other; gradients are complete
+only at the end of a step.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -54,23 +54,23 @@ class Pipeline:
     """This rank's part of a pipeline.
 
     Arguments:
-        plan: a schedule; with messages, `with_communication(plan, costs)`, where their order should fit known costs.
-        pieces: all pieces of the model, in order. Of those of other ranks only shells are kept.
+        plan: a schedule; pass `with_communication(plan, costs)` to order the messages by known costs.
+        pieces: all pieces of the model, in order. Of other ranks' pieces only shells are kept.
         loss_fn: a mean, of the last piece's output and a micro-batch's target.
-        group: its ranks are the plan's, in order; None: all ranks.
+        group: the ranks of the plan, in order; None: all ranks.
         recompute: hold only the inputs of pieces, and run the pieces again in backward.
         seed: of the random numbers in the pieces (dropout), which are then the same for every plan; None: each rank
             draws from its generator in the order of its actions.
-        shapes_of: of a micro-batch's input, the shape and dtype of what each piece but the last gives to the next;
-            None: found by running the pieces on "meta", which those that communicate (tensor parallelism) cannot.
+        shapes_of: maps a micro-batch's input to the output shape and dtype of each piece but the last; None: found by
+            running the pieces on "meta", which does not work for pieces that communicate (tensor parallelism).
 
     Attributes:
-        pieces: those of this rank, by number.
+        pieces: the pieces of this rank, by number.
 
-    Communicates: one number, by which NCCL connects all ranks.
+    Communicates: one number, so that NCCL connects all ranks.
 
     Raises:
-        ValueError: the ranks or the pieces are not the plan's, a piece has no layers, or the plan breaks a rule.
+        ValueError: ranks or pieces do not match the plan, a piece has no layers, or the plan breaks a rule.
     """
 
     @checked
@@ -100,7 +100,7 @@ class Pipeline:
         dist.all_reduce(torch.zeros(1, device=self._device), group=group)
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Those of this rank's pieces, each once: what its optimizer steps."""
+        """The parameters of this rank's pieces, each once, for its optimizer."""
         yield from dict.fromkeys(param for piece in self.pieces.values() for param in piece.parameters())
 
     @checked
@@ -113,24 +113,24 @@ class Pipeline:
         is_last: bool = True,
         on_gradients: OnGradients | None = None,
     ) -> list[Tensor]:
-        """All micro-batches forward and backward: adds the gradients of the step's loss to `.grad`. Communicates.
+        """Run all micro-batches forward and backward: add the gradients of the step's loss to `.grad`. Communicates.
 
         Arguments:
             inputs, targets: of each micro-batch, on all ranks. The first piece's rank reads the inputs and the last
-                piece's the targets; elsewhere their shapes will do, on "meta".
+                piece's the targets; other ranks need only shapes and may pass "meta" tensors.
             weights: of each micro-batch's loss; None: 1/m, for micro-batches of one shape.
-            is_last: False: more plans follow before the optimizer's step, and `weights` are over all of them; the last
-                one sums tied gradients and calls `on_gradients`.
-            on_gradients: called with a piece's number and the piece, once its gradients are complete, while the rank
-                goes on with others: to average them over replicas. What it returns is waited for at the end, if it can.
+            is_last: False: more calls follow before the optimizer step, and `weights` are over all of them; the last
+                call sums tied gradients and calls `on_gradients`.
+            on_gradients: called with a piece's number and the piece once its gradients are complete, while the rank
+                continues with others: to average them over replicas. If the result has `wait`, it is called at the end.
 
         Returns:
-            On the last piece's rank each micro-batch's loss, without its weight; elsewhere nothing.
+            On the last piece's rank each micro-batch's loss, without its weight; on other ranks an empty list.
 
         Raises:
             ValueError: not as many micro-batches, targets or weights as the plan has; unequal shapes and no weights.
         """
-        # ---- 1. look ----
+        # ---- 1. check ----
         batch = MicroBatches(inputs, targets, check_micro_batches(self.plan, inputs, targets, weights))
         messages = Messages(self.communication, self.group, [self._shapes_of(x) for x in inputs], self._device)
         seeds = None if self._seed is None else partial(seed_of, self._seed, self._num_steps)
@@ -160,5 +160,5 @@ class Pipeline:
 
 
 def _final_actions(plan: Plan, rank: int) -> dict[int, Action]:
-    """Of each piece of a rank, the action after which its gradients are complete."""
+    """For each piece of a rank, the action after which its gradients are complete."""
     return {action.stage: action for action in plan.actions[rank] if action.kind in (Kind.B, Kind.W)}

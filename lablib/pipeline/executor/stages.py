@@ -1,19 +1,18 @@
-"""Cut a model into the pieces of a pipeline: by what they cost, embedding and head counted.
+"""Cut a model into the pieces of a pipeline by cost, with embedding and head.
 
-    GPT          embedding | block 0 | block 1 | ... | norm and head      its units; a piece is some in a row
+    GPT          embedding | block 0 | block 1 | ... | norm and head      its units; a piece is a run of units
     Sequential   layer 0 | layer 1 | ...
 
-A piece is an `nn.Sequential` of the model's own modules: the parameters are the same objects, so that what a piece
-learns, the model has learnt. Each takes one tensor and returns one. Where the head is tied to the token embedding, the
-first piece and the last hold the same parameter; where they lie on two ranks, each has a copy of it, and its gradient
-is a sum over both (tied.py).
+A piece is an `nn.Sequential` of the model's modules: the parameters are the same objects, so training the pieces trains
+the model. Each takes one tensor and returns one. If the head is tied to the token embedding, the first and the last
+piece hold the same parameter; on two ranks each has a copy, and the gradient is the sum over both (tied.py).
 
 Cost of a unit, in FLOPs of a token's forward pass: 2 for each element of its matrices, and 4 T D for attention over T
-positions (half of that is masked; kernels that skip the mask do half). A look-up in an embedding costs nothing.
+positions (half of that is masked; kernels that skip masked blocks do half). A look-up in an embedding costs nothing.
 
 Source: Narayanan et al., 2021, arXiv 2104.04473, section 2.2 (stages of layers); the FLOPs: Kaplan et al., 2020, arXiv
 2001.08361, table 1.
-Simplified: what is measured is better than FLOPs: pass `costs`.
+Simplified: measured costs are better than FLOPs: pass `costs`.
 """
 
 from collections.abc import Sequence
@@ -69,15 +68,15 @@ def units_of(model: nn.Module) -> list[nn.Module]:
 
 @checked
 def flops_of(unit: nn.Module, seq_len: int = 0) -> float:
-    """FLOPs of one token's forward pass, as the head of this file counts them.
+    """FLOPs of one token's forward pass, counted as at the head of this file.
 
     Arguments:
         unit: a layer, or several.
-        seq_len: positions T that attention looks at; 0: none.
+        seq_len: positions T of attention; 0: without attention.
     """
     looked_up = {id(layer.weight) for layer in unit.modules() if isinstance(layer, nn.Embedding)}
     products = {id(layer.weight) for layer in unit.modules() if isinstance(layer, nn.Linear)}
-    # A tied head multiplies by what an embedding looks up.
+    # A tied head multiplies by the embedding's table.
     counted = [p for p in unit.parameters() if p.ndim >= 2 and (id(p) in products or id(p) not in looked_up)]
     attention = sum(4 * seq_len * layer.out.in_features for layer in unit.modules() if isinstance(layer, Attention))
     return float(sum(2 * param.numel() for param in counted) + attention)
@@ -85,7 +84,7 @@ def flops_of(unit: nn.Module, seq_len: int = 0) -> float:
 
 @checked
 def cut(model: nn.Module, num_pieces: int, costs: Sequence[float] | None = None) -> list[nn.Sequential]:
-    """The pieces of a model, in order, the largest as small as can be. The model itself is left as it is.
+    """The pieces of a model, in order, with the smallest possible largest piece. The model is not changed.
 
     Arguments:
         model: a GPT or an nn.Sequential.
@@ -93,7 +92,7 @@ def cut(model: nn.Module, num_pieces: int, costs: Sequence[float] | None = None)
         costs: of each of `units_of(model)`, in any unit, such as measured seconds; None: FLOPs.
 
     Raises:
-        ValueError: another model, more pieces than units, or costs that are not one for each unit.
+        ValueError: another kind of model, more pieces than units, or not one cost for each unit.
     """
     units = units_of(model)
     if costs is None:
@@ -106,10 +105,10 @@ def cut(model: nn.Module, num_pieces: int, costs: Sequence[float] | None = None)
 
 @checked
 def cut_at(model: nn.Module, starts: Sequence[int]) -> list[nn.Sequential]:
-    """The pieces of a model that begin at these of its units: `cut_at(gpt, [0, 3, 5])`.
+    """The pieces of a model that begin at these units: `cut_at(gpt, [0, 3, 5])`.
 
     Raises:
-        ValueError: another model, or starts that do not rise from 0: then a piece would have no layers.
+        ValueError: another kind of model, or starts that do not rise from 0, so that a piece has no layers.
     """
     units = units_of(model)
     bounds = [*starts, len(units)]

@@ -1,17 +1,19 @@
 """Parameters that two pieces share, such as a head tied to the token embedding: one gradient, summed over their ranks.
 
-One device has one parameter, whose gradient is the sum over its uses. A pipeline has a copy on each rank that holds one
-of the pieces, with the gradient of its own uses. Equal copies stay equal only if each is stepped by the sum:
+One device has one parameter, and its gradient is the sum over its uses. A pipeline has a copy on each rank that holds
+one of the pieces, with the gradient of that rank's uses. Copies stay equal only if each is updated with the sum:
 
     rank 0      embedding    grad_e ---\\ /--- grad_h    head      last rank
                              grad_e + grad_h on both
 
-Pieces on one rank hold the same parameter, which needs nothing: in a V the first rank has the first piece and the last.
+Pieces on one rank share the parameter itself, without communication: in a V the first rank has the first piece and the
+last.
 
-Cost: each of k ranks sends its gradient to the k - 1 others, V D numbers for a head; k = 2: as much as an all-reduce.
+Cost: each of k ranks sends its gradient to the k - 1 others, V D numbers for a head; for k = 2, the bytes of an
+all-reduce.
 Source: Narayanan et al., "Megatron-LM", 2021, code of `allreduce_embedding_grads`; Shoeybi et al., 2019, arXiv
 1909.08053, section 3 (tied embeddings).
-Simplified: after the last backward, all at once, though most could be hidden behind earlier ones.
+Simplified: all sums follow the last backward, though most could overlap with it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,14 +25,14 @@ from torch import Tensor, nn
 
 
 class Tied(NamedTuple):
-    """A parameter of several pieces, as the rank that holds it sees it: `ranks` are all that have a copy, in order."""
+    """A parameter of several pieces on one of its ranks: `ranks` are all ranks that have a copy, in order."""
 
     param: nn.Parameter
     ranks: tuple[int, ...]
 
 
 def tied_parameters(pieces: Sequence[nn.Module], rank_of: Sequence[int], rank: int) -> list[Tied]:
-    """The trained parameters that this rank shares with another, in an order that all ranks agree on."""
+    """The trained parameters that this rank shares with another, in the same order on all ranks."""
     holders: dict[nn.Parameter, set[int]] = {}
     for piece, holder in zip(pieces, rank_of, strict=True):
         for param in piece.parameters():
@@ -43,7 +45,7 @@ def tied_parameters(pieces: Sequence[nn.Module], rank_of: Sequence[int], rank: i
 
 
 def sum_tied_gradients(tied: Sequence[Tied], rank: int, group: dist.ProcessGroup | None) -> None:
-    """Each tied parameter's gradient becomes the sum over the ranks that share it. Communicates."""
+    """Sum the gradient of each tied parameter over the ranks that share it. Communicates."""
     if not tied:
         return
     grads = [torch.zeros_like(param) if param.grad is None else param.grad.contiguous() for param, _ in tied]
@@ -58,5 +60,5 @@ def sum_tied_gradients(tied: Sequence[Tied], rank: int, group: dist.ProcessGroup
     for work in dist.batch_isend_irecv(ops):
         work.wait()
     for (param, ranks), by_rank in zip(tied, received, strict=True):
-        # In the order of the ranks: the copies get the same sum to the bit.
+        # Summed in rank order, so the copies are bit-identical.
         param.grad = torch.stack([by_rank[other] for other in ranks]).sum(0)

@@ -1,12 +1,12 @@
-"""The pipeline schedules, one per file, with one contract: sizes in, a `Plan` out.
+"""The pipeline schedules, one per file: functions from sizes to a `Plan`.
 
     gpipe(p, m)                   all forwards, all backwards
-    one_f_one_b(p, m)             in turns
-    interleaved_1f1b(p, m, v)     in turns, over v small pieces a rank
-    breadth_first(p, m, v)        as gpipe, over v small pieces a rank
+    one_f_one_b(p, m)             forwards and backwards in turns
+    interleaved_1f1b(p, m, v)     the same, with v small pieces per rank
+    breadth_first(p, m, v)        as gpipe, with v small pieces per rank
     zb_h1(p, m) zb_h2(p, m)       weight gradients fill the bubble
-    zb_v(p, m) dualpipe_v(p, m)   the same, with two pieces a rank in a V
-    v_half(p, m) v_min(p, m)      the same, for less memory
+    zb_v(p, m) dualpipe_v(p, m)   the same, with two pieces per rank in a V
+    v_half(p, m) v_min(p, m)      the same, with less memory
 
 row.py writes one rank's actions as phases, v_blocks.py repeats the building block of the V schedules.
 
@@ -54,7 +54,7 @@ class Schedule:
     Attributes:
         plan: the function that makes its plan.
         takes_chunks: whether `plan` has a third argument, the pieces on each rank.
-        num_chunks: where it has not: the pieces on each rank that the schedule is made for.
+        num_chunks: otherwise: the fixed number of pieces on each rank.
     """
 
     plan: Callable[..., Plan]
@@ -85,7 +85,7 @@ def make(name: str, num_stages: int, num_microbatches: int, num_chunks: int = 1)
         name: one of `SCHEDULES`.
         num_stages: ranks of the pipeline.
         num_microbatches: in one step.
-        num_chunks: pieces of the model on each rank. The schedules in a V have 2, and take 1 or 2 here.
+        num_chunks: pieces of the model on each rank. V-shaped schedules have 2, and accept 1 or 2.
     """
     if not isinstance(name, str) or name not in SCHEDULES:
         raise unknown_name("schedule", name, list(SCHEDULES))

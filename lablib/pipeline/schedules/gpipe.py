@@ -1,7 +1,7 @@
 """GPipe: all forwards, then all backwards.
 
 A batch is cut into m micro-batches that follow each other through the stages, so that several stages work at once.
-Nothing goes backward before everything went forward, so every stage holds the activations of all m.
+Backward begins after all forwards, so every stage holds the activations of all m.
 
     stage 0   0F0 0F1 0F2  .   .   .  0B0---- 0B1---- 0B2----
     stage 1    .  1F0 1F1 1F2 1B0---- 1B1---- 1B2----
@@ -11,8 +11,8 @@ one gradient sent back for each micro-batch and neighbour.
 Legend: p ranks (`num_stages`), m micro-batches.
 Source: Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", 2018,
 arXiv 1811.06965, section 2.3.
-Simplified: the paper draws the backwards from the last micro-batch to the first; here they go from the first, as in
-Megatron-LM and torch, which takes the same time and memory. Its recompute is a matter of costs, not of order.
+Simplified: the paper draws the backwards from the last micro-batch to the first; here they start with the first, as in
+Megatron-LM and torch, with the same time and memory. Recomputation changes the costs, not the order.
 """
 
 from lablib.pipeline.plan import Plan

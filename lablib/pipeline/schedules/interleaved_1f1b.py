@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: each rank holds v small pieces in place of one large, and the bubble shrinks v times.
+"""Interleaved 1F1B: each rank holds v small pieces instead of one large piece, and the bubble shrinks v times.
 
 The model is cut into p v pieces, dealt around the ranks in turn: a micro-batch goes around v times. Ranks take p
 micro-batches through their first piece, the same p through the second, and so on, then the next p; backwards in the
@@ -8,7 +8,7 @@ same way from the last piece. Filling and draining the pipeline takes steps of a
                      rank 1   1F0 1F1 3F0 3B0 3F1 ...      pieces 1 and 3
 
 Cost: bubble (p-1)/(v m + p-1) of the step; activations of (v-1) p + 2 (p-1-i) + 1 pieces on rank i, each a v-th of a
-rank's layers: on rank 0 that is 1 + (p-1)/(p v) times 1F1B; sent v times as much as in 1F1B.
+rank's layers: on rank 0 that is 1 + (p-1)/(p v) times 1F1B; v times the sent bytes of 1F1B.
 Legend: p ranks (`num_stages`), v pieces on each (`num_chunks`), m micro-batches, i a rank.
 Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021,
 arXiv 2104.04473, section 2.2.2; the memory: Korthikanti et al., 2022, arXiv 2205.05198, section 4.2.3.
@@ -42,7 +42,7 @@ def _row(rank: int, num_stages: int, num_microbatches: int, num_chunks: int) -> 
     pieces = [rank + num_stages * chunk for chunk in range(num_chunks)]
     forwards = _in_rounds(Kind.F, pieces, num_stages, num_microbatches)
     backwards = _in_rounds(Kind.B, pieces[::-1], num_stages, num_microbatches)
-    # As many forwards as reach the last piece's first backward in time: each rank above the last has two more.
+    # Forwards before the first backward: each rank has two more than the next one.
     warm_up = min((num_chunks - 1) * num_stages + 2 * (num_stages - 1 - rank), len(forwards))
     steady = len(forwards) - warm_up
     turns = [action for pair in zip(forwards[warm_up:], backwards[:steady], strict=True) for action in pair]

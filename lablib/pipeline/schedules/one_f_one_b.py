@@ -1,12 +1,12 @@
-"""1F1B: a backward as soon as there is one, so that a stage holds few micro-batches.
+"""1F1B: run a backward as soon as possible, so that a stage holds few micro-batches.
 
 Rank i runs p-1-i forwards to fill the pipeline behind it, then takes turns: one forward, one backward. The bubble is
-GPipe's; the activations are those of the micro-batches on their way below, however many there are in all.
+the same as in GPipe. A rank holds activations only of the micro-batches in flight, not of all m.
 
     stage 0   0F0 0F1  .   .  0B0---- 0F2 0B1---- 0F3 0B2----  .  0B3----
     stage 1    .  1F0 1B0---- 1F1 1B1---- 1F2 1B2---- 1F3 1B3----
 
-Cost: bubble (p-1)/(m+p-1) of the step; activations of min(p-i, m) micro-batches on rank i; sent as in GPipe.
+Cost: bubble (p-1)/(m+p-1) of the step; activations of min(p-i, m) micro-batches on rank i; sent bytes as in GPipe.
 Legend: p ranks (`num_stages`), m micro-batches, i a rank.
 Source: Narayanan et al., "PipeDream", SOSP 2019, arXiv 1806.03377, section 3.2 (the order); Narayanan et al.,
 "Memory-Efficient Pipeline-Parallel DNN Training", 2020, arXiv 2006.09503 (with a flush after each batch).

@@ -2,10 +2,10 @@
 
     row = Row((1,), num_microbatches=4)
     row.write(2, "F")         1F0 1F1                   two forwards
-    row.write(9, "F B")       1F2 1B0 1F3 1B1 1B2 1B3   one forward, one backward; what has run out is left out
+    row.write(9, "F B")       1F2 1B0 1F3 1B1 1B2 1B3   one forward, one backward, as long as some are left
 
-A step of a pattern is a kind and, where the rank holds several pieces, which of them: "F0 I1 W1". Each kind takes the
-micro-batches of a piece in order; "W" alone takes the oldest weight gradient that waits, of whichever piece.
+A step of a pattern is a kind, followed by the piece's number if the rank holds several: "F0 I1 W1". Each kind takes the
+micro-batches of a piece in order; "W" without a number takes the oldest waiting weight gradient of any piece.
 """
 
 from collections import deque
@@ -18,17 +18,17 @@ _COUNTED_AS = {Kind.F: (Kind.F,), Kind.B: (Kind.I, Kind.W), Kind.I: (Kind.I,), K
 
 
 class Row:
-    """The actions of one rank, while they are written. `actions` holds those so far."""
+    """The actions of one rank, written so far in `actions`."""
 
     def __init__(self, pieces: Sequence[int], num_microbatches: int):
         self.actions: list[Action] = []
         self._pieces = tuple(pieces)
         self._num_microbatches = num_microbatches
         self._next = {(kind, piece): 0 for kind in Kind for piece in self._pieces}
-        self._waiting: deque[int] = deque()  # the piece of each I that "W" has not come to
+        self._waiting: deque[int] = deque()  # the piece of each I without its W
 
     def write(self, times: int, pattern: str) -> None:
-        """Adds the steps of `pattern`, `times` times over; those whose micro-batches have run out are left out."""
+        """Add the steps of `pattern` `times` times, without steps that have no micro-batches left."""
         steps = [self._parse(step) for step in pattern.split()]
         for _ in range(times):
             for kind, piece in steps:

@@ -1,4 +1,4 @@
-"""Sizes that every schedule checks, and the placement of the pieces of the model."""
+"""Checks of the sizes of a schedule, and the placement of the model's pieces on ranks."""
 
 from math import prod
 
@@ -8,9 +8,9 @@ MAX_ACTIONS = 20_000_000  # of one kind; some gigabytes
 
 
 def check_sizes(name: str, **sizes: int) -> None:
-    """Raises ValueError unless every size is a whole number from 1: `check_sizes("gpipe", num_stages=4)`.
+    """Raise ValueError unless every size is a whole number from 1: `check_sizes("gpipe", num_stages=4)`.
 
-    And unless the plan, actions for every stage, micro-batch and piece, fits a computer's memory.
+    Also if the plan is too large for memory.
     """
     for size, value in sizes.items():
         whole_number(f"{name}: {size}", value)
@@ -28,5 +28,5 @@ def loop(num_stages: int, num_chunks: int = 1) -> tuple[int, ...]:
 
 
 def vee(num_stages: int) -> tuple[int, ...]:
-    """`rank_of` of two pieces a rank in the shape of a V, 0 1 2 2 1 0: rank i holds pieces i and 2p-1-i."""
+    """`rank_of` of two pieces per rank in the shape of a V, 0 1 2 2 1 0: rank i holds pieces i and 2p-1-i."""
     return (*range(num_stages), *reversed(range(num_stages)))

@@ -1,18 +1,18 @@
-"""V-shaped schedules from a building block: when one micro-batch passes each rank, repeated every six steps.
+"""V-shaped schedules from a building block: the steps of one micro-batch, repeated every six steps.
 
-With two pieces a rank in a V, a micro-batch passes every rank four times (F0 down, F1 up, I1 down, I0 up) and leaves
-two weight gradients. Counting each as one step, a rank has work for 6 steps a micro-batch: so micro-batch j + 1 does
-all that j did, 6 steps later, and nothing collides if the passes of one fall on different steps modulo 6. How long a
-micro-batch stays on a rank, divided by 6, is how many are there at once: to choose the block is to choose the memory.
+With two pieces per rank in a V, a micro-batch passes every rank four times (F0 down, F1 up, I1 down, I0 up) and leaves
+two weight gradients. With each as one step, a rank has 6 steps of work per micro-batch. So micro-batch j + 1 repeats
+the steps of j, 6 steps later, and nothing collides if the passes of one fall on different steps modulo 6. The time a
+micro-batch stays on a rank, divided by 6, is the number held at once: the block determines the memory.
 
     repeat      forwards and backwards of all micro-batches by their step, weight gradients in the steps between
-    squeeze     the order is all that stays: no rank waits for a step
-    drain       once the last micro-batch came in, a weight gradient is done only where a rank would wait
+    squeeze     keep only the order: no rank waits for a step
+    drain       after the last micro-batch has come in, weight gradients are done only when a rank would wait
 
 Source: Qi, Wan, Amar, Lin, "Pipeline Parallelism with Controllable Memory", 2024, arXiv 2405.15362, sections 2 to 3
 (there B is our I).
-Simplified: the paper reorders all passes at both ends by a search; here only the weight gradients move, at the end.
-That reaches the bubble the paper states.
+Simplified: the paper reorders all passes at both ends by a search; here only the weight gradients at the end move,
+which reaches the bubble stated in the paper.
 """
 
 from collections import deque
@@ -24,12 +24,12 @@ from lablib.pipeline.schedules.sizes import vee
 
 PERIOD = 6  # steps of work that one micro-batch is for each rank
 _NEVER = 1 << 60
-_Order = list[Action | None]  # None: the oldest weight gradient that waits, if there is one
+_Order = list[Action | None]  # None: the oldest waiting weight gradient, if any
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One of the four: its step at rank 0, and how many later (or, on its way up, earlier) at each next rank."""
+    """One of the four passes: its step at rank 0, and the steps to the next rank (negative on the way up)."""
 
     at_rank_0: int
     a_rank: int
@@ -41,7 +41,7 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class BuildingBlock:
-    """What one micro-batch does: forward down and up the V, backward (input) down and up."""
+    """The passes of one micro-batch: forward down and up the V, backward (input) down and up."""
 
     F0: Pass
     F1: Pass
@@ -54,13 +54,13 @@ def repeat(name: str, block: BuildingBlock, num_stages: int, num_microbatches: i
     ranks = [_Rank(_by_step(block, rank, num_stages, num_microbatches)) for rank in range(num_stages)]
     clock = _Clock(2 * num_stages, num_microbatches)
     while any(rank.is_busy for rank in ranks):
-        # Nothing that is done in a step is seen by another rank before the next.
+        # Other ranks see the results of a step in the next step.
         clock.tick([action for rank in ranks if (action := rank.take(clock)) is not None])
     return Plan(name, num_stages, num_microbatches, tuple(tuple(rank.row) for rank in ranks), vee(num_stages))
 
 
 def _by_step(block: BuildingBlock, rank: int, num_stages: int, num_microbatches: int) -> _Order:
-    """Everything a rank does, by step; after the last micro-batch came in, without the weight gradients."""
+    """The actions of a rank by step; after the last micro-batch has come in, without the weight gradients."""
     down, up = rank, 2 * num_stages - 1 - rank
     first = [
         (block.F0.step(rank), down, Kind.F),
@@ -81,7 +81,7 @@ def _by_step(block: BuildingBlock, rank: int, num_stages: int, num_microbatches:
 
 
 class _Clock:
-    """The step that it is, and since when each F and I is done."""
+    """The current step, and the step after which each F and I is done."""
 
     def __init__(self, num_pieces: int, num_microbatches: int):
         self.now = 0
@@ -89,7 +89,7 @@ class _Clock:
         self._since = {kind: [[_NEVER] * num_microbatches for _ in range(num_pieces)] for kind in (Kind.F, Kind.I)}
 
     def is_ready(self, action: Action) -> bool:
-        """Whether the action's input from the piece before it is there."""
+        """Whether the action's input has arrived."""
         kind, piece, microbatch = action.kind, action.stage, action.microbatch
         if kind is Kind.F:
             return piece == 0 or self._since[Kind.F][piece - 1][microbatch] <= self.now
@@ -105,12 +105,12 @@ class _Clock:
 
 
 class _Rank:
-    """One rank at work: `row` is what it has done."""
+    """One rank; `row` has its finished actions."""
 
     def __init__(self, order: _Order):
         self.row: list[Action] = []
         self._order = order
-        # From here on no step is kept for the weight gradients: they are done where the rank would wait.
+        # From here on weight gradients are done only when the rank would wait.
         self._drain_from = max((at for at, action in enumerate(order) if action is None), default=-1) + 1
         self._next = 0
         self._waiting: deque[Action] = deque()  # weight gradients
@@ -120,7 +120,7 @@ class _Rank:
         return self._next < len(self._order) or bool(self._waiting)
 
     def take(self, clock: _Clock) -> Action | None:
-        """Does the next action and returns it; None where that cannot run yet."""
+        """Do the next action and return it; None if it cannot run yet."""
         while self._next < len(self._order) and self._order[self._next] is None and not self._waiting:
             self._next += 1
         if self._next == len(self._order):

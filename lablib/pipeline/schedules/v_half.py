@@ -9,9 +9,9 @@ once: half of the 2 p that 1F1B's rank 0 would hold.
     rank 1            .  . F0  .  .  . F1  .  .  . I1  .  .  .  . I0  .
     rank 2            .  .  .  . F0 F1  .  .  .  .  .  . I1  . I0  .  .
 
-Cost: bubble at most 3 (p-1) steps of a piece where F = I = W and m > p/2 (1F1B has 6 (p-1)); where times are unequal
-it does not grow with m as long as W + 2 I >= 2 F and W + 2 F >= 2 I; activations of floor((p+2)/2) micro-batches,
-twice as many pieces, on a rank; sent twice as much as in 1F1B.
+Cost: bubble at most 3 (p-1) steps of a piece where F = I = W and m > p/2 (1F1B has 6 (p-1)); for unequal times it does
+not grow with m as long as W + 2 I >= 2 F and W + 2 F >= 2 I; activations of floor((p+2)/2) micro-batches, twice as many
+pieces, on a rank; twice the sent bytes of 1F1B.
 Legend: p ranks (`num_stages`), m micro-batches; 0 and 1 the rank's pieces i and 2p-1-i.
 Source: Qi, Wan, Amar, Lin, "Pipeline Parallelism with Controllable Memory", 2024, arXiv 2405.15362, section 3; memory
 and bubble as its authors' table states them.
@@ -30,7 +30,7 @@ def v_half(num_stages: int, num_microbatches: int) -> Plan:
 
 
 def block(num_stages: int) -> BuildingBlock:
-    """The steps of a micro-batch: each pass follows the one before it as closely as nothing collides modulo 6."""
+    """The steps of a micro-batch: each pass as early as possible without collisions modulo 6."""
     p = num_stages
     wait = 0 if p % 2 else 3  # before I1 starts down again: without it I0 would meet F1 where p is even
     return BuildingBlock(

@@ -1,8 +1,8 @@
 """V-Min: a third of 1F1B's memory, the least a V can do, for two thirds of its bubble.
 
 A building block (v_blocks.py) in which a micro-batch moves on at every step, down and up the V and down and up again:
-4 p steps after it came in it has left rank 0. Each rank holds it for about 4 p steps, counting both pieces; repeated
-every 6 steps, that is 2 p / 3 pieces at once: a third of the 2 p that 1F1B's rank 0 would hold.
+after 4 p steps it has left rank 0. Each rank holds it for about 4 p steps, counting both pieces; repeated every 6
+steps, that is 2 p / 3 pieces at once: a third of the 2 p that 1F1B's rank 0 would hold.
 
     p = 4    step    0  1  2  3  4  5  6  7  8  9 10 11 12 13 14 15
     rank 0           F0  .  .  .  .  .  . F1 I1  .  .  .  .  .  . I0
@@ -10,9 +10,9 @@ every 6 steps, that is 2 p / 3 pieces at once: a third of the 2 p that 1F1B's ra
     rank 2            .  . F0  .  . F1  .  .  .  . I1  .  . I0  .  .
     rank 3            .  .  . F0 F1  .  .  .  .  .  . I1 I0  .  .  .
 
-Cost: bubble about 4 (p-1) steps of a piece where F = I = W (1F1B has 6 (p-1)), and one that grows with m where times
-are unequal: a rank then waits in every round; activations of floor((p+4)/3) micro-batches, twice as many pieces, on a
-rank; sent twice as much as in 1F1B.
+Cost: bubble about 4 (p-1) steps of a piece where F = I = W (1F1B has 6 (p-1)), and one that grows with m for unequal
+times, as a rank then waits in every round; activations of floor((p+4)/3) micro-batches, twice as many pieces, on a
+rank; twice the sent bytes of 1F1B.
 Legend: p ranks (`num_stages`), m micro-batches; 0 and 1 the rank's pieces i and 2p-1-i.
 Source: Qi, Wan, Amar, Lin, "Pipeline Parallelism with Controllable Memory", 2024, arXiv 2405.15362, section 3; memory
 and bubble as its authors' table states them.
@@ -31,7 +31,7 @@ def v_min(num_stages: int, num_microbatches: int) -> Plan:
 
 
 def block(num_stages: int) -> BuildingBlock:
-    """The steps of a micro-batch: each pass follows the one before it as closely as nothing collides modulo 6."""
+    """The steps of a micro-batch: each pass as early as possible without collisions modulo 6."""
     p = num_stages
     wait = 0 if p % 3 else 2  # before I1 starts down again: without it I1 would meet F0 where p is a multiple of 3
     return BuildingBlock(

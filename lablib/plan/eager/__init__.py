@@ -6,7 +6,7 @@ layer.py      a layer, the embedding and the head
 experts.py    experts instead of the MLP
 data.py       the data axis: DDP, ZeRO-1, FSDP2
 optimizer.py  the update, tensor by tensor
-messages.py   a pipeline whose messages wait for each other
+messages.py   a pipeline with messages that wait for each other
 memory.py     moments at which memory may peak
 sharded.py    the same under FSDP2
 peak.py       peak memory of a rank, by category

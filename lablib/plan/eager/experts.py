@@ -13,8 +13,8 @@
 
 in tensors of R D numbers (k, 1), R E (E) and the experts' R k F (F). Kept: the router's input and scores, weights, two
 places and the choice of each row; tokens that arrived in order of experts, both sides of the activation, tokens that
-came back. Backward has two more tensors as large as the latter: their gradients, then those of their weights and zeros
-to add to.
+came back. Backward has two more tensors as large as the latter: their gradients, then gradients of their weights and
+zeros to add to.
 
 Legend: R tokens of this rank, D width, E experts, k of them for a token, F their hidden width over x ranks each.
 

@@ -140,7 +140,7 @@ def mlp(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
 def embedding(machine: Machine, model: Transformer, sizes: Sizes) -> Work:
     """Tokens (of this rank's part of the vocabulary), their sum over ranks, learned positions.
 
-    With sequence parallelism a rank gets the sum of its own tokens alone, and their positions.
+    With sequence parallelism a rank gets only the sum of its own tokens, and their positions.
     """
     width, is_split = machine.width, _is_split(machine, sizes)
     size = sizes.rows * model.d_model * width

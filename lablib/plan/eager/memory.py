@@ -53,7 +53,7 @@ class Stage(NamedTuple):
         saved: of a layer, from forward to backward, its output included.
         window: layers with their `saved` on the device at once: all, or with offloaded activations two, in transit.
         recomputed: of a layer, recomputed for backward.
-        inner, last_weight: the MLP's inner tensor, and the weight of its last product; or those of the experts.
+        inner, last_weight: the MLP's inner tensor, and the weight of its last product; or of the experts.
         dispatched: sent by a rank to experts.
         attention: the gradients around queries, keys and values, when their weights' are computed.
         passing: of a layer, temporary in forward.
@@ -171,7 +171,7 @@ class Stage(NamedTuple):
         return Moment(self.sent, 0.0, (1 - self.is_last) * self.entering)
 
     def at_embedding(self, is_later: bool) -> Moment:
-        """Gradients of the table: the new one, those of both ends if it is shared, and the earlier sum."""
+        """Gradients of the table: the new one, of both ends if it is shared, and the earlier sum."""
         before = self.embedding_gradient if is_later else 0.0
         return Moment(other=self.is_first * (self.whole + before + 2 * self.tied))
 

@@ -1,7 +1,7 @@
 """Attention of c ranks that share every sequence, as torch's own ring runs it: operator by operator.
 
 A rank has two of 2c chunks of each sequence, one from the head and one from the tail. It attends to its own keys and
-values (causal), then to those of the c - 1 others: of ranks before it to their first chunk, with all its queries; of
+values (causal), then to the keys of the c - 1 others: of ranks before it to their first chunk, with all its queries; of
 ranks after it to both chunks, with its second half of queries. Either is half a square, so all have equal work.
 
     operator                forward                             backward
@@ -26,7 +26,7 @@ context ranks.
 Source: Liu et al., "Ring Attention", 2023, arXiv 2310.01889; torch/distributed/tensor/experimental/_context_parallel/
 _attention.py (`_templated_ring_attention`, `_SDPAMerger`; balanced, merged in 32 bits and rotated by all-gather, its
 defaults), torch 2.13; operators and lifetimes as in the simulator's timeline and memory tracker.
-Simplified: the first rank, which keeps a copy of the output that the last one does not, stands for all.
+Simplified: the first rank, which keeps a copy of the output unlike the last one, represents all.
 """
 
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Moments at which memory may peak under FSDP2: those of eager/memory.py, with gathered parameters and whole gradients.
+"""Moments at which memory may peak under FSDP2: as in eager/memory.py, with gathered parameters and whole gradients.
 
 A rank keeps 1 / s of everything. For a time it holds whole:
 

@@ -15,7 +15,7 @@ _NEW = (logging.NOTSET, True, False, [], [])  # state of a logger made by `getLo
 
 
 def logging_state(root: Any = None, manager: Any = None) -> tuple:
-    """The current state; or that of a root logger and its manager that are not in place yet."""
+    """The current state, or the state of a root logger and its manager that are not installed yet."""
     root, manager = root or logging.root, manager or logging.Logger.manager
     made = _loggers(root, manager)
     states = zip(made, map(_STATE, made), strict=True)  # no call per logger: each launch reads all of them three times

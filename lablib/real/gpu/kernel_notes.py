@@ -32,7 +32,7 @@ def kernel_notes(measured: Sequence[Measurement]) -> list[str]:
     if strays := those(lambda count: count.strays):
         number = sum(count.strays for count in strays.values())
         notes.append(
-            f"{plural(number, 'kernels')} of NCCL on {_ranks(strays)} belong to no recorded call: they stand in the "
+            f"{plural(number, 'kernels')} of NCCL on {_ranks(strays)} belong to no recorded call: they are in the "
             'lane "comm:unknown", and the calls that they carried out have no times'
         )
     return notes

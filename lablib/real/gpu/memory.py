@@ -26,5 +26,5 @@ def begin_count(device: torch.device) -> None:
 
 
 def peak_bytes(device: torch.device) -> int | None:
-    """Peak bytes of tensors since `begin_count`; None on a CPU, whose allocator keeps no count."""
+    """Peak bytes of tensors since `begin_count`; None on a CPU, as its allocator keeps no count."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -76,7 +76,7 @@ def ranks_per_gpu(backend: str, ranks: int) -> int:
 
 
 def ranks_with_own_gpu(backend: str, ranks: int) -> int:
-    """The number of ranks with a GPU of their own on "nccl"; all ranks on other backends."""
+    """The number of ranks with a separate GPU on "nccl"; all ranks on other backends."""
     gpus = torch.cuda.device_count() if backend == "nccl" else 0
     return min(ranks, gpus) if gpus else ranks
 

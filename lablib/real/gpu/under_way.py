@@ -81,7 +81,7 @@ def explain(error: RuntimeError, under_way: str, has_returned: bool) -> None:
         return
     where = "while the launcher waited for the GPU, after the program had returned" if has_returned else "at this line"
     error.add_note(
-        f"this error surfaced {where}; the kernel that failed was launched before, and what it printed stands in the "
+        f"this error surfaced {where}; the kernel that failed was launched before, and its output is in the "
         "rank's stderr. To see the line that launched it, set CUDA_LAUNCH_BLOCKING=1 before the first launch of a "
         "new notebook kernel"
     )

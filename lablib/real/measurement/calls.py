@@ -1,9 +1,9 @@
 """Record every communication call of a rank: operation, group, bytes.
 
 The profiler alone lacks information: gloo's events have no group and no sequence number, and point-to-point calls have
-no peer. So each `c10d::` operation gets one more kernel in front of its own (on the dispatch key BackendSelect, which
-every call passes), which records a `Call` and redispatches. Unlike a wrapper of `torch.distributed` functions it also
-sees the calls of DDP's C++ reducer, DTensor and functional collectives. The times come from the profiler.
+no peer. So each `c10d::` operation gets one more kernel before its own (on the dispatch key BackendSelect, which every
+call passes), which records a `Call` and redispatches. Unlike a wrapper of `torch.distributed` functions it also sees
+the calls of DDP's C++ reducer, DTensor and functional collectives. The times come from the profiler.
 
 On GPUs batches of calls have numbers (batches.py), and the work of a call is kept until it is complete (under_way.py).
 """

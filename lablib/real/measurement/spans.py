@@ -9,7 +9,7 @@ only calls `aten::t` and `aten::addmm`, so only these two are spans; operations 
                 aten::transpose     inside a span: not one
             aten::addmm             span "aten.addmm"
 
-Times are those of the thread or GPU stream that did the work: gloo_spans.py on the CPU, kernels.py on GPUs.
+Times are of the thread or GPU stream that did the work: gloo_spans.py on the CPU, kernels.py on GPUs.
 
 Phase: the innermost `record_function` block of the program (labels.py); without one "backward" inside autograd's
 backward, "optimizer" inside `Optimizer.step`; otherwise it is inferred from the whole run (lablib/record/passes.py).

@@ -1,7 +1,7 @@
 """Messages over a socket, without copies of their tensors.
 
-A message is a pickle (protocol 5) and its out-of-band buffers: those of tensors and numpy arrays are sent straight from
-their memory and received straight into new tensor memory.
+A message is a pickle (protocol 5) and its out-of-band buffers: buffers of tensors and numpy arrays are sent directly
+from their memory and received straight into new tensor memory.
 
     | number of frames: u64 | size of each frame: u64 ... | pickle | buffer 1 | buffer 2 | ...
 

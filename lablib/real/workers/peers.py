@@ -71,7 +71,7 @@ def check_callers(addresses: set[str], lines: Sequence[str] = ()) -> None:
         lines = ()
         time.sleep(_BETWEEN_S)
     raise PermissionError(
-        f"a connection to this rank must come from a process of its own user (id {os.geteuid()}): {strange[0]}; "
+        f"a connection to this rank must come from a process of the same user (id {os.geteuid()}): {strange[0]}; "
         "another user of this machine has interfered, so the launch ends; ask who that is, then launch again"
     )
 
@@ -89,7 +89,7 @@ def interference(pids: Iterable[int]) -> str:
         return ""
     return (
         f"of the connections to these ranks {', '.join(known)}: another user of this machine has interfered "
-        "(or calls what the program itself serves); ask who that is, then launch again"
+        "(or calls a service of the program); find out who that is, then launch again"
     )
 
 

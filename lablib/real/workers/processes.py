@@ -71,7 +71,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 def fixed_environment(variables: Mapping[str, str] | None = None) -> FixedEnvironment:
-    """The variables that a worker keeps for its life, sorted; those of this process by default."""
+    """The variables that a worker keeps for its life, sorted; by default from this process."""
     variables = os.environ if variables is None else variables
     return tuple(sorted((name, value) for name, value in variables.items() if name.startswith(_PREFIXES)))
 

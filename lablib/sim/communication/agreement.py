@@ -29,7 +29,7 @@ def ensure_one_dtype(*tensors: Any) -> None:
         found = " and ".join(dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in flat))
         raise ValueError(
             f"the tensors of one call must have one type: got {found}; "
-            "make them of the same, as torch.zeros(1, dtype=x.dtype) is of that of x."
+            "make them the same, such as torch.zeros(1, dtype=x.dtype) for x."
         ) from None
 
 

@@ -220,10 +220,10 @@ class Collectives(dist.ProcessGroup):
             move: fills the buffers of all ranks.
             opts: torch's options: whether the call is asynchronous.
             root, op: root in the group, and reduction, of collectives that have one.
-            alike: tensors whose dtype and shape must be equal on all ranks; None: `sent`.
+            alike: tensors that must have equal dtypes and shapes on all ranks; None: `sent`.
             output_shapes: of an all_gather into a list: equal on all ranks.
             find_mismatch: finds ranks with arguments that do not fit.
-            results: what the work returns; None: `received`.
+            results: result of the work; None: `received`.
             uneven: bytes of each part of an all-to-all with parts of several sizes.
         """
         rank = self._rank_state

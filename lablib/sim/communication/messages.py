@@ -53,7 +53,7 @@ class Messages(Collectives):
             self._turns.fail(
                 LaunchError(
                     f"rank {self._rank_state.rank} {verb} rank {rank}, which is not simulated ({program_line()}): a "
-                    f"collective of phantoms can be priced, a message has nobody at its other end; add rank {rank} to "
+                    f"collective of phantoms can be priced, a message has no rank at its other end; add rank {rank} to "
                     f"simulate="
                 )
             )

@@ -72,13 +72,13 @@ LIMITS: Mapping[str, Limit] = MappingProxyType(
             "tensors with gaps or in another order of dimensions",
             ValueError,
             "Tensors must be contiguous: got shape {} with strides {}",
-            "communicate x.contiguous(), and copy back what was received",
+            "communicate x.contiguous(), and copy the result back",
         ),
         "dense": Limit(
             "messages, and lists of tensors, with gaps",
             ValueError,
             "Tensors must be non-overlapping and dense: got shape {} with strides {}",
-            "communicate x.contiguous(), and copy back what was received",
+            "communicate x.contiguous(), and copy the result back",
         ),
         "any source": Limit(
             "a receive from anyone",

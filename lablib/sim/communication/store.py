@@ -128,7 +128,7 @@ class SimStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
             if time_is_up and not self._has(keys):
                 raise dist.DistStoreError(
                     f"wait timeout after {timeout_s:g} s of virtual time, keys: {', '.join(keys)}; "
-                    f"no rank sets what is missing by then"
+                    f"no rank sets the missing keys by then"
                 )
 
     def _let_others_run(self, keys: list[str], verb: str, source: Source, until_s: float = inf) -> bool:

@@ -18,8 +18,8 @@ def unwaited_notes(ranks: Sequence[Rank]) -> list[str]:
             for issued in rank.unwaited
             if issued.is_own
         ),
-        "{who} never waited for {}{times} ({}): on real processes {}; keep what the call returns and call wait() on it",
-        "issued communications that nobody waited for",
+        "{who} never waited for {}{times} ({}): on real processes {}; keep the returned work and call wait() on it",
+        "issued communications without a wait",
     )
 
 
@@ -67,7 +67,7 @@ def overlap_notes(ranks: Sequence[Rank]) -> list[str]:
     return _notes(
         ((rank.rank, (name, str(line), place)) for rank in ranks for name, place, line in rank.overlaps),
         "{who} gave {} an output that overlaps its input{times} ({}): {}; elsewhere what NCCL "
-        "gives is undefined: use a tensor of its own",
+        "gives is undefined: use a separate tensor",
         "gave a call an output that overlaps its input",
     )
 

@@ -8,9 +8,9 @@ A future (`get_future`) is returned once the data is available, without moving t
 overlaps with the transfer; the future's `wait`, and the first operation that touches the result, join the streams
 (pending.py). Callbacks of the future run on a separate stream (future.py).
 
-Simplified: torch waits for a future outside Python, where no other rank could have a turn, so none is returned early,
-and buffers are filled when it is. A rank that takes the future of a call, and only then sends a message that others
-need in order to join it, gets a deadlock error.
+Simplified: torch waits for a future outside Python, where no other rank could have a turn, so futures return only when
+done, and buffers are filled when it is. A rank that takes the future of a call, and only then sends a message that
+others need in order to join it, gets a deadlock error.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Issued:
         member: this rank's number in it (delivery.py).
         source: the line of the program.
         is_own: whether the program made the call; torch drops its own handles when it knows that they have ended.
-        blocks: whether the call waits before it returns, so that nothing else happens on this rank.
+        blocks: whether the call waits before it returns, so that this rank does nothing in between.
     """
 
     event: Communication

@@ -164,7 +164,7 @@ def _name(param: Tensor) -> str:
 
 
 def _modules_called(frame: FrameType | None) -> Iterable[nn.Module]:
-    """The modules whose forward is on the stack, innermost first."""
+    """The modules with a forward on the stack, innermost first."""
     while frame is not None:
         if is_call_of(frame, "call_module") and isinstance(module := frame.f_locals.get("self"), nn.Module):
             yield module

@@ -223,7 +223,7 @@ class Faults(Conditions):
         return Transfer(*what, start_s, until_s, issued_s, id=number)
 
     def _is_under_way(self, stopped: Hung) -> bool:
-        """Whether all have joined and none is dead: the transfer hangs in the network."""
+        """Whether all have joined and all are alive: the transfer hangs in the network."""
         return stopped.start_s < inf and not self._dead.intersection(stopped.ranks)
 
 
@@ -233,7 +233,7 @@ def _down(link: DropLink) -> str:
 
 def _who(waiting: Sequence[Wait]) -> str:
     if not waiting:
-        return "nobody waits for it, but a job that has lost a part has failed"
+        return "no rank waits for it, but a job that has lost a part has failed"
     return f"{len(waiting)} {'rank waits' if len(waiting) == 1 else 'ranks wait'} and cannot go on"
 
 

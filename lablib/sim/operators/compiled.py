@@ -30,7 +30,7 @@ from lablib.sim.replaced import replaced
 from lablib.torch_compat import DYNAMO_FRAMES, DYNAMO_STANCE, loaded
 
 NOTE = (
-    "torch.compile: the simulator ran compiled functions operator by operator, so time, kernels and bytes are those of "
+    "torch.compile: the simulator ran compiled functions operator by operator, so time, kernels and bytes are of "
     "the eager program, more than a compiler's; predict(..., stack='torch-compile') estimates a compiled step"
 )
 

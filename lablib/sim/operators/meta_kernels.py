@@ -162,7 +162,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
     except NotImplementedError as error:
         if "meta" in str(error).lower():
             name = str(schema(func).name).removeprefix("aten::")
-            raise needs_value(f"{name}, whose result depends on values") from error
+            raise needs_value(f"{name}, with a result that depends on values") from error
         raise
 
 

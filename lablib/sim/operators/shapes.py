@@ -64,7 +64,7 @@ def _needs_values(code: CodeType) -> bool:
 
 @cache
 def _factories() -> frozenset[Any]:
-    """Functions that make a tensor on the default device if none is given: torch's own list."""
+    """Functions that make a tensor on the default device by default, from torch's list."""
     return frozenset(device_constructors())
 
 

@@ -247,10 +247,10 @@ class Turns:
             self._over.set()  # `end` came while this thread was ending by itself
 
     def _guard(self, me: RankThread, on_error: OnError, step: Callable[[], None]) -> None:
-        """Run a step. Any exception, except from the run's end, ends the run with an error: none is lost."""
+        """Run a step. Any exception, except from the run's end, ends the run with an error."""
         try:
             step()
-        except BaseException as error:  # noqa: B036 - whatever a rank raises ends the run, and the launch raises it
+        except BaseException as error:  # noqa: B036 - any exception of a rank ends the run, and the launch raises it
             if not self._ending:
                 self._fail(_described(on_error, me.rank.rank, error))
 

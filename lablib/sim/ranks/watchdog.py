@@ -57,7 +57,7 @@ class Watchdog:
             return ""
         if _is_wait(frame) and frame.f_locals.get("timeout") is None and not self._somebody_else_runs():
             return (
-                f"rank {rank} waits in {_primitive(frame)} ({program_line(frame)}), and nobody can end that: ranks of "
+                f"rank {rank} waits in {_primitive(frame)} ({program_line(frame)}), and no rank can end that: ranks of "
                 f"the simulator take turns, and no other has one while a rank waits outside torch.distributed. Real "
                 f"ranks are processes and would not share this object; use torch.distributed to wait for another rank."
             )
@@ -65,8 +65,8 @@ class Watchdog:
             self._speak_after_s *= 4
             place = program_line(frame)
             print(
-                f"launch: rank {rank} has made no call for {quiet_s:.0f} s: it is at {place}; no other rank has a turn "
-                f"meanwhile. Interrupt the run if it should not be there (timeout_s= ends it by itself).",
+                f"launch: rank {rank} has made no call for {quiet_s:.0f} s: it is at {place}. No other rank has a turn "
+                f"until it does. Interrupt the run if it should not be there (timeout_s= ends it by itself).",
                 file=sys.__stderr__,
             )
         return ""

@@ -13,8 +13,9 @@ masks one byte. Bytes per layer (table 2):
 34 are 11 of attention, 19 of the MLP and 4 of two norms; 5 a s / h the scores: softmax, its mask, its dropped-out copy.
 Selective recomputation computes those again, which are 70% of GPT-3's bytes and 2.7% of its FLOPs.
 
-The first of p stages has p micro-batches in flight in 1F1B, each of L / p layers, so all L layers' worth; interleaved
-with m chunks per stage, 1 + (p - 1) / (p m) times as much. Outside the layers (section 4.3), with sequence parallelism:
+The first of p stages has p micro-batches in flight in 1F1B, each of L / p layers, so the activations of L layers;
+interleaved with m chunks per stage, 1 + (p - 1) / (p m) times as much. Outside the layers (section 4.3), with sequence
+parallelism:
 
     s b h p / t        masks of the dropout behind the embedding, for each micro-batch in flight
     4 s b h (1 + v / h) / t   where p = 1: the inputs of the last norm and of the head, and logits in 32 bits

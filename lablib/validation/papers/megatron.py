@@ -15,14 +15,14 @@ figure 1. Their FLOPs are in lablib/models/transformer_flops.py.
 
 from lablib.cost.arrays import Numbers
 
-STATE_BYTES = 18  # per parameter: itself 2, gradient 4, master copy 4, two moments 8
+STATE_BYTES = 18  # per parameter: weight 2, gradient 4, master copy 4, two moments 8
 
 
 def megatron_parameters(layers: Numbers, h: Numbers, vocab_size: Numbers, s: Numbers) -> Numbers:
-    """P of a GPT of so many layers of width h, over `vocab_size` tokens and s positions."""
+    """P of a GPT of `layers` layers of width h, over `vocab_size` tokens and s positions."""
     return 12 * layers * h**2 * (1 + 13 / (12 * h) + (vocab_size + s) / (12 * layers * h))
 
 
 def megatron_layer_states_bytes(layers: Numbers, h: Numbers, *, tensor: Numbers = 1, pipeline: Numbers = 1) -> Numbers:
-    """Bytes of parameters, gradients and optimizer states on each rank, of the layers' matrices alone."""
+    """Bytes of parameters, gradients and optimizer states on each rank, of the layers' matrices only."""
     return STATE_BYTES * 12 * layers * h**2 / (tensor * pipeline)

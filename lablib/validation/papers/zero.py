@@ -1,14 +1,14 @@
 """ZeRO's table: bytes of parameters, gradients and optimizer states on each of n ranks, by stage.
 
-Data-parallel ranks all keep the same model states. ZeRO gives each rank the states of 1/n of the parameters: in stage 1
-the optimizer's, in stage 2 also the gradients, in stage 3 also the parameters. For P parameters in 16 bits and K
-bytes of optimizer states per parameter (12 for Adam: master copy and two moments):
+Data-parallel ranks all keep the same model states. ZeRO gives each rank 1/n of the optimizer states (stage 1), also of
+the gradients (stage 2), also of the parameters (stage 3). For P parameters in 16 bits and K bytes of optimizer states
+per parameter (12 for Adam: master copy and two moments):
 
     stage 0   2 P + 2 P + K P          stage 2   2 P + (2 P + K P) / n
     stage 1   2 P + 2 P + K P / n      stage 3   (2 P + 2 P + K P) / n
 
-Bytes sent per rank and step are an all-reduce's, 2 P numbers, for stages 0 to 2, and 1.5 times as many for
-stage 3, which gathers parameters in forward and in backward.
+Each rank sends 2 P numbers per step (an all-reduce) in stages 0 to 2, and 1.5 times as many in stage 3, which gathers
+parameters in forward and in backward.
 
 Source: Rajbhandari et al., "ZeRO: Memory optimizations toward training trillion parameter models", 2019, arXiv
 1910.02054, sections 3.1, 5 and 7, figure 1 and table 1.

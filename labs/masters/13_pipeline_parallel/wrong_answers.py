@@ -611,7 +611,7 @@ rank 1: F0 F1 I0 W0 F2 I1 W1 F3 I2 W2 I3 W3
 rank 2: F0 I0 F1 I1 W0 F2 I2 W1 F3 I3 W2 W3
 """
 ''',
-            "stands before",
+            "comes before",
         ),
         (
             "is for three micro-batches",

@@ -234,7 +234,7 @@ def test_tokens_that_are_not_the_orders_are_refused_on_the_rank():
         ring_attention(x, x, x, zigzag_order(12, ranks))
 
     with pytest.raises(
-        RankError, match=r"must be of the group's ranks: got one of 3 for 2; try order_of\('zigzag', 12"
+        RankError, match=r"must be for the group's ranks: got one for 3 instead of 2; try order_of\('zigzag', 12"
     ):
         launch(program, 4, 3, ranks=2)
 
@@ -248,5 +248,5 @@ def test_tokens_that_are_not_the_orders_are_refused_on_the_rank():
         launch(heads, 6, 2, ranks=3)
     with pytest.raises(ValueError, match="each of 2 ring ranks must have a token for each of its 4 head ranks: got 3"):
         nested_order(zigzag_order(7, 2), 4)
-    with pytest.raises(RankError, match="rank 0 must have 6 of 12 tokens, as the order says: got 5"):
+    with pytest.raises(RankError, match="rank 0 must have 6 of 12 tokens, by its order: got 5"):
         launch(program, 5, 2, ranks=2)

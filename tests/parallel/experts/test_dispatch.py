@@ -173,7 +173,7 @@ def test_the_simulator_counts_products_by_rows_and_padding_by_the_longest_group(
 def test_what_cannot_be_is_refused():
     x, w, routing = torch.zeros(3, 4), torch.zeros(2, 4, 8), route(torch.zeros(3, 2), 1)
     refused: list[tuple[Any, str]] = [
-        (lambda: dispatch(torch.zeros(4, 4), sort_by_expert(routing)), "got one of 3 for 4 tokens"),
+        (lambda: dispatch(torch.zeros(4, 4), sort_by_expert(routing)), "got one for 3 instead of 4 tokens"),
         (
             lambda: combine(x[:2], sort_by_expert(routing), torch.zeros(3, 1)),
             "got 2 rows and weights .3, 1. for 3 rows",
@@ -183,7 +183,7 @@ def test_what_cannot_be_is_refused():
             lambda: expert_capacity(8, 1, 16, 1.0),
             r"got factor 1 of 8 tokens x 1 choices / 16 experts = 0.5; try a .* 2",
         ),
-        (lambda: expert_capacity(8, 1, 16, float("nan")), "room for a token at least: got factor nan"),
+        (lambda: expert_capacity(8, 1, 16, float("nan")), "room for at least one token: got factor nan"),
         (lambda: expert_capacity(8, 3, 2, 1.0), "k must be at most the number of experts: got 3 of 2"),
         (lambda: loop_product(x, w, (3,)), "counts must be of 2 groups and sum to 3 rows: got 1 groups of 3"),
         (lambda: padded_product(x, w, (3, 1)), "got 2 groups of 4 rows"),

@@ -164,7 +164,7 @@ def test_with_one_expert_of_each_token_the_router_learns():
 def test_what_cannot_be_is_refused():
     model = with_experts(GPT(CONFIG), 4, 2)
     refused: list[tuple[Any, str]] = [
-        (lambda: with_experts(model, 4, 2), "a model whose blocks have MLPs: got one with mixtures"),
+        (lambda: with_experts(model, 4, 2), "a model with MLPs in its blocks: got one with mixtures"),
         (lambda: with_experts(GPT(CONFIG), 4, 5), "k must be at most the number of experts: got 5 of 4"),
         (lambda: with_experts(GPT(CONFIG), 4, 2, every=3), "every must be at most the number of blocks: got 3 of 2"),
         (
@@ -173,7 +173,10 @@ def test_what_cannot_be_is_refused():
         ),
         (lambda: MixtureConfig(4, 2, product="loop"), "product must be a function of 3 arguments: got 'loop'"),  # pyright: ignore
         (lambda: mixture_of(4, 1, normalized=True)(drawn(3, 16)), "the router gets no gradient"),
-        (lambda: mixture_of(64, 1, capacity_factor=1.0)(drawn(3, 16)), "room for a token at least: got factor 1 of 3"),
+        (
+            lambda: mixture_of(64, 1, capacity_factor=1.0)(drawn(3, 16)),
+            "at least one token: got factor 1 of 3",
+        ),
     ]
     for call, message in refused:
         with pytest.raises(ValueError, match=message):

@@ -335,7 +335,7 @@ def test_under_shapes_many_ranks_run_a_balanced_step_and_others_are_refused():
 
     run = launch(program, True, ranks=128, fidelity="shapes", simulate=range(8))
     assert run.values[0] == 2 and run.timeline.makespan_s > 0
-    with pytest.raises((ValueNeededError, LaunchError), match="say balanced=True"):
+    with pytest.raises((ValueNeededError, LaunchError), match="use balanced=True"):
         launch(program, False, ranks=128, fidelity="shapes", simulate=range(8))
 
 
@@ -410,7 +410,7 @@ def test_what_cannot_be_is_refused_before_any_rank_starts():
         (lambda: check_experts(8, 2, 4, tensor_ranks=4, cuts_experts=False), "got 8 experts on 16 ranks; try 8 ranks"),
         (
             lambda: check_experts(8, 1, 4, num_tokens=4, capacity_factor=1.0),
-            "room for a token at least: got factor 1 of 4",
+            "room for at least one token: got factor 1 of 4",
         ),
     ]
     for call, message in refused:
@@ -441,7 +441,7 @@ def test_what_does_not_fit_is_refused_on_the_rank():
         (uneven, "got 4 experts on 3 ranks; try 2 ranks, or 6 experts"),
         (plain, "for a model with mixtures: got none; call with_experts first"),
         (twice, "spread already: call parallelize once"),
-        (reduce, "got none; DataParallel alone will do"),
+        (reduce, "got none; use DataParallel without it"),
         (balanced, "got 8 tokens x 1 choices on 3 ranks for 3 experts; try a multiple of 9 tokens"),
     ]
     for program, message in refused:

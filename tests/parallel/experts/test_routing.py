@@ -88,7 +88,7 @@ def test_under_shapes_a_routing_is_balanced_or_refused():
         return route(torch.randn(6, 4), 2, balanced=balanced).counts()
 
     assert launch(program, True, ranks=2, fidelity="shapes").values == [(3, 3, 3, 3)] * 2
-    with pytest.raises(ValueNeededError, match="say balanced=True"):
+    with pytest.raises(ValueNeededError, match="use balanced=True"):
         launch(program, False, ranks=2, fidelity="shapes")
 
 

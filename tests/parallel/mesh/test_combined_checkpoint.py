@@ -203,15 +203,15 @@ def test_what_cannot_be_loaded_is_refused_on_all_ranks_and_changes_nothing(tmp_p
         with pytest.raises(ValueError) as error:
             load_checkpoint(made(combination, optimizer_fn=partial(torch.optim.SGD, lr=0.1)), path)
         found.append(str(error.value))
-        with pytest.raises(ValueError, match="needs a folder of its own"):
+        with pytest.raises(ValueError, match="needs a new folder"):
             save_checkpoint(step, path, 3)
         return found
 
     for found in launch(program, ranks=4, trace=False).values:
         assert "there is no checkpoint that can be read" in found[0]
         assert "that save_checkpoint did not write" in found[1]
-        assert "must be that of the same model: num_heads is 4 there, and 2 here" in found[2]
-        assert "must be that of the same optimizer: it was 'AdamW', and is 'SGD' here" in found[3]
+        assert "must be of the same model: num_heads is 4 there, and 2 here" in found[2]
+        assert "must be of the same optimizer: it was 'AdamW', and is 'SGD' here" in found[3]
 
 
 @pytest.mark.parametrize("what", ["tensors", "description"])

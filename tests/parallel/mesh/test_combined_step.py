@@ -311,7 +311,7 @@ def of(mesh: Mesh | None = None, batch_size: Any = 8, seq_len: Any = 16, **optio
         (lambda: of(schedule="interleaved", num_chunks=2, num_micro_batches=1), "num_microbatches"),
         (
             lambda: of(schedule="zb-h1", num_micro_batches=1, autocast=torch.bfloat16),
-            "put off do not pass through autocast",
+            "deferred weight gradients do not work with autocast",
         ),
         (lambda: of(mesh=(2, 2)), "Combination: mesh must be"),  # pyright: ignore
     ],
@@ -338,7 +338,7 @@ def test_what_does_not_fit_the_combination_is_refused_on_the_rank():
         launch(lambda: CombinedStep(how, partial(torch.optim.SGD, lr=0.1), max_norm=0), ranks=2)
     other, frozen = GPT(GPTConfig(4, 8, 2, vocab_size=12, max_seq_len=16)), GPT(CONFIG)
     frozen.blocks[1].requires_grad_(False)
-    for model, message in ((other, "the model must be that of the combination"), (frozen, "blocks.1.* no gradient")):
+    for model, message in ((other, "the model must be as in the combination"), (frozen, "blocks.1.* no gradient")):
         with pytest.raises(RankError, match=message):
             launch(lambda model: CombinedStep(how, partial(torch.optim.SGD, lr=0.1), model=model), model, ranks=2)
 

@@ -76,7 +76,7 @@ def test_the_process_groups_are_those_of_torchs_mesh():
         (lambda: Mesh(data=3, tensor=4).require(10), "got data 3 x tensor 4 = 12 for 10; try 12 ranks"),
         (lambda: Mesh(data=2, tensor=4).groups("tensor", "tensor"), "each axis can be used once: got 'tensor' twice"),
         (lambda: Mesh(data=2, tensor=4).groups("tensr"), "tensor"),
-        (lambda: Mesh(data=2, tensor=4).groups(), "a group lies along an axis.*try 'tensor'"),
+        (lambda: Mesh(data=2, tensor=4).groups(), "a group is along one or more axes.*try 'tensor'"),
         (lambda: Mesh(data=2, tensor=4).reordered("tensor"), "another order must have each axis"),
         (lambda: Mesh(data=2).coordinates(2), "rank must be 0 to 1"),
         (lambda: Mesh(data=2).rank(data=2), "a coordinate on data must be 0 to 1: got 2"),

@@ -211,7 +211,7 @@ def test_2d_on_64_ranks_sends_what_its_paper_says():
     [
         (lambda layer: kept_bytes(layer, 3), "heads must be a multiple of the ranks: got 8 and 3"),
         (lambda layer: kept_bytes(layer, 8, sequence=True), "seq_len must be a multiple of the ranks: got 6 and 8"),
-        (lambda layer: kept_bytes(layer, 2, gathers_again=True), "gathers_again is of sequence parallelism"),
+        (lambda layer: kept_bytes(layer, 2, gathers_again=True), "gathers_again needs sequence parallelism"),
         (lambda layer: two_dimensional_sent_bytes(layer, 8), "a square of ranks: got 8; try 4"),
     ],
 )

@@ -347,7 +347,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: check_plan(Mixed(), {"second": Row(units="four")}, 2), "divides its 6 features: got 4 of Mixed"),
     (
         lambda: check_plan(Mixed(), {"norm": SharedInput()}, 2),
-        "SharedInput is for a module whose own.* 'norm' has none",
+        "SharedInput is for a module with its own.* 'norm' has none",
     ),
     (lambda: check_plan(Mixed(), {"first": Column()}, 2), "'first' and 'tied' have the same weight"),
     (lambda: check_plan(Mixed(), {"norm": OnTokens()}, 2), "OnTokens is for sequence parallelism"),
@@ -361,7 +361,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: Column(overlaps=True, gathers=True), "overlaps leaves its output cut"),
     (
         lambda: check_plan(GPT(CONFIG), {**GPT_PLAN, "blocks.*.attention.key": Column(overlaps=True)}, 2),
-        "a Column that overlaps has an input of its own: 'blocks.0.attention.key'",
+        "a Column that overlaps cannot share its input: 'blocks.0.attention.key'",
     ),
 ]
 

@@ -84,7 +84,7 @@ def test_every_element_lies_on_one_shard(numel, ranks, multiple):
 
 
 def test_only_stage_3_has_a_root():
-    with pytest.raises(ValueError, match="root_numel is of stage 3 alone"):
+    with pytest.raises(ValueError, match="root_numel is only for stage 3"):
         zero_sent_bytes(2, [1], 2, root_numel=3)
 
 

@@ -162,7 +162,7 @@ def refused(path: str, stage: int, optimizer: str, width: int = 5) -> str:
     ("optimizer", "width", "message"),
     [
         ("adamw", 6, "same module: .* has the shape (5, 5) there, and (6, 6) here"),
-        ("sgd", 5, "that of the same optimizer: it was 'AdamW', and is 'SGD' here"),
+        ("sgd", 5, "of the same optimizer: it was 'AdamW', and is 'SGD' here"),
     ],
 )
 def test_a_checkpoint_of_another_module_or_optimizer_is_refused(tmp_path, optimizer, width, message):
@@ -267,7 +267,7 @@ def test_bad_places_and_optimizers_get_one_clear_error(tmp_path):
         return torch.optim.SGD([{"params": params}, {"params": [nn.Parameter(torch.ones(1))]}], lr=0.1)
 
     for program, args, message in (
-        (twice, (), "a checkpoint needs a folder of its own"),
+        (twice, (), "a checkpoint needs a new folder"),
         (nowhere, (), "there is no checkpoint that can be read in"),
         (other, (partial(Adam8bit, block_size=8, min_8bit_size=0),), "a checkpoint cuts the optimizer's state"),
         (other, (two_groups,), "a checkpoint keeps one group of settings: got 2"),

@@ -311,7 +311,7 @@ def test_a_state_of_another_module_is_refused_and_nothing_has_changed():
     def program() -> bool:
         zero = Zero(mlp([3, 4, 2]), sgd, 3)
         before = zero.full_state_dict()
-        with pytest.raises(ValueError, match=r"must be that of the same module: 4.bias is in the state only"):
+        with pytest.raises(ValueError, match=r"must be of the same module: 4.bias is in the state only"):
             zero.load_full_state_dict(mlp([3, 4, 2, 1]).state_dict())
         with pytest.raises(ValueError, match=r"2.weight has the shape \(3, 4\), not \(2, 4\)"):
             zero.load_full_state_dict(mlp([3, 4, 3]).state_dict())
@@ -380,7 +380,7 @@ def reduced_twice() -> None:
 
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (with_zero(lambda: mlp([2, 2]), 4), "stage must be a whole number, 1 to 3: got 4; say 1 .optimizer state"),
+    (with_zero(lambda: mlp([2, 2]), 4), "stage must be a whole number, 1 to 3: got 4; use 1 .optimizer state"),
     (with_zero(lambda: mlp([2, 2]), "3"), "stage must be a whole number, 1 to 3: got '3'"),  # pyright: ignore
     (with_zero(nn.ReLU), "needs a parameter to train"),
     (with_zero(integers), "floating-point numbers: codes is torch.int8"),
@@ -398,7 +398,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (partial(only_under_no_sync, 3), "outside of no_sync"),
     (partial(forgets, 2), "forgotten.weight, .*forgotten.bias got none"),
     (partial(forgets, 3), "forgotten.weight, .*forgotten.bias got none"),
-    (reduced_twice, "stage 1 reduces gradients once a step"),
+    (reduced_twice, "stage 1 reduces gradients once per step"),
 ]
 
 
